@@ -1,0 +1,35 @@
+"""The errors clcomm raises: each one is a single line that a user can act on."""
+
+from __future__ import annotations
+
+
+class ClcommError(Exception):
+    """Base of all of clcomm's errors; its text is one line."""
+
+
+class ArgumentError(ClcommError, ValueError):
+    """An argument is outside what the call accepts."""
+
+
+class DeviceError(ClcommError, RuntimeError):
+    """No fitting OpenCL device, or the device refused a program."""
+
+
+class LaunchError(ClcommError, RuntimeError):
+    """The job was started in a way that cannot work, e.g. by another MPI's mpiexec."""
+
+
+class MismatchError(ClcommError, RuntimeError):
+    """Ranks disagree on something that has to be the same on all of them."""
+
+
+class DataError(ClcommError, ValueError):
+    """A dataset is missing, damaged or of another format."""
+
+
+class CheckpointError(ClcommError, ValueError):
+    """A checkpoint is damaged or belongs to another job."""
+
+
+class NonFiniteError(ClcommError, ArithmeticError):
+    """A gradient or loss holds NaN or Inf."""

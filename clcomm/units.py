@@ -1,0 +1,53 @@
+"""Sizes as people write them: "4MiB" in, bytes out, and back."""
+
+from __future__ import annotations
+
+import re
+from numbers import Integral
+
+from clcomm.errors import ArgumentError
+
+_FACTORS = {
+    "": 1, "b": 1,
+    "k": 1 << 10, "kib": 1 << 10, "kb": 10**3,
+    "m": 1 << 20, "mib": 1 << 20, "mb": 10**6,
+    "g": 1 << 30, "gib": 1 << 30, "gb": 10**9,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_size(value: int | str, name: str = "bucket_size") -> int:
+    """Return a size in bytes from an integer or from text such as "4MiB", "64 kB" or "1048576".
+
+    KiB, MiB, GiB (and the bare letters K, M, G) are powers of 1024; kB, MB, GB are powers of 1000.
+    Raises ArgumentError naming `name` when the size is not a whole, positive number of bytes.
+    """
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        nbytes: float = int(value)
+    else:
+        nbytes = _parse_text(value, name)
+    if nbytes < 1 or nbytes != int(nbytes):
+        raise _refused(name, value)
+    return int(nbytes)
+
+
+def _parse_text(value: object, name: str) -> float:
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2].lower() not in _FACTORS:
+        raise _refused(name, value)
+    return float(match[1]) * _FACTORS[match[2].lower()]
+
+
+def _refused(name: str, value: object) -> ArgumentError:
+    return ArgumentError(
+        f"{name}: expected a positive number of bytes such as 1048576, '1MiB' or '256KiB', got {value!r}"
+    )
+
+
+def format_size(nbytes: float) -> str:
+    """Return a size for people: three digits or so, in powers of 1024."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" or nbytes == int(nbytes) else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} GiB"
