@@ -1,0 +1,118 @@
+"""The interface every transport offers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+
+class Request(Protocol):
+    """The part of an MPI request that a transport needs."""
+
+    def Wait(self) -> object: ...
+    def Test(self) -> object: ...
+
+
+class Transport(ABC):
+    """Collectives on one-dimensional, contiguous arrays of one dtype.
+
+    Every rank calls the same operations in the same order with equal lengths and dtypes. `source` is read, `out`
+    is written, and both may be the same array where a method says so. Arguments are taken as checked.
+    """
+
+    name: str
+    rank: int
+    world_size: int
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+
+    @abstractmethod
+    def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
+        """Reduce `source` over the ranks into `out` on every rank; they may be the same array."""
+
+    @abstractmethod
+    def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
+        """Begin an all-reduce; `source` and `out` stay untouched by the caller until it is waited for."""
+
+    @abstractmethod
+    def broadcast(self, array: np.ndarray, root: int) -> None:
+        """Copy root's `array` into every other rank's."""
+
+    @abstractmethod
+    def all_gather(self, source: np.ndarray, out: np.ndarray) -> None:
+        """Put rank r's `source` at block r of `out`, on every rank."""
+
+    @abstractmethod
+    def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
+        """Reduce block r of `source` over the ranks into `out` of rank r."""
+
+    @abstractmethod
+    def gather(self, source: np.ndarray, out: np.ndarray | None, root: int) -> None:
+        """Put rank r's `source` at block r of root's `out`; the others pass None."""
+
+    @abstractmethod
+    def scatter(self, source: np.ndarray | None, out: np.ndarray, root: int) -> None:
+        """Put block r of root's `source` into rank r's `out`; the others pass None as `source`."""
+
+    def close(self) -> None:  # noqa: B027 - a transport with nothing to free needs none
+        """Free what the transport holds; collective."""
+
+
+class Pending:
+    """A collective in two phases: a first request, work of our own, a second request.
+
+    The second phase has a communicator of its own and starts in the order of the first phases, so ranks may wait
+    for their handles in any order: `queue` holds all unfinished ones, and only its head moves on.
+    """
+
+    def __init__(
+        self,
+        queue: deque[Pending],
+        first: Request | None,
+        between: Callable[[], Request | None],
+        after: Callable[[], None] = lambda: None,
+    ):
+        self._queue, self._first, self._between, self._after = queue, first, between, after
+        self._second: Request | None = None
+        self._second_started = False
+        self.finished = False
+        queue.append(self)
+
+    def wait(self) -> None:
+        """Return when the result is there, on this rank."""
+        while not self.finished:
+            self._queue[0]._advance(block=True)
+
+    def done(self) -> bool:
+        """Make progress without blocking and say whether the result is there."""
+        while self._queue and not self.finished and self._queue[0]._advance(block=False):
+            pass
+        return self.finished
+
+    def _advance(self, block: bool) -> bool:
+        if not self._second_started:
+            if not _complete(self._first, block):
+                return False
+            self._second_started = True
+            self._second = self._between()
+        if not _complete(self._second, block):
+            return False
+        self._after()
+        self.finished = True
+        self._queue.popleft()
+        return True
+
+
+def _complete(request: Request | None, block: bool) -> bool:
+    if request is None:
+        return True
+    if block:
+        request.Wait()
+        return True
+    return bool(request.Test())

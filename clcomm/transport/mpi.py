@@ -1,0 +1,179 @@
+"""The `mpi` transport, and all else that needs mpi4py directly: the world, the host, abort.
+
+Bytes travel through MPI's buffer calls; arithmetic is ours. MPI may sum in any order it likes, and does so
+differently for different lengths, so a result would depend on the bucket size; we move the parts and fold them in
+rank order instead (reduce-scatter by all-to-all, then all-gather: as many bytes as MPI's own algorithm for long
+messages, see Thakur, Rabenseifner and Gropp, 2005).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from clcomm.errors import LaunchError
+from clcomm.layout import shard_bounds
+from clcomm.transport.base import Pending, Transport
+from clcomm.transport.reduction import reduce_in_rank_order
+
+#: Up to this many bytes of the whole world's data, one all-gather and a local fold beat two phases.
+GATHER_LIMIT_BYTES = 64 << 10
+#: Shards start at multiples of a cache line's worth of float32.
+SHARD_MULTIPLE = 16
+
+
+class MpiTransport(Transport):
+    """Collectives through an mpi4py communicator that nobody else uses."""
+
+    name = "mpi"
+
+    def __init__(self, comm: Any):
+        from mpi4py import MPI
+
+        self._byte = MPI.BYTE
+        self.comm = comm
+        self.rank, self.world_size = comm.Get_rank(), comm.Get_size()
+        # Second phases of pending operations run here, in an order of their own.
+        self._second_comm = comm.Dup()
+        self._pending: deque[Pending] = deque()
+
+    def barrier(self) -> None:
+        self.comm.Barrier()
+
+    def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
+        if source.nbytes * self.world_size <= GATHER_LIMIT_BYTES:
+            rows = np.empty((self.world_size, source.size), source.dtype)
+            self.comm.Allgather([source, self._byte], [rows, self._byte])
+            reduce_in_rank_order(list(rows), out, op)
+            return
+        exchange = _ShardExchange(self, source)
+        self.comm.Alltoallv(exchange.sent, exchange.received)
+        self.comm.Allgatherv(exchange.reduce(out, op), exchange.gathered(out))
+
+    def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
+        exchange = _ShardExchange(self, source)
+        first = self.comm.Ialltoallv(exchange.sent, exchange.received)
+        return Pending(
+            self._pending,
+            first,
+            lambda: self._second_comm.Iallgatherv(exchange.reduce(out, op), exchange.gathered(out)),
+        )
+
+    def broadcast(self, array: np.ndarray, root: int) -> None:
+        self.comm.Bcast([array, self._byte], root)
+
+    def all_gather(self, source: np.ndarray, out: np.ndarray) -> None:
+        self.comm.Allgather([source, self._byte], [out, self._byte])
+
+    def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
+        rows = np.empty((self.world_size, out.size), source.dtype)
+        self.comm.Alltoall([source, self._byte], [rows, self._byte])
+        reduce_in_rank_order(list(rows), out, op)
+
+    def gather(self, source: np.ndarray, out: np.ndarray | None, root: int) -> None:
+        self.comm.Gather([source, self._byte], None if out is None else [out, self._byte], root)
+
+    def scatter(self, source: np.ndarray | None, out: np.ndarray, root: int) -> None:
+        self.comm.Scatter(None if source is None else [source, self._byte], [out, self._byte], root)
+
+    def close(self) -> None:
+        self._second_comm.Free()
+
+
+class _ShardExchange:
+    """One all-reduce's buffers: each rank collects its own shard from all, folds it, and hands it to all."""
+
+    def __init__(self, transport: MpiTransport, source: np.ndarray):
+        world_size, rank, itemsize = transport.world_size, transport.rank, source.itemsize
+        bounds = shard_bounds(source.size, world_size, SHARD_MULTIPLE)
+        self._counts = [(stop - start) * itemsize for start, stop in zip(bounds, bounds[1:], strict=False)]
+        self._starts = [start * itemsize for start in bounds[:-1]]
+        self._byte = transport._byte
+        own = bounds[rank + 1] - bounds[rank]
+        self._rows = np.empty((world_size, own), source.dtype)
+        self._shard = np.empty(own, source.dtype)
+        own_counts = [own * itemsize] * world_size
+        own_starts = [own * itemsize * r for r in range(world_size)]
+        self.sent = [source, self._counts, self._starts, self._byte]
+        self.received = [self._rows, own_counts, own_starts, self._byte]
+
+    def reduce(self, out: np.ndarray, op: str) -> list:
+        reduce_in_rank_order(list(self._rows), self._shard, op)
+        return [self._shard, self._byte]
+
+    def gathered(self, out: np.ndarray) -> list:
+        return [out, self._counts, self._starts, self._byte]
+
+
+# --- the world, the host, the end --------------------------------------------------------------------------------
+
+
+def world() -> Any:
+    """Return MPI's COMM_WORLD.
+
+    Raises LaunchError when the launcher's environment speaks of several ranks and MPI of one: then mpiexec belongs
+    to another MPI than the library mpi4py loaded. Raises ImportError where there is no MPI at all.
+    """
+    from mpi4py import MPI
+
+    size = MPI.COMM_WORLD.Get_size()
+    promised = launched_ranks()
+    if size == 1 and promised > 1:
+        vendor, version = MPI.get_vendor()
+        raise LaunchError(
+            f"mpiexec: expected a world of {promised} ranks (its environment says so), but {vendor} "
+            f"{'.'.join(map(str, version))}, which mpi4py loaded, sees 1; start the job with the mpiexec of that MPI "
+            f"(installed beside this Python: {_own_mpiexec()})"
+        )
+    return MPI.COMM_WORLD
+
+
+def launched_ranks() -> int:
+    """Return the number of ranks that the launcher's environment variables speak of; 1 when they are silent."""
+    names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE", "PALS_SIZE")
+    values = [os.environ.get(name, "") for name in names]
+    return max([int(value) for value in values if value.isdigit()], default=1)
+
+
+def _own_mpiexec() -> str:
+    import sys
+
+    candidate = os.path.join(os.path.dirname(sys.executable), "mpiexec")
+    return candidate if os.path.exists(candidate) else "none found"
+
+
+def host_of(comm: Any) -> Any:
+    """Return a communicator of the ranks that can share memory with this one; collective."""
+    from mpi4py import MPI
+
+    return comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
+
+
+def reduction_name(op: Any) -> str:
+    """Return our name of a reduction given as mpi4py's constant, e.g. MPI.SUM; the value itself when it is none."""
+    import sys
+
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not isinstance(op, mpi.Op):
+        return op
+    names = {mpi.SUM: "sum", mpi.MIN: "min", mpi.MAX: "max"}
+    return names.get(op, str(op))
+
+
+def is_running() -> bool:
+    """Say whether MPI was initialised in this process and not finalised yet."""
+    import sys
+
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+
+
+def abort(code: int) -> None:
+    """End all ranks of the job with this exit code, if MPI runs."""
+    if is_running():
+        from mpi4py import MPI
+
+        MPI.COMM_WORLD.Abort(code)

@@ -1,0 +1,45 @@
+"""Elementwise reductions in rank order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+#: What each operation folds with; a mean is a sum divided by the number of ranks.
+FOLDS: dict[str, Callable[..., np.ndarray]] = {
+    "sum": np.add,
+    "mean": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+
+#: Elements are reduced in pieces of this many bytes, so that a piece stays in a core's cache while all ranks'
+#: values are folded into it.
+PIECE_BYTES = 64 << 10
+
+
+def reduce_in_rank_order(rows: Sequence[np.ndarray], out: np.ndarray, op: str) -> None:
+    """Fold rows 0, 1, 2, ... elementwise into `out`, which may be row 0 but no other row.
+
+    Each element is ((row0 + row1) + row2) + ..., whatever the length of the rows; `mean` then divides by their
+    number.
+    """
+    fold, divisor = FOLDS[op], len(rows) if op == "mean" else 1
+    step = max(1, PIECE_BYTES // out.itemsize)
+    # NaN and Inf are the caller's to look for: they pass through, as they do in MPI.
+    with np.errstate(all="ignore"):
+        for start in range(0, out.size, step):
+            piece = slice(start, start + step)
+            _fold_piece([row[piece] for row in rows], out[piece], fold, divisor)
+
+
+def _fold_piece(rows: list[np.ndarray], out: np.ndarray, fold: Callable[..., np.ndarray], divisor: int) -> None:
+    if len(rows) == 1:
+        np.copyto(out, rows[0])
+    else:
+        fold(rows[0], rows[1], out=out)
+    for row in rows[2:]:
+        fold(out, row, out=out)
+    if divisor != 1:
+        np.divide(out, divisor, out=out)
