@@ -1,0 +1,190 @@
+"""Which samples each rank sees, in which order: NumPy only, no communication.
+
+Every rank computes the same global order from (seed, epoch) and takes its own part of it, so ranks agree
+without exchanging anything. Legend: N samples, W ranks, batches of b samples a rank.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+
+from clcomm.errors import ArgumentError, CheckpointError
+
+
+class Sampler(Protocol):
+    """What a loader needs: this rank's sample indices of the current epoch."""
+
+    epoch: int
+    equal_shards: bool
+
+    def __len__(self) -> int: ...
+    def set_epoch(self, epoch: int) -> None: ...
+    def indices(self) -> np.ndarray: ...
+    def check_batch_size(self, batch_size: int) -> None: ...
+
+
+def shuffled(length: int, seed: int, epoch: int, stream: int = 0) -> np.ndarray:
+    """Return a permutation of range(length), int64, that depends on (seed, epoch, stream) alone.
+
+    The samples are sorted by Philox's raw 64-bit output, which NumPy promises never to change (its Generator
+    methods carry no such promise), so a checkpoint resumes with the same order under any NumPy.
+    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+    """
+    key = np.array([seed, epoch], dtype=np.uint64)
+    counter = np.array([0, 0, 0, stream], dtype=np.uint64)
+    keys = np.random.Philox(key=key, counter=counter).random_raw(length)
+    return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
+
+
+class _ShardSampler(ABC):
+    """The part all samplers share: checked arguments, epoch, length, state."""
+
+    equal_shards = True
+
+    def __init__(self, length: int, rank: int, world_size: int, shuffle: bool, seed: int) -> None:
+        self.length = _whole(length, "length", 1, "the number of samples")
+        self.world_size = _whole(world_size, "world_size", 1, "the number of ranks")
+        self.rank = _whole(rank, "rank", 0, "a rank of the world")
+        if rank >= world_size:
+            raise ArgumentError(f"rank: expected 0 to {world_size - 1} of {world_size} ranks, got {rank}")
+        self.seed = _whole(seed, "seed", 0, "a seed of at most 64 bits")
+        self.shuffle = bool(shuffle)
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order is used from now on; call it on every rank."""
+        self.epoch = _whole(epoch, "epoch", 0, "the epoch's number")
+
+    @abstractmethod
+    def indices(self) -> np.ndarray:
+        """Return this rank's sample indices in order, int64, (len(self),)."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices().tolist())
+
+    def check_batch_size(self, batch_size: int) -> None:
+        """Raise ArgumentError where `batch_size` is no positive number or exceeds this rank's shard.
+
+        Shards are equally long, so every rank raises or none does; unequal shards have no upper bound.
+        """
+        _whole(batch_size, "batch_size", 1, "samples a rank and step")
+        if self.equal_shards and batch_size > len(self):
+            ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
+            raise ArgumentError(
+                f"batch_size: expected at most {len(self)}, a rank's shard of {self.length} samples over "
+                f"{ranks}, got {batch_size}; take a smaller batch, fewer ranks or more data"
+            )
+
+    def __len__(self) -> int:
+        return len(self.indices())
+
+    def state_dict(self) -> dict[str, int]:
+        """Return what decides the order, as plain integers for a checkpoint."""
+        return {
+            "length": self.length,
+            "world_size": self.world_size,
+            "seed": self.seed,
+            "shuffle": int(self.shuffle),
+            "epoch": self.epoch,
+        }
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Take seed, shuffle and epoch from `state`; CheckpointError where data or ranks were others."""
+        for name in ("length", "world_size"):
+            if int(state[name]) != getattr(self, name):
+                raise CheckpointError(
+                    f"sampler {name}: the checkpoint was written with {int(state[name])}, this job has "
+                    f"{getattr(self, name)}; resume with the same data and number of ranks"
+                )
+        self.seed, self.shuffle = int(state["seed"]), bool(state["shuffle"])
+        self.set_epoch(int(state["epoch"]))
+
+
+class DistributedSampler(_ShardSampler):
+    """Rank r gets every W-th sample of one global order: G[r], G[r + W], G[r + 2W], …
+
+    Step s of W ranks at batch b so covers G[s*W*b : (s+1)*W*b], the very samples of one rank at batch W*b.
+    Shards are equally long: the order is padded by wrapping to its start (no sample is lost, fewer than W
+    come again), or with `drop_last` cut to a multiple of W.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        rank: int,
+        world_size: int,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(length, rank, world_size, shuffle, seed)
+        self.drop_last = drop_last
+        if drop_last and length < world_size:
+            raise ArgumentError(
+                f"drop_last: {length} samples leave {world_size} ranks without any; use drop_last=False"
+            )
+
+    def __len__(self) -> int:
+        whole, rest = divmod(self.length, self.world_size)
+        return whole if self.drop_last or not rest else whole + 1
+
+    def global_order(self) -> np.ndarray:
+        """Return the order all ranks share, int64, (W * len(self),), padding included."""
+        order = shuffled(self.length, self.seed, self.epoch) if self.shuffle else np.arange(self.length)
+        return np.resize(order, len(self) * self.world_size)
+
+    def indices(self) -> np.ndarray:
+        return self.global_order()[self.rank :: self.world_size]
+
+
+class ContiguousSampler(_ShardSampler):
+    """Rank r gets one unbroken block of the dataset, shuffled within itself, as LizarDist shards.
+
+    Where W does not divide N the first N mod W ranks hold one sample more (LizarDist gives the last rank the
+    whole remainder). With `pad` the shorter shards repeat their first sample, so all ranks make equally many
+    steps; with `pad=False` each sample occurs exactly once and shards differ by one.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        rank: int,
+        world_size: int,
+        shuffle: bool = True,
+        seed: int = 0,
+        pad: bool = True,
+    ) -> None:
+        super().__init__(length, rank, world_size, shuffle, seed)
+        self.equal_shards = pad or length % world_size == 0
+        whole, rest = divmod(length, world_size)
+        self.start = rank * whole + min(rank, rest)
+        self.stop = self.start + whole + (rank < rest)
+
+    def __len__(self) -> int:
+        return -(-self.length // self.world_size) if self.equal_shards else self.stop - self.start
+
+    def indices(self) -> np.ndarray:
+        own = self.stop - self.start
+        if own == 0 and self.equal_shards:
+            return np.array([self.rank % self.length], dtype=np.int64)
+        order = shuffled(own, self.seed, self.epoch, self.rank) if self.shuffle else np.arange(own)
+        return np.resize(self.start + order, len(self)) if own else order
+
+
+class EvaluationSampler(ContiguousSampler):
+    """Each sample exactly once over all ranks, in the dataset's order; shards differ by at most one."""
+
+    def __init__(self, length: int, rank: int, world_size: int) -> None:
+        super().__init__(length, rank, world_size, shuffle=False, pad=False)
+        self.equal_shards = False  # a batch larger than a shard is harmless here, for any length
+
+
+def _whole(value: int, name: str, least: int, meaning: str) -> int:
+    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_whole or not least <= value < 1 << 64:
+        raise ArgumentError(f"{name}: expected a whole number from {least} up, {meaning}, got {value!r}")
+    return int(value)
