@@ -1,0 +1,1 @@
+"""What the repository builds on clcomm to train: data, loader, schedules, trainer."""

@@ -1,0 +1,202 @@
+"""IDX files, MNIST's format, plain or gzipped: read strictly, written atomically.
+
+Layout: two zero bytes, a type code, the number of dimensions, each dimension as a big-endian uint32, then
+the values, big-endian, last dimension fastest. Source: http://yann.lecun.com/exdb/mnist/ ("the IDX file format").
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import struct
+import uuid
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+
+from clcomm.errors import DataError
+from clcomm.units import format_size
+
+_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_CODES = {np.dtype(text).newbyteorder("="): code for code, text in _TYPES.items()}
+_GZIP_MAGIC = b"\x1f\x8b"
+_DEFLATE_MAX_RATIO = 1032  # no deflate stream grows by more (zlib's technical details page)
+_CHUNK = 1 << 20
+MAX_BYTES = 4 << 30
+
+FilePath = str | os.PathLike[str]
+
+
+def read_idx(
+    path: FilePath,
+    *,
+    shape: Sequence[int | None] | None = None,
+    dtype: str | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> np.ndarray:
+    """Return the array an IDX file holds, in the machine's byte order.
+
+    `shape` and `dtype`, where given, are what the file has to hold; None in `shape` fits any length. DataError
+    unless magic, dimensions and length are all exactly right; nothing is allocated for a file too short for its
+    own header or larger than `max_bytes`.
+    """
+    with _reading(path) as stream:
+        found, dimensions = _header(path, stream)
+        _check_expected(path, found, dimensions, shape, dtype)
+        nbytes = math.prod(dimensions) * found.itemsize
+        _check_size(path, nbytes, _header_bytes(dimensions), max_bytes)
+        array = np.empty(dimensions, found)
+        _fill(path, stream, array)
+    return array if array.dtype.isnative else array.astype(found.newbyteorder("="))
+
+
+def read_idx_header(path: FilePath) -> tuple[np.dtype, tuple[int, ...]]:
+    """Return (dtype, shape) as the file's header states them, without reading the values."""
+    with _reading(path) as stream:
+        found, dimensions = _header(path, stream)
+    return found.newbyteorder("="), dimensions
+
+
+def write_idx(path: FilePath, array: np.ndarray) -> None:
+    """Write `array` as an IDX file, gzipped where the name ends in .gz; never leaves half a file.
+
+    The same array gives the same bytes. DataError where IDX has no code for the dtype or the shape.
+    """
+    path = Path(path)
+    code = _CODES.get(array.dtype.newbyteorder("="))
+    if code is None or not 1 <= array.ndim <= 255 or max(array.shape) >= 1 << 32:
+        known = ", ".join(str(dtype) for dtype in _CODES)
+        raise DataError(
+            f"{path}: IDX holds arrays of 1 to 255 dimensions of {known}, got {array.dtype} {array.shape}"
+        )
+    header = struct.pack(f">2xBB{array.ndim}I", code, array.ndim, *array.shape)
+    content = header + array.astype(_TYPES[code]).tobytes()
+    write_bytes(path, gzip.compress(content, 6, mtime=0) if path.suffix == ".gz" else content)
+
+
+def write_bytes(path: FilePath, content: bytes) -> None:
+    """Put `content` at `path` in one go: a temporary file beside it, flushed to disk, then renamed."""
+    path = Path(path)
+    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}"
+    try:
+        with open(temporary, "xb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _reading(path: FilePath) -> Iterator[BinaryIO]:
+    """Open a plain or gzipped file, told apart by content; turn what can go wrong into a DataError."""
+    try:
+        with open(path, "rb") as raw:
+            zipped = raw.read(2) == _GZIP_MAGIC
+            raw.seek(0)
+            if not zipped:
+                yield raw
+                return
+            with gzip.GzipFile(fileobj=raw) as stream:
+                yield cast(BinaryIO, stream)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(
+            f"{path}: damaged gzip file ({error}); expected a whole one, copy or download it again"
+        ) from error
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror or error}); check the path and rights"
+        ) from error
+
+
+def _header(path: FilePath, stream: BinaryIO) -> tuple[np.dtype, tuple[int, ...]]:
+    magic = stream.read(4)
+    code = magic[2] if len(magic) == 4 else None
+    if len(magic) < 4 or magic[:2] != b"\0\0" or code not in _TYPES or magic[3] == 0:
+        raise DataError(
+            f"{path}: not an IDX file: expected 00 00, a type code (08 to 0e) and the number of dimensions at its "
+            f"start, got {magic.hex(' ') or 'nothing'}; give a file such as train-images-idx3-ubyte.gz"
+        )
+    packed = stream.read(4 * magic[3])
+    if len(packed) < 4 * magic[3]:
+        raise DataError(
+            f"{path}: truncated IDX file: expected {magic[3]} dimensions in {4 * magic[3]} bytes, got "
+            f"{len(packed)}; copy or download it again"
+        )
+    return np.dtype(_TYPES[code]), struct.unpack(f">{magic[3]}I", packed)
+
+
+def _header_bytes(dimensions: tuple[int, ...]) -> int:
+    return 4 + 4 * len(dimensions)
+
+
+def _check_expected(
+    path: FilePath,
+    found: np.dtype,
+    dimensions: tuple[int, ...],
+    shape: Sequence[int | None] | None,
+    dtype: str | None,
+) -> None:
+    if dtype is not None and found.newbyteorder("=") != np.dtype(dtype):
+        raise DataError(
+            f"{path}: expected {np.dtype(dtype)} values, got {found.newbyteorder('=')}; is it the right file?"
+        )
+    if shape is None:
+        return
+    fits = len(shape) == len(dimensions) and all(
+        want is None or want == got for want, got in zip(shape, dimensions, strict=True)
+    )
+    if not fits:
+        wanted = " x ".join("any" if want is None else str(want) for want in shape)
+        got = " x ".join(map(str, dimensions))
+        raise DataError(f"{path}: expected dimensions {wanted}, got {got}; is it the right file?")
+
+
+def _check_size(path: FilePath, nbytes: int, header: int, max_bytes: int) -> None:
+    """Hold the header's promise against the file's size before any memory is taken for it."""
+    if nbytes > max_bytes:
+        raise DataError(
+            f"{path}: its header promises {format_size(nbytes)}, expected at most {format_size(max_bytes)}; "
+            f"the file is damaged or needs splitting"
+        )
+    with open(path, "rb") as raw:
+        zipped = raw.read(2) == _GZIP_MAGIC
+        on_disk = os.fstat(raw.fileno()).st_size
+    possible = on_disk * _DEFLATE_MAX_RATIO if zipped else on_disk
+    if header + nbytes > possible:
+        raise DataError(
+            _wrong_length(path, header + nbytes, f"{on_disk} bytes{' of gzip' if zipped else ''}")
+        )
+
+
+def _fill(path: FilePath, stream: BinaryIO, array: np.ndarray) -> None:
+    """Read exactly array.nbytes bytes into `array` and make sure that nothing follows."""
+    header = _header_bytes(array.shape)
+    target = memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+    got = 0
+    try:
+        while got < len(target):
+            count = stream.readinto(target[got : got + _CHUNK])  # type: ignore[attr-defined]
+            if not count:
+                break
+            got += count
+        rest = stream.read(1)  # also makes gzip check its sum and length
+    except EOFError as error:
+        got_text = f"a gzip file cut off after about {header + got} bytes"
+        raise DataError(_wrong_length(path, header + len(target), got_text)) from error
+    if got < len(target) or rest:
+        got_text = "more" if rest else f"{header + got} bytes"
+        raise DataError(_wrong_length(path, header + len(target), got_text))
+
+
+def _wrong_length(path: FilePath, expected: int, got: str) -> str:
+    kind = "overlong" if got == "more" else "truncated"
+    expected_text = f"expected {expected} bytes by its header"
+    return f"{path}: {kind} IDX file: {expected_text}, got {got}; copy or download it again"
