@@ -1,7 +1,8 @@
 """IDX files, MNIST's format, plain or gzipped: read strictly, written atomically.
 
 Layout: two zero bytes, a type code, the number of dimensions, each dimension as a big-endian uint32, then
-the values, big-endian, last dimension fastest. Source: http://yann.lecun.com/exdb/mnist/ ("the IDX file format").
+the values, big-endian, last dimension fastest.
+Source: http://yann.lecun.com/exdb/mnist/ ("the IDX file format").
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ def read_idx(
 ) -> np.ndarray:
     """Return the array an IDX file holds, in the machine's byte order.
 
-    `shape` and `dtype`, where given, are what the file has to hold; None in `shape` fits any length. DataError
-    unless magic, dimensions and length are all exactly right; nothing is allocated for a file too short for its
-    own header or larger than `max_bytes`.
+    `shape` and `dtype`, where given, are what the file has to hold; None in `shape` fits any length.
+    DataError unless magic, dimensions and length are all exactly right; nothing is allocated for a file too
+    short for its own header or larger than `max_bytes`.
     """
     with _reading(path) as stream:
         found, dimensions = _header(path, stream)
@@ -121,8 +122,8 @@ def _header(path: FilePath, stream: BinaryIO) -> tuple[np.dtype, tuple[int, ...]
     code = magic[2] if len(magic) == 4 else None
     if len(magic) < 4 or magic[:2] != b"\0\0" or code not in _TYPES or magic[3] == 0:
         raise DataError(
-            f"{path}: not an IDX file: expected 00 00, a type code (08 to 0e) and the number of dimensions at its "
-            f"start, got {magic.hex(' ') or 'nothing'}; give a file such as train-images-idx3-ubyte.gz"
+            f"{path}: not an IDX file: expected 00 00, a type code (08 to 0e) and the number of dimensions "
+            f"at its start, got {magic.hex(' ') or 'nothing'}; give a file such as train-images-idx3-ubyte.gz"
         )
     packed = stream.read(4 * magic[3])
     if len(packed) < 4 * magic[3]:
