@@ -1,3 +1,18 @@
 """Data-parallel training for OpenCL devices over MPI."""
 
-__version__ = "0.1.0"
+from clcomm._version import __version__
+from clcomm.communicator import Communicator, Handle
+from clcomm.errors import ClcommError
+from clcomm.stats import Collective, CommStats, Observer
+from clcomm.synchronizer import Synchronizer
+
+__all__ = [
+    "ClcommError",
+    "Collective",
+    "CommStats",
+    "Communicator",
+    "Handle",
+    "Observer",
+    "Synchronizer",
+    "__version__",
+]

@@ -68,7 +68,8 @@ class Pending:
     """A collective in two phases: a first request, work of our own, a second request.
 
     The second phase has a communicator of its own and starts in the order of the first phases, so ranks may wait
-    for their handles in any order: `queue` holds all unfinished ones, and only its head moves on.
+    for their handles in any order: `queue` holds all unfinished ones, whichever transport has them, and only its
+    head moves on. Were there a queue for each transport, two ranks could wait for each other's second phase.
     """
 
     def __init__(

@@ -8,7 +8,10 @@ messages, see Thakur, Rabenseifner and Gropp, 2005).
 
 from __future__ import annotations
 
+import itertools
 import os
+import sys
+import time
 from collections import deque
 from typing import Any
 
@@ -26,11 +29,14 @@ SHARD_MULTIPLE = 16
 
 
 class MpiTransport(Transport):
-    """Collectives through an mpi4py communicator that nobody else uses."""
+    """Collectives through an mpi4py communicator that nobody else uses.
+
+    `pending` is the queue of unfinished operations; transports whose operations a caller mixes share one.
+    """
 
     name = "mpi"
 
-    def __init__(self, comm: Any):
+    def __init__(self, comm: Any, pending: deque[Pending] | None = None):
         from mpi4py import MPI
 
         self._byte = MPI.BYTE
@@ -38,7 +44,7 @@ class MpiTransport(Transport):
         self.rank, self.world_size = comm.Get_rank(), comm.Get_size()
         # Second phases of pending operations run here, in an order of their own.
         self._second_comm = comm.Dup()
-        self._pending: deque[Pending] = deque()
+        self._pending = deque() if pending is None else pending
 
     def barrier(self) -> None:
         self.comm.Barrier()
@@ -89,7 +95,7 @@ class _ShardExchange:
     def __init__(self, transport: MpiTransport, source: np.ndarray):
         world_size, rank, itemsize = transport.world_size, transport.rank, source.itemsize
         bounds = shard_bounds(source.size, world_size, SHARD_MULTIPLE)
-        self._counts = [(stop - start) * itemsize for start, stop in zip(bounds, bounds[1:], strict=False)]
+        self._counts = [(stop - start) * itemsize for start, stop in itertools.pairwise(bounds)]
         self._starts = [start * itemsize for start in bounds[:-1]]
         self._byte = transport._byte
         own = bounds[rank + 1] - bounds[rank]
@@ -139,8 +145,6 @@ def launched_ranks() -> int:
 
 
 def _own_mpiexec() -> str:
-    import sys
-
     candidate = os.path.join(os.path.dirname(sys.executable), "mpiexec")
     return candidate if os.path.exists(candidate) else "none found"
 
@@ -154,8 +158,6 @@ def host_of(comm: Any) -> Any:
 
 def reduction_name(op: Any) -> str:
     """Return our name of a reduction given as mpi4py's constant, e.g. MPI.SUM; the value itself when it is none."""
-    import sys
-
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not isinstance(op, mpi.Op):
         return op
@@ -163,12 +165,45 @@ def reduction_name(op: Any) -> str:
     return names.get(op, str(op))
 
 
+# --- the end of a job --------------------------------------------------------------------------------------------
+
+
 def is_running() -> bool:
     """Say whether MPI was initialised in this process and not finalised yet."""
-    import sys
-
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+
+
+def place_in_world() -> tuple[int, int]:
+    """Return this process's rank in COMM_WORLD and the size of that; starts MPI if the launcher speaks of ranks."""
+    if not is_running() and launched_ranks() == 1:
+        return 0, 1
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+
+
+def ranks_in_agreement(digest: bytes, timeout_s: float) -> list[int] | None:
+    """Return the ranks that call this with the same digest, or None when some rank has not called it in time."""
+    from mpi4py import MPI
+
+    own = np.frombuffer(digest, np.uint8).copy()
+    everyone = np.empty((MPI.COMM_WORLD.Get_size(), own.size), np.uint8)
+    request = MPI.COMM_WORLD.Iallgather(own, everyone)
+    deadline = time.monotonic() + timeout_s
+    while not request.Test():
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.005)
+    return [r for r, theirs in enumerate(everyone) if np.array_equal(theirs, own)]
+
+
+def finalize() -> None:
+    """Finalise MPI, if it runs; every rank has to."""
+    if is_running():
+        from mpi4py import MPI
+
+        MPI.Finalize()
 
 
 def abort(code: int) -> None:

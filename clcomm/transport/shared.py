@@ -43,11 +43,11 @@ class SharedTransport(Transport):
 
     name = "shared"
 
-    def __init__(self, comm: Any):
+    def __init__(self, comm: Any, pending: deque[Pending] | None = None):
         self.comm = comm
         self.rank, self.world_size = comm.Get_rank(), comm.Get_size()
         self._second_comm = comm.Dup()
-        self._pending: deque[Pending] = deque()
+        self._pending = deque() if pending is None else pending
         self._regions: list[_Region] = []
 
     # --- memory ---
@@ -72,7 +72,7 @@ class SharedTransport(Transport):
         window = MPI.Win.Allocate_shared(padded, 1, info, self.comm)
         info.Free()
         owners = [0] if common else range(self.world_size)
-        parts = [np.frombuffer(window.Shared_query(r)[0], np.uint8)[:nbytes] for r in owners]
+        parts = [np.frombuffer(window.Shared_query(r)[0], np.uint8)[:nbytes] for r in owners]  # type: ignore[call-overload]
         mine = parts[0 if common else self.rank]
         if not common or self.rank == 0:
             mine[:] = 0
@@ -84,6 +84,11 @@ class SharedTransport(Transport):
     def holds(self, *arrays: np.ndarray) -> bool:
         """Say whether all of these arrays lie in memory that this transport allocated."""
         return all(self._locate(array) is not None for array in arrays)
+
+    def is_common(self, array: np.ndarray) -> bool:
+        """Say whether the array lies in memory that all ranks share as one."""
+        located = self._locate(array)
+        return located is not None and located[0].common
 
     def _locate(self, array: np.ndarray) -> tuple[_Region, int] | None:
         address = array.__array_interface__["data"][0]

@@ -1,0 +1,501 @@
+"""The Communicator: NumPy arrays and objects between ranks, checked, timed and counted.
+
+Each collective is one short method: check the arguments, let a transport move the data, tell the observers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from clcomm import job
+from clcomm.errors import ArgumentError, MismatchError
+from clcomm.stats import Collective, CommStats, Observer
+from clcomm.transport import Pending, SoloTransport, Transport
+from clcomm.transport import mpi as mpi_transport
+from clcomm.transport.reduction import FOLDS
+from clcomm.transport.shared import SharedTransport
+from clcomm.units import format_size, parse_size
+
+TRANSPORTS = ("auto", "shared", "mpi", "solo")
+
+_log = logging.getLogger("clcomm")
+
+
+class Handle:
+    """A started all-reduce: `wait()` returns its result, `done()` says without blocking whether it is there."""
+
+    def __init__(self, pending: Pending, result: np.ndarray, finished: Callable[[float], None], started_s: float):
+        self._pending, self._result, self._finished = pending, result, finished
+        self._spent_s = started_s
+        self._reported = False
+
+    def wait(self) -> np.ndarray:
+        """Return the reduced array when it is complete on this rank."""
+        begin = time.perf_counter()
+        self._pending.wait()
+        self._report(begin)
+        return self._result
+
+    def done(self) -> bool:
+        """Make progress and say whether the result is complete."""
+        begin = time.perf_counter()
+        done = self._pending.done()
+        if done:
+            self._report(begin)
+        else:
+            self._spent_s += time.perf_counter() - begin
+        return done
+
+    def _report(self, begin: float) -> None:
+        if not self._reported:
+            self._reported = True
+            self._finished(self._spent_s + time.perf_counter() - begin)
+
+
+class Communicator:
+    """The ranks of a job and the collectives between them.
+
+    comm: an mpi4py communicator; None takes COMM_WORLD, and a world of one where there is no MPI. Either way a
+        private duplicate carries the traffic. Creating a Communicator is collective.
+    bucket_size: bytes, or text such as "4MiB": how much of the gradients one all-reduce takes.
+    use_bucketing: False reduces each gradient on its own.
+    transport: "auto" reduces in shared memory what `allocate` returned where all ranks are on one host, and moves
+        the rest through MPI; "mpi" never uses shared memory; "shared" insists on it.
+    observers: told about every finished collective, after `stats`.
+
+    Raises ArgumentError for a bad argument and LaunchError when mpiexec belongs to another MPI.
+    """
+
+    def __init__(
+        self,
+        comm: Any = None,
+        *,
+        bucket_size: int | str = "1MiB",
+        use_bucketing: bool = True,
+        transport: str = "auto",
+        observers: Iterable[Observer] = (),
+    ):
+        self.bucket_size = parse_size(bucket_size)
+        self.use_bucketing = use_bucketing
+        if transport not in TRANSPORTS:
+            raise ArgumentError(f"transport: expected one of {', '.join(TRANSPORTS)}, got {transport!r}")
+        self.comm: Any = None
+        self._base: Transport = SoloTransport()
+        self._shared: SharedTransport | None = None
+        self.local_rank, self.local_size = 0, 1
+        self._join(comm, transport)
+        self.rank, self.size = self._base.rank, self._base.world_size
+        self.cores = self._share_of_cores()
+        self.stats = CommStats(self.size)
+        self._observers: list[Observer] = [self.stats, *observers]
+        self._sequence = 0
+        self._warned_fallback = False
+
+    def _join(self, comm: Any, transport: str) -> None:
+        if transport == "solo":
+            return
+        try:
+            parent = comm if comm is not None else mpi_transport.world()
+        except ImportError:
+            _log.info("mpi4py found no MPI library: a world of one")
+            return
+        self.comm = parent.Dup()
+        if self.comm.Get_size() == 1 and transport != "mpi":
+            return
+        pending: deque[Pending] = deque()
+        self._base = mpi_transport.MpiTransport(self.comm, pending)
+        host = mpi_transport.host_of(self.comm)
+        self.local_rank, self.local_size = host.Get_rank(), host.Get_size()
+        one_host = self.local_size == self.comm.Get_size()
+        if transport == "shared" and not one_host:
+            raise ArgumentError("transport: 'shared' needs all ranks on one host; use 'auto' or 'mpi'")
+        if transport in ("auto", "shared") and one_host:
+            self._shared = SharedTransport(host, pending)
+        else:
+            host.Free()
+        job.install_excepthook()
+
+    def _share_of_cores(self) -> int:
+        """Return how many cores this rank may call its own: those it may run on, over the ranks that share them."""
+        mine = (os.uname().nodename, tuple(sorted(os.sched_getaffinity(0))))
+        sharers = self._all_gather_object(mine).count(mine)
+        return max(1, len(mine[1]) // sharers)
+
+    # --- who and where ---
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.size
+
+    def get_rank(self) -> int:
+        """Return this process's rank."""
+        return self.rank
+
+    def get_world_size(self) -> int:
+        """Return the number of ranks."""
+        return self.size
+
+    # --- memory ---
+
+    def allocate(self, nbytes: int) -> np.ndarray:
+        """Return a zeroed uint8 array of this rank; in shared memory where the transport has it. Collective."""
+        return self._allocate(nbytes, common=False)
+
+    def allocate_common(self, nbytes: int) -> np.ndarray:
+        """Return a zeroed uint8 array that is one memory on all ranks where they share a host. Collective.
+
+        As `out` of an all-reduce it lets each byte of a result be written once. Elsewhere it is an ordinary array.
+        """
+        return self._allocate(nbytes, common=True)
+
+    def _allocate(self, nbytes: int, common: bool) -> np.ndarray:
+        nbytes = parse_size(nbytes, "nbytes")
+        sizes = set(self._all_gather_object(nbytes))
+        if len(sizes) > 1:
+            raise MismatchError(f"allocate: expected the same nbytes on every rank, got {sorted(sizes)}")
+        if self._shared is not None:
+            if self._shared.fits(nbytes):
+                return self._shared.allocate_common(nbytes) if common else self._shared.allocate(nbytes)
+            self._warn_fallback(nbytes)
+        return _aligned_zeros(nbytes)
+
+    def _warn_fallback(self, nbytes: int) -> None:
+        if self.rank == 0 and not self._warned_fallback:
+            _log.warning(
+                "/dev/shm has no room for %s a rank: reducing through MPI instead; enlarge it "
+                "(docker run --shm-size=1g) for faster synchronisation",
+                format_size(nbytes),
+            )
+        self._warned_fallback = True
+
+    # --- collectives on arrays ---
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        self._run("barrier", "", 0, self._base, self._base.barrier)
+
+    def all_reduce(
+        self,
+        array: np.ndarray,
+        op: str = "sum",
+        *,
+        out: np.ndarray | None = None,
+        label: str = "",
+        nbytes: int | None = None,
+    ) -> np.ndarray:
+        """Reduce an array over the ranks, in rank order, and return the result, the same bits on every rank.
+
+        array: any shape and numeric dtype, the same on every rank. op: "sum", "mean" (floating dtypes), "min" or
+        "max". out: where the result goes, of the same shape and dtype; None reduces in place. label: the name under
+        which it is counted. nbytes: the size to count, where part of the array is padding.
+        """
+        source, target, finish = self._reduction_operands(array, op, out)
+        chosen = self._transport_for(source, target)
+        size = source.nbytes if nbytes is None else nbytes
+        self._run("all_reduce", label, size, chosen, lambda: chosen.all_reduce(source, target, op))
+        return finish()
+
+    def all_reduce_async(
+        self,
+        array: np.ndarray,
+        op: str = "sum",
+        *,
+        out: np.ndarray | None = None,
+        label: str = "",
+        nbytes: int | None = None,
+    ) -> Handle:
+        """Begin an all-reduce; arguments as for `all_reduce`, the array contiguous.
+
+        Neither array may be touched before `wait()` returns. Ranks may wait for several handles in any order.
+        """
+        for name, value in (("array", array), ("out", out)):
+            if isinstance(value, np.ndarray) and not value.flags.c_contiguous:
+                raise ArgumentError(f"{name}: expected a C-contiguous array for a non-blocking all-reduce")
+        source, target, _ = self._reduction_operands(array, op, out)
+        chosen = self._transport_for(source, target)
+        begin = time.perf_counter()
+        pending = chosen.start_all_reduce(source, target, op)
+        spent_s = time.perf_counter() - begin
+        size = source.nbytes if nbytes is None else nbytes
+        sequence = self._next_sequence()
+
+        def finished(seconds: float) -> None:
+            self._tell(Collective("all_reduce", label, size, seconds, chosen.name, sequence))
+
+        return Handle(pending, array if out is None else out, finished, spent_s)
+
+    def broadcast(self, array: np.ndarray, root: int = 0, *, label: str = "") -> np.ndarray:
+        """Copy root's array into every rank's array of the same shape and dtype, in place, and return it."""
+        self._check_root(root)
+        flat, finish = _writable(array, "array")
+        chosen = self._transport_for(flat)
+        self._run("broadcast", label, flat.nbytes, chosen, lambda: chosen.broadcast(flat, root))
+        return finish()
+
+    def all_gather(self, array: np.ndarray, *, label: str = "") -> np.ndarray:
+        """Return all ranks' arrays, stacked in rank order: shape (world_size, *array.shape)."""
+        source = _flat(array, "array")
+        out = np.empty((self.size, *array.shape), array.dtype)
+        chosen = self._transport_for(source)
+        self._run("all_gather", label, out.nbytes, chosen, lambda: chosen.all_gather(source, out.reshape(-1)))
+        return out
+
+    def reduce_scatter(self, array: np.ndarray, op: str = "sum", *, label: str = "") -> np.ndarray:
+        """Reduce blocks over the ranks and return block `rank`; array.shape[0] is a multiple of the world's size."""
+        _check_op(op, array)
+        source = _flat(array, "array")
+        if array.ndim == 0 or array.shape[0] % self.size:
+            raise ArgumentError(
+                f"array: expected a first dimension that {self.size} ranks divide, got shape {array.shape}"
+            )
+        out = np.empty((array.shape[0] // self.size, *array.shape[1:]), array.dtype)
+        chosen = self._transport_for(source)
+        self._run(
+            "reduce_scatter", label, source.nbytes, chosen,
+            lambda: chosen.reduce_scatter(source, out.reshape(-1), op),
+        )  # fmt: skip
+        return out
+
+    def gather(self, data: Any, root: int = 0, *, label: str = "") -> list | None:
+        """Return the list of all ranks' data on root, None elsewhere.
+
+        Equal arrays travel through MPI's buffers; arrays of different shapes, and other objects, are pickled.
+        """
+        self._check_root(root)
+        kinds = self._all_gather_object(_kind(data))
+        if not isinstance(data, np.ndarray) or len(set(kinds)) > 1:
+            return self.gather_object(data, root, label=label)
+        source = _flat(data, "data")
+        out = np.empty((self.size, *data.shape), data.dtype) if self.rank == root else None
+        flat_out = None if out is None else out.reshape(-1)
+        chosen = self._transport_for(source)
+        self._run("gather", label, source.nbytes * self.size, chosen, lambda: chosen.gather(source, flat_out, root))
+        return None if out is None else list(out)
+
+    def scatter(self, data: Any, root: int = 0, *, label: str = "") -> Any:
+        """Return item `rank` of root's sequence of world_size items; the others' argument is ignored.
+
+        An array (first dimension: world_size) travels through MPI's buffers; a list is pickled, as its items may
+        differ. Every rank raises ArgumentError when root's sequence has another length.
+        """
+        self._check_root(root)
+        mine = _scatter_header(data, self.size) if self.rank == root else None
+        shape, dtype, problem = self._broadcast_object(mine, root)
+        if problem:
+            raise ArgumentError(f"data: {problem} on rank {root}")
+        if shape is None:
+            return self.scatter_object(data, root, label=label)
+        out = np.empty(shape[1:], dtype)
+        source = _flat(data, "data") if self.rank == root else None
+        self._run(
+            "scatter", label, out.nbytes * self.size, self._base,
+            lambda: self._base.scatter(source, out.reshape(-1), root),
+        )  # fmt: skip
+        return out
+
+    # --- collectives on objects: pickled by mpi4py, for small things ---
+
+    def broadcast_object(self, obj: Any, root: int = 0, *, label: str = "") -> Any:
+        """Return root's object on every rank; it is pickled."""
+        self._check_root(root)
+        return self._run("broadcast_object", label, 0, self._base, lambda: self._broadcast_object(obj, root))
+
+    def all_gather_object(self, obj: Any, *, label: str = "") -> list:
+        """Return every rank's object, in rank order; they are pickled."""
+        return self._run("all_gather_object", label, 0, self._base, lambda: self._all_gather_object(obj))
+
+    def gather_object(self, obj: Any, root: int = 0, *, label: str = "") -> list | None:
+        """Return every rank's object on root, None elsewhere; they are pickled."""
+        self._check_root(root)
+        move = (lambda: [obj]) if self.comm is None else (lambda: self.comm.gather(obj, root))
+        return self._run("gather_object", label, 0, self._base, move)
+
+    def scatter_object(self, items: Sequence | None, root: int = 0, *, label: str = "") -> Any:
+        """Return item `rank` of root's sequence; the items are pickled."""
+        self._check_root(root)
+        move = (lambda: items[0]) if self.comm is None else (lambda: self.comm.scatter(items, root))  # type: ignore[index]
+        return self._run("scatter_object", label, 0, self._base, move)
+
+    def _broadcast_object(self, obj: Any, root: int) -> Any:
+        return obj if self.comm is None else self.comm.bcast(obj, root)
+
+    def _all_gather_object(self, obj: Any) -> list:
+        return [obj] if self.comm is None else self.comm.allgather(obj)
+
+    # --- LizarDist's names ---
+
+    def allreduce(self, data: np.ndarray, op: Any = "sum") -> np.ndarray:
+        """Return the reduction of `data` over the ranks as a new array; `op` may be mpi4py's constant."""
+        out = np.empty(np.shape(data), np.asarray(data).dtype)
+        return self.all_reduce(np.ascontiguousarray(data), mpi_transport.reduction_name(op), out=out)
+
+    def bcast(self, data: Any, root: int = 0) -> Any:
+        """Return root's object on every rank; it is pickled, so prefer `broadcast` for arrays."""
+        return self.broadcast_object(data, root)
+
+    def bucketed_allreduce(self, tensors: Sequence[np.ndarray], op: Any = "sum") -> list[np.ndarray]:
+        """Return the reductions of a list of arrays as new arrays, taking `bucket_size` bytes at a time."""
+        op = mpi_transport.reduction_name(op)
+        results: list[np.ndarray] = []
+        for bucket in _buckets_of(tensors, self.bucket_size if self.use_bucketing else 0):
+            reduced = self.all_reduce(np.concatenate([tensor.reshape(-1) for tensor in bucket]), op)
+            cuts = np.cumsum([tensor.size for tensor in bucket])[:-1]
+            parts = np.split(reduced, cuts)
+            results += [part.reshape(tensor.shape) for part, tensor in zip(parts, bucket, strict=True)]
+        return results
+
+    def get_bucket_stats(self) -> dict[str, float]:
+        """Return how many all-reduces there were, their bytes, and the mean of these."""
+        total = self.stats.total("all_reduce")
+        return {
+            "total_allreduce_calls": total["calls"],
+            "total_bytes_sent": total["bytes"],
+            "average_bytes_per_call": total["average_bytes_per_call"],
+        }
+
+    def merged_stats(self) -> CommStats:
+        """Return the stats of an average rank, on every rank; collective."""
+        return CommStats.merged(self._all_gather_object(self.stats.state()), self.size)
+
+    def finalize(self) -> None:
+        """Free windows and communicators; collective. Arrays from `allocate` must not be touched afterwards."""
+        for transport in (self._shared, self._base):
+            if transport is not None:
+                transport.close()
+        if self.comm is not None:
+            self.comm.Free()
+        self._shared, self._base, self.comm = None, SoloTransport(), None
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self.finalize()
+
+    # --- how a collective runs ---
+
+    def _run(self, operation: str, label: str, nbytes: int, transport: Transport, move: Callable[[], Any]) -> Any:
+        sequence = self._next_sequence()
+        failed = True
+        begin = time.perf_counter()
+        try:
+            result = move()
+            failed = False
+            return result
+        finally:
+            seconds = time.perf_counter() - begin
+            self._tell(Collective(operation, label, nbytes, seconds, transport.name, sequence, failed))
+
+    def _tell(self, event: Collective) -> None:
+        for observer in self._observers:
+            observer.collective_finished(event)
+
+    def _next_sequence(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def _transport_for(self, *arrays: np.ndarray) -> Transport:
+        if self._shared is not None and self._shared.holds(*arrays):
+            return self._shared
+        return self._base
+
+    def _reduction_operands(
+        self, array: np.ndarray, op: str, out: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray, Callable[[], np.ndarray]]:
+        _check_op(op, array)
+        if out is None:
+            flat, finish = _writable(array, "array")
+            source = target = flat
+        else:
+            source = _flat(array, "array")
+            target, finish = _writable(out, "out")
+            if out.shape != array.shape or out.dtype != array.dtype:
+                raise ArgumentError(
+                    f"out: expected shape {array.shape} and dtype {array.dtype} as array has, "
+                    f"got {out.shape} and {out.dtype}"
+                )
+        if self._shared is not None and self._shared.is_common(source):
+            raise ArgumentError("array: expected memory of this rank, got one that is common to all ranks")
+        return source, target, finish
+
+    def _check_root(self, root: int) -> None:
+        if not 0 <= root < self.size:
+            raise ArgumentError(f"root: expected a rank from 0 to {self.size - 1}, got {root!r}")
+
+
+def _check_op(op: str, array: np.ndarray) -> None:
+    if op not in FOLDS:
+        raise ArgumentError(f"op: expected one of {', '.join(FOLDS)}, got {op!r}")
+    if not isinstance(array, np.ndarray):
+        raise ArgumentError(f"array: expected a NumPy array, got {type(array).__name__}")
+    if op == "mean" and array.dtype.kind not in "fc":
+        raise ArgumentError(f"op: 'mean' needs a floating dtype, got {array.dtype}; use 'sum'")
+
+
+def _flat(array: np.ndarray, name: str) -> np.ndarray:
+    """Return the array as one contiguous dimension: a view where it can be one."""
+    if not isinstance(array, np.ndarray):
+        raise ArgumentError(f"{name}: expected a NumPy array, got {type(array).__name__}")
+    if array.dtype.hasobject:
+        raise ArgumentError(f"{name}: expected numbers, got dtype {array.dtype}; use the object variants")
+    return np.ascontiguousarray(array).reshape(-1)
+
+
+def _writable(array: np.ndarray, name: str) -> tuple[np.ndarray, Callable[[], np.ndarray]]:
+    """Return a flat array to write to, and what brings the result home if that had to be a copy."""
+    flat = _flat(array, name)
+    if not array.flags.writeable:
+        raise ArgumentError(f"{name}: expected a writable array, got a read-only one")
+    if array.flags.c_contiguous:
+        return flat, lambda: array
+
+    def copy_back() -> np.ndarray:
+        array[...] = flat.reshape(array.shape)
+        return array
+
+    return flat, copy_back
+
+
+def _kind(data: Any) -> tuple | None:
+    return (data.shape, data.dtype.str) if isinstance(data, np.ndarray) and not data.dtype.hasobject else None
+
+
+def _scatter_header(data: Any, size: int) -> tuple:
+    """Return (shape, dtype, problem) for every rank to know before anything moves; shape None: pickle."""
+    try:
+        length = len(data)
+    except TypeError:
+        return None, None, f"expected a sequence of {size} items, got {type(data).__name__}"
+    if length != size:
+        return None, None, f"expected {size} items, one for each rank, got {length}"
+    kind = _kind(data)
+    return (*kind, "") if kind else (None, None, "")
+
+
+def _buckets_of(tensors: Sequence[np.ndarray], bucket_size: int) -> Iterable[list[np.ndarray]]:
+    bucket: list[np.ndarray] = []
+    filled = 0
+    for tensor in tensors:
+        if bucket and (filled + tensor.nbytes > bucket_size or tensor.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(tensor)
+        filled += tensor.nbytes
+    if bucket:
+        yield bucket
+
+
+def _aligned_zeros(nbytes: int, alignment: int = 4096) -> np.ndarray:
+    """Return zeroed bytes that start at a page, as OpenCL wants host memory it is to use in place."""
+    raw = np.zeros(nbytes + alignment, np.uint8)
+    start = -raw.__array_interface__["data"][0] % alignment
+    return raw[start : start + nbytes]

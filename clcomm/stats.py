@@ -1,0 +1,220 @@
+"""What was communicated: an observer that counts calls, bytes and seconds of every collective.
+
+Bandwidths follow nccl-tests' definitions (its doc/PERFORMANCE.md): algbw is the size of an operation over its time,
+busbw is algbw times the share of that size which has to cross each rank's link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from rich.table import Table
+
+from clcomm.units import format_size
+
+SCHEMA = 1
+
+
+class Collective(NamedTuple):
+    """One finished collective, as an observer sees it.
+
+    `nbytes` is the operation's size in nccl-tests' sense: the array for all-reduce, broadcast and reduce-scatter
+    (its input), the gathered whole for all-gather, gather and scatter. `seconds` is what the caller spent in it.
+    """
+
+    operation: str
+    label: str
+    nbytes: int
+    seconds: float
+    transport: str
+    sequence: int
+    failed: bool = False
+
+
+class Observer(Protocol):
+    """Anything that wants to see a Communicator's collectives; it must not communicate itself."""
+
+    def collective_finished(self, event: Collective) -> None: ...
+
+
+def bus_factor(operation: str, world_size: int) -> float:
+    """Return busbw / algbw of an operation: how much of its size crosses a link of each rank."""
+    if operation == "all_reduce":
+        return 2 * (world_size - 1) / world_size
+    if operation in ("all_gather", "reduce_scatter", "gather", "scatter"):
+        return (world_size - 1) / world_size
+    return 1.0
+
+
+class Histogram:
+    """Durations in about 1,000 logarithmic bins, 2% wide, from 0.1 us to 100 s: bounded, and it merges exactly."""
+
+    _LOWEST_S, _RATIO, _BINS = 1e-7, 1.02, 1048
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(self._BINS, np.int64)
+
+    def add(self, seconds: float) -> None:
+        position = np.log(max(seconds, self._LOWEST_S) / self._LOWEST_S) / np.log(self._RATIO)
+        self.counts[min(int(position), self._BINS - 1)] += 1
+
+    def percentile(self, share: float) -> float:
+        """Return the duration in seconds below which this share (0 to 1) of all lies, to within a bin's width."""
+        total = int(self.counts.sum())
+        if total == 0:
+            return 0.0
+        rank = min(total - 1, int(share * total))
+        position = int(np.searchsorted(np.cumsum(self.counts), rank, side="right"))
+        return float(self._LOWEST_S * self._RATIO ** (position + 0.5))
+
+
+class OperationStats:
+    """Totals of one operation under one label."""
+
+    def __init__(self) -> None:
+        self.calls = self.nbytes = self.failures = 0
+        self.seconds = self.max_s = 0.0
+        self.histogram = Histogram()
+
+    def add(self, event: Collective) -> None:
+        if event.failed:
+            self.failures += 1
+            return
+        self.calls += 1
+        self.nbytes += event.nbytes
+        self.seconds += event.seconds
+        self.max_s = max(self.max_s, event.seconds)
+        self.histogram.add(event.seconds)
+
+    def as_dict(self, operation: str, label: str, world_size: int) -> dict[str, Any]:
+        mean_s = self.seconds / self.calls if self.calls else 0.0
+        algbw = self.nbytes / self.seconds if self.seconds else 0.0
+        return {
+            "operation": operation,
+            "label": label,
+            "calls": self.calls,
+            "bytes": self.nbytes,
+            "average_bytes_per_call": self.nbytes / self.calls if self.calls else 0.0,
+            "seconds": self.seconds,
+            "mean_s": mean_s,
+            "p50_s": min(self.histogram.percentile(0.50), self.max_s),
+            "p95_s": min(self.histogram.percentile(0.95), self.max_s),
+            "max_s": self.max_s,
+            "algbw_bytes_per_s": algbw,
+            "busbw_bytes_per_s": algbw * bus_factor(operation, world_size),
+            "failures": self.failures,
+        }
+
+
+class CommStats:
+    """Counts of every operation of one Communicator since the last reset.
+
+    Memory is bounded by the number of different operations and labels, not by the number of calls.
+    """
+
+    def __init__(self, world_size: int = 1):
+        self.world_size = world_size
+        self.ranks = 1
+        self.operations: dict[tuple[str, str], OperationStats] = {}
+
+    def collective_finished(self, event: Collective) -> None:
+        key = event[:2]
+        entry = self.operations.get(key)
+        if entry is None:
+            entry = self.operations[key] = OperationStats()
+        entry.add(event)
+
+    def reset(self) -> None:
+        """Forget everything counted so far, e.g. at the start of an epoch."""
+        self.operations.clear()
+
+    def total(self, operation: str, label: str | None = None) -> dict[str, Any]:
+        """Return one operation's counts, over all its labels unless one is named; zeros if it never ran."""
+        chosen = [
+            stats
+            for (name, its_label), stats in self.operations.items()
+            if name == operation and label in (None, its_label)
+        ]
+        return _folded(chosen).as_dict(operation, label or "", self.world_size)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all counts as plain numbers, ready for JSON; see docs/reports.md for the fields."""
+        rows = [s.as_dict(*key, self.world_size) for key, s in sorted(self.operations.items())]
+        return {
+            "schema": SCHEMA,
+            "world_size": self.world_size,
+            "ranks_merged": self.ranks,
+            "seconds": sum(row["seconds"] for row in rows),
+            "operations": rows,
+        }
+
+    def state(self) -> dict[tuple[str, str], OperationStats]:
+        """Return what `merged` takes; it pickles, so ranks can exchange it."""
+        return self.operations
+
+    @classmethod
+    def merged(cls, states: Iterable[Mapping[tuple[str, str], OperationStats]], world_size: int) -> CommStats:
+        """Return the counts of one average rank: calls, bytes and seconds are means over the ranks' states.
+
+        Percentiles are over all ranks' calls, maxima and failures over all ranks. A collective is called alike on
+        every rank, so the means of calls and bytes are those of each rank.
+        """
+        states = list(states)
+        result = cls(world_size)
+        result.ranks = len(states)
+        for key in sorted({key for state in states for key in state}):
+            result.operations[key] = _folded([s[key] for s in states if key in s], ranks=len(states))
+        return result
+
+    def table(self, title: str = "Communication") -> Table:
+        """Return the counts as a rich table, times in ms and bandwidths in GB/s (10^9 bytes)."""
+        whose = "" if self.ranks == 1 else f", mean of {self.ranks} ranks"
+        table = Table(title=f"{title} per rank{whose}", title_justify="left")
+        table.add_column("operation")
+        for heading in (
+            "calls", "bytes", "bytes/call", "total ms", "mean ms", "p50 ms", "p95 ms", "max ms", "algbw GB/s",
+            "busbw GB/s", "failed",
+        ):  # fmt: skip
+            table.add_column(heading, justify="right")
+        for row in self.as_dict()["operations"]:
+            table.add_row(*_table_row(row))
+        return table
+
+
+def _folded(entries: list[OperationStats], ranks: int = 1) -> OperationStats:
+    total = OperationStats()
+    for entry in entries:
+        total.calls += entry.calls
+        total.nbytes += entry.nbytes
+        total.seconds += entry.seconds
+        total.failures += entry.failures
+        total.max_s = max(total.max_s, entry.max_s)
+        total.histogram.counts += entry.histogram.counts
+    if ranks > 1:
+        total.calls = _mean(total.calls, ranks)
+        total.nbytes = _mean(total.nbytes, ranks)
+        total.seconds /= ranks
+    return total
+
+
+def _mean(count: int, ranks: int) -> int:
+    """Return the mean, whole where it is whole, which it is for everything collective."""
+    return count // ranks if count % ranks == 0 else round(count / ranks)
+
+
+def _table_row(row: dict[str, Any]) -> list[str]:
+    name = f"{row['operation']} {row['label']}".strip()
+    times = [row[key] * 1e3 for key in ("seconds", "mean_s", "p50_s", "p95_s", "max_s")]
+    speeds = [row[key] / 1e9 for key in ("algbw_bytes_per_s", "busbw_bytes_per_s")]
+    return [
+        name,
+        f"{row['calls']:,}",
+        f"{row['bytes']:,}",
+        format_size(row["average_bytes_per_call"]),
+        f"{times[0]:,.1f}",
+        *(f"{t:,.3f}" for t in times[1:]),
+        *(f"{s:,.2f}" for s in speeds),
+        str(row["failures"]),
+    ]

@@ -1,0 +1,221 @@
+"""The Synchronizer: every rank starts from root's parameters and steps with the mean of all ranks' gradients."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from clcomm.adapters import replica_of
+from clcomm.communicator import Communicator
+from clcomm.errors import ArgumentError, MismatchError, NonFiniteError
+from clcomm.layout import Bucket, FlatLayout
+from clcomm.replica import FlatArrays
+from clcomm.units import format_size, parse_size
+
+#: Labels under which the Communicator's stats count our traffic.
+GRADIENTS, PARAMETERS, CHECKS = "gradients", "parameters", "checks"
+
+
+class Synchronizer:
+    """Keeps one model's replicas alike, on the ranks of a Communicator.
+
+    comm: the ranks. use_bucketing, bucket_size: as the Communicator's, unless given here.
+    check_replicas_every: compare the replicas' hashes after every so many synchronisations; 0: after broadcasts only.
+    check_finite: raise NonFiniteError on every rank when a mean gradient holds NaN or Inf.
+
+    A model is anything `clcomm.adapters` knows: of this package's engine, of PyTorch, of netcl, or with NumPy arrays.
+    Its parameters' names, shapes and dtypes, and the bucket plan, are compared over the ranks before the first
+    traffic; MismatchError with the same text is raised on every rank where they differ.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        use_bucketing: bool | None = None,
+        *,
+        bucket_size: int | str | None = None,
+        check_replicas_every: int = 0,
+        check_finite: bool = False,
+    ):
+        if check_replicas_every < 0:
+            raise ArgumentError(
+                f"check_replicas_every: expected a number of steps, 0 for never, got {check_replicas_every}"
+            )
+        self.comm = comm
+        self.use_bucketing = comm.use_bucketing if use_bucketing is None else use_bucketing
+        self.bucket_size = comm.bucket_size if bucket_size is None else parse_size(bucket_size)
+        self.check_replicas_every = check_replicas_every
+        self.check_finite = check_finite
+        self._spaces: dict[int, _SharedSpace] = {}
+        self._paused = 0
+
+    def broadcast_parameters(self, model: Any, root: int = 0) -> None:
+        """Give every rank root's parameters, in one broadcast, and check that the replicas are alike."""
+        space = self._space(model)
+        space.replica.pull_parameters()
+        self.comm.broadcast(space.arrays.params, root, label=PARAMETERS)
+        space.replica.push_parameters()
+        self._broadcast_extra_state(space, root)
+        self.check_replicas(model)
+
+    def sync_gradients(self, model: Any, use_bucketing: bool | None = None) -> None:
+        """Replace each gradient by its mean over the ranks; a rank without a gradient counts as zero.
+
+        Buckets of up to `bucket_size` bytes are reduced at a time, single tensors where `use_bucketing` is false; the
+        resulting bits are the same. Within `no_sync()` nothing happens. Raises NonFiniteError where asked to check.
+        """
+        if self._paused:
+            return
+        space = self._space(model)
+        for bucket in self._plan(space, self.use_bucketing if use_bucketing is None else use_bucketing):
+            space.replica.pull_gradients(bucket)
+            self._reduce(space, bucket)
+            space.replica.push_gradients(bucket)
+        space.synchronisations += 1
+        if self.check_replicas_every and space.synchronisations % self.check_replicas_every == 0:
+            self.check_replicas(model)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients accumulate: within this block `sync_gradients` does nothing, also after an exception."""
+        self._paused += 1
+        try:
+            yield
+        finally:
+            self._paused -= 1
+
+    def check_replicas(self, model: Any) -> None:
+        """Raise MismatchError, on every rank, if the parameters' bits differ between ranks, naming where."""
+        space = self._space(model)
+        space.replica.pull_parameters()
+        digest = np.frombuffer(_digest(space.arrays.params), np.uint8)
+        if _all_alike(self.comm.all_gather(digest, label=CHECKS)):
+            return
+        views = ((slot.name, space.layout.view(space.arrays.params, slot.name)) for slot in space.layout.slots)
+        hashes = [f"{name}: {_digest(view).hex()}" for name, view in views]
+        _require_agreement(self.comm, "parameter bits", hashes, "broadcast the parameters again and look for the cause")
+
+    def bucket_plan(self, model: Any, use_bucketing: bool | None = None) -> tuple[Bucket, ...]:
+        """Return the buckets that `sync_gradients` reduces, in order; collective the first time."""
+        return self._plan(self._space(model), self.use_bucketing if use_bucketing is None else use_bucketing)
+
+    def get_communication_stats(self) -> dict[str, float]:
+        """Return this rank's gradient traffic: all-reduce calls, their bytes, and the mean of these."""
+        total = self.comm.stats.total("all_reduce", GRADIENTS)
+        return {
+            "total_allreduce_calls": total["calls"],
+            "total_bytes_sent": total["bytes"],
+            "average_bytes_per_call": total["average_bytes_per_call"],
+        }
+
+    # --- parts ---
+
+    def _space(self, model: Any) -> _SharedSpace:
+        space = self._spaces.get(id(model))
+        if space is None:
+            space = self._spaces[id(model)] = _SharedSpace(self.comm, model)
+        return space
+
+    def _plan(self, space: _SharedSpace, use_bucketing: bool) -> tuple[Bucket, ...]:
+        plan = space.plans.get(use_bucketing)
+        if plan is None:
+            plan = space.layout.buckets(self.bucket_size if use_bucketing else None)
+            lines = [f"bucket {b.index}: {', '.join(s.name for s in b.slots)}" for b in plan]
+            remedy = f"give every rank the same bucket_size (rank {{rank}} has {format_size(self.bucket_size)})"
+            _require_agreement(self.comm, "bucket plan", lines, remedy.format(rank=self.comm.rank))
+            space.plans[use_bucketing] = plan
+        return plan
+
+    def _reduce(self, space: _SharedSpace, bucket: Bucket) -> None:
+        own = space.arrays.grads[bucket.start : bucket.stop].view(bucket.dtype)
+        mean = space.arrays.reduced[bucket.start : bucket.stop].view(bucket.dtype)
+        self.comm.all_reduce(own, "mean", out=mean, label=GRADIENTS, nbytes=bucket.nbytes)
+        if self.check_finite and not np.isfinite(mean).all():
+            # The mean has the same bits on every rank, so all of them come here together.
+            origins = self.comm.all_gather_object(_first_non_finite(space, bucket), label=CHECKS)
+            raise NonFiniteError(_describe_non_finite(origins, bucket))
+
+    def _broadcast_extra_state(self, space: _SharedSpace, root: int) -> None:
+        state = space.replica.extra_state()
+        lines = [f"{name} {array.shape} {array.dtype}" for name, array in state.items()]
+        _require_agreement(self.comm, "buffers and frozen parameters", lines, "build the same model on every rank")
+        for array in state.values():
+            self.comm.broadcast(array, root, label=PARAMETERS)
+        if state:
+            space.replica.load_extra_state(state)
+
+
+class _SharedSpace:
+    """A model's replica with its flat space in the Communicator's memory."""
+
+    def __init__(self, comm: Communicator, model: Any):
+        self.replica = replica_of(model)
+        lines = [f"{spec.name} {spec.shape} {spec.dtype}" for spec in self.replica.specs]
+        _require_agreement(comm, "parameters", lines, "build the same model on every rank")
+        self.layout = FlatLayout(self.replica.specs)
+        span = self.layout.span
+        grads = comm.allocate(span)
+        reduced = grads if comm.size == 1 else comm.allocate_common(span)
+        self.arrays = FlatArrays(comm.allocate(span), grads, reduced)
+        self.replica.attach(self.layout, self.arrays)
+        self.plans: dict[bool, tuple[Bucket, ...]] = {}
+        self.synchronisations = 0
+
+
+def _require_agreement(comm: Communicator, what: str, lines: Sequence[str], remedy: str) -> None:
+    """Raise the same MismatchError on every rank unless all ranks bring the same lines; collective."""
+    digest = np.frombuffer(_digest("\n".join(lines).encode()), np.uint8)
+    if _all_alike(comm.all_gather(digest, label=CHECKS)):
+        return
+    everyone = comm.all_gather_object((list(lines), remedy), label=CHECKS)
+    raise MismatchError(f"{what}: {_first_difference([theirs for theirs, _ in everyone])}; {everyone[0][1]}")
+
+
+def _first_difference(everyone: list[list[str]]) -> str:
+    longest = max(len(lines) for lines in everyone)
+    for index in range(longest):
+        values = [lines[index] if index < len(lines) else "nothing" for lines in everyone]
+        if len(set(values)) > 1:
+            sides = [f"{value!r} on {_ranks(values, value)}" for value in dict.fromkeys(values)]
+            return f"expected the same on every rank, but entry {index} is {', '.join(sides)}"
+    return "expected the same on every rank"
+
+
+def _ranks(values: list[str], value: str) -> str:
+    ranks = [str(rank) for rank, theirs in enumerate(values) if theirs == value]
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(ranks)
+
+
+def _digest(data: Any) -> bytes:
+    return hashlib.blake2b(
+        np.ascontiguousarray(np.frombuffer(data, np.uint8)) if isinstance(data, bytes) else data, digest_size=16
+    ).digest()
+
+
+def _all_alike(rows: np.ndarray) -> bool:
+    return bool((rows == rows[0]).all())
+
+
+def _first_non_finite(space: _SharedSpace, bucket: Bucket) -> tuple[str, int, int] | None:
+    """Return (parameter, NaNs, Infs) of this rank's first gradient that is not finite, if any."""
+    for slot in bucket.slots:
+        gradient = space.layout.view(space.arrays.grads, slot.name)
+        nans, infs = int(np.isnan(gradient).sum()), int(np.isinf(gradient).sum())
+        if nans or infs:
+            return slot.name, nans, infs
+    return None
+
+
+def _describe_non_finite(origins: list[tuple[str, int, int] | None], bucket: Bucket) -> str:
+    found = [
+        f"{name!r} has {nans} NaN and {infs} Inf on rank {rank}"
+        for rank, origin in enumerate(origins)
+        if origin is not None
+        for name, nans, infs in [origin]
+    ]
+    where = ", ".join(found) or f"bucket {bucket.index} overflows when the ranks' finite gradients are added"
+    return f"gradient: expected finite numbers, but {where}; lower the learning rate or look at that rank's batch"
