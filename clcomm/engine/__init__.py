@@ -1,0 +1,1 @@
+"""The native engine: tensors, automatic differentiation and modules on OpenCL devices."""

@@ -1,0 +1,233 @@
+"""The tape: each operation on tensors that need gradients leaves a node, and backward() walks the nodes in reverse.
+
+An op states its forward and backward side by side:
+
+    class Scale(Op):
+        @staticmethod
+        def forward(ctx, x, *, factor):
+            ctx.factor = factor
+            ...launch a kernel that fills y...
+            return y
+
+        @staticmethod
+        def backward(ctx, grad):
+            dx = ctx.out(0)      # for a parameter's first gradient, its slice of the flat gradients
+            ...launch a kernel that fills dx...
+            return (dx,)
+"""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import ContextDecorator
+from typing import Any
+
+from clcomm.engine.tensor import Shape, Tensor, constant, empty
+from clcomm.errors import ArgumentError
+
+_orders = itertools.count()
+_recording = True
+
+
+class no_grad(ContextDecorator):  # noqa: N801
+    """Within it (a `with` block or a decorated function) nothing is recorded for backward()."""
+
+    def __enter__(self) -> None:
+        global _recording
+        self._before = _recording
+        _recording = False
+
+    def __exit__(self, *exception: object) -> None:
+        global _recording
+        _recording = self._before
+
+    def _recreate_cm(self) -> no_grad:
+        return no_grad()  # a decorated function may call itself
+
+
+def is_recording() -> bool:
+    """Return whether operations are recorded for backward()."""
+    return _recording
+
+
+class Context:
+    """What an op keeps from forward to backward, and its node on the tape.
+
+    `needs[i]` says whether input i needs a gradient; `saved` is what forward passed to `save`. An op may set further
+    attributes of its own.
+    """
+
+    inputs: tuple[Tensor | None, ...] | None
+
+    def __init__(self, inputs: tuple[Tensor | None, ...], needs: tuple[bool, ...]):
+        self.inputs = inputs
+        self.needs = needs
+        self.saved: tuple[Any, ...] = ()
+
+    def save(self, *tensors: Any) -> None:
+        """Keep tensors for backward; they are released once it ran."""
+        self.saved = tensors
+
+    def out(self, index: int, shape: Shape | None = None) -> Tensor:
+        """Return the tensor that backward is to write the gradient of input `index` to, every element of it.
+
+        That is the input's own place for gradients when it is a leaf without a gradient, else a fresh tensor.
+        """
+        source = self.inputs[index]  # type: ignore[index]
+        assert source is not None
+        if source._node is None:
+            claimed = source.claim_gradient()
+            if claimed is not None:
+                return claimed
+        return empty(source.device, source.shape if shape is None else shape)
+
+
+class Op:
+    """An operation: `forward(ctx, *inputs, **attrs)` and `backward(ctx, grad)`, called through `apply`."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any, **attrs: Any) -> Tensor:
+        """Queue the kernels of the result and return it."""
+        raise TypeError("an Op defines forward")
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Queue the kernels of the inputs' gradients and return them, None where `ctx.needs` says so."""
+        raise TypeError("an Op defines backward")
+
+    @classmethod
+    def apply(cls, *inputs: Tensor | None, **attrs: Any) -> Tensor:
+        """Run forward and, when an input needs a gradient, put the op on the tape. An input may be None."""
+        if _recording:
+            needs = tuple([x is not None and x._requires_grad for x in inputs])
+            recorded = True in needs
+        else:
+            needs, recorded = (False,) * len(inputs), False
+        ctx = Context(inputs, needs)
+        result = cls.forward(ctx, *inputs, **attrs)
+        if recorded:
+            if any([kept is result for kept in ctx.saved]):  # a node that held its own result would be a cycle
+                ctx.saved = tuple([result.detach() if kept is result else kept for kept in ctx.saved])
+            ctx.op = cls  # type: ignore[attr-defined]
+            ctx.order = next(_orders)  # type: ignore[attr-defined]
+            ctx.grad = None  # type: ignore[attr-defined]
+            ctx.owns_grad = False  # type: ignore[attr-defined]
+            result._node = ctx
+            result._requires_grad = True
+        return result
+
+
+def backward(root: Tensor, gradient: Tensor | float | None = None) -> None:
+    """Add the gradients of `root` to its leaves; see Tensor.backward."""
+    if not root._requires_grad:
+        raise ArgumentError("backward: this tensor needs no gradient (no leaf with requires_grad, or no_grad() is on)")
+    seed = _seed(root, gradient)
+    if root._node is None:
+        _accumulate(root, seed)
+        _run_hooks(root)
+        return
+    nodes, uses = _collect(root._node)
+    root._node.grad = seed
+    with no_grad():
+        for node in nodes:
+            _step(node, uses)
+
+
+def _seed(root: Tensor, gradient: Tensor | float | None) -> Tensor:
+    if isinstance(gradient, Tensor):
+        if gradient.shape != root.shape:
+            raise ArgumentError(f"backward: expected a gradient of shape {root.shape}, got {gradient.shape}")
+        return gradient
+    if gradient is None and root.size != 1:
+        raise ArgumentError(f"backward: a tensor of shape {root.shape} needs gradient=, only one of one element does not")
+    value = constant(root.device, 1.0 if gradient is None else float(gradient))
+    if root.shape == ():
+        return value
+    from clcomm.engine.ops.shape import broadcast
+
+    return broadcast(value, root.shape)
+
+
+def _collect(root: Any) -> tuple[list[Any], dict[int, int]]:
+    """Return the nodes below `root`, latest first, and how often each leaf with hooks is used by them."""
+    uses: dict[int, int] = {}
+    nodes, seen, waiting = [], {root}, [root]
+    while waiting:
+        node = waiting.pop()
+        if node.inputs is None:
+            raise ArgumentError("backward: this graph was walked before and its tensors are released; run forward again")
+        nodes.append(node)
+        for x, needed in zip(node.inputs, node.needs):
+            if needed:
+                above = x._node
+                if above is None:
+                    if x._hooks:
+                        uses[id(x)] = uses.get(id(x), 0) + 1
+                elif above not in seen:
+                    seen.add(above)
+                    waiting.append(above)
+    nodes.sort(key=lambda node: node.order, reverse=True)
+    return nodes, uses
+
+
+def _step(node: Any, uses: dict[int, int]) -> None:
+    """Run one node's backward, hand the gradients on, and release what it kept."""
+    inputs = node.inputs
+    grads = node.op.backward(node, node.grad) if node.grad is not None else (None,) * len(inputs)
+    for x, grad, needed in zip(inputs, grads, node.needs):
+        if not needed:
+            continue
+        above = x._node
+        if grad is not None:
+            if grad.shape != x.shape:
+                raise ArgumentError(f"{node.op.__name__}: backward gave shape {grad.shape} for an input {x.shape}")
+            if above is None:
+                _accumulate(x, grad)
+            else:
+                _add_to_node(above, grad)
+        if above is None and x._hooks:
+            uses[id(x)] -= 1
+            if not uses[id(x)]:
+                _run_hooks(x)
+    node.inputs = node.grad = None
+    node.saved = ()
+
+
+def _accumulate(leaf: Tensor, grad: Tensor) -> None:
+    """Add a gradient to a leaf's, unless the kernel has already written it to its place."""
+    place = leaf.grad
+    if place is not None:
+        if place.buffer is grad.buffer:
+            return
+        _add_into(leaf.gradient_for_update(), grad)
+        return
+    claimed = leaf.claim_gradient()
+    assert claimed is not None
+    _copy_into(claimed, grad)
+
+
+def _add_to_node(node: Any, grad: Tensor) -> None:
+    if node.grad is None:
+        node.grad = grad
+    elif node.owns_grad:
+        _add_into(node.grad, grad)
+    else:  # the first gradient may be shared with another node
+        total = empty(grad.device, grad.shape)
+        _copy_into(total, node.grad)
+        _add_into(total, grad)
+        node.grad, node.owns_grad = total, True
+
+
+def _add_into(total: Tensor, grad: Tensor) -> None:
+    device, size = total.device, total.size
+    device.launch(device.kernel("elementwise", "add_into"), *device.grid(size), total.buffer, grad.buffer, size)
+
+
+def _copy_into(target: Tensor, source: Tensor) -> None:
+    device, size = target.device, target.size
+    device.launch(device.kernel("elementwise", "copy"), *device.grid(size), target.buffer, source.buffer, size)
+
+
+def _run_hooks(leaf: Tensor) -> None:
+    for hook in leaf._hooks or ():
+        hook(leaf)

@@ -1,0 +1,83 @@
+/* Heads every program. ON_CPU: a work-item walks one long run of elements, or of rows, which vectorises;
+   elsewhere there is a work-item per element and a work-group of ROW_GROUP items per row. */
+
+#ifdef ON_CPU
+
+inline int run_length(int count) {
+    const int items = (int)get_global_size(0);
+    return (count + items - 1) / items;
+}
+
+inline int run_first(int count) { return min((int)get_global_id(0) * run_length(count), count); }
+inline int run_last(int count) { return min((int)get_global_id(0) * run_length(count) + run_length(count), count); }
+
+#define FOR_EACH(i, count) for (int i = run_first(count), i##_last = run_last(count); i < i##_last; ++i)
+#define FOR_ROWS(row, rows) FOR_EACH(row, rows)
+#define FOR_COLUMNS(column, columns) for (int column = 0; column < (columns); ++column)
+#define GROUP_SCRATCH(name)
+#define GROUP_SUM(value, name) (value)
+#define GROUP_MAX(value, name) (value)
+#define GROUP_LEADER 1
+
+#else
+
+inline float group_sum(float value, __local float *scratch) {
+    const int lane = get_local_id(0);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    scratch[lane] = value;
+    for (int half_size = ROW_GROUP / 2; half_size > 0; half_size /= 2) {
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (lane < half_size) scratch[lane] += scratch[lane + half_size];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    return scratch[0];
+}
+
+/* NaN wins, as in PyTorch. */
+inline float group_max(float value, __local float *scratch) {
+    const int lane = get_local_id(0);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    scratch[lane] = value;
+    for (int half_size = ROW_GROUP / 2; half_size > 0; half_size /= 2) {
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (lane < half_size) {
+            const float other = scratch[lane + half_size];
+            if (other > scratch[lane] || isnan(other)) scratch[lane] = other;
+        }
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    return scratch[0];
+}
+
+#define FOR_EACH(i, count) for (int i = get_global_id(0); i < (count); i += (int)get_global_size(0))
+#define FOR_ROWS(row, rows) for (int row = get_group_id(0); row < (rows); row += (int)get_num_groups(0))
+#define FOR_COLUMNS(column, columns) for (int column = get_local_id(0); column < (columns); column += ROW_GROUP)
+#define GROUP_SCRATCH(name) __local float name[ROW_GROUP]
+#define GROUP_SUM(value, name) group_sum(value, name)
+#define GROUP_MAX(value, name) group_max(value, name)
+#define GROUP_LEADER (get_local_id(0) == 0)
+
+#endif
+
+/* For helpers whose loops must unroll into registers: inlined, with bounds that are constants after inlining. */
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("unroll")
+
+/* Eight rows of eight become eight columns of eight, in three rounds of pairwise shuffles. */
+INLINE void transpose8(float8 r[8]) {
+    float8 s[8], t[8];
+    UNROLL for (int i = 0; i < 4; ++i) {
+        s[i] = (float8)(r[i].lo, r[i + 4].lo);
+        s[i + 4] = (float8)(r[i].hi, r[i + 4].hi);
+    }
+    UNROLL for (int i = 0; i < 4; ++i) {
+        const float8 a = s[i + (i & 2)], b = s[i + (i & 2) + 2];
+        t[i + (i & 2)] = (float8)(a.s01, b.s01, a.s45, b.s45);
+        t[i + (i & 2) + 2] = (float8)(a.s23, b.s23, a.s67, b.s67);
+    }
+    UNROLL for (int i = 0; i < 8; i += 2) {
+        const float8 a = t[i], b = t[i + 1];
+        r[i] = (float8)(a.s0, b.s0, a.s2, b.s2, a.s4, b.s4, a.s6, b.s6);
+        r[i + 1] = (float8)(a.s1, b.s1, a.s3, b.s3, a.s5, b.s5, a.s7, b.s7);
+    }
+}

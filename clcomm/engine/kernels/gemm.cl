@@ -1,0 +1,201 @@
+/* Matrix products C[M,N] = A[M,K] B[K,N] (+ bias[N], then ReLU). A and B are given by the strides of their rows and
+   columns, one of which is 1, so the same kernels serve NN, NT and TN. Sums over K run in one fixed order for each
+   element of C, whatever the grid, so results do not depend on the number of cores. */
+
+#ifdef ON_CPU
+
+/* A work-item takes a panel of 16 columns of B and a run of rows of A. It copies DEPTH rows of the panel into local
+   memory, where they lie in the order they are read and stay in the first-level cache, then walks down the rows of A
+   in tiles of 6 x 16 sums: 12 vectors of 8 lanes, the most that 16 registers hold with their operands. */
+
+#define PANEL 16
+#define TILE_ROWS 6
+#define SHORT_ROWS 4
+
+/* Columns past the last one repeat it or keep old values: they only reach sums that are never stored. */
+INLINE void pack_panel(__local float8 *panel, __global const float *b, long b_row, long b_column, int depth, int columns)
+{
+    __local float *flat = (__local float *)panel;
+    int k = 0;
+    if (b_column == 1 && columns == PANEL) {
+        for (; k < depth; ++k) {
+            panel[2 * k] = vload8(0, b + k * b_row);
+            panel[2 * k + 1] = vload8(1, b + k * b_row);
+        }
+    } else if (b_row == 1) {
+        for (; k + 8 <= depth; k += 8)
+            for (int side = 0; side < 2; ++side) {
+                float8 block[8];
+                UNROLL for (int i = 0; i < 8; ++i)
+                    block[i] = vload8(0, b + k + min(side * 8 + i, columns - 1) * b_column);
+                transpose8(block);
+                UNROLL for (int i = 0; i < 8; ++i) panel[2 * (k + i) + side] = block[i];
+            }
+    }
+    for (; k < depth; ++k)
+        for (int j = 0; j < columns; ++j) flat[k * PANEL + j] = b[k * b_row + j * b_column];
+}
+
+INLINE void store_part(__global float *to, float8 value, int count)
+{
+    float part[8];
+    vstore8(value, 0, part);
+    for (int j = 0; j < count; ++j) to[j] = part[j];
+}
+
+INLINE float8 load_part(__global const float *from, int count)
+{
+    float part[8] = {0};
+    for (int j = 0; j < count; ++j) part[j] = from[j];
+    return vload8(0, part);
+}
+
+INLINE float8 load_lanes(__global const float *from, int count)
+{
+    return count >= 8 ? vload8(0, from) : load_part(from, count);
+}
+
+INLINE void store_lanes(__global float *to, float8 value, int count)
+{
+    if (count >= 8) vstore8(value, 0, to);
+    else store_part(to, value, count);
+}
+
+/* `rows` sums a tile of that many rows; rows past `valid` read the last one and are not stored. */
+INLINE void tile(
+    __global const float *a, long a_row, long a_column, __local const float8 *panel, __global float *c, int c_row,
+    __global const float *bias, int depth, int columns, int valid, int is_first, int is_last, const int rows)
+{
+    float8 sum[TILE_ROWS][2];
+    long row[TILE_ROWS];
+    UNROLL for (int r = 0; r < TILE_ROWS; ++r) if (r < rows) {
+        sum[r][0] = sum[r][1] = 0.0f;
+        row[r] = min(r, valid - 1) * a_row;
+    }
+    for (int k = 0; k < depth; ++k) {
+        const float8 left = panel[2 * k], right = panel[2 * k + 1];
+        UNROLL for (int r = 0; r < TILE_ROWS; ++r) if (r < rows) {
+            const float value = a[row[r]];
+            sum[r][0] += value * left;
+            sum[r][1] += value * right;
+        }
+        a += a_column;
+    }
+    const float8 zero = 0.0f;
+    UNROLL for (int side = 0; side < 2; ++side) {
+        const int count = columns - 8 * side;
+        const float8 start = HAS_BIAS && is_first ? load_lanes(bias + 8 * side, count) : zero;
+        UNROLL for (int r = 0; r < TILE_ROWS; ++r) if (r < rows && r < valid) {
+            __global float *to = c + r * c_row + 8 * side;
+            float8 value = sum[r][side] + (is_first ? start : load_lanes(to, count));
+            if (HAS_RELU && is_last) value = value <= zero ? zero : value;
+            store_lanes(to, value, count);
+        }
+    }
+}
+
+__kernel void gemm(
+    __global const float *a, __global const float *b, __global float *c, __global const float *bias,
+    int rows, int columns, int depth, int a_row, int a_column, int b_row, int b_column, int rows_each)
+{
+    __local float8 panel[2 * DEPTH];
+    const int n = get_global_id(0) * PANEL, width = min(PANEL, columns - n);
+    const int first = get_global_id(1) * rows_each, last = min(first + rows_each, rows);
+    for (int k = 0; k < depth; k += DEPTH) {
+        const int run = min(DEPTH, depth - k);
+        const int is_first = k == 0, is_last = k + run == depth;
+        pack_panel(panel, b + (long)k * b_row + (long)n * b_column, b_row, b_column, run, width);
+        __global const float *from = a + (long)k * a_column;
+        int m = first;
+        /* 8 rows left are two short tiles, not a full one and a quarter. */
+        for (; last - m >= TILE_ROWS && last - m != 2 * SHORT_ROWS; m += TILE_ROWS)
+            tile(from + (long)m * a_row, a_row, a_column, panel, c + (long)m * columns + n, columns, bias + n,
+                 run, width, TILE_ROWS, is_first, is_last, TILE_ROWS);
+        for (; m < last; m += SHORT_ROWS)
+            tile(from + (long)m * a_row, a_row, a_column, panel, c + (long)m * columns + n, columns, bias + n,
+                 run, width, min(SHORT_ROWS, last - m), is_first, is_last, SHORT_ROWS);
+    }
+}
+
+/* sums[column] = sum of matrix[row, column] over the rows, top to bottom. */
+__kernel void column_sums(__global const float *matrix, __global float *sums, int rows, int columns)
+{
+    const int n = get_global_id(0) * PANEL, width = min(PANEL, columns - n);
+    float8 left = 0.0f, right = 0.0f;
+    for (int row = 0; row < rows; ++row) {
+        left += load_lanes(matrix + (long)row * columns + n, width);
+        if (width > 8) right += load_lanes(matrix + (long)row * columns + n + 8, width - 8);
+    }
+    store_lanes(sums + n, left, width);
+    if (width > 8) store_lanes(sums + n + 8, right, width - 8);
+}
+
+#else
+
+/* A work-group of SIDE x SIDE items computes a block of BLOCK x BLOCK; both operands pass through local memory in
+   slices of SLICE, and each item keeps EACH x EACH sums. Elements outside the matrices are read as zero, and the sums
+   they reach are not stored. */
+
+#define SIDE 16
+#define EACH 4
+#define BLOCK (SIDE * EACH)
+#define SLICE 16
+
+INLINE void load_slice(
+    __local float (*slice)[BLOCK + 1], __global const float *from, long stride, long k_stride, int first, int count,
+    int k, int depth, int item)
+{
+    for (int i = item; i < BLOCK * SLICE; i += SIDE * SIDE) {
+        /* Neighbouring items read neighbouring addresses, whichever way the matrix lies. */
+        const int x = k_stride == 1 ? i / SLICE : i % BLOCK;
+        const int z = k_stride == 1 ? i % SLICE : i / BLOCK;
+        const int is_inside = first + x < count && k + z < depth;
+        slice[z][x] = is_inside ? from[(first + x) * stride + (k + z) * k_stride] : 0.0f;
+    }
+}
+
+__kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void gemm(
+    __global const float *a, __global const float *b, __global float *c, __global const float *bias,
+    int rows, int columns, int depth, int a_row, int a_column, int b_row, int b_column, int rows_each)
+{
+    __local float left[SLICE][BLOCK + 1], right[SLICE][BLOCK + 1];
+    const int x = get_local_id(0), y = get_local_id(1), item = y * SIDE + x;
+    const int n = get_group_id(0) * BLOCK, m = get_group_id(1) * BLOCK;
+    float sum[EACH][EACH];
+    UNROLL for (int i = 0; i < EACH; ++i) UNROLL for (int j = 0; j < EACH; ++j) sum[i][j] = 0.0f;
+    for (int k = 0; k < depth; k += SLICE) {
+        load_slice(left, a, a_row, a_column, m, rows, k, depth, item);
+        load_slice(right, b, b_column, b_row, n, columns, k, depth, item);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        for (int z = 0; z < min(SLICE, depth - k); ++z)
+            UNROLL for (int i = 0; i < EACH; ++i)
+                UNROLL for (int j = 0; j < EACH; ++j) sum[i][j] += left[z][y + i * SIDE] * right[z][x + j * SIDE];
+        barrier(CLK_LOCAL_MEM_FENCE);
+    }
+    for (int i = 0; i < EACH; ++i)
+        for (int j = 0; j < EACH; ++j) {
+            const int row = m + y + i * SIDE, column = n + x + j * SIDE;
+            if (row >= rows || column >= columns) continue;
+            float value = sum[i][j] + (HAS_BIAS ? bias[column] : 0.0f);
+            if (HAS_RELU && value <= 0.0f) value = 0.0f;
+            c[(long)row * columns + column] = value;
+        }
+}
+
+/* sums[column] = sum of matrix[row, column] over the rows, top to bottom. */
+__kernel void column_sums(__global const float *matrix, __global float *sums, int rows, int columns)
+{
+    FOR_EACH(column, columns) {
+        float sum = 0.0f;
+        for (int row = 0; row < rows; ++row) sum += matrix[(long)row * columns + column];
+        sums[column] = sum;
+    }
+}
+
+#endif
+
+/* ReLU's gradient from its result; NaN passes, as in PyTorch. */
+__kernel void relu_gradient(__global const float *grad, __global const float *activated, __global float *out, int count)
+{
+    FOR_EACH(i, count) out[i] = activated[i] <= 0.0f ? 0.0f : grad[i];
+}

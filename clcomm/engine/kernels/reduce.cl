@@ -1,0 +1,94 @@
+/* Sums over one run of dimensions of x[outer, axis, inner]. Each work unit sums a block of fixed length, so the order
+   of additions depends on the shape alone; partial sums are summed by the same kernel again. */
+
+#ifdef ON_CPU
+inline float sum_run(__global const float *x, int count) {
+    float8 s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
+    int i = 0;
+    for (; i + 32 <= count; i += 32) {
+        s0 += vload8(0, x + i);
+        s1 += vload8(1, x + i);
+        s2 += vload8(2, x + i);
+        s3 += vload8(3, x + i);
+    }
+    for (; i + 8 <= count; i += 8) s0 += vload8(0, x + i);
+    s0 = (s0 + s1) + (s2 + s3);
+    const float4 quarter = s0.lo + s0.hi;
+    float total = (quarter.x + quarter.z) + (quarter.y + quarter.w);
+    for (; i < count; ++i) total += x[i];
+    return total;
+}
+#endif
+
+/* inner == 1: out[row, b] = scale * sum of x[row, b * block ...] */
+__kernel void sum_rows(__global float *restrict out, __global const float *restrict x, int rows, int columns, int block,
+                       int blocks, float scale) {
+    GROUP_SCRATCH(scratch);
+    FOR_ROWS(unit, rows * blocks) {
+        const int first = (unit % blocks) * block;
+        __global const float *from = x + (unit / blocks) * columns + first;
+        const int count = min(block, columns - first);
+#ifdef ON_CPU
+        const float total = sum_run(from, count);
+#else
+        float partial = 0.0f;
+        FOR_COLUMNS(i, count) partial += from[i];
+        const float total = GROUP_SUM(partial, scratch);
+#endif
+        if (GROUP_LEADER) out[unit] = scale * total;
+    }
+}
+
+/* out[o, b, i] = scale * sum over k of x[o, b * block + k, i] */
+__kernel void sum_columns(__global float *restrict out, __global const float *restrict x, int outer, int axis, int inner,
+                          int block, int blocks, float scale) {
+#ifdef ON_CPU
+    FOR_EACH(unit, outer * blocks) {
+        const int first = (unit % blocks) * block;
+        const int count = min(block, axis - first);
+        __global const float *from = x + ((unit / blocks) * axis + first) * inner;
+        __global float *to = out + unit * inner;
+        int i = 0;
+        for (; i + 32 <= inner; i += 32) {
+            float8 s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
+            for (int k = 0; k < count; ++k) {
+                __global const float *line = from + k * inner + i;
+                s0 += vload8(0, line);
+                s1 += vload8(1, line);
+                s2 += vload8(2, line);
+                s3 += vload8(3, line);
+            }
+            vstore8(scale * s0, 0, to + i);
+            vstore8(scale * s1, 1, to + i);
+            vstore8(scale * s2, 2, to + i);
+            vstore8(scale * s3, 3, to + i);
+        }
+        for (; i < inner; ++i) {
+            float total = 0.0f;
+            for (int k = 0; k < count; ++k) total += from[k * inner + i];
+            to[i] = scale * total;
+        }
+    }
+#else
+    FOR_EACH(at, outer * blocks * inner) {
+        const int unit = at / inner, i = at % inner;
+        const int first = (unit % blocks) * block;
+        const int count = min(block, axis - first);
+        __global const float *from = x + ((unit / blocks) * axis + first) * inner + i;
+        float total = 0.0f;
+        for (int k = 0; k < count; ++k) total += from[k * inner];
+        out[at] = scale * total;
+    }
+#endif
+}
+
+/* out[row] = index of the largest element; the first of equals, and NaN counts as largest, as in NumPy. */
+__kernel void argmax_rows(__global int *restrict out, __global const float *restrict x, int rows, int columns) {
+    FOR_EACH(row, rows) {
+        __global const float *from = x + row * columns;
+        int best = 0;
+        for (int i = 1; i < columns; ++i)
+            if (from[i] > from[best] || (isnan(from[i]) && !isnan(from[best]))) best = i;
+        out[row] = best;
+    }
+}

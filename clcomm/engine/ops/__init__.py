@@ -1,0 +1,1 @@
+"""Differentiable operations, one file per topic, forward and backward side by side."""

@@ -1,0 +1,89 @@
+"""NumPy's broadcasting: result shapes, index plans for the kernels, and the two directions as launches."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from clcomm.engine.device import Device
+from clcomm.engine.tensor import Shape, Tensor, empty
+from clcomm.errors import ArgumentError
+
+
+def broadcast_shape(name: str, a: Shape, b: Shape) -> Shape:
+    """Return the shape of an operation on shapes `a` and `b`; raises ArgumentError naming both when they differ."""
+    try:
+        return np.broadcast_shapes(a, b)
+    except ValueError:
+        raise ArgumentError(f"{name}: shapes {a} and {b} do not broadcast to each other") from None
+
+
+@lru_cache(maxsize=1024)
+def _plan(shape: Shape, a: Shape, b: Shape) -> tuple[np.ndarray, int, int, int]:
+    """Return (plan, outer, rows, inner) for kernels that read `a` and `b` broadcast to `shape`; see elementwise.cl.
+
+    Neighbouring dimensions are merged where both operands allow it, so the inner loop is as long as can be.
+    """
+    sizes: list[int] = []
+    strides: list[list[int]] = []
+    for size, *steps in zip(shape, _strides(a, shape), _strides(b, shape)):
+        if size == 1:
+            continue
+        if sizes and all(above == step * size for above, step in zip(strides[-1], steps)):
+            sizes[-1] *= size
+            strides[-1] = list(steps)
+        else:
+            sizes.append(size)
+            strides.append(list(steps))
+    if not sizes or any(step > 1 for step in strides[-1]):  # pragma: no cover - operands are contiguous
+        sizes, strides = [*sizes, 1], [*strides, [1, 1]]
+    *outer, inner = sizes
+    a_strides, b_strides = zip(*strides)
+    values = [*outer, *a_strides[:-1], *b_strides[:-1], a_strides[-1], b_strides[-1]]
+    return np.array(values, np.int32), len(outer), int(np.prod(outer, dtype=np.int64)), inner
+
+
+def _strides(shape: Shape, target: Shape) -> list[int]:
+    """Return the strides, in elements, with which `shape` is read as `target`; 0 where it is broadcast."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(0 if size == 1 else step)
+        step *= size
+    return [0] * (len(target) - len(shape)) + strides[::-1]
+
+
+def launch_broadcast(name: str, out: Tensor, a: Tensor, b: Tensor, *numbers: float) -> None:
+    """Queue kernel `name` of elementwise.cl with `a` and `b` broadcast to `out`'s shape."""
+    device = out.device
+    _, outer, rows, inner = _plan(out.shape, a.shape, b.shape)
+    grid = device.row_grid(rows, inner) if device.is_cpu else device.grid(rows * inner)
+    plan = _plan_buffer(device, out.shape, a.shape, b.shape)
+    device.launch(device.kernel("elementwise", name), *grid, out, a, b, plan, outer, rows, inner, *numbers)
+
+
+def _plan_buffer(device: Device, shape: Shape, a: Shape, b: Shape) -> object:
+    key = (shape, a, b)
+    buffer = device.plans.get(key)
+    if buffer is None:
+        if len(device.plans) > 1024:
+            device.plans.clear()
+        buffer = device.plans[key] = device.upload(_plan(shape, a, b)[0])
+    return buffer
+
+
+def expand(x: Tensor, shape: Shape, scale: float = 1.0, out: Tensor | None = None) -> Tensor:
+    """Return scale * x broadcast to `shape`, written to `out` if given."""
+    out = empty(x.device, shape) if out is None else out
+    if x.shape == shape:
+        device, size = x.device, x.size
+        device.launch(device.kernel("elementwise", "affine"), *device.grid(size), out, x, scale, -0.0, size)
+    else:
+        launch_broadcast("expand", out, x, x, scale)
+    return out
+
+
+def broadcast_axes(shape: Shape, target: Shape) -> Shape:
+    """Return the dimensions of `target` along which a tensor of `shape` is repeated."""
+    lead = len(target) - len(shape)
+    return tuple([d for d, n in enumerate(target) if d < lead or (shape[d - lead] == 1 and n != 1)])

@@ -1,0 +1,192 @@
+"""add, sub, mul and div of tensors and numbers, with NumPy's broadcasting."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from clcomm.engine.autograd import Op
+from clcomm.engine.ops.broadcasting import broadcast_axes, broadcast_shape, expand, launch_broadcast
+from clcomm.engine.ops.reduce import sum_over
+from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor
+from clcomm.errors import ArgumentError
+
+_NOTHING = -0.0  # adding it changes no bit
+
+
+def _binary(name: str, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """Queue out = a <name> b and return out."""
+    device = a.device
+    if a.shape == b.shape:
+        out = empty(device, a.shape) if out is None else out
+        size = out.size
+        device.launch(device.kernel("elementwise", name), *device.grid(size), out, a, b, size)
+        return out
+    out = empty(device, broadcast_shape(name, a.shape, b.shape)) if out is None else out
+    launch_broadcast(f"{name}_broadcast", out, a, b)
+    return out
+
+
+def _affine(x: Tensor, scale: float, shift: float = _NOTHING, out: Tensor | None = None) -> Tensor:
+    device, size = x.device, x.size
+    out = empty(device, x.shape) if out is None else out
+    device.launch(device.kernel("elementwise", "affine"), *device.grid(size), out, x, scale, shift, size)
+    return out
+
+
+def _target(ctx: Any, index: int, shape: Shape) -> Tensor | None:
+    """Return where the gradient goes when input `index` was not broadcast, else None."""
+    return ctx.out(index) if ctx.inputs[index].shape == shape else None
+
+
+def _folded(ctx: Any, index: int, grad: Tensor, scale: float = 1.0) -> Tensor:
+    """Return a gradient of the result's shape summed to the shape of input `index`."""
+    shape = ctx.inputs[index].shape
+    if grad.shape == shape:
+        return grad if scale == 1.0 else _affine(grad, scale, out=ctx.out(index))
+    return sum_over(grad, broadcast_axes(shape, grad.shape), scale, ctx.out(index))
+
+
+class Add(Op):
+    """a + b"""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        return _binary("add", a, b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return tuple([_folded(ctx, i, grad) if ctx.needs[i] else None for i in (0, 1)])
+
+
+class Sub(Op):
+    """a - b"""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        return _binary("sub", a, b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return tuple([_folded(ctx, i, grad, (1.0, -1.0)[i]) if ctx.needs[i] else None for i in (0, 1)])
+
+
+class Mul(Op):
+    """a * b"""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save(a, b)
+        return _binary("mul", a, b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grads: list[Tensor | None] = [None, None]
+        for i in (0, 1):
+            if ctx.needs[i]:
+                full = _binary("mul", grad, ctx.saved[1 - i], _target(ctx, i, grad.shape))
+                grads[i] = _folded(ctx, i, full)
+        return tuple(grads)
+
+
+class Div(Op):
+    """a / b"""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save(a, b)
+        return _binary("div", a, b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        a, b = ctx.saved
+        da = db = None
+        if ctx.needs[0]:
+            da = _folded(ctx, 0, _binary("div", grad, b, _target(ctx, 0, grad.shape)))
+        if ctx.needs[1]:
+            a, b = [x if x.shape == grad.shape else expand(x, grad.shape) for x in (a, b)]
+            device, size = grad.device, grad.size
+            full = _target(ctx, 1, grad.shape) or empty(device, grad.shape)
+            device.launch(device.kernel("elementwise", "div_grad"), *device.grid(size), full, grad, a, b, size)
+            db = _folded(ctx, 1, full)
+        return da, db
+
+
+class Affine(Op):
+    """scale * x + shift, for numbers scale and shift."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *, scale: float, shift: float) -> Tensor:
+        ctx.scale = scale
+        return _affine(x, scale, shift)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (grad if ctx.scale == 1.0 else _affine(grad, ctx.scale, out=ctx.out(0)),)
+
+
+class DivideNumber(Op):
+    """number / x"""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *, number: float) -> Tensor:
+        device, size = x.device, x.size
+        out = empty(device, x.shape)
+        device.launch(device.kernel("elementwise", "divide_number"), *device.grid(size), out, x, number, size)
+        ctx.save(out, x)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        out, x = ctx.saved
+        device, size, dx = x.device, x.size, ctx.out(0)
+        kernel = device.kernel("elementwise", "divide_number_grad")
+        device.launch(kernel, *device.grid(size), dx, grad, out, x, size)
+        return (dx,)
+
+
+def add(a: Tensor | float, b: Tensor | float) -> Tensor:
+    """Return a + b; tensors broadcast as in NumPy, and one operand may be a number."""
+    if isinstance(b, Real):
+        return Affine.apply(float_tensor("add", a), scale=1.0, shift=float(b))
+    if isinstance(a, Real):
+        return Affine.apply(float_tensor("add", b), scale=1.0, shift=float(a))
+    return Add.apply(*_pair("add", a, b))
+
+
+def sub(a: Tensor | float, b: Tensor | float) -> Tensor:
+    """Return a - b; tensors broadcast as in NumPy, and one operand may be a number."""
+    if isinstance(b, Real):
+        return Affine.apply(float_tensor("sub", a), scale=1.0, shift=-float(b))
+    if isinstance(a, Real):
+        return Affine.apply(float_tensor("sub", b), scale=-1.0, shift=float(a))
+    return Sub.apply(*_pair("sub", a, b))
+
+
+def mul(a: Tensor | float, b: Tensor | float) -> Tensor:
+    """Return a * b, element by element; tensors broadcast as in NumPy, and one operand may be a number."""
+    if isinstance(b, Real):
+        return Affine.apply(float_tensor("mul", a), scale=float(b), shift=_NOTHING)
+    if isinstance(a, Real):
+        return Affine.apply(float_tensor("mul", b), scale=float(a), shift=_NOTHING)
+    return Mul.apply(*_pair("mul", a, b))
+
+
+def div(a: Tensor | float, b: Tensor | float) -> Tensor:
+    """Return a / b, element by element; tensors broadcast as in NumPy, and one operand may be a number."""
+    if isinstance(b, Real):
+        with np.errstate(divide="ignore"):
+            reciprocal = float(np.divide(1.0, float(b)))
+        return Affine.apply(float_tensor("div", a), scale=reciprocal, shift=_NOTHING)
+    if isinstance(a, Real):
+        return DivideNumber.apply(float_tensor("div", b), number=float(a))
+    return Div.apply(*_pair("div", a, b))
+
+
+def _pair(name: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
+    a, b = float_tensor(name, a), float_tensor(name, b)
+    if a.device is not b.device:
+        raise ArgumentError(f"{name}: expected tensors of one device, got {a.device.name} and {b.device.name}")
+    return a, b

@@ -1,0 +1,180 @@
+"""Matrix products: `matmul` of two matrices, and `linear`, x W^T + b with its three gradients.
+
+M N K: the result is M x N and the sums run over K.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from clcomm.engine.autograd import Op
+from clcomm.engine.device import Device
+from clcomm.engine.tensor import Tensor, empty, float_tensor
+from clcomm.errors import ArgumentError
+
+_PANEL = 16  # columns of B that one CPU work-item takes, as in gemm.cl
+_TILE_ROWS = 6
+_DEPTH = 512  # rows of a panel in local memory: 32 KiB, which stays in the nearest caches
+_GROUP_SIDE, _GROUP_BLOCK = 16, 64  # a GPU work-group is 16 x 16 items and computes 64 x 64 elements
+
+Grid = tuple[tuple[int, int], tuple[int, int]]
+
+
+class MatMul(Op):
+    """C[M, N] = A[M, K] B[K, N]."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        """Queue the product."""
+        ctx.save(a, b)
+        out = empty(a.device, (a.shape[0], b.shape[1]))
+        multiply(a, b, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """dA = dC B^T, dB = A^T dC."""
+        a, b = ctx.saved
+        da = db = None
+        if ctx.needs[0]:
+            da = ctx.out(0)
+            multiply(grad, b, da, transpose_b=True)
+        if ctx.needs[1]:
+            db = ctx.out(1)
+            multiply(a, grad, db, transpose_a=True)
+        return da, db
+
+
+class LinearOp(Op):
+    """y[M, N] = x[M, K] weight[N, K]^T + bias[N], then ReLU with `relu`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
+        """Queue the product with bias and ReLU in its store."""
+        out = empty(x.device, (x.shape[0], weight.shape[0]))
+        multiply(x, weight, out, transpose_b=True, bias=bias, relu=relu)
+        ctx.save(x, weight, out if relu else None)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """dx = dy W, dW = dy^T x, db = the column sums of dy."""
+        x, weight, activated = ctx.saved
+        if activated is not None:
+            grad = _masked(grad, activated)
+        dx = dw = db = None
+        if ctx.needs[2]:
+            db = ctx.out(2)
+            _column_sums(grad, db)
+        if ctx.needs[1]:
+            dw = ctx.out(1)
+            multiply(grad, x, dw, transpose_a=True)
+        if ctx.needs[0]:
+            dx = ctx.out(0)
+            multiply(grad, weight, dx)
+        return dx, dw, db
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Return the matrix product of `a` [M, K] and `b` [K, N].
+
+    Raises ArgumentError unless both are float32 matrices on one device whose inner sizes agree.
+    """
+    _matrix("matmul", "a", a)
+    _matrix("matmul", "b", b)
+    if a.shape[1] != b.shape[0]:
+        raise ArgumentError(f"matmul: expected b with {a.shape[1]} rows, as a {a.shape} has columns, got b {b.shape}")
+    same_device("matmul", a, b)
+    return MatMul.apply(a, b)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
+    """Return x[M, in] weight[out, in]^T + bias[out], followed by ReLU when `relu` is set.
+
+    Raises ArgumentError unless the shapes fit and all are float32 tensors on one device.
+    """
+    _matrix("linear", "x", x)
+    _matrix("linear", "weight", weight)
+    if x.shape[1] != weight.shape[1]:
+        raise ArgumentError(
+            f"linear: expected x with {weight.shape[1]} columns, as weight {weight.shape} has, got x {x.shape}"
+        )
+    check_bias("linear", bias, weight.shape[0])
+    same_device("linear", x, weight, bias)
+    return LinearOp.apply(x, weight, bias, relu=relu)
+
+
+def multiply(
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    bias: Tensor | None = None,
+    relu: bool = False,
+) -> None:
+    """Queue out = op(a) op(b) (+ bias, then ReLU), where op transposes if asked to; no gradient."""
+    device = out.device
+    rows, columns = out.shape
+    depth = a.shape[0] if transpose_a else a.shape[1]
+    a_strides = (1, rows) if transpose_a else (depth, 1)
+    b_strides = (1, depth) if transpose_b else (columns, 1)
+    kernel = device.kernel("gemm", "gemm", DEPTH=_DEPTH, HAS_BIAS=int(bias is not None), HAS_RELU=int(relu))
+    global_size, local_size, rows_each = _grid(device.is_cpu, device.compute_units, rows, columns)
+    device.launch(
+        kernel, global_size, local_size, a, b, out, a if bias is None else bias,
+        rows, columns, depth, *a_strides, *b_strides, rows_each,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _grid(is_cpu: bool, units: int, rows: int, columns: int) -> tuple[tuple[int, int], tuple[int, int], int]:
+    """Return (global size, local size, rows a work-item takes). On CPUs rows are split only to feed every core."""
+    if not is_cpu:
+        groups = (-(-columns // _GROUP_BLOCK), -(-rows // _GROUP_BLOCK))
+        return (groups[0] * _GROUP_SIDE, groups[1] * _GROUP_SIDE), (_GROUP_SIDE, _GROUP_SIDE), 0
+    panels = -(-columns // _PANEL)
+    splits = min(-(-2 * units // panels), -(-rows // (4 * _TILE_ROWS)))
+    rows_each = -(-rows // (splits * _TILE_ROWS)) * _TILE_ROWS
+    return (panels, -(-rows // rows_each)), (1, 1), rows_each
+
+
+def _column_sums(matrix: Tensor, sums: Tensor) -> None:
+    device = sums.device
+    rows, columns = matrix.shape
+    kernel = device.kernel("gemm", "column_sums", DEPTH=_DEPTH, HAS_BIAS=0, HAS_RELU=0)
+    global_size, local_size = ((-(-columns // _PANEL),), (1,)) if device.is_cpu else device.grid(columns)
+    device.launch(kernel, global_size, local_size, matrix, sums, rows, columns)
+
+
+def _masked(grad: Tensor, activated: Tensor) -> Tensor:
+    """Return grad where ReLU let its input through, else 0."""
+    out = empty(grad.device, grad.shape)
+    device, size = grad.device, grad.size
+    kernel = device.kernel("gemm", "relu_gradient", DEPTH=_DEPTH, HAS_BIAS=0, HAS_RELU=0)
+    device.launch(kernel, *device.grid(size), grad, activated, out, size)
+    return out
+
+
+def _matrix(function: str, name: str, value: Tensor) -> None:
+    float_tensor(f"{function}: {name}", value)
+    if len(value.shape) != 2:
+        raise ArgumentError(f"{function}: {name}: expected a matrix of 2 dimensions, got shape {value.shape}")
+
+
+def check_bias(function: str, bias: Tensor | None, size: int) -> None:
+    """Raise ArgumentError unless `bias` is None or float32 of shape [size]."""
+    if bias is not None:
+        float_tensor(f"{function}: bias", bias)
+        if bias.shape != (size,):
+            raise ArgumentError(f"{function}: bias: expected shape ({size},), as weight has outputs, got {bias.shape}")
+
+
+def same_device(function: str, *tensors: Tensor | None) -> None:
+    """Raise ArgumentError unless all tensors given are on one device."""
+    devices: list[Device] = [tensor.device for tensor in tensors if tensor is not None]
+    for device in devices[1:]:
+        if device is not devices[0]:
+            raise ArgumentError(f"{function}: expected tensors on one device, got {devices[0]!r} and {device!r}")

@@ -1,0 +1,103 @@
+"""Reshape, flatten, transpose and broadcast."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from clcomm.engine.autograd import Op
+from clcomm.engine.ops import broadcasting
+from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor, wrap
+from clcomm.errors import ArgumentError
+
+
+class Reshape(Op):
+    """The same memory in another shape."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *, shape: Shape) -> Tensor:
+        return wrap(x.device, x.buffer, shape, x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (wrap(grad.device, grad.buffer, ctx.inputs[0].shape),)
+
+
+class Transpose(Op):
+    """A copy with the dimensions in the order of `axes`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *, axes: Shape) -> Tensor:
+        ctx.axes = axes
+        return _permuted(x, axes, empty(x.device, tuple([x.shape[a] for a in axes])))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        inverse = tuple(sorted(range(len(ctx.axes)), key=ctx.axes.__getitem__))
+        return (_permuted(grad, inverse, ctx.out(0)),)
+
+
+@lru_cache(maxsize=1024)
+def _transposition(shape: Shape, axes: Shape) -> tuple[np.ndarray, int]:
+    """Return for each dimension of the result its size and its stride in x, size-1 and mergeable dimensions left out."""
+    strides = [math.prod(shape[a + 1 :]) for a in range(len(shape))]
+    sizes: list[int] = []
+    steps: list[int] = []
+    for a in axes:
+        if shape[a] == 1:
+            continue
+        if sizes and steps[-1] == strides[a] * shape[a]:
+            sizes[-1] *= shape[a]
+            steps[-1] = strides[a]
+        else:
+            sizes.append(shape[a])
+            steps.append(strides[a])
+    return np.array([*sizes, *steps] or [1, 1], np.int32), max(len(sizes), 1)
+
+
+def _permuted(x: Tensor, axes: Shape, out: Tensor) -> Tensor:
+    device, size = x.device, x.size
+    plan, dims = _transposition(x.shape, axes)
+    key = ("transpose", x.shape, axes)
+    buffer = device.plans.get(key)
+    if buffer is None:
+        buffer = device.plans[key] = device.upload(plan)
+    inner = int(plan[dims - 1])
+    rows = size // inner
+    grid = device.row_grid(rows, inner) if device.is_cpu else device.grid(size)
+    device.launch(device.kernel("shape", "transpose"), *grid, out, x, buffer, dims, rows, inner)
+    return out
+
+
+def reshape(x: Tensor, shape: Shape) -> Tensor:
+    """Return x in another shape, one dimension of which may be -1; shares memory."""
+    known = math.prod([n for n in shape if n != -1])
+    resolved = tuple([x.size // known if n == -1 and known > 0 else n for n in shape])
+    if shape.count(-1) > 1 or min(resolved, default=1) < 1 or math.prod(resolved) != x.size:
+        raise ArgumentError(f"reshape: {x.size} elements of shape {x.shape} do not fit shape {tuple(shape)}")
+    return Reshape.apply(x, shape=resolved)
+
+
+def flatten(x: Tensor, start_dim: int = 0) -> Tensor:
+    """Return x with the dimensions from `start_dim` on made one; shares memory."""
+    first = start_dim + x.ndim if start_dim < 0 else start_dim
+    if not 0 <= first <= x.ndim or (first == x.ndim and first):
+        raise ArgumentError(f"flatten: start_dim {start_dim} does not fit a tensor of shape {x.shape}")
+    return Reshape.apply(x, shape=(*x.shape[:first], math.prod(x.shape[first:])))
+
+
+def transpose(x: Tensor, axes: Shape | None = None) -> Tensor:
+    """Return x with its dimensions in the order of `axes`, reversed by default."""
+    float_tensor("transpose", x)
+    order = tuple(range(x.ndim))[::-1] if axes is None else tuple([a + x.ndim if a < 0 else a for a in axes])
+    if sorted(order) != list(range(x.ndim)):
+        raise ArgumentError(f"transpose: axes {axes} are no order of the dimensions of shape {x.shape}")
+    return Transpose.apply(x, axes=order)
+
+
+def broadcast(x: Tensor, shape: Shape) -> Tensor:
+    """Return x repeated to `shape`, without a place on the tape."""
+    return broadcasting.expand(x, shape)

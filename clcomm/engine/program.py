@@ -1,0 +1,86 @@
+"""Programs from the `.cl` files: source, build options, typed kernels, and errors one can act on."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import lru_cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from clcomm.errors import DeviceError
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+_SCALARS = {
+    "int": "int32", "uint": "uint32", "unsigned int": "uint32",
+    "long": "int64", "ulong": "uint64", "unsigned long": "uint64",
+    "float": "float32",
+}  # fmt: skip
+_LOG_LIMIT = 800
+
+
+@lru_cache(maxsize=None)
+def source_of(file: str) -> str:
+    """Return the text of `kernels/<file>.cl`, headed by `kernels/common.cl`."""
+    folder = resources.files("clcomm.engine").joinpath("kernels")
+    return "\n".join(folder.joinpath(f"{name}.cl").read_text(encoding="utf-8") for name in ("common", file))
+
+
+def build(context: cl.Context, file: str, options: list[str]) -> cl.Program:
+    """Build `kernels/<file>.cl`; raises DeviceError with options, log and where the source was saved."""
+    import pyopencl as cl
+
+    source = source_of(file)
+    options = [*options, "-cl-mad-enable", "-cl-kernel-arg-info"]
+    try:
+        return cl.Program(context, source).build(options)
+    except cl.Error as error:
+        raise _build_failure(file, options, source, str(error)) from None
+
+
+def _build_failure(file: str, options: list[str], source: str, log: str) -> DeviceError:
+    with tempfile.NamedTemporaryFile("w", prefix=f"clcomm-{file}-", suffix=".cl", delete=False) as saved:
+        saved.write(f"{source}\n/* options: {' '.join(options)}\n{log.replace('*/', '* /')}\n*/\n")
+    lines = " | ".join(line.strip() for line in log.splitlines() if line.strip())
+    shown = lines if len(lines) <= _LOG_LIMIT else lines[:_LOG_LIMIT] + "..."
+    return DeviceError(
+        f"kernels/{file}.cl did not build with options {' '.join(options)!r}: {shown} (source and log: {saved.name})"
+    )
+
+
+def typed_kernel(program: cl.Program, name: str) -> Any:
+    """Return a kernel that takes plain numbers for its scalar arguments, which is also the cheapest way to set them."""
+    import pyopencl as cl
+
+    kernel = cl.Kernel(program, name)
+    try:
+        types = [_argument_type(kernel, index) for index in range(kernel.num_args)]
+    except cl.Error:  # the driver keeps no argument information
+        return _UntypedKernel(kernel)
+    kernel.set_arg_types(types)
+    return kernel
+
+
+def _argument_type(kernel: Any, index: int) -> Any:
+    import numpy as np
+    import pyopencl as cl
+
+    private = cl.kernel_arg_address_qualifier.PRIVATE
+    if kernel.get_arg_info(index, cl.kernel_arg_info.ADDRESS_QUALIFIER) != private:
+        return None
+    return np.dtype(_SCALARS[kernel.get_arg_info(index, cl.kernel_arg_info.TYPE_NAME)]).type
+
+
+class _UntypedKernel:
+    """A kernel of a driver that does not tell argument types: ints become int32 and floats float32, as ours all are."""
+
+    def __init__(self, kernel: Any):
+        self._kernel = kernel
+        self.function_name = kernel.function_name
+
+    def __call__(self, queue: Any, global_size: Any, local_size: Any, *args: Any) -> Any:
+        import numpy as np
+
+        casts = {int: np.int32, float: np.float32}
+        return self._kernel(queue, global_size, local_size, *[casts.get(type(a), lambda x: x)(a) for a in args])

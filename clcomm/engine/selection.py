@@ -1,0 +1,140 @@
+"""Which OpenCL device a rank takes, and how ranks on one host share the CPU's cores."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clcomm.errors import DeviceError
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+KINDS = ("gpu", "cpu", "accelerator")
+_RANK_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An OpenCL device that is present: `label` is its kind and its index among that kind, such as "gpu:1"."""
+
+    label: str
+    kind: str
+    cl_device: cl.Device
+
+    @property
+    def description(self) -> str:
+        """Device and platform name, what a name in `device=` is looked up in."""
+        return f"{self.cl_device.name.strip()}, {self.cl_device.platform.name.strip()}"
+
+
+def local_place(local_rank: int | None = None, local_size: int | None = None) -> tuple[int, int]:
+    """Return this process's (rank, count) among the job's processes on its host, from the launcher's variables."""
+    rank = _first_integer(_RANK_VARIABLES, 0) if local_rank is None else local_rank
+    size = _first_integer(_SIZE_VARIABLES, 1) if local_size is None else local_size
+    return rank, max(size, rank + 1)
+
+
+def _first_integer(names: tuple[str, ...], otherwise: int) -> int:
+    for name in names:
+        value = os.environ.get(name, "")
+        if value.isdigit():
+            return int(value)
+    return otherwise
+
+
+def core_share(local_size: int) -> int:
+    """Return how many of the cores this process may run on are its own when `local_size` processes share them."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return cores // max(local_size, 1)
+
+
+def prepare_environment(cores: int) -> None:
+    """Tell PoCL, before it is loaded, to use no more than `cores`; variables the user has set stay as they are.
+
+    With one core or less, PoCL's `basic` driver runs kernels in the calling thread and has no worker to wake.
+    """
+    if cores <= 1:
+        os.environ.setdefault("POCL_DEVICES", "basic")
+    else:
+        os.environ.setdefault("POCL_MAX_PTHREAD_COUNT", str(cores))
+        os.environ.setdefault("POCL_CPU_MAX_CU_COUNT", str(cores))
+    # PyOpenCL's own cache is one database that all ranks would lock; PoCL and GPU drivers cache programs themselves.
+    os.environ.setdefault("PYOPENCL_NO_CACHE", "1")
+
+
+def candidates() -> list[Candidate]:
+    """Return every OpenCL device present, numbered within its kind; raises DeviceError when there is no platform."""
+    import pyopencl as cl
+
+    try:
+        platforms = cl.get_platforms()
+    except cl.Error:
+        platforms = []
+    if not platforms:
+        raise DeviceError(
+            "no OpenCL platform found: run `pip install 'clcomm[pocl]'` for a CPU device, "
+            "or install your GPU vendor's OpenCL driver"
+        )
+    found: list[Candidate] = []
+    for platform in platforms:
+        for cl_device in _devices_of(platform):
+            kind = device_kind(cl_device)
+            index = sum(other.kind == kind for other in found)
+            found.append(Candidate(f"{kind}:{index}", kind, cl_device))
+    return found
+
+
+def _devices_of(platform: Any) -> list[Any]:
+    import pyopencl as cl
+
+    try:
+        return list(platform.get_devices())
+    except cl.Error:  # a platform without devices
+        return []
+
+
+def device_kind(cl_device: Any) -> str:
+    """Return "gpu", "cpu" or "accelerator"."""
+    import pyopencl as cl
+
+    if cl_device.type & cl.device_type.GPU:
+        return "gpu"
+    return "cpu" if cl_device.type & cl.device_type.CPU else "accelerator"
+
+
+def choose(spec: str | None, local_rank: int) -> Candidate:
+    """Return the device that `spec`, else CLCOMM_DEVICE, names; without either a GPU by local rank, else the CPU.
+
+    Raises DeviceError, listing what is there, when nothing fits.
+    """
+    source = "device"
+    if spec is None and os.environ.get("CLCOMM_DEVICE"):
+        spec, source = os.environ["CLCOMM_DEVICE"], "CLCOMM_DEVICE"
+    found = candidates()
+    matches = _by_kind(found) if spec is None else _by_spec(found, spec.strip().lower())
+    if not matches:
+        present = ", ".join(f"{c.label} ({c.description})" for c in found) or "none: this machine's platforms have none"
+        asked = f"{source}={spec!r}" if spec is not None else source
+        raise DeviceError(f"{asked}: expected one of {present}, or part of such a name")
+    return matches[local_rank % len(matches)]
+
+
+def _by_kind(found: list[Candidate]) -> list[Candidate]:
+    for kind in KINDS:
+        matches = [candidate for candidate in found if candidate.kind == kind]
+        if matches:
+            return matches
+    return []
+
+
+def _by_spec(found: list[Candidate], spec: str) -> list[Candidate]:
+    kind, _, index = spec.partition(":")
+    if kind in KINDS and not index:
+        return [candidate for candidate in found if candidate.kind == kind]
+    if kind in KINDS and index.isdigit():
+        return [candidate for candidate in found if candidate.label == f"{kind}:{int(index)}"]
+    return [candidate for candidate in found if spec and spec in candidate.description.lower()][:1]

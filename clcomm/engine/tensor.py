@@ -1,0 +1,340 @@
+"""Tensors: a device buffer with a shape, and the operators that make them read like NumPy.
+
+Data are float32; int32 holds class indices. Memory is C-contiguous, so a reshape shares its tensor's buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from clcomm.engine.device import Device, default_device
+from clcomm.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from clcomm.engine.autograd import Context
+
+FLOAT32 = np.dtype(np.float32)
+INT32 = np.dtype(np.int32)
+_MOST_ELEMENTS = 2**31 - 1
+
+Shape = tuple[int, ...]
+
+
+class Tensor:
+    """A float32 (or, from integers, int32) array on a device.
+
+    `array_like` is copied. With `requires_grad` the tensor is a leaf of the tape: `backward()` of what is computed
+    from it adds to its `grad`. Raises ArgumentError for other dtypes, for no elements and for 2**31 or more.
+    """
+
+    __slots__ = ("__weakref__", "_grad", "_hooks", "_node", "_requires_grad", "buffer", "device", "dtype", "shape")
+
+    #: The module of differentiable functions, which stands above this file and enters itself here.
+    _functional: ClassVar[Any]
+
+    buffer: Any
+    _grad: Tensor | None
+    _node: Context | None
+    _hooks: list[Callable[[Tensor], None]] | None
+
+    def __init__(self, array_like: Any, device: Device | str | None = None, requires_grad: bool = False):
+        array = _host_array(array_like)
+        self.device = _device(device)
+        self.shape: Shape = array.shape
+        self.dtype = array.dtype
+        self.buffer = self.device.upload(array)
+        self._grad = self._node = self._hooks = None
+        self._requires_grad = False
+        if requires_grad:
+            self.requires_grad = True
+
+    # -- what it is
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a tensor without dimensions")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        extra = ", requires_grad=True" if self._requires_grad else ""
+        return f"{type(self).__name__}({np.array2string(self.numpy(), separator=', ')}, {self.dtype}{extra})"
+
+    # -- values on the host
+
+    def numpy(self) -> np.ndarray:
+        """Return a copy of the values on the host; waits for the queue."""
+        array = np.empty(self.shape, self.dtype)
+        self.device.read(self.buffer, array)
+        return array
+
+    def item(self) -> float | int:
+        """Return the value of a tensor of one element as a Python number; waits for the queue."""
+        if self.size != 1:
+            raise ArgumentError(f"item: expected a tensor of one element, got shape {self.shape}")
+        return self.numpy().item()
+
+    def copy_from(self, array_like: Any) -> None:
+        """Overwrite the values with a host array of the same shape; waits for the queue."""
+        array = np.ascontiguousarray(array_like, self.dtype).reshape(np.shape(array_like))
+        if array.shape != self.shape:
+            raise ArgumentError(f"copy_from: expected an array of shape {self.shape}, got {array.shape}")
+        self.device.write(self.buffer, array)
+
+    # -- the tape
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether backward() computes a gradient for this tensor; settable on leaves."""
+        return self._requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        if self._node is not None:
+            raise ArgumentError("requires_grad: expected a leaf, got the result of an operation; detach() it first")
+        if value and self.dtype != FLOAT32:
+            raise ArgumentError(f"requires_grad: expected a float32 tensor, got {self.dtype}")
+        self._requires_grad = bool(value)
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient accumulated by backward(), or None."""
+        return self._grad
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        if value is not None and value.shape != self.shape:
+            raise ArgumentError(f"grad: expected shape {self.shape}, got {value.shape}")
+        self._grad = value
+
+    def claim_gradient(self) -> Tensor | None:
+        """Return where a kernel may write the first gradient of this leaf, or None when there is a gradient already."""
+        if self._grad is not None:
+            return None
+        self._grad = empty(self.device, self.shape)
+        return self._grad
+
+    def gradient_for_update(self) -> Tensor:
+        """Return the gradient of a leaf that has one, in memory that may be added to."""
+        assert self._grad is not None
+        return self._grad
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> Callable[[], None]:
+        """Call `hook(self)` in each backward once this leaf's gradient is complete (its last kernel is queued).
+
+        Returns a function that removes the hook.
+        """
+        if self._hooks is None:
+            self._hooks = []
+        hooks = self._hooks
+        hooks.append(hook)
+        return lambda: hooks.remove(hook) if hook in hooks else None
+
+    def backward(self, gradient: Tensor | float | None = None) -> None:
+        """Add the gradients of this tensor to the `grad` of every leaf it was computed from.
+
+        `gradient` is the gradient of this tensor itself: a tensor of its shape, a number for every element, or None,
+        which stands for 1 and needs a tensor of one element.
+        """
+        from clcomm.engine.autograd import backward
+
+        backward(self, gradient)
+
+    def detach(self) -> Tensor:
+        """Return a tensor on the same memory that is no part of the tape."""
+        return wrap(self.device, self.buffer, self.shape, self.dtype)
+
+    # -- operations
+
+    def __add__(self, other: Tensor | float) -> Tensor:
+        return self._functional.add(self, other)
+
+    def __sub__(self, other: Tensor | float) -> Tensor:
+        return self._functional.sub(self, other)
+
+    def __mul__(self, other: Tensor | float) -> Tensor:
+        return self._functional.mul(self, other)
+
+    def __truediv__(self, other: Tensor | float) -> Tensor:
+        return self._functional.div(self, other)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __rsub__(self, other: float) -> Tensor:
+        return self._functional.sub(other, self)
+
+    def __rtruediv__(self, other: float) -> Tensor:
+        return self._functional.div(other, self)
+
+    def __neg__(self) -> Tensor:
+        return self._functional.mul(self, -1.0)
+
+    def __matmul__(self, other: Tensor) -> Tensor:
+        return self._functional.matmul(self, other)
+
+    #: NumPy arrays on the left leave the operation to the methods above, which refuse them.
+    __array_ufunc__ = None
+
+    def reshape(self, *shape: int | Sequence[int]) -> Tensor:
+        """Return the same elements in another shape, one dimension of which may be -1; shares memory."""
+        return self._functional.reshape(self, _sizes(shape))
+
+    def flatten(self, start_dim: int = 0) -> Tensor:
+        """Return the tensor with the dimensions from `start_dim` on made one."""
+        return self._functional.flatten(self, start_dim)
+
+    def transpose(self, *axes: int | Sequence[int]) -> Tensor:
+        """Return the tensor with its dimensions in the order of `axes`, reversed by default, as in NumPy."""
+        return self._functional.transpose(self, _sizes(axes) or None)
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802
+        """The tensor with its dimensions reversed."""
+        return self._functional.transpose(self, None)
+
+    def sum(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+        """Return the sum over all elements, or over the dimensions `axis`."""
+        return self._functional.sum(self, axis, keepdims)
+
+    def mean(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+        """Return the mean over all elements, or over the dimensions `axis`."""
+        return self._functional.mean(self, axis, keepdims)
+
+    def relu(self) -> Tensor:
+        """Return max(x, 0) of each element."""
+        return self._functional.relu(self)
+
+    def sigmoid(self) -> Tensor:
+        """Return 1 / (1 + exp(-x)) of each element."""
+        return self._functional.sigmoid(self)
+
+    def tanh(self) -> Tensor:
+        """Return the hyperbolic tangent of each element."""
+        return self._functional.tanh(self)
+
+    def softmax(self, axis: int = -1) -> Tensor:
+        """Return exp(x) / sum(exp(x)) along `axis`."""
+        return self._functional.softmax(self, axis)
+
+    def log_softmax(self, axis: int = -1) -> Tensor:
+        """Return x - log(sum(exp(x))) along `axis`."""
+        return self._functional.log_softmax(self, axis)
+
+    def argmax(self) -> Tensor:
+        """Return the int32 index of the largest element along the last dimension (no gradient)."""
+        return self._functional.argmax(self)
+
+
+class Parameter(Tensor):
+    """A tensor that a module trains; its gradient lives in the flat space once the module has one."""
+
+    __slots__ = ("slot",)
+
+    def __init__(self, array_like: Any, device: Device | str | None = None, requires_grad: bool = True):
+        self.slot: Any = None
+        super().__init__(array_like, device, requires_grad)
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient, or None; a tensor on the flat gradients (or on the averaged ones after a synchronisation)."""
+        return self._grad if self.slot is None else self.slot.gradient()
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        if value is not None and value.shape != self.shape:
+            raise ArgumentError(f"grad: expected shape {self.shape}, got {value.shape}")
+        if self.slot is None:
+            self._grad = value
+        else:
+            self.slot.assign(value)
+
+    def claim_gradient(self) -> Tensor | None:
+        return super().claim_gradient() if self.slot is None else self.slot.claim()
+
+    def gradient_for_update(self) -> Tensor:
+        return super().gradient_for_update() if self.slot is None else self.slot.for_update()
+
+
+def wrap(device: Device, buffer: Any, shape: Shape, dtype: np.dtype = FLOAT32) -> Tensor:
+    """Return a tensor on a given buffer."""
+    tensor = Tensor.__new__(Tensor)
+    tensor.device = device
+    tensor.buffer = buffer
+    tensor.shape = shape
+    tensor.dtype = dtype
+    tensor._grad = tensor._node = tensor._hooks = None
+    tensor._requires_grad = False
+    return tensor
+
+
+def empty(device: Device, shape: Shape, dtype: np.dtype = FLOAT32) -> Tensor:
+    """Return a tensor of undefined values on pooled memory."""
+    return wrap(device, device.allocate(math.prod(shape) * 4), shape, dtype)
+
+
+def constant(device: Device, value: float) -> Tensor:
+    """Return a tensor of shape () holding `value`, kept on the device for the next time."""
+    kept: dict[float, Tensor] = device.constants
+    tensor = kept.get(value)
+    if tensor is None:
+        if len(kept) > 64:
+            kept.clear()
+        tensor = kept[value] = Tensor(np.float32(value), device)
+    return tensor
+
+
+def float_tensor(name: str, value: Any) -> Tensor:
+    """Return `value` when it is a float32 tensor; else raise ArgumentError naming the argument."""
+    if not isinstance(value, Tensor):
+        raise ArgumentError(f"{name}: expected a Tensor, got {type(value).__name__}; wrap arrays in Tensor(...)")
+    if value.dtype is not FLOAT32 and value.dtype != FLOAT32:
+        raise ArgumentError(f"{name}: expected a float32 tensor, got {value.dtype} of shape {value.shape}")
+    return value
+
+
+def _host_array(array_like: Any) -> np.ndarray:
+    if isinstance(array_like, Tensor):
+        array_like = array_like.numpy()
+    array = np.asarray(array_like)
+    if array.dtype.kind in "fb":
+        array = array.astype(FLOAT32, order="C", copy=False)
+    elif array.dtype.kind in "iu":
+        if array.dtype.itemsize >= 4 and array.size and (array.max() > 2**31 - 1 or array.min() < -(2**31)):
+            raise ArgumentError(f"Tensor: integers must fit int32, got values up to {array.max()}")
+        array = array.astype(INT32, order="C", copy=False)
+    else:
+        raise ArgumentError(f"Tensor: expected numbers, got dtype {array.dtype}")
+    if not 0 < array.size <= _MOST_ELEMENTS:
+        raise ArgumentError(f"Tensor: expected 1 to 2**31 - 1 elements, got shape {array.shape}")
+    return array
+
+
+def _device(device: Device | str | None) -> Device:
+    if device is None:
+        return default_device()
+    return device if isinstance(device, Device) else Device.select(device)
+
+
+def _sizes(given: tuple[int | Sequence[int], ...]) -> Shape:
+    if len(given) == 1 and not isinstance(given[0], (int, np.integer)):
+        return tuple(int(n) for n in given[0])
+    return tuple(int(n) for n in given)  # type: ignore[arg-type]
