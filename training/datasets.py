@@ -132,6 +132,11 @@ def mean_and_std(images: np.ndarray) -> tuple[float, float]:
     return mean, variance**0.5 or 1.0
 
 
+def digits_available() -> bool:
+    """Return whether scikit-learn, which holds the digits, is installed."""
+    return importlib.util.find_spec("sklearn") is not None
+
+
 def load_digits(test_size: int = 360) -> Splits:
     """Return the 1,797 real handwritten digits that scikit-learn's wheel holds, 8x8 drawn on 28x28.
 
@@ -145,9 +150,7 @@ def load_digits(test_size: int = 360) -> Splits:
     order = np.random.RandomState(0).permutation(len(labels))  # RandomState's streams are frozen for good
     train, test = order[:-test_size], order[-test_size:]
     mean, std = mean_and_std(images[train])
-    sets = [
-        ArrayDataset(images[part], labels[part], name="digits", mean=mean, std=std) for part in (train, test)
-    ]
+    sets = [ArrayDataset(images[part], labels[part], name="digits", mean=mean, std=std) for part in (train, test)]
     return Splits(sets[0], sets[1], default_epochs=40)
 
 
@@ -215,9 +218,7 @@ def _check(images: np.ndarray, labels: np.ndarray, name: str, classes: int) -> N
             f"{name}: expected images (N, C, H, W) of uint8 or float32, got {images.shape} of {images.dtype}"
         )
     if labels.shape != (len(images),) or labels.dtype.kind not in "iu":
-        raise DataError(
-            f"{name}: expected {len(images)} whole numbers as labels, got {labels.shape} of {labels.dtype}"
-        )
+        raise DataError(f"{name}: expected {len(images)} whole numbers as labels, got {labels.shape} of {labels.dtype}")
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         raise DataError(
             f"{name}: expected labels of 0 to {classes - 1}, got {labels.min()} to {labels.max()}; "
@@ -232,9 +233,7 @@ def _affine(
     means, stds = np.asarray(mean, dtype=np.float64), np.asarray(std, dtype=np.float64)
     for what, given in (("mean", means), ("std", stds)):
         if given.shape not in ((), (images.shape[1],)) or not np.isfinite(given).all():
-            raise DataError(
-                f"{name}: expected {what} as one number or {images.shape[1]}, got {given.tolist()}"
-            )
+            raise DataError(f"{name}: expected {what} as one number or {images.shape[1]}, got {given.tolist()}")
     if (stds <= 0).any():
         raise DataError(f"{name}: expected a std above 0, got {stds.tolist()}")
     unit = 255 if images.dtype == np.uint8 else 1

@@ -72,9 +72,7 @@ def write_idx(path: FilePath, array: np.ndarray) -> None:
     code = _CODES.get(array.dtype.newbyteorder("="))
     if code is None or not 1 <= array.ndim <= 255 or max(array.shape) >= 1 << 32:
         known = ", ".join(str(dtype) for dtype in _CODES)
-        raise DataError(
-            f"{path}: IDX holds arrays of 1 to 255 dimensions of {known}, got {array.dtype} {array.shape}"
-        )
+        raise DataError(f"{path}: IDX holds arrays of 1 to 255 dimensions of {known}, got {array.dtype} {array.shape}")
     header = struct.pack(f">2xBB{array.ndim}I", code, array.ndim, *array.shape)
     content = header + array.astype(_TYPES[code]).tobytes()
     write_bytes(path, gzip.compress(content, 6, mtime=0) if path.suffix == ".gz" else content)
@@ -112,9 +110,7 @@ def _reading(path: FilePath) -> Iterator[BinaryIO]:
             f"{path}: damaged gzip file ({error}); expected a whole one, copy or download it again"
         ) from error
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read ({error.strerror or error}); check the path and rights"
-        ) from error
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}); check the path and rights") from error
 
 
 def _header(path: FilePath, stream: BinaryIO) -> tuple[np.dtype, tuple[int, ...]]:
@@ -172,9 +168,7 @@ def _check_size(path: FilePath, nbytes: int, header: int, max_bytes: int) -> Non
         on_disk = os.fstat(raw.fileno()).st_size
     possible = on_disk * _DEFLATE_MAX_RATIO if zipped else on_disk
     if header + nbytes > possible:
-        raise DataError(
-            _wrong_length(path, header + nbytes, f"{on_disk} bytes{' of gzip' if zipped else ''}")
-        )
+        raise DataError(_wrong_length(path, header + nbytes, f"{on_disk} bytes{' of gzip' if zipped else ''}"))
 
 
 def _fill(path: FilePath, stream: BinaryIO, array: np.ndarray) -> None:

@@ -43,9 +43,7 @@ def nearest_centre_accuracy(splits):
 @given(st.lists(st.integers(0, 49), max_size=20))
 def test_a_batch_is_the_normalised_samples(indices):
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
-    got, labels = ArrayDataset(IMAGES, LABELS, name="set", mean=mean, std=std).batch(
-        np.array(indices, dtype=int)
-    )
+    got, labels = ArrayDataset(IMAGES, LABELS, name="set", mean=mean, std=std).batch(np.array(indices, dtype=int))
     per_channel = (np.array(mean)[:, None, None], np.array(std)[:, None, None])
     want = (IMAGES[indices].astype(np.float64) / 255 - per_channel[0]) / per_channel[1]
     assert got.dtype == np.float32 and got.flags.c_contiguous and labels.dtype == np.int32

@@ -30,9 +30,7 @@ def refusal(call, *arguments, **options) -> str:
 
 @given(
     st.sampled_from(DTYPES).flatmap(
-        lambda dtype: arrays.arrays(
-            dtype, arrays.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=5)
-        )
+        lambda dtype: arrays.arrays(dtype, arrays.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=5))
     ),
     st.sampled_from(["values-idx", "values-idx.gz"]),
 )
@@ -98,9 +96,7 @@ def test_a_large_truncated_gzip_says_how_far_it_came(tmp_path):
     write_idx(path, values)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    assert "expected 3136016 bytes by its header, got a gzip file cut off after about" in refusal(
-        read_idx, path
-    )
+    assert "expected 3136016 bytes by its header, got a gzip file cut off after about" in refusal(read_idx, path)
 
 
 def test_trailing_bytes_are_refused(tmp_path):

@@ -1,0 +1,213 @@
+"""Which data a job trains on: rank 0 decides, every rank follows, and all of them raise the same error."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clcomm.errors import ClcommError, DataError
+from training import download
+from training.datasets import (
+    MNIST_FILES,
+    Splits,
+    digits_available,
+    find_mnist_files,
+    load_digits,
+    load_mnist,
+    load_synthetic,
+)
+
+if TYPE_CHECKING:
+    from clcomm.communicator import Communicator
+
+CHOICES = ("auto", "mnist", "fashion-mnist", "digits", "synthetic")
+_REMOTES = {"mnist": download.MNIST, "fashion-mnist": download.FASHION_MNIST}
+_TORCHVISION = {"mnist": "MNIST/raw", "fashion-mnist": "FashionMNIST/raw"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What rank 0 chose: the dataset's name, the directory where it lies (if any), and a line that says so."""
+
+    name: str
+    directory: str | None
+    note: str
+
+
+def open_data(spec: str, comm: Communicator | None = None, say: Callable[[str], object] = print) -> Splits:
+    """Return the training and test set that `spec` names; a collective call where `comm` is given.
+
+    `spec` is "auto", "mnist", "fashion-mnist", "digits", "synthetic" or a directory with MNIST-named IDX files.
+    Rank 0 alone looks and downloads, and tells in one line through `say` what it found. DataError, the same on every
+    rank, where the data is missing or damaged, or where a rank cannot read it or reads something else.
+    """
+    choice = _decided_by_rank_0(lambda: choose(spec, say), comm)
+    splits = load(choice) if comm is None else _load_everywhere(choice, comm)
+    if comm is None or comm.rank == 0:
+        say(choice.note)
+    return splits
+
+
+def choose(spec: str, say: Callable[[str], object] = print) -> Choice:
+    """Decide from this process's files and network what `spec` stands for; download where needed."""
+    if spec == "digits":
+        return Choice("digits", None, "data: the 1,797 digits bundled with scikit-learn")
+    if spec == "synthetic":
+        return Choice("synthetic", None, "data: synthetic images")
+    if spec not in CHOICES:
+        return _choose_path(spec)
+    name = "mnist" if spec == "auto" else spec
+    found = _look_around(name, any_set=spec == "auto")
+    if found is not None:
+        return found
+    try:
+        return _downloaded(name, say)
+    except DataError as error:
+        failure = f"no {name} files in {_places(name)}, and {error}"
+    if spec != "auto":
+        raise DataError(f"data: {failure}; give their directory with --data or CLCOMM_DATA")
+    if not digits_available():
+        raise DataError(f"data: {failure}, and no scikit-learn with its digits; install it or take --data synthetic")
+    return Choice("digits", None, f"data: {failure}; training on the digits bundled with scikit-learn")
+
+
+def load(choice: Choice) -> Splits:
+    """Read what was chosen; DataError where this process cannot."""
+    if choice.name == "digits":
+        return load_digits()
+    if choice.name == "synthetic":
+        return load_synthetic()
+    assert choice.directory is not None
+    return load_mnist(choice.directory, choice.name)
+
+
+def cache_directory() -> Path:
+    """Return the user's cache for downloaded data (XDG_CACHE_HOME or the system's usual place)."""
+    import pooch
+
+    return Path(pooch.os_cache("clcomm"))
+
+
+def _choose_path(spec: str) -> Choice:
+    directory = Path(spec).expanduser().absolute()
+    if not directory.is_dir():
+        raise DataError(f"data: expected {', '.join(CHOICES)} or a directory, got {spec!r}, which is neither")
+    for candidate in (directory, directory / "mnist", directory / _TORCHVISION["mnist"]):
+        choice = _in_directory(candidate)
+        if choice is not None:
+            return choice
+    raise DataError(f"data: expected {MNIST_FILES[0]} and its like (or .gz) in {directory}, found none of them")
+
+
+def _look_around(name: str, any_set: bool) -> Choice | None:
+    """Return the first place that holds the set `name`, or with `any_set` any set of MNIST's file names."""
+    candidates = []
+    if os.environ.get("CLCOMM_DATA"):
+        root = Path(os.environ["CLCOMM_DATA"]).expanduser().absolute()
+        candidates += [root / name, root, root / _TORCHVISION[name]]
+    candidates += [Path("data", name).absolute(), Path("data", _TORCHVISION[name]).absolute()]
+    for candidate in candidates:
+        choice = _in_directory(candidate)
+        if choice is not None and (any_set or choice.name in (name, "own")):
+            return choice
+    cached = cache_directory() / name
+    # An interrupted download may have left the cache incomplete: that is a reason to download, not to stop.
+    return _in_directory(cached, name) if len(find_mnist_files(cached)) == len(MNIST_FILES) else None
+
+
+def _in_directory(directory: Path, name: str | None = None) -> Choice | None:
+    files = find_mnist_files(directory)
+    if not files:
+        return None
+    missing = [file for file in MNIST_FILES if file not in files]
+    if missing:
+        raise DataError(f"{directory}: expected the file {missing[0]} or {missing[0]}.gz, found none; add it")
+    name = name or _identify(files[MNIST_FILES[3]])
+    return Choice(name, str(directory), f"data: {name} from {directory}")
+
+
+def _identify(labels: Path) -> str:
+    """Tell MNIST from Fashion-MNIST, which share their file names, by the test labels; else "own"."""
+    try:
+        content = labels.read_bytes()
+    except OSError as error:
+        raise DataError(f"{labels}: cannot be read ({error.strerror}); check the path and rights") from error
+    for name, remote in _REMOTES.items():
+        if download.matches(content, remote.md5[MNIST_FILES[3]]):
+            return name
+    return "fashion-mnist" if "fashion" in labels.parent.name.lower() else "own"
+
+
+def _downloaded(name: str, say: Callable[[str], object]) -> Choice:
+    if os.environ.get("CLCOMM_OFFLINE", "0") not in ("", "0"):
+        raise DataError(f"{name}: download switched off by CLCOMM_OFFLINE")
+    target = cache_directory() / name
+    download.download(_REMOTES[name], target, say=say)
+    return Choice(name, str(target), f"data: {name}, downloaded to {target}")
+
+
+def _places(name: str) -> str:
+    first = f"CLCOMM_DATA ({os.environ['CLCOMM_DATA']})" if os.environ.get("CLCOMM_DATA") else "CLCOMM_DATA (unset)"
+    return f"{first}, {Path('data', name)}, {cache_directory() / name}"
+
+
+def _decided_by_rank_0(decide: Callable[[], Choice], comm: Communicator | None) -> Choice:
+    if comm is None:
+        return decide()
+    outcome: Choice | DataError | None = None
+    if comm.rank == 0:
+        try:
+            outcome = decide()
+        except (ClcommError, OSError) as error:
+            outcome = DataError(str(error))  # without its cause, which may not pickle
+    outcome = comm.broadcast_object(outcome, root=0)
+    if isinstance(outcome, DataError):
+        raise outcome
+    assert isinstance(outcome, Choice)
+    return outcome
+
+
+def _load_everywhere(choice: Choice, comm: Communicator) -> Splits:
+    """Load on every rank and compare: what one rank cannot read, or reads differently, stops all of them."""
+    splits, failure, seen = None, None, None
+    try:
+        splits = load(choice)
+        seen = _fingerprint(splits)
+    except (ClcommError, OSError, MemoryError) as error:
+        failure = str(error) or type(error).__name__
+    reports = comm.all_gather_object((failure, seen))
+    failed = [rank for rank, report in enumerate(reports) if report[0] is not None]
+    if failed:
+        text = str(reports[failed[0]][0])
+        if len({report[0] for report in reports}) == 1:
+            raise DataError(text)
+        raise DataError(
+            f"data: {_name_ranks(failed, comm.size)} cannot read what rank 0 chose: {text}; put the files at the "
+            f"same path on every host"
+        )
+    differing = [rank for rank, report in enumerate(reports) if report[1] != reports[0][1]]
+    if differing:
+        source = choice.directory or choice.name
+        raise DataError(
+            f"data: {_name_ranks(differing, comm.size)} read other data than rank 0 from {source}; "
+            f"put the same files on every host"
+        )
+    assert splits is not None
+    return splits
+
+
+def _fingerprint(splits: Splits) -> tuple[object, ...]:
+    """Return shapes and sums of all labels and a sample of the images: cheap, and different for other data."""
+    parts: list[object] = []
+    for split in (splits.train, splits.test):
+        parts += [split.images.shape, zlib.crc32(split.labels.tobytes()), zlib.crc32(split.images[::97].tobytes())]
+    return tuple(parts)
+
+
+def _name_ranks(ranks: list[int], size: int) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown} of {size}"
