@@ -70,7 +70,7 @@ def test_torchvisions_layout_is_found(tmp_path, machine):
 
 def test_auto_falls_back_on_digits_in_one_line(machine):
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-    said = []
+    said: list[str] = []
     splits = open_data("auto", None, said.append)
     assert splits.name == "digits" and len(splits.train) == 1437 and machine == ["mnist"]
     assert len(said) == 1 and "\n" not in said[0]
@@ -108,7 +108,7 @@ def test_an_incomplete_directory_is_an_error_but_an_incomplete_cache_is_not(tmp_
 
 def test_a_download_is_used_and_kept(tmp_path, machine, monkeypatch):
     monkeypatch.setattr(download, "download", lambda remote, target, **_: write_set(target))
-    said = []
+    said: list[str] = []
     splits = open_data("mnist", None, said.append)
     target = tmp_path / "cache" / "clcomm" / "mnist"
     assert len(splits.train) == 20 and f"downloaded to {target}" in said[-1]
@@ -150,7 +150,8 @@ def test_digits_and_synthetic_need_no_files(machine):
 
 @pytest.mark.mpi(min_size=2)
 def test_rank_0_alone_decides_and_speaks(monkeypatch):
-    comm, said = Communicator(), []
+    said: list[str] = []
+    comm = Communicator()
     wanted = {0: "synthetic"}.get(comm.rank, "mnist")
     splits = open_data(wanted, comm, said.append)
     assert splits.name == "synthetic"

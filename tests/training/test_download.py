@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import http.server
+import os
 import socket
 import threading
 import time
@@ -13,7 +14,7 @@ import pytest
 
 from clcomm.errors import DataError
 from training import download as module
-from training.datasets import MNIST_FILES
+from training.datasets import MNIST_FILES, find_mnist_files
 from training.download import FASHION_MNIST, MNIST, Remote, download, matches
 
 
@@ -91,7 +92,8 @@ def failure(*arguments, **options):
 
 
 def test_files_arrive_checked_and_alone(mirrors, tmp_path):
-    mirror, said = mirrors(), []
+    said: list[str] = []
+    mirror = mirrors()
     download(Remote("set", (mirror.url,), SUMS), tmp_path / "new" / "set", say=said.append)
     assert {path.name: path.read_bytes() for path in (tmp_path / "new" / "set").iterdir()} == FILES
     assert len(mirror.asked) == 4 and len(said) == 1 and "downloading set from 127.0.0.1" in said[0]
@@ -188,3 +190,13 @@ def test_the_published_sets_are_complete():
     for remote in (MNIST, FASHION_MNIST):
         assert tuple(remote.md5) == MNIST_FILES and len(remote.mirrors) >= 2
         assert all(len(value) == 32 for value in remote.md5.values())
+
+
+def test_real_mnist_passes_its_published_sums(mirrors, tmp_path):
+    root = os.environ.get("CLCOMM_DATA")
+    files = find_mnist_files(root) if root else {}
+    if len(files) < 4 or any(path.suffix != ".gz" for path in files.values()):
+        pytest.skip("CLCOMM_DATA names no directory with MNIST's .gz files")
+    mirror = mirrors({name + ".gz": path.read_bytes() for name, path in files.items()})
+    download(Remote("mnist", (mirror.url,), MNIST.md5), tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4

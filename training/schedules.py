@@ -1,0 +1,135 @@
+"""Learning-rate schedules: pure functions from a step's number (0, 1, 2, …) to a factor on the base rate.
+
+Where a name is PyTorch's (torch.optim.lr_scheduler), so are the values. A pure function of the step resumes by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+from clcomm.errors import ArgumentError
+
+Schedule = Callable[[int], float]
+
+
+def constant() -> Schedule:
+    """The base rate throughout."""
+    return lambda step: 1.0
+
+
+def step_decay(size: int, gamma: float = 0.1) -> Schedule:
+    """Times `gamma` every `size` steps (StepLR)."""
+    _at_least("size", size, 1)
+    return lambda step: gamma ** (step // size)
+
+
+def multi_step(milestones: Sequence[int], gamma: float = 0.1) -> Schedule:
+    """Times `gamma` at each milestone (MultiStepLR)."""
+    ordered = sorted(milestones)
+    return lambda step: gamma ** bisect_right(ordered, step)
+
+
+def exponential(gamma: float) -> Schedule:
+    """Times `gamma` every step (ExponentialLR)."""
+    return lambda step: gamma**step
+
+
+def linear(total: int, start: float = 1.0, end: float = 0.0) -> Schedule:
+    """From `start` to `end` in a straight line over `total` steps, then `end` (LinearLR)."""
+    _at_least("total", total, 1)
+    return lambda step: start + (end - start) * min(step, total) / total
+
+
+def cosine(total: int, floor: float = 0.0) -> Schedule:
+    """Half a cosine from 1 to `floor` over `total` steps (CosineAnnealingLR), then `floor`.
+
+    Source: Loshchilov & Hutter, "SGDR: Stochastic gradient descent with warm restarts", ICLR 2017, eq. 5.
+    """
+    _at_least("total", total, 1)
+    return lambda step: floor + (1 - floor) * (1 + math.cos(math.pi * min(step, total) / total)) / 2
+
+
+def warm_up(steps: int, then: Schedule, start: float | None = None) -> Schedule:
+    """Rise in a straight line from `start` (1 / steps) to the first value of `then` over `steps` steps, then `then`.
+
+    The same as SequentialLR([LinearLR(start_factor=start, total_iters=steps), then], milestones=[steps]).
+    Source: Goyal et al., "Accurate, large minibatch SGD", 2017, section 2.2.
+    """
+    _at_least("warmup", steps, 0)
+    if steps == 0:
+        return then
+    first = 1 / steps if start is None else start
+    return lambda step: (first + (1 - first) * step / steps) * then(0) if step < steps else then(step - steps)
+
+
+def parse_schedule(text: str, total_steps: int) -> Schedule:
+    """Return the schedule that `text` names for a run of `total_steps` steps.
+
+    A name and options after a colon: "constant", "cosine:floor=0.01,warmup=100", "linear:end=0.1",
+    "step:size=500,gamma=0.5", "multistep:at=300+600,gamma=0.1", "exponential:gamma=0.999". Any of them takes
+    `warmup=STEPS`. ArgumentError names what was not understood.
+    """
+    name, _, rest = text.partition(":")
+    options = _options(text, rest)
+    warmup = int(_number(text, options.pop("warmup", "0"), whole=True))
+    remaining = max(1, total_steps - warmup)
+    if name not in _BUILDERS:
+        raise ArgumentError(f"schedule: expected one of {', '.join(_BUILDERS)}, got {text!r}")
+    allowed, build = _BUILDERS[name]
+    unknown = sorted(set(options) - set(allowed))
+    if unknown:
+        known = ", ".join(("warmup", *allowed))
+        raise ArgumentError(f"schedule: {name} takes the options {known}, got {unknown[0]!r} in {text!r}")
+    missing = [key for key, default in allowed.items() if default is None and key not in options]
+    if missing:
+        raise ArgumentError(f"schedule: {name} needs {missing[0]}=…, got {text!r}")
+    filled = {key: options.get(key, default) for key, default in allowed.items()}
+    return warm_up(warmup, build(text, filled, remaining))
+
+
+def _step_from(text: str, options: dict[str, str], total: int) -> Schedule:
+    return step_decay(int(_number(text, options["size"], whole=True)), _number(text, options["gamma"]))
+
+
+def _multi_step_from(text: str, options: dict[str, str], total: int) -> Schedule:
+    milestones = [int(_number(text, part, whole=True)) for part in options["at"].split("+")]
+    return multi_step(milestones, _number(text, options["gamma"]))
+
+
+# The options of each name with their defaults; None marks one that has to be given.
+_BUILDERS: dict[str, tuple[dict, Callable[[str, dict, int], Schedule]]] = {
+    "constant": ({}, lambda text, options, total: constant()),
+    "step": ({"size": None, "gamma": "0.1"}, _step_from),
+    "multistep": ({"at": None, "gamma": "0.1"}, _multi_step_from),
+    "exponential": ({"gamma": None}, lambda text, options, total: exponential(_number(text, options["gamma"]))),
+    "linear": ({"end": "0"}, lambda text, options, total: linear(total, end=_number(text, options["end"]))),
+    "cosine": ({"floor": "0"}, lambda text, options, total: cosine(total, _number(text, options["floor"]))),
+}
+
+
+def _options(text: str, rest: str) -> dict[str, str]:
+    options = {}
+    for item in filter(None, rest.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals or not value:
+            raise ArgumentError(f"schedule: expected options as name=value, got {item!r} in {text!r}")
+        options[key.strip()] = value.strip()
+    return options
+
+
+def _number(text: str, value: str, whole: bool = False) -> float:
+    try:
+        number = int(value) if whole else float(value)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or number < 0:
+        kind = "a whole number" if whole else "a number"
+        raise ArgumentError(f"schedule: expected {kind} from 0 up, got {value!r} in {text!r}")
+    return number
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ArgumentError(f"schedule: {name}: expected at least {least} steps, got {value}")
