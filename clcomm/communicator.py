@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 
 from clcomm import job
+from clcomm.arguments import aligned_zeros, check_op, flat, kind_of, scatter_header, writable
 from clcomm.errors import ArgumentError, MismatchError
+from clcomm.handle import Handle
+from clcomm.lizardist import LizarDistCalls
 from clcomm.stats import Collective, CommStats, Observer
 from clcomm.transport import Pending, SoloTransport, Transport
 from clcomm.transport import mpi as mpi_transport
-from clcomm.transport.reduction import FOLDS
 from clcomm.transport.shared import SharedTransport
 from clcomm.units import format_size, parse_size
 
@@ -28,38 +30,7 @@ TRANSPORTS = ("auto", "shared", "mpi", "solo")
 _log = logging.getLogger("clcomm")
 
 
-class Handle:
-    """A started all-reduce: `wait()` returns its result, `done()` says without blocking whether it is there."""
-
-    def __init__(self, pending: Pending, result: np.ndarray, finished: Callable[[float], None], started_s: float):
-        self._pending, self._result, self._finished = pending, result, finished
-        self._spent_s = started_s
-        self._reported = False
-
-    def wait(self) -> np.ndarray:
-        """Return the reduced array when it is complete on this rank."""
-        begin = time.perf_counter()
-        self._pending.wait()
-        self._report(begin)
-        return self._result
-
-    def done(self) -> bool:
-        """Make progress and say whether the result is complete."""
-        begin = time.perf_counter()
-        done = self._pending.done()
-        if done:
-            self._report(begin)
-        else:
-            self._spent_s += time.perf_counter() - begin
-        return done
-
-    def _report(self, begin: float) -> None:
-        if not self._reported:
-            self._reported = True
-            self._finished(self._spent_s + time.perf_counter() - begin)
-
-
-class Communicator:
+class Communicator(LizarDistCalls):
     """The ranks of a job and the collectives between them.
 
     comm: an mpi4py communicator; None takes COMM_WORLD, and a world of one where there is no MPI. Either way a
@@ -135,14 +106,6 @@ class Communicator:
         """Number of ranks."""
         return self.size
 
-    def get_rank(self) -> int:
-        """Return this process's rank."""
-        return self.rank
-
-    def get_world_size(self) -> int:
-        """Return the number of ranks."""
-        return self.size
-
     # --- memory ---
 
     def allocate(self, nbytes: int) -> np.ndarray:
@@ -165,7 +128,7 @@ class Communicator:
             if self._shared.fits(nbytes):
                 return self._shared.allocate_common(nbytes) if common else self._shared.allocate(nbytes)
             self._warn_fallback(nbytes)
-        return _aligned_zeros(nbytes)
+        return aligned_zeros(nbytes)
 
     def _warn_fallback(self, nbytes: int) -> None:
         if self.rank == 0 and not self._warned_fallback:
@@ -235,14 +198,14 @@ class Communicator:
     def broadcast(self, array: np.ndarray, root: int = 0, *, label: str = "") -> np.ndarray:
         """Copy root's array into every rank's array of the same shape and dtype, in place, and return it."""
         self._check_root(root)
-        flat, finish = _writable(array, "array")
-        chosen = self._transport_for(flat)
-        self._run("broadcast", label, flat.nbytes, chosen, lambda: chosen.broadcast(flat, root))
+        values, finish = writable(array, "array")
+        chosen = self._transport_for(values)
+        self._run("broadcast", label, values.nbytes, chosen, lambda: chosen.broadcast(values, root))
         return finish()
 
     def all_gather(self, array: np.ndarray, *, label: str = "") -> np.ndarray:
         """Return all ranks' arrays, stacked in rank order: shape (world_size, *array.shape)."""
-        source = _flat(array, "array")
+        source = flat(array, "array")
         out = np.empty((self.size, *array.shape), array.dtype)
         chosen = self._transport_for(source)
         self._run("all_gather", label, out.nbytes, chosen, lambda: chosen.all_gather(source, out.reshape(-1)))
@@ -250,8 +213,8 @@ class Communicator:
 
     def reduce_scatter(self, array: np.ndarray, op: str = "sum", *, label: str = "") -> np.ndarray:
         """Reduce blocks over the ranks and return block `rank`; array.shape[0] is a multiple of the world's size."""
-        _check_op(op, array)
-        source = _flat(array, "array")
+        check_op(op, array)
+        source = flat(array, "array")
         if array.ndim == 0 or array.shape[0] % self.size:
             raise ArgumentError(
                 f"array: expected a first dimension that {self.size} ranks divide, got shape {array.shape}"
@@ -270,10 +233,10 @@ class Communicator:
         Equal arrays travel through MPI's buffers; arrays of different shapes, and other objects, are pickled.
         """
         self._check_root(root)
-        kinds = self._all_gather_object(_kind(data))
+        kinds = self._all_gather_object(kind_of(data))
         if not isinstance(data, np.ndarray) or len(set(kinds)) > 1:
             return self.gather_object(data, root, label=label)
-        source = _flat(data, "data")
+        source = flat(data, "data")
         out = np.empty((self.size, *data.shape), data.dtype) if self.rank == root else None
         flat_out = None if out is None else out.reshape(-1)
         chosen = self._transport_for(source)
@@ -287,14 +250,14 @@ class Communicator:
         differ. Every rank raises ArgumentError when root's sequence has another length.
         """
         self._check_root(root)
-        mine = _scatter_header(data, self.size) if self.rank == root else None
+        mine = scatter_header(data, self.size) if self.rank == root else None
         shape, dtype, problem = self._broadcast_object(mine, root)
         if problem:
             raise ArgumentError(f"data: {problem} on rank {root}")
         if shape is None:
             return self.scatter_object(data, root, label=label)
         out = np.empty(shape[1:], dtype)
-        source = _flat(data, "data") if self.rank == root else None
+        source = flat(data, "data") if self.rank == root else None
         self._run(
             "scatter", label, out.nbytes * self.size, self._base,
             lambda: self._base.scatter(source, out.reshape(-1), root),
@@ -330,36 +293,7 @@ class Communicator:
     def _all_gather_object(self, obj: Any) -> list:
         return [obj] if self.comm is None else self.comm.allgather(obj)
 
-    # --- LizarDist's names ---
-
-    def allreduce(self, data: np.ndarray, op: Any = "sum") -> np.ndarray:
-        """Return the reduction of `data` over the ranks as a new array; `op` may be mpi4py's constant."""
-        out = np.empty(np.shape(data), np.asarray(data).dtype)
-        return self.all_reduce(np.ascontiguousarray(data), mpi_transport.reduction_name(op), out=out)
-
-    def bcast(self, data: Any, root: int = 0) -> Any:
-        """Return root's object on every rank; it is pickled, so prefer `broadcast` for arrays."""
-        return self.broadcast_object(data, root)
-
-    def bucketed_allreduce(self, tensors: Sequence[np.ndarray], op: Any = "sum") -> list[np.ndarray]:
-        """Return the reductions of a list of arrays as new arrays, taking `bucket_size` bytes at a time."""
-        op = mpi_transport.reduction_name(op)
-        results: list[np.ndarray] = []
-        for bucket in _buckets_of(tensors, self.bucket_size if self.use_bucketing else 0):
-            reduced = self.all_reduce(np.concatenate([tensor.reshape(-1) for tensor in bucket]), op)
-            cuts = np.cumsum([tensor.size for tensor in bucket])[:-1]
-            parts = np.split(reduced, cuts)
-            results += [part.reshape(tensor.shape) for part, tensor in zip(parts, bucket, strict=True)]
-        return results
-
-    def get_bucket_stats(self) -> dict[str, float]:
-        """Return how many all-reduces there were, their bytes, and the mean of these."""
-        total = self.stats.total("all_reduce")
-        return {
-            "total_allreduce_calls": total["calls"],
-            "total_bytes_sent": total["bytes"],
-            "average_bytes_per_call": total["average_bytes_per_call"],
-        }
+    # --- stats and the end ---
 
     def merged_stats(self) -> CommStats:
         """Return the stats of an average rank, on every rank; collective."""
@@ -411,13 +345,13 @@ class Communicator:
     def _reduction_operands(
         self, array: np.ndarray, op: str, out: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray, Callable[[], np.ndarray]]:
-        _check_op(op, array)
+        check_op(op, array)
         if out is None:
-            flat, finish = _writable(array, "array")
-            source = target = flat
+            source, finish = writable(array, "array")
+            target = source
         else:
-            source = _flat(array, "array")
-            target, finish = _writable(out, "out")
+            source = flat(array, "array")
+            target, finish = writable(out, "out")
             if out.shape != array.shape or out.dtype != array.dtype:
                 raise ArgumentError(
                     f"out: expected shape {array.shape} and dtype {array.dtype} as array has, "
@@ -430,72 +364,3 @@ class Communicator:
     def _check_root(self, root: int) -> None:
         if not 0 <= root < self.size:
             raise ArgumentError(f"root: expected a rank from 0 to {self.size - 1}, got {root!r}")
-
-
-def _check_op(op: str, array: np.ndarray) -> None:
-    if op not in FOLDS:
-        raise ArgumentError(f"op: expected one of {', '.join(FOLDS)}, got {op!r}")
-    if not isinstance(array, np.ndarray):
-        raise ArgumentError(f"array: expected a NumPy array, got {type(array).__name__}")
-    if op == "mean" and array.dtype.kind not in "fc":
-        raise ArgumentError(f"op: 'mean' needs a floating dtype, got {array.dtype}; use 'sum'")
-
-
-def _flat(array: np.ndarray, name: str) -> np.ndarray:
-    """Return the array as one contiguous dimension: a view where it can be one."""
-    if not isinstance(array, np.ndarray):
-        raise ArgumentError(f"{name}: expected a NumPy array, got {type(array).__name__}")
-    if array.dtype.hasobject:
-        raise ArgumentError(f"{name}: expected numbers, got dtype {array.dtype}; use the object variants")
-    return np.ascontiguousarray(array).reshape(-1)
-
-
-def _writable(array: np.ndarray, name: str) -> tuple[np.ndarray, Callable[[], np.ndarray]]:
-    """Return a flat array to write to, and what brings the result home if that had to be a copy."""
-    flat = _flat(array, name)
-    if not array.flags.writeable:
-        raise ArgumentError(f"{name}: expected a writable array, got a read-only one")
-    if array.flags.c_contiguous:
-        return flat, lambda: array
-
-    def copy_back() -> np.ndarray:
-        array[...] = flat.reshape(array.shape)
-        return array
-
-    return flat, copy_back
-
-
-def _kind(data: Any) -> tuple | None:
-    return (data.shape, data.dtype.str) if isinstance(data, np.ndarray) and not data.dtype.hasobject else None
-
-
-def _scatter_header(data: Any, size: int) -> tuple:
-    """Return (shape, dtype, problem) for every rank to know before anything moves; shape None: pickle."""
-    try:
-        length = len(data)
-    except TypeError:
-        return None, None, f"expected a sequence of {size} items, got {type(data).__name__}"
-    if length != size:
-        return None, None, f"expected {size} items, one for each rank, got {length}"
-    kind = _kind(data)
-    return (*kind, "") if kind else (None, None, "")
-
-
-def _buckets_of(tensors: Sequence[np.ndarray], bucket_size: int) -> Iterable[list[np.ndarray]]:
-    bucket: list[np.ndarray] = []
-    filled = 0
-    for tensor in tensors:
-        if bucket and (filled + tensor.nbytes > bucket_size or tensor.dtype != bucket[0].dtype):
-            yield bucket
-            bucket, filled = [], 0
-        bucket.append(tensor)
-        filled += tensor.nbytes
-    if bucket:
-        yield bucket
-
-
-def _aligned_zeros(nbytes: int, alignment: int = 4096) -> np.ndarray:
-    """Return zeroed bytes that start at a page, as OpenCL wants host memory it is to use in place."""
-    raw = np.zeros(nbytes + alignment, np.uint8)
-    start = -raw.__array_interface__["data"][0] % alignment
-    return raw[start : start + nbytes]

@@ -44,12 +44,9 @@ def install_excepthook() -> None:
 
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    code = fail(error)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # An excepthook cannot choose the exit code: end MPI as its exit handler would, then leave.
-    mpi.finalize()
-    os._exit(code)
+    # Python then leaves with exit code 1 through the ordinary exit handlers, MPI's among them. (os._exit here would
+    # skip those: mpiexec takes such ranks for crashed, kills the others, and MPICH's files stay in /dev/shm.)
+    fail(error)
 
 
 def fail(error: BaseException) -> int:
@@ -61,8 +58,7 @@ def fail(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return _report_together("clcomm: interrupted", INTERRUPTED)
     rank, size = mpi.place_in_world()
-    print(f"clcomm: rank {rank} failed:", file=sys.stderr)
-    traceback.print_exception(error, file=sys.stderr)
+    _print_line(f"clcomm: rank {rank} failed:\n{''.join(traceback.format_exception(error))}".rstrip())
     code = USER_ERROR if isinstance(error, ClcommError) else FAILURE
     if size > 1:
         _abort(code)
@@ -71,28 +67,33 @@ def fail(error: BaseException) -> int:
 
 def _leave(error: SystemExit) -> int:
     """Honour sys.exit(): a clean exit is this rank's own affair, any other ends the ranks that don't exit too."""
-    code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    if error.code is None or error.code == 0:
+        return 0
     if isinstance(error.code, str):
-        return _report_together(error.code, code)
-    return code if code == 0 else _report_together("", code)
+        return _report_together(error.code, FAILURE)
+    code = error.code if isinstance(error.code, int) else FAILURE
+    # Whoever called sys.exit(code), argparse for one, has said why; only a rank that leaves alone is worth a line.
+    return _report_together("", code, alone=f"clcomm: {{where}}left with exit code {code}")
 
 
-def _report_together(message: str, code: int) -> int:
+def _report_together(message: str, code: int, alone: str | None = None) -> int:
     """Print `message` once for all ranks that fail with it; when not all fail soon, print it and abort the job."""
     rank, size = mpi.place_in_world()
     alike = [0] if size == 1 else mpi.ranks_in_agreement(sha256(message.encode()).digest(), AGREEMENT_S)
-    if alike is None or rank == min(alike):
-        where = "" if alike is not None and len(alike) == size else f"rank {rank}: "
-        _print_line(message.replace("{where}", where, 1))
     if alike is None:
+        _print_line((alone or message).replace("{where}", f"rank {rank}: ", 1))
         _abort(code)
+    elif rank == min(alike):
+        where = "" if len(alike) == size else f"rank {rank}: "
+        _print_line(message.replace("{where}", where, 1))
     return code
 
 
 def _print_line(line: str) -> None:
     if line:
         sys.stdout.flush()
-        print(line, file=sys.stderr, flush=True)
+        sys.stderr.write(line + "\n")  # in one piece, so that ranks' lines don't mix
+        sys.stderr.flush()
 
 
 def _abort(code: int) -> None:

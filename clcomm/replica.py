@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,5 +48,5 @@ class Replica(Protocol):
     def extra_state(self) -> dict[str, np.ndarray]:
         """Return what is not trained but must be alike on all ranks: frozen parameters, buffers."""
 
-    def load_extra_state(self, state: Mapping[str, np.ndarray]) -> None:
+    def load_extra_state(self, state: dict[str, np.ndarray]) -> None:
         """Set what `extra_state` returned."""

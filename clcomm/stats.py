@@ -7,12 +7,14 @@ busbw is algbw times the share of that size which has to cross each rank's link.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-from rich.table import Table
 
 from clcomm.units import format_size
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 SCHEMA = 1
 
@@ -170,6 +172,8 @@ class CommStats:
 
     def table(self, title: str = "Communication") -> Table:
         """Return the counts as a rich table, times in ms and bandwidths in GB/s (10^9 bytes)."""
+        from rich.table import Table  # here, because most programs need it once, at their end
+
         whose = "" if self.ranks == 1 else f", mean of {self.ranks} ranks"
         table = Table(title=f"{title} per rank{whose}", title_justify="left")
         table.add_column("operation")

@@ -124,9 +124,9 @@ class Synchronizer:
         plan = space.plans.get(use_bucketing)
         if plan is None:
             plan = space.layout.buckets(self.bucket_size if use_bucketing else None)
-            lines = [f"bucket {b.index}: {', '.join(s.name for s in b.slots)}" for b in plan]
-            remedy = f"give every rank the same bucket_size (rank {{rank}} has {format_size(self.bucket_size)})"
-            _require_agreement(self.comm, "bucket plan", lines, remedy.format(rank=self.comm.rank))
+            lines = [f"bucket_size {format_size(self.bucket_size) if use_bucketing else 'per tensor'}"]
+            lines += [f"bucket {b.index}: {', '.join(s.name for s in b.slots)}" for b in plan]
+            _require_agreement(self.comm, "bucket plan", lines, "give every rank the same bucket_size")
             space.plans[use_bucketing] = plan
         return plan
 
@@ -171,8 +171,8 @@ def _require_agreement(comm: Communicator, what: str, lines: Sequence[str], reme
     digest = np.frombuffer(_digest("\n".join(lines).encode()), np.uint8)
     if _all_alike(comm.all_gather(digest, label=CHECKS)):
         return
-    everyone = comm.all_gather_object((list(lines), remedy), label=CHECKS)
-    raise MismatchError(f"{what}: {_first_difference([theirs for theirs, _ in everyone])}; {everyone[0][1]}")
+    everyone = comm.all_gather_object(list(lines), label=CHECKS)
+    raise MismatchError(f"{what}: {_first_difference(everyone)}; {remedy}")
 
 
 def _first_difference(everyone: list[list[str]]) -> str:
@@ -191,9 +191,10 @@ def _ranks(values: list[str], value: str) -> str:
 
 
 def _digest(data: Any) -> bytes:
-    return hashlib.blake2b(
-        np.ascontiguousarray(np.frombuffer(data, np.uint8)) if isinstance(data, bytes) else data, digest_size=16
-    ).digest()
+    """Return 16 bytes that stand for the bits of an array or a byte string."""
+    if isinstance(data, np.ndarray):
+        data = data.reshape(-1).view(np.uint8).data
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _all_alike(rows: np.ndarray) -> bool:

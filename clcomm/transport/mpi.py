@@ -198,14 +198,6 @@ def ranks_in_agreement(digest: bytes, timeout_s: float) -> list[int] | None:
     return [r for r, theirs in enumerate(everyone) if np.array_equal(theirs, own)]
 
 
-def finalize() -> None:
-    """Finalise MPI, if it runs; every rank has to."""
-    if is_running():
-        from mpi4py import MPI
-
-        MPI.Finalize()
-
-
 def abort(code: int) -> None:
     """End all ranks of the job with this exit code, if MPI runs."""
     if is_running():

@@ -1,0 +1,69 @@
+"""What a collective accepts: each check refuses with one line that names the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from clcomm.errors import ArgumentError
+from clcomm.transport.reduction import FOLDS
+
+
+def check_op(op: str, array: np.ndarray) -> None:
+    """Refuse an unknown reduction, and one that the array's dtype cannot hold."""
+    if op not in FOLDS:
+        raise ArgumentError(f"op: expected one of {', '.join(FOLDS)}, got {op!r}")
+    if not isinstance(array, np.ndarray):
+        raise ArgumentError(f"array: expected a NumPy array, got {type(array).__name__}")
+    if op == "mean" and array.dtype.kind not in "fc":
+        raise ArgumentError(f"op: 'mean' needs a floating dtype, got {array.dtype}; use 'sum'")
+
+
+def flat(array: np.ndarray, name: str) -> np.ndarray:
+    """Return the array as one contiguous dimension: a view where it can be one."""
+    if not isinstance(array, np.ndarray):
+        raise ArgumentError(f"{name}: expected a NumPy array, got {type(array).__name__}")
+    if array.dtype.hasobject:
+        raise ArgumentError(f"{name}: expected numbers, got dtype {array.dtype}; use the object variants")
+    return np.ascontiguousarray(array).reshape(-1)
+
+
+def writable(array: np.ndarray, name: str) -> tuple[np.ndarray, Callable[[], np.ndarray]]:
+    """Return a flat array to write to, and what brings the result home if that had to be a copy."""
+    flattened = flat(array, name)
+    if not array.flags.writeable:
+        raise ArgumentError(f"{name}: expected a writable array, got a read-only one")
+    if array.flags.c_contiguous:
+        return flattened, lambda: array
+
+    def copy_back() -> np.ndarray:
+        array[...] = flattened.reshape(array.shape)
+        return array
+
+    return flattened, copy_back
+
+
+def kind_of(data: Any) -> tuple | None:
+    """Return (shape, dtype) of an array of numbers, None for anything else."""
+    return (data.shape, data.dtype.str) if isinstance(data, np.ndarray) and not data.dtype.hasobject else None
+
+
+def scatter_header(data: Any, size: int) -> tuple:
+    """Return (shape, dtype, problem) for every rank to know before anything moves; shape None: pickle."""
+    try:
+        length = len(data)
+    except TypeError:
+        return None, None, f"expected a sequence of {size} items, got {type(data).__name__}"
+    if length != size:
+        return None, None, f"expected {size} items, one for each rank, got {length}"
+    kind = kind_of(data)
+    return (*kind, "") if kind else (None, None, "")
+
+
+def aligned_zeros(nbytes: int, alignment: int = 4096) -> np.ndarray:
+    """Return zeroed bytes that start at a page, as OpenCL wants host memory it is to use in place."""
+    raw = np.zeros(nbytes + alignment, np.uint8)
+    start = -raw.__array_interface__["data"][0] % alignment
+    return raw[start : start + nbytes]

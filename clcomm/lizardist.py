@@ -1,0 +1,80 @@
+"""The calls that LizarDist's Communicator has, so that a script written for it runs with only its imports changed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from clcomm.stats import CommStats
+from clcomm.transport.mpi import reduction_name
+
+
+class LizarDistCalls(ABC):
+    """LizarDist's names for what the Communicator, which inherits them, does."""
+
+    rank: int
+    size: int
+    bucket_size: int
+    use_bucketing: bool
+    stats: CommStats
+
+    @abstractmethod
+    def all_reduce(self, array: np.ndarray, op: str = "sum", *, out: np.ndarray | None = None) -> np.ndarray:
+        """Reduce an array over the ranks."""
+
+    @abstractmethod
+    def broadcast_object(self, obj: Any, root: int = 0) -> Any:
+        """Return root's object on every rank."""
+
+    def get_rank(self) -> int:
+        """Return this process's rank."""
+        return self.rank
+
+    def get_world_size(self) -> int:
+        """Return the number of ranks."""
+        return self.size
+
+    def allreduce(self, data: np.ndarray, op: Any = "sum") -> np.ndarray:
+        """Return the reduction of `data` over the ranks as a new array; `op` may be mpi4py's constant."""
+        out = np.empty(np.shape(data), np.asarray(data).dtype)
+        return self.all_reduce(np.ascontiguousarray(data), reduction_name(op), out=out)
+
+    def bcast(self, data: Any, root: int = 0) -> Any:
+        """Return root's object on every rank; it is pickled, so prefer `broadcast` for arrays."""
+        return self.broadcast_object(data, root)
+
+    def bucketed_allreduce(self, tensors: Sequence[np.ndarray], op: Any = "sum") -> list[np.ndarray]:
+        """Return the reductions of a list of arrays as new arrays, taking `bucket_size` bytes at a time."""
+        op = reduction_name(op)
+        results: list[np.ndarray] = []
+        for bucket in _buckets_of(tensors, self.bucket_size if self.use_bucketing else 0):
+            reduced = self.all_reduce(np.concatenate([tensor.reshape(-1) for tensor in bucket]), op)
+            cuts = np.cumsum([tensor.size for tensor in bucket])[:-1]
+            parts = np.split(reduced, cuts)
+            results += [part.reshape(tensor.shape) for part, tensor in zip(parts, bucket, strict=True)]
+        return results
+
+    def get_bucket_stats(self) -> dict[str, float]:
+        """Return how many all-reduces there were, their bytes, and the mean of these."""
+        total = self.stats.total("all_reduce")
+        return {
+            "total_allreduce_calls": total["calls"],
+            "total_bytes_sent": total["bytes"],
+            "average_bytes_per_call": total["average_bytes_per_call"],
+        }
+
+
+def _buckets_of(tensors: Sequence[np.ndarray], bucket_size: int) -> Iterable[list[np.ndarray]]:
+    bucket: list[np.ndarray] = []
+    filled = 0
+    for tensor in tensors:
+        if bucket and (filled + tensor.nbytes > bucket_size or tensor.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(tensor)
+        filled += tensor.nbytes
+    if bucket:
+        yield bucket
