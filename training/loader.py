@@ -5,15 +5,21 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
+from typing import Protocol
 
 import numpy as np
 
 from clcomm.errors import ArgumentError
 from clcomm.sampler import Sampler
-from training.datasets import ArrayDataset
 
 Batch = tuple[np.ndarray, np.ndarray]
+
+
+class BatchSource(Protocol):
+    """What a loader reads: training.datasets.ArrayDataset, or anything that gathers a batch as it does."""
+
+    def batch(self, indices: np.ndarray) -> Batch: ...
 
 
 def default_prefetch(cores: int) -> int:
@@ -31,7 +37,7 @@ class Loader:
 
     def __init__(
         self,
-        dataset: ArrayDataset,
+        dataset: BatchSource,
         sampler: Sampler,
         batch_size: int,
         *,
@@ -50,15 +56,15 @@ class Loader:
         whole, rest = divmod(len(self.sampler), self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Generator[Batch, None, None]:
         return self.batches()
 
-    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
+    def epoch(self, epoch: int, start_batch: int = 0) -> Generator[Batch, None, None]:
         """Return the batches of `epoch`, from `start_batch` on (to resume within an epoch)."""
         self.sampler.set_epoch(epoch)
         return self.batches(start_batch)
 
-    def batches(self, start_batch: int = 0) -> Iterator[Batch]:
+    def batches(self, start_batch: int = 0) -> Generator[Batch, None, None]:
         """Return the sampler's current epoch from `start_batch` on; its order is fixed at this call."""
         if not 0 <= start_batch <= len(self):
             raise ArgumentError(f"start_batch: expected 0 to {len(self)}, the batches of an epoch, got {start_batch}")
@@ -69,14 +75,14 @@ class Loader:
         ]
         return self._ahead(parts) if self.prefetch else self._inline(parts)
 
-    def _inline(self, parts: list[np.ndarray]) -> Iterator[Batch]:
+    def _inline(self, parts: list[np.ndarray]) -> Generator[Batch, None, None]:
         for part in parts:
             begin = time.perf_counter()
             batch = self.dataset.batch(part)
             self.data_wait_s += time.perf_counter() - begin
             yield batch
 
-    def _ahead(self, parts: list[np.ndarray]) -> Iterator[Batch]:
+    def _ahead(self, parts: list[np.ndarray]) -> Generator[Batch, None, None]:
         producer = _Producer(self.dataset, parts, self.prefetch)
         try:
             for _ in parts:
@@ -91,7 +97,7 @@ class Loader:
 class _Producer:
     """The thread that gathers batches, at most `ahead` of them waiting."""
 
-    def __init__(self, dataset: ArrayDataset, parts: list[np.ndarray], ahead: int) -> None:
+    def __init__(self, dataset: BatchSource, parts: list[np.ndarray], ahead: int) -> None:
         self._dataset, self._parts = dataset, parts
         self._ready: queue.Queue[Batch | BaseException] = queue.Queue(ahead)
         self._stopped = threading.Event()
