@@ -1,0 +1,105 @@
+"""Models of plain NumPy arrays under the Synchronizer: the smallest adapter, and the reference for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from clcomm.errors import ArgumentError
+from clcomm.layout import Bucket, FlatLayout, ParameterSpec
+
+if TYPE_CHECKING:
+    from clcomm.replica import FlatArrays
+
+
+class NumpyParameter(Protocol):
+    """What a parameter has to offer: its array, and its gradient once backward made one."""
+
+    data: np.ndarray
+    grad: np.ndarray | None
+
+
+class NumpyModel(Protocol):
+    """What a model has to offer."""
+
+    def named_parameters(self) -> Iterable[tuple[str, NumpyParameter]]:
+        """Yield (name, parameter) in the same order on every rank."""
+
+
+class NumpyReplica:
+    """A model whose `named_parameters()` yields (name, p) with `p.data` and `p.grad` as NumPy arrays.
+
+    Arrays are updated in place, so that views of them stay valid. A parameter that is yielded under several names
+    counts once. float16 has no arithmetic in MPI and too few bits for a sum: it is float32 in the flat space.
+    A model with `extra_state()` and `load_extra_state(dict)` has that state broadcast along with its parameters.
+    Raises ArgumentError for parameters that are no floating-point arrays, or when there are none.
+    """
+
+    def __init__(self, model: Any):
+        self._model = model
+        self._parameters: dict[str, NumpyParameter] = {}
+        seen: set[int] = set()
+        for name, parameter in model.named_parameters():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                self._parameters[name] = parameter
+        self.specs = tuple(_spec(name, parameter) for name, parameter in self._parameters.items())
+        if not self.specs:
+            raise ArgumentError("model: expected at least one parameter, got none from named_parameters()")
+
+    def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
+        """Keep the flat arrays that pull and push copy to and from."""
+        self._layout, self._arrays = layout, arrays
+
+    def pull_parameters(self) -> None:
+        """Copy the model's parameters into the flat space."""
+        for name, parameter in self._parameters.items():
+            np.copyto(self._layout.view(self._arrays.params, name), parameter.data)
+
+    def push_parameters(self) -> None:
+        """Copy the flat space's parameters into the model."""
+        for name, parameter in self._parameters.items():
+            np.copyto(parameter.data, self._layout.view(self._arrays.params, name), casting="same_kind")
+
+    def pull_gradients(self, bucket: Bucket) -> None:
+        """Copy a bucket's gradients into the flat space; one that is missing counts as zero."""
+        for slot in bucket.slots:
+            gradient = self._parameters[slot.name].grad
+            if gradient is not None and np.shape(gradient) != slot.shape:
+                raise ArgumentError(
+                    f"gradient of {slot.name!r}: expected shape {slot.shape}, got {np.shape(gradient)}"
+                )
+            np.copyto(
+                self._layout.view(self._arrays.grads, slot.name),
+                0 if gradient is None else gradient,
+                casting="same_kind",
+            )
+
+    def push_gradients(self, bucket: Bucket) -> None:
+        """Copy a bucket's averaged gradients into the model; one that was missing appears."""
+        for slot in bucket.slots:
+            parameter = self._parameters[slot.name]
+            averaged = self._layout.view(self._arrays.reduced, slot.name)
+            if parameter.grad is None or not parameter.grad.flags.writeable:
+                parameter.grad = averaged.astype(parameter.data.dtype)
+            else:
+                np.copyto(parameter.grad, averaged, casting="same_kind")
+
+    def extra_state(self) -> dict[str, np.ndarray]:
+        """Return the model's own extra state, if it has any."""
+        return self._model.extra_state() if hasattr(self._model, "extra_state") else {}
+
+    def load_extra_state(self, state: dict[str, np.ndarray]) -> None:
+        """Give the model the extra state of another rank."""
+        if state:
+            self._model.load_extra_state(state)
+
+
+def _spec(name: str, parameter: NumpyParameter) -> ParameterSpec:
+    data = parameter.data
+    if not isinstance(data, np.ndarray) or data.dtype.kind not in "fc":
+        found = f"{data.dtype} array" if isinstance(data, np.ndarray) else type(data).__name__
+        raise ArgumentError(f"parameter {name!r}: expected .data as an array of floating-point numbers, got {found}")
+    return ParameterSpec(name, data.shape, "float32" if data.dtype == np.float16 else str(data.dtype))

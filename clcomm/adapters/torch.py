@@ -1,0 +1,156 @@
+"""PyTorch modules under the Synchronizer: LizarDist's training loops run with only their imports changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clcomm.errors import ArgumentError
+from clcomm.layout import Bucket, FlatLayout, ParameterSpec
+
+try:
+    import torch
+except ImportError:
+    raise ArgumentError("PyTorch is not installed; do: pip install 'clcomm[torch]'") from None
+
+if TYPE_CHECKING:
+    from clcomm.replica import FlatArrays
+
+# Half precision has no arithmetic in NumPy (bfloat16) or MPI (both), and too few bits for a sum over ranks.
+_FLAT_DTYPES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float32",
+    torch.bfloat16: "float32",
+}
+
+
+class TorchReplica:
+    """A `torch.nn.Module` whose parameters may lie on any device and mix dtypes.
+
+    In the flat space float16 and bfloat16 are float32: widening is exact, so a broadcast keeps every bit, and
+    gradients are averaged in float32 and rounded once. Complex parameters appear as pairs of reals (..., 2).
+    Shared parameters count once. Sparse gradients become dense. Frozen parameters and buffers (BatchNorm's running
+    statistics) are `extra_state`, sent as they are.
+    Raises ArgumentError when nothing is trainable, for lazy and meta parameters, and, at a synchronisation, when
+    other parameters are trainable than at the first one.
+    """
+
+    def __init__(self, model: torch.nn.Module):
+        self._model = model
+        self._parameters = dict(_trainable(model))
+        if not self._parameters:
+            raise ArgumentError("model: expected at least one parameter with requires_grad, got none")
+        self.specs = tuple(_spec(name, parameter) for name, parameter in self._parameters.items())
+
+    def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
+        """Make one tensor on each parameter's slice of the flat arrays."""
+        names = list(self._parameters)
+        self._params = {name: torch.from_numpy(layout.view(arrays.params, name)) for name in names}
+        self._grads = {name: torch.from_numpy(layout.view(arrays.grads, name)) for name in names}
+        self._reduced = {name: layout.view(arrays.reduced, name) for name in names}
+
+    @torch.no_grad()
+    def pull_parameters(self) -> None:
+        """Copy the model's parameters into the flat space."""
+        for name, parameter in self._parameters.items():
+            self._params[name].copy_(_real(parameter))
+
+    @torch.no_grad()
+    def push_parameters(self) -> None:
+        """Copy the flat space's parameters into the model."""
+        for name, parameter in self._parameters.items():
+            _real(parameter).copy_(self._params[name])
+
+    @torch.no_grad()
+    def pull_gradients(self, bucket: Bucket) -> None:
+        """Copy a bucket's gradients into the flat space; one that is missing counts as zero."""
+        if bucket.index == 0:
+            self._check_trainable()
+        for slot in bucket.slots:
+            gradient = self._parameters[slot.name].grad
+            if gradient is None:
+                self._grads[slot.name].zero_()
+            else:
+                self._grads[slot.name].copy_(_real(gradient.to_dense() if gradient.is_sparse else gradient))
+
+    @torch.no_grad()
+    def push_gradients(self, bucket: Bucket) -> None:
+        """Copy a bucket's averaged gradients into the model; one that was missing appears.
+
+        So every rank's optimizer sees the same set of gradients, and its momentum and weight decay act alike.
+        """
+        for slot in bucket.slots:
+            parameter = self._parameters[slot.name]
+            if parameter.grad is None or not _writable(parameter.grad):
+                parameter.grad = torch.empty_like(parameter)
+            _real(parameter.grad).copy_(_tensor(self._reduced[slot.name]))
+
+    def extra_state(self) -> dict[str, np.ndarray]:
+        """Return frozen parameters and buffers by name, as their own bits."""
+        return {name: _bits(tensor).cpu().numpy() for name, tensor in self._untrained()}
+
+    @torch.no_grad()
+    def load_extra_state(self, state: dict[str, np.ndarray]) -> None:
+        """Give frozen parameters and buffers the bits of another rank's."""
+        for name, tensor in self._untrained():
+            _bits(tensor).copy_(_tensor(np.asarray(state[name])))
+
+    def _untrained(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self._model.named_parameters():
+            if name not in self._parameters:
+                yield name, parameter.detach()
+        yield from self._model.named_buffers()
+
+    def _check_trainable(self) -> None:
+        now = {name for name, _ in _trainable(self._model)}
+        if now != self._parameters.keys():
+            changed = sorted(now ^ self._parameters.keys())[0]
+            raise ArgumentError(
+                f"parameter {changed!r}: expected requires_grad to stay as it was at the first synchronisation, "
+                "got it changed; make a new Synchronizer after freezing or unfreezing"
+            )
+
+
+def _trainable(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+
+def _spec(name: str, parameter: torch.nn.Parameter) -> ParameterSpec:
+    if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
+        raise ArgumentError(f"parameter {name!r}: expected a shape, got a lazy one; run one batch through the model")
+    if parameter.is_meta:
+        raise ArgumentError(f"parameter {name!r}: expected values, got one on the meta device; use model.to_empty()")
+    real = _real(parameter.detach())
+    if real.dtype not in _FLAT_DTYPES:
+        raise ArgumentError(f"parameter {name!r}: expected a floating-point dtype, got {parameter.dtype}")
+    return ParameterSpec(name, tuple(real.shape), _FLAT_DTYPES[real.dtype])
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _writable(gradient: torch.Tensor) -> bool:
+    """Whether each element has its own memory: neither sparse nor expanded."""
+    if gradient.layout != torch.strided:
+        return False
+    return not any(
+        stride == 0 and length > 1 for stride, length in zip(gradient.stride(), gradient.shape, strict=True)
+    )
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    # PyTorch warns about tensors on read-only memory, which we only read: give it a copy.
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+_SAME_SIZE: dict[int, Any] = {1: torch.uint8, 2: torch.int16}
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor as it is, or as integers of its size where NumPy has no such dtype."""
+    exotic = tensor.dtype.is_floating_point and tensor.dtype not in (torch.float16, torch.float32, torch.float64)
+    return tensor.view(_SAME_SIZE[tensor.dtype.itemsize]) if exotic else tensor
