@@ -1,5 +1,8 @@
 /* Heads every program. ON_CPU: a work-item walks one long run of elements, or of rows, which vectorises;
-   elsewhere there is a work-item per element and a work-group of ROW_GROUP items per row. */
+   elsewhere there is a work-item per element and a work-group of ROW_GROUP items per row.
+
+   `lanes` is what a loop handles at once where it calls exp, tanh or sqrt: compilers for CPUs do not vectorise loops
+   around those by themselves. The last load of a run is filled up with `filler`. */
 
 #ifdef ON_CPU
 
@@ -14,6 +17,42 @@ inline int run_last(int count) { return min((int)get_global_id(0) * run_length(c
 #define FOR_EACH(i, count) for (int i = run_first(count), i##_last = run_last(count); i < i##_last; ++i)
 #define FOR_ROWS(row, rows) FOR_EACH(row, rows)
 #define FOR_COLUMNS(column, columns) for (int column = 0; column < (columns); ++column)
+
+#define LANES 8
+typedef float8 lanes;
+
+inline lanes load_lanes(__global const float *from, int left, float filler) {
+    if (left >= LANES) return vload8(0, from);
+    float values[LANES];
+    for (int i = 0; i < LANES; ++i) values[i] = i < left ? from[i] : filler;
+    return vload8(0, values);
+}
+
+inline void store_lanes(lanes value, __global float *to, int left) {
+    if (left >= LANES) {
+        vstore8(value, 0, to);
+    } else {
+        float values[LANES];
+        vstore8(value, 0, values);
+        for (int i = 0; i < left; ++i) to[i] = values[i];
+    }
+}
+
+inline float lanes_sum(lanes value) {
+    const float4 half_sum = value.lo + value.hi;
+    return (half_sum.x + half_sum.z) + (half_sum.y + half_sum.w);
+}
+
+inline float lanes_max(lanes value) {
+    const float4 half_max = fmax(value.lo, value.hi);
+    return fmax(fmax(half_max.x, half_max.z), fmax(half_max.y, half_max.w));
+}
+
+#define FOR_LANES(i, count)                                                        \
+    for (int i = LANES * run_first(((count) + LANES - 1) / LANES),                 \
+             i##_last = min(LANES * run_last(((count) + LANES - 1) / LANES), count); \
+         i < i##_last; i += LANES)
+#define FOR_COLUMN_LANES(column, columns) for (int column = 0; column < (columns); column += LANES)
 #define GROUP_SCRATCH(name)
 #define GROUP_SUM(value, name) (value)
 #define GROUP_MAX(value, name) (value)
@@ -33,21 +72,26 @@ inline float group_sum(float value, __local float *scratch) {
     return scratch[0];
 }
 
-/* NaN wins, as in PyTorch. */
 inline float group_max(float value, __local float *scratch) {
     const int lane = get_local_id(0);
     barrier(CLK_LOCAL_MEM_FENCE);
     scratch[lane] = value;
     for (int half_size = ROW_GROUP / 2; half_size > 0; half_size /= 2) {
         barrier(CLK_LOCAL_MEM_FENCE);
-        if (lane < half_size) {
-            const float other = scratch[lane + half_size];
-            if (other > scratch[lane] || isnan(other)) scratch[lane] = other;
-        }
+        if (lane < half_size) scratch[lane] = fmax(scratch[lane], scratch[lane + half_size]);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     return scratch[0];
 }
+
+typedef float lanes;
+#define LANES 1
+#define load_lanes(from, left, filler) (*(from))
+#define store_lanes(value, to, left) (*(to) = (value))
+#define lanes_sum(value) (value)
+#define lanes_max(value) (value)
+#define FOR_LANES FOR_EACH
+#define FOR_COLUMN_LANES FOR_COLUMNS
 
 #define FOR_EACH(i, count) for (int i = get_global_id(0); i < (count); i += (int)get_global_size(0))
 #define FOR_ROWS(row, rows) for (int row = get_group_id(0); row < (rows); row += (int)get_num_groups(0))

@@ -1,0 +1,130 @@
+/* Max and average pooling of x[planes][height][width] to y[planes][out_height][out_width]; a plane is one channel of
+   one image. Windows may overlap and reach into the padding, which takes no part in a maximum and counts as zeros in
+   an average. On a CPU a work-item takes whole planes; elsewhere it takes single elements. */
+
+typedef struct {
+    int height, width, out_height, out_width, kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
+} Window;
+
+#define WINDOW_ARGS \
+    int height, int width, int out_height, int out_width, int kernel_h, int kernel_w, int stride_h, int stride_w, \
+    int pad_h, int pad_w
+#define WINDOW {height, width, out_height, out_width, kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w}
+
+INLINE int first_row(Window w, int oy) { return max(0, oy * w.stride_h - w.pad_h); }
+INLINE int last_row(Window w, int oy) { return min(w.height, oy * w.stride_h - w.pad_h + w.kernel_h); }
+INLINE int first_column(Window w, int ox) { return max(0, ox * w.stride_w - w.pad_w); }
+INLINE int last_column(Window w, int ox) { return min(w.width, ox * w.stride_w - w.pad_w + w.kernel_w); }
+
+/* The window's largest element, the first of equals; NaN is larger than all, the last NaN wins, as in PyTorch. */
+INLINE int largest(__global const float *x, Window w, int oy, int ox)
+{
+    int place = first_row(w, oy) * w.width + first_column(w, ox);
+    float best = x[place];
+    for (int iy = first_row(w, oy); iy < last_row(w, oy); ++iy)
+        for (int ix = first_column(w, ox); ix < last_column(w, ox); ++ix) {
+            const float value = x[iy * w.width + ix];
+            if (value > best || isnan(value)) {
+                best = value;
+                place = iy * w.width + ix;
+            }
+        }
+    return place;
+}
+
+INLINE float average(__global const float *x, Window w, int oy, int ox)
+{
+    float sum = 0.0f;
+    for (int iy = first_row(w, oy); iy < last_row(w, oy); ++iy)
+        for (int ix = first_column(w, ox); ix < last_column(w, ox); ++ix) sum += x[iy * w.width + ix];
+    return sum / (w.kernel_h * w.kernel_w);
+}
+
+/* places[i] is where in its plane the maximum lay. */
+__kernel void max_pool(
+    __global const float *x, __global float *y, __global int *places, int count, WINDOW_ARGS)
+{
+    const Window w = WINDOW;
+    const int out_plane = out_height * out_width;
+    FOR_EACH(i, count) {
+        __global const float *plane = x + (long)(i / out_plane) * height * width;
+        const int place = largest(plane, w, i % out_plane / out_width, i % out_width);
+        places[i] = place;
+        y[i] = plane[place];
+    }
+}
+
+__kernel void average_pool(__global const float *x, __global float *y, int count, WINDOW_ARGS)
+{
+    const Window w = WINDOW;
+    const int out_plane = out_height * out_width;
+    FOR_EACH(i, count)
+        y[i] = average(x + (long)(i / out_plane) * height * width, w, i % out_plane / out_width, i % out_width);
+}
+
+#ifdef ON_CPU
+
+__kernel void max_pool_gradient(
+    __global const float *grad, __global const int *places, __global float *dx, int planes, WINDOW_ARGS)
+{
+    FOR_ROWS(plane, planes) {
+        __global float *to = dx + (long)plane * height * width;
+        for (int i = 0; i < height * width; ++i) to[i] = 0.0f;
+        for (int i = plane * out_height * out_width; i < (plane + 1) * out_height * out_width; ++i)
+            to[places[i]] += grad[i];
+    }
+}
+
+__kernel void average_pool_gradient(__global const float *grad, __global float *dx, int planes, WINDOW_ARGS)
+{
+    const Window w = WINDOW;
+    FOR_ROWS(plane, planes) {
+        __global float *to = dx + (long)plane * height * width;
+        __global const float *from = grad + (long)plane * out_height * out_width;
+        for (int i = 0; i < height * width; ++i) to[i] = 0.0f;
+        for (int i = 0; i < out_height * out_width; ++i) {
+            const int oy = i / out_width, ox = i % out_width;
+            const float share = from[i] / (kernel_h * kernel_w);
+            for (int iy = first_row(w, oy); iy < last_row(w, oy); ++iy)
+                for (int ix = first_column(w, ox); ix < last_column(w, ox); ++ix) to[iy * width + ix] += share;
+        }
+    }
+}
+
+#else
+
+/* Each element of dx collects from the windows that cover it: no two work-items write the same place. */
+
+INLINE int first_window(int i, int kernel_size, int stride, int pad)
+{
+    return max(0, (i + pad - kernel_size + stride) / stride);
+}
+
+__kernel void max_pool_gradient(
+    __global const float *grad, __global const int *places, __global float *dx, int planes, WINDOW_ARGS)
+{
+    FOR_EACH(i, planes * height * width) {
+        const int plane = i / (height * width), place = i % (height * width), iy = place / width, ix = place % width;
+        float sum = 0.0f;
+        for (int oy = first_window(iy, kernel_h, stride_h, pad_h); oy <= min((iy + pad_h) / stride_h, out_height - 1); ++oy)
+            for (int ox = first_window(ix, kernel_w, stride_w, pad_w); ox <= min((ix + pad_w) / stride_w, out_width - 1); ++ox) {
+                const int window = (plane * out_height + oy) * out_width + ox;
+                if (places[window] == place) sum += grad[window];
+            }
+        dx[i] = sum;
+    }
+}
+
+__kernel void average_pool_gradient(__global const float *grad, __global float *dx, int planes, WINDOW_ARGS)
+{
+    FOR_EACH(i, planes * height * width) {
+        const int plane = i / (height * width), iy = i / width % height, ix = i % width;
+        float sum = 0.0f;
+        for (int oy = first_window(iy, kernel_h, stride_h, pad_h); oy <= min((iy + pad_h) / stride_h, out_height - 1); ++oy)
+            for (int ox = first_window(ix, kernel_w, stride_w, pad_w); ox <= min((ix + pad_w) / stride_w, out_width - 1); ++ox)
+                sum += grad[(plane * out_height + oy) * out_width + ox] / (kernel_h * kernel_w);
+        dx[i] = sum;
+    }
+}
+
+#endif

@@ -1,0 +1,119 @@
+"""Max and average pooling over windows of N C H W images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clcomm.engine.autograd import Op
+from clcomm.engine.ops.conv2d import whole_pair
+from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor
+from clcomm.errors import ArgumentError
+
+#: height, width, out_height, out_width, kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w: as in pool.cl
+Window = tuple[int, int, int, int, int, int, int, int, int, int]
+
+
+class MaxPool2dOp(Op):
+    """The largest element of each window."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *, window: Window) -> Tensor:
+        """Queue the maxima; where each lay is kept for backward."""
+        device, shape = x.device, _out_shape(x, window)
+        y, places = empty(device, shape), empty(device, shape, INT32)
+        device.launch(device.kernel("pool", "max_pool"), *device.grid(y.size), x, y, places, y.size, *window)
+        ctx.window = window
+        ctx.save(places)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Each gradient goes to the place of its window's maximum."""
+        (places,) = ctx.saved
+        dx = ctx.out(0)
+        _launch_gradient("max_pool_gradient", (grad, places), dx, ctx.window)
+        return (dx,)
+
+
+class AvgPool2dOp(Op):
+    """The mean of each window, padding counted as zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *, window: Window) -> Tensor:
+        """Queue the means."""
+        device = x.device
+        y = empty(device, _out_shape(x, window))
+        device.launch(device.kernel("pool", "average_pool"), *device.grid(y.size), x, y, y.size, *window)
+        ctx.window = window
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Each gradient is shared out evenly over its window."""
+        dx = ctx.out(0)
+        _launch_gradient("average_pool_gradient", (grad,), dx, ctx.window)
+        return (dx,)
+
+
+def max_pool2d(
+    x: Tensor,
+    kernel_size: int | tuple[int, int],
+    stride: int | tuple[int, int] | None = None,
+    padding: int | tuple[int, int] = 0,
+) -> Tensor:
+    """Return the maxima of the windows of x [N, C, H, W]: [N, C, out_h, out_w].
+
+    `stride` is the kernel size by default; rows and columns of the result number
+    (size + 2 * padding - kernel) // stride + 1. The maximum of a window that holds NaN is NaN. Raises ArgumentError
+    for sizes that do not fit and for padding above half the kernel.
+    """
+    return MaxPool2dOp.apply(x, window=_window("max_pool2d", x, kernel_size, stride, padding))
+
+
+def avg_pool2d(
+    x: Tensor,
+    kernel_size: int | tuple[int, int],
+    stride: int | tuple[int, int] | None = None,
+    padding: int | tuple[int, int] = 0,
+) -> Tensor:
+    """Return the means of the windows of x [N, C, H, W], padding counted as zeros; sizes as for max_pool2d."""
+    return AvgPool2dOp.apply(x, window=_window("avg_pool2d", x, kernel_size, stride, padding))
+
+
+def _window(
+    function: str,
+    x: Tensor,
+    kernel_size: int | tuple[int, int],
+    stride: int | tuple[int, int] | None,
+    padding: int | tuple[int, int],
+) -> Window:
+    """Return the checked sizes."""
+    float_tensor(f"{function}: x", x)
+    if len(x.shape) != 4:
+        raise ArgumentError(f"{function}: x: expected 4 dimensions (N, C, H, W), got shape {x.shape}")
+    kernel = whole_pair(f"{function}: kernel_size", kernel_size, 1)
+    strides = kernel if stride is None else whole_pair(f"{function}: stride", stride, 1)
+    pads = whole_pair(f"{function}: padding", padding, 0)
+    if 2 * pads[0] > kernel[0] or 2 * pads[1] > kernel[1]:
+        raise ArgumentError(f"{function}: padding: expected at most half of the kernel {kernel}, got {padding}")
+    height, width = x.shape[2:]
+    out_h = (height + 2 * pads[0] - kernel[0]) // strides[0] + 1
+    out_w = (width + 2 * pads[1] - kernel[1]) // strides[1] + 1
+    if out_h < 1 or out_w < 1:
+        raise ArgumentError(
+            f"{function}: kernel_size: expected a window no larger than the image with its padding, "
+            f"{height + 2 * pads[0]} x {width + 2 * pads[1]}, got {kernel[0]} x {kernel[1]}"
+        )
+    return (height, width, out_h, out_w, *kernel, *strides, *pads)
+
+
+def _out_shape(x: Tensor, window: Window) -> Shape:
+    return (x.shape[0], x.shape[1], window[2], window[3])
+
+
+def _launch_gradient(name: str, inputs: tuple[Tensor, ...], dx: Tensor, window: Window) -> None:
+    device = dx.device
+    plane = window[0] * window[1]
+    planes = dx.size // plane
+    grid = device.row_grid(planes, plane) if device.is_cpu else device.grid(dx.size)
+    device.launch(device.kernel("pool", name), *grid, *inputs, dx, planes, *window)
