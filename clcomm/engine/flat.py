@@ -1,0 +1,268 @@
+"""The flat space: every trainable parameter and its gradient have one place in two flat buffers of one layout.
+
+Kernels write gradients straight into `grads`. After a synchronisation the averaged gradients lie in `reduced`: on a
+device that shares the host's memory that is a third array, which several ranks may read, and which nobody here writes;
+on a discrete device it is `grads` itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from clcomm.engine.device import Device
+from clcomm.engine.tensor import Parameter, Tensor, wrap
+from clcomm.errors import ArgumentError
+from clcomm.layout import FlatLayout, ParameterSpec
+
+#: What a parameter's place in `grads` holds: nothing yet, this rank's gradient, or the averaged one (in `reduced`).
+NONE, LOCAL, REDUCED = range(3)
+_HOST_POINTER_ALIGNMENT = 128
+
+
+class GradSlot:
+    """A parameter's gradient in the flat space: its state and its tensors on `grads` and on `reduced`."""
+
+    __slots__ = ("local", "reduced", "space", "state")
+
+    def __init__(self, space: FlatSpace) -> None:
+        self.space = space
+        self.state = NONE
+        self.local: Tensor = None  # type: ignore[assignment]
+        self.reduced: Tensor = None  # type: ignore[assignment]
+
+    def gradient(self) -> Tensor | None:
+        """Return the gradient, None before the first backward."""
+        if self.state == NONE:
+            return None
+        return self.local if self.state == LOCAL else self.reduced
+
+    def claim(self) -> Tensor | None:
+        """Return where the first gradient is to be written, or None when there is a gradient already."""
+        if self.state != NONE:
+            return None
+        self.state = LOCAL
+        return self.local
+
+    def for_update(self) -> Tensor:
+        """Return this rank's own gradient, which starts from the averaged one after a synchronisation."""
+        if self.state == REDUCED and self.reduced.buffer is not self.local.buffer:
+            _copy(self.local, self.reduced)
+        self.state = LOCAL
+        return self.local
+
+    def assign(self, value: Tensor | None) -> None:
+        """Set the gradient to a copy of `value`; None means that there is none."""
+        if value is None:
+            self.state = NONE
+        else:
+            if value.buffer is not self.local.buffer:
+                _copy(self.local, value)
+            self.state = LOCAL
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    device, size = target.device, target.size
+    device.launch(device.kernel("elementwise", "copy"), *device.grid(size), target, source, size)
+
+
+class FlatSpace:
+    """Parameters and gradients of a model in flat buffers; `layout` tells where each one lies.
+
+    `params` and `grads` are OpenCL buffers of `layout.span` bytes, padding zero. Parameters given to it become views of
+    `params`. Raises ArgumentError for parameters on several devices, none at all, or already in a flat space.
+    """
+
+    def __init__(self, named_parameters: Iterable[tuple[str, Parameter]]):
+        named = list(named_parameters)
+        _check(named)
+        self.device: Device = named[0][1].device
+        self.layout = FlatLayout([ParameterSpec(name, p.shape) for name, p in named])
+        by_name = dict(named)
+        self.parameters = [by_name[slot.name] for slot in self.layout.slots]
+        self.slots = [GradSlot(self) for _ in self.parameters]
+        self._host: dict[str, np.ndarray] | None = None
+        self._staged = True  # whether the device's memory is apart from the host arrays
+        params = np.zeros(self.layout.span, np.uint8)
+        for slot, parameter in zip(self.layout.slots, self.parameters):
+            self.layout.view(params, slot.name)[...] = parameter.numpy()
+        kept = [parameter._grad for parameter in self.parameters]
+        zeros = np.zeros(self.layout.span, np.uint8)
+        self._adopt(self._buffer(params), self._buffer(zeros), None)
+        for parameter, slot, gradient in zip(self.parameters, self.slots, kept):
+            parameter._grad, parameter.slot = None, slot
+            slot.assign(gradient)
+
+    @classmethod
+    def of(cls, parameters: Iterable[Parameter]) -> FlatSpace:
+        """Return the flat space of parameters without names; they are named by their position."""
+        return cls((str(index), parameter) for index, parameter in enumerate(parameters))
+
+    @staticmethod
+    def containing(parameters: Iterable[Parameter]) -> FlatSpace | None:
+        """Return the flat space that holds exactly these parameters, or None when none of them is in one.
+
+        Raises ArgumentError when some are in a flat space that holds others too.
+        """
+        wanted = list(parameters)
+        spaces = {p.slot.space for p in wanted if p.slot is not None}
+        if not spaces:
+            return None
+        space = spaces.pop()
+        if spaces or {id(p) for p in wanted} != {id(p) for p in space.parameters}:
+            raise ArgumentError("parameters: some are in a flat space with others; give all of a model's together")
+        return space
+
+    def rename(self, named_parameters: Iterable[tuple[str, Parameter]]) -> None:
+        """Give the slots the parameters' names; raises ArgumentError unless their order is the flat space's."""
+        named = list(named_parameters)
+        if [id(p) for _, p in reversed(named)] != [id(p) for p in self.parameters]:
+            raise ArgumentError("parameters: they lie in a flat space in another order; build it from the module itself")
+        self.layout = FlatLayout([ParameterSpec(name, p.shape) for name, p in named])
+
+    @property
+    def current_grads(self) -> Any:
+        """The buffer an optimizer reads: the averaged gradients when all are, else `grads`; see complete_grads."""
+        return self.reduced if all([slot.state == REDUCED for slot in self.slots]) else self.grads
+
+    # -- buffers
+
+    def _buffer(self, array: np.ndarray, on_top: bool = False) -> Any:
+        import pyopencl as cl
+
+        flags = cl.mem_flags.READ_WRITE
+        flags |= cl.mem_flags.USE_HOST_PTR if on_top else cl.mem_flags.COPY_HOST_PTR
+        return cl.Buffer(self.device.context, flags, hostbuf=array)
+
+    def _adopt(self, params: Any, grads: Any, reduced: Any) -> None:
+        """Make the given buffers the flat ones and point parameters and gradients at them."""
+        self.params, self.grads = params, grads
+        self.reduced = grads if reduced is None else reduced
+        for place, parameter, slot in zip(self.layout.slots, self.parameters, self.slots):
+            parameter.buffer = params.get_sub_region(place.start, place.nbytes)
+            slot.local = slot.reduced = self._view(grads, place)
+            if reduced is not None:
+                slot.reduced = self._view(reduced, place)
+
+    def _view(self, buffer: Any, place: Any) -> Tensor:
+        return wrap(self.device, buffer.get_sub_region(place.start, place.nbytes), place.shape)
+
+    def rebind(self, params: np.ndarray, grads: np.ndarray, reduced: np.ndarray) -> None:
+        """Move the flat space onto host arrays (uint8, `layout.span` bytes each), contents kept.
+
+        Where the device shares the host's memory its buffers are made on top of the arrays. Elsewhere, and for arrays
+        that are not aligned for that, the arrays are staging memory that pull_* and push_* copy through.
+        """
+        for name, array in (("params", params), ("grads", grads), ("reduced", reduced)):
+            if array.dtype != np.uint8 or array.shape != (self.layout.span,) or not array.flags.c_contiguous:
+                raise ArgumentError(f"{name}: expected {self.layout.span} contiguous uint8, got {array.dtype} {array.shape}")
+        self.device.read(self.params, params)
+        gradients = np.zeros_like(grads)
+        for place, slot in zip(self.layout.slots, self.slots):
+            if slot.state != NONE:
+                current = slot.for_update()
+                self.device.read(current.buffer, self.layout.view(gradients, place.name))
+        self._host = {"params": params, "grads": grads, "reduced": reduced}
+        on_top = self.device.shares_host_memory and self._aligned(params, grads, reduced) and self._lies_on(grads)
+        grads[...] = gradients
+        apart = on_top and reduced.ctypes.data != grads.ctypes.data  # a world of one has a single array for both
+        third = self._buffer(reduced, on_top=True) if apart else None
+        self._adopt(self._buffer(params, on_top), self._buffer(grads, on_top), third)
+        self._staged = not on_top
+
+    @staticmethod
+    def _aligned(*arrays: np.ndarray) -> bool:
+        return all(array.ctypes.data % _HOST_POINTER_ALIGNMENT == 0 for array in arrays)
+
+    def _lies_on(self, array: np.ndarray) -> bool:
+        """Return whether a kernel's writes to a buffer on top of `array` are seen in it without a copy."""
+        device, buffer = self.device, self._buffer(array, on_top=True)
+        array[-4:] = 255
+        count = array.nbytes // 4
+        device.launch(device.kernel("elementwise", "fill"), *device.grid(count), buffer, 0.0, count)
+        device.finish()
+        return not array[-4:].any()
+
+    # -- between device and host
+
+    def pull_params(self) -> None:
+        """Bring the host's `params` array up to date."""
+        if self._staged:
+            self.device.read(self.params, self._bound("params"))
+        else:
+            self.device.finish()
+
+    def push_params(self) -> None:
+        """Make the host's `params` array the device's parameters."""
+        if self._staged:
+            self.device.write(self.params, self._bound("params"))
+        else:
+            self.device.finish()
+
+    def pull_grads(self, start: int, stop: int) -> None:
+        """Bring bytes [start, stop) of the host's `grads` up to date; parameters without a gradient have zeros there."""
+        self._bound("grads")
+        for _, slot in self._between(start, stop):
+            if slot.state == NONE:
+                self._zero(slot)
+            else:
+                slot.for_update()
+        if self._staged:
+            self.device.read(self.grads, self._bound("grads")[start:stop], start)
+        else:
+            self.device.finish()
+
+    def push_grads(self, start: int, stop: int) -> None:
+        """Make bytes [start, stop) of the host's `reduced` the gradients of the parameters that lie there."""
+        if self._staged:
+            self.device.write(self.grads, self._bound("reduced")[start:stop], start)
+        for _, slot in self._between(start, stop):
+            slot.state = REDUCED
+
+    def _bound(self, name: str) -> np.ndarray:
+        if self._host is None:
+            raise ArgumentError("FlatSpace: no host arrays yet; call rebind() first")
+        return self._host[name]
+
+    def _between(self, start: int, stop: int) -> list[tuple[Any, GradSlot]]:
+        pairs = zip(self.layout.slots, self.slots)
+        return [(place, slot) for place, slot in pairs if start <= place.start and place.stop <= stop]
+
+    def _zero(self, slot: GradSlot) -> None:
+        device, size = self.device, slot.local.size
+        device.launch(device.kernel("elementwise", "fill"), *device.grid(size), slot.local, 0.0, size)
+
+    def complete_grads(self) -> None:
+        """Make `current_grads` whole: parameters without a gradient have zeros in it.
+
+        Averaged gradients and this rank's own are never mixed: unless all are averaged, all lie in `grads`.
+        """
+        states = [slot.state for slot in self.slots]
+        if states.count(REDUCED) == len(states) or states.count(LOCAL) == len(states):
+            return
+        for slot in self.slots:
+            if slot.state == NONE:
+                self._zero(slot)
+            else:
+                slot.for_update()
+
+    def zero_grad(self) -> None:
+        """Forget all gradients; nothing is written."""
+        for slot in self.slots:
+            slot.state = NONE
+
+
+def _check(named: list[tuple[str, Parameter]]) -> None:
+    if not named:
+        raise ArgumentError("parameters: expected at least one trainable parameter, got none")
+    if len({id(parameter) for _, parameter in named}) != len(named):
+        raise ArgumentError("parameters: expected each one once, got one twice")
+    for name, parameter in named:
+        if not isinstance(parameter, Parameter):
+            raise ArgumentError(f"parameter {name!r}: expected a Parameter, got {type(parameter).__name__}")
+        if parameter.slot is not None:
+            raise ArgumentError(f"parameter {name!r}: expected one without a flat space, it already is in one")
+        if parameter.device is not named[0][1].device:
+            raise ArgumentError(f"parameter {name!r}: expected all parameters on one device, it is on another")

@@ -1,0 +1,44 @@
+"""All differentiable functions in one place, usually imported as F."""
+
+from __future__ import annotations
+
+import sys
+
+from clcomm.engine.ops.activation import relu, sigmoid, tanh
+from clcomm.engine.ops.conv2d import conv2d
+from clcomm.engine.ops.elementwise import add, div, mul, sub
+from clcomm.engine.ops.loss import cross_entropy, mse_loss
+from clcomm.engine.ops.matmul import linear, matmul
+from clcomm.engine.ops.pool import avg_pool2d, max_pool2d
+from clcomm.engine.ops.reduce import argmax, mean, sum
+from clcomm.engine.ops.shape import flatten, reshape, transpose
+from clcomm.engine.ops.softmax import log_softmax, softmax
+from clcomm.engine.tensor import Tensor
+
+__all__ = [
+    "add",
+    "argmax",
+    "avg_pool2d",
+    "conv2d",
+    "cross_entropy",
+    "div",
+    "flatten",
+    "linear",
+    "log_softmax",
+    "matmul",
+    "max_pool2d",
+    "mean",
+    "mse_loss",
+    "mul",
+    "relu",
+    "reshape",
+    "sigmoid",
+    "softmax",
+    "sub",
+    "sum",
+    "tanh",
+    "transpose",
+]
+
+# A tensor's operators and methods are these functions; tensor.py is below this file and cannot import it.
+Tensor._functional = sys.modules[__name__]

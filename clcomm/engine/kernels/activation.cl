@@ -1,0 +1,29 @@
+/* ReLU, sigmoid and tanh with their gradients, which are written in terms of the result y. NaN passes through. */
+
+__kernel void relu(__global float *restrict y, __global const float *restrict x, int count) {
+    FOR_EACH(i, count) y[i] = x[i] < 0.0f ? 0.0f : x[i];
+}
+
+__kernel void relu_grad(__global float *restrict dx, __global const float *restrict g, __global const float *restrict y,
+                        int count) {
+    FOR_EACH(i, count) dx[i] = y[i] <= 0.0f ? 0.0f : g[i];
+}
+
+__kernel void sigmoid(__global float *restrict y, __global const float *restrict x, int count) {
+    FOR_LANES(i, count) store_lanes(1.0f / (1.0f + exp(-load_lanes(x + i, count - i, 0.0f))), y + i, count - i);
+}
+
+__kernel void sigmoid_grad(__global float *restrict dx, __global const float *restrict g, __global const float *restrict y,
+                           int count) {
+    FOR_EACH(i, count) dx[i] = g[i] * y[i] * (1.0f - y[i]);
+}
+
+/* `tanh` is the built-in's name */
+__kernel void hyperbolic_tangent(__global float *restrict y, __global const float *restrict x, int count) {
+    FOR_LANES(i, count) store_lanes(tanh(load_lanes(x + i, count - i, 0.0f)), y + i, count - i);
+}
+
+__kernel void hyperbolic_tangent_grad(__global float *restrict dx, __global const float *restrict g,
+                                      __global const float *restrict y, int count) {
+    FOR_EACH(i, count) dx[i] = g[i] * (1.0f - y[i] * y[i]);
+}

@@ -1,0 +1,66 @@
+/* One optimizer step over the flat parameters p with gradients g; PyTorch's formulas. The span is a multiple of LANES,
+   and padding is zero in p and g, where every formula leaves it. */
+
+__kernel void sgd(__global float *restrict p, __global const float *restrict g, float lr, float weight_decay, int count) {
+    FOR_EACH(i, count) p[i] -= lr * (g[i] + weight_decay * p[i]);
+}
+
+__kernel void sgd_momentum(__global float *restrict p, __global const float *restrict g, __global float *restrict velocity,
+                           float lr, float weight_decay, float momentum, int nesterov, int count) {
+    if (nesterov) {
+        FOR_EACH(i, count) {
+            const float d = g[i] + weight_decay * p[i];
+            const float v = momentum * velocity[i] + d;
+            velocity[i] = v;
+            p[i] -= lr * (d + momentum * v);
+        }
+    } else {
+        FOR_EACH(i, count) {
+            const float v = momentum * velocity[i] + (g[i] + weight_decay * p[i]);
+            velocity[i] = v;
+            p[i] -= lr * v;
+        }
+    }
+}
+
+/* Adam (Kingma and Ba, 2015) with weight_decay in the gradient; AdamW (Loshchilov and Hutter, 2019) with `shrink`,
+   1 - lr * weight_decay, on the parameters. step_size and root_correction hold the bias corrections. */
+__kernel void adam(__global float *restrict p, __global const float *restrict g, __global float *restrict mean,
+                   __global float *restrict square, float beta1, float beta2, float eps, float weight_decay, float shrink,
+                   float step_size, float root_correction, int count) {
+    FOR_LANES(i, count) {
+        const lanes before = load_lanes(p + i, LANES, 0.0f) * shrink;
+        const lanes d = load_lanes(g + i, LANES, 0.0f) + weight_decay * before;
+        const lanes m0 = load_lanes(mean + i, LANES, 0.0f);
+        const lanes m = m0 + (1.0f - beta1) * (d - m0);
+        const lanes s = beta2 * load_lanes(square + i, LANES, 0.0f) + (1.0f - beta2) * d * d;
+        store_lanes(m, mean + i, LANES);
+        store_lanes(s, square + i, LANES);
+        store_lanes(before - step_size * m / (sqrt(s) / root_correction + eps), p + i, LANES);
+    }
+}
+
+/* RMSProp (Hinton, 2012). `mean` is used when centered, `velocity` with momentum; else they may be any buffer. */
+__kernel void rmsprop(__global float *restrict p, __global const float *restrict g, __global float *restrict square,
+                      __global float *mean, __global float *velocity, float lr, float alpha, float eps,
+                      float weight_decay, float momentum, int centered, int count) {
+    FOR_LANES(i, count) {
+        const lanes before = load_lanes(p + i, LANES, 0.0f);
+        const lanes d = load_lanes(g + i, LANES, 0.0f) + weight_decay * before;
+        const lanes s = alpha * load_lanes(square + i, LANES, 0.0f) + (1.0f - alpha) * d * d;
+        store_lanes(s, square + i, LANES);
+        lanes variance = s;
+        if (centered) {
+            const lanes m0 = load_lanes(mean + i, LANES, 0.0f);
+            const lanes m = m0 + (1.0f - alpha) * (d - m0);
+            store_lanes(m, mean + i, LANES);
+            variance = s - m * m;
+        }
+        lanes v = d / (sqrt(variance) + eps);
+        if (momentum != 0.0f) {
+            v += momentum * load_lanes(velocity + i, LANES, 0.0f);
+            store_lanes(v, velocity + i, LANES);
+        }
+        store_lanes(before - lr * v, p + i, LANES);
+    }
+}

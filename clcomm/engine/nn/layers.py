@@ -1,0 +1,167 @@
+"""Layers. N C H W: images, channels, height, width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from clcomm.engine import functional as F
+from clcomm.engine.device import Device
+from clcomm.engine.nn.init import Generator, layer_values
+from clcomm.engine.nn.module import Module
+from clcomm.engine.tensor import Parameter, Tensor
+from clcomm.errors import ArgumentError
+
+
+def _positive(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if not isinstance(value, int) or value < 1:
+            raise ArgumentError(f"{name}: expected a whole number of at least 1, got {value!r}")
+
+
+class Linear(Module):
+    """x [N, in_features] -> x weight^T + bias [N, out_features]; initial values are PyTorch's."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        device: Device | str | None = None,
+        rng: Generator | None = None,
+    ):
+        _positive(in_features=in_features, out_features=out_features)
+        weight_values, bias_values = layer_values((out_features, in_features), bias, rng)
+        self.weight = Parameter(weight_values, device)
+        self.bias = None if bias_values is None else Parameter(bias_values, self.weight.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Conv2d(Module):
+    """x [N, in_channels, H, W] -> [N, out_channels, H', W']; initial values are PyTorch's.
+
+    `kernel_size` and `padding` are one number for both directions, or (vertical, horizontal).
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int = 1,
+        padding: int | tuple[int, int] = 0,
+        bias: bool = True,
+        *,
+        device: Device | str | None = None,
+        rng: Generator | None = None,
+    ):
+        height, width = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
+        _positive(in_channels=in_channels, out_channels=out_channels, kernel_size=min(height, width))
+        self.stride, self.padding = stride, padding
+        weight_values, bias_values = layer_values((out_channels, in_channels, height, width), bias, rng)
+        self.weight = Parameter(weight_values, device)
+        self.bias = None if bias_values is None else Parameter(bias_values, self.weight.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
+
+
+class _Pool(Module):
+    def __init__(
+        self,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] | None = None,
+        padding: int | tuple[int, int] = 0,
+    ):
+        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
+
+
+class MaxPool2d(_Pool):
+    """x [N, C, H, W] -> the largest value of each window; `stride` is `kernel_size` unless given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(x, self.kernel_size, self.stride, self.padding)
+
+
+class AvgPool2d(_Pool):
+    """x [N, C, H, W] -> the mean of each window; `stride` is `kernel_size` unless given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.avg_pool2d(x, self.kernel_size, self.stride, self.padding)
+
+
+class ReLU(Module):
+    """max(x, 0)"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x)
+
+
+class Sigmoid(Module):
+    """1 / (1 + exp(-x))"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.sigmoid(x)
+
+
+class Tanh(Module):
+    """Hyperbolic tangent."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.tanh(x)
+
+
+class Softmax(Module):
+    """exp(x) / sum(exp(x)) along `axis`."""
+
+    def __init__(self, axis: int = -1):
+        self.axis = axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.softmax(x, self.axis)
+
+
+class LogSoftmax(Module):
+    """x - log(sum(exp(x))) along `axis`."""
+
+    def __init__(self, axis: int = -1):
+        self.axis = axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.log_softmax(x, self.axis)
+
+
+class Flatten(Module):
+    """x [N, ...] -> [N, rest], the dimensions from `start_dim` on made one."""
+
+    def __init__(self, start_dim: int = 1):
+        self.start_dim = start_dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.flatten(x, self.start_dim)
+
+
+class Sequential(Module):
+    """Modules one after another; their names are their positions."""
+
+    def __init__(self, *modules: Module):
+        for index, module in enumerate(modules):
+            if not isinstance(module, Module):
+                raise ArgumentError(f"Sequential: expected modules, got {type(module).__name__} at position {index}")
+            setattr(self, str(index), module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for module in self._modules.values():
+            x = module.forward(x)
+        return x
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Module]:
+        return iter(self._modules.values())
+
+    def __getitem__(self, index: int) -> Module:
+        return list(self._modules.values())[index]

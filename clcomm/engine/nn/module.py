@@ -1,0 +1,137 @@
+"""Modules: parameters and sub-modules found by the attributes they are assigned to, as in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from clcomm.engine.flat import FlatSpace
+from clcomm.engine.tensor import Parameter, Tensor
+from clcomm.errors import ArgumentError
+
+
+class Module:
+    """Base of all layers and models: a subclass assigns parameters and modules to attributes and defines `forward`."""
+
+    _parameters: dict[str, Parameter]
+    _modules: dict[str, Module]
+    _flat_space: FlatSpace | None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Module:
+        module = super().__new__(cls)
+        for name, value in (("_parameters", {}), ("_modules", {}), ("_flat_space", None), ("training", True)):
+            object.__setattr__(module, name, value)
+        return module
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Parameter):
+            self._refuse_after_flattening(name)
+            self._parameters[name] = value
+        elif isinstance(value, Module):
+            self._refuse_after_flattening(name)
+            self._modules[name] = value
+        else:
+            self._parameters.pop(name, None)
+            self._modules.pop(name, None)
+        object.__setattr__(self, name, value)
+
+    def _refuse_after_flattening(self, name: str) -> None:
+        if self._flat_space is not None:
+            raise ArgumentError(f"{name}: the module already has its flat space; assign parameters before that")
+
+    def __delattr__(self, name: str) -> None:
+        self._parameters.pop(name, None)
+        self._modules.pop(name, None)
+        object.__delattr__(self, name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the module's result; subclasses define it."""
+        raise TypeError(f"{type(self).__name__} defines no forward()")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    # -- contents
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """Yield (dotted name, module) of this module, named "", and all within it, each once."""
+        seen: set[int] = set()
+        waiting: list[tuple[str, Module]] = [(prefix, self)]
+        while waiting:
+            name, module = waiting.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            yield name, module
+            children = [(f"{name}.{key}" if name else key, child) for key, child in module._modules.items()]
+            waiting.extend(reversed(children))
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Yield (dotted name, parameter), each parameter once, in the order in which they were assigned."""
+        seen: set[int] = set()
+        for prefix, module in self.named_modules():
+            for key, parameter in module._parameters.items():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield (f"{prefix}.{key}" if prefix else key), parameter
+
+    def parameters(self) -> Iterator[Parameter]:
+        """Yield the parameters in the order of named_parameters."""
+        for _, parameter in self.named_parameters():
+            yield parameter
+
+    def parameter_count(self) -> int:
+        """Return the number of trainable values."""
+        return sum(p.size for p in self.parameters() if p.requires_grad)
+
+    def train(self, mode: bool = True) -> Module:
+        """Set `training` on this module and all within it; returns the module."""
+        for _, module in self.named_modules():
+            module.training = mode
+        return self
+
+    def eval(self) -> Module:
+        """Set `training` to False on this module and all within it; returns the module."""
+        return self.train(False)
+
+    # -- gradients
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of all parameters."""
+        for parameter in self.parameters():
+            parameter.grad = None
+
+    def flat_space(self) -> FlatSpace:
+        """Return the flat space of the trainable parameters; built at the first call, when they move into it."""
+        if self._flat_space is None:
+            trainable = [(name, p) for name, p in self.named_parameters() if p.requires_grad]
+            space = FlatSpace.containing(p for _, p in trainable)  # an optimizer may have built it already
+            if space is None:
+                space = FlatSpace(trainable)
+            elif [slot.name for slot in space.layout.slots] != [name for name, _ in reversed(trainable)]:
+                space.rename(trainable)
+            object.__setattr__(self, "_flat_space", space)
+        assert self._flat_space is not None
+        return self._flat_space
+
+    # -- values
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return a copy of every parameter on the host, by dotted name."""
+        return {name: parameter.numpy() for name, parameter in self.named_parameters()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Overwrite all parameters; raises ArgumentError, changing nothing, unless names and shapes are the module's."""
+        own = dict(self.named_parameters())
+        missing, unknown = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+        if missing or unknown:
+            raise ArgumentError(
+                f"state_dict: expected the names {list(own)}; missing {missing or 'none'}, unknown {unknown or 'none'}"
+            )
+        for name, parameter in own.items():
+            if np.shape(state[name]) != parameter.shape:
+                raise ArgumentError(f"state_dict[{name!r}]: expected {parameter.shape}, got {np.shape(state[name])}")
+        for name, parameter in own.items():
+            parameter.copy_from(np.asarray(state[name], np.float32))

@@ -1,0 +1,68 @@
+"""Softmax and log-softmax, stable for logits of any size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clcomm.engine.autograd import Op
+from clcomm.engine.ops.shape import transpose
+from clcomm.engine.tensor import Tensor, empty, float_tensor
+from clcomm.errors import ArgumentError
+
+
+class _RowOp(Op):
+    """y = f(each row of x's last dimension); backward needs y alone."""
+
+    kernel_name: str
+
+    @classmethod
+    def forward(cls, ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        device, columns = x.device, x.shape[-1]
+        rows = x.size // columns
+        y = empty(device, x.shape)
+        device.launch(device.kernel("softmax", cls.kernel_name), *device.row_grid(rows, columns), y, x, rows, columns)
+        ctx.save(y)
+        return y
+
+    @classmethod
+    def backward(cls, ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (y,) = ctx.saved
+        device, columns = y.device, y.shape[-1]
+        rows, dx = y.size // columns, ctx.out(0)
+        kernel = device.kernel("softmax", cls.kernel_name + "_grad")
+        device.launch(kernel, *device.row_grid(rows, columns), dx, grad, y, rows, columns)
+        return (dx,)
+
+
+class Softmax(_RowOp):
+    """exp(x) / sum(exp(x)) along the last dimension."""
+
+    kernel_name = "softmax"
+
+
+class LogSoftmax(_RowOp):
+    """x - log(sum(exp(x))) along the last dimension."""
+
+    kernel_name = "log_softmax"
+
+
+def softmax(x: Tensor, axis: int = -1) -> Tensor:
+    """Return exp(x) / sum(exp(x)) along `axis`."""
+    return _along(Softmax, "softmax", x, axis)
+
+
+def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
+    """Return x - log(sum(exp(x))) along `axis`."""
+    return _along(LogSoftmax, "log_softmax", x, axis)
+
+
+def _along(op: type[_RowOp], name: str, x: Tensor, axis: int) -> Tensor:
+    float_tensor(name, x)
+    last = x.ndim - 1
+    if not -x.ndim <= axis <= last:
+        raise ArgumentError(f"{name}: axis {axis} does not fit a tensor of shape {x.shape}")
+    if axis in (-1, last):
+        return op.apply(x)
+    order = list(range(x.ndim))
+    order[axis], order[last] = order[last], order[axis]
+    return transpose(op.apply(transpose(x, tuple(order))), tuple(order))

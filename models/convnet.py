@@ -1,0 +1,40 @@
+"""A small convolutional network: 1-16-32 channels, then 1568-128-10 for MNIST, 206,922 parameters."""
+
+from __future__ import annotations
+
+from clcomm.engine import Conv2d, Device, Generator, Linear, Module, Tensor
+from clcomm.engine import functional as F
+from clcomm.errors import ArgumentError
+
+
+class ConvNet(Module):
+    """Images [N, *in_shape] -> logits [N, classes]: twice 3x3 convolution, ReLU and 2x2 max-pool, then two layers.
+
+    `in_shape` is (channels, height, width), at least 4 x 4; the first Linear's size follows from it. `seed` makes the
+    initial values those of the same layers in PyTorch after `torch.manual_seed(seed)`.
+    """
+
+    def __init__(
+        self,
+        in_shape: tuple[int, int, int] = (1, 28, 28),
+        classes: int = 10,
+        *,
+        device: Device | str | None = None,
+        seed: int | None = None,
+    ):
+        if len(in_shape) != 3 or min(in_shape[1:]) < 4:
+            raise ArgumentError(f"in_shape: expected (channels, height, width) of at least 4 x 4, got {in_shape}")
+        rng = None if seed is None else Generator(seed)
+        channels, height, width = in_shape
+        self.conv1 = Conv2d(channels, 16, 3, padding=1, device=device, rng=rng)
+        device = self.conv1.weight.device
+        self.conv2 = Conv2d(16, 32, 3, padding=1, device=device, rng=rng)
+        self.fc1 = Linear(32 * (height // 4) * (width // 4), 128, device=device, rng=rng)
+        self.fc2 = Linear(128, classes, device=device, rng=rng)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.flatten(x, 1)
+        x = F.linear(x, self.fc1.weight, self.fc1.bias, relu=True)
+        return self.fc2(x)

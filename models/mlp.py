@@ -1,0 +1,37 @@
+"""A multilayer perceptron: 784-128-128-10 for MNIST."""
+
+from __future__ import annotations
+
+import math
+
+from clcomm.engine import Device, Generator, Linear, Module, Tensor
+from clcomm.engine import functional as F
+
+
+class MLP(Module):
+    """Images [N, *in_shape] -> logits [N, classes], through two hidden layers with ReLU.
+
+    `seed` makes the initial values those of the same layers in PyTorch after `torch.manual_seed(seed)`; without it they
+    come from the engine's own generator.
+    """
+
+    def __init__(
+        self,
+        in_shape: tuple[int, ...] = (1, 28, 28),
+        classes: int = 10,
+        hidden: int = 128,
+        *,
+        device: Device | str | None = None,
+        seed: int | None = None,
+    ):
+        rng = None if seed is None else Generator(seed)
+        self.fc1 = Linear(math.prod(in_shape), hidden, device=device, rng=rng)
+        device = self.fc1.weight.device
+        self.fc2 = Linear(hidden, hidden, device=device, rng=rng)
+        self.fc3 = Linear(hidden, classes, device=device, rng=rng)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.flatten(x, 1)
+        x = F.linear(x, self.fc1.weight, self.fc1.bias, relu=True)
+        x = F.linear(x, self.fc2.weight, self.fc2.bias, relu=True)
+        return self.fc3(x)
