@@ -53,7 +53,7 @@ class Optimizer:
     def step(self) -> None:
         """Update the parameters with their gradients, the averaged ones after a synchronisation."""
         space = self.space
-        if all([slot.state == NONE for slot in space.slots]):
+        if all(slot.state == NONE for slot in space.slots):
             return
         space.complete_grads()
         self.steps += 1

@@ -29,7 +29,7 @@ _orders = itertools.count()
 _recording = True
 
 
-class no_grad(ContextDecorator):  # noqa: N801
+class no_grad(ContextDecorator):
     """Within it (a `with` block or a decorated function) nothing is recorded for backward()."""
 
     def __enter__(self) -> None:
@@ -57,7 +57,11 @@ class Context:
     attributes of its own.
     """
 
-    inputs: tuple[Tensor | None, ...] | None
+    inputs: tuple[Tensor | None, ...] | None  # None once backward ran
+    op: type[Op]
+    order: int
+    grad: Tensor | None = None  # the gradient of the result, as far as it is known
+    owns_grad = False  # whether `grad` is this node's alone
 
     def __init__(self, inputs: tuple[Tensor | None, ...], needs: tuple[bool, ...]):
         self.inputs = inputs
@@ -106,12 +110,10 @@ class Op:
         ctx = Context(inputs, needs)
         result = cls.forward(ctx, *inputs, **attrs)
         if recorded:
-            if any([kept is result for kept in ctx.saved]):  # a node that held its own result would be a cycle
+            if any(kept is result for kept in ctx.saved):  # a node that held its own result would be a cycle
                 ctx.saved = tuple([result.detach() if kept is result else kept for kept in ctx.saved])
-            ctx.op = cls  # type: ignore[attr-defined]
-            ctx.order = next(_orders)  # type: ignore[attr-defined]
-            ctx.grad = None  # type: ignore[attr-defined]
-            ctx.owns_grad = False  # type: ignore[attr-defined]
+            ctx.op = cls
+            ctx.order = next(_orders)
             result._node = ctx
             result._requires_grad = True
         return result
@@ -139,7 +141,7 @@ def _seed(root: Tensor, gradient: Tensor | float | None) -> Tensor:
             raise ArgumentError(f"backward: expected a gradient of shape {root.shape}, got {gradient.shape}")
         return gradient
     if gradient is None and root.size != 1:
-        raise ArgumentError(f"backward: a tensor of shape {root.shape} needs gradient=, only one of one element does not")
+        raise ArgumentError(f"backward: a tensor of shape {root.shape} needs gradient=; only one element does not")
     value = constant(root.device, 1.0 if gradient is None else float(gradient))
     if root.shape == ():
         return value
@@ -155,9 +157,9 @@ def _collect(root: Any) -> tuple[list[Any], dict[int, int]]:
     while waiting:
         node = waiting.pop()
         if node.inputs is None:
-            raise ArgumentError("backward: this graph was walked before and its tensors are released; run forward again")
+            raise ArgumentError("backward: this graph was walked before and its tensors released; run forward again")
         nodes.append(node)
-        for x, needed in zip(node.inputs, node.needs):
+        for x, needed in zip(node.inputs, node.needs, strict=True):
             if needed:
                 above = x._node
                 if above is None:
@@ -174,7 +176,7 @@ def _step(node: Any, uses: dict[int, int]) -> None:
     """Run one node's backward, hand the gradients on, and release what it kept."""
     inputs = node.inputs
     grads = node.op.backward(node, node.grad) if node.grad is not None else (None,) * len(inputs)
-    for x, grad, needed in zip(inputs, grads, node.needs):
+    for x, grad, needed in zip(inputs, grads, node.needs, strict=True):
         if not needed:
             continue
         above = x._node

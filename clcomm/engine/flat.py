@@ -86,12 +86,12 @@ class FlatSpace:
         self._host: dict[str, np.ndarray] | None = None
         self._staged = True  # whether the device's memory is apart from the host arrays
         params = np.zeros(self.layout.span, np.uint8)
-        for slot, parameter in zip(self.layout.slots, self.parameters):
-            self.layout.view(params, slot.name)[...] = parameter.numpy()
+        for place, parameter in zip(self.layout.slots, self.parameters, strict=True):
+            self.layout.view(params, place.name)[...] = parameter.numpy()
         kept = [parameter._grad for parameter in self.parameters]
         zeros = np.zeros(self.layout.span, np.uint8)
         self._adopt(self._buffer(params), self._buffer(zeros), None)
-        for parameter, slot, gradient in zip(self.parameters, self.slots, kept):
+        for parameter, slot, gradient in zip(self.parameters, self.slots, kept, strict=True):
             parameter._grad, parameter.slot = None, slot
             slot.assign(gradient)
 
@@ -119,13 +119,13 @@ class FlatSpace:
         """Give the slots the parameters' names; raises ArgumentError unless their order is the flat space's."""
         named = list(named_parameters)
         if [id(p) for _, p in reversed(named)] != [id(p) for p in self.parameters]:
-            raise ArgumentError("parameters: they lie in a flat space in another order; build it from the module itself")
+            raise ArgumentError("parameters: they lie in a flat space in another order; give the module itself")
         self.layout = FlatLayout([ParameterSpec(name, p.shape) for name, p in named])
 
     @property
     def current_grads(self) -> Any:
         """The buffer an optimizer reads: the averaged gradients when all are, else `grads`; see complete_grads."""
-        return self.reduced if all([slot.state == REDUCED for slot in self.slots]) else self.grads
+        return self.reduced if all(slot.state == REDUCED for slot in self.slots) else self.grads
 
     # -- buffers
 
@@ -140,7 +140,7 @@ class FlatSpace:
         """Make the given buffers the flat ones and point parameters and gradients at them."""
         self.params, self.grads = params, grads
         self.reduced = grads if reduced is None else reduced
-        for place, parameter, slot in zip(self.layout.slots, self.parameters, self.slots):
+        for place, parameter, slot in zip(self.layout.slots, self.parameters, self.slots, strict=True):
             parameter.buffer = params.get_sub_region(place.start, place.nbytes)
             slot.local = slot.reduced = self._view(grads, place)
             if reduced is not None:
@@ -157,10 +157,11 @@ class FlatSpace:
         """
         for name, array in (("params", params), ("grads", grads), ("reduced", reduced)):
             if array.dtype != np.uint8 or array.shape != (self.layout.span,) or not array.flags.c_contiguous:
-                raise ArgumentError(f"{name}: expected {self.layout.span} contiguous uint8, got {array.dtype} {array.shape}")
+                expected = f"{self.layout.span} contiguous uint8"
+                raise ArgumentError(f"{name}: expected {expected}, got {array.dtype} of shape {array.shape}")
         self.device.read(self.params, params)
         gradients = np.zeros_like(grads)
-        for place, slot in zip(self.layout.slots, self.slots):
+        for place, slot in zip(self.layout.slots, self.slots, strict=True):
             if slot.state != NONE:
                 current = slot.for_update()
                 self.device.read(current.buffer, self.layout.view(gradients, place.name))
@@ -202,7 +203,7 @@ class FlatSpace:
             self.device.finish()
 
     def pull_grads(self, start: int, stop: int) -> None:
-        """Bring bytes [start, stop) of the host's `grads` up to date; parameters without a gradient have zeros there."""
+        """Bring bytes [start, stop) of the host's `grads` up to date; zeros where there is no gradient."""
         self._bound("grads")
         for _, slot in self._between(start, stop):
             if slot.state == NONE:
@@ -227,7 +228,7 @@ class FlatSpace:
         return self._host[name]
 
     def _between(self, start: int, stop: int) -> list[tuple[Any, GradSlot]]:
-        pairs = zip(self.layout.slots, self.slots)
+        pairs = zip(self.layout.slots, self.slots, strict=True)
         return [(place, slot) for place, slot in pairs if start <= place.start and place.stop <= stop]
 
     def _zero(self, slot: GradSlot) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from functools import lru_cache
+from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ _SCALARS = {
 _LOG_LIMIT = 800
 
 
-@lru_cache(maxsize=None)
+@cache
 def source_of(file: str) -> str:
     """Return the text of `kernels/<file>.cl`, headed by `kernels/common.cl`."""
     folder = resources.files("clcomm.engine").joinpath("kernels")

@@ -207,7 +207,7 @@ class Tensor:
         return self._functional.transpose(self, _sizes(axes) or None)
 
     @property
-    def T(self) -> Tensor:  # noqa: N802
+    def T(self) -> Tensor:
         """The tensor with its dimensions reversed."""
         return self._functional.transpose(self, None)
 

@@ -123,7 +123,7 @@ class Module:
         return {name: parameter.numpy() for name, parameter in self.named_parameters()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Overwrite all parameters; raises ArgumentError, changing nothing, unless names and shapes are the module's."""
+        """Overwrite all parameters; raises ArgumentError, changing nothing, unless names and shapes fit."""
         own = dict(self.named_parameters())
         missing, unknown = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
         if missing or unknown:

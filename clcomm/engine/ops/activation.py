@@ -14,7 +14,7 @@ class _Activation(Op):
     kernel_name: str
 
     @classmethod
-    def forward(cls, ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(cls, ctx: Any, x: Tensor) -> Tensor:
         device, size = x.device, x.size
         y = empty(device, x.shape)
         device.launch(device.kernel("activation", cls.kernel_name), *device.grid(size), y, x, size)
@@ -22,7 +22,7 @@ class _Activation(Op):
         return y
 
     @classmethod
-    def backward(cls, ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(cls, ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (y,) = ctx.saved
         device, size, dx = grad.device, grad.size, ctx.out(0)
         device.launch(device.kernel("activation", cls.kernel_name + "_grad"), *device.grid(size), dx, grad, y, size)

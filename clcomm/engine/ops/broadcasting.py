@@ -27,10 +27,10 @@ def _plan(shape: Shape, a: Shape, b: Shape) -> tuple[np.ndarray, int, int, int]:
     """
     sizes: list[int] = []
     strides: list[list[int]] = []
-    for size, *steps in zip(shape, _strides(a, shape), _strides(b, shape)):
+    for size, *steps in zip(shape, _strides(a, shape), _strides(b, shape), strict=True):
         if size == 1:
             continue
-        if sizes and all(above == step * size for above, step in zip(strides[-1], steps)):
+        if sizes and all(above == step * size for above, step in zip(strides[-1], steps, strict=True)):
             sizes[-1] *= size
             strides[-1] = list(steps)
         else:
@@ -39,7 +39,7 @@ def _plan(shape: Shape, a: Shape, b: Shape) -> tuple[np.ndarray, int, int, int]:
     if not sizes or any(step > 1 for step in strides[-1]):  # pragma: no cover - operands are contiguous
         sizes, strides = [*sizes, 1], [*strides, [1, 1]]
     *outer, inner = sizes
-    a_strides, b_strides = zip(*strides)
+    a_strides, b_strides = zip(*strides, strict=True)
     values = [*outer, *a_strides[:-1], *b_strides[:-1], a_strides[-1], b_strides[-1]]
     return np.array(values, np.int32), len(outer), int(np.prod(outer, dtype=np.int64)), inner
 

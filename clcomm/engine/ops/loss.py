@@ -114,7 +114,7 @@ def _target_tensor(logits: Tensor, targets: Any) -> Tensor:
 
 def _check_rows(rows: int, shape: tuple[int, ...]) -> None:
     if shape != (rows,):
-        raise ArgumentError(f"cross_entropy: expected {rows} targets, one for each row of the logits, got shape {shape}")
+        raise ArgumentError(f"cross_entropy: expected {rows} targets, one for each row of logits, got shape {shape}")
 
 
 def mse_loss(prediction: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:

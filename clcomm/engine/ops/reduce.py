@@ -82,7 +82,7 @@ def _sum_run(
         x, axis = target, blocks
 
 
-def sum(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:  # noqa: A001
+def sum(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the sum of x over the dimensions `axis` (all by default), which `keepdims` keeps as size 1."""
     axes, shape = _reduced("sum", x, axis, keepdims)
     return Sum.apply(x, axes=axes, shape=shape, scale=1.0)

@@ -42,7 +42,7 @@ class Transpose(Op):
 
 @lru_cache(maxsize=1024)
 def _transposition(shape: Shape, axes: Shape) -> tuple[np.ndarray, int]:
-    """Return for each dimension of the result its size and its stride in x, size-1 and mergeable dimensions left out."""
+    """Return sizes and then strides in x of the result's dimensions, merged where possible, and how many there are."""
     strides = [math.prod(shape[a + 1 :]) for a in range(len(shape))]
     sizes: list[int] = []
     steps: list[int] = []

@@ -16,7 +16,7 @@ class _RowOp(Op):
     kernel_name: str
 
     @classmethod
-    def forward(cls, ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(cls, ctx: Any, x: Tensor) -> Tensor:
         device, columns = x.device, x.shape[-1]
         rows = x.size // columns
         y = empty(device, x.shape)
@@ -25,7 +25,7 @@ class _RowOp(Op):
         return y
 
     @classmethod
-    def backward(cls, ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(cls, ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (y,) = ctx.saved
         device, columns = y.device, y.shape[-1]
         rows, dx = y.size // columns, ctx.out(0)
