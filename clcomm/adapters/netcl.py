@@ -13,23 +13,20 @@ Written for netcl 0.4.4. What of it is worked around is said where that happens.
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clcomm.adapters.netcl_runtime import prepare, quiet
 from clcomm.engine.autograd import is_recording
-from clcomm.engine.device import Device, default_device
 from clcomm.errors import ArgumentError
 from clcomm.layout import Bucket, FlatLayout, ParameterSpec
 
 if TYPE_CHECKING:
     from clcomm.replica import FlatArrays
+
+__all__ = ["NetclModel", "NetclParameter", "NetclReplica", "NetclTensor", "cross_entropy", "prepare"]
 
 _FLAT_DTYPES = {
     "float": "float32",
@@ -39,86 +36,6 @@ _FLAT_DTYPES = {
     "double": "float64",
     "float64": "float64",
 }
-
-
-def prepare(device: Device | str | None = None) -> Device:
-    """Import netcl and make it use a rank's device: `device`, what that name selects, or the engine's default.
-
-    Build modules with `queue=` set to the returned device's `queue`. Raises ArgumentError where netcl is missing.
-    """
-    # The device first: choosing it sets PoCL's share of the cores, which has to happen before netcl loads OpenCL.
-    chosen = default_device() if device is None else device if isinstance(device, Device) else Device.select(device)
-    # netcl's tuner picks kernels by timing them: ranks would pick differently, and so would two runs of one seed.
-    os.environ.setdefault("NETCL_AUTOTUNE", "0")
-    try:
-        import netcl.autograd.ops
-        import netcl.core.device as devices
-        from netcl.core.backend.opencl import OpenCLBackend
-    except ImportError:
-        raise ArgumentError("netcl is not installed; do: pip install 'clcomm[netcl]'") from None
-    # A layer built without queue= would take the first device of the first platform, on every rank.
-    devices.manager._cache["auto"] = devices.DeviceHandle(
-        chosen.cl_device.platform.name, chosen.name, "cl", chosen.kind, chosen.context, chosen.queue
-    )
-    if not isinstance(netcl.autograd.ops.cl, _ProgramsBuiltOnce):
-        netcl.autograd.ops.cl = _ProgramsBuiltOnce(netcl.autograd.ops.cl)
-    with _signal_handlers_kept():
-        OpenCLBackend(chosen.queue)
-    return chosen
-
-
-@contextmanager
-def _signal_handlers_kept() -> Iterator[None]:
-    """Undo netcl's signal handlers: on SIGTERM it waits for the device and exits with 0, on Ctrl-C it may _exit."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in kept.items():
-        signal.signal(number, handler)
-
-
-class _ProgramsBuiltOnce:
-    """Stands for `pyopencl` in netcl's ops, which build the cross-entropy's programs anew at every call (45 ms)."""
-
-    def __init__(self, cl: Any):
-        self._cl = cl
-        self._built: dict[tuple[int, str], _Built] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cl, name)
-
-    def Program(self, context: Any, source: str) -> _Built:
-        key = (context.int_ptr, source)
-        if key not in self._built:
-            self._built[key] = _Built(self._cl.Program(context, source).build())
-        return self._built[key]
-
-
-class _Built:
-    """A program that needs no building any more, and its kernels, each made once."""
-
-    def __init__(self, program: Any):
-        self._program = program
-
-    def build(self) -> _Built:
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        kernel = getattr(self._program, name)
-        setattr(self, name, kernel)
-        return kernel
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Drop PyOpenCL's remarks on netcl's kernels; where warnings are errors, netcl would change its algorithm."""
-    import pyopencl
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", pyopencl.CompilerWarning)
-        yield
 
 
 class NetclTensor:
@@ -152,7 +69,7 @@ class NetclTensor:
         if self.node is None:
             raise ArgumentError("backward: expected a value recorded since the last backward(), got none; run forward")
         seed = Tensor.from_shape(self.value.queue, self.value.shape, fill=float(gradient))
-        with _quiet():
+        with quiet():
             autograd.Tape(retain_grads=False).backward(self.node, seed)
         self.value.grad = self.node = None  # gives the graph's buffers back to netcl's pool
 
@@ -227,7 +144,7 @@ class NetclModel:
 
         # netcl uploads in the background: give it a copy of its own, as the caller may refill the array.
         data = Tensor.from_host(self._queue, np.array(x, np.float32, order="C"))
-        with _quiet():
+        with quiet():
             if not is_recording():
                 with autograd.no_grad():
                     return NetclTensor(_value(self.module(autograd.tensor(data))))
@@ -301,7 +218,7 @@ def cross_entropy(logits: NetclTensor, labels: Any) -> NetclTensor:
         raise ArgumentError(f"labels: expected 0 to {classes - 1}, got {y.min()} to {y.max()}")
     # netcl's loss on integer labels never returns on PoCL: it leaves the kernel ahead of a barrier. One-hot works.
     targets = autograd.tensor(Tensor.from_host(logits.value.queue, np.eye(classes, dtype=np.float32)[y]))
-    with _quiet():
+    with quiet():
         if logits.node is None or not is_recording():
             with autograd.no_grad():
                 return NetclTensor(_value(autograd.cross_entropy(autograd.tensor(logits.value), targets)))

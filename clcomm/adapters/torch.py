@@ -90,7 +90,7 @@ class TorchReplica:
 
     def extra_state(self) -> dict[str, np.ndarray]:
         """Return frozen parameters and buffers by name, as their own bits."""
-        return {name: _bits(tensor).cpu().numpy() for name, tensor in self._untrained()}
+        return {name: np.array(_bits(tensor).cpu().numpy(), order="C") for name, tensor in self._untrained()}
 
     @torch.no_grad()
     def load_extra_state(self, state: dict[str, np.ndarray]) -> None:

@@ -1,0 +1,63 @@
+"""The native engine's modules under the Synchronizer: their flat space moves into the Communicator's memory.
+
+On a device that shares the host's memory nothing is copied: kernels write gradients to where the other ranks of the
+host read them, and the optimizer reads the averaged ones where they were summed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clcomm.errors import ArgumentError
+from clcomm.layout import Bucket, FlatLayout
+
+if TYPE_CHECKING:
+    from clcomm.engine.flat import FlatSpace
+    from clcomm.replica import FlatArrays
+
+
+class NativeReplica:
+    """A `clcomm.engine` module; its parameters live in one flat space, which is bound to the arrays it is given.
+
+    Raises ArgumentError when nothing in the module is trainable, or the layout is not the module's own.
+    """
+
+    def __init__(self, model: Any):
+        self._model = model
+        self._space: FlatSpace = model.flat_space()
+        self.specs = self._space.layout.specs
+        if not self.specs:
+            raise ArgumentError("model: expected at least one parameter that requires a gradient, got none")
+
+    def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
+        """Move the module's parameters and gradients onto the arrays; their values are kept."""
+        if layout.signature() != self._space.layout.signature():
+            raise ArgumentError("layout: expected that of the module's flat space, got another")
+        self._space.rebind(arrays.params, arrays.grads, arrays.reduced)
+
+    def pull_parameters(self) -> None:
+        """Make the host's array hold the parameters."""
+        self._space.pull_params()
+
+    def push_parameters(self) -> None:
+        """Make the parameters those in the host's array."""
+        self._space.push_params()
+
+    def pull_gradients(self, bucket: Bucket) -> None:
+        """Make the bucket's range of the host's array hold the gradients; a missing one becomes zero."""
+        self._space.pull_grads(bucket.start, bucket.stop)
+
+    def push_gradients(self, bucket: Bucket) -> None:
+        """Make the bucket's averaged gradients the parameters' gradients."""
+        self._space.push_grads(bucket.start, bucket.stop)
+
+    def extra_state(self) -> dict[str, np.ndarray]:
+        """Return frozen parameters and buffers by name: what the module's state holds beside trained parameters."""
+        trained = {spec.name for spec in self.specs}
+        return {name: array for name, array in self._model.state_dict().items() if name not in trained}
+
+    def load_extra_state(self, state: dict[str, np.ndarray]) -> None:
+        """Set what `extra_state` returned."""
+        self._model.load_state_dict({**self._model.state_dict(), **state})

@@ -1,0 +1,94 @@
+"""Setting netcl 0.4.4 up for a rank, and around those of its habits that a job of several ranks can't live with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from clcomm.engine.device import Device, default_device
+from clcomm.errors import ArgumentError
+
+
+def prepare(device: Device | str | None = None) -> Device:
+    """Import netcl and make it use a rank's device: `device`, what that name selects, or the engine's default.
+
+    Build modules with `queue=` set to the returned device's `queue`. Raises ArgumentError where netcl is missing.
+    """
+    # The device first: choosing it sets PoCL's share of the cores, which has to happen before netcl loads OpenCL.
+    chosen = default_device() if device is None else device if isinstance(device, Device) else Device.select(device)
+    # netcl's tuner picks kernels by timing them: ranks would pick differently, and so would two runs of one seed.
+    os.environ.setdefault("NETCL_AUTOTUNE", "0")
+    try:
+        import netcl.autograd.ops
+        import netcl.core.device as devices
+        from netcl.core.backend.opencl import OpenCLBackend
+    except ImportError:
+        raise ArgumentError("netcl is not installed; do: pip install 'clcomm[netcl]'") from None
+    # A layer built without queue= would take the first device of the first platform, on every rank.
+    devices.manager._cache["auto"] = devices.DeviceHandle(
+        chosen.cl_device.platform.name, chosen.name, "cl", chosen.kind, chosen.context, chosen.queue
+    )
+    if not isinstance(netcl.autograd.ops.cl, _ProgramsBuiltOnce):
+        netcl.autograd.ops.cl = _ProgramsBuiltOnce(netcl.autograd.ops.cl)
+    with _signal_handlers_kept():
+        OpenCLBackend(chosen.queue)
+    return chosen
+
+
+@contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Undo netcl's signal handlers: on SIGTERM it waits for the device and exits with 0, on Ctrl-C it may _exit."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+class _ProgramsBuiltOnce:
+    """Stands for `pyopencl` in netcl's ops, which build the cross-entropy's programs anew at every call (45 ms)."""
+
+    def __init__(self, cl: Any):
+        self._cl = cl
+        self._built: dict[tuple[int, str], _Built] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cl, name)
+
+    def Program(self, context: Any, source: str) -> _Built:
+        key = (context.int_ptr, source)
+        if key not in self._built:
+            self._built[key] = _Built(self._cl.Program(context, source).build())
+        return self._built[key]
+
+
+class _Built:
+    """A program that needs no building any more, and its kernels, each made once."""
+
+    def __init__(self, program: Any):
+        self._program = program
+
+    def build(self) -> _Built:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        kernel = getattr(self._program, name)
+        setattr(self, name, kernel)
+        return kernel
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Drop PyOpenCL's remarks on netcl's kernels; where warnings are errors, netcl would change its algorithm."""
+    import pyopencl
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pyopencl.CompilerWarning)
+        yield

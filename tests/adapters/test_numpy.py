@@ -1,0 +1,163 @@
+"""NumPy models as replicas: what is pulled, what is pushed, and the mean over ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clcomm import Communicator, Synchronizer
+from clcomm.adapters import replica_of
+from clcomm.adapters.numpy import NumpyReplica
+from clcomm.errors import ArgumentError
+
+
+class Parameter:
+    def __init__(self, data, grad=None):
+        self.data, self.grad = np.asarray(data), grad
+
+
+class Model:
+    """Any object with named_parameters() will do."""
+
+    def __init__(self, **parameters):
+        self.__dict__.update(parameters)
+        self._names = list(parameters)
+
+    def named_parameters(self):
+        return [(name, getattr(self, name)) for name in self._names]
+
+
+def small_model():
+    return Model(w=Parameter(np.arange(6, dtype=np.float32).reshape(2, 3)), b=Parameter(np.ones(3, np.float64)))
+
+
+def test_specs_come_in_the_models_order_with_shapes_and_dtypes():
+    specs = replica_of(small_model()).specs
+    assert [(s.name, s.shape, s.dtype) for s in specs] == [("w", (2, 3), "float32"), ("b", (3,), "float64")]
+
+
+def test_pulled_parameters_lie_in_the_flat_space_and_come_back(attach):
+    model = small_model()
+    space = attach(NumpyReplica(model))
+    space.replica.pull_parameters()
+    np.testing.assert_array_equal(space.layout.view(space.arrays.params, "w"), model.w.data)
+    kept = model.w.data
+    space.layout.view(space.arrays.params, "w")[...] = 7
+    space.replica.push_parameters()
+    assert model.w.data is kept, "parameters are updated in place"
+    np.testing.assert_array_equal(kept, np.full((2, 3), 7, np.float32))
+
+
+def test_a_missing_gradient_is_zero_when_pulled_and_there_when_pushed(attach):
+    model = small_model()
+    model.b.grad = np.array([1.0, 2.0, 3.0])
+    space = attach(NumpyReplica(model))
+    for bucket in space.buckets:
+        space.replica.pull_gradients(bucket)
+    np.testing.assert_array_equal(space.layout.view(space.arrays.grads, "w"), np.zeros((2, 3)))
+    np.testing.assert_array_equal(space.layout.view(space.arrays.grads, "b"), [1, 2, 3])
+    space.layout.view(space.arrays.reduced, "w")[...] = 0.5
+    kept = model.b.grad
+    for bucket in space.buckets:
+        space.replica.push_gradients(bucket)
+    np.testing.assert_array_equal(model.w.grad, np.full((2, 3), 0.5, np.float32))
+    assert model.b.grad is kept and not kept.any()
+    space.layout.view(space.arrays.reduced, "w")[...] = 9
+    assert model.w.grad[0, 0] == 0.5, "a gradient that was missing has memory of its own"
+
+
+def test_strided_arrays_keep_their_order_of_elements(attach):
+    model = Model(w=Parameter(np.arange(6, dtype=np.float32).reshape(2, 3).T))
+    model.w.grad = np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2]
+    space = attach(NumpyReplica(model))
+    space.replica.pull_parameters()
+    space.replica.pull_gradients(space.buckets[0])
+    np.testing.assert_array_equal(space.layout.view(space.arrays.params, "w"), [[0, 3], [1, 4], [2, 5]])
+    np.testing.assert_array_equal(space.layout.view(space.arrays.grads, "w"), [[0, 2], [4, 6], [8, 10]])
+    space.replica.push_parameters()
+    np.testing.assert_array_equal(model.w.data, [[0, 3], [1, 4], [2, 5]])
+
+
+def test_float16_is_float32_in_the_flat_space_and_keeps_its_bits(attach):
+    values = np.array([1.5, -0.0, 6e-8, 65504, np.inf], np.float16)
+    model = Model(h=Parameter(values.copy()))
+    space = attach(NumpyReplica(model))
+    assert space.replica.specs[0].dtype == "float32"
+    space.replica.pull_parameters()
+    model.h.data[...] = 0
+    space.replica.push_parameters()
+    assert model.h.data.dtype == np.float16
+    assert model.h.data.tobytes() == values.tobytes()
+    space.replica.push_gradients(space.buckets[0])
+    assert model.h.grad.dtype == np.float16
+
+
+def test_a_shared_parameter_counts_once():
+    shared = Parameter(np.ones(2, np.float32))
+    assert [s.name for s in replica_of(Model(encoder=shared, decoder=shared)).specs] == ["encoder"]
+
+
+@pytest.mark.parametrize(
+    "model, message",
+    [
+        (Model(), "at least one parameter"),
+        (Model(w=Parameter(np.arange(3))), "floating-point numbers, got int64 array"),
+        (Model(w=type("P", (), {"data": [1.0], "grad": None})()), "got list"),
+    ],
+)
+def test_models_that_cannot_be_averaged_are_refused_in_one_line(model, message):
+    with pytest.raises(ArgumentError, match=message) as error:
+        replica_of(model)
+    assert "\n" not in str(error.value)
+
+
+def test_a_gradient_of_another_shape_is_refused_by_name(attach):
+    model = small_model()
+    model.w.grad = np.zeros((3, 2), np.float32)
+    space = attach(NumpyReplica(model))
+    with pytest.raises(ArgumentError, match=r"'w': expected shape \(2, 3\), got \(3, 2\)"):
+        for bucket in space.buckets:
+            space.replica.pull_gradients(bucket)
+
+
+def test_an_object_without_parameters_is_no_model():
+    with pytest.raises(ArgumentError, match="got int"):
+        replica_of(3)
+
+
+def test_one_rank_alone_keeps_its_gradients():
+    model = small_model()
+    model.w.grad = np.full((2, 3), 2.0, np.float32)
+    sync = Synchronizer(Communicator())
+    sync.broadcast_parameters(model)
+    sync.sync_gradients(model)
+    np.testing.assert_array_equal(model.w.grad, np.full((2, 3), 2.0))
+    np.testing.assert_array_equal(model.b.grad, np.zeros(3))
+
+
+@pytest.mark.mpi(min_size=1)
+@pytest.mark.parametrize("bucket_size", ["16", "1MiB", None])
+def test_gradients_become_the_mean_over_ranks(bucket_size):
+    comm = Communicator()
+    model = small_model()
+    model.w.data += comm.rank
+    sync = Synchronizer(comm, use_bucketing=bucket_size is not None, bucket_size=bucket_size)
+    sync.broadcast_parameters(model, root=comm.size - 1)
+    np.testing.assert_array_equal(model.w.data, np.arange(6).reshape(2, 3) + comm.size - 1)
+    for step in range(2):
+        model.w.grad = np.full((2, 3), comm.rank + step, np.float32)
+        model.b.grad = np.full(3, 6.0) if comm.rank == 0 else None  # missing on all other ranks
+        sync.sync_gradients(model)
+        np.testing.assert_array_equal(model.w.grad, np.full((2, 3), (comm.size - 1) / 2 + step))
+        np.testing.assert_allclose(model.b.grad, np.full(3, 6.0 / comm.size), rtol=1e-15)
+
+
+@pytest.mark.mpi(min_size=1)
+def test_a_models_own_extra_state_is_broadcast():
+    comm = Communicator()
+    model = small_model()
+    model.steps = np.array([10 + comm.rank])
+    model.extra_state = lambda: {"steps": model.steps.copy()}
+    model.load_extra_state = lambda state: model.steps.__setitem__(slice(None), state["steps"])
+    Synchronizer(comm).broadcast_parameters(model)
+    assert model.steps[0] == 10
