@@ -1,0 +1,1 @@
+"""Programs to run: `python -m examples.mnist`, `python -m examples.compare_bucketing`."""

@@ -1,0 +1,56 @@
+"""Train a network on MNIST, data-parallel: `mpiexec -n 4 python -m examples.mnist`.
+
+Without mpiexec it is a world of one. At its end it prints what it reached and what was communicated.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from rich.console import Console
+
+from clcomm.communicator import Communicator
+from clcomm.job import run
+from training import options as command_line
+from training.logs import configure
+from training.session import Result, Session, make_console, missed_target, open_session_data, write_report
+
+#: Exit code of a run that misses --target-accuracy.
+TARGET_MISSED = 3
+
+
+def main() -> int:
+    options = parse()
+    comm = Communicator(
+        bucket_size=options.bucket_size, use_bucketing=not options.no_bucketing, transport=options.transport
+    )
+    configure(comm.rank, comm.size, options.quiet)
+    console = make_console(comm)
+    splits = open_session_data(options, comm, console)
+    session = Session(options, comm, splits, console)
+    console.print(session.headline(), highlight=False)
+    result = session.run()
+    show(result, console)
+    if options.report:
+        write_report(options.report, result.as_report(options, comm, splits.name), comm)
+    missed = missed_target(options, result.evaluation)
+    if missed:
+        console.print(missed, style="bold red", highlight=False)
+    return TARGET_MISSED if missed else 0
+
+
+def parse() -> Namespace:
+    parser = command_line.parser("examples.mnist", "Train a network on MNIST, data-parallel over MPI.")
+    command_line.add_checkpoint_options(parser)
+    options = parser.parse_args()
+    command_line.check(options)
+    return options
+
+
+def show(result: Result, console: Console) -> None:
+    console.print(result.summary(), highlight=False)
+    console.print(result.stats.table())
+
+
+if __name__ == "__main__":
+    run(main)

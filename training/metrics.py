@@ -1,0 +1,63 @@
+"""Speed and loss of a run, in bounded memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from clcomm.stats import Histogram
+
+#: The first steps build kernels and fill caches: they don't count towards speed.
+WARM_UP_STEPS = 10
+
+
+@dataclass
+class StepRecord:
+    """One finished step, as callbacks see it. `loss` is this rank's; `seconds` the whole step, `data_wait_s` in it."""
+
+    step: int
+    epoch: int
+    batch: int
+    samples: int
+    loss: float
+    lr: float
+    seconds: float
+    data_wait_s: float
+
+
+@dataclass
+class Metrics:
+    """Totals over this rank's steps of this run."""
+
+    steps: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    data_wait_s: float = 0.0
+    warm_samples: int = 0
+    warm_seconds: float = 0.0
+    epoch_loss: float = 0.0
+    epoch_samples: int = 0
+    durations: Histogram = field(default_factory=Histogram)
+
+    def add(self, record: StepRecord) -> None:
+        """Count one step."""
+        self.steps += 1
+        self.samples += record.samples
+        self.seconds += record.seconds
+        self.data_wait_s += record.data_wait_s
+        self.epoch_loss += record.loss * record.samples
+        self.epoch_samples += record.samples
+        if self.steps > WARM_UP_STEPS:
+            self.warm_samples += record.samples
+            self.warm_seconds += record.seconds
+            self.durations.add(record.seconds)
+
+    def start_epoch(self) -> None:
+        """Begin a new mean of the loss."""
+        self.epoch_loss, self.epoch_samples = 0.0, 0
+
+    def samples_per_s(self, world_size: int) -> float:
+        """Return the whole world's samples a second, the first steps left out (a shorter run counts them)."""
+        samples, seconds = self.warm_samples, self.warm_seconds
+        if not samples:
+            samples, seconds = self.samples, self.seconds
+        return world_size * samples / seconds if seconds else 0.0

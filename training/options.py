@@ -1,0 +1,156 @@
+"""What a training job can be told on its command line."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+from clcomm.errors import ArgumentError
+from clcomm.transport.mpi import place_in_world
+from training.data_source import CHOICES as DATA_CHOICES
+
+ENGINES = ("native", "netcl", "torch")
+MODELS = ("convnet", "mlp")
+OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
+#: Learning rates that train the two models well at the default batch size; --lr overrides them.
+DEFAULT_LR = {"sgd": 0.05, "adam": 1e-3, "adamw": 1e-3, "rmsprop": 5e-4}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are ArgumentErrors: one line for all ranks instead of a usage text each."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ArgumentError(f"{message}; see --help")
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the options, once for all ranks."""
+        if place_in_world()[0] == 0:
+            super().print_help(file)
+
+
+def parser(program: str, description: str) -> Parser:
+    """Return a parser with the options that every training job has."""
+    result = Parser(prog=f"python -m {program}", description=description, allow_abbrev=False)
+    _add_model_options(result)
+    _add_optimizer_options(result)
+    _add_communication_options(result)
+    _add_output_options(result)
+    return result
+
+
+def _add_model_options(parser: Parser) -> None:
+    group = parser.add_argument_group("model and data")
+    group.add_argument("--model", choices=MODELS, default="convnet", help="default: %(default)s")
+    group.add_argument("--engine", choices=ENGINES, default="native", help="whose kernels run; default: %(default)s")
+    group.add_argument(
+        "--device", metavar="NAME", help='"gpu", "gpu:1", "cpu" or part of a name; default: $CLCOMM_DEVICE, a GPU, the CPU'
+    )
+    group.add_argument(
+        "--data", default="auto", metavar="NAME|DIR", help=f"{', '.join(DATA_CHOICES)} or a directory of IDX files"
+    )
+    group.add_argument(
+        "--sharding", choices=("interleaved", "contiguous"), default="interleaved",
+        help="which samples a rank gets: every N-th of one shuffled order, or an unbroken block; default: %(default)s",
+    )  # fmt: skip
+    group.add_argument("--batch-size", type=_positive, default=64, metavar="N", help="a rank's; default: %(default)s")
+    group.add_argument("--epochs", type=_positive, metavar="N", help="default: 1 for MNIST, 40 for the small digits")
+    group.add_argument("--max-steps", type=_positive, metavar="N", help="stop after so many steps in all")
+    group.add_argument("--seed", type=_whole, default=0, metavar="N", help="of parameters and order; default: %(default)s")
+
+
+def _add_optimizer_options(parser: Parser) -> None:
+    group = parser.add_argument_group("optimizer")
+    group.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help="default: %(default)s")
+    group.add_argument("--lr", type=_positive_number, metavar="RATE", help=f"default: {DEFAULT_LR}")
+    group.add_argument("--momentum", type=float, default=0.9, metavar="M", help="of sgd and rmsprop; default: %(default)s")
+    group.add_argument("--nesterov", action="store_true", help="Nesterov's momentum, with sgd")
+    group.add_argument("--weight-decay", type=float, metavar="W", help="default: the optimizer's")
+    group.add_argument(
+        "--schedule", default="constant", metavar="TEXT", help='of the rate, e.g. "cosine:warmup=100"; default: %(default)s'
+    )
+    group.add_argument(
+        "--grad-accumulation", type=_positive, default=1, metavar="N", help="micro-batches a step; default: %(default)s"
+    )
+
+
+def _add_communication_options(parser: Parser) -> None:
+    group = parser.add_argument_group("communication")
+    group.add_argument(
+        "--bucket-size", default="1MiB", metavar="SIZE", help="of gradients reduced at a time; default: %(default)s"
+    )
+    group.add_argument("--no-bucketing", action="store_true", help="reduce each tensor on its own")
+    group.add_argument(
+        "--transport", choices=("auto", "shared", "mpi"), default="auto", help="how arrays travel; default: %(default)s"
+    )
+    group.add_argument("--check-finite", action="store_true", help="end with an error when a gradient holds NaN or Inf")
+    group.add_argument(
+        "--check-replicas", type=_whole, default=0, metavar="K", help="compare the replicas' hashes every K steps"
+    )
+
+
+def _add_output_options(parser: Parser) -> None:
+    group = parser.add_argument_group("evaluation and output")
+    group.add_argument(
+        "--eval", action=argparse.BooleanOptionalAction, default=True, help="measure test accuracy at the end"
+    )
+    group.add_argument(
+        "--target-accuracy", type=_share, metavar="A", help="exit with code 3 below this test accuracy, e.g. 0.98 or 98"
+    )
+    group.add_argument("--report", metavar="FILE", help="write the run's figures as JSON")
+    group.add_argument("--quiet", action="store_true", help="no progress, only the results")
+
+
+def add_checkpoint_options(parser: Parser) -> None:
+    """Add the options of jobs that can stop and go on."""
+    group = parser.add_argument_group("checkpoints")
+    group.add_argument("--checkpoint", metavar="FILE", help="save there after each epoch and at the end")
+    group.add_argument("--checkpoint-every", type=_positive, metavar="STEPS", help="save every so many steps as well")
+    group.add_argument(
+        "--resume", nargs="?", const="", metavar="FILE", help="go on from this checkpoint; default: --checkpoint's file"
+    )
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raise ArgumentError where options contradict each other, and fill in what depends on others."""
+    if options.lr is None:
+        options.lr = DEFAULT_LR[options.optimizer]
+    if options.nesterov and (options.optimizer != "sgd" or options.momentum <= 0):
+        raise ArgumentError("--nesterov: needs --optimizer sgd and a --momentum above 0")
+    if options.target_accuracy is not None and not options.eval:
+        raise ArgumentError("--target-accuracy: needs the evaluation that --no-eval leaves out")
+    if getattr(options, "resume", None) == "":
+        if not options.checkpoint:
+            raise ArgumentError("--resume: expected a file, here or with --checkpoint")
+        options.resume = options.checkpoint
+    if getattr(options, "checkpoint_every", None) and not options.checkpoint:
+        raise ArgumentError("--checkpoint-every: needs --checkpoint FILE to say where")
+
+
+def _positive(text: str) -> int:
+    value = _whole(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 up, got {text!r}")
+    return value
+
+
+def _whole(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
+    return int(text)
+
+
+def _positive_number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return value
+
+
+def _share(text: str) -> float:
+    value = _positive_number(text)
+    if value > 100:
+        raise argparse.ArgumentTypeError(f"expected a share such as 0.98 or a percentage such as 98, got {text!r}")
+    return value / 100 if value > 1 else value

@@ -1,0 +1,213 @@
+"""From a command line to a finished run: puts data, model, Synchronizer and Trainer together on every rank."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from clcomm.communicator import Communicator
+from clcomm.errors import ArgumentError
+from clcomm.sampler import ContiguousSampler, DistributedSampler, EvaluationSampler
+from clcomm.stats import CommStats
+from clcomm.synchronizer import Synchronizer
+from clcomm.units import format_size
+from training import engines
+from training.data_source import open_data
+from training.datasets import Splits
+from training.evaluate import Evaluation, evaluate
+from training.loader import Loader, default_prefetch
+from training.progress import ProgressDisplay
+from training.schedules import parse_schedule
+from training.snapshot import restore_snapshot, save_snapshot
+from training.trainer import Trainer
+
+#: Samples a rank evaluates at a time.
+EVALUATION_BATCH = 500
+#: Settings that a resumed run has to share with the one it goes on from.
+COURSE = ("model", "batch_size", "optimizer", "momentum", "nesterov", "grad_accumulation", "sharding", "seed")
+
+
+def make_console(comm: Communicator) -> Console:
+    """Return where rank 0 prints; the other ranks' output goes nowhere."""
+    if comm.rank == 0:
+        return Console(soft_wrap=True)
+    return Console(file=open(os.devnull, "w"))  # noqa: SIM115 - open as long as the process
+
+
+@dataclass
+class Result:
+    """What a run came to; the figures are the whole world's, `stats` those of an average rank."""
+
+    steps: int
+    images_per_s: float
+    train_loss: float
+    evaluation: Evaluation | None
+    step_p50_s: float
+    step_p95_s: float
+    data_wait_s: float
+    seconds: float
+    stats: CommStats
+
+    def summary(self) -> str:
+        """Return the figures as one line for people."""
+        parts = [f"{self.steps} steps", f"training loss {self.train_loss:.4f}"]
+        if self.evaluation is not None:
+            parts.append(f"test accuracy {self.evaluation.accuracy:.2%}")
+        parts.append(f"{self.images_per_s:,.0f} images/s")
+        parts.append(f"step p50 {self.step_p50_s * 1e3:.2f} ms, p95 {self.step_p95_s * 1e3:.2f} ms")
+        return "; ".join(parts)
+
+    def as_report(self, options: argparse.Namespace, comm: Communicator, dataset: str) -> dict[str, Any]:
+        """Return the figures as the JSON of --report; docs/reports.md names its fields."""
+        accuracy = self.evaluation.accuracy if self.evaluation else None
+        return {
+            "schema": 1,
+            "world_size": comm.size,
+            "model": options.model,
+            "engine": options.engine,
+            "dataset": dataset,
+            "batch_size": options.batch_size,
+            "grad_accumulation": options.grad_accumulation,
+            "bucket_size": None if options.no_bucketing else comm.bucket_size,
+            "steps": self.steps,
+            "images_per_s": self.images_per_s,
+            "train_loss": self.train_loss,
+            "test_accuracy": accuracy,
+            "test_loss": self.evaluation.loss if self.evaluation else None,
+            "step_ms": {"p50": self.step_p50_s * 1e3, "p95": self.step_p95_s * 1e3},
+            "data_wait_s": self.data_wait_s,
+            "training_s": self.seconds,
+            "communication": self.stats.as_dict(),
+        }
+
+
+class Session:
+    """One training run on the ranks of `comm`, as the command line's options ask."""
+
+    def __init__(self, options: argparse.Namespace, comm: Communicator, splits: Splits, console: Console):
+        self.options, self.comm, self.splits, self.console = options, comm, splits, console
+        self.parts = engines.build(
+            options.engine, options.model, splits.train.image_shape, splits.train.classes, options.seed,
+            device=engines.select_device(options.device, comm.local_rank, comm.local_size, comm.cores),
+        )  # fmt: skip
+        self.epochs = options.epochs or splits.default_epochs
+        self.trainer = self._make_trainer()
+
+    def _make_trainer(self) -> Trainer:
+        options, comm = self.options, self.comm
+        sampler_class = ContiguousSampler if options.sharding == "contiguous" else DistributedSampler
+        sampler = sampler_class(len(self.splits.train), comm.rank, comm.size, seed=options.seed)
+        loader = Loader(self.splits.train, sampler, options.batch_size, prefetch=default_prefetch(comm.cores))
+        sync = Synchronizer(
+            comm,
+            use_bucketing=not options.no_bucketing,
+            check_replicas_every=options.check_replicas,
+            check_finite=options.check_finite,
+        )
+        optimizer = self.parts.make_optimizer(
+            options.optimizer, options.lr, momentum=options.momentum, nesterov=options.nesterov,
+            weight_decay=options.weight_decay,
+        )  # fmt: skip
+        trainer = Trainer(comm, sync, self.parts, optimizer, loader, accumulation=options.grad_accumulation)
+        trainer.schedule = parse_schedule(options.schedule, self.epochs * trainer.steps_per_epoch)
+        return trainer
+
+    def headline(self) -> str:
+        """Return what is about to run, as one line."""
+        options, comm, sync = self.options, self.comm, self.trainer.sync
+        buckets = len(sync.bucket_plan(self.parts.model))
+        size = "per tensor" if options.no_bucketing else f"of {format_size(comm.bucket_size)}"
+        return (
+            f"{options.model} on {comm.size} {'rank' if comm.size == 1 else 'ranks'}, batch {options.batch_size} a rank, "
+            f"{self.parts.device}; {buckets} {'bucket' if buckets == 1 else 'buckets'} {size}"
+        )
+
+    def run(self) -> Result:
+        """Train, save and evaluate as asked; collective."""
+        self._resume()
+        self._train()
+        evaluation = self._evaluate() if self.options.eval else None
+        metrics, comm = self.trainer.metrics, self.comm
+        return Result(
+            steps=metrics.steps,
+            images_per_s=metrics.samples_per_s(comm.size),
+            train_loss=self.trainer.train_loss,
+            evaluation=evaluation,
+            step_p50_s=metrics.durations.percentile(0.50),
+            step_p95_s=metrics.durations.percentile(0.95),
+            data_wait_s=metrics.data_wait_s,
+            seconds=metrics.seconds,
+            stats=comm.merged_stats(),
+        )
+
+    def _train(self) -> None:
+        trainer, options = self.trainer, self.options
+        total = self.epochs * trainer.steps_per_epoch
+        total = min(total, options.max_steps or total)
+        display = None
+        if not options.quiet and self.comm.rank == 0:
+            display = ProgressDisplay(self.console, self.comm.size, total, trainer.progress.step)
+            trainer.callbacks.append(display)
+        every = getattr(options, "checkpoint_every", None)
+        saved_at = trainer.progress.step
+        try:
+            for progress in trainer.train(self.epochs, options.max_steps):
+                epoch_done = progress.batch == len(trainer.loader)
+                if epoch_done or (every and progress.step % every == 0):
+                    saved_at = self._save(saved_at)
+        finally:
+            if display is not None:
+                display.close()
+        self._save(saved_at)
+
+    def _save(self, saved_at: int) -> int:
+        step = self.trainer.progress.step
+        if getattr(self.options, "checkpoint", None) and step != saved_at:
+            save_snapshot(self.options.checkpoint, self.trainer, self._course())
+        return step
+
+    def _resume(self) -> None:
+        source = getattr(self.options, "resume", None)
+        if source:
+            restore_snapshot(source, self.trainer, self._course())
+            done = self.trainer.progress
+            self.console.print(f"resumed {source}: epoch {done.epoch + 1}, step {done.step}", highlight=False)
+
+    def _course(self) -> dict[str, Any]:
+        return {name: getattr(self.options, name) for name in COURSE} | {"data": self.splits.name}
+
+    def _evaluate(self) -> Evaluation:
+        sampler = EvaluationSampler(len(self.splits.test), self.comm.rank, self.comm.size)
+        loader = Loader(self.splits.test, sampler, EVALUATION_BATCH, prefetch=0)
+        return evaluate(self.comm, self.parts.predict, loader)
+
+
+def open_session_data(options: argparse.Namespace, comm: Communicator, console: Console) -> Splits:
+    """Return the data that --data names, telling on rank 0 which it is; collective."""
+    return open_data(options.data, comm, say=lambda line: console.print(line, highlight=False))
+
+
+def write_report(path: str, report: dict[str, Any], comm: Communicator) -> None:
+    """Write a report as JSON from rank 0; every rank raises ArgumentError when that fails. Collective."""
+    problem = ""
+    if comm.rank == 0:
+        try:
+            Path(path).write_text(json.dumps(report, indent=2) + "\n")
+        except OSError as error:
+            problem = f"--report: expected a file that can be written, got {path} ({error.strerror})"
+    problem = comm.broadcast_object(problem, label="report")
+    if problem:
+        raise ArgumentError(problem)
+
+
+def missed_target(options: argparse.Namespace, evaluation: Evaluation | None) -> str:
+    """Return a line that says by how much the target was missed; empty when it was reached or none was set."""
+    if options.target_accuracy is None or evaluation is None or evaluation.accuracy >= options.target_accuracy:
+        return ""
+    return f"test accuracy {evaluation.accuracy:.2%} is below the target of {options.target_accuracy:.2%}"

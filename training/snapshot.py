@@ -1,0 +1,72 @@
+"""Everything a run needs to go on where it stopped, bit for bit, as a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import numpy as np
+
+from clcomm.checkpoint import Checkpoint, check_parameters, load_everywhere, save_from_root
+from clcomm.errors import CheckpointError
+from clcomm.layout import ParameterSpec
+from training.trainer import Trainer
+
+
+def save_snapshot(path: str | os.PathLike, trainer: Trainer, job: dict[str, Any]) -> None:
+    """Write the trainer's state and what the job was told, from rank 0; collective."""
+    comm = trainer.comm
+    random_states = comm.gather(_random_state())
+    checkpoint = None
+    if comm.rank == 0:
+        checkpoint = Checkpoint(facts={"job": job, "training": trainer.state(), "world_size": comm.size})
+        checkpoint.add_group("parameter", trainer.model.state_dict())
+        checkpoint.add_group("optimizer", trainer.optimizer.state_dict())
+        assert random_states is not None
+        checkpoint.add_group("random", {str(rank): state for rank, state in enumerate(random_states)})
+    save_from_root(comm, path, checkpoint)
+
+
+def restore_snapshot(path: str | os.PathLike, trainer: Trainer, job: dict[str, Any]) -> None:
+    """Put the trainer where the checkpoint was written; CheckpointError, on every rank, if it is another job's."""
+    checkpoint = load_everywhere(trainer.comm, path)
+    parameters = checkpoint.group("parameter")
+    check_parameters(parameters, _specs(trainer.model))
+    _check_job(checkpoint.facts.get("job"), job)
+    trainer.model.load_state_dict(parameters)
+    trainer.optimizer.load_state_dict(checkpoint.group("optimizer"))
+    trainer.load_state(checkpoint.facts.get("training", {}))
+    if checkpoint.facts.get("world_size") == trainer.comm.size:
+        _restore_random_state(checkpoint.group("random").get(str(trainer.comm.rank)))
+    trainer.sync.check_replicas(trainer.model)
+
+
+def _specs(model: Any) -> list[ParameterSpec]:
+    return [ParameterSpec(name, array.shape, str(array.dtype)) for name, array in model.state_dict().items()]
+
+
+def _check_job(theirs: Any, ours: dict[str, Any]) -> None:
+    """Refuse to go on with other settings than those that decide the course of the training."""
+    if not isinstance(theirs, dict):
+        raise CheckpointError("checkpoint: expected what the job was told, found nothing")
+    for name, value in ours.items():
+        if theirs.get(name) != value:
+            raise CheckpointError(
+                f"checkpoint: was written with --{name.replace('_', '-')} {theirs.get(name)}, this job has {value}; "
+                f"resume with the same settings"
+            )
+
+
+def _random_state() -> np.ndarray:
+    """Return the states of Python's and NumPy's global generators, 625 + 625 uint32 words."""
+    _, keys, position, *_ = np.random.get_state(legacy=True)
+    python = random.getstate()[1]
+    return np.concatenate([np.array(python, np.uint32), np.asarray(keys, np.uint32), np.array([position], np.uint32)])
+
+
+def _restore_random_state(state: np.ndarray | None) -> None:
+    if state is None or state.shape != (1250,):
+        raise CheckpointError("checkpoint: holds no random state for this rank")
+    random.setstate((3, tuple(int(word) for word in state[:625]), None))
+    np.random.set_state(("MT19937", state[625:1249], int(state[1249])))

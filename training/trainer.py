@@ -1,0 +1,158 @@
+"""The training loop: fetch, forward, backward, sync, step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+
+from clcomm.communicator import Communicator
+from clcomm.errors import ArgumentError, CheckpointError
+from clcomm.synchronizer import Synchronizer
+from training.engines import Parts
+from training.loader import Batch, Loader
+from training.metrics import Metrics, StepRecord
+from training.schedules import Schedule, constant
+
+
+class Callback(Protocol):
+    """Anything that wants to follow a run; every rank calls it."""
+
+    def step_finished(self, record: StepRecord) -> None: ...
+    def epoch_finished(self, epoch: int, train_loss: float) -> None: ...
+
+
+@dataclass
+class Progress:
+    """How far a run has come: `batch` batches of `epoch` are done, `step` optimizer steps in all."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+
+
+class Trainer:
+    """Trains one model on every rank of a Communicator.
+
+    parts: model, loss, optimizer and conversions of one engine. accumulation: micro-batches a step; the gradients are
+    those of one batch of all their samples. schedule: factor on the optimizer's initial learning rate by step.
+    Raises ArgumentError for an accumulation below 1.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        sync: Synchronizer,
+        parts: Parts,
+        optimizer: Any,
+        loader: Loader,
+        *,
+        accumulation: int = 1,
+        schedule: Schedule | None = None,
+        callbacks: Sequence[Callback] = (),
+    ):
+        if accumulation < 1:
+            raise ArgumentError(f"grad_accumulation: expected a number of micro-batches from 1 up, got {accumulation}")
+        self.comm, self.sync, self.loader = comm, sync, loader
+        self.parts, self.model, self.optimizer = parts, parts.model, optimizer
+        self.accumulation = accumulation
+        self.schedule = schedule or constant()
+        self.base_lr = optimizer.lr
+        self.callbacks = list(callbacks)
+        self.progress = Progress()
+        self.metrics = Metrics()
+        self.train_loss = float("nan")
+        sync.broadcast_parameters(self.model)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in a whole epoch."""
+        return -(-len(self.loader) // self.accumulation)
+
+    def train(self, epochs: int, max_steps: int | None = None) -> Iterator[Progress]:
+        """Train until `epochs` are complete or `max_steps` steps are done, counted from the job's very start.
+
+        Yields the progress after each step, when everything is consistent: the place to save or to stop.
+        """
+        while self.progress.epoch < epochs:
+            self.metrics.start_epoch()
+            batches = self.loader.epoch(self.progress.epoch, self.progress.batch)
+            for group in self._timed_groups(batches):
+                if max_steps is not None and self.progress.step >= max_steps:
+                    return
+                self._step(*group)
+                yield self.progress
+            self._finish_epoch()
+
+    def _step(self, group: list[Batch], begin: float, data_wait_s: float) -> None:
+        self.optimizer.lr = self.base_lr * self.schedule(self.progress.step)
+        samples = sum(len(labels) for _, labels in group)
+        loss = 0.0
+        for number, (images, labels) in enumerate(group, 1):
+            with nullcontext() if number == len(group) else self.sync.no_sync():
+                loss += self._forward_backward(images, labels, len(labels) / samples)
+                self.sync.sync_gradients(self.model)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self._record(len(group), samples, loss, time.perf_counter() - begin, data_wait_s)
+
+    def _forward_backward(self, images: np.ndarray, labels: np.ndarray, weight: float) -> float:
+        """Add `weight` times this micro-batch's gradients, and return its part of the step's loss."""
+        inputs, targets = self.parts.prepare(images, labels)
+        loss = self.parts.loss_fn(self.model(inputs), targets)
+        loss.backward(weight)
+        return weight * loss.item()
+
+    def _timed_groups(self, batches: Iterable[Batch]) -> Iterator[tuple[list[Batch], float, float]]:
+        """Yield the micro-batches of each step, with the moment the step began and the wait for data in it."""
+        batches = iter(batches)
+        while True:
+            begin = time.perf_counter()
+            group = list(islice(batches, self.accumulation))
+            if not group:
+                return
+            yield group, begin, time.perf_counter() - begin
+
+    def _record(self, batches: int, samples: int, loss: float, seconds: float, data_wait_s: float) -> None:
+        self.progress.step += 1
+        self.progress.batch += batches
+        record = StepRecord(
+            self.progress.step, self.progress.epoch, self.progress.batch, samples, loss, self.optimizer.lr, seconds,
+            data_wait_s,
+        )  # fmt: skip
+        self.metrics.add(record)
+        for callback in self.callbacks:
+            callback.step_finished(record)
+
+    def _finish_epoch(self) -> None:
+        self._reduce_train_loss()
+        for callback in self.callbacks:
+            callback.epoch_finished(self.progress.epoch, self.train_loss)
+        self.progress.epoch, self.progress.batch = self.progress.epoch + 1, 0
+
+    def _reduce_train_loss(self) -> None:
+        totals = np.array([self.metrics.epoch_loss, self.metrics.epoch_samples], np.float64)
+        loss, samples = self.comm.all_reduce(totals, label="metrics")
+        self.train_loss = loss / samples if samples else float("nan")
+
+    # --- what a checkpoint keeps ---
+
+    def state(self) -> dict[str, Any]:
+        """Return progress and sampler as plain numbers."""
+        return {"progress": asdict(self.progress), "sampler": self.loader.sampler.state_dict(), "base_lr": self.base_lr}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue where `state` was taken; CheckpointError when it belongs to another run."""
+        try:
+            self.progress = Progress(**state["progress"])
+            self.base_lr = float(state["base_lr"])
+            self.loader.sampler.load_state_dict(state["sampler"])
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"checkpoint: its training state is incomplete ({error})") from None
