@@ -7,7 +7,7 @@
 
 #ifdef ON_CPU
 
-/* Eight images share a vector, one in each lane: x is first packed to lanes[N/8][C][H][W] of float8. Borders, strides
+/* Eight images share a vector, one in each lane: x is first packed to [N/8][C][H][W] of float8. Borders, strides
    and kernel sizes then concern whole vectors, every load is aligned, and no width leaves lanes idle. Lanes past the
    last image hold zeros. */
 
@@ -15,38 +15,38 @@
 #define TILE_PIXELS 3
 #define WAITING 64
 
-__kernel void pack_lanes(__global const float *x, __global float8 *lanes, int images, int features, int run)
+__kernel void pack_lanes(__global const float *x, __global float8 *packed, int images, int features, int run)
 {
     const int block = get_global_id(1), first = get_global_id(0) * run, last = min(first + run, features);
     const int valid = min(8, images - block * 8);
     x += (long)block * 8 * features;
-    lanes += (long)block * features;
+    packed += (long)block * features;
     int f = first;
     for (; valid == 8 && f + 8 <= last; f += 8) {
         float8 rows[8];
         UNROLL for (int i = 0; i < 8; ++i) rows[i] = vload8(0, x + (long)i * features + f);
         transpose8(rows);
-        UNROLL for (int i = 0; i < 8; ++i) lanes[f + i] = rows[i];
+        UNROLL for (int i = 0; i < 8; ++i) packed[f + i] = rows[i];
     }
     for (; f < last; ++f) {
         float values[8] = {0};
         for (int i = 0; i < valid; ++i) values[i] = x[(long)i * features + f];
-        lanes[f] = vload8(0, values);
+        packed[f] = vload8(0, values);
     }
 }
 
 /* Stores `count` pixels of 8 images from lanes to rows `stride` apart. */
-INLINE void unpack_lanes(__local const float8 *lanes, __global float *to, long stride, int count, int valid)
+INLINE void unpack_lanes(__local const float8 *packed, __global float *to, long stride, int count, int valid)
 {
     int p = 0;
     for (; p + 8 <= count; p += 8) {
         float8 rows[8];
-        UNROLL for (int i = 0; i < 8; ++i) rows[i] = lanes[p + i];
+        UNROLL for (int i = 0; i < 8; ++i) rows[i] = packed[p + i];
         transpose8(rows);
         UNROLL for (int i = 0; i < 8; ++i) if (i < valid) vstore8(rows[i], 0, to + i * stride + p);
     }
     for (; p < count; ++p)
-        for (int i = 0; i < valid; ++i) to[i * stride + p] = ((__local const float *)(lanes + p))[i];
+        for (int i = 0; i < valid; ++i) to[i * stride + p] = ((__local const float *)(packed + p))[i];
 }
 
 /* The index whose `dilation`-fold is `scaled`, or -1 where there is none. */
@@ -77,7 +77,7 @@ INLINE void add_tap(
 }
 
 __kernel void convolve(
-    __global const float8 *lanes, __global const float *weight, __global const float *bias, __global float *y,
+    __global const float8 *packed, __global const float *weight, __global const float *bias, __global float *y,
     int images, int channels, int height, int width, int outputs, int out_height, int out_width,
     int kernel_h, int kernel_w, int stride, int dilation, int pad_h, int pad_w,
     int w_first, int w_o, int w_c, int w_i, int w_j, int has_bias)
@@ -95,7 +95,7 @@ __kernel void convolve(
         w_output[i] = w_first + output * w_o;
         start[i] = has_bias ? bias[output] : 0.0f;
     }
-    lanes += (long)block * channels * plane;
+    packed += (long)block * channels * plane;
     y += block * 8 * image_stride + (long)o * out_plane;
     int filled = 0, stored = 0;
     for (int oy = 0; oy < out_height; ++oy)
@@ -112,7 +112,7 @@ __kernel void convolve(
                         offset[p] = undilated((ox + p) * stride + j - pad_w, dilation);
                         mask |= (ox + p < out_width && offset[p] >= 0 && offset[p] < width) << p;
                     }
-                    __global const float8 *from = lanes + iy * width;
+                    __global const float8 *from = packed + iy * width;
                     __global const float *tap = weight + i * w_i + j * w_j;
 #define ADD_TAP(mask) add_tap(sum, from, offset, plane, tap, w_output, w_c, channels, mask)
                     switch (mask) {
@@ -162,7 +162,7 @@ INLINE void add_row(
    A chunk is a fixed number of images, so the order of all sums is the same on any number of cores. Columns of a tile
    are three channels at one tap; with one channel they are three rows of the kernel. */
 __kernel void weight_gradient(
-    __global const float8 *lanes, __global const float8 *grad_lanes, __global float8 *partial,
+    __global const float8 *packed, __global const float8 *packed_grad, __global float8 *partial,
     int blocks, int blocks_each, int channels, int height, int width, int outputs, int out_height, int out_width,
     int kernel_h, int kernel_w, int stride, int pad_h, int pad_w, int rows_each)
 {
@@ -194,8 +194,8 @@ __kernel void weight_gradient(
                     /* The pixels whose ix = ox*stride + j - pad_w lies inside x. */
                     const int first = max(0, (pad_w - j + stride - 1) / stride);
                     const int last = min(out_width, (width - 1 + pad_w - j + stride) / stride);
-                    __global const float8 *grad = grad_lanes + ((long)block * outputs + o) * out_plane + first;
-                    __global const float8 *x = lanes + ((long)block * channels + (by_channel ? column : 0)) * plane
+                    __global const float8 *grad = packed_grad + ((long)block * outputs + o) * out_plane + first;
+                    __global const float8 *x = packed + ((long)block * channels + (by_channel ? column : 0)) * plane
                         + first * stride + j - pad_w;
                     for (int oy = first_row; oy < min(first_row + rows_each, out_height); ++oy) {
                         const int iy = oy * stride - pad_h + (by_channel ? i : column);

@@ -36,31 +36,6 @@ INLINE void pack_panel(__local float8 *panel, __global const float *b, long b_ro
         for (int j = 0; j < columns; ++j) flat[k * PANEL + j] = b[k * b_row + j * b_column];
 }
 
-INLINE void store_part(__global float *to, float8 value, int count)
-{
-    float part[8];
-    vstore8(value, 0, part);
-    for (int j = 0; j < count; ++j) to[j] = part[j];
-}
-
-INLINE float8 load_part(__global const float *from, int count)
-{
-    float part[8] = {0};
-    for (int j = 0; j < count; ++j) part[j] = from[j];
-    return vload8(0, part);
-}
-
-INLINE float8 load_lanes(__global const float *from, int count)
-{
-    return count >= 8 ? vload8(0, from) : load_part(from, count);
-}
-
-INLINE void store_lanes(__global float *to, float8 value, int count)
-{
-    if (count >= 8) vstore8(value, 0, to);
-    else store_part(to, value, count);
-}
-
 /* `rows` sums a tile of that many rows; rows past `valid` read the last one and are not stored. */
 INLINE void tile(
     __global const float *a, long a_row, long a_column, __local const float8 *panel, __global float *c, int c_row,
@@ -84,12 +59,12 @@ INLINE void tile(
     const float8 zero = 0.0f;
     UNROLL for (int side = 0; side < 2; ++side) {
         const int count = columns - 8 * side;
-        const float8 start = HAS_BIAS && is_first ? load_lanes(bias + 8 * side, count) : zero;
+        const float8 start = HAS_BIAS && is_first ? load_lanes(bias + 8 * side, count, 0.0f) : zero;
         UNROLL for (int r = 0; r < TILE_ROWS; ++r) if (r < rows && r < valid) {
             __global float *to = c + r * c_row + 8 * side;
-            float8 value = sum[r][side] + (is_first ? start : load_lanes(to, count));
+            float8 value = sum[r][side] + (is_first ? start : load_lanes(to, count, 0.0f));
             if (HAS_RELU && is_last) value = value <= zero ? zero : value;
-            store_lanes(to, value, count);
+            store_lanes(value, to, count);
         }
     }
 }
@@ -123,11 +98,11 @@ __kernel void column_sums(__global const float *matrix, __global float *sums, in
     const int n = get_global_id(0) * PANEL, width = min(PANEL, columns - n);
     float8 left = 0.0f, right = 0.0f;
     for (int row = 0; row < rows; ++row) {
-        left += load_lanes(matrix + (long)row * columns + n, width);
-        if (width > 8) right += load_lanes(matrix + (long)row * columns + n + 8, width - 8);
+        left += load_lanes(matrix + (long)row * columns + n, width, 0.0f);
+        if (width > 8) right += load_lanes(matrix + (long)row * columns + n + 8, width - 8, 0.0f);
     }
-    store_lanes(sums + n, left, width);
-    if (width > 8) store_lanes(sums + n + 8, right, width - 8);
+    store_lanes(left, sums + n, width);
+    if (width > 8) store_lanes(right, sums + n + 8, width - 8);
 }
 
 #else

@@ -67,29 +67,29 @@ class Conv2dOp(Op):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *, geometry: Geometry) -> Tensor:
         """Queue the convolution."""
         g = geometry
-        lanes = lanes_of(x)
+        packed = pack(x)
         y = empty(x.device, (g.images, g.outputs, g.out_height, g.out_width))
-        _forward(g, lanes, weight, bias, y)
+        _forward(g, packed, weight, bias, y)
         ctx.geometry = g
-        ctx.save(lanes if ctx.needs[1] else None, weight)
+        ctx.save(packed if ctx.needs[1] else None, weight)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """The convolution of dy with the kernel turned round, the correlation of x with dy, and dy's sums."""
         g: Geometry = ctx.geometry
-        lanes, weight = ctx.saved
+        packed, weight = ctx.saved
         dx = dw = db = None
         if ctx.needs[2]:
             db = ctx.out(2)
             _bias_gradient(g, grad, db)
-        grad_lanes = lanes_of(grad) if ctx.needs[0] or ctx.needs[1] else grad
+        packed_grad = pack(grad) if ctx.needs[0] or ctx.needs[1] else grad
         if ctx.needs[1]:
             dw = ctx.out(1)
-            _weight_gradient(g, lanes, grad_lanes, dw)
+            _weight_gradient(g, packed, packed_grad, dw)
         if ctx.needs[0]:
             dx = ctx.out(0)
-            _data_gradient(g, grad_lanes, weight, dx)
+            _data_gradient(g, packed_grad, weight, dx)
         return dx, dw, db
 
 
@@ -144,38 +144,38 @@ def whole_pair(name: str, value: int | tuple[int, int], least: int) -> tuple[int
     raise ArgumentError(f"{name}: expected a whole number from {least} up, or two of them, got {value!r}")
 
 
-def lanes_of(x: Tensor) -> Tensor:
-    """Return x with 8 images in each vector [N/8, C, H, W, 8] on a CPU, x itself elsewhere."""
+def pack(x: Tensor) -> Tensor:
+    """Return x with 8 images in each vector: [N/8, C, H, W, 8] on a CPU, x itself elsewhere."""
     device = x.device
     if not device.is_cpu:
         return x
     images, features = x.shape[0], x.size // x.shape[0]
     blocks = -(-images // _LANES)
-    lanes = empty(device, (blocks, *x.shape[1:], _LANES))
+    packed = empty(device, (blocks, *x.shape[1:], _LANES))
     grid = (-(-features // _PACK_RUN), blocks)
-    device.launch(device.kernel("conv2d", "pack_lanes"), grid, (1, 1), x, lanes, images, features, _PACK_RUN)
-    return lanes
+    device.launch(device.kernel("conv2d", "pack_lanes"), grid, (1, 1), x, packed, images, features, _PACK_RUN)
+    return packed
 
 
-def _forward(g: Geometry, lanes: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:
+def _forward(g: Geometry, packed: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:
     device = y.device
     kernel = device.kernel("conv2d", "convolve")
     device.launch(
         kernel, *_grid(device, g.outputs, g.images, g.out_height * g.out_width),
-        lanes, weight, weight if bias is None else bias, y,
+        packed, weight, weight if bias is None else bias, y,
         g.images, g.channels, g.height, g.width, g.outputs, g.out_height, g.out_width,
         g.kernel_h, g.kernel_w, g.stride, 1, g.pad_h, g.pad_w,
         0, g.channels * g.taps, g.taps, g.kernel_w, 1, int(bias is not None),
     )  # fmt: skip
 
 
-def _data_gradient(g: Geometry, grad_lanes: Tensor, weight: Tensor, dx: Tensor) -> None:
+def _data_gradient(g: Geometry, packed_grad: Tensor, weight: Tensor, dx: Tensor) -> None:
     """Convolve dy with the kernel read from its last tap to its first, outputs and channels swapped."""
     device = dx.device
-    defines = {"DILATED": 1} if g.stride > 1 else {}
+    defines: dict[str, Any] = {"DILATED": 1} if g.stride > 1 else {}
     device.launch(
         device.kernel("conv2d", "convolve", **defines), *_grid(device, g.channels, g.images, g.height * g.width),
-        grad_lanes, weight, weight, dx,
+        packed_grad, weight, weight, dx,
         g.images, g.outputs, g.out_height, g.out_width, g.channels, g.height, g.width,
         g.kernel_h, g.kernel_w, 1, g.stride, g.kernel_h - 1 - g.pad_h, g.kernel_w - 1 - g.pad_w,
         g.taps - 1, g.taps, g.channels * g.taps, -g.kernel_w, -1, 0,
@@ -189,7 +189,7 @@ def _grid(device: Device, outputs: int, images: int, plane: int) -> tuple[tuple[
     return (groups * _GROUP, -(-outputs // _GROUP_OUTPUTS)), (_GROUP, 1)
 
 
-def _weight_gradient(g: Geometry, lanes: Tensor, grad_lanes: Tensor, dw: Tensor) -> None:
+def _weight_gradient(g: Geometry, packed: Tensor, packed_grad: Tensor, dw: Tensor) -> None:
     device = dw.device
     kernel = device.kernel("conv2d", "weight_gradient")
     sizes = (g.channels, g.height, g.width, g.outputs, g.out_height, g.out_width)
@@ -197,13 +197,13 @@ def _weight_gradient(g: Geometry, lanes: Tensor, grad_lanes: Tensor, dw: Tensor)
     if not device.is_cpu:
         group = device.row_group
         grid = (g.channels * g.taps * group, -(-g.outputs // _GROUP_OUTPUTS))
-        device.launch(kernel, grid, (group, 1), lanes, grad_lanes, dw, g.images, *sizes, *taps)
+        device.launch(kernel, grid, (group, 1), packed, packed_grad, dw, g.images, *sizes, *taps)
         return
     chunk, rows = _CHUNK_IMAGES // _LANES, _rows_each(g.width, g.out_width, g.stride)
     chunks = -(-g.blocks // chunk)
     partial = empty(device, (chunks, dw.size, _LANES))
     grid = (-(-g.outputs // _TILE_OUTPUTS), chunks)
-    device.launch(kernel, grid, (1, 1), lanes, grad_lanes, partial, g.blocks, chunk, *sizes, *taps, rows)
+    device.launch(kernel, grid, (1, 1), packed, packed_grad, partial, g.blocks, chunk, *sizes, *taps, rows)
     add = device.kernel("conv2d", "add_partials")
     device.launch(add, *device.grid(dw.size), partial, dw, dw.size, chunks)
 

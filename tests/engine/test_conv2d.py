@@ -1,0 +1,242 @@
+"""Convolution against float64 NumPy, central differences and PyTorch, on the CPU's and the GPU's kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from clcomm.engine.device import Device, default_device
+from clcomm.engine.ops.conv2d import conv2d
+from clcomm.engine.tensor import Tensor
+from clcomm.errors import ArgumentError
+
+Pair = tuple[int, int]
+
+
+@pytest.fixture(scope="module", params=["own kernels", "gpu kernels"])
+def device(request: pytest.FixtureRequest) -> Device:
+    own = default_device()
+    return own if request.param == "own kernels" else Device(own.cl_device, kind="gpu")
+
+
+def drawn(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+class Reference:
+    """conv2d of float64 arrays and its gradients, tap by tap."""
+
+    def __init__(self, x: np.ndarray, weight: np.ndarray, stride: int, padding: Pair):
+        self.x_shape, self.stride, self.padding = x.shape, stride, padding
+        self.weight = weight.astype(np.float64)
+        pads = [(0, 0), (0, 0), (padding[0], padding[0]), (padding[1], padding[1])]
+        self.x = np.pad(x.astype(np.float64), pads)
+        rows, columns = self.x.shape[2] - weight.shape[2], self.x.shape[3] - weight.shape[3]
+        self.out_shape = (x.shape[0], weight.shape[0], rows // stride + 1, columns // stride + 1)
+
+    def _window(self, array: np.ndarray, i: int, j: int) -> np.ndarray:
+        s, (_, _, rows, columns) = self.stride, self.out_shape
+        return array[:, :, i : i + s * (rows - 1) + 1 : s, j : j + s * (columns - 1) + 1 : s]
+
+    def _taps(self) -> np.ndindex:
+        return np.ndindex(self.weight.shape[2:])
+
+    def forward(self) -> np.ndarray:
+        y = np.zeros(self.out_shape)
+        for i, j in self._taps():
+            y += np.einsum("nchw,oc->nohw", self._window(self.x, i, j), self.weight[:, :, i, j])
+        return y
+
+    def data_gradient(self, grad: np.ndarray) -> np.ndarray:
+        dx = np.zeros_like(self.x)
+        for i, j in self._taps():
+            self._window(dx, i, j)[...] += np.einsum("nohw,oc->nchw", grad, self.weight[:, :, i, j])
+        (top, left), (_, _, height, width) = self.padding, self.x_shape
+        return dx[:, :, top : top + height, left : left + width]
+
+    def weight_gradient(self, grad: np.ndarray) -> np.ndarray:
+        dw = np.zeros_like(self.weight)
+        for i, j in self._taps():
+            dw[:, :, i, j] = np.einsum("nohw,nchw->oc", grad, self._window(self.x, i, j))
+        return dw
+
+
+def assert_close(actual: np.ndarray, expected: np.ndarray) -> None:
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5 * (1 + np.abs(expected).max()))
+
+
+def check(device: Device, x_shape: tuple[int, ...], outputs: int, kernel: Pair, stride: int, padding: Pair) -> None:
+    """Compare the result and all three gradients with the reference."""
+    x_host, w_host, b_host = drawn(1, *x_shape), drawn(2, outputs, x_shape[1], *kernel), drawn(3, outputs)
+    x, w, b = (Tensor(host, device, requires_grad=True) for host in (x_host, w_host, b_host))
+    y = conv2d(x, w, b, stride, padding)
+    reference = Reference(x_host, w_host, stride, padding)
+    assert_close(y.numpy(), reference.forward() + b_host[:, None, None])
+    g_host = drawn(4, *y.shape)
+    y.backward(Tensor(g_host, device))
+    assert_close(x.grad.numpy(), reference.data_gradient(g_host))
+    assert_close(w.grad.numpy(), reference.weight_gradient(g_host))
+    assert_close(b.grad.numpy(), g_host.sum((0, 2, 3), dtype=np.float64))
+
+
+@given(data=st.data())
+def test_result_and_gradients(device: Device, data: st.DataObject) -> None:
+    kernel = data.draw(st.tuples(st.integers(1, 5), st.integers(1, 5)), "kernel")
+    padding = data.draw(st.tuples(st.integers(0, 3), st.integers(0, 3)), "padding")
+    height, width = (
+        data.draw(st.integers(max(1, k - 2 * p), 19), name)
+        for k, p, name in zip(kernel, padding, ("height", "width"))
+    )
+    images = data.draw(st.sampled_from([1, 2, 3, 7, 8, 9, 17]), "images")
+    channels, outputs = data.draw(st.integers(1, 9), "channels"), data.draw(st.integers(1, 11), "outputs")
+    stride = data.draw(st.integers(1, 3), "stride")
+    check(device, (images, channels, height, width), outputs, kernel, stride, padding)
+
+
+@pytest.mark.parametrize(
+    ("x_shape", "outputs", "kernel", "stride", "padding"),
+    [
+        ((16, 1, 28, 28), 16, (3, 3), 1, (1, 1)),
+        ((16, 16, 14, 14), 32, (3, 3), 1, (1, 1)),
+        ((67, 3, 9, 5), 5, (3, 3), 1, (1, 1)),  # two chunks of images, the second not full
+        ((131, 1, 4, 4), 2, (2, 3), 2, (1, 0)),
+        ((3, 2, 1, 1), 3, (1, 1), 1, (3, 3)),  # padding beyond the kernel: whole rows see no pixel
+        ((2, 1, 2, 90), 1, (1, 5), 3, (0, 3)),  # rows longer than the buffer of waiting results
+    ],
+)
+def test_chosen_shapes(device: Device, x_shape, outputs: int, kernel: Pair, stride: int, padding: Pair) -> None:
+    check(device, x_shape, outputs, kernel, stride, padding)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_by_central_differences(device: Device, stride: int) -> None:
+    hosts = [drawn(1, 2, 2, 5, 4), drawn(2, 3, 2, 3, 2), drawn(3, 3)]
+    leaves = [Tensor(host, device, requires_grad=True) for host in hosts]
+    y = conv2d(*leaves, stride=stride, padding=1)
+    weights = drawn(9, *y.shape)
+    y.backward(Tensor(weights, device))
+    step = 1e-2
+    for index, host in enumerate(hosts):
+        for place in np.ndindex(host.shape):
+            losses = []
+            for sign in (1, -1):
+                moved = [h.copy() for h in hosts]
+                moved[index][place] += sign * step
+                y = conv2d(*(Tensor(h, device) for h in moved), stride=stride, padding=1)
+                losses.append((y.numpy().astype(np.float64) * weights).sum())
+            slope = (losses[0] - losses[1]) / (2 * step)
+            assert leaves[index].grad.numpy()[place] == pytest.approx(slope, rel=1e-3, abs=2e-3)
+
+
+@given(
+    images=st.integers(1, 10), channels=st.integers(1, 6), outputs=st.integers(1, 6), size=st.integers(5, 12),
+    kernel=st.integers(1, 5), stride=st.integers(1, 3), padding=st.integers(0, 3),
+)  # fmt: skip
+@example(images=64, channels=1, outputs=16, size=28, kernel=3, stride=1, padding=1)
+@example(images=64, channels=16, outputs=32, size=14, kernel=3, stride=1, padding=1)
+def test_agrees_with_pytorch(
+    device: Device, images: int, channels: int, outputs: int, size: int, kernel: int, stride: int, padding: int
+) -> None:
+    torch = pytest.importorskip("torch")
+    hosts = drawn(1, images, channels, size, size + 1), drawn(2, outputs, channels, kernel, kernel), drawn(3, outputs)
+    theirs = [torch.tensor(host, requires_grad=True) for host in hosts]
+    ours = [Tensor(host, device, requires_grad=True) for host in hosts]
+    expected = torch.nn.functional.conv2d(*theirs, stride=stride, padding=padding)
+    result = conv2d(*ours, stride=stride, padding=padding)
+    assert_close(result.numpy(), expected.detach().numpy())
+    g_host = drawn(4, *result.shape)
+    expected.backward(torch.tensor(g_host))
+    result.backward(Tensor(g_host, device))
+    for our, their in zip(ours, theirs):
+        assert_close(our.grad.numpy(), their.grad.numpy())
+
+
+def test_a_nan_pixel_reaches_its_windows_and_nothing_else(device: Device) -> None:
+    x, w = drawn(1, 9, 2, 7, 7), drawn(2, 5, 2, 3, 3)
+    x[8, 1, 0, 6] = np.nan
+    w[:, 1] = 0  # 0 * NaN is NaN all the same
+    y = conv2d(Tensor(x, device), Tensor(w, device), padding=1).numpy()
+    expected = np.zeros(y.shape, bool)
+    expected[8, :, :2, 5:] = True
+    np.testing.assert_array_equal(np.isnan(y), expected)
+
+
+def test_an_infinite_weight_does_not_spoil_borders_through_padding(device: Device) -> None:
+    x, w = np.ones((1, 1, 4, 4), np.float32), np.zeros((1, 1, 3, 3), np.float32)
+    w[0, 0, 0, 0] = np.inf
+    leaf = Tensor(x, device, requires_grad=True)
+    y = conv2d(leaf, Tensor(w, device), padding=1)
+    expected = np.full((4, 4), np.inf)
+    expected[0, :] = expected[:, 0] = 0
+    np.testing.assert_array_equal(y.numpy()[0, 0], expected)
+    y.backward(1.0)
+    expected = np.full((4, 4), np.inf)
+    expected[3, :] = expected[:, 3] = 0
+    np.testing.assert_array_equal(leaf.grad.numpy()[0, 0], expected)
+
+
+def test_same_bits_every_time_and_on_any_number_of_cores(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = drawn(1, 70, 3, 9, 9), drawn(2, 6, 3, 3, 3), drawn(3, 6)
+
+    def bits() -> list[bytes]:
+        leaves = [Tensor(host, device, requires_grad=True) for host in hosts]
+        y = conv2d(*leaves, padding=1)
+        y.backward(1.0)
+        return [t.numpy().tobytes() for t in (y, *(leaf.grad for leaf in leaves))]
+
+    first = bits()
+    for units in (1, 3, 16):
+        monkeypatch.setattr(device, "compute_units", units)
+        assert bits() == first
+
+
+def test_an_image_does_not_depend_on_the_images_beside_it(device: Device) -> None:
+    x, w, b = drawn(1, 11, 3, 6, 7), Tensor(drawn(2, 5, 3, 3, 3), device), Tensor(drawn(3, 5), device)
+    whole = conv2d(Tensor(x, device), w, b, padding=1).numpy()
+    for image in (0, 7, 10):
+        np.testing.assert_array_equal(conv2d(Tensor(x[image : image + 1], device), w, b, padding=1).numpy()[0], whole[image])
+
+
+@pytest.mark.parametrize(("needed", "kernels"), [(0, {"convolve"}), (1, {"weight_gradient"}), (2, {"bias_gradient"})])
+def test_gradients_that_nobody_needs_are_not_computed(
+    device: Device, monkeypatch: pytest.MonkeyPatch, needed: int, kernels: set[str]
+) -> None:
+    hosts = drawn(1, 3, 2, 5, 5), drawn(2, 4, 2, 3, 3), drawn(3, 4)
+    leaves = [Tensor(host, device, requires_grad=index == needed) for index, host in enumerate(hosts)]
+    y = conv2d(*leaves)
+    launched = set()
+    launch = device.launch
+    monkeypatch.setattr(device, "launch", lambda k, *rest: (launched.add(k.function_name), launch(k, *rest)))
+    y.backward(Tensor(drawn(4, *y.shape), device))
+    assert launched - {"pack_lanes", "add_partials"} == kernels
+    assert [leaf.grad is not None for leaf in leaves] == [index == needed for index in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "options", "message"),
+    [
+        ((2, 3, 4), (1, 3, 1, 1), {}, "conv2d: x: expected 4 dimensions (N, C, H, W), got shape (2, 3, 4)"),
+        ((2, 3, 4, 4), (1, 3, 1), {}, "conv2d: weight: expected 4 dimensions"),
+        ((2, 3, 4, 4), (1, 2, 1, 1), {}, "conv2d: x: expected 2 channels"),
+        ((2, 3, 4, 4), (1, 3, 5, 5), {}, "conv2d: weight: expected a kernel no larger than the image"),
+        ((2, 3, 4, 4), (1, 3, 1, 1), {"stride": 0}, "conv2d: stride: expected a whole number from 1 up, got 0"),
+        ((2, 3, 4, 4), (1, 3, 1, 1), {"padding": -1}, "conv2d: padding: expected a whole number from 0 up"),
+        ((2, 3, 4, 4), (1, 3, 1, 1), {"padding": (1, 2, 3)}, "conv2d: padding: expected a whole number from 0 up"),
+        ((2, 3, 4, 4), (2, 3, 1, 1), {"bias": (3,)}, "conv2d: bias: expected shape (2,)"),
+    ],
+)
+def test_one_line_says_what_does_not_fit(device: Device, x, weight, options: dict, message: str) -> None:
+    if "bias" in options:
+        options = {**options, "bias": Tensor(np.ones(options["bias"], np.float32), device)}
+    with pytest.raises(ArgumentError) as caught:
+        conv2d(Tensor(drawn(1, *x), device), Tensor(drawn(2, *weight), device), **options)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_images_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="elements, got shape"):
+        Tensor(np.ones((0, 1, 4, 4), np.float32))

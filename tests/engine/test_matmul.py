@@ -1,0 +1,190 @@
+"""Matrix products against float64 NumPy, central differences and PyTorch, on the CPU's and the GPU's kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from clcomm.engine.device import Device, default_device
+from clcomm.engine.ops.matmul import linear, matmul
+from clcomm.engine.tensor import Tensor
+from clcomm.errors import ArgumentError
+
+SIZES = st.one_of(st.integers(1, 40), st.sampled_from([47, 48, 49, 64, 67, 97, 128]))
+DEPTHS = st.one_of(SIZES, st.sampled_from([511, 512, 513, 1031]))
+
+
+@pytest.fixture(scope="module", params=["own kernels", "gpu kernels"])
+def device(request: pytest.FixtureRequest) -> Device:
+    own = default_device()
+    return own if request.param == "own kernels" else Device(own.cl_device, kind="gpu")
+
+
+def drawn(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def assert_product(actual: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+    """The error of a float32 sum is bounded by the sum of the terms' sizes."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    bound = 1e-6 * (np.abs(a) @ np.abs(b)) + 1e-30
+    assert actual.shape == bound.shape
+    assert (np.abs(actual - a @ b) <= 4 * bound).all()
+
+
+@given(rows=SIZES, columns=SIZES, depth=DEPTHS)
+@example(rows=1, columns=1, depth=1)
+@example(rows=8, columns=17, depth=1025)
+def test_matmul_and_its_gradients(device: Device, rows: int, columns: int, depth: int) -> None:
+    a_host, b_host, g_host = drawn(1, rows, depth), drawn(2, depth, columns), drawn(3, rows, columns)
+    a, b = Tensor(a_host, device, requires_grad=True), Tensor(b_host, device, requires_grad=True)
+    product = matmul(a, b)
+    product.backward(Tensor(g_host, device))
+    assert_product(product.numpy(), a_host, b_host)
+    assert_product(a.grad.numpy(), g_host, b_host.T)
+    assert_product(b.grad.numpy(), a_host.T, g_host)
+
+
+@given(rows=SIZES, outputs=SIZES, inputs=DEPTHS, has_bias=st.booleans(), relu=st.booleans())
+@example(rows=64, outputs=128, inputs=784, has_bias=True, relu=True)
+def test_linear_and_its_gradients(
+    device: Device, rows: int, outputs: int, inputs: int, has_bias: bool, relu: bool
+) -> None:
+    x_host, w_host, b_host, g_host = (
+        drawn(1, rows, inputs), drawn(2, outputs, inputs), drawn(3, outputs), drawn(4, rows, outputs)
+    )  # fmt: skip
+    x, w, b = (Tensor(host, device, requires_grad=True) for host in (x_host, w_host, b_host))
+    y = linear(x, w, b if has_bias else None, relu=relu)
+    expected = x_host.astype(np.float64) @ w_host.T.astype(np.float64) + (b_host if has_bias else 0)
+    result = y.numpy()
+    np.testing.assert_allclose(result, np.maximum(expected, 0) if relu else expected, rtol=1e-5, atol=2e-6 * inputs)
+    y.backward(Tensor(g_host, device))
+    grad = np.where(result > 0, g_host, 0) if relu else g_host
+    assert_product(x.grad.numpy(), grad, w_host)
+    assert_product(w.grad.numpy(), grad.T, x_host)
+    if has_bias:
+        assert_product(b.grad.numpy()[None], np.ones((1, rows)), grad)
+    else:
+        assert b.grad is None
+
+
+def test_linear_by_central_differences(device: Device) -> None:
+    hosts = [drawn(seed, *shape) for seed, shape in enumerate([(5, 7), (3, 7), (3,)])]
+    leaves = [Tensor(host, device, requires_grad=True) for host in hosts]
+    weights = drawn(9, 5, 3)
+    linear(*leaves).backward(Tensor(weights, device))
+    step = 1e-2
+    for index, host in enumerate(hosts):
+        for place in np.ndindex(host.shape):
+            losses = []
+            for sign in (1, -1):
+                moved = [h.copy() for h in hosts]
+                moved[index][place] += sign * step
+                y = linear(*(Tensor(h, device) for h in moved)).numpy().astype(np.float64)
+                losses.append((y * weights).sum())
+            slope = (losses[0] - losses[1]) / (2 * step)
+            assert leaves[index].grad.numpy()[place] == pytest.approx(slope, rel=1e-3, abs=1e-3)
+
+
+def test_agrees_with_pytorch(device: Device) -> None:
+    torch = pytest.importorskip("torch")
+    hosts = [drawn(seed, *shape) for seed, shape in enumerate([(64, 784), (128, 784), (128,), (64, 128)])]
+    theirs = [torch.tensor(host, requires_grad=True) for host in hosts[:3]]
+    ours = [Tensor(host, device, requires_grad=True) for host in hosts[:3]]
+    expected, result = torch.relu(torch.nn.functional.linear(*theirs)), linear(*ours, relu=True)
+    expected.backward(torch.tensor(hosts[3]))
+    result.backward(Tensor(hosts[3], device))
+    np.testing.assert_allclose(result.numpy(), expected.detach().numpy(), rtol=1e-4, atol=1e-4)
+    for our, their in zip(ours, theirs):
+        np.testing.assert_allclose(our.grad.numpy(), their.grad.numpy(), rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_nan_and_inf_reach_their_row_and_column_and_nothing_else(device: Device, value: float) -> None:
+    a, b = drawn(1, 13, 21), drawn(2, 21, 19)
+    a[12, 20] = value
+    b[:, 18] = 0
+    product = matmul(Tensor(a, device), Tensor(b, device)).numpy()
+    assert not np.isfinite(product[12]).any()
+    assert np.isnan(product[12, 18])  # 0 * NaN and 0 * Inf are NaN
+    assert np.isfinite(product[:12]).all()
+    right = matmul(Tensor(b.T.copy(), device), Tensor(a.T.copy(), device)).numpy()
+    assert np.isfinite(right[:, :12]).all() and not np.isfinite(right[:, 12]).any()
+
+
+def test_relu_lets_nan_through(device: Device) -> None:
+    x = Tensor(np.array([[np.nan], [-1.0], [2.0]], np.float32), device, requires_grad=True)
+    y = linear(x, Tensor(np.ones((1, 1), np.float32), device), relu=True)
+    np.testing.assert_array_equal(y.numpy(), [[np.nan], [0], [2]])
+    y.backward(1.0)
+    np.testing.assert_array_equal(x.grad.numpy(), [[1], [0], [1]])
+
+
+def test_same_bits_every_time_and_on_any_number_of_cores(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = Tensor(drawn(1, 131, 700), device), Tensor(drawn(2, 700, 33), device)
+    first = matmul(a, b).numpy().tobytes()
+    assert all(matmul(a, b).numpy().tobytes() == first for _ in range(3))
+    for units in (1, 3, 16):
+        monkeypatch.setattr(device, "compute_units", units)
+        assert matmul(a, b).numpy().tobytes() == first
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it(device: Device) -> None:
+    x, w, b = drawn(1, 23, 65), Tensor(drawn(2, 31, 65), device), Tensor(drawn(3, 31), device)
+    whole = linear(Tensor(x, device), w, b).numpy()
+    for row in range(23):
+        np.testing.assert_array_equal(linear(Tensor(x[row : row + 1], device), w, b).numpy()[0], whole[row])
+
+
+def test_a_matrix_used_twice_gets_both_gradients(device: Device) -> None:
+    host = drawn(1, 9, 9)
+    a = Tensor(host, device, requires_grad=True)
+    matmul(a, a).backward(1.0)
+    ones = np.ones((9, 9))
+    np.testing.assert_allclose(a.grad.numpy(), ones @ host.T + host.T @ ones, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_that_nobody_needs_are_not_computed(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = Tensor(drawn(1, 4, 5), device), Tensor(drawn(2, 3, 5), device, requires_grad=True)
+    y = linear(x, w, Tensor(drawn(3, 3), device))
+    launched = []
+    launch = device.launch
+    monkeypatch.setattr(device, "launch", lambda k, *rest: (launched.append(k.function_name), launch(k, *rest)))
+    y.backward(Tensor(drawn(4, 4, 3), device))
+    assert launched == ["gemm"]
+    assert x.grad is None
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda t: matmul(t(3, 4), t(5, 2)), "matmul: expected b with 4 rows"),
+        (lambda t: matmul(t(3), t(3, 2)), "matmul: a: expected a matrix of 2 dimensions"),
+        (lambda t: matmul(t(3, 2), np.ones((2, 2))), "matmul: b: expected a Tensor"),
+        (lambda t: matmul(t(3, 2), Tensor(np.ones((2, 2), int), t.device)), "matmul: b: expected a float32 tensor"),
+        (lambda t: linear(t(3, 4), t(2, 5)), "linear: expected x with 5 columns"),
+        (lambda t: linear(t(3, 4), t(2, 4), t(3)), "linear: bias: expected shape (2,)"),
+    ],
+)
+def test_one_line_says_what_does_not_fit(device: Device, call, message: str) -> None:
+    class Make:
+        def __init__(self) -> None:
+            self.device = device
+
+        def __call__(self, *shape: int) -> Tensor:
+            return Tensor(np.ones(shape, np.float32), device)
+
+    with pytest.raises(ArgumentError) as caught:
+        call(Make())
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_tensors_of_two_devices_are_refused() -> None:
+    one = default_device()
+    other = Device(one.cl_device)
+    ones = np.ones((2, 2), np.float32)
+    with pytest.raises(ArgumentError, match="matmul: expected tensors on one device"):
+        matmul(Tensor(ones, one), Tensor(ones, other))
