@@ -44,6 +44,7 @@ class NetclOptimizer:
     ):
         self._parameters = list(model.parameters())
         self._optimizer = _make(name, self._parameters, lr, momentum, nesterov, weight_decay)
+        self._kind = type(self._optimizer).__name__
         self._step = 0
 
     @property
@@ -67,8 +68,8 @@ class NetclOptimizer:
             parameter.tensor.grad = None
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Return the number of steps and, by kind and parameter ("momentum/fc1.weight"), the state."""
-        state = {"step": np.asarray(self._step, np.int64)}
+        """Return the optimizer's kind, its steps and, by name and parameter ("momentum/fc1.weight"), its state."""
+        state = {"kind": np.array(self._kind), "step": np.array(self._step)}
         for kind, places in self._places():
             for parameter in self._parameters:
                 state[f"{kind}/{parameter.name}"] = _read(parameter, places)
@@ -76,9 +77,11 @@ class NetclOptimizer:
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         """Set what `state_dict` returned; CheckpointError, before anything is written, if it is another's."""
+        if str(state.get("kind")) != self._kind:
+            raise CheckpointError(f"optimizer state: expected that of {self._kind}, got that of {state.get('kind')}")
         shapes = {f"{kind}/{p.name}": p.shape for kind, _ in self._places() for p in self._parameters}
         found = {name: np.shape(array) for name, array in state.items()}
-        expected = {"step": (), **shapes}
+        expected = {"kind": (), "step": (), **shapes}
         for name in sorted(expected.keys() | found.keys()):
             if expected.get(name) != found.get(name):
                 raise CheckpointError(
@@ -93,7 +96,7 @@ class NetclOptimizer:
                 _write(parameter, places, state[f"{kind}/{parameter.name}"])
 
     def _places(self) -> Iterable[tuple[str, dict[int, Any]]]:
-        attributes = _STATE[type(self._optimizer).__name__]
+        attributes = _STATE[self._kind]
         places = [(kind, getattr(self._optimizer, attribute)) for kind, attribute in attributes.items()]
         return [(kind, place) for kind, place in places if place is not None]
 

@@ -1,0 +1,171 @@
+"""One surface over three engines: the package's own, netcl's kernels, and PyTorch.
+
+All three start from the same bits for the same seed, and name and shape their parameters alike, so that losses,
+gradients and parameters can be compared across them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from clcomm import optim
+from clcomm.engine import CrossEntropyLoss, Device, Tensor, no_grad
+from clcomm.errors import ArgumentError
+from models import MLP, ConvNet
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a training loop needs of an engine.
+
+    model: model(x) -> logits; takes part in `Synchronizer`, and has `state_dict()` and `load_state_dict()` of arrays.
+    loss_fn: loss_fn(logits, y) -> mean cross-entropy with `item()` and `backward(weight)`.
+    make_optimizer: make_optimizer(name, lr, momentum=, nesterov=, weight_decay=) -> optimizer with `step()`,
+        `zero_grad()`, a settable `lr`, and state like the model's; `momentum` counts for sgd and rmsprop only.
+    prepare: images (N, C, H, W) and integer labels (N,) -> what model and loss_fn take.
+    predict: images -> logits (N, classes), nothing recorded.
+    device: where it runs, in words.
+    """
+
+    model: Any
+    loss_fn: Callable[[Any, Any], Any]
+    make_optimizer: Callable[..., Any]
+    prepare: Callable[[np.ndarray, np.ndarray], tuple[Any, Any]]
+    predict: Callable[[np.ndarray], np.ndarray]
+    device: str
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which device a rank asks for, and its place among the ranks of its host; None: as the launcher says."""
+
+    spec: str | None = None
+    local_rank: int | None = None
+    local_size: int | None = None
+    cores: int | None = None
+
+    def opencl(self) -> Device:
+        """Return the OpenCL device; DeviceError, listing what is there, when nothing fits."""
+        return Device.select(self.spec, local_rank=self.local_rank, local_size=self.local_size, cores=self.cores)
+
+
+def select_device(spec: str | None, local_rank: int, local_size: int, cores: int) -> Placement:
+    """Return a request for a device, which the engine that is built with it turns into one."""
+    return Placement(spec, local_rank, local_size, cores)
+
+
+def build(
+    engine: str,
+    model: str,
+    in_shape: Shape,
+    classes: int,
+    seed: int,
+    device: Device | Placement | str | None = None,
+) -> Parts:
+    """Return "mlp" or "convnet" for images of `in_shape` (C, H, W) on the engine "native", "netcl" or "torch".
+
+    Raises ArgumentError for other names and where the engine's package is not installed, DeviceError for a device
+    that is not there.
+    """
+    builders = {"native": _native, "netcl": _netcl, "torch": _torch}
+    if engine not in builders:
+        raise ArgumentError(f"engine: expected one of {', '.join(builders)}, got {engine!r}")
+    if model not in ("mlp", "convnet"):
+        raise ArgumentError(f"model: expected mlp or convnet, got {model!r}")
+    return builders[engine](model, in_shape, classes, seed, device)
+
+
+def _opencl(device: Device | Placement | str | None) -> Device:
+    if isinstance(device, Device):
+        return device
+    return (device if isinstance(device, Placement) else Placement(device)).opencl()
+
+
+def _native(model: str, in_shape: Shape, classes: int, seed: int, device: Any) -> Parts:
+    chosen = _opencl(device)
+    kinds: dict[str, Any] = {"mlp": MLP, "convnet": ConvNet}
+    module = kinds[model](in_shape, classes, device=chosen, seed=seed)
+
+    def predict(images: np.ndarray) -> np.ndarray:
+        with no_grad():
+            return module(Tensor(images, chosen)).numpy()
+
+    return Parts(
+        model=module,
+        loss_fn=CrossEntropyLoss(),
+        make_optimizer=lambda name, lr, **settings: make_native_optimizer(module, name, lr, **settings),
+        prepare=lambda images, labels: (Tensor(images, chosen), Tensor(labels.astype(np.int32), chosen)),
+        predict=predict,
+        device=f"native engine on {chosen.kind} {chosen.name}",
+    )
+
+
+def make_native_optimizer(
+    module: Any,
+    name: str,
+    lr: float,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float | None = None,
+) -> optim.Optimizer:
+    """Return the optimizer of `clcomm.optim` by name; ArgumentError for an unknown one."""
+    decay = {} if weight_decay is None else {"weight_decay": weight_decay}
+    if name == "sgd":
+        return optim.SGD(module, lr, momentum=momentum, nesterov=nesterov, **decay)
+    if name == "adam":
+        return optim.Adam(module, lr, **decay)
+    if name == "adamw":
+        return optim.AdamW(module, lr, **decay)
+    if name == "rmsprop":
+        return optim.RMSProp(module, lr, momentum=momentum, **decay)
+    raise ArgumentError(f"optimizer: expected sgd, adam, adamw or rmsprop, got {name!r}")
+
+
+def _netcl(model: str, in_shape: Shape, classes: int, seed: int, device: Any) -> Parts:
+    from clcomm.adapters import netcl
+    from clcomm.adapters.netcl_optim import NetclOptimizer
+
+    chosen = netcl.prepare(_opencl(device))
+    from training.netcl_models import make_module  # only now: it imports netcl, which loads OpenCL
+
+    wrapped = netcl.NetclModel(make_module(model, in_shape, classes, seed, chosen.queue))
+
+    def predict(images: np.ndarray) -> np.ndarray:
+        with no_grad():
+            return wrapped(images).numpy()
+
+    return Parts(
+        model=wrapped,
+        loss_fn=netcl.cross_entropy,
+        make_optimizer=lambda name, lr, **settings: NetclOptimizer(wrapped, name, lr, **settings),
+        prepare=lambda images, labels: (images, labels),
+        predict=predict,
+        device=f"netcl engine on {chosen.kind} {chosen.name}",
+    )
+
+
+def _torch(model: str, in_shape: Shape, classes: int, seed: int, device: Any) -> Parts:
+    try:
+        from training import torch_engine
+    except ImportError:
+        raise ArgumentError("PyTorch is not installed; do: pip install 'clcomm[torch]'") from None
+
+    if isinstance(device, Device):
+        raise ArgumentError("device: expected the name of one of PyTorch's devices, got an OpenCL device")
+    placement = device if isinstance(device, Placement) else Placement(device)
+    chosen = torch_engine.choose_device(placement.spec, placement.local_rank or 0, placement.cores)
+    wrapped = torch_engine.TorchModel(torch_engine.make_module(model, in_shape, classes, seed).to(chosen), chosen)
+    return Parts(
+        model=wrapped,
+        loss_fn=torch_engine.cross_entropy,
+        make_optimizer=lambda name, lr, **settings: torch_engine.TorchOptimizer(wrapped.module, name, lr, **settings),
+        prepare=wrapped.prepare,
+        predict=wrapped.predict,
+        device=f"PyTorch on {chosen}",
+    )
