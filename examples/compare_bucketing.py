@@ -39,7 +39,9 @@ def main() -> int:
     for name, (result, _) in runs.items():
         console.print(result.stats.table(f"Communication, {name},"))
     if options.report:
-        reports = {name: result.as_report(session.options, comm, splits.name) for name, (result, session) in runs.items()}
+        reports = {
+            name: result.as_report(session.options, comm, splits.name) for name, (result, session) in runs.items()
+        }
         write_report(options.report, {"schema": 1, "runs": reports}, comm)
     missed = [line for result, _ in runs.values() if (line := missed_target(options, result.evaluation))]
     for line in missed:
@@ -96,7 +98,7 @@ def figures(result: Result) -> dict[str, tuple[float, str]]:
 
 def same_parameters(sessions: list[Session]) -> str:
     """Return a line that says whether both runs ended with the same bits, as they should."""
-    first, second = (session.parts.parameters() for session in sessions)
+    first, second = (session.parts.model.state_dict() for session in sessions)
     different = [name for name in first if not np.array_equal(first[name].view(np.uint8), second[name].view(np.uint8))]
     if different:
         return f"the two runs' parameters differ, first in {different[0]}"

@@ -43,7 +43,9 @@ def _add_model_options(parser: Parser) -> None:
     group.add_argument("--model", choices=MODELS, default="convnet", help="default: %(default)s")
     group.add_argument("--engine", choices=ENGINES, default="native", help="whose kernels run; default: %(default)s")
     group.add_argument(
-        "--device", metavar="NAME", help='"gpu", "gpu:1", "cpu" or part of a name; default: $CLCOMM_DEVICE, a GPU, the CPU'
+        "--device",
+        metavar="NAME",
+        help='"gpu", "gpu:1", "cpu" or part of a name; default: $CLCOMM_DEVICE, a GPU, the CPU',
     )
     group.add_argument(
         "--data", default="auto", metavar="NAME|DIR", help=f"{', '.join(DATA_CHOICES)} or a directory of IDX files"
@@ -55,18 +57,25 @@ def _add_model_options(parser: Parser) -> None:
     group.add_argument("--batch-size", type=_positive, default=64, metavar="N", help="a rank's; default: %(default)s")
     group.add_argument("--epochs", type=_positive, metavar="N", help="default: 1 for MNIST, 40 for the small digits")
     group.add_argument("--max-steps", type=_positive, metavar="N", help="stop after so many steps in all")
-    group.add_argument("--seed", type=_whole, default=0, metavar="N", help="of parameters and order; default: %(default)s")
+    group.add_argument(
+        "--seed", type=_whole, default=0, metavar="N", help="of parameters and order; default: %(default)s"
+    )
 
 
 def _add_optimizer_options(parser: Parser) -> None:
     group = parser.add_argument_group("optimizer")
     group.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help="default: %(default)s")
     group.add_argument("--lr", type=_positive_number, metavar="RATE", help=f"default: {DEFAULT_LR}")
-    group.add_argument("--momentum", type=float, default=0.9, metavar="M", help="of sgd and rmsprop; default: %(default)s")
+    group.add_argument(
+        "--momentum", type=float, default=0.9, metavar="M", help="of sgd and rmsprop; default: %(default)s"
+    )
     group.add_argument("--nesterov", action="store_true", help="Nesterov's momentum, with sgd")
     group.add_argument("--weight-decay", type=float, metavar="W", help="default: the optimizer's")
     group.add_argument(
-        "--schedule", default="constant", metavar="TEXT", help='of the rate, e.g. "cosine:warmup=100"; default: %(default)s'
+        "--schedule",
+        default="constant",
+        metavar="TEXT",
+        help='of the rate, e.g. "cosine:warmup=100"; default: %(default)s',
     )
     group.add_argument(
         "--grad-accumulation", type=_positive, default=1, metavar="N", help="micro-batches a step; default: %(default)s"
