@@ -56,7 +56,7 @@ def train(bucket_size=1 << 20, use_bucketing=True):
     )
     criterion = torch.nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    for (data, target), _ in zip(loader, range(STEPS)):
+    for (data, target), _ in zip(loader, range(STEPS), strict=False):
         optimizer.zero_grad()
         loss = criterion(model(data), target)
         loss.backward()
@@ -106,7 +106,7 @@ def test_the_result_is_that_of_averaging_by_hand(whole):
         )
         for rank in range(world_size)
     ]
-    for batches, _ in zip(zip(*loaders, strict=False), range(STEPS)):
+    for batches, _ in zip(zip(*loaders, strict=False), range(STEPS), strict=False):
         gradients = []
         for data, target in batches:
             optimizer.zero_grad()

@@ -115,7 +115,7 @@ def make_native_optimizer(
     weight_decay: float | None = None,
 ) -> optim.Optimizer:
     """Return the optimizer of `clcomm.optim` by name; ArgumentError for an unknown one."""
-    decay = {} if weight_decay is None else {"weight_decay": weight_decay}
+    decay: dict[str, Any] = {} if weight_decay is None else {"weight_decay": weight_decay}
     if name == "sgd":
         return optim.SGD(module, lr, momentum=momentum, nesterov=nesterov, **decay)
     if name == "adam":

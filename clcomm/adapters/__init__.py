@@ -22,6 +22,11 @@ def replica_of(model: Any) -> Replica:
         return NativeReplica(model)
     if hasattr(model, "as_replica"):
         return model.as_replica()
+    netcl = sys.modules.get("netcl.nn")
+    if netcl is not None and isinstance(model, netcl.layers.Module):
+        from clcomm.adapters.netcl import NetclReplica
+
+        return NetclReplica(model)
     if hasattr(model, "named_parameters"):
         from clcomm.adapters.numpy import NumpyReplica
 

@@ -68,9 +68,7 @@ class NumpyReplica:
         for slot in bucket.slots:
             gradient = self._parameters[slot.name].grad
             if gradient is not None and np.shape(gradient) != slot.shape:
-                raise ArgumentError(
-                    f"gradient of {slot.name!r}: expected shape {slot.shape}, got {np.shape(gradient)}"
-                )
+                raise ArgumentError(f"gradient of {slot.name!r}: expected shape {slot.shape}, got {np.shape(gradient)}")
             np.copyto(
                 self._layout.view(self._arrays.grads, slot.name),
                 0 if gradient is None else gradient,

@@ -137,9 +137,7 @@ def _writable(gradient: torch.Tensor) -> bool:
     """Whether each element has its own memory: neither sparse nor expanded."""
     if gradient.layout != torch.strided:
         return False
-    return not any(
-        stride == 0 and length > 1 for stride, length in zip(gradient.stride(), gradient.shape, strict=True)
-    )
+    return not any(stride == 0 and length > 1 for stride, length in zip(gradient.stride(), gradient.shape, strict=True))
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

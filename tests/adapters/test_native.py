@@ -1,0 +1,165 @@
+"""The native engine's modules as replicas: gradients and parameters live in the memory that is reduced."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clcomm import Communicator, Synchronizer
+from clcomm.adapters import replica_of
+from clcomm.adapters.native import NativeReplica
+from clcomm.engine import Generator, Linear, Module, Tensor
+from clcomm.engine import functional as F
+from clcomm.errors import ArgumentError
+from clcomm.layout import FlatLayout
+from clcomm.optim import SGD
+from clcomm.replica import FlatArrays
+
+
+class Net(Module):
+    """Two layers; the second is used only when asked, so that its gradients can be missing."""
+
+    def __init__(self, seed=0):
+        rng = Generator(seed)
+        self.first = Linear(4, 3, rng=rng)
+        self.second = Linear(3, 2, rng=rng)
+
+    def forward(self, x, both=True):
+        x = self.first(x)
+        return self.second(x) if both else x
+
+
+def batch(rows, start=0):
+    return np.arange(start, start + rows * 4, dtype=np.float32).reshape(rows, 4) / 10
+
+
+def aligned(nbytes):
+    """Return bytes that start at a multiple of 4096, as the Communicator's do."""
+    memory = np.zeros(nbytes + 4096, np.uint8)
+    start = -memory.ctypes.data % 4096
+    return memory[start : start + nbytes]
+
+
+@pytest.fixture
+def space():
+    """A module bound to flat arrays: (module, replica, layout, arrays)."""
+    module = Net()
+    replica = NativeReplica(module)
+    layout = FlatLayout(replica.specs)
+    arrays = FlatArrays(*(aligned(layout.span) for _ in range(3)))
+    replica.attach(layout, arrays)
+    return module, replica, layout, arrays
+
+
+def test_specs_are_the_modules_parameters_in_its_order():
+    specs = replica_of(Net()).specs
+    assert [(s.name, s.shape) for s in specs] == [
+        ("first.weight", (3, 4)),
+        ("first.bias", (3,)),
+        ("second.weight", (2, 3)),
+        ("second.bias", (2,)),
+    ]
+
+
+def test_attaching_keeps_values_and_moves_them_into_the_arrays(space):
+    module, replica, layout, arrays = space
+    replica.pull_parameters()
+    for name, value in Net().state_dict().items():
+        np.testing.assert_array_equal(layout.view(arrays.params, name), value)
+        np.testing.assert_array_equal(module.state_dict()[name], value)
+
+
+def test_pushed_parameters_are_those_the_kernels_read(space):
+    module, replica, layout, arrays = space
+    layout.view(arrays.params, "first.weight")[...] = 0
+    layout.view(arrays.params, "first.bias")[...] = 5
+    replica.push_parameters()
+    np.testing.assert_array_equal(module(Tensor(batch(2)), both=False).numpy(), np.full((2, 3), 5))
+
+
+def test_pulled_gradients_are_the_backwards_and_zero_where_missing(space):
+    module, replica, layout, arrays = space
+    arrays.grads[:] = 255
+    module(Tensor(batch(2)), both=False).sum().backward()
+    for bucket in layout.buckets(None):
+        replica.pull_gradients(bucket)
+    np.testing.assert_allclose(layout.view(arrays.grads, "first.weight"), np.tile(batch(2).sum(0), (3, 1)))
+    np.testing.assert_array_equal(layout.view(arrays.grads, "first.bias"), [2, 2, 2])
+    assert not layout.view(arrays.grads, "second.weight").any()
+
+
+def test_pushed_gradients_are_those_the_optimizer_reads(space):
+    module, replica, layout, arrays = space
+    before = module.state_dict()
+    module(Tensor(batch(2))).sum().backward()
+    for bucket in layout.buckets(1 << 20):
+        replica.pull_gradients(bucket)
+        arrays.reduced[bucket.start : bucket.stop].view(np.float32)[...] = 0.5
+        replica.push_gradients(bucket)
+    np.testing.assert_array_equal(module.second.bias.grad.numpy(), [0.5, 0.5])
+    SGD(module, lr=1.0).step()
+    for name, value in module.state_dict().items():
+        np.testing.assert_allclose(value, before[name] - 0.5, rtol=1e-6)
+
+
+def test_a_frozen_parameter_is_extra_state():
+    module, other = Net(), Net(seed=1)
+    for net in (module, other):
+        net.first.bias.requires_grad = False
+    replica = NativeReplica(module)
+    assert "first.bias" not in [s.name for s in replica.specs]
+    state = replica.extra_state()
+    assert state.keys() == {"first.bias"}
+    trained = other.first.weight.numpy()
+    NativeReplica(other).load_extra_state(state)
+    np.testing.assert_array_equal(other.first.bias.numpy(), module.first.bias.numpy())
+    np.testing.assert_array_equal(other.first.weight.numpy(), trained)
+
+
+def test_another_modules_layout_is_refused():
+    replica = NativeReplica(Net())
+    layout = FlatLayout(reversed(replica.specs))
+    with pytest.raises(ArgumentError, match="layout"):
+        replica.attach(layout, FlatArrays(*(aligned(layout.span) for _ in range(3))))
+
+
+def test_a_module_without_parameters_is_refused():
+    with pytest.raises(ArgumentError, match="at least one"):
+        replica_of(Module())
+
+
+@pytest.mark.mpi(min_size=1)
+@pytest.mark.parametrize("bucket_size", ["64", "1MiB", None])
+def test_gradients_and_steps_are_those_of_the_whole_batch(bucket_size):
+    comm = Communicator()
+    module = Net(seed=comm.rank)
+    sync = Synchronizer(comm, use_bucketing=bucket_size is not None, bucket_size=bucket_size)
+    sync.broadcast_parameters(module)
+    whole, everything = Net(seed=0), np.concatenate([batch(3, start=rank) for rank in range(comm.size)])
+    optimizers = [SGD(module, 0.1, momentum=0.9), SGD(whole, 0.1, momentum=0.9)]
+    for step in range(3):
+        both = step != 1  # in the second step nobody has gradients for the second layer
+        F.mse_loss(module(Tensor(batch(3, start=comm.rank)), both), Tensor(np.ones((3, 2 if both else 3)))).backward()
+        sync.sync_gradients(module)
+        F.mse_loss(whole(Tensor(everything), both), Tensor(np.ones((3 * comm.size, 2 if both else 3)))).backward()
+        for (name, ours), theirs in zip(module.named_parameters(), whole.parameters(), strict=True):
+            expected = np.zeros(ours.shape) if theirs.grad is None else theirs.grad.numpy()
+            np.testing.assert_allclose(ours.grad.numpy(), expected, rtol=1e-5, atol=1e-6, err_msg=name)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for name, value in whole.state_dict().items():
+        np.testing.assert_allclose(module.state_dict()[name], value, rtol=1e-5, atol=1e-6)
+        gathered = comm.all_gather(module.state_dict()[name])
+        assert all(row.tobytes() == gathered[0].tobytes() for row in gathered), name
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_gradient_that_only_some_ranks_have_counts_as_zero_on_the_others():
+    comm = Communicator()
+    module = Net()
+    sync = Synchronizer(comm)
+    sync.broadcast_parameters(module)
+    module(Tensor(batch(1)), both=comm.rank == 0).sum().backward()
+    sync.sync_gradients(module)
+    np.testing.assert_allclose(module.second.bias.grad.numpy(), np.full(2, 1 / comm.size), rtol=1e-6)

@@ -1,0 +1,340 @@
+"""netcl's modules as replicas: its own kernels run, and everything around them is ours."""
+
+from __future__ import annotations
+
+import signal
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("netcl", reason="netcl is not installed")
+
+from clcomm import Communicator, Synchronizer
+from clcomm.adapters import replica_of
+from clcomm.adapters.netcl import NetclModel, NetclReplica, cross_entropy, prepare
+from clcomm.adapters.netcl_optim import NetclOptimizer
+from clcomm.engine import no_grad
+from clcomm.errors import ArgumentError, CheckpointError
+
+CLASSES = 3
+STEP_OF = {
+    # One step of each optimizer from zero state, PyTorch's formulas: (lr, value, gradient) -> value.
+    "sgd": lambda lr, p, g: p - lr * g,
+    "adam": lambda lr, p, g: p - lr * g / (np.abs(g) + 1e-8),
+    "adamw": lambda lr, p, g: p * (1 - 0.01 * lr) - lr * g / (np.abs(g) + 1e-8),
+    "rmsprop": lambda lr, p, g: p - lr * g / (np.sqrt(0.01) * np.abs(g) + 1e-8),
+}
+
+
+def make_model(seed=0):
+    """Two linear layers of netcl's, 4-5-3, with values that depend on the seed alone."""
+    device = prepare()
+    from netcl import nn
+
+    model = NetclModel(nn.Sequential(nn.Linear(device.queue, 4, 5), nn.ReLU(), nn.Linear(device.queue, 5, CLASSES)))
+    rng = np.random.default_rng(seed)
+    for parameter in model.parameters():
+        parameter.copy_from(rng.standard_normal(parameter.shape))
+    return model
+
+
+def batch(rows=6, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((rows, 4)).astype(np.float32), rng.integers(0, CLASSES, rows)
+
+
+def reference(model, x, y):
+    """Loss, logits and gradients in float64."""
+    w1, b1, w2, b2 = (parameter.numpy().astype(np.float64) for parameter in model.parameters())
+    before = x @ w1.T + b1
+    hidden = np.maximum(before, 0)
+    logits = hidden @ w2.T + b2
+    exponents = np.exp(logits - logits.max(1, keepdims=True))
+    shares = exponents / exponents.sum(1, keepdims=True)
+    rows = np.arange(len(y))
+    d_logits = shares.copy()
+    d_logits[rows, y] -= 1
+    d_logits /= len(y)
+    d_hidden = (d_logits @ w2) * (before > 0)
+    gradients = [d_hidden.T @ x, d_hidden.sum(0), d_logits.T @ hidden, d_logits.sum(0)]
+    return SimpleNamespace(loss=-np.log(shares[rows, y]).mean(), logits=logits, gradients=gradients)
+
+
+def assert_gradients(model, expected):
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        np.testing.assert_allclose(parameter.grad.numpy(), gradient, rtol=1e-4, atol=1e-6, err_msg=parameter.name)
+
+
+def test_parameters_have_pytorchs_names_and_shapes():
+    shapes = [(name, parameter.shape) for name, parameter in make_model().named_parameters()]
+    assert shapes == [
+        ("layers.0.weight", (5, 4)),
+        ("layers.0.bias", (5,)),
+        ("layers.2.weight", (3, 5)),
+        ("layers.2.bias", (3,)),
+    ]
+
+
+def test_loss_and_gradients_are_those_of_float64():
+    model, (x, y) = make_model(), batch()
+    expected = reference(model, x, y)
+    loss = cross_entropy(model(x), y)
+    assert loss.item() == pytest.approx(expected.loss, rel=1e-5)
+    loss.backward()
+    assert_gradients(model, expected.gradients)
+
+
+def test_weights_scale_and_further_batches_add():
+    model, (x, y), (u, v) = make_model(), batch(), batch(rows=2, seed=1)
+    cross_entropy(model(x), y).backward(0.75)
+    cross_entropy(model(u), v).backward(0.25)
+    parts = zip(reference(model, x, y).gradients, reference(model, u, v).gradients, strict=True)
+    assert_gradients(model, [0.75 * a + 0.25 * b for a, b in parts])
+    model.zero_grad()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_second_backward_is_refused():
+    model, (x, y) = make_model(), batch()
+    loss = cross_entropy(model(x), y)
+    loss.backward()
+    with pytest.raises(ArgumentError, match="run forward"):
+        loss.backward()
+
+
+def test_nothing_is_recorded_under_no_grad():
+    model, (x, y) = make_model(), batch()
+    with no_grad():
+        logits = model(x)
+        loss = cross_entropy(logits, y)
+    expected = reference(model, x, y)
+    np.testing.assert_allclose(logits.numpy(), expected.logits, rtol=1e-4, atol=1e-5)
+    assert loss.item() == pytest.approx(expected.loss, rel=1e-5)
+    with pytest.raises(ArgumentError, match="backward"):
+        loss.backward()
+
+
+def test_the_batch_may_be_refilled_at_once():
+    model, (x, y) = make_model(), batch()
+    expected = reference(model, x, y)
+    logits = model(x)
+    x[:] = np.nan
+    np.testing.assert_allclose(logits.numpy(), expected.logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "labels, message",
+    [
+        (np.zeros(5, int), "expected 6 integers"),
+        (np.zeros(6), "got float64"),
+        (np.full(6, 3), "expected 0 to 2"),
+        (np.full(6, -1), "expected 0 to 2"),
+    ],
+)
+def test_labels_that_netcl_would_read_past_are_refused(labels, message):
+    model, (x, _) = make_model(), batch()
+    with pytest.raises(ArgumentError, match=message):
+        cross_entropy(model(x), labels)
+
+
+def test_parameters_and_gradients_go_through_the_flat_space(attach):
+    model, (x, y) = make_model(), batch()
+    values = {name: parameter.numpy() for name, parameter in model.named_parameters()}
+    space = attach(replica_of(model))
+    space.replica.pull_parameters()
+    for name, value in values.items():
+        np.testing.assert_array_equal(space.layout.view(space.arrays.params, name), value)
+        space.layout.view(space.arrays.params, name)[...] = 2 * value
+    space.replica.push_parameters()
+    for name, parameter in model.named_parameters():
+        np.testing.assert_array_equal(parameter.numpy(), 2 * values[name])
+    cross_entropy(model(x), y).backward()
+    expected = reference(model, x, y).gradients
+    assert_gradients(model, expected)
+    for bucket in space.buckets:
+        space.replica.pull_gradients(bucket)
+    space.arrays.reduced.view(np.float32)[:] = 3 * space.arrays.grads.view(np.float32)
+    for bucket in space.buckets:
+        space.replica.push_gradients(bucket)
+    assert_gradients(model, [3 * gradient for gradient in expected])
+    cross_entropy(model(x), y).backward()
+    assert_gradients(model, [4 * gradient for gradient in expected])
+
+
+def test_a_missing_gradient_is_zero_when_pulled_and_there_when_pushed(attach):
+    model = make_model()
+    space = attach(replica_of(model))
+    for bucket in space.buckets:
+        space.replica.pull_gradients(bucket)
+        assert not any(space.layout.view(space.arrays.grads, slot.name).any() for slot in bucket.slots)
+        space.arrays.reduced.view(np.float32)[:] = 1
+        space.replica.push_gradients(bucket)
+    assert_gradients(model, [np.ones(parameter.shape) for parameter in model.parameters()])
+
+
+def test_a_bare_netcl_module_is_a_model_too():
+    model = make_model()
+    assert replica_of(model.module).specs == replica_of(model).specs
+
+
+def test_frozen_layers_and_buffers_are_extra_state():
+    device = prepare()
+    from netcl import nn
+
+    def make():
+        return NetclModel(nn.Sequential(nn.Conv2d(device.queue, 1, 2, 3), nn.BatchNorm2d(device.queue, 2)))
+
+    model, other = make(), make()
+    for each in (model, other):
+        each.module.layers[0].freeze()
+    replica = NetclReplica(model)
+    state = replica.extra_state()
+    assert {"layers.0.weight", "layers.0.bias"} <= state.keys()
+    assert any("running_mean" in name for name in state)
+    assert not state.keys() & {spec.name for spec in replica.specs}
+    assert not np.array_equal(state["layers.0.weight"], other.state_dict()["layers.0.weight"])
+    NetclReplica(other).load_extra_state(state)
+    for name, value in state.items():
+        np.testing.assert_array_equal(other.state_dict()[name], value)
+
+
+def test_state_goes_from_model_to_model_or_not_at_all():
+    model, other = make_model(), make_model(seed=1)
+    other.load_state_dict(model.state_dict())
+    for name, value in model.state_dict().items():
+        np.testing.assert_array_equal(other.state_dict()[name], value)
+    wrong = {name: value + 1 for name, value in model.state_dict().items()}
+    wrong["layers.2.bias"] = np.zeros(4)
+    with pytest.raises(ArgumentError, match=r"'layers\.2\.bias' of shape \(3,\), got \(4,\)"):
+        other.load_state_dict(wrong)
+    np.testing.assert_array_equal(other.state_dict()["layers.0.bias"], model.state_dict()["layers.0.bias"])
+
+
+@pytest.mark.parametrize("name", STEP_OF)
+def test_a_first_step_follows_pytorchs_formula(name):
+    model, (x, y) = make_model(), batch()
+    values = [parameter.numpy().astype(np.float64) for parameter in model.parameters()]
+    gradients = reference(model, x, y).gradients
+    optimizer = NetclOptimizer(model, name, lr=0.1)
+    optimizer.lr = 0.05
+    cross_entropy(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    for parameter, value, gradient in zip(model.parameters(), values, gradients, strict=True):
+        moved = np.abs(gradient) > 1e-5  # below that Adam's quotient is a matter of rounding
+        expected = STEP_OF[name](0.05, value, gradient)
+        np.testing.assert_allclose(parameter.numpy()[moved], expected[moved], rtol=1e-4, atol=1e-5)
+        assert parameter.grad is None
+
+
+SETTINGS = [
+    ("sgd", {"momentum": 0.9}),
+    ("sgd", {"momentum": 0.9, "nesterov": True}),
+    ("adam", {}),
+    ("adamw", {"weight_decay": 0.1}),
+    ("rmsprop", {"momentum": 0.9}),
+]
+
+
+@pytest.mark.parametrize("name, settings", SETTINGS)
+def test_a_restored_optimizer_goes_on_bit_for_bit(name, settings):
+    def train(model, optimizer, steps):
+        for seed in steps:
+            x, y = batch(seed=seed)
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    model, resumed = make_model(), make_model(seed=1)
+    optimizer = NetclOptimizer(model, name, 0.01, **settings)
+    train(model, optimizer, range(3))
+    again = NetclOptimizer(resumed, name, 0.01, **settings)
+    resumed.load_state_dict(model.state_dict())
+    again.load_state_dict(optimizer.state_dict())
+    assert all(state.tobytes() == again.state_dict()[key].tobytes() for key, state in optimizer.state_dict().items())
+    train(model, optimizer, range(3, 5))
+    train(resumed, again, range(3, 5))
+    for key, value in model.state_dict().items():
+        assert value.tobytes() == resumed.state_dict()[key].tobytes(), key
+
+
+def test_an_optimizers_state_fits_only_its_kind():
+    model = make_model()
+    state = NetclOptimizer(model, "adam", 0.01).state_dict()
+    with pytest.raises(CheckpointError, match="of SGD, got that of Adam"):
+        NetclOptimizer(model, "sgd", 0.01).load_state_dict(state)
+    del state["exp_avg/layers.0.bias"]
+    with pytest.raises(CheckpointError, match=r"layers\.0\.bias"):
+        NetclOptimizer(model, "adam", 0.01).load_state_dict(state)
+
+
+@pytest.mark.parametrize("name, settings", [("lbfgs", {}), ("adam", {"nesterov": True})])
+def test_unknown_optimizers_are_refused(name, settings):
+    with pytest.raises(ArgumentError, match=r"optimizer|nesterov"):
+        NetclOptimizer(make_model(), name, 0.01, **settings)
+
+
+def test_modules_without_an_opencl_queue_or_parameters_are_refused():
+    prepare()
+    from netcl import nn
+
+    with pytest.raises(ArgumentError, match="NumPy backend"):
+        NetclModel(nn.Linear(None, 2, 2, device="cpu"))
+    with pytest.raises(ArgumentError, match="got none"):
+        NetclModel(nn.ReLU())
+
+
+def test_netcl_takes_the_ranks_device_and_leaves_signals_alone():
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    device = prepare("cpu")
+    from netcl import nn
+
+    assert nn.Linear(in_features=2, out_features=2).queue is device.queue
+    assert {number: signal.getsignal(number) for number in handlers} == handlers
+    prepare()
+
+
+def test_programs_of_the_loss_are_built_once(monkeypatch):
+    import pyopencl
+
+    model, (x, y) = make_model(), batch()
+    cross_entropy(model(x), y).backward()
+    monkeypatch.setattr(pyopencl, "Program", None)  # building anything more would fail
+    cross_entropy(model(x), y).backward()
+
+
+@pytest.mark.mpi(min_size=1)
+@pytest.mark.parametrize("bucket_size", ["64", None])
+def test_ranks_train_as_one_does_on_the_whole_batch(bucket_size):
+    comm = Communicator()
+    model, whole = make_model(seed=comm.rank), make_model(seed=0)
+    sync = Synchronizer(comm, use_bucketing=bucket_size is not None, bucket_size=bucket_size)
+    sync.broadcast_parameters(model)
+    optimizers = [NetclOptimizer(each, "sgd", 0.1, momentum=0.9) for each in (model, whole)]
+    for step in range(3):
+        shards = [batch(rows=4, seed=10 * step + rank) for rank in range(comm.size)]
+        images, labels = (np.concatenate(part) for part in zip(*shards, strict=True))
+        for each, (x, y) in ((model, shards[comm.rank]), (whole, (images, labels))):
+            cross_entropy(each(x), y).backward()
+        sync.sync_gradients(model)
+        assert_gradients(model, [parameter.grad.numpy() for parameter in whole.parameters()])
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for name, value in model.state_dict().items():
+        np.testing.assert_allclose(value, whole.state_dict()[name], rtol=1e-4, atol=1e-5)
+        gathered = comm.all_gather(value)
+        assert all(row.tobytes() == gathered[0].tobytes() for row in gathered), name
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_without_a_gradient_counts_as_zero():
+    comm = Communicator()
+    model, (x, y) = make_model(), batch()
+    sync = Synchronizer(comm)
+    sync.broadcast_parameters(model)
+    if comm.rank == 0:
+        cross_entropy(model(x), y).backward()
+    sync.sync_gradients(model)
+    assert_gradients(model, [gradient / comm.size for gradient in reference(model, x, y).gradients])

@@ -1,0 +1,175 @@
+"""The three engines agree: the same initial bits, and the same losses, gradients and steps from them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from clcomm import Communicator, Synchronizer
+from clcomm.errors import ArgumentError, CheckpointError, DeviceError
+from training import engines
+
+SHAPE, CLASSES, BATCH = (1, 8, 8), 10, 4
+OPTIMIZERS = [
+    ("sgd", {"momentum": 0.9, "weight_decay": 0.01}),
+    ("sgd", {"momentum": 0.9, "nesterov": True}),
+    ("adam", {"weight_decay": 0.01}),
+    ("adamw", {}),
+    ("rmsprop", {"momentum": 0.5}),
+]
+
+
+def build(engine, model="mlp", seed=3):
+    if engine != "native":
+        pytest.importorskip(engine, reason=f"{engine} is not installed")
+    return engines.build(engine, model, SHAPE, CLASSES, seed, device="cpu")
+
+
+def batch(seed=0, rows=BATCH):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((rows, *SHAPE), dtype=np.float32), rng.integers(0, CLASSES, rows)
+
+
+def loss_of(parts, images, labels):
+    inputs, targets = parts.prepare(images, labels)
+    return parts.loss_fn(parts.model(inputs), targets)
+
+
+def gradients(parts):
+    return {name: parameter.grad.numpy() for name, parameter in parts.model.named_parameters()}
+
+
+def train(parts, optimizer, seeds):
+    for seed in seeds:
+        loss_of(parts, *batch(seed)).backward(1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("model", ["mlp", "convnet"])
+@pytest.mark.parametrize("engine", ["native", "netcl"])
+def test_engines_start_alike_and_agree_with_pytorch(engine, model):
+    ours, theirs = build(engine, model), build("torch", model)
+    state = theirs.model.state_dict()
+    assert list(ours.model.state_dict()) == list(state)
+    for name, value in ours.model.state_dict().items():
+        assert value.shape == state[name].shape and value.tobytes() == state[name].tobytes(), name
+    images, labels = batch()
+    np.testing.assert_allclose(ours.predict(images), theirs.predict(images), rtol=1e-4, atol=1e-5)
+    losses = [loss_of(parts, images, labels) for parts in (ours, theirs)]
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
+    for loss in losses:
+        loss.backward(0.5)
+    expected = gradients(theirs)
+    for name, gradient in gradients(ours).items():
+        scale = np.abs(expected[name]).max()
+        np.testing.assert_allclose(gradient, expected[name], rtol=1e-4, atol=1e-4 * scale, err_msg=name)
+
+
+@pytest.mark.parametrize("name, settings", OPTIMIZERS)
+@pytest.mark.parametrize("engine", ["native", "netcl"])
+def test_optimizers_step_as_pytorchs_do(engine, name, settings):
+    states = []
+    for parts in (build(engine), build("torch")):
+        optimizer = parts.make_optimizer(name, 0.01, **settings)
+        train(parts, optimizer, range(3))
+        states.append(parts.model.state_dict())
+    for key, value in states[1].items():
+        # Quotients of gradients that are nearly zero depend on rounding: compare the bulk.
+        far = np.abs(states[0][key] - value) > 1e-4
+        assert far.mean() < 0.01, key
+
+
+@pytest.mark.parametrize("name, settings", OPTIMIZERS)
+@pytest.mark.parametrize("engine", ["native", "netcl", "torch"])
+def test_training_goes_on_from_saved_state_bit_for_bit(engine, name, settings):
+    parts, resumed = build(engine), build(engine, seed=4)
+    optimizer, again = (each.make_optimizer(name, 0.01, **settings) for each in (parts, resumed))
+    train(parts, optimizer, range(2))
+    resumed.model.load_state_dict(parts.model.state_dict())
+    again.load_state_dict(optimizer.state_dict())
+    train(parts, optimizer, range(2, 4))
+    train(resumed, again, range(2, 4))
+    for key, value in parts.model.state_dict().items():
+        assert value.tobytes() == resumed.model.state_dict()[key].tobytes(), key
+
+
+@pytest.mark.parametrize("engine", ["native", "netcl", "torch"])
+def test_the_rate_can_be_set_and_only_its_own_state_is_taken(engine):
+    parts = build(engine)
+    optimizer = parts.make_optimizer("sgd", 0.5, momentum=0.9)
+    before = parts.model.state_dict()
+    optimizer.lr = 0.0
+    train(parts, optimizer, [0])
+    assert optimizer.lr == 0.0
+    assert all(value.tobytes() == before[name].tobytes() for name, value in parts.model.state_dict().items())
+    with pytest.raises((ArgumentError, CheckpointError), match="expected"):
+        optimizer.load_state_dict(parts.make_optimizer("adam", 0.1).state_dict())
+    with pytest.raises(ArgumentError, match="optimizer"):
+        parts.make_optimizer("lbfgs", 0.1)
+
+
+def test_another_seed_gives_other_values():
+    states = [build("native", seed=seed).model.state_dict() for seed in (3, 4)]
+    assert not np.array_equal(states[0]["fc1.weight"], states[1]["fc1.weight"])
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        (("cuda", "mlp", SHAPE, 10, 0), ArgumentError, "engine: expected one of native, netcl, torch"),
+        (("native", "resnet", SHAPE, 10, 0), ArgumentError, "model: expected mlp or convnet"),
+        (("native", "mlp", SHAPE, 10, 0, "no such device"), DeviceError, "no such device"),
+    ],
+)
+def test_unknown_names_are_refused_in_one_line(arguments, error, message):
+    with pytest.raises(error, match=message) as caught:
+        engines.build(*arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("engine", ["native", "netcl", "torch"])
+def test_a_convnet_needs_room_for_two_pools(engine):
+    if engine != "native":
+        pytest.importorskip(engine)
+    with pytest.raises(ArgumentError, match="at least 4 x 4"):
+        engines.build(engine, "convnet", (1, 3, 8), 10, 0, "cpu")
+
+
+@pytest.mark.parametrize("engine", ["netcl", "torch"])
+def test_a_missing_package_is_named_with_the_command_that_brings_it(engine):
+    program = (
+        f"import sys; sys.modules[{engine!r}] = None\n"
+        f"from training.engines import build\n"
+        f"build({engine!r}, 'mlp', {SHAPE}, {CLASSES}, 0, 'cpu')"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert f"pip install 'clcomm[{engine}]'" in ended.stderr.splitlines()[-1]
+
+
+def test_a_gpu_that_pytorch_lacks_is_refused():
+    torch = pytest.importorskip("torch")
+    missing = f"gpu:{torch.cuda.device_count()}"
+    with pytest.raises(DeviceError, match="cpu"):
+        engines.build("torch", "mlp", SHAPE, CLASSES, 0, missing)
+
+
+@pytest.mark.mpi(min_size=1)
+@pytest.mark.parametrize("engine", ["native", "netcl", "torch"])
+def test_ranks_on_any_engine_get_the_gradient_of_the_whole_batch(engine):
+    comm = Communicator()
+    parts = build(engine, seed=3 + comm.rank)
+    whole = build("native", seed=3)
+    sync = Synchronizer(comm, bucket_size="16KiB")
+    sync.broadcast_parameters(parts.model)
+    shards = [batch(rank) for rank in range(comm.size)]
+    loss_of(parts, *shards[comm.rank]).backward(1.0)
+    sync.sync_gradients(parts.model)
+    loss_of(whole, *(np.concatenate(part) for part in zip(*shards, strict=True))).backward(1.0)
+    expected = gradients(whole)
+    for name, gradient in gradients(parts).items():
+        scale = np.abs(expected[name]).max()
+        np.testing.assert_allclose(gradient, expected[name], rtol=1e-4, atol=1e-5 * scale, err_msg=name)
