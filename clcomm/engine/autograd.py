@@ -22,7 +22,7 @@ import itertools
 from contextlib import ContextDecorator
 from typing import Any
 
-from clcomm.engine.tensor import Shape, Tensor, constant, empty
+from clcomm.engine.tensor import Shape, Tensor, constant, empty, float_tensor
 from clcomm.errors import ArgumentError
 
 _orders = itertools.count()
@@ -137,7 +137,7 @@ def backward(root: Tensor, gradient: Tensor | float | None = None) -> None:
 
 def _seed(root: Tensor, gradient: Tensor | float | None) -> Tensor:
     if isinstance(gradient, Tensor):
-        if gradient.shape != root.shape:
+        if float_tensor("backward: gradient", gradient).shape != root.shape:
             raise ArgumentError(f"backward: expected a gradient of shape {root.shape}, got {gradient.shape}")
         return gradient
     if gradient is None and root.size != 1:

@@ -68,6 +68,8 @@ class Device:
         """
         if isinstance(spec, Device):
             return spec
+        if spec is not None and not isinstance(spec, str):
+            raise ArgumentError(f"device: expected a Device or a name such as 'gpu:0', got {spec!r}")
         rank, size = selection.local_place(local_rank, local_size)
         selection.prepare_environment(selection.core_share(size) if cores is None else cores)
         return Device(selection.choose(spec, rank).cl_device)
@@ -182,6 +184,4 @@ def default_device() -> Device:
 def set_default_device(device: Device | str | None) -> None:
     """Make `device`, or the one that a name such as "gpu:0" selects, the default; None selects anew at next use."""
     global _default
-    if device is not None and not isinstance(device, (Device, str)):
-        raise ArgumentError(f"device: expected a Device or a name such as 'gpu:0', got {device!r}")
     _default = Device.select(device) if device is not None else None

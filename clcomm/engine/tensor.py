@@ -74,6 +74,9 @@ class Tensor:
             raise TypeError("len() of a tensor without dimensions")
         return self.shape[0]
 
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
     def __repr__(self) -> str:
         extra = ", requires_grad=True" if self._requires_grad else ""
         return f"{type(self).__name__}({np.array2string(self.numpy(), separator=', ')}, {self.dtype}{extra})"

@@ -36,8 +36,8 @@ def _plan(shape: Shape, a: Shape, b: Shape) -> tuple[np.ndarray, int, int, int]:
         else:
             sizes.append(size)
             strides.append(list(steps))
-    if not sizes or any(step > 1 for step in strides[-1]):  # pragma: no cover - operands are contiguous
-        sizes, strides = [*sizes, 1], [*strides, [1, 1]]
+    if not sizes:
+        sizes, strides = [1], [[1, 1]]
     *outer, inner = sizes
     a_strides, b_strides = zip(*strides, strict=True)
     values = [*outer, *a_strides[:-1], *b_strides[:-1], a_strides[-1], b_strides[-1]]

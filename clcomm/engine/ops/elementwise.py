@@ -108,7 +108,7 @@ class Div(Op):
         if ctx.needs[1]:
             a, b = [x if x.shape == grad.shape else expand(x, grad.shape) for x in (a, b)]
             device, size = grad.device, grad.size
-            full = _target(ctx, 1, grad.shape) or empty(device, grad.shape)
+            full = ctx.out(1) if ctx.inputs[1].shape == grad.shape else empty(device, grad.shape)
             device.launch(device.kernel("elementwise", "div_grad"), *device.grid(size), full, grad, a, b, size)
             db = _folded(ctx, 1, full)
         return da, db

@@ -1,0 +1,55 @@
+"""ReLU, sigmoid and tanh against NumPy, at the extremes, and against PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clcomm.engine import Tensor
+from clcomm.engine import functional as F
+from clcomm.errors import ArgumentError
+
+REFERENCES = {
+    "relu": lambda a: np.where(a < 0, 0, a),
+    "sigmoid": lambda a: 1 / (1 + np.exp(-a)),
+    "tanh": np.tanh,
+}
+
+
+SIZES = st.one_of(st.integers(1, 70), st.sampled_from([8191, 8197, 16384, 16411]))
+
+
+@given(size=SIZES, name=st.sampled_from(sorted(REFERENCES)))
+def test_agrees_with_numpy(check_op, size, name):
+    x = np.random.default_rng(size).uniform(-4, 4, size).astype(np.float32)
+    x[np.abs(x) < 1e-3] = 0.5  # where ReLU has no derivative, differences say nothing
+    check_op(getattr(F, name), REFERENCES[name], x)
+
+
+def test_extremes(device):
+    x = np.float32([-np.inf, -1e30, -100, -0.0, 0, 100, 1e30, np.inf, np.nan])
+    relu = F.relu(Tensor(x, device)).numpy()
+    assert np.array_equal(relu, [0, 0, 0, 0, 0, 100, np.float32(1e30), np.inf, np.nan], equal_nan=True)
+    sigmoid = F.sigmoid(Tensor(x, device)).numpy()
+    assert np.allclose(sigmoid, [0, 0, 0, 0.5, 0.5, 1, 1, 1, np.nan], atol=1e-30, equal_nan=True)
+    tanh = F.tanh(Tensor(x, device)).numpy()
+    assert np.allclose(tanh, [-1, -1, -1, 0, 0, 1, 1, 1, np.nan], atol=2e-7, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", sorted(REFERENCES))
+def test_gradients_as_pytorch_nan_included(device, name):
+    torch = pytest.importorskip("torch")
+    values = np.float32([-np.inf, -3, -0.0, 0, 2, np.inf, np.nan, 1, 1])
+    upstream = np.float32([1, 2, 3, 4, 5, 6, 7, np.nan, np.inf])
+    x = Tensor(values, device, requires_grad=True)
+    getattr(F, name)(x).backward(Tensor(upstream, device))
+    theirs = torch.tensor(values, requires_grad=True)
+    getattr(torch, name)(theirs).backward(torch.tensor(upstream))
+    np.testing.assert_allclose(x.grad.numpy(), theirs.grad.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_refuses_integers(device):
+    with pytest.raises(ArgumentError, match="relu: expected a float32 tensor, got int32"):
+        F.relu(Tensor([1, -1], device))

@@ -1,0 +1,208 @@
+"""Which device is taken, what is said when none fits, kernels and memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pyopencl as cl
+import pytest
+
+from clcomm.engine import Device, Tensor, default_device, program, selection, set_default_device
+from clcomm.engine import device as device_module
+from clcomm.errors import ArgumentError, DeviceError
+
+
+class FakeDevice:
+    """What selection asks of an OpenCL device."""
+
+    def __init__(self, name: str, kind: int, platform: str):
+        self.name, self.type = name, kind
+        self.platform = SimpleNamespace(name=platform)
+
+
+@pytest.fixture
+def three_devices(monkeypatch):
+    """Pretend to have a platform with a CPU and one with two GPUs; CLCOMM_DEVICE is unset."""
+    kinds = cl.device_type
+    platforms = [
+        SimpleNamespace(get_devices=lambda: [FakeDevice("EPYC", kinds.CPU, "Portable")]),
+        SimpleNamespace(get_devices=lambda: [FakeDevice(f"Radeon {n}", kinds.GPU, "AMD") for n in (6, 7)]),
+    ]
+    monkeypatch.setattr(cl, "get_platforms", lambda: platforms)
+    monkeypatch.delenv("CLCOMM_DEVICE", raising=False)
+
+
+@pytest.mark.parametrize(("spec", "local_rank", "label"), [
+    (None, 0, "gpu:0"), (None, 1, "gpu:1"), (None, 2, "gpu:0"),
+    ("gpu", 1, "gpu:1"), ("gpu:0", 1, "gpu:0"), ("GPU:1", 0, "gpu:1"),
+    ("cpu", 3, "cpu:0"), ("cpu:0", 0, "cpu:0"),
+    ("radeon 7", 0, "gpu:1"), ("amd", 0, "gpu:0"), ("portable", 5, "cpu:0"),
+])  # fmt: skip
+def test_choice(three_devices, spec, local_rank, label):
+    assert selection.choose(spec, local_rank).label == label
+
+
+def test_choice_by_environment(three_devices, monkeypatch):
+    monkeypatch.setenv("CLCOMM_DEVICE", "epyc")
+    assert selection.choose(None, 0).label == "cpu:0"
+    assert selection.choose("gpu", 0).label == "gpu:0"
+    monkeypatch.setenv("CLCOMM_DEVICE", "gpu:9")
+    with pytest.raises(DeviceError, match=r"^CLCOMM_DEVICE='gpu:9': expected one of cpu:0 \(EPYC, Portable\), gpu:0"):
+        selection.choose(None, 0)
+
+
+@pytest.mark.parametrize("spec", ["gpu:7", "nothing like it", "", "accelerator"])
+def test_unknown_device_lists_what_is_there(three_devices, spec):
+    with pytest.raises(DeviceError) as caught:
+        selection.choose(spec, 0)
+    present = "cpu:0 (EPYC, Portable), gpu:0 (Radeon 6, AMD)"
+    assert str(caught.value).startswith(f"device={spec!r}: expected one of {present}")
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_platform(monkeypatch):
+    def none_found():
+        raise cl.LogicError("clGetPlatformIDs failed: PLATFORM_NOT_FOUND_KHR")
+
+    for replacement in (none_found, list):
+        monkeypatch.setattr(cl, "get_platforms", replacement)
+        with pytest.raises(DeviceError, match=r"no OpenCL platform found: run `pip install 'clcomm\[pocl\]'`"):
+            Device.select()
+
+
+def test_spec_of_a_wrong_type():
+    with pytest.raises(ArgumentError, match="device: expected a Device or a name such as 'gpu:0', got 3"):
+        Device.select(3)
+
+
+@pytest.mark.parametrize(("variables", "place"), [
+    ({}, (0, 1)),
+    ({"MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "4"}, (2, 4)),
+    ({"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, (1, 2)),
+    ({"MPI_LOCALRANKID": "3"}, (3, 4)),
+])  # fmt: skip
+def test_local_place_from_the_launcher(monkeypatch, variables, place):
+    for name in (*selection._RANK_VARIABLES, *selection._SIZE_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert selection.local_place() == place
+    assert selection.local_place(5, 8) == (5, 8)
+
+
+@pytest.mark.parametrize(("cores", "expected"), [
+    (0, {"POCL_DEVICES": "basic"}),
+    (1, {"POCL_DEVICES": "basic"}),
+    (6, {"POCL_MAX_PTHREAD_COUNT": "6", "POCL_CPU_MAX_CU_COUNT": "6"}),
+])  # fmt: skip
+def test_cores_are_shared_before_pocl_loads(monkeypatch, cores, expected):
+    monkeypatch.setattr(os, "environ", {})
+    selection.prepare_environment(cores)
+    assert {name: value for name, value in os.environ.items() if name.startswith("POCL")} == expected
+
+
+def test_what_the_user_has_set_stays(monkeypatch):
+    monkeypatch.setattr(os, "environ", {"POCL_DEVICES": "pthread", "POCL_MAX_PTHREAD_COUNT": "3"})
+    selection.prepare_environment(1)
+    selection.prepare_environment(8)
+    assert os.environ["POCL_DEVICES"] == "pthread" and os.environ["POCL_MAX_PTHREAD_COUNT"] == "3"
+
+
+def test_cores_divided_by_processes(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(12)), raising=False)
+    assert [selection.core_share(n) for n in (1, 4, 5, 24)] == [12, 3, 2, 0]
+
+
+@pytest.mark.parametrize("cores", ["1", "2"])
+def test_a_fresh_process_selects_and_computes(cores):
+    code = (
+        "from clcomm.engine import Device, Tensor\n"
+        f"device = Device.select('cpu', cores={cores})\n"
+        "assert (Tensor([1.0, 2.0], device) + 1).numpy().tolist() == [2, 3]\n"
+        "print(device.compute_units, device.name.split('-')[0])\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("POCL_", "CLCOMM_"))}
+    environment["PYTHONPATH"] = os.getcwd()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    if "basic" in done.stdout or "pthread" in done.stdout:  # PoCL names its drivers
+        assert done.stdout.split()[1] == ("basic" if cores == "1" else "pthread")
+
+
+def test_default_device_can_be_set(device):
+    before = device_module._default
+    try:
+        set_default_device(device)
+        assert default_device() is device and Tensor([1.0]).device is device
+        set_default_device(None)
+        assert default_device() is not device
+    finally:
+        device_module._default = before
+
+
+def test_kernels_are_built_once(device):
+    kernel = device.kernel("elementwise", "add")
+    assert device.kernel("elementwise", "add") is kernel
+    assert device.kernel("elementwise", "add", UNUSED=1) is not kernel
+    assert device.kernel("elementwise", "add", UNUSED=1) is device.kernel("elementwise", "add", UNUSED=1)
+
+
+def test_a_build_failure_shows_options_log_and_source(device, monkeypatch):
+    source = "__kernel void k(__global float *x) { x[0] = LENGTH + oops; }"
+    monkeypatch.setattr(program, "source_of", lambda file: source)
+    with pytest.raises(DeviceError) as caught:
+        device.kernel("broken", "k", LENGTH=3)
+    message = str(caught.value)
+    assert "kernels/broken.cl did not build" in message and "-DLENGTH=3" in message and "oops" in message
+    assert "\n" not in message
+    saved = message.rsplit("source and log: ", 1)[1].rstrip(")")
+    with open(saved, encoding="utf-8") as file:
+        assert "LENGTH + oops" in file.read()
+    os.unlink(saved)
+
+
+def test_kernels_without_argument_information(device, monkeypatch):
+    def unavailable(*_):
+        raise cl.RuntimeError("clGetKernelArgInfo failed: KERNEL_ARG_INFO_NOT_AVAILABLE")
+
+    monkeypatch.setattr(program, "_argument_type", unavailable)
+    fresh = Device(device.cl_device, kind=device.kind)
+    assert isinstance(fresh.kernel("elementwise", "affine"), program._UntypedKernel)
+    assert (Tensor([1.0, 2.0], fresh) * 3 + 0.5).numpy().tolist() == [3.5, 6.5]
+
+
+def test_a_failing_launch_is_a_device_error(device):
+    kernel = device.kernel("elementwise", "fill")
+    with pytest.raises(DeviceError, match=r"kernel fill on .*"):
+        device.launch(kernel, (7,), (3, 3, 3), Tensor([1.0], device), 0.0, 1)
+
+
+def test_memory_that_is_not_there(device):
+    with pytest.raises(DeviceError, match=r"no memory for .* in use"):
+        device.allocate(1 << 50)
+
+
+def test_memory_comes_back_to_the_pool(device):
+    first = device.allocate(4096)
+    address = first.int_ptr
+    del first
+    assert device.allocate(4096).int_ptr == address
+
+
+def test_uploads_do_not_keep_the_callers_array(device):
+    array = np.arange(1000, dtype=np.float32)
+    tensors = [Tensor(array, device) for _ in range(5)]
+    array[:] = -1
+    assert all(np.array_equal(t.numpy(), np.arange(1000)) for t in tensors)
+
+
+def test_grids_cover_every_element_once(device):
+    for count in (1, 63, 64, 65, 8192, 8193, 100_003):
+        x = Tensor(np.zeros(count), device)
+        ones = Tensor(np.ones(count), device)
+        device.launch(device.kernel("elementwise", "add_into"), *device.grid(count), x, ones, count)
+        assert np.array_equal(x.numpy(), np.ones(count))

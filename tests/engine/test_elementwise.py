@@ -1,0 +1,88 @@
+"""add, sub, mul, div: broadcasting, numbers, NaN and Inf, errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import mutually_broadcastable_shapes
+
+from clcomm.engine import Device, Tensor
+from clcomm.engine import functional as F
+from clcomm.errors import ArgumentError
+
+OPS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
+SHAPES = mutually_broadcastable_shapes(num_shapes=2, min_side=1, max_side=7, max_dims=5)
+
+
+def away_from_zero(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    values = rng.uniform(0.5, 2.0, shape) * rng.choice([-1.0, 1.0], shape)
+    return values.astype(np.float32)
+
+
+@given(shapes=SHAPES, name=st.sampled_from(sorted(OPS)))
+def test_agrees_with_numpy_on_broadcast_shapes(check_op, shapes, name):
+    rng = np.random.default_rng(1)
+    a, b = (away_from_zero(rng, shape) for shape in shapes.input_shapes)
+    check_op(getattr(F, name), OPS[name], a, b)
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+@pytest.mark.parametrize("shape", [(8191,), (8193,), (3, 16411), (40001,)])
+def test_sizes_around_a_work_items_run(check_op, name, shape):
+    rng = np.random.default_rng(2)
+    check_op(getattr(F, name), OPS[name], away_from_zero(rng, shape), away_from_zero(rng, shape))
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+@pytest.mark.parametrize("number", [3, -0.25, np.float32(1.5)])
+def test_numbers_on_either_side(check_op, name, number):
+    x = away_from_zero(np.random.default_rng(3), (13, 5))
+    op, reference, value = getattr(F, name), OPS[name], float(number)
+    check_op(lambda t: op(t, number), lambda a: reference(a, value), x)
+    check_op(lambda t: op(number, t), lambda a: reference(value, a), x)
+
+
+def test_operators_are_the_functions(device):
+    a = Tensor(np.float32([[1, 2], [3, 4]]), device)
+    b = Tensor(np.float32([10, 20]), device)
+    values = a.numpy()
+    assert np.array_equal((a + b).numpy(), values + b.numpy())
+    assert np.array_equal((b - a).numpy(), b.numpy() - values)
+    assert np.array_equal((2 * a).numpy(), 2 * values)
+    assert np.array_equal((a / 2).numpy(), values / 2)
+    assert np.array_equal((1 - a).numpy(), 1 - values)
+    assert np.array_equal((12 / a).numpy(), np.float32(12) / values)
+    assert np.array_equal((-a).numpy(), -values)
+    assert np.array_equal((a @ a).numpy(), values @ values)
+
+
+def test_one_tensor_as_both_operands(check_op):
+    x = away_from_zero(np.random.default_rng(4), (6, 7))
+    check_op(lambda t: t * t, lambda a: a * a, x)
+    check_op(lambda t: t + t, lambda a: 2 * a, x)
+    check_op(lambda t: t / t, lambda a: a / a, x)
+
+
+def test_nan_and_inf_propagate_as_in_numpy(device):
+    values = np.float32([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0])
+    a, b = (x.ravel() for x in np.meshgrid(values, values))
+    with np.errstate(all="ignore"):
+        for name, reference in OPS.items():
+            result = getattr(F, name)(Tensor(a, device), Tensor(b, device)).numpy()
+            assert np.array_equal(result, reference(a, b), equal_nan=True), name
+        assert np.array_equal((Tensor(a, device) / 0.0).numpy(), a / np.float32(0), equal_nan=True)
+        assert np.array_equal(np.signbit((Tensor(values, device) * 1.0).numpy()[4]), True)
+
+
+def test_errors_name_the_shapes_and_types(device):
+    a, b = Tensor(np.zeros((2, 3)), device), Tensor(np.zeros((2, 4)), device)
+    with pytest.raises(ArgumentError, match=r"add: shapes \(2, 3\) and \(2, 4\) do not broadcast"):
+        F.add(a, b)
+    with pytest.raises(ArgumentError, match="mul: expected a Tensor, got ndarray"):
+        F.mul(a, np.zeros(3))
+    with pytest.raises(ArgumentError, match="sub: expected a float32 tensor, got int32"):
+        F.sub(a, Tensor([1, 2, 3], device))
+    with pytest.raises(ArgumentError, match="expected tensors of one device"):
+        F.add(a, Tensor(np.zeros(3), Device(device.cl_device)))

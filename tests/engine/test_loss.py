@@ -1,0 +1,117 @@
+"""Cross-entropy and squared error: references, stability, bad targets, PyTorch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clcomm.engine import CrossEntropyLoss, MSELoss, Tensor
+from clcomm.engine import functional as F
+from clcomm.errors import ArgumentError
+
+REDUCTIONS = ["mean", "sum", "none"]
+
+
+def reduced(values: np.ndarray, reduction: str) -> np.ndarray:
+    return values if reduction == "none" else getattr(np, reduction)(values)
+
+
+def cross_entropy(logits: np.ndarray, targets: np.ndarray, reduction: str) -> np.ndarray:
+    shifted = logits - logits.max(1, keepdims=True)
+    losses = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(targets)), targets]
+    return reduced(losses, reduction)
+
+
+@given(rows=st.integers(1, 70), classes=st.integers(1, 70), reduction=st.sampled_from(REDUCTIONS))
+def test_cross_entropy_agrees_with_numpy(check_op, rows, classes, reduction):
+    rng = np.random.default_rng(1)
+    logits, targets = rng.uniform(-4, 4, (rows, classes)).astype(np.float32), rng.integers(0, classes, rows)
+    check_op(lambda t: F.cross_entropy(t, targets, reduction), lambda a: cross_entropy(a, targets, reduction), logits)
+
+
+def test_cross_entropy_of_many_rows(check_op):
+    rng = np.random.default_rng(2)
+    logits, targets = rng.uniform(-4, 4, (5001, 10)).astype(np.float32), rng.integers(0, 10, 5001)
+    check_op(lambda t: CrossEntropyLoss()(t, targets), lambda a: cross_entropy(a, targets, "mean"), logits)
+
+
+def test_targets_on_the_device_are_the_same(device):
+    rng = np.random.default_rng(3)
+    logits, targets = Tensor(rng.standard_normal((9, 5)), device), rng.integers(0, 5, 9)
+    given_as = [targets, targets.astype(np.uint8), Tensor(targets, device)]
+    assert len({F.cross_entropy(logits, given).item() for given in given_as}) == 1
+
+
+def test_large_logits_stay_finite(device):
+    x = Tensor(np.float32([[1e5, 0, -1e5], [0, 1e38, -1e38]]), device, requires_grad=True)
+    loss = F.cross_entropy(x, np.array([2, 1]), "none")
+    np.testing.assert_allclose(loss.numpy(), [2e5, 0])
+    loss.sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), [[1, 0, -1], [0, 0, 0]])
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_cross_entropy_as_pytorch(device, reduction):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(4)
+    values, targets = rng.normal(0, 10, (37, 11)).astype(np.float32), rng.integers(0, 11, 37)
+    x, theirs = Tensor(values, device, requires_grad=True), torch.tensor(values, requires_grad=True)
+    ours = F.cross_entropy(x, targets, reduction)
+    expected = torch.nn.functional.cross_entropy(theirs, torch.tensor(targets), reduction=reduction)
+    np.testing.assert_allclose(ours.numpy(), expected.detach().numpy(), rtol=1e-5, atol=1e-5)
+    weights = np.linspace(-1, 1, 37).astype(np.float32) if reduction == "none" else np.float32(0.25)
+    ours.backward(Tensor(weights, device))
+    expected.backward(torch.tensor(weights))
+    np.testing.assert_allclose(x.grad.numpy(), theirs.grad.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_nan_reaches_loss_and_gradient(device):
+    values = np.ones((4, 3), np.float32)
+    values[2, 1] = np.nan
+    x = Tensor(values, device, requires_grad=True)
+    loss = F.cross_entropy(x, np.array([0, 1, 2, 0]))
+    loss.backward()
+    assert np.isnan(loss.item())
+    assert np.isnan(x.grad.numpy()).any(1).tolist() == [False, False, True, False]
+
+
+def test_targets_that_are_no_class(device):
+    logits = Tensor(np.zeros((3, 4)), device)
+    with pytest.raises(ArgumentError, match="targets must be 0 to 3, got 4"):
+        F.cross_entropy(logits, np.array([0, 4, 1]))
+    with pytest.raises(ArgumentError, match="targets must be 0 to 3, got -1"):
+        F.cross_entropy(logits, np.array([0, -1, 1]))
+    losses = F.cross_entropy(logits, Tensor([0, 4, 1], device), "none").numpy()
+    assert np.isnan(losses).tolist() == [False, True, False]
+
+
+def test_other_bad_arguments(device):
+    logits = Tensor(np.zeros((3, 4)), device)
+    with pytest.raises(ArgumentError, match=r"expected 3 targets, .* got shape \(2,\)"):
+        F.cross_entropy(logits, np.array([0, 1]))
+    with pytest.raises(ArgumentError, match="expected integer targets, got float64"):
+        F.cross_entropy(logits, np.array([0.0, 1.0, 2.0]))
+    with pytest.raises(ArgumentError, match="expected int32 targets, got float32"):
+        F.cross_entropy(logits, Tensor(np.zeros(3), device))
+    with pytest.raises(ArgumentError, match=r"expected logits of shape \(rows, classes\), got \(4,\)"):
+        F.cross_entropy(Tensor(np.zeros(4), device), np.array([1]))
+    with pytest.raises(ArgumentError, match="reduction 'mean', 'sum' or 'none', got 'max'"):
+        F.cross_entropy(logits, np.array([0, 1, 2]), "max")
+    with pytest.raises(ArgumentError, match=r"one shape, got \(3, 4\) and \(4,\)"):
+        F.mse_loss(logits, Tensor(np.zeros(4), device))
+
+
+@given(size=st.one_of(st.integers(1, 70), st.sampled_from([4096, 4097, 9001])), reduction=st.sampled_from(REDUCTIONS))
+def test_mse_agrees_with_numpy(check_op, size, reduction):
+    a, b = np.random.default_rng(5).standard_normal((2, size)).astype(np.float32)
+    check_op(
+        lambda x, y: MSELoss(reduction)(x, y), lambda x, y: reduced((x - y) ** 2, reduction), a, b, tolerance=1e-5
+    )
+
+
+def test_mse_of_one_tensor_with_itself(device):
+    x = Tensor(np.arange(5.0), device, requires_grad=True)
+    F.mse_loss(x, x).backward()
+    assert np.array_equal(x.grad.numpy(), np.zeros(5))

@@ -1,0 +1,158 @@
+"""Modules: names, state, initial values as PyTorch's, layers as functions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clcomm.engine import (
+    AvgPool2d,
+    Conv2d,
+    Flatten,
+    Generator,
+    Linear,
+    LogSoftmax,
+    MaxPool2d,
+    Module,
+    Parameter,
+    ReLU,
+    Sequential,
+    Sigmoid,
+    Softmax,
+    Tanh,
+    Tensor,
+    manual_seed,
+)
+from clcomm.errors import ArgumentError
+
+
+class Net(Module):
+    def __init__(self, device):
+        self.scale = Parameter([1.0], device)
+        self.inner = Sequential(Linear(3, 2, device=device), Sequential(Linear(2, 2, bias=False, device=device)))
+        self.twin = self.inner[0]
+        self.factor = 2.0
+
+    def forward(self, x):
+        return self.inner(x) * self.scale
+
+
+def test_names_follow_the_attributes_and_shared_modules_count_once(device):
+    net = Net(device)
+    names = ["scale", "inner.0.weight", "inner.0.bias", "inner.1.0.weight"]
+    assert [name for name, _ in net.named_parameters()] == names
+    assert [name for name, _ in net.named_modules()] == ["", "inner", "inner.0", "inner.1", "inner.1.0"]
+    assert net.parameter_count() == 1 + 6 + 2 + 4
+    del net.scale
+    net.inner = None
+    assert [name for name, _ in net.named_parameters()] == ["twin.weight", "twin.bias"]
+
+
+def test_names_as_pytorch(device):
+    torch = pytest.importorskip("torch")
+    ours = Sequential(Linear(3, 2, device=device), ReLU(), Sequential(Conv2d(1, 2, 3, device=device)))
+    theirs = torch.nn.Sequential(
+        torch.nn.Linear(3, 2), torch.nn.ReLU(), torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3))
+    )  # fmt: skip
+    shapes = [(name, tuple(p.shape)) for name, p in theirs.named_parameters()]
+    assert [(name, p.shape) for name, p in ours.named_parameters()] == shapes
+
+
+def test_training_flag(device):
+    net = Net(device)
+    assert net.training and not net.eval().inner[0].training and net.train().inner[0].training
+
+
+def test_state_round_trip(device):
+    first, second = Net(device), Net(device)
+    second.load_state_dict(first.state_dict())
+    for name, value in first.state_dict().items():
+        assert second.state_dict()[name].tobytes() == value.tobytes()
+
+
+def test_state_of_another_model_changes_nothing(device):
+    net = Net(device)
+    state = net.state_dict()
+    with pytest.raises(ArgumentError, match=r"missing \['scale'\], unknown \['scales'\]"):
+        net.load_state_dict({("scales" if n == "scale" else n): np.zeros_like(v) for n, v in state.items()})
+    wrong = {name: np.zeros_like(value) for name, value in state.items()}
+    wrong["inner.0.weight"] = np.zeros((3, 2))
+    with pytest.raises(ArgumentError, match=r"state_dict\['inner.0.weight'\]: expected \(2, 3\), got \(3, 2\)"):
+        net.load_state_dict(wrong)
+    assert all(np.array_equal(value, state[name]) for name, value in net.state_dict().items())
+
+
+def test_no_new_parameters_after_flattening(device):
+    net = Net(device)
+    net.flat_space()
+    net.factor = 3.0
+    with pytest.raises(ArgumentError, match="late: the module already has its flat space"):
+        net.late = Parameter([1.0], device)
+
+
+def test_layers_are_their_functions(device):
+    x = Tensor(np.random.default_rng(1).uniform(-2, 2, (2, 3, 4, 6)), device)
+    values = x.numpy()
+    blocks = values.reshape(2, 3, 2, 2, 3, 2)
+    expected = {
+        ReLU(): np.maximum(values, 0),
+        Sigmoid(): 1 / (1 + np.exp(-values)),
+        Tanh(): np.tanh(values),
+        Flatten(): values.reshape(2, -1),
+        MaxPool2d(2): blocks.max((3, 5)),
+        AvgPool2d(2): blocks.mean((3, 5)),
+        Softmax(1): np.exp(values) / np.exp(values).sum(1, keepdims=True),
+        LogSoftmax(): values - np.log(np.exp(values).sum(-1, keepdims=True)),
+    }
+    for layer, result in expected.items():
+        np.testing.assert_allclose(layer(x).numpy(), result, rtol=1e-5, atol=1e-6, err_msg=type(layer).__name__)
+
+
+def test_bad_layers(device):
+    with pytest.raises(ArgumentError, match="in_features: expected a whole number of at least 1, got 0"):
+        Linear(0, 3)
+    with pytest.raises(ArgumentError, match="kernel_size: expected a whole number of at least 1, got 0"):
+        Conv2d(1, 1, (3, 0))
+    with pytest.raises(ArgumentError, match="Sequential: expected modules, got int at position 1"):
+        Sequential(ReLU(), 3)
+    with pytest.raises(TypeError, match=r"Module defines no forward\(\)"):
+        Module()(Tensor([1.0], device))
+
+
+@given(seed=st.integers(0, 2**64 - 1), fan_in=st.integers(1, 70), fan_out=st.integers(1, 40), bias=st.booleans())
+def test_linear_starts_as_pytorchs(device, seed, fan_in, fan_out, bias):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(seed)
+    theirs = torch.nn.Linear(fan_in, fan_out, bias=bias)
+    manual_seed(seed)
+    ours = Linear(fan_in, fan_out, bias=bias, device=device)
+    assert ours.weight.numpy().tobytes() == theirs.weight.detach().numpy().tobytes()
+    assert (ours.bias is None) == (not bias)
+    if bias:
+        assert ours.bias.numpy().tobytes() == theirs.bias.detach().numpy().tobytes()
+
+
+@given(channels=st.integers(1, 9), out=st.integers(1, 17), height=st.integers(1, 5), width=st.integers(1, 5))
+def test_conv2d_starts_as_pytorchs(device, channels, out, height, width):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(11)
+    theirs = [torch.nn.Conv2d(channels, out, (height, width)) for _ in range(2)]
+    rng = Generator(11)
+    ours = [Conv2d(channels, out, (height, width), device=device, rng=rng) for _ in range(2)]
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.weight.numpy().tobytes() == b.weight.detach().numpy().tobytes()
+        assert a.bias.numpy().tobytes() == b.bias.detach().numpy().tobytes()
+
+
+def test_uniform_needs_no_pytorch_to_stay_as_it_is():
+    drawn = Generator(0).uniform((4,), 0.0, 1.0)  # torch.manual_seed(0); torch.empty(4).uniform_()
+    assert (drawn * 2**24).astype(int).tolist() == [8325804, 12888623, 1484405, 2215104]
+
+
+def test_seeds():
+    assert Generator(5).uniform((3,), -1, 1).tolist() == Generator(5 + 2**32).uniform((3,), -1, 1).tolist()
+    for seed in (1.5, "3", True):
+        with pytest.raises(ArgumentError, match="seed: expected a whole number"):
+            Generator(seed)

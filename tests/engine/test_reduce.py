@@ -1,0 +1,59 @@
+"""sum, mean and argmax over drawn shapes and axes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes
+
+from clcomm.engine import Tensor
+from clcomm.engine import functional as F
+from clcomm.errors import ArgumentError
+
+
+@given(data=st.data(), keepdims=st.booleans(), name=st.sampled_from(["sum", "mean"]))
+def test_agrees_with_numpy_over_any_axes(check_op, data, keepdims, name):
+    shape = data.draw(array_shapes(min_dims=1, max_dims=5, max_side=6))
+    axis = data.draw(st.none() | st.sets(st.integers(0, len(shape) - 1)).map(sorted).map(tuple))
+    x = np.random.default_rng(5).standard_normal(shape).astype(np.float32)
+    op, reference = getattr(F, name), getattr(np, name)
+    check_op(lambda t: op(t, axis, keepdims), lambda a: reference(a, axis=axis, keepdims=keepdims), x)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [
+    ((70001,), None), ((3, 9001), 1), ((4097,), 0), ((601, 33), 0), ((257, 7), 0), ((2, 513, 40), 1), ((1, 1), None),
+])  # fmt: skip
+def test_long_sums_take_several_passes(check_op, shape, axis):
+    x = np.random.default_rng(6).standard_normal(shape).astype(np.float32)
+    check_op(lambda t: t.sum(axis), lambda a: a.sum(axis=axis), x, tolerance=1e-5)
+    check_op(lambda t: t.mean(axis), lambda a: a.mean(axis=axis), x)
+
+
+def test_same_bits_each_time(device):
+    x = Tensor(np.random.default_rng(7).standard_normal((300, 1000)).astype(np.float32), device)
+    assert all(x.sum(axis).numpy().tobytes() == x.sum(axis).numpy().tobytes() for axis in (None, 0, 1))
+
+
+def test_nan_and_inf_reach_the_sum(device):
+    for size in (3, 100, 5000):
+        x = np.ones(size, np.float32)
+        x[size // 2] = np.nan
+        assert np.isnan(Tensor(x, device).sum().item())
+        x[size // 2] = np.inf
+        assert Tensor(x, device).mean().item() == np.inf
+
+
+@given(rows=st.integers(1, 40), columns=st.integers(1, 40))
+def test_argmax_takes_the_first_of_equals(device, rows, columns):
+    x = np.random.default_rng(8).integers(0, 4, (rows, columns)).astype(np.float32)
+    assert np.array_equal(Tensor(x, device).argmax().numpy(), x.argmax(-1))
+    x[rows // 2, columns // 2] = np.nan
+    assert np.array_equal(Tensor(x, device).argmax().numpy(), x.argmax(-1))
+
+
+@pytest.mark.parametrize("axis", [2, -3, (0, 0), (0, -2)])
+def test_wrong_axis(device, axis):
+    with pytest.raises(ArgumentError, match=r"sum: axis .* does not fit a tensor of shape \(2, 3\)"):
+        F.sum(Tensor(np.zeros((2, 3)), device), axis)

@@ -1,0 +1,56 @@
+"""reshape, flatten and transpose."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes
+
+from clcomm.engine import Tensor
+from clcomm.errors import ArgumentError
+
+
+@given(data=st.data())
+def test_transpose_agrees_with_numpy(check_op, data):
+    shape = data.draw(array_shapes(min_dims=1, max_dims=5, max_side=6))
+    axes = data.draw(st.none() | st.permutations(range(len(shape))).map(tuple))
+    x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    check_op(lambda t: t.transpose(axes) if axes else t.T, lambda a: a.transpose(axes), x)
+
+
+def test_transpose_of_a_large_matrix(check_op):
+    x = np.random.default_rng(2).standard_normal((131, 257)).astype(np.float32)
+    check_op(lambda t: t.T, np.transpose, x)
+    check_op(lambda t: t.transpose(-1, 0), np.transpose, x)
+
+
+def test_reshape_and_flatten(check_op):
+    x = np.random.default_rng(3).standard_normal((4, 3, 5)).astype(np.float32)
+    check_op(lambda t: t.reshape(-1, 15), lambda a: a.reshape(-1, 15), x)
+    check_op(lambda t: t.reshape((60,)), lambda a: a.reshape(60), x)
+    check_op(lambda t: t.flatten(1), lambda a: a.reshape(4, 15), x)
+    check_op(lambda t: t.flatten(), np.ravel, x)
+    check_op(lambda t: t.flatten(-1), lambda a: a, x)
+
+
+def test_reshape_shares_memory(device):
+    x = Tensor(np.arange(6.0), device)
+    y = x.reshape(2, 3)
+    x.copy_from(np.arange(6.0) + 1)
+    assert np.array_equal(y.numpy(), [[1, 2, 3], [4, 5, 6]])
+
+
+@pytest.mark.parametrize("shape", [(7,), (-1, -1), (0, 6), (-2, 3), (-1, 4), ()])
+def test_reshape_that_does_not_fit(device, shape):
+    with pytest.raises(ArgumentError, match=r"reshape: 6 elements of shape \(2, 3\) do not fit"):
+        Tensor(np.zeros((2, 3)), device).reshape(shape)
+
+
+def test_wrong_axes(device):
+    x = Tensor(np.zeros((2, 3)), device)
+    with pytest.raises(ArgumentError, match=r"transpose: axes \(0, 0\)"):
+        x.transpose(0, 0)
+    with pytest.raises(ArgumentError, match="flatten: start_dim 2"):
+        x.flatten(2)

@@ -1,0 +1,97 @@
+"""Tensors: what they accept, what they give back, what they refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis.extra.numpy import array_shapes
+
+from clcomm.engine import Parameter, Tensor
+from clcomm.errors import ArgumentError
+
+
+@given(shape=array_shapes(min_dims=0, max_dims=5, max_side=5))
+def test_values_survive_the_round_trip(device, shape):
+    values = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    tensor = Tensor(values, device)
+    assert (tensor.shape, tensor.size, tensor.nbytes, tensor.ndim) == (shape, values.size, values.nbytes, len(shape))
+    assert tensor.numpy().tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize(("values", "dtype"), [
+    ([1.5, 2.5], "float32"), (np.float64([1, 2]), "float32"), (np.float16(3), "float32"), ([True, False], "float32"),
+    ([1, 2], "int32"), (np.uint8([0, 255]), "int32"), (np.int64([-5, 7]), "int32"),
+])  # fmt: skip
+def test_dtypes(device, values, dtype):
+    tensor = Tensor(values, device)
+    assert tensor.dtype == dtype
+    assert np.array_equal(tensor.numpy(), np.asarray(values))
+
+
+def test_strided_and_fortran_arrays(device):
+    values = np.arange(24, dtype=np.float32).reshape(4, 6)
+    for view in (values.T, values[::2, ::3], values[:, ::-1], np.asfortranarray(values)):
+        assert np.array_equal(Tensor(view, device).numpy(), view)
+
+
+def test_nan_payloads_and_denormals_are_kept(device):
+    values = np.array([0x7FC00001, 0xFF800000, 0x00000001, 0x80000000], np.uint32).view(np.float32)
+    assert Tensor(values, device).numpy().tobytes() == values.tobytes()
+
+
+def test_a_tensor_from_a_tensor_is_a_copy(device):
+    first = Tensor([1.0, 2.0], device)
+    second = Tensor(first, device)
+    first.copy_from([3.0, 4.0])
+    assert second.numpy().tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(("values", "message"), [
+    (np.zeros((3, 0)), r"expected 1 to 2\*\*31 - 1 elements, got shape \(3, 0\)"),
+    (["a"], "expected numbers, got dtype <U1"),
+    ([1 + 2j], "expected numbers, got dtype complex128"),
+    ([2**40], "integers must fit int32"),
+])  # fmt: skip
+def test_refuses(device, values, message):
+    with pytest.raises(ArgumentError, match=message):
+        Tensor(values, device)
+
+
+def test_item_len_bool_repr(device):
+    assert Tensor([[2.5]], device).item() == 2.5
+    assert Tensor(7, device).item() == 7
+    assert len(Tensor(np.zeros((4, 2)), device)) == 4
+    assert Tensor(1.0, device) and not Tensor(0.0, device)
+    assert repr(Tensor([1.0, 2.0], device, requires_grad=True)) == "Tensor([1., 2.], float32, requires_grad=True)"
+    with pytest.raises(ArgumentError, match=r"item: expected a tensor of one element, got shape \(2,\)"):
+        Tensor([1.0, 2.0], device).item()
+    with pytest.raises(TypeError):
+        len(Tensor(1.0, device))
+
+
+def test_copy_from_checks_the_shape(device):
+    with pytest.raises(ArgumentError, match=r"copy_from: expected an array of shape \(2,\), got \(3,\)"):
+        Tensor([1.0, 2.0], device).copy_from(np.zeros(3))
+
+
+def test_requires_grad_only_on_float_leaves(device):
+    with pytest.raises(ArgumentError, match="requires_grad: expected a float32 tensor, got int32"):
+        Tensor([1, 2], device, requires_grad=True)
+    result = Tensor([1.0], device, requires_grad=True) * 2
+    with pytest.raises(ArgumentError, match="requires_grad: expected a leaf"):
+        result.requires_grad = False
+
+
+def test_grad_checks_the_shape(device):
+    for leaf in (Tensor([1.0, 2.0], device, requires_grad=True), Parameter([1.0, 2.0], device)):
+        with pytest.raises(ArgumentError, match=r"grad: expected shape \(2,\), got \(3,\)"):
+            leaf.grad = Tensor(np.zeros(3), device)
+        leaf.grad = Tensor([5.0, 6.0], device)
+        (leaf * 1.0).backward(1.0)
+        assert leaf.grad.numpy().tolist() == [6, 7]
+
+
+def test_arrays_on_the_left_are_refused_by_name(device):
+    with pytest.raises(ArgumentError, match="expected a Tensor, got ndarray"):
+        np.zeros(2) + Tensor([1.0, 2.0], device)

@@ -1,0 +1,201 @@
+"""Optimizers against torch.optim over several steps, against float64 formulas, and their state."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clcomm.engine import Device, FlatSpace, Linear, Parameter, Sequential, Tensor
+from clcomm.errors import ArgumentError
+from clcomm.optim import SGD, Adam, AdamW, RMSProp
+
+CASES = [
+    (SGD, "SGD", {"lr": 0.1}),
+    (SGD, "SGD", {"lr": 0.1, "weight_decay": 0.05}),
+    (SGD, "SGD", {"lr": 0.05, "momentum": 0.9}),
+    (SGD, "SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    (Adam, "Adam", {}),
+    (Adam, "Adam", {"lr": 0.02, "betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.1}),
+    (AdamW, "AdamW", {}),
+    (AdamW, "AdamW", {"lr": 0.02, "weight_decay": 0.3}),
+    (RMSProp, "RMSprop", {}),
+    (RMSProp, "RMSprop", {"lr": 0.02, "alpha": 0.9, "weight_decay": 0.1, "momentum": 0.5}),
+    (RMSProp, "RMSprop", {"centered": True}),
+    (RMSProp, "RMSprop", {"lr": 0.005, "momentum": 0.9, "centered": True}),
+]
+SHAPES = [(7,), (3, 5), (130,), (1,)]
+
+
+@pytest.fixture(scope="module", params=["cpu kernels", "gpu kernels"])
+def device(request: pytest.FixtureRequest) -> Device:
+    own = Device.select("cpu")
+    return own if request.param == "cpu kernels" else Device(own.cl_device, kind="gpu")
+
+
+def start_values() -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(shape).astype(np.float32) for shape in SHAPES]
+
+
+def step_gradients(step: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(100 + step)
+    return [(rng.standard_normal(shape) * 10.0 ** rng.integers(-3, 2)).astype(np.float32) for shape in SHAPES]
+
+
+def take_step(optimizer, parameters: list[Parameter], step: int) -> None:
+    optimizer.zero_grad()
+    for parameter, gradient in zip(parameters, step_gradients(step), strict=True):
+        parameter.grad = Tensor(gradient, parameter.device)
+    optimizer.step()
+
+
+@pytest.mark.parametrize(("ours", "theirs", "options"), CASES, ids=lambda v: v if isinstance(v, str) else "")
+def test_as_pytorch_over_ten_steps(device, ours, theirs, options):
+    torch = pytest.importorskip("torch")
+    parameters = [Parameter(value, device) for value in start_values()]
+    optimizer = ours(parameters, **options)
+    tensors = [torch.tensor(value, requires_grad=True) for value in start_values()]
+    reference = getattr(torch.optim, theirs)(tensors, **options)
+    for step in range(10):
+        if step == 6:
+            optimizer.lr = optimizer.lr * 0.5
+            reference.param_groups[0]["lr"] *= 0.5
+        take_step(optimizer, parameters, step)
+        for tensor, gradient in zip(tensors, step_gradients(step), strict=True):
+            tensor.grad = torch.tensor(gradient)
+        reference.step()
+        for parameter, tensor in zip(parameters, tensors, strict=True):
+            np.testing.assert_allclose(parameter.numpy(), tensor.detach().numpy(), rtol=3e-5, atol=3e-6)
+
+
+def test_sgd_follows_its_formula(device):
+    parameters = [Parameter(value, device) for value in start_values()]
+    optimizer = SGD(parameters, 0.1, momentum=0.5, nesterov=True, weight_decay=0.01)
+    exact, velocity = [v.astype(np.float64) for v in start_values()], [0.0] * len(SHAPES)
+    for step in range(4):
+        take_step(optimizer, parameters, step)
+        for i, gradient in enumerate(step_gradients(step)):
+            d = gradient + 0.01 * exact[i]
+            velocity[i] = 0.5 * velocity[i] + d
+            exact[i] -= 0.1 * (d + 0.5 * velocity[i])
+    for parameter, value in zip(parameters, exact, strict=True):
+        np.testing.assert_allclose(parameter.numpy(), value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_gets_its_flat_space_and_padding_stays_zero(device):
+    model = Sequential(Linear(3, 5, device=device), Linear(5, 2, device=device))
+    optimizer = Adam(model, lr=0.1)
+    assert optimizer.space is model.flat_space()
+    for _ in range(3):
+        model(Tensor(np.ones((2, 3)), device)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    space, flat = model.flat_space(), np.empty(model.flat_space().layout.span, np.uint8)
+    device.read(space.params, flat)
+    for slot in space.layout.slots:
+        flat[slot.start : slot.stop] = 0
+    assert not flat.any()
+
+
+def test_parameters_of_a_module_share_its_flat_space(device):
+    model = Sequential(Linear(3, 5, device=device))
+    assert SGD(model.parameters(), 0.1).space is Adam(model).space is model.flat_space()
+
+
+def test_missing_gradients_are_zeros_and_no_gradient_is_no_step(device):
+    first, second = Parameter([1.0, 1.0], device), Parameter([2.0], device)
+    optimizer = SGD([first, second], 0.5, momentum=0.9)
+    optimizer.step()
+    assert optimizer.steps == 0 and first.numpy().tolist() == [1, 1]
+    second.grad = Tensor([4.0], device)
+    optimizer.step()
+    optimizer.zero_grad()
+    first.grad = Tensor([1.0, 2.0], device)
+    optimizer.step()
+    assert first.numpy().tolist() == [0.5, 0.0]
+    assert np.isclose(second.numpy()[0], 2 - 0.5 * 4 - 0.5 * 0.9 * 4)
+
+
+def test_averaged_gradients_are_used_after_a_synchronisation(device):
+    parameter = Parameter(np.ones(4), device)
+    space = FlatSpace.of([parameter])
+    arrays = [np.zeros(space.layout.span + 4096, np.uint8) for _ in range(3)]
+    space.rebind(*[a[(-a.ctypes.data) % 4096 :][: space.layout.span] for a in arrays])
+    optimizer = SGD([parameter], 1.0)
+    parameter.grad = Tensor(np.full(4, 100.0), device)
+    space.pull_grads(0, space.layout.span)
+    reduced = arrays[2][(-arrays[2].ctypes.data) % 4096 :][: space.layout.span]
+    space.layout.view(reduced, "0")[:] = 0.25
+    space.push_grads(0, space.layout.span)
+    optimizer.step()
+    assert parameter.numpy().tolist() == [0.75] * 4
+
+
+def test_nan_in_a_gradient_shows_in_its_parameter_alone(device):
+    for make in (SGD, Adam, AdamW, RMSProp):
+        a, b = Parameter([1.0, 1.0], device), Parameter([1.0], device)
+        optimizer = make([a, b], lr=0.1)
+        a.grad, b.grad = Tensor([np.nan, 1.0], device), Tensor([1.0], device)
+        optimizer.step()
+        assert np.isnan(a.numpy()).tolist() == [True, False] and np.isfinite(b.item())
+
+
+@pytest.mark.parametrize(("ours", "theirs", "options"), CASES, ids=lambda v: v if isinstance(v, str) else "")
+def test_resumed_state_gives_the_same_bits(device, ours, theirs, options):
+    parameters = [Parameter(value, device) for value in start_values()]
+    optimizer = ours(parameters, **options)
+    for step in range(3):
+        take_step(optimizer, parameters, step)
+    saved, values = optimizer.state_dict(), [p.numpy() for p in parameters]
+    assert all(isinstance(entry, np.ndarray) for entry in saved.values())
+    resumed_parameters = [Parameter(value, device) for value in values]
+    resumed = ours(resumed_parameters, **{**options, "lr": 0.9})
+    resumed.load_state_dict(saved)
+    assert resumed.lr == optimizer.lr and resumed.steps == 3
+    for step in (3, 4):
+        take_step(optimizer, parameters, step)
+        take_step(resumed, resumed_parameters, step)
+    for a, b in zip(parameters, resumed_parameters, strict=True):
+        assert a.numpy().tobytes() == b.numpy().tobytes()
+
+
+def test_state_of_another_optimizer_or_model(device):
+    def fresh(make, size=3, **options):
+        return make([Parameter(np.zeros(size), device)], lr=0.1, **options)
+
+    with pytest.raises(ArgumentError, match="expected the state of AdamW, got Adam"):
+        fresh(AdamW).load_state_dict(fresh(Adam).state_dict())
+    with pytest.raises(ArgumentError, match=r"expected the entries \[.*'velocity'.*\], got"):
+        fresh(SGD, momentum=0.9).load_state_dict(fresh(SGD).state_dict())
+    with pytest.raises(ArgumentError, match=r"state_dict\['mean'\]: expected 128 values, got \(256,\)"):
+        fresh(Adam).load_state_dict(fresh(Adam, size=200).state_dict())
+
+
+@pytest.mark.parametrize(("make", "options", "message"), [
+    (SGD, {"lr": -1}, "lr: expected a number of at least 0, got -1"),
+    (SGD, {"lr": float("nan")}, "lr: expected a number of at least 0, got nan"),
+    (SGD, {"lr": float("inf")}, "lr: expected a number of at least 0, got inf"),
+    (SGD, {"lr": "fast"}, "lr: expected a number of at least 0, got 'fast'"),
+    (SGD, {"lr": 1, "momentum": -0.1}, "momentum: expected a number of at least 0"),
+    (SGD, {"lr": 1, "nesterov": True}, "nesterov: expected a momentum above 0"),
+    (Adam, {"betas": (0.9, 1.0)}, r"betas\[1\]: expected a number from 0 to below 1, got 1.0"),
+    (Adam, {"eps": -1e-8}, "eps: expected a number of at least 0"),
+    (AdamW, {"weight_decay": -1}, "weight_decay: expected a number of at least 0"),
+    (RMSProp, {"alpha": -0.5}, "alpha: expected a number of at least 0"),
+])  # fmt: skip
+def test_hyper_parameters_outside_their_range(device, make, options, message):
+    with pytest.raises(ArgumentError, match=message):
+        make([Parameter([1.0], device)], **options)
+
+
+def test_learning_rate_can_be_set_and_is_checked(device):
+    optimizer = SGD([Parameter([1.0], device)], 0.1)
+    optimizer.lr = 0.01
+    assert optimizer.lr == 0.01
+    with pytest.raises(ArgumentError, match=r"lr: expected a number of at least 0, got -0\.5"):
+        optimizer.lr = -0.5
+
+
+def test_no_parameters():
+    with pytest.raises(ArgumentError, match="expected at least one trainable parameter"):
+        SGD([], 0.1)
