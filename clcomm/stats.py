@@ -6,6 +6,7 @@ busbw is algbw times the share of that size which has to cross each rank's link.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -54,13 +55,14 @@ class Histogram:
     """Durations in about 1,000 logarithmic bins, 2% wide, from 0.1 us to 100 s: bounded, and it merges exactly."""
 
     _LOWEST_S, _RATIO, _BINS = 1e-7, 1.02, 1048
+    _LOG_RATIO = math.log(_RATIO)
 
     def __init__(self) -> None:
         self.counts = np.zeros(self._BINS, np.int64)
 
     def add(self, seconds: float) -> None:
-        position = np.log(max(seconds, self._LOWEST_S) / self._LOWEST_S) / np.log(self._RATIO)
-        self.counts[min(int(position), self._BINS - 1)] += 1
+        position = int(math.log(max(seconds, self._LOWEST_S) / self._LOWEST_S) / self._LOG_RATIO)
+        self.counts[min(position, self._BINS - 1)] += 1
 
     def percentile(self, share: float) -> float:
         """Return the duration in seconds below which this share (0 to 1) of all lies, to within a bin's width."""
@@ -192,10 +194,10 @@ def _folded(entries: list[OperationStats], ranks: int = 1) -> OperationStats:
     for entry in entries:
         total.calls += entry.calls
         total.nbytes += entry.nbytes
-        total.seconds += entry.seconds
         total.failures += entry.failures
         total.max_s = max(total.max_s, entry.max_s)
         total.histogram.counts += entry.histogram.counts
+    total.seconds = math.fsum(entry.seconds for entry in entries)  # exact, so the order of merging cannot matter
     if ranks > 1:
         total.calls = _mean(total.calls, ranks)
         total.nbytes = _mean(total.nbytes, ranks)

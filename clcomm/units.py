@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from numbers import Integral
 
 from clcomm.errors import ArgumentError
@@ -13,7 +14,7 @@ _FACTORS = {
     "m": 1 << 20, "mib": 1 << 20, "mb": 10**6,
     "g": 1 << 30, "gib": 1 << 30, "gb": 10**9,
 }  # fmt: skip
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_size(value: int | str, name: str = "bucket_size") -> int:
@@ -23,7 +24,7 @@ def parse_size(value: int | str, name: str = "bucket_size") -> int:
     Raises ArgumentError naming `name` when the size is not a whole, positive number of bytes.
     """
     if isinstance(value, Integral) and not isinstance(value, bool):
-        nbytes: float = int(value)
+        nbytes = Fraction(int(value))
     else:
         nbytes = _parse_text(value, name)
     if nbytes < 1 or nbytes != int(nbytes):
@@ -31,11 +32,11 @@ def parse_size(value: int | str, name: str = "bucket_size") -> int:
     return int(nbytes)
 
 
-def _parse_text(value: object, name: str) -> float:
+def _parse_text(value: object, name: str) -> Fraction:
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if match is None or match[2].lower() not in _FACTORS:
         raise _refused(name, value)
-    return float(match[1]) * _FACTORS[match[2].lower()]
+    return Fraction(match[1]) * _FACTORS[match[2].lower()]
 
 
 def _refused(name: str, value: object) -> ArgumentError:
