@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-from clcomm.errors import ArgumentError
+from clcomm.errors import ArgumentError, MismatchError
 from clcomm.transport.reduction import FOLDS
+from clcomm.units import parse_size
 
 
 def check_op(op: str, array: np.ndarray) -> None:
     """Refuse an unknown reduction, and one that the array's dtype cannot hold."""
-    if op not in FOLDS:
+    if not isinstance(op, str) or op not in FOLDS:
         raise ArgumentError(f"op: expected one of {', '.join(FOLDS)}, got {op!r}")
     if not isinstance(array, np.ndarray):
         raise ArgumentError(f"array: expected a NumPy array, got {type(array).__name__}")
+    if array.dtype.kind not in "biufc":
+        raise ArgumentError(f"array: expected numbers to reduce, got dtype {array.dtype}")
     if op == "mean" and array.dtype.kind not in "fc":
         raise ArgumentError(f"op: 'mean' needs a floating dtype, got {array.dtype}; use 'sum'")
 
@@ -45,6 +49,33 @@ def writable(array: np.ndarray, name: str) -> tuple[np.ndarray, Callable[[], np.
     return flattened, copy_back
 
 
+def check_root(root: int, world_size: int) -> None:
+    """Refuse what is no rank."""
+    if not isinstance(root, Integral) or not 0 <= root < world_size:
+        raise ArgumentError(f"root: expected a rank from 0 to {world_size - 1}, got {root!r}")
+
+
+def size_or_error(value: int | str, name: str) -> int | ArgumentError:
+    """Return a size in bytes, or the error that refuses it, for the ranks to compare before anyone raises."""
+    try:
+        return parse_size(value, name)
+    except ArgumentError as error:
+        return error
+
+
+def agreed_size(asked: list[int | ArgumentError]) -> int:
+    """Return the size that all ranks asked for; the same error on every rank if one is refused or they differ."""
+    for size in asked:
+        if isinstance(size, ArgumentError):
+            raise size
+        if size != asked[0]:
+            rank = asked.index(size)
+            raise MismatchError(
+                f"nbytes: expected the same on every rank, got {asked[0]} on rank 0, {size} on rank {rank}"
+            )
+    return asked[0]  # type: ignore[return-value]
+
+
 def kind_of(data: Any) -> tuple | None:
     """Return (shape, dtype) of an array of numbers, None for anything else."""
     return (data.shape, data.dtype.str) if isinstance(data, np.ndarray) and not data.dtype.hasobject else None
@@ -62,8 +93,13 @@ def scatter_header(data: Any, size: int) -> tuple:
     return (*kind, "") if kind else (None, None, "")
 
 
+def address_of(array: np.ndarray) -> int:
+    """Return where the array's first element lies."""
+    return array.__array_interface__["data"][0]
+
+
 def aligned_zeros(nbytes: int, alignment: int = 4096) -> np.ndarray:
     """Return zeroed bytes that start at a page, as OpenCL wants host memory it is to use in place."""
     raw = np.zeros(nbytes + alignment, np.uint8)
-    start = -raw.__array_interface__["data"][0] % alignment
+    start = -address_of(raw) % alignment
     return raw[start : start + nbytes]

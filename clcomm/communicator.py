@@ -15,8 +15,19 @@ from typing import Any
 import numpy as np
 
 from clcomm import job
-from clcomm.arguments import aligned_zeros, check_op, flat, kind_of, scatter_header, writable
-from clcomm.errors import ArgumentError, MismatchError
+from clcomm.arguments import (
+    address_of,
+    agreed_size,
+    aligned_zeros,
+    check_op,
+    check_root,
+    flat,
+    kind_of,
+    scatter_header,
+    size_or_error,
+    writable,
+)
+from clcomm.errors import ArgumentError
 from clcomm.handle import Handle
 from clcomm.lizardist import LizarDistCalls
 from clcomm.stats import Collective, CommStats, Observer
@@ -53,6 +64,8 @@ class Communicator(LizarDistCalls):
         transport: str = "auto",
         observers: Iterable[Observer] = (),
     ):
+        if mpi_transport.launched_ranks() > 1:
+            job.install_excepthook()  # first of all, so that a refused argument ends the other ranks too
         self.bucket_size = parse_size(bucket_size)
         self.use_bucketing = use_bucketing
         if transport not in TRANSPORTS:
@@ -60,6 +73,8 @@ class Communicator(LizarDistCalls):
         self.comm: Any = None
         self._base: Transport = SoloTransport()
         self._shared: SharedTransport | None = None
+        self._pending: deque[Pending] = deque()
+        self._finalized = False
         self.local_rank, self.local_size = 0, 1
         self._join(comm, transport)
         self.rank, self.size = self._base.rank, self._base.world_size
@@ -73,22 +88,21 @@ class Communicator(LizarDistCalls):
         if transport == "solo":
             return
         try:
-            parent = comm if comm is not None else mpi_transport.world()
+            parent = mpi_transport.world() if comm is None else mpi_transport.checked(comm)
         except ImportError:
             _log.info("mpi4py found no MPI library: a world of one")
             return
         self.comm = parent.Dup()
         if self.comm.Get_size() == 1 and transport != "mpi":
             return
-        pending: deque[Pending] = deque()
-        self._base = mpi_transport.MpiTransport(self.comm, pending)
+        self._base = mpi_transport.MpiTransport(self.comm, self._pending)
         host = mpi_transport.host_of(self.comm)
         self.local_rank, self.local_size = host.Get_rank(), host.Get_size()
         one_host = self.local_size == self.comm.Get_size()
         if transport == "shared" and not one_host:
             raise ArgumentError("transport: 'shared' needs all ranks on one host; use 'auto' or 'mpi'")
         if transport in ("auto", "shared") and one_host:
-            self._shared = SharedTransport(host, pending)
+            self._shared = SharedTransport(host, self._pending)
         else:
             host.Free()
         job.install_excepthook()
@@ -120,12 +134,10 @@ class Communicator(LizarDistCalls):
         return self._allocate(nbytes, common=True)
 
     def _allocate(self, nbytes: int, common: bool) -> np.ndarray:
-        nbytes = parse_size(nbytes, "nbytes")
-        sizes = set(self._all_gather_object(nbytes))
-        if len(sizes) > 1:
-            raise MismatchError(f"allocate: expected the same nbytes on every rank, got {sorted(sizes)}")
+        nbytes = agreed_size(self._all_gather_object(size_or_error(nbytes, "nbytes")))
         if self._shared is not None:
-            if self._shared.fits(nbytes):
+            self._shared.free_unused()
+            if self._shared.fits(nbytes if common else nbytes * self.size):
                 return self._shared.allocate_common(nbytes) if common else self._shared.allocate(nbytes)
             self._warn_fallback(nbytes)
         return aligned_zeros(nbytes)
@@ -133,9 +145,10 @@ class Communicator(LizarDistCalls):
     def _warn_fallback(self, nbytes: int) -> None:
         if self.rank == 0 and not self._warned_fallback:
             _log.warning(
-                "/dev/shm has no room for %s a rank: reducing through MPI instead; enlarge it "
+                "/dev/shm has no room for %s a rank on %d ranks: reducing through MPI instead; enlarge it "
                 "(docker run --shm-size=1g) for faster synchronisation",
                 format_size(nbytes),
+                self.size,
             )
         self._warned_fallback = True
 
@@ -177,8 +190,10 @@ class Communicator(LizarDistCalls):
     ) -> Handle:
         """Begin an all-reduce; arguments as for `all_reduce`, the array contiguous.
 
-        Neither array may be touched before `wait()` returns. Ranks may wait for several handles in any order.
+        Neither array may be touched before `wait()` returns. Ranks may wait for several handles in any order; any
+        blocking call completes them all first. In the stats its seconds are those the caller spent in it.
         """
+        self._require_open()
         for name, value in (("array", array), ("out", out)):
             if isinstance(value, np.ndarray) and not value.flags.c_contiguous:
                 raise ArgumentError(f"{name}: expected a C-contiguous array for a non-blocking all-reduce")
@@ -190,17 +205,21 @@ class Communicator(LizarDistCalls):
         size = source.nbytes if nbytes is None else nbytes
         sequence = self._next_sequence()
 
-        def finished(seconds: float) -> None:
-            self._tell(Collective("all_reduce", label, size, seconds, chosen.name, sequence))
+        def finished(seconds: float, failed: bool) -> None:
+            self._tell(Collective("all_reduce", label, size, seconds, chosen.name, sequence, failed))
 
         return Handle(pending, array if out is None else out, finished, spent_s)
 
-    def broadcast(self, array: np.ndarray, root: int = 0, *, label: str = "") -> np.ndarray:
-        """Copy root's array into every rank's array of the same shape and dtype, in place, and return it."""
-        self._check_root(root)
+    def broadcast(self, array: np.ndarray, root: int = 0, *, label: str = "", nbytes: int | None = None) -> np.ndarray:
+        """Copy root's array into every rank's array of the same shape and dtype, in place, and return it.
+
+        nbytes: the size to count, where part of the array is padding.
+        """
+        check_root(root, self.size)
         values, finish = writable(array, "array")
         chosen = self._transport_for(values)
-        self._run("broadcast", label, values.nbytes, chosen, lambda: chosen.broadcast(values, root))
+        size = values.nbytes if nbytes is None else nbytes
+        self._run("broadcast", label, size, chosen, lambda: chosen.broadcast(values, root))
         return finish()
 
     def all_gather(self, array: np.ndarray, *, label: str = "") -> np.ndarray:
@@ -232,9 +251,9 @@ class Communicator(LizarDistCalls):
 
         Equal arrays travel through MPI's buffers; arrays of different shapes, and other objects, are pickled.
         """
-        self._check_root(root)
+        check_root(root, self.size)
         kinds = self._all_gather_object(kind_of(data))
-        if not isinstance(data, np.ndarray) or len(set(kinds)) > 1:
+        if kinds[0] is None or len(set(kinds)) > 1:
             return self.gather_object(data, root, label=label)
         source = flat(data, "data")
         out = np.empty((self.size, *data.shape), data.dtype) if self.rank == root else None
@@ -249,13 +268,13 @@ class Communicator(LizarDistCalls):
         An array (first dimension: world_size) travels through MPI's buffers; a list is pickled, as its items may
         differ. Every rank raises ArgumentError when root's sequence has another length.
         """
-        self._check_root(root)
+        check_root(root, self.size)
         mine = scatter_header(data, self.size) if self.rank == root else None
         shape, dtype, problem = self._broadcast_object(mine, root)
         if problem:
             raise ArgumentError(f"data: {problem} on rank {root}")
         if shape is None:
-            return self.scatter_object(data, root, label=label)
+            return self._scatter_items(data, root, label)
         out = np.empty(shape[1:], dtype)
         source = flat(data, "data") if self.rank == root else None
         self._run(
@@ -268,7 +287,7 @@ class Communicator(LizarDistCalls):
 
     def broadcast_object(self, obj: Any, root: int = 0, *, label: str = "") -> Any:
         """Return root's object on every rank; it is pickled."""
-        self._check_root(root)
+        check_root(root, self.size)
         return self._run("broadcast_object", label, 0, self._base, lambda: self._broadcast_object(obj, root))
 
     def all_gather_object(self, obj: Any, *, label: str = "") -> list:
@@ -277,20 +296,32 @@ class Communicator(LizarDistCalls):
 
     def gather_object(self, obj: Any, root: int = 0, *, label: str = "") -> list | None:
         """Return every rank's object on root, None elsewhere; they are pickled."""
-        self._check_root(root)
+        check_root(root, self.size)
         move = (lambda: [obj]) if self.comm is None else (lambda: self.comm.gather(obj, root))
         return self._run("gather_object", label, 0, self._base, move)
 
     def scatter_object(self, items: Sequence | None, root: int = 0, *, label: str = "") -> Any:
-        """Return item `rank` of root's sequence; the items are pickled."""
-        self._check_root(root)
-        move = (lambda: items[0]) if self.comm is None else (lambda: self.comm.scatter(items, root))  # type: ignore[index]
+        """Return item `rank` of root's sequence of world_size items; they are pickled.
+
+        Every rank raises ArgumentError when root's sequence has another length.
+        """
+        check_root(root, self.size)
+        problem = self._broadcast_object(scatter_header(items, self.size)[-1] if self.rank == root else None, root)
+        if problem:
+            raise ArgumentError(f"items: {problem} on rank {root}")
+        return self._scatter_items(items, root, label)
+
+    def _scatter_items(self, items: Sequence | None, root: int, label: str) -> Any:
+        ordered = list(items) if self.rank == root and items is not None else None
+        move = (lambda: ordered[0]) if self.comm is None else (lambda: self.comm.scatter(ordered, root))  # type: ignore[index]
         return self._run("scatter_object", label, 0, self._base, move)
 
     def _broadcast_object(self, obj: Any, root: int) -> Any:
+        self._settle()
         return obj if self.comm is None else self.comm.bcast(obj, root)
 
     def _all_gather_object(self, obj: Any) -> list:
+        self._settle()
         return [obj] if self.comm is None else self.comm.allgather(obj)
 
     # --- stats and the end ---
@@ -300,13 +331,20 @@ class Communicator(LizarDistCalls):
         return CommStats.merged(self._all_gather_object(self.stats.state()), self.size)
 
     def finalize(self) -> None:
-        """Free windows and communicators; collective. Arrays from `allocate` must not be touched afterwards."""
+        """Free communicators, and shared memory that no array lies in any more; collective, and no call may follow.
+
+        A second `finalize()` does nothing; the stats remain.
+        """
+        if self._finalized:
+            return
+        self._settle()
+        self._finalized = True
         for transport in (self._shared, self._base):
             if transport is not None:
                 transport.close()
         if self.comm is not None:
             self.comm.Free()
-        self._shared, self._base, self.comm = None, SoloTransport(), None
+        self._shared, self.comm = None, None
 
     def __enter__(self) -> Communicator:
         return self
@@ -318,6 +356,7 @@ class Communicator(LizarDistCalls):
     # --- how a collective runs ---
 
     def _run(self, operation: str, label: str, nbytes: int, transport: Transport, move: Callable[[], Any]) -> Any:
+        self._settle()
         sequence = self._next_sequence()
         failed = True
         begin = time.perf_counter()
@@ -328,6 +367,21 @@ class Communicator(LizarDistCalls):
         finally:
             seconds = time.perf_counter() - begin
             self._tell(Collective(operation, label, nbytes, seconds, transport.name, sequence, failed))
+
+    def _settle(self) -> None:
+        """Complete what was started before a blocking call.
+
+        A started all-reduce has a second phase that each rank begins while it waits for it. Were this rank to block
+        in another call first, ranks that wait for the all-reduce before that call would wait for this one, and it
+        for them.
+        """
+        self._require_open()
+        while self._pending:
+            self._pending[0].wait()
+
+    def _require_open(self) -> None:
+        if self._finalized:
+            raise ArgumentError("Communicator: expected an open one, but finalize() was called; make a new one")
 
     def _tell(self, event: Collective) -> None:
         for observer in self._observers:
@@ -357,10 +411,8 @@ class Communicator(LizarDistCalls):
                     f"out: expected shape {array.shape} and dtype {array.dtype} as array has, "
                     f"got {out.shape} and {out.dtype}"
                 )
+            if np.may_share_memory(source, target) and address_of(source) != address_of(target):
+                raise ArgumentError("out: expected array itself or memory apart from it, got memory that overlaps it")
         if self._shared is not None and self._shared.is_common(source):
             raise ArgumentError("array: expected memory of this rank, got one that is common to all ranks")
         return source, target, finish
-
-    def _check_root(self, root: int) -> None:
-        if not 0 <= root < self.size:
-            raise ArgumentError(f"root: expected a rank from 0 to {self.size - 1}, got {root!r}")

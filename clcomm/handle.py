@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -13,29 +14,31 @@ from clcomm.transport import Pending
 class Handle:
     """A started all-reduce: `wait()` returns its result, `done()` says without blocking whether it is there."""
 
-    def __init__(self, pending: Pending, result: np.ndarray, finished: Callable[[float], None], started_s: float):
+    def __init__(self, pending: Pending, result: np.ndarray, finished: Callable[[float, bool], None], started_s: float):
         self._pending, self._result, self._finished = pending, result, finished
         self._spent_s = started_s
         self._reported = False
 
     def wait(self) -> np.ndarray:
         """Return the reduced array when it is complete on this rank."""
-        begin = time.perf_counter()
-        self._pending.wait()
-        self._report(begin)
+        self._watched(self._pending.wait)
         return self._result
 
     def done(self) -> bool:
         """Make progress and say whether the result is complete."""
-        begin = time.perf_counter()
-        done = self._pending.done()
-        if done:
-            self._report(begin)
-        else:
-            self._spent_s += time.perf_counter() - begin
-        return done
+        return self._watched(self._pending.done)
 
-    def _report(self, begin: float) -> None:
-        if not self._reported:
-            self._reported = True
-            self._finished(self._spent_s + time.perf_counter() - begin)
+    def _watched(self, advance: Callable[[], Any]) -> Any:
+        if self._reported:
+            return advance()
+        failed = True
+        begin = time.perf_counter()
+        try:
+            result = advance()
+            failed = False
+            return result
+        finally:
+            self._spent_s += time.perf_counter() - begin
+            if failed or self._pending.finished:
+                self._reported = True
+                self._finished(self._spent_s, failed)

@@ -20,7 +20,7 @@ from clcomm.transport import mpi
 #: Exit codes: a user's mistake, a program's, an interrupt (128 + SIGINT).
 USER_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
 #: How long a failing rank waits for the others to fail alike before it ends them.
-AGREEMENT_S = 1.0
+AGREEMENT_S = 2.0
 
 
 def run(main: Callable[[], int | None]) -> NoReturn:

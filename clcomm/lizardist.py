@@ -39,8 +39,8 @@ class LizarDistCalls(ABC):
 
     def allreduce(self, data: np.ndarray, op: Any = "sum") -> np.ndarray:
         """Return the reduction of `data` over the ranks as a new array; `op` may be mpi4py's constant."""
-        out = np.empty(np.shape(data), np.asarray(data).dtype)
-        return self.all_reduce(np.ascontiguousarray(data), reduction_name(op), out=out)
+        data = np.asarray(data)
+        return self.all_reduce(data, reduction_name(op), out=np.empty(data.shape, data.dtype))
 
     def bcast(self, data: Any, root: int = 0) -> Any:
         """Return root's object on every rank; it is pickled, so prefer `broadcast` for arrays."""
@@ -49,6 +49,7 @@ class LizarDistCalls(ABC):
     def bucketed_allreduce(self, tensors: Sequence[np.ndarray], op: Any = "sum") -> list[np.ndarray]:
         """Return the reductions of a list of arrays as new arrays, taking `bucket_size` bytes at a time."""
         op = reduction_name(op)
+        tensors = [np.asarray(tensor) for tensor in tensors]
         results: list[np.ndarray] = []
         for bucket in _buckets_of(tensors, self.bucket_size if self.use_bucketing else 0):
             reduced = self.all_reduce(np.concatenate([tensor.reshape(-1) for tensor in bucket]), op)

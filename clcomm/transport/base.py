@@ -77,18 +77,20 @@ class Pending:
         queue: deque[Pending],
         first: Request | None,
         between: Callable[[], Request | None],
-        after: Callable[[], None] = lambda: None,
     ):
-        self._queue, self._first, self._between, self._after = queue, first, between, after
+        self._queue, self._first, self._between = queue, first, between
         self._second: Request | None = None
         self._second_started = False
+        self._error: Exception | None = None
         self.finished = False
         queue.append(self)
 
     def wait(self) -> None:
-        """Return when the result is there, on this rank."""
+        """Return when the result is there, on this rank; raise what made it fail."""
         while not self.finished:
             self._queue[0]._advance(block=True)
+        if self._error is not None:
+            raise self._error
 
     def done(self) -> bool:
         """Make progress without blocking and say whether the result is there."""
@@ -97,14 +99,16 @@ class Pending:
         return self.finished
 
     def _advance(self, block: bool) -> bool:
-        if not self._second_started:
-            if not _complete(self._first, block):
+        try:
+            if not self._second_started:
+                if not _complete(self._first, block):
+                    return False
+                self._second = self._between()
+                self._second_started = True
+            if not _complete(self._second, block):
                 return False
-            self._second_started = True
-            self._second = self._between()
-        if not _complete(self._second, block):
-            return False
-        self._after()
+        except Exception as error:
+            self._error = error  # for whoever waits for this one, not for another that is behind it
         self.finished = True
         self._queue.popleft()
         return True

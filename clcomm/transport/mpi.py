@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.errors import LaunchError
+from clcomm.errors import ArgumentError, LaunchError
 from clcomm.layout import shard_bounds
 from clcomm.transport.base import Pending, Transport
 from clcomm.transport.reduction import reduce_in_rank_order
@@ -53,7 +53,9 @@ class MpiTransport(Transport):
         if source.nbytes * self.world_size <= GATHER_LIMIT_BYTES:
             rows = np.empty((self.world_size, source.size), source.dtype)
             self.comm.Allgather([source, self._byte], [rows, self._byte])
-            reduce_in_rank_order(list(rows), out, op)
+            # `out` may be common to all ranks: only final values are written there, never a partial sum.
+            reduce_in_rank_order(list(rows), rows[0], op)
+            np.copyto(out, rows[0])
             return
         exchange = _ShardExchange(self, source)
         self.comm.Alltoallv(exchange.sent, exchange.received)
@@ -137,6 +139,16 @@ def world() -> Any:
     return MPI.COMM_WORLD
 
 
+def checked(comm: Any) -> Any:
+    """Return a communicator that a user gave, or raise ArgumentError when it is none of mpi4py's."""
+    from mpi4py import MPI
+
+    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+        got = "COMM_NULL" if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL else type(comm).__name__
+        raise ArgumentError(f"comm: expected an mpi4py intracommunicator such as MPI.COMM_WORLD, got {got}")
+    return comm
+
+
 def launched_ranks() -> int:
     """Return the number of ranks that the launcher's environment variables speak of; 1 when they are silent."""
     names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE", "PALS_SIZE")
@@ -161,8 +173,8 @@ def reduction_name(op: Any) -> str:
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not isinstance(op, mpi.Op):
         return op
-    names = {mpi.SUM: "sum", mpi.MIN: "min", mpi.MAX: "max"}
-    return names.get(op, str(op))
+    names = ((mpi.SUM, "sum"), (mpi.MIN, "min"), (mpi.MAX, "max"))
+    return next((name for constant, name in names if op == constant), str(op))
 
 
 # --- the end of a job --------------------------------------------------------------------------------------------
