@@ -11,10 +11,10 @@ import numpy as np
 
 from clcomm.adapters import replica_of
 from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError, MismatchError, NonFiniteError
+from clcomm.errors import ArgumentError, ClcommError, MismatchError, NonFiniteError
 from clcomm.layout import Bucket, FlatLayout
-from clcomm.replica import FlatArrays
-from clcomm.units import format_size, parse_size
+from clcomm.replica import FlatArrays, Replica
+from clcomm.units import parse_size
 
 #: Labels under which the Communicator's stats count our traffic.
 GRADIENTS, PARAMETERS, CHECKS = "gradients", "parameters", "checks"
@@ -57,7 +57,7 @@ class Synchronizer:
         """Give every rank root's parameters, in one broadcast, and check that the replicas are alike."""
         space = self._space(model)
         space.replica.pull_parameters()
-        self.comm.broadcast(space.arrays.params, root, label=PARAMETERS)
+        self.comm.broadcast(space.arrays.params, root, label=PARAMETERS, nbytes=space.layout.nbytes)
         space.replica.push_parameters()
         self._broadcast_extra_state(space, root)
         self.check_replicas(model)
@@ -121,13 +121,14 @@ class Synchronizer:
         return space
 
     def _plan(self, space: _SharedSpace, use_bucketing: bool) -> tuple[Bucket, ...]:
-        plan = space.plans.get(use_bucketing)
+        size = self.bucket_size if use_bucketing else None
+        plan = space.plans.get(size)
         if plan is None:
-            plan = space.layout.buckets(self.bucket_size if use_bucketing else None)
-            lines = [f"bucket_size {format_size(self.bucket_size) if use_bucketing else 'per tensor'}"]
+            plan = space.layout.buckets(size)
+            lines = ["per tensor" if size is None else f"bucket_size {size}"]
             lines += [f"bucket {b.index}: {', '.join(s.name for s in b.slots)}" for b in plan]
             _require_agreement(self.comm, "bucket plan", lines, "give every rank the same bucket_size")
-            space.plans[use_bucketing] = plan
+            space.plans[size] = plan
         return plan
 
     def _reduce(self, space: _SharedSpace, bucket: Bucket) -> None:
@@ -136,8 +137,10 @@ class Synchronizer:
         self.comm.all_reduce(own, "mean", out=mean, label=GRADIENTS, nbytes=bucket.nbytes)
         if self.check_finite and not np.isfinite(mean).all():
             # The mean has the same bits on every rank, so all of them come here together.
-            origins = self.comm.all_gather_object(_first_non_finite(space, bucket), label=CHECKS)
-            raise NonFiniteError(_describe_non_finite(origins, bucket))
+            own_find = _first_non_finite(space.layout, space.arrays.grads, bucket)
+            mean_find = _first_non_finite(space.layout, space.arrays.reduced, bucket)
+            origins = self.comm.all_gather_object(own_find, label=CHECKS)
+            raise NonFiniteError(_describe_non_finite(origins, mean_find))
 
     def _broadcast_extra_state(self, space: _SharedSpace, root: int) -> None:
         state = space.replica.extra_state()
@@ -153,17 +156,30 @@ class _SharedSpace:
     """A model's replica with its flat space in the Communicator's memory."""
 
     def __init__(self, comm: Communicator, model: Any):
-        self.replica = replica_of(model)
-        lines = [f"{spec.name} {spec.shape} {spec.dtype}" for spec in self.replica.specs]
-        _require_agreement(comm, "parameters", lines, "build the same model on every rank")
+        self.model = model  # kept, so that no other model can get its id
+        self.replica = self._replica_on_all(comm, model)
         self.layout = FlatLayout(self.replica.specs)
         span = self.layout.span
         grads = comm.allocate(span)
         reduced = grads if comm.size == 1 else comm.allocate_common(span)
         self.arrays = FlatArrays(comm.allocate(span), grads, reduced)
         self.replica.attach(self.layout, self.arrays)
-        self.plans: dict[bool, tuple[Bucket, ...]] = {}
+        self.plans: dict[int | None, tuple[Bucket, ...]] = {}
         self.synchronisations = 0
+
+    @staticmethod
+    def _replica_on_all(comm: Communicator, model: Any) -> Replica:
+        """Return the model's replica after all ranks found theirs alike; a refusal on one rank is an error on all."""
+        refusal = None
+        try:
+            replica = replica_of(model)
+            lines = [f"{spec.name} {spec.shape} {spec.dtype}" for spec in replica.specs]
+        except ClcommError as error:
+            refusal, lines = error, [str(error)]
+        _require_agreement(comm, "parameters", lines, "build the same model on every rank")
+        if refusal is not None:
+            raise refusal
+        return replica
 
 
 def _require_agreement(comm: Communicator, what: str, lines: Sequence[str], remedy: str) -> None:
@@ -201,22 +217,26 @@ def _all_alike(rows: np.ndarray) -> bool:
     return bool((rows == rows[0]).all())
 
 
-def _first_non_finite(space: _SharedSpace, bucket: Bucket) -> tuple[str, int, int] | None:
-    """Return (parameter, NaNs, Infs) of this rank's first gradient that is not finite, if any."""
+def _first_non_finite(layout: FlatLayout, gradients: np.ndarray, bucket: Bucket) -> tuple[str, int, int] | None:
+    """Return (parameter, NaNs, Infs) of the first gradient in a bucket that is not finite, if any."""
     for slot in bucket.slots:
-        gradient = space.layout.view(space.arrays.grads, slot.name)
+        gradient = layout.view(gradients, slot.name)
         nans, infs = int(np.isnan(gradient).sum()), int(np.isinf(gradient).sum())
         if nans or infs:
             return slot.name, nans, infs
     return None
 
 
-def _describe_non_finite(origins: list[tuple[str, int, int] | None], bucket: Bucket) -> str:
+def _describe_non_finite(origins: list[tuple[str, int, int] | None], mean: tuple[str, int, int] | None) -> str:
     found = [
         f"{name!r} has {nans} NaN and {infs} Inf on rank {rank}"
         for rank, origin in enumerate(origins)
         if origin is not None
         for name, nans, infs in [origin]
     ]
-    where = ", ".join(found) or f"bucket {bucket.index} overflows when the ranks' finite gradients are added"
-    return f"gradient: expected finite numbers, but {where}; lower the learning rate or look at that rank's batch"
+    if not found and mean is not None:
+        found = [f"{mean[0]!r} overflows when the ranks' finite gradients are added"]
+    return (
+        f"gradient: expected finite numbers, but {', '.join(found)}; "
+        "lower the learning rate or look at that rank's batch"
+    )
