@@ -90,6 +90,7 @@ def test_linear_by_central_differences(device: Device) -> None:
 
 def test_agrees_with_pytorch(device: Device) -> None:
     torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)
     hosts = [drawn(seed, *shape) for seed, shape in enumerate([(64, 784), (128, 784), (128,), (64, 128)])]
     theirs = [torch.tensor(host, requires_grad=True) for host in hosts[:3]]
     ours = [Tensor(host, device, requires_grad=True) for host in hosts[:3]]
@@ -97,7 +98,7 @@ def test_agrees_with_pytorch(device: Device) -> None:
     expected.backward(torch.tensor(hosts[3]))
     result.backward(Tensor(hosts[3], device))
     np.testing.assert_allclose(result.numpy(), expected.detach().numpy(), rtol=1e-4, atol=1e-4)
-    for our, their in zip(ours, theirs):
+    for our, their in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(our.grad.numpy(), their.grad.numpy(), rtol=1e-4, atol=2e-4)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from clcomm.engine.autograd import Op
-from clcomm.engine.ops.conv2d import whole_pair
 from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
@@ -105,6 +104,16 @@ def _window(
             f"{height + 2 * pads[0]} x {width + 2 * pads[1]}, got {kernel[0]} x {kernel[1]}"
         )
     return (height, width, out_h, out_w, *kernel, *strides, *pads)
+
+
+def whole_pair(name: str, value: int | tuple[int, int], least: int) -> tuple[int, int]:
+    """Return (rows, columns) from one whole number or two; raises ArgumentError, naming `name`, below `least`."""
+    pair = (value, value) if isinstance(value, int) else value
+    if isinstance(pair, (tuple, list)) and len(pair) == 2:
+        rows, columns = pair
+        if isinstance(rows, int) and isinstance(columns, int) and min(rows, columns) >= least:
+            return rows, columns
+    raise ArgumentError(f"{name}: expected a whole number from {least} up, or two of them, got {value!r}")
 
 
 def _out_shape(x: Tensor, window: Window) -> Shape:

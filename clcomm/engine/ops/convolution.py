@@ -1,0 +1,203 @@
+"""The launches behind conv2d: sizes, packing, and the kernels of conv2d.cl; nothing here is differentiable.
+
+N C H W: images, input channels, rows, columns. O: output channels. Kernels are [O, C, kernel_h, kernel_w].
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from clcomm.engine.device import Device
+from clcomm.engine.tensor import Tensor, empty
+
+_LANES = 8  # images in a CPU vector, as in conv2d.cl
+_TILE_OUTPUTS, _TILE_PIXELS = 4, 3
+_PACK_RUN = 4096  # features that one CPU work-item packs
+_CHUNK_IMAGES = 64  # images whose weight gradients are added up by one work-item
+_NEAR_CACHE = 24 * 1024  # bytes of a CPU's first-level cache that the weight gradient's rows may fill
+_WIDEST, _WIDEST_KERNEL = 256, 5  # rows and kernels of at most this width get a build of their own
+_WORTH_A_BUILD = 1 << 16  # multiplications an image
+_GROUP_OUTPUTS = 8  # outputs that a GPU work-item computes
+_GROUP = 64
+
+Grid = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class Geometry(NamedTuple):
+    """Sizes of one convolution, seen from its forward pass."""
+
+    images: int
+    channels: int
+    height: int
+    width: int
+    outputs: int
+    kernel_h: int
+    kernel_w: int
+    stride: int
+    pad_h: int
+    pad_w: int
+
+    @property
+    def out_height(self) -> int:
+        """Rows of the result."""
+        return (self.height + 2 * self.pad_h - self.kernel_h) // self.stride + 1
+
+    @property
+    def out_width(self) -> int:
+        """Columns of the result."""
+        return (self.width + 2 * self.pad_w - self.kernel_w) // self.stride + 1
+
+    @property
+    def taps(self) -> int:
+        """Weights for each pair of channels."""
+        return self.kernel_h * self.kernel_w
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of images that share vectors on a CPU."""
+        return -(-self.images // _LANES)
+
+    @property
+    def keeps_width(self) -> bool:
+        """Whether rows of x and y are equally long and short enough for a build of their own on a CPU."""
+        same = self.stride == 1 and 2 * self.pad_w == self.kernel_w - 1
+        return same and _TILE_PIXELS < self.width <= _WIDEST and self.kernel_w <= _WIDEST_KERNEL
+
+
+def pack(x: Tensor) -> Tensor:
+    """Return x with 8 images in each vector on a CPU, [N/8, C, H, W, 8]; x itself elsewhere."""
+    device = x.device
+    if not device.is_cpu:
+        return x
+    images, features = x.shape[0], x.size // x.shape[0]
+    blocks = -(-images // _LANES)
+    packed = empty(device, (blocks, *x.shape[1:], _LANES))
+    grid = (-(-features // _PACK_RUN), blocks)
+    device.launch(device.kernel("conv2d", "pack_lanes"), grid, (1, 1), x, packed, images, features, _PACK_RUN)
+    return packed
+
+
+def pack_gradient(g: Geometry, grad: Tensor, db: Tensor | None) -> Tensor:
+    """Return dy packed as by `pack`, and fill the bias gradient unless it is None."""
+    device, plane = grad.device, g.out_height * g.out_width
+    if not device.is_cpu:
+        if db is not None:
+            kernel, group = device.kernel("conv2d", "bias_gradient"), device.row_group
+            device.launch(kernel, (g.outputs * group,), (group,), grad, db, g.images, g.outputs, plane)
+        return grad
+    packed = empty(device, (g.blocks, *grad.shape[1:], _LANES))
+    partial = empty(device, (g.blocks, g.outputs, _LANES))
+    kernel = device.kernel("conv2d", "pack_gradient")
+    device.launch(kernel, (g.outputs, g.blocks), (1, 1), grad, packed, partial, g.images, g.outputs, plane)
+    if db is not None:
+        _add_partials(partial, db, g.blocks)
+    return packed
+
+
+def convolve(g: Geometry, packed: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:
+    """Queue y = conv2d(x, weight) + bias."""
+    device = y.device
+    device.launch(
+        device.kernel("conv2d", "convolve", **_build(g, device)),
+        *_grid(device, g.outputs, g.images, g.out_height * g.out_width),
+        packed, weight, weight if bias is None else bias, y, *_forward_shape(g, bias),
+    )  # fmt: skip
+
+
+def data_gradient(g: Geometry, packed_grad: Tensor, weight: Tensor, dx: Tensor) -> None:
+    """Queue dx: dy convolved with the kernel read from its last tap to its first, outputs and channels swapped."""
+    device = dx.device
+    device.launch(
+        device.kernel("conv2d", "convolve", **({"DILATED": 1} if g.stride > 1 else _build(g, device))),
+        *_grid(device, g.channels, g.images, g.height * g.width),
+        packed_grad, weight, weight, dx,
+        g.images, g.outputs, g.out_height, g.out_width, g.channels, g.height, g.width,
+        g.kernel_h, g.kernel_w, 1, g.stride, g.kernel_h - 1 - g.pad_h, g.kernel_w - 1 - g.pad_w,
+        g.taps - 1, g.taps, g.channels * g.taps, -g.kernel_w, -1, 0,
+    )  # fmt: skip
+
+
+def weight_gradient(g: Geometry, packed: Tensor, packed_grad: Tensor, dw: Tensor) -> None:
+    """Queue dw: the correlation of x with dy."""
+    device = dw.device
+    kernel = device.kernel("conv2d", "weight_gradient")
+    sizes = (g.channels, g.height, g.width, g.outputs, g.out_height, g.out_width)
+    taps = (g.kernel_h, g.kernel_w, g.stride, g.pad_h, g.pad_w)
+    if not device.is_cpu:
+        group = device.row_group
+        grid = (g.channels * g.taps * group, -(-g.outputs // _GROUP_OUTPUTS))
+        device.launch(kernel, grid, (group, 1), packed, packed_grad, dw, g.images, *sizes, *taps)
+        return
+    chunk, rows = _CHUNK_IMAGES // _LANES, _rows_each(g.width, g.out_width, g.stride)
+    chunks = -(-g.blocks // chunk)
+    partial = empty(device, (chunks, dw.size, _LANES))
+    grid = (-(-g.outputs // _TILE_OUTPUTS), chunks)
+    device.launch(kernel, grid, (1, 1), packed, packed_grad, partial, g.blocks, chunk, *sizes, *taps, rows)
+    _add_partials(partial, dw, chunks)
+
+
+def can_fuse_pool(g: Geometry, device: Device) -> bool:
+    """Return whether `convolve_relu_pool` serves these sizes on this device."""
+    return device.is_cpu and g.keeps_width and g.out_height >= 2
+
+
+def convolve_relu_pool(g: Geometry, packed: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> Any:
+    """Queue y = the 2 x 2 maxima of relu(conv2d(x, weight) + bias); return the buffer of where they lay."""
+    device = y.device
+    places = device.allocate(g.blocks * _LANES * y.size // g.images)
+    device.launch(
+        device.kernel("conv2d", "convolve_relu_pool", **_width_build(g)), *_grid(device, g.outputs, g.images, 0),
+        packed, weight, weight if bias is None else bias, y, places, *_forward_shape(g, bias),
+    )  # fmt: skip
+    return places
+
+
+def unpool_gradient(g: Geometry, grad: Tensor, places: Any, db: Tensor | None) -> Tensor:
+    """Return the packed gradient of the convolution under `convolve_relu_pool`, and fill the bias gradient."""
+    device = grad.device
+    packed = empty(device, (g.blocks, g.outputs, g.out_height, g.out_width, _LANES))
+    partial = empty(device, (g.blocks, g.outputs, _LANES))
+    kernel = device.kernel("conv2d", "unpool_lanes", **_width_build(g))
+    grid = (g.outputs, g.blocks)
+    device.launch(kernel, grid, (1, 1), grad, places, packed, partial, g.images, g.outputs, g.out_height)
+    if db is not None:
+        _add_partials(partial, db, g.blocks)
+    return packed
+
+
+def _forward_shape(g: Geometry, bias: Tensor | None) -> tuple[int, ...]:
+    return (
+        g.images, g.channels, g.height, g.width, g.outputs, g.out_height, g.out_width,
+        g.kernel_h, g.kernel_w, g.stride, 1, g.pad_h, g.pad_w,
+        0, g.channels * g.taps, g.taps, g.kernel_w, 1, int(bias is not None),
+    )  # fmt: skip
+
+
+def _build(g: Geometry, device: Device) -> dict[str, Any]:
+    """Return the defines of the build for these sizes; both builds give the same bits."""
+    work = g.channels * g.outputs * g.taps * g.out_height * g.out_width
+    return _width_build(g) if device.is_cpu and g.keeps_width and work >= _WORTH_A_BUILD else {}
+
+
+def _width_build(g: Geometry) -> dict[str, Any]:
+    return {"WIDTH": g.width, "KERNEL_W": g.kernel_w, "PAD_W": g.pad_w}
+
+
+def _grid(device: Device, outputs: int, images: int, plane: int) -> Grid:
+    if device.is_cpu:
+        return (-(-outputs // _TILE_OUTPUTS), -(-images // _LANES)), (1, 1)
+    groups = -(-images * plane // _GROUP)
+    return (groups * _GROUP, -(-outputs // _GROUP_OUTPUTS)), (_GROUP, 1)
+
+
+@lru_cache(maxsize=256)
+def _rows_each(width: int, out_width: int, stride: int) -> int:
+    """Return how many rows of dy, and of x below them, a CPU's nearest cache holds."""
+    row_bytes = 4 * _LANES * (_TILE_OUTPUTS * out_width + _TILE_PIXELS * width * stride)
+    return max(1, _NEAR_CACHE // row_bytes)
+
+
+def _add_partials(partial: Tensor, sums: Tensor, chunks: int) -> None:
+    device = sums.device
+    device.launch(device.kernel("conv2d", "add_partials"), *device.grid(sums.size), partial, sums, sums.size, chunks)
