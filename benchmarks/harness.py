@@ -1,0 +1,222 @@
+"""What every benchmark shares: alternating windows, medians, ratios, bars, and a report for people and for the record.
+
+Systems take turns, A B C A B C, so that whatever else the machine does meets all of them alike; only ratios of one run
+mean something, and the report gives them beside the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import describe_machine, describe_versions
+from clcomm.errors import ArgumentError
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+_RESULTS_HEADING = (
+    "# Results\n\nNewest last. Ratios are what counts: each section was measured side by side, in one run.\n"
+)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One system's figures, a value for each window, in the windows' order."""
+
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ArgumentError("samples: expected at least one value, got none")
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def low(self) -> float:
+        return min(self.values)
+
+    @property
+    def high(self) -> float:
+        return max(self.values)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times another one's figure a system's is: the medians' ratio, and the range over single rounds."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, mine: Samples, theirs: Samples) -> Ratio:
+        """Return mine over theirs. Raises ArgumentError unless both were measured in the same rounds."""
+        if len(mine.values) != len(theirs.values):
+            raise ArgumentError(
+                f"samples: expected as many on both sides, got {len(mine.values)}, {len(theirs.values)}"
+            )
+        rounds = [a / b for a, b in zip(mine.values, theirs.values, strict=True)]
+        return cls(mine.median / theirs.median, min(rounds), max(rounds))
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f}x ({self.low:.2f}-{self.high:.2f})"
+
+
+def alternate(
+    measures: Mapping[str, Callable[[], float]],
+    windows: int,
+    *,
+    warm_up: int = 1,
+    tell: Callable[[str], object] = lambda line: None,
+) -> dict[str, Samples]:
+    """Call each measure in turn, `windows` rounds of all of them after `warm_up` rounds that do not count."""
+    if windows < 1:
+        raise ArgumentError(f"windows: expected a number from 1 up, got {windows}")
+    values: dict[str, list[float]] = {name: [] for name in measures}
+    for number in range(-warm_up, windows):
+        tell("warming up" if number < 0 else f"window {number + 1} of {windows}")
+        for name, measure in measures.items():
+            value = measure()
+            if number >= 0:
+                values[name].append(value)
+    return {name: Samples(tuple(list_)) for name, list_ in values.items()}
+
+
+def repeats_for(seconds_each: float, window_s: float, least: int = 3) -> int:
+    """Return how many repetitions fill a window."""
+    return max(least, round(window_s / seconds_each)) if seconds_each > 0 else least
+
+
+def best_of(samples: Mapping[str, Samples], names: Sequence[str]) -> str:
+    """Return the name with the highest median."""
+    return max(names, key=lambda name: samples[name].median)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A figure that was set as a goal; `at_least` says on which side of `target` it has to be."""
+
+    what: str
+    value: float
+    target: float
+    unit: str = "x"
+    at_least: bool = True
+
+    @property
+    def reached(self) -> bool:
+        return self.value >= self.target if self.at_least else self.value <= self.target
+
+    def __str__(self) -> str:
+        relation = "at least" if self.at_least else "at most"
+        verdict = "reached" if self.reached else "missed"
+        return f"{self.what}: {self.value:.3g}{self.unit}, {relation} {self.target:g}{self.unit} asked for: {verdict}"
+
+
+@dataclass
+class Grid:
+    """A table as text: the first column is left-aligned, the others right-aligned."""
+
+    title: str
+    columns: Sequence[str]
+    rows: list[Sequence[str]] = field(default_factory=list)
+
+    def add(self, *cells: str) -> None:
+        """Append a row."""
+        if len(cells) != len(self.columns):
+            raise ArgumentError(f"row: expected {len(self.columns)} cells, got {len(cells)}")
+        self.rows.append(cells)
+
+    def rich(self) -> Table:
+        """Return it for a terminal."""
+        table = Table(title=self.title, title_justify="left")
+        for index, column in enumerate(self.columns):
+            table.add_column(column, justify="right" if index else "left")
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+    def markdown(self) -> str:
+        """Return it as Markdown."""
+        rule = ["---", *["---:"] * (len(self.columns) - 1)]
+        lines = [_row(self.columns), _row(rule), *(_row(row) for row in self.rows)]
+        return f"**{self.title}**\n\n" + "\n".join(lines)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+@dataclass
+class Report:
+    """Everything one benchmark has to say."""
+
+    title: str
+    command: str
+    grids: list[Grid] = field(default_factory=list)
+    bars: list[Bar] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def show(self, console: Console) -> None:
+        """Print it."""
+        for grid in self.grids:
+            console.print(grid.rich())
+        for line in self.notes:
+            console.print(line, highlight=False)
+        for bar in self.bars:
+            console.print(str(bar), style="green" if bar.reached else "bold red", highlight=False)
+
+    def markdown(self, today: date | None = None) -> str:
+        """Return it as a section of RESULTS.md: date, machine, versions and command come first."""
+        parts = [
+            f"## {(today or date.today()).isoformat()}: {self.title}",
+            f"`{self.command}`",
+            f"{describe_machine()}; {describe_versions()}.",
+            *(grid.markdown() for grid in self.grids),
+        ]
+        lines = [*self.notes, *(str(bar) for bar in self.bars)]
+        if lines:
+            parts.append("\n".join(f"- {line}" for line in lines))
+        return "\n\n".join(parts) + "\n"
+
+    def record(self, path: Path = RESULTS) -> None:
+        """Append it to a file of results, which is begun when it is not there."""
+        before = path.read_text(encoding="utf-8") if path.exists() else _RESULTS_HEADING
+        path.write_text(f"{before.rstrip()}\n\n{self.markdown()}", encoding="utf-8")
+
+
+def parser(program: str, description: str, *, windows: int, window_s: float) -> argparse.ArgumentParser:
+    """Return a parser with the options that all benchmarks have."""
+    result = argparse.ArgumentParser(prog=f"python -m {program}", description=description, allow_abbrev=False)
+    result.add_argument("--windows", type=positive, default=windows, help="rounds that count; default: %(default)s")
+    result.add_argument("--window-s", type=float, default=window_s, help="length of one; default: %(default)s")
+    result.add_argument("--record", action="store_true", help=f"append the results to benchmarks/{RESULTS.name}")
+    return result
+
+
+def positive(text: str) -> int:
+    """Read a whole number from 1 up."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 up, got {text!r}")
+    return int(text)
+
+
+def command_line(program: str) -> str:
+    """Return the command that started this program, as one would type it."""
+    return " ".join(["python", "-m", program, *sys.argv[1:]])
+
+
+def conclude(report: Report, console: Console, record: bool) -> None:
+    """Show a report, and keep it if asked."""
+    report.show(console)
+    if record:
+        report.record()
+        console.print(f"appended to benchmarks/{RESULTS.name}", highlight=False)
