@@ -33,8 +33,8 @@ class ConvNet(Module):
         self.fc2 = Linear(128, classes, device=device, rng=rng)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.conv_relu_pool(x, self.conv1.weight, self.conv1.bias, padding=1)
+        x = F.conv_relu_pool(x, self.conv2.weight, self.conv2.bias, padding=1)
         x = F.flatten(x, 1)
         x = F.linear(x, self.fc1.weight, self.fc1.bias, relu=True)
         return self.fc2(x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from clcomm.engine.ops.activation import relu, sigmoid, tanh
-from clcomm.engine.ops.conv2d import conv2d
+from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool
 from clcomm.engine.ops.elementwise import add, div, mul, sub
 from clcomm.engine.ops.loss import cross_entropy, mse_loss
 from clcomm.engine.ops.matmul import linear, matmul
@@ -20,6 +20,7 @@ __all__ = [
     "argmax",
     "avg_pool2d",
     "conv2d",
+    "conv_relu_pool",
     "cross_entropy",
     "div",
     "flatten",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from clcomm.errors import DeviceError
@@ -55,13 +56,13 @@ def core_share(local_size: int) -> int:
 def prepare_environment(cores: int) -> None:
     """Tell PoCL, before it is loaded, to use no more than `cores`; variables the user has set stay as they are.
 
-    With one core or less, PoCL's `basic` driver runs kernels in the calling thread and has no worker to wake.
+    With one core or less, PoCL's `basic` driver runs kernels in the calling thread and has no worker to wake. PoCL from
+    PyPI has it under that name; others may have renamed it, and get a single worker.
     """
-    if cores <= 1:
+    if cores <= 1 and find_spec("pocl_binary_distribution"):
         os.environ.setdefault("POCL_DEVICES", "basic")
-    else:
-        os.environ.setdefault("POCL_MAX_PTHREAD_COUNT", str(cores))
-        os.environ.setdefault("POCL_CPU_MAX_CU_COUNT", str(cores))
+    os.environ.setdefault("POCL_MAX_PTHREAD_COUNT", str(max(cores, 1)))
+    os.environ.setdefault("POCL_CPU_MAX_CU_COUNT", str(max(cores, 1)))
     # PyOpenCL's own cache is one database that all ranks would lock; PoCL and GPU drivers cache programs themselves.
     os.environ.setdefault("PYOPENCL_NO_CACHE", "1")
 
