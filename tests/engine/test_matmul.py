@@ -7,19 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clcomm.engine.device import Device, default_device
+from clcomm.engine.device import Device
 from clcomm.engine.ops.matmul import linear, matmul
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([47, 48, 49, 64, 67, 97, 128]))
 DEPTHS = st.one_of(SIZES, st.sampled_from([511, 512, 513, 1031]))
-
-
-@pytest.fixture(scope="module", params=["own kernels", "gpu kernels"])
-def device(request: pytest.FixtureRequest) -> Device:
-    own = default_device()
-    return own if request.param == "own kernels" else Device(own.cl_device, kind="gpu")
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:
@@ -183,9 +177,8 @@ def test_one_line_says_what_does_not_fit(device: Device, call, message: str) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_tensors_of_two_devices_are_refused() -> None:
-    one = default_device()
-    other = Device(one.cl_device)
+def test_tensors_of_two_devices_are_refused(device: Device) -> None:
     ones = np.ones((2, 2), np.float32)
+    other = Device(device.cl_device)
     with pytest.raises(ArgumentError, match="matmul: expected tensors on one device"):
-        matmul(Tensor(ones, one), Tensor(ones, other))
+        matmul(Tensor(ones, device), Tensor(ones, other))

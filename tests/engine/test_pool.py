@@ -7,18 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.engine.device import Device, default_device
+from clcomm.engine.device import Device
 from clcomm.engine.ops.pool import avg_pool2d, max_pool2d
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
 Pair = tuple[int, int]
-
-
-@pytest.fixture(scope="module", params=["own kernels", "gpu kernels"])
-def device(request: pytest.FixtureRequest) -> Device:
-    own = default_device()
-    return own if request.param == "own kernels" else Device(own.cl_device, kind="gpu")
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:
