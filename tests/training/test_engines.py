@@ -112,6 +112,17 @@ def test_the_rate_can_be_set_and_only_its_own_state_is_taken(engine):
         parts.make_optimizer("lbfgs", 0.1)
 
 
+@pytest.mark.parametrize("engine", ["native", "netcl", "torch"])
+def test_the_same_seed_twice_gives_the_same_bits(engine):
+    states = []
+    for _ in range(2):
+        parts = build(engine, "convnet")
+        train(parts, parts.make_optimizer("sgd", 0.1, momentum=0.9), range(2))
+        states.append(parts.model.state_dict())
+    for name, value in states[0].items():
+        assert value.tobytes() == states[1][name].tobytes(), name
+
+
 def test_another_seed_gives_other_values():
     states = [build("native", seed=seed).model.state_dict() for seed in (3, 4)]
     assert not np.array_equal(states[0]["fc1.weight"], states[1]["fc1.weight"])
