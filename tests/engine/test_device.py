@@ -207,3 +207,9 @@ def test_grids_cover_every_element_once(device):
         ones = Tensor(np.ones(count), device)
         device.launch(device.kernel("elementwise", "add_into"), *device.grid(count), x, ones, count)
         assert np.array_equal(x.numpy(), np.ones(count))
+
+
+def test_importing_the_engine_does_not_load_opencl():
+    code = "import sys, clcomm.engine, clcomm.optim, models; sys.exit('pyopencl' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=120).returncode == 0
