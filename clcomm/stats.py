@@ -7,12 +7,11 @@ busbw is algbw times the share of that size which has to cross each rank's link.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from clcomm.units import format_size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -172,21 +171,54 @@ class CommStats:
             result.operations[key] = _folded([s[key] for s in states if key in s], ranks=len(states))
         return result
 
-    def table(self, title: str = "Communication") -> Table:
-        """Return the counts as a rich table, times in ms and bandwidths in GB/s (10^9 bytes)."""
+    def table(self, title: str = "Communication", *, width: int = 120) -> Table:
+        """Return the counts as a rich table, most bytes first; times in ms, bandwidths in GB/s (10^9 bytes).
+
+        In less than 110 characters the columns that others can be reckoned from are left out.
+        """
         from rich.table import Table  # here, because most programs need it once, at their end
 
         whose = "" if self.ranks == 1 else f", mean of {self.ranks} ranks"
-        table = Table(title=f"{title} per rank{whose}", title_justify="left")
-        table.add_column("operation")
-        for heading in (
-            "calls", "bytes", "bytes/call", "total ms", "mean ms", "p50 ms", "p95 ms", "max ms", "algbw GB/s",
-            "busbw GB/s", "failed",
-        ):  # fmt: skip
-            table.add_column(heading, justify="right")
-        for row in self.as_dict()["operations"]:
-            table.add_row(*_table_row(row))
+        table = Table(
+            title=f"{title} per rank{whose}", title_justify="left", box=None, header_style="bold", pad_edge=False
+        )
+        columns = _COLUMNS if width >= 110 else [column for column in _COLUMNS if not column.wide_only]
+        for column in columns:
+            table.add_column(column.heading, justify=column.justify, no_wrap=True)
+        for row in sorted(self.as_dict()["operations"], key=lambda row: -row["bytes"]):
+            table.add_row(*(column.write(row) for column in columns))
         return table
+
+
+class _Column(NamedTuple):
+    heading: str
+    write: Callable[[dict[str, Any]], str]
+    wide_only: bool = False
+    justify: Literal["left", "right"] = "right"
+
+
+def _milliseconds(key: str, digits: int = 3) -> Callable[[dict[str, Any]], str]:
+    return lambda row: f"{row[key] * 1e3:,.{digits}f}"
+
+
+def _gigabytes(key: str) -> Callable[[dict[str, Any]], str]:
+    return lambda row: f"{row[key] / 1e9:,.2f}"
+
+
+_COLUMNS = [
+    _Column("operation", lambda row: f"{row['operation']} {row['label']}".strip(), justify="left"),
+    _Column("calls", lambda row: f"{row['calls']:,}"),
+    _Column("bytes", lambda row: f"{row['bytes']:,}"),
+    _Column("bytes/call", lambda row: f"{row['average_bytes_per_call']:,.0f}"),
+    _Column("total ms", _milliseconds("seconds", 1)),
+    _Column("mean ms", _milliseconds("mean_s"), wide_only=True),
+    _Column("p50 ms", _milliseconds("p50_s")),
+    _Column("p95 ms", _milliseconds("p95_s"), wide_only=True),
+    _Column("max ms", _milliseconds("max_s"), wide_only=True),
+    _Column("algbw GB/s", _gigabytes("algbw_bytes_per_s"), wide_only=True),
+    _Column("busbw GB/s", _gigabytes("busbw_bytes_per_s")),
+    _Column("failed", lambda row: str(row["failures"]), wide_only=True),
+]
 
 
 def _folded(entries: list[OperationStats], ranks: int = 1) -> OperationStats:
@@ -208,19 +240,3 @@ def _folded(entries: list[OperationStats], ranks: int = 1) -> OperationStats:
 def _mean(count: int, ranks: int) -> int:
     """Return the mean, whole where it is whole, which it is for everything collective."""
     return count // ranks if count % ranks == 0 else round(count / ranks)
-
-
-def _table_row(row: dict[str, Any]) -> list[str]:
-    name = f"{row['operation']} {row['label']}".strip()
-    times = [row[key] * 1e3 for key in ("seconds", "mean_s", "p50_s", "p95_s", "max_s")]
-    speeds = [row[key] / 1e9 for key in ("algbw_bytes_per_s", "busbw_bytes_per_s")]
-    return [
-        name,
-        f"{row['calls']:,}",
-        f"{row['bytes']:,}",
-        format_size(row["average_bytes_per_call"]),
-        f"{times[0]:,.1f}",
-        *(f"{t:,.3f}" for t in times[1:]),
-        *(f"{s:,.2f}" for s in speeds),
-        str(row["failures"]),
-    ]

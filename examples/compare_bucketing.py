@@ -37,7 +37,7 @@ def main() -> int:
     console.print(comparison([result for result, _ in runs.values()]))
     console.print(same_parameters([session for _, session in runs.values()]), highlight=False)
     for name, (result, _) in runs.items():
-        console.print(result.stats.table(f"Communication, {name},"))
+        console.print(result.stats.table(f"Communication, {name},", width=console.width))
     if options.report:
         reports = {
             name: result.as_report(session.options, comm, splits.name) for name, (result, session) in runs.items()
@@ -70,7 +70,9 @@ def train(options: Namespace, comm: Communicator, splits: Splits, console: Conso
 
 def comparison(results: list[Result]) -> Table:
     """Return the two runs side by side with the ratio of the first to the second."""
-    table = Table(title="Gradient all-reduce, per rank", title_justify="left")
+    table = Table(
+        title="Gradient all-reduce, per rank", title_justify="left", box=None, header_style="bold", pad_edge=False
+    )
     for heading, justify in (("", "left"), ("bucketed", "right"), ("per tensor", "right"), ("ratio", "right")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     columns = [figures(result) for result in results]

@@ -49,7 +49,7 @@ def parse() -> Namespace:
 
 def show(result: Result, console: Console) -> None:
     console.print(result.summary(), highlight=False)
-    console.print(result.stats.table())
+    console.print(result.stats.table(width=console.width))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ ENGINES = ("native", "netcl", "torch")
 MODELS = ("convnet", "mlp")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
 #: Learning rates that train the two models well at the default batch size; --lr overrides them.
-DEFAULT_LR = {"sgd": 0.05, "adam": 1e-3, "adamw": 1e-3, "rmsprop": 5e-4}
+DEFAULT_LR = {"sgd": 0.05, "adam": 4e-3, "adamw": 4e-3, "rmsprop": 1e-3}
 
 
 class Parser(argparse.ArgumentParser):
@@ -64,7 +64,7 @@ def _add_model_options(parser: Parser) -> None:
 
 def _add_optimizer_options(parser: Parser) -> None:
     group = parser.add_argument_group("optimizer")
-    group.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help="default: %(default)s")
+    group.add_argument("--optimizer", choices=OPTIMIZERS, default="adam", help="default: %(default)s")
     group.add_argument("--lr", type=_positive_number, metavar="RATE", help=f"default: {DEFAULT_LR}")
     group.add_argument(
         "--momentum", type=float, default=0.9, metavar="M", help="of sgd and rmsprop; default: %(default)s"
@@ -75,7 +75,7 @@ def _add_optimizer_options(parser: Parser) -> None:
         "--schedule",
         default="constant",
         metavar="TEXT",
-        help='of the rate, e.g. "cosine:warmup=100"; default: %(default)s',
+        help='of the rate, e.g. "constant" or "cosine:warmup=100"; default: %(default)s',
     )
     group.add_argument(
         "--grad-accumulation", type=_positive, default=1, metavar="N", help="micro-batches a step; default: %(default)s"

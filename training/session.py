@@ -29,15 +29,18 @@ from training.trainer import Trainer
 
 #: Samples a rank evaluates at a time.
 EVALUATION_BATCH = 500
+#: Characters in a line where output goes to a file or a pipe: no table is squeezed there.
+PLAIN_WIDTH = 120
 #: Settings that a resumed run has to share with the one it goes on from.
 COURSE = ("model", "batch_size", "optimizer", "momentum", "nesterov", "grad_accumulation", "sharding", "seed")
 
 
 def make_console(comm: Communicator) -> Console:
     """Return where rank 0 prints; the other ranks' output goes nowhere."""
-    if comm.rank == 0:
-        return Console(soft_wrap=True)
-    return Console(file=open(os.devnull, "w"))  # noqa: SIM115 - open as long as the process
+    if comm.rank != 0:
+        return Console(file=open(os.devnull, "w"))  # open as long as the process
+    console = Console(soft_wrap=True)
+    return console if console.is_terminal else Console(soft_wrap=True, width=PLAIN_WIDTH)
 
 
 @dataclass
@@ -124,8 +127,8 @@ class Session:
         buckets = len(sync.bucket_plan(self.parts.model))
         size = "per tensor" if options.no_bucketing else f"of {format_size(comm.bucket_size)}"
         return (
-            f"{options.model} on {comm.size} {'rank' if comm.size == 1 else 'ranks'}, batch {options.batch_size} a rank, "
-            f"{self.parts.device}; {buckets} {'bucket' if buckets == 1 else 'buckets'} {size}"
+            f"{options.model} on {_count(comm.size, 'rank')}, batch {options.batch_size} a rank, "
+            f"{self.parts.device}; {_count(buckets, 'bucket')} {size}"
         )
 
     def run(self) -> Result:
@@ -186,6 +189,10 @@ class Session:
         sampler = EvaluationSampler(len(self.splits.test), self.comm.rank, self.comm.size)
         loader = Loader(self.splits.test, sampler, EVALUATION_BATCH, prefetch=0)
         return evaluate(self.comm, self.parts.predict, loader)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def open_session_data(options: argparse.Namespace, comm: Communicator, console: Console) -> Splits:

@@ -84,6 +84,7 @@ class Trainer:
             batches = self.loader.epoch(self.progress.epoch, self.progress.batch)
             for group in self._timed_groups(batches):
                 if max_steps is not None and self.progress.step >= max_steps:
+                    self._reduce_train_loss()
                     return
                 self._step(*group)
                 yield self.progress
