@@ -9,3 +9,12 @@ settings.register_profile(
     "clcomm", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
 settings.load_profile("clcomm")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Under mpiexec run what is about ranks alone: plain pytest runs the rest, once instead of once a rank."""
+    if not config.getoption("--with-mpi", default=False):
+        return
+    others = [item for item in items if item.get_closest_marker("mpi") is None]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item.get_closest_marker("mpi") is not None]

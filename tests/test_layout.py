@@ -1,0 +1,189 @@
+"""The flat space: what its offsets and buckets promise, for any list of parameters."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clcomm.errors import ArgumentError
+from clcomm.layout import ALIGNMENT, FlatLayout, ParameterSpec, shard_bounds
+
+DTYPES = ("float16", "float32", "float64", "complex64")
+shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)
+
+
+@st.composite
+def spec_lists(draw, min_size=0):
+    drawn = draw(st.lists(st.tuples(shapes, st.sampled_from(DTYPES)), min_size=min_size, max_size=12))
+    return [ParameterSpec(f"p{i}", shape, dtype) for i, (shape, dtype) in enumerate(drawn)]
+
+
+sizes = st.one_of(st.integers(1, 4000), st.integers(1, 1 << 20))
+
+
+def convnet_specs() -> list[ParameterSpec]:
+    """LizarDist's ConvNet: 1-16-32 channels, 3x3, then 1568-128-10."""
+    shapes = [(16, 1, 3, 3), (16,), (32, 16, 3, 3), (32,), (128, 1568), (128,), (10, 128), (10,)]
+    return [ParameterSpec(f"layer{i // 2}.{'weight' if i % 2 == 0 else 'bias'}", s) for i, s in enumerate(shapes)]
+
+
+# --- slots ---
+
+
+@given(spec_lists(), st.sampled_from([16, 64, 128, 512, 4096]))
+def test_slots_are_aligned_and_do_not_overlap(specs, alignment):
+    layout = FlatLayout(specs, alignment)
+    for slot in layout.slots:
+        assert slot.start % alignment == 0
+        assert slot.stop - slot.start == slot.nbytes == np.empty(slot.shape, slot.dtype).nbytes
+    for one, other in itertools.pairwise(layout.slots):
+        assert one.stop <= other.start < one.stop + alignment  # padding, but never a whole alignment of it
+    assert layout.span % alignment == 0
+    assert layout.span >= max(alignment, *(slot.stop for slot in layout.slots), 0)
+
+
+@given(spec_lists())
+def test_slots_lie_in_reverse_order_and_know_their_names(specs):
+    layout = FlatLayout(specs)
+    assert [slot.spec for slot in layout.slots] == specs[::-1]
+    assert layout.specs == tuple(specs)
+    assert layout.nbytes == sum(spec.nbytes for spec in specs)
+    for spec in specs:
+        assert layout.slot(spec.name).spec == spec
+
+
+@given(spec_lists(min_size=1))
+def test_views_hold_each_parameter_and_touch_nothing_else(specs):
+    layout = FlatLayout(specs)
+    flat = np.zeros(layout.span, np.uint8)
+    for number, spec in enumerate(specs, 1):
+        view = layout.view(flat, spec.name)
+        assert (view.shape, view.dtype) == (spec.shape, np.dtype(spec.dtype))
+        view[...] = number
+    for number, spec in enumerate(specs, 1):
+        assert (layout.view(flat, spec.name) == number).all()
+    for slot in layout.slots:
+        flat[slot.start : slot.stop] = 0
+    assert not flat.any(), "padding was written"
+
+
+def test_without_parameters_there_is_still_a_space():
+    layout = FlatLayout([])
+    assert (layout.slots, layout.nbytes, layout.span) == ((), 0, ALIGNMENT)
+    assert layout.buckets(1024) == layout.buckets(None) == ()
+
+
+# --- buckets ---
+
+
+@given(spec_lists(), sizes)
+def test_buckets_hold_every_slot_once_and_in_order(specs, bucket_size):
+    layout = FlatLayout(specs)
+    for size in (bucket_size, None):
+        buckets = layout.buckets(size)
+        assert [slot for bucket in buckets for slot in bucket.slots] == list(layout.slots)
+        assert [bucket.index for bucket in buckets] == list(range(len(buckets)))
+        assert sum(bucket.nbytes for bucket in buckets) == layout.nbytes
+        for one, other in itertools.pairwise(buckets):
+            assert one.stop <= other.start
+
+
+@given(spec_lists(min_size=1), sizes)
+def test_buckets_keep_to_their_size_in_the_parameters_own_bytes(specs, bucket_size):
+    buckets = FlatLayout(specs).buckets(bucket_size)
+    for bucket in buckets:
+        assert bucket.nbytes == sum(slot.nbytes for slot in bucket.slots)
+        assert bucket.nbytes <= bucket_size or len(bucket.slots) == 1
+    for one, other in itertools.pairwise(buckets):  # no bucket ends before it has to
+        assert one.nbytes + other.slots[0].nbytes > bucket_size or one.dtype != other.dtype
+
+
+@given(spec_lists(min_size=1), sizes)
+def test_a_bucket_never_mixes_dtypes_and_views_as_its_own(specs, bucket_size):
+    layout = FlatLayout(specs)
+    flat = np.zeros(layout.span, np.uint8)
+    for bucket in layout.buckets(bucket_size):
+        assert {slot.dtype for slot in bucket.slots} == {bucket.dtype}
+        values = flat[bucket.start : bucket.stop].view(bucket.dtype)
+        assert values.nbytes >= bucket.nbytes
+
+
+@given(spec_lists())
+def test_per_tensor_is_one_bucket_for_each(specs):
+    layout = FlatLayout(specs)
+    assert [bucket.slots for bucket in layout.buckets(None)] == [(slot,) for slot in layout.slots]
+
+
+def test_padding_does_not_fill_a_bucket():
+    layout = FlatLayout([ParameterSpec(f"b{i}", (2,)) for i in range(4)])  # 8 bytes each, 512 apart
+    assert [len(bucket.slots) for bucket in layout.buckets(16)] == [2, 2]
+    assert [bucket.nbytes for bucket in layout.buckets(16)] == [16, 16]
+
+
+# --- LizarDist's published numbers ---
+
+
+def test_lizardists_convnet():
+    layout = FlatLayout(convnet_specs())
+    assert len(layout.slots) == 8
+    assert layout.nbytes == 827_688
+    assert [bucket.nbytes for bucket in layout.buckets(1 << 20)] == [827_688]
+    per_tensor = layout.buckets(None)
+    assert len(per_tensor) == 8
+    assert sum(bucket.nbytes for bucket in per_tensor) / 8 == 103_461
+    # the one large weight exceeds 256 KiB and stands alone; the rest fit before and behind it
+    assert [len(bucket.slots) for bucket in layout.buckets(256 << 10)] == [3, 1, 4]
+
+
+# --- signature and refusals ---
+
+
+@given(spec_lists(min_size=1))
+def test_a_signature_changes_with_anything_that_matters(specs):
+    signature = FlatLayout(specs).signature()
+    assert signature == FlatLayout(list(specs)).signature()
+    first, *rest = specs
+    changed = [
+        ParameterSpec(first.name + "x", first.shape, first.dtype),
+        ParameterSpec(first.name, (*first.shape, 1), first.dtype),
+        ParameterSpec(first.name, first.shape, "float32" if first.dtype != "float32" else "float64"),
+    ]
+    for other in changed:
+        assert FlatLayout([other, *rest]).signature() != signature
+    assert FlatLayout([*specs, ParameterSpec("another", (1,))]).signature() != signature
+    assert FlatLayout(rest).signature() != signature
+
+
+def test_a_name_used_twice_is_refused():
+    with pytest.raises(ArgumentError, match=r"^parameters: expected different names, got 'w' twice$"):
+        FlatLayout([ParameterSpec("w", (1,)), ParameterSpec("w", (2,))])
+
+
+def test_an_unknown_dtype_is_refused():
+    with pytest.raises(ArgumentError, match=r"^parameter 'w': unknown dtype 'float33'$"):
+        FlatLayout([ParameterSpec("w", (1,), "float33")])
+
+
+@pytest.mark.parametrize("alignment", [0, 1, 8, 24, 100, -512])
+def test_an_alignment_that_no_device_can_use_is_refused(alignment):
+    with pytest.raises(ArgumentError, match=rf"^alignment: expected a power of two .* got {alignment}$"):
+        FlatLayout([], alignment)
+
+
+# --- shards ---
+
+
+@given(st.integers(0, 10_000), st.integers(1, 9), st.sampled_from([1, 4, 16, 128]))
+def test_shards_cover_everything_evenly(count, shards, multiple):
+    bounds = shard_bounds(count, shards, multiple)
+    assert len(bounds) == shards + 1
+    assert (bounds[0], bounds[-1]) == (0, count)
+    lengths = [stop - start for start, stop in itertools.pairwise(bounds)]
+    assert min(lengths) >= 0
+    assert all(start % multiple == 0 or start == count for start in bounds[:-1])
+    assert max(lengths) - min(lengths[:-1] or lengths) <= multiple
+    assert max(lengths) <= -(-(-(-count // shards)) // multiple) * multiple

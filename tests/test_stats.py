@@ -1,0 +1,202 @@
+"""Counts, percentiles and bandwidths of what was communicated."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from clcomm.stats import Collective, CommStats, Histogram, bus_factor
+
+
+def event(seconds=0.001, nbytes=1000, operation="all_reduce", label="", failed=False):
+    return Collective(operation, label, nbytes, seconds, "solo", 1, failed)
+
+
+def stats_of(events, world_size=4):
+    stats = CommStats(world_size)
+    for each in events:
+        stats.collective_finished(each)
+    return stats
+
+
+durations = st.floats(1e-7, 90.0)
+events = st.builds(
+    event,
+    seconds=durations,
+    nbytes=st.integers(0, 1 << 30),
+    operation=st.sampled_from(["all_reduce", "broadcast", "barrier"]),
+    label=st.sampled_from(["", "gradients"]),
+    failed=st.booleans(),
+)
+
+# --- percentiles ---
+
+
+@given(st.lists(durations, min_size=1, max_size=300), st.sampled_from([0.0, 0.5, 0.95, 0.99, 1.0]))
+def test_percentiles_are_numpys_to_within_a_bin(values, share):
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+    lower, higher = (np.percentile(values, share * 100, method=m) for m in ("lower", "higher"))
+    assert lower / 1.02 <= histogram.percentile(share) <= higher * 1.02
+
+
+def test_percentiles_of_many_durations():
+    values = np.random.default_rng(0).lognormal(-7, 1, 20_000)
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+    for share in (0.5, 0.95, 0.99):
+        assert histogram.percentile(share) == pytest.approx(np.quantile(values, share), rel=0.02)
+
+
+def test_durations_outside_the_bins_are_counted_at_their_ends():
+    row = stats_of([event(0.0), event(1e-12), event(1e6)]).total("all_reduce")
+    assert row["calls"] == 3
+    assert row["max_s"] == 1e6
+    assert row["p50_s"] <= 2e-7
+    assert 100 <= row["p95_s"] <= 1e6
+
+
+def test_no_percentile_exceeds_the_maximum():
+    row = stats_of([event(0.00101)]).total("all_reduce")
+    assert row["p50_s"] <= row["p95_s"] <= row["max_s"] == 0.00101
+
+
+# --- counts ---
+
+
+def test_an_operations_counts():
+    row = stats_of([event(0.001, 1000), event(0.003, 2000), event(0.005, 0)]).total("all_reduce")
+    assert (row["calls"], row["bytes"], row["average_bytes_per_call"]) == (3, 3000, 1000.0)
+    assert row["seconds"] == pytest.approx(0.009)
+    assert row["mean_s"] == pytest.approx(0.003)
+    assert row["max_s"] == 0.005
+    assert row["failures"] == 0
+
+
+def test_failed_calls_are_counted_apart():
+    row = stats_of([event(0.001, 1000), event(60.0, 5000, failed=True)]).total("all_reduce")
+    assert (row["calls"], row["bytes"], row["failures"], row["max_s"]) == (1, 1000, 1, 0.001)
+
+
+def test_labels_are_counted_apart_and_together():
+    stats = stats_of([event(nbytes=10), event(nbytes=20, label="gradients"), event(nbytes=5, operation="broadcast")])
+    assert stats.total("all_reduce")["bytes"] == 30
+    assert stats.total("all_reduce", "gradients")["bytes"] == 20
+    assert stats.total("all_reduce", "")["bytes"] == 10
+    assert stats.total("gather")["calls"] == stats.total("gather")["average_bytes_per_call"] == 0
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
+def test_bandwidths_are_those_of_nccl_tests(world_size):
+    n = world_size
+    factors = {
+        "all_reduce": 2 * (n - 1) / n,
+        "all_gather": (n - 1) / n,
+        "reduce_scatter": (n - 1) / n,
+        "broadcast": 1.0,
+    }
+    for operation, factor in factors.items():
+        row = stats_of([event(0.5, 10**9, operation), event(1.5, 10**9, operation)], n).total(operation)
+        assert row["algbw_bytes_per_s"] == pytest.approx(1e9)
+        assert row["busbw_bytes_per_s"] == pytest.approx(factor * 1e9)
+        assert bus_factor(operation, n) == factor
+
+
+def test_memory_does_not_grow_with_calls():
+    def size_after(calls):
+        stats = CommStats(4)
+        for number in range(calls):
+            stats.collective_finished(event(1e-6 * (number + 1), 1 << 40))
+        return len(pickle.dumps(stats))
+
+    assert size_after(20_000) <= size_after(10) + 200
+
+
+def test_a_reset_forgets_everything():
+    stats = stats_of([event(), event(failed=True)])
+    stats.reset()
+    assert stats.as_dict() == CommStats(4).as_dict()
+    stats.collective_finished(event())
+    assert stats.total("all_reduce")["calls"] == 1
+
+
+# --- several ranks ---
+
+
+@given(st.lists(st.lists(events, max_size=20), min_size=1, max_size=4))
+def test_merging_gives_the_same_in_any_order(ranks):
+    states = [stats_of(each).state() for each in ranks]
+    merged = [CommStats.merged(order, 4).as_dict() for order in itertools.permutations(states)]
+    assert all(each == merged[0] for each in merged)
+
+
+def test_a_merge_is_the_average_rank():
+    ranks = [[event(0.001 * (rank + 1), 1000, failed=rank == 2), event(0.001 * (rank + 1), 1000)] for rank in range(4)]
+    ranks[2].append(event(0.001, 1000))  # the failed call, tried again
+    merged = CommStats.merged((stats_of(each).state() for each in ranks), 4)
+    row = merged.total("all_reduce")
+    assert (merged.ranks, row["calls"], row["bytes"], row["average_bytes_per_call"]) == (4, 2, 2000, 1000.0)
+    assert row["seconds"] == pytest.approx((2 * 1 + 2 * 2 + 3 + 1 + 2 * 4) * 0.001 / 4)
+    assert (row["max_s"], row["failures"]) == (0.004, 1)
+    assert row["p50_s"] == pytest.approx(0.002, rel=0.02)
+
+
+def test_a_merge_changes_none_of_its_parts():
+    one, other = stats_of([event()]), stats_of([event(), event()])
+    before = (one.as_dict(), other.as_dict())
+    CommStats.merged([one.state(), other.state()], 2)
+    assert (one.as_dict(), other.as_dict()) == before
+
+
+def test_a_state_pickles():
+    stats = stats_of([event(), event(label="gradients")])
+    copied = CommStats.merged([pickle.loads(pickle.dumps(stats.state()))], 4)
+    assert copied.as_dict() == stats.as_dict()
+
+
+# --- to look at ---
+
+
+@given(st.lists(events, max_size=30))
+def test_a_dict_is_json(drawn):
+    stats = stats_of(drawn)
+    assert json.loads(json.dumps(stats.as_dict())) == stats.as_dict()
+
+
+def test_a_dict_says_what_it_holds():
+    report = stats_of([event(0.25), event(0.5, operation="broadcast")]).as_dict()
+    assert (report["schema"], report["world_size"], report["ranks_merged"]) == (1, 4, 1)
+    assert report["seconds"] == pytest.approx(0.75)
+    assert [row["operation"] for row in report["operations"]] == ["all_reduce", "broadcast"]
+
+
+def rendered(stats):
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(stats.table())
+    console.file.close()
+    return console.export_text()
+
+
+def test_the_table_shows_every_operation_with_its_units():
+    text = rendered(stats_of([event(0.0015, 827_688, label="gradients")] * 235 + [event(0.001, 0, "barrier")]))
+    assert "all_reduce gradients" in text
+    assert "235" in text
+    assert "194,506,680" in text
+    assert "827,688" in text
+    for heading in ("calls", "bytes/call", "p95", "algbw", "busbw", "failed", "ms", "GB/s"):
+        assert heading in text
+    assert "0.55" in text  # 827,688 bytes in 1.5 ms
+    assert "0.83" in text  # times 2 * 3 / 4
+
+
+def test_an_empty_table_renders():
+    assert "operation" in rendered(CommStats())

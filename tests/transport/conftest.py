@@ -1,0 +1,86 @@
+"""Transports under test: each one with a way to make arrays that it can move."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from clcomm.transport import Pending, SoloTransport, Transport
+from clcomm.transport.mpi import MpiTransport, host_of, world
+from clcomm.transport.shared import SharedTransport
+
+
+@dataclass
+class Bench:
+    """A transport and its memory: `array` is this rank's own, `common` one memory where the transport has that."""
+
+    transport: Transport
+    allocate: Callable[[int], np.ndarray] = lambda nbytes: np.zeros(nbytes, np.uint8)
+    allocate_common: Callable[[int], np.ndarray] = lambda nbytes: np.zeros(nbytes, np.uint8)
+    kept: list[np.ndarray] = field(default_factory=list)
+
+    @property
+    def rank(self) -> int:
+        return self.transport.rank
+
+    @property
+    def size(self) -> int:
+        return self.transport.world_size
+
+    def array(self, values: np.ndarray) -> np.ndarray:
+        """Return a copy of one-dimensional `values` in memory that the transport can move; the same length on all."""
+        return self._fill(self.allocate(max(1, values.nbytes)), values)
+
+    def common(self, values: np.ndarray) -> np.ndarray:
+        """Return room for `values` that is common to the ranks where the transport has such memory."""
+        return self._fill(self.allocate_common(max(1, values.nbytes)), values)
+
+    def _fill(self, memory: np.ndarray, values: np.ndarray) -> np.ndarray:
+        array = memory[: values.nbytes].view(values.dtype)
+        if values.nbytes:
+            array[:] = values
+        self.transport.barrier()  # a common array is written by all of them
+        return array
+
+
+def _shared_transport(comm, pending=None) -> SharedTransport:
+    host = host_of(comm)
+    if host.Get_size() != comm.Get_size():
+        pytest.skip("shared: needs all ranks on one host")
+    return SharedTransport(host, pending)
+
+
+def make_bench(name: str, comm, pending: deque[Pending] | None = None) -> Bench:
+    """Return a transport by name, with its memory, on all ranks of `comm`."""
+    if name == "solo":
+        return Bench(SoloTransport())
+    if name == "mpi":
+        return Bench(MpiTransport(comm, pending))
+    shared = _shared_transport(comm, pending)
+    return Bench(shared, shared.allocate, shared.allocate_common)
+
+
+def every_transport():
+    """Return the parameters that run a test with each transport, solo in plain pytest alone."""
+    return [
+        pytest.param("solo"),
+        pytest.param("mpi", marks=pytest.mark.mpi(min_size=1)),
+        pytest.param("shared", marks=pytest.mark.mpi(min_size=1)),
+    ]
+
+
+@pytest.fixture(params=every_transport())
+def bench(request) -> Iterator[Bench]:
+    """One transport after the other."""
+    if request.param == "solo":
+        yield make_bench("solo", None)
+        return
+    comm = world().Dup()
+    made = make_bench(request.param, comm)
+    yield made
+    made.transport.close()
+    comm.Free()

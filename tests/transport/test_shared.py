@@ -1,0 +1,153 @@
+"""What only the shared transport has: memory, where arrays lie in it, and its end."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import numpy as np
+import pytest
+
+from clcomm.errors import MismatchError
+from clcomm.transport import shared as shared_module
+from clcomm.transport.mpi import world
+from tests.transport.conftest import Bench, make_bench
+from tests.transport.references import drawn, folded, same_bits
+
+pytestmark = pytest.mark.mpi(min_size=1)
+
+
+@pytest.fixture
+def shared():
+    comm = world().Dup()
+    bench = make_bench("shared", comm)
+    yield bench
+    bench.transport.close()
+    comm.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_memory_is_zeroed_and_starts_at_a_page(shared: Bench):
+    for nbytes in (1, 4095, 4096, 100_001):
+        for memory in (shared.allocate(nbytes), shared.allocate_common(nbytes)):
+            assert (memory.dtype, memory.shape) == (np.uint8, (nbytes,))
+            assert not memory.any()
+            assert memory.__array_interface__["data"][0] % 4096 == 0
+            shared.transport.barrier()
+            memory[:] = 255  # the next window must not come with this in it
+
+
+def test_common_memory_is_one_and_own_memory_is_not(shared: Bench):
+    common, own = shared.common(np.zeros(1, np.int64)), shared.array(np.zeros(1, np.int64))
+    own[0] = shared.rank
+    if shared.rank == shared.size - 1:
+        common[0] = 41
+    shared.transport.barrier()
+    assert common[0] == 41
+    assert own[0] == shared.rank
+
+
+def test_it_knows_its_own_memory(shared: Bench):
+    own, common = shared.allocate(64), shared.allocate_common(64)
+    transport = shared.transport
+    assert transport.holds(own, common, own[3:60], common[:1].view(np.int8))
+    assert not transport.holds(own, np.zeros(4))
+    assert not transport.holds(own[10:10]), "an empty array lies nowhere, on every rank"
+    assert transport.is_common(common[8:16])
+    assert not transport.is_common(own)
+    assert not transport.is_common(np.zeros(4))
+
+
+def test_slices_may_lie_elsewhere_on_every_rank(shared: Bench):
+    length = 1000
+    rows = [drawn(rank, length, "float32") for rank in range(shared.size)]
+    for out_memory in (None, shared.array(np.zeros(length, np.float32)), shared.common(np.zeros(length, np.float32))):
+        memory = shared.array(np.zeros(length * 2, np.float32))
+        source = memory[shared.rank * 7 : shared.rank * 7 + length]
+        source[:] = rows[shared.rank]
+        out = source if out_memory is None else out_memory
+        shared.transport.all_reduce(source, out, "sum")
+        assert same_bits(out.copy(), folded(rows, "sum"))
+        shared.transport.barrier()
+        array = memory[shared.rank : shared.rank + 3]
+        array[:] = shared.rank
+        shared.transport.broadcast(array, shared.size - 1)
+        assert (array == shared.size - 1).all()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("other", [np.zeros(11, np.float32), np.zeros(10, np.int32)], ids=["length", "dtype"])
+def test_lengths_and_dtypes_that_differ_are_refused_on_every_rank(shared: Bench, other):
+    memory = shared.allocate(64)
+    array = memory[:40].view(np.float32)
+    if shared.rank == 1:
+        array = memory[: other.nbytes].view(other.dtype)
+    with pytest.raises(MismatchError, match=r"^array: expected the same length and dtype on every rank, got 40, 4[04]"):
+        shared.transport.all_reduce(array, array, "sum")
+    pending = shared.transport.start_all_reduce(array, array, "sum")
+    with pytest.raises(MismatchError):
+        pending.wait()
+    shared.transport.barrier()
+    good = memory[:8].view(np.float32)
+    good[:] = 1
+    shared.transport.all_reduce(good, good, "sum")  # and it works on
+    assert (good == shared.size).all()
+
+
+def test_windows_are_freed_when_no_rank_uses_them(shared: Bench):
+    keep, view = shared.allocate(4096), shared.allocate(4096)[100:200].view(np.int32)
+    shared.allocate_common(4096)
+    only_on_last = shared.allocate(4096)
+    if shared.rank != shared.size - 1:
+        del only_on_last
+    gc.collect()
+    assert len(shared.transport._regions) == 4
+    shared.transport.free_unused()
+    assert len(shared.transport._regions) == 3, "the unused one is freed, those in use anywhere are not"
+    assert shared.transport.holds(keep, view)
+    array = view[:10]
+    array[:] = shared.rank
+    shared.transport.all_reduce(array, array, "max")  # regions are still numbered alike
+    assert (array == shared.size - 1).all()
+
+
+def test_arrays_outlive_the_transport():
+    comm = world().Dup()
+    bench = make_bench("shared", comm)
+    array = bench.array(np.arange(10_000, dtype=np.float32))
+    bench.transport.close()
+    comm.Free()
+    gc.collect()
+    assert (array == np.arange(10_000)).all()
+    array += 1
+    assert array[-1] == 10_000
+
+
+def test_communicators_are_freed():
+    """MPI has only about 2,000 of them."""
+    from mpi4py import MPI
+
+    comm = world().Dup()
+    shared, mpi = make_bench("shared", comm).transport, make_bench("mpi", comm).transport
+    shared.close()
+    mpi.close()
+    assert shared.comm == shared._second_comm == mpi._second_comm == MPI.COMM_NULL
+    assert comm != MPI.COMM_NULL, "a given communicator remains its owner's"
+    comm.Free()
+
+
+def test_room_is_asked_for_before_it_is_used(shared: Bench, monkeypatch):
+    monkeypatch.setattr(shared_module, "_free_shared_memory", lambda: 10 << 20)
+    assert shared.transport.fits(9 << 20)
+    assert not shared.transport.fits((9 << 20) + 1)
+    if shared.rank:  # rank 0 decides for all
+        monkeypatch.setattr(shared_module, "_free_shared_memory", lambda: 0)
+    assert shared.transport.fits(1)
+
+
+def test_without_a_shared_memory_file_system_nothing_fits(monkeypatch):
+    def missing(path):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "statvfs", missing)
+    assert shared_module._free_shared_memory() == 0
