@@ -1,0 +1,1 @@
+"""This project beside its peers on the same model, data, batch and ranks: `python -m benchmarks.peers`."""

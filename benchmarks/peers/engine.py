@@ -1,0 +1,81 @@
+"""This project, as its Trainer runs it: the native engine under Communicator, Synchronizer and clcomm.optim.SGD."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from benchmarks.peers.batches import Batch
+from benchmarks.peers.worker import LR, options, work
+from clcomm import Communicator, Synchronizer
+from clcomm.engine import Device
+from training import engines
+
+PHASES = ("upload", "forward", "backward", "sync", "update")
+
+
+class Native:
+    """A step of the native engine; with the setting "phases" it waits after each phase and adds up their times."""
+
+    def __init__(self, model: str, shape: tuple[int, ...], batches: list[Batch], comm: Communicator):
+        self.device = Device.select(local_rank=comm.local_rank, local_size=comm.local_size, cores=comm.cores)
+        self.parts = engines.build("native", model, shape, 10, seed=0, device=self.device)
+        self.comm, self.batches = comm, batches
+        self.sync = Synchronizer(comm)
+        self.optimizer = self.parts.make_optimizer("sgd", LR)
+        self.sync.broadcast_parameters(self.parts.model)
+        self._initial = self.parts.model.state_dict()
+        self._loss: Any = None
+        self._by_phase = False
+        self.phases = dict.fromkeys(PHASES, 0.0)
+
+    def configure(self, settings: dict[str, Any]) -> None:
+        self._by_phase = bool(settings.get("phases"))
+
+    def reset(self) -> None:
+        self.parts.model.load_state_dict(self._initial)
+
+    def step(self, number: int) -> None:
+        if self._by_phase:
+            self._step_by_phase(number)
+            return
+        inputs, targets = self.parts.prepare(*self.batches[number])
+        self._loss = self.parts.loss_fn(self.parts.model(inputs), targets)
+        self._loss.backward()
+        self.sync.sync_gradients(self.parts.model)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def _step_by_phase(self, number: int) -> None:
+        marks = [time.perf_counter()]
+
+        def mark() -> None:
+            self.device.finish()
+            marks.append(time.perf_counter())
+
+        inputs, targets = self.parts.prepare(*self.batches[number])
+        mark()
+        self._loss = self.parts.loss_fn(self.parts.model(inputs), targets)
+        mark()
+        self._loss.backward()
+        mark()
+        self.sync.sync_gradients(self.parts.model)
+        mark()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        mark()
+        for name, begin, end in zip(PHASES, marks[:-1], marks[1:], strict=True):
+            self.phases[name] += end - begin
+
+    def finish(self) -> float:
+        self.device.finish()
+        return self._loss.item()
+
+
+def main() -> None:
+    given, comm = options(), Communicator()
+    work(given, comm.rank, lambda batches: Native(given.model, tuple(given.shape), batches, comm))
+
+
+if __name__ == "__main__":
+    main()

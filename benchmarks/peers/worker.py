@@ -1,0 +1,71 @@
+"""What a system under measurement offers, and how a worker lets the parent measure it."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from benchmarks.peers.batches import Batch, read_batches
+from benchmarks.workers import serve
+
+#: Learning rate of every system's plain SGD: small, so that a long window stays in ordinary numbers.
+LR = 0.01
+_SETTLING_STEPS = 3
+
+
+class TrainingSystem(Protocol):
+    """One rank's model, synchronisation and optimizer, and its batches in the system's own form."""
+
+    def configure(self, settings: dict[str, Any]) -> None:
+        """Take the settings of a window, such as PyTorch's threads."""
+
+    def reset(self) -> None:
+        """Go back to the initial parameters."""
+
+    def step(self, number: int) -> None:
+        """Forward, backward, synchronisation and SGD on batch `number`; may leave work queued."""
+
+    def finish(self) -> float:
+        """Wait until all work is done and return the last step's loss."""
+
+
+def options() -> argparse.Namespace:
+    """Return what the parent passed to a worker."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory")
+    parser.add_argument("--model", choices=("convnet", "mlp"), required=True)
+    parser.add_argument("--batches", required=True)
+    parser.add_argument("--shape", type=int, nargs=3, required=True)
+    return parser.parse_args()
+
+
+def work(given: argparse.Namespace, rank: int, make: Callable[[list[Batch]], TrainingSystem]) -> None:
+    """Build the system and run windows of it for the parent until it hangs up."""
+    batches = read_batches(given.batches, rank)
+    system = make(batches)
+
+    def handle(request: dict[str, Any]) -> dict[str, Any]:
+        system.configure(request["settings"])
+        system.reset()
+        return run_window(system, len(batches), request["steps"])
+
+    serve(given.directory, rank, handle)
+
+
+def run_window(system: TrainingSystem, batches: int, steps: int) -> dict[str, Any]:
+    """Run a few steps that let all ranks fall into step, then `steps` timed ones.
+
+    The times are the system's monotonic clock, which processes of one host share.
+    """
+    numbers = itertools.cycle(range(batches))
+    for _ in range(_SETTLING_STEPS):
+        system.step(next(numbers))
+    system.finish()
+    start = time.monotonic()
+    for _ in range(steps):
+        system.step(next(numbers))
+    loss = system.finish()
+    return {"start": start, "stop": time.monotonic(), "loss": loss}
