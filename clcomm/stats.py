@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -180,8 +179,9 @@ class CommStats:
 
         whose = "" if self.ranks == 1 else f", mean of {self.ranks} ranks"
         table = Table(
-            title=f"{title} per rank{whose}", title_justify="left", box=None, header_style="bold", pad_edge=False
-        )
+            title=f"{title} per rank{whose}", title_justify="left", box=None, header_style="bold", pad_edge=False,
+            collapse_padding=True, caption="times in ms, bandwidths in GB/s", caption_justify="left",
+        )  # fmt: skip
         columns = _COLUMNS if width >= 110 else [column for column in _COLUMNS if not column.wide_only]
         for column in columns:
             table.add_column(column.heading, justify=column.justify, no_wrap=True)
@@ -210,13 +210,13 @@ _COLUMNS = [
     _Column("calls", lambda row: f"{row['calls']:,}"),
     _Column("bytes", lambda row: f"{row['bytes']:,}"),
     _Column("bytes/call", lambda row: f"{row['average_bytes_per_call']:,.0f}"),
-    _Column("total ms", _milliseconds("seconds", 1)),
-    _Column("mean ms", _milliseconds("mean_s"), wide_only=True),
-    _Column("p50 ms", _milliseconds("p50_s")),
-    _Column("p95 ms", _milliseconds("p95_s"), wide_only=True),
-    _Column("max ms", _milliseconds("max_s"), wide_only=True),
-    _Column("algbw GB/s", _gigabytes("algbw_bytes_per_s"), wide_only=True),
-    _Column("busbw GB/s", _gigabytes("busbw_bytes_per_s")),
+    _Column("total", _milliseconds("seconds", 1)),
+    _Column("mean", _milliseconds("mean_s"), wide_only=True),
+    _Column("p50", _milliseconds("p50_s")),
+    _Column("p95", _milliseconds("p95_s"), wide_only=True),
+    _Column("max", _milliseconds("max_s"), wide_only=True),
+    _Column("algbw", _gigabytes("algbw_bytes_per_s"), wide_only=True),
+    _Column("busbw", _gigabytes("busbw_bytes_per_s")),
     _Column("failed", lambda row: str(row["failures"]), wide_only=True),
 ]
 

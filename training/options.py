@@ -73,7 +73,7 @@ def _add_optimizer_options(parser: Parser) -> None:
     group.add_argument("--weight-decay", type=float, metavar="W", help="default: the optimizer's")
     group.add_argument(
         "--schedule",
-        default="constant",
+        default="cosine",
         metavar="TEXT",
         help='of the rate, e.g. "constant" or "cosine:warmup=100"; default: %(default)s',
     )

@@ -69,4 +69,4 @@ def _restore_random_state(state: np.ndarray | None) -> None:
     if state is None or state.shape != (1250,):
         raise CheckpointError("checkpoint: holds no random state for this rank")
     random.setstate((3, tuple(int(word) for word in state[:625]), None))
-    np.random.set_state(("MT19937", state[625:1249], int(state[1249])))
+    np.random.set_state(("MT19937", state[625:1249], int(state[1249]), 0, 0.0))
