@@ -55,11 +55,11 @@ test: test-plain test-mpi ## the whole suite: plain, then on TEST_RANKS ranks
 test-plain: $(FOR_TEST) ## the tests that need no mpiexec
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
-# pytest-mpi also runs what carries no mpi mark; the plain run has had those. The ranks would share one test cache.
+# Under --with-mpi only tests marked mpi are collected (tests/conftest.py). The ranks would share one test cache.
 test-mpi: $(FOR_TEST) ## the tests marked mpi, on TEST_RANKS ranks
 	@set -e; for ranks in $(TEST_RANKS); do \
 	  echo "== $$ranks ranks =="; \
-	  timeout --kill-after 10 $(TEST_LIMIT_S) $(LAUNCH) -n $$ranks $(BIN)/python -m mpi4py -m pytest --with-mpi -m mpi -x -p no:cacheprovider $(TEST_ARGS); \
+	  timeout --kill-after 10 $(TEST_LIMIT_S) $(LAUNCH) -n $$ranks $(BIN)/python -m mpi4py -m pytest --with-mpi -x -p no:cacheprovider $(TEST_ARGS); \
 	done
 # Several ranks' NumPy on few cores: one thread each.
 test-mpi: export OMP_NUM_THREADS ?= 1
