@@ -186,4 +186,4 @@ def test_shards_cover_everything_evenly(count, shards, multiple):
     assert min(lengths) >= 0
     assert all(start % multiple == 0 or start == count for start in bounds[:-1])
     assert max(lengths) - min(lengths[:-1] or lengths) <= multiple
-    assert max(lengths) <= -(-(-(-count // shards)) // multiple) * multiple
+    assert max(lengths) < count / shards + multiple + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import pickle
 
 import numpy as np
@@ -180,9 +181,9 @@ def test_a_dict_says_what_it_holds():
 
 
 def rendered(stats):
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(stats.table())
-    console.file.close()
+    with open(os.devnull, "w") as nowhere:
+        console = Console(width=200, record=True, file=nowhere)
+        console.print(stats.table())
     return console.export_text()
 
 
@@ -200,3 +201,13 @@ def test_the_table_shows_every_operation_with_its_units():
 
 def test_an_empty_table_renders():
     assert "operation" in rendered(CommStats())
+
+
+def test_a_narrow_table_keeps_to_its_width():
+    stats = stats_of([event(0.0015, 827_688, label="gradients")] * 235)
+    with open(os.devnull, "w") as nowhere:
+        console = Console(width=80, record=True, file=nowhere)
+        console.print(stats.table(width=80))
+    lines = console.export_text().splitlines()
+    assert any("194,506,680" in line and "827,688" in line for line in lines)
+    assert max(map(len, lines)) <= 80
