@@ -21,6 +21,7 @@ from benchmarks.machine import describe_machine, describe_versions
 from clcomm.errors import ArgumentError
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
+_FILE_WIDTH = 160
 _RESULTS_HEADING = (
     "# Results\n\nNewest last. Ratios are what counts: each section was measured side by side, in one run.\n"
 )
@@ -207,6 +208,11 @@ def positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number from 1 up, got {text!r}")
     return int(text)
+
+
+def make_console() -> Console:
+    """Return where a benchmark prints; a file gets lines as wide as the tables need."""
+    return Console(soft_wrap=True) if sys.stdout.isatty() else Console(soft_wrap=True, width=_FILE_WIDTH)
 
 
 def command_line(program: str) -> str:

@@ -31,7 +31,7 @@ _CHECK_STEPS, _LOSS_TOLERANCE = 10, 1e-3
 
 
 def main() -> None:
-    options, console = parse(), Console(soft_wrap=True)
+    options, console = parse(), harness.make_console()
     report = Report("images per second beside the peers", harness.command_line(PROGRAM))
     for model in options.model:
         for batch in options.batch:

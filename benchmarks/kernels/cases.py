@@ -1,0 +1,94 @@
+"""What is measured: products, convolutions, and whole steps, each with the work it stands for.
+
+M N K: a product's result is M x N and its sums run over K. B: images of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+KINDS = ("gemm", "conv", "block", "step")
+#: The models' layers: inputs and outputs of the products, (channels, side, outputs) of the 3x3 convolutions.
+_LINEAR = {"convnet": ((1568, 128), (128, 10)), "mlp": ((784, 128), (128, 128), (128, 10))}
+_CONV = {"conv1": (1, 28, 16), "conv2": (16, 14, 32)}
+_CUBES = (512, 1024)
+_TAPS = 9
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing that every system does in its own way.
+
+    flops: floating-point operations of one run. sizes: what the runner needs to know. first: whether nobody needs the
+    input's gradient. passes: "forward" or "forward+backward".
+    """
+
+    kind: str
+    name: str
+    flops: float
+    sizes: dict[str, int] = field(default_factory=dict)
+    variant: str = ""
+    passes: str = ""
+    first: bool = False
+
+
+def make_cases(kinds: Sequence[str], batches: Sequence[int]) -> list[Case]:
+    """Return the cases of the given kinds at the given batch sizes, none twice."""
+    makers = {"gemm": _products, "conv": _convolutions, "block": _blocks, "step": _steps}
+    cases = {case.name: case for kind in kinds for case in makers[kind](batches)}
+    return list(cases.values())
+
+
+def _products(batches: Sequence[int]) -> Iterator[Case]:
+    for side in _CUBES:
+        for variant in ("NN", "NT", "TN"):
+            yield _product(variant, side, side, side)
+    for batch in batches:
+        for layers in _LINEAR.values():
+            for inputs, outputs in layers:
+                yield _product("NT", batch, outputs, inputs)  # y = x W^T
+                yield _product("TN", outputs, inputs, batch)  # dW = dy^T x
+                if inputs != 784:  # nobody needs the gradient of the images
+                    yield _product("NN", batch, inputs, outputs)  # dx = dy W
+
+
+def _product(variant: str, m: int, n: int, k: int) -> Case:
+    return Case("gemm", f"GEMM {variant} {m} x {n} x {k}", 2.0 * m * n * k, {"m": m, "n": n, "k": k}, variant)
+
+
+def _conv_flops(batch: int, layer: str) -> float:
+    channels, side, outputs = _CONV[layer]
+    return 2.0 * batch * outputs * side * side * channels * _TAPS
+
+
+def _conv_case(kind: str, batch: int, layer: str, passes: str, name: str) -> Case:
+    channels, side, outputs = _CONV[layer]
+    first = layer == "conv1"
+    times = 1 if passes == "forward" else 2 if first else 3  # each gradient is as much work as the forward pass
+    sizes = {"batch": batch, "channels": channels, "side": side, "outputs": outputs}
+    return Case(kind, name, times * _conv_flops(batch, layer), sizes, layer, passes, first)
+
+
+def _convolutions(batches: Sequence[int]) -> Iterator[Case]:
+    for batch in batches:
+        for layer in _CONV:
+            for passes in ("forward", "forward+backward"):
+                yield _conv_case("conv", batch, layer, passes, f"{layer} {passes}, batch {batch}")
+
+
+def _blocks(batches: Sequence[int]) -> Iterator[Case]:
+    for batch in batches:
+        for layer in _CONV:
+            name = f"{layer} + ReLU + pool forward+backward, batch {batch}"
+            yield _conv_case("block", batch, layer, "forward+backward", name)
+
+
+def _steps(batches: Sequence[int]) -> Iterator[Case]:
+    for batch in batches:
+        for model, layers in _LINEAR.items():
+            products = [2.0 * batch * inputs * outputs * (2 if inputs == 784 else 3) for inputs, outputs in layers]
+            work = sum(products)
+            if model == "convnet":
+                work += 2 * _conv_flops(batch, "conv1") + 3 * _conv_flops(batch, "conv2")
+            yield Case("step", f"{model} step, batch {batch}", work, {"batch": batch}, model)

@@ -1,0 +1,92 @@
+"""The cases in this project's engine, on one thread: one core's share of the CPU, or CLCOMM_DEVICE."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks.kernels import peak
+from benchmarks.kernels.cases import Case
+from benchmarks.kernels.worker import Runner, work
+from clcomm import optim
+from clcomm.engine import CrossEntropyLoss, Device, Tensor, no_grad
+from clcomm.engine import functional as F
+from clcomm.engine.ops.matmul import multiply
+from models import MLP, ConvNet
+
+
+def make(device: Device, case: Case) -> Runner | None:
+    """Return what runs a case."""
+    if case.kind == "peak":
+        return peak.make_runner(device)
+    makers: dict[str, Any] = {"gemm": _product, "conv": _convolution, "block": _convolution, "step": _step}
+    once = makers[case.kind](device, case)
+
+    def run(repeats: int) -> None:
+        for _ in range(repeats):
+            once()
+        device.finish()
+
+    return run
+
+
+def _random(device: Device, *shape: int, needs: bool = False) -> Tensor:
+    values = np.random.default_rng(0).standard_normal(shape, np.float32)
+    return Tensor(values, device, requires_grad=needs)
+
+
+def _product(device: Device, case: Case) -> Any:
+    m, n, k = (case.sizes[name] for name in "mnk")
+    turn_a, turn_b = (letter == "T" for letter in case.variant)
+    a = _random(device, *((k, m) if turn_a else (m, k)))
+    b = _random(device, *((n, k) if turn_b else (k, n)))
+    out = _random(device, m, n)
+    return lambda: multiply(a, b, out, transpose_a=turn_a, transpose_b=turn_b)
+
+
+def _convolution(device: Device, case: Case) -> Any:
+    sizes = case.sizes
+    needs = case.passes != "forward"
+    x = _random(device, sizes["batch"], sizes["channels"], sizes["side"], sizes["side"], needs=needs and not case.first)
+    weight = _random(device, sizes["outputs"], sizes["channels"], 3, 3, needs=needs)
+    bias = _random(device, sizes["outputs"], needs=needs)
+
+    def forward() -> Tensor:
+        if case.kind == "block":
+            return F.conv_relu_pool(x, weight, bias, padding=1)
+        return F.conv2d(x, weight, bias, padding=1)
+
+    if not needs:
+        return no_grad()(forward)
+    gradient = _random(device, *forward().shape)
+
+    def forward_and_backward() -> None:
+        forward().backward(gradient)
+        x.grad = weight.grad = bias.grad = None
+
+    return forward_and_backward
+
+
+def _step(device: Device, case: Case) -> Any:
+    batch = case.sizes["batch"]
+    model = ConvNet(device=device, seed=0) if case.variant == "convnet" else MLP(device=device, seed=0)
+    optimizer, loss_fn = optim.SGD(model, lr=0.01), CrossEntropyLoss()
+    x = _random(device, batch, 1, 28, 28)
+    y = Tensor((np.arange(batch) % 10).astype(np.int32), device)
+
+    def once() -> None:
+        loss_fn(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return once
+
+
+def main() -> None:
+    device = Device.select(cores=1)
+    work(lambda case: make(device, case))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The cases in PyTorch, on one thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from benchmarks.kernels.cases import Case
+from benchmarks.kernels.worker import Runner, work
+from training import torch_engine
+
+
+def make(case: Case) -> Runner | None:
+    """Return what runs a case."""
+    makers: dict[str, Any] = {"gemm": _product, "conv": _convolution, "block": _convolution, "step": _step}
+    if case.kind not in makers:
+        return None
+    once = makers[case.kind](case)
+
+    def run(repeats: int) -> None:
+        for _ in range(repeats):
+            once()
+
+    return run
+
+
+def _product(case: Case) -> Any:
+    m, n, k = (case.sizes[name] for name in "mnk")
+    turn_a, turn_b = (letter == "T" for letter in case.variant)
+    a = torch.randn(k, m).t() if turn_a else torch.randn(m, k)
+    b = torch.randn(n, k).t() if turn_b else torch.randn(k, n)
+    out = torch.empty(m, n)
+    return lambda: torch.matmul(a, b, out=out)
+
+
+def _convolution(case: Case) -> Any:
+    sizes = case.sizes
+    needs = case.passes != "forward"
+    x = torch.randn(sizes["batch"], sizes["channels"], sizes["side"], sizes["side"])
+    x.requires_grad_(needs and not case.first)
+    weight = torch.randn(sizes["outputs"], sizes["channels"], 3, 3, requires_grad=needs)
+    bias = torch.randn(sizes["outputs"], requires_grad=needs)
+
+    def forward() -> torch.Tensor:
+        result = F.conv2d(x, weight, bias, padding=1)
+        return F.max_pool2d(torch.relu(result), 2) if case.kind == "block" else result
+
+    if not needs:
+        return torch.no_grad()(forward)
+    gradient = torch.randn(forward().shape)
+
+    def forward_and_backward() -> None:
+        forward().backward(gradient)
+        x.grad = weight.grad = bias.grad = None
+
+    return forward_and_backward
+
+
+def _step(case: Case) -> Any:
+    batch = case.sizes["batch"]
+    model = torch_engine.make_module(case.variant, (1, 28, 28), 10, seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x, y = torch.randn(batch, 1, 28, 28), torch.arange(batch) % 10
+
+    def once() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return once
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    work(make)
+
+
+if __name__ == "__main__":
+    main()

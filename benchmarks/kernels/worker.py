@@ -1,0 +1,33 @@
+"""How a system's worker lets the parent time one case after another."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.kernels.cases import Case
+from benchmarks.workers import serve
+
+#: Runs a case so many times and returns when all of it is done.
+Runner = Callable[[int], None]
+
+
+def work(make: Callable[[Case], Runner | None]) -> None:
+    """Answer requests {"case": dict of a Case, "repeats": n} with {"wall": s, "cpu": s}, {} for what `make` can't do."""
+    current: dict[str, Any] = {}
+
+    def handle(request: dict[str, Any]) -> dict[str, Any]:
+        case = Case(**request["case"])
+        if current.get("name") != case.name:  # the one before gives its memory back first
+            current.clear()
+            current.update(name=case.name, runner=make(case))
+        runner = current["runner"]
+        if runner is None:
+            return {}
+        wall, cpu = time.perf_counter(), time.process_time()
+        runner(request["repeats"])
+        return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+
+    serve(sys.argv[1], 0, handle)
