@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from clcomm import Communicator
 
 # Kernel builds and a busy machine make single examples slow: time is no measure of a test's result.
 settings.register_profile(
@@ -18,3 +21,23 @@ def pytest_collection_modifyitems(config, items):
     others = [item for item in items if item.get_closest_marker("mpi") is None]
     config.hook.pytest_deselected(items=others)
     items[:] = [item for item in items if item.get_closest_marker("mpi") is not None]
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("solo"),
+        pytest.param("auto", marks=pytest.mark.mpi(min_size=1)),
+        pytest.param("mpi", marks=pytest.mark.mpi(min_size=1)),
+    ]
+)
+def comm(request):
+    """A Communicator: alone in plain pytest; under mpiexec all ranks, with shared memory and without."""
+    with Communicator(transport=request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def auto():
+    """All ranks' Communicator, with shared memory where there is any."""
+    with Communicator() as made:
+        yield made

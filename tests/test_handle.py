@@ -1,0 +1,53 @@
+"""All-reduces that go on while their caller does something else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clcomm.errors import ArgumentError, MismatchError
+from tests.helpers import one_line
+
+
+def test_started_all_reduces(comm):
+    arrays = [comm.allocate(4 * n).view(np.float32) for n in (1, 100, 20_000)]
+    arrays += [np.zeros((7, n), np.float32) for n in (1, 100, 5000)]
+    for array in arrays:
+        array[...] = comm.rank
+    handles = [comm.all_reduce_async(array, "sum") for array in arrays]
+    order = np.random.default_rng(comm.rank).permutation(len(handles))
+    for index in order:
+        assert handles[index].wait() is arrays[index]
+        assert (arrays[index] == comm.size * (comm.size - 1) / 2).all()
+        assert handles[index].done()
+
+
+def test_ranks_may_wait_before_and_after_a_blocking_call(comm):
+    """The second phase of a started all-reduce needs all ranks: one that blocks first must not hold it up."""
+    for array in (np.ones(50_000, np.float32), comm.allocate(4 * 50_000).view(np.float32)):
+        for blocking in (comm.barrier, lambda: comm.all_gather_object(None), lambda: comm.allocate(8)):
+            array[:] = 1
+            handle = comm.all_reduce_async(array)
+            if comm.rank % 2:
+                handle.wait()
+            blocking()
+            assert (handle.wait() == comm.size).all()
+
+
+def test_a_started_all_reduce_needs_contiguous_arrays(comm):
+    strided = np.zeros((4, 4))[:, ::2]
+    for kwargs, name in (({}, "array"), ({"out": strided}, "out")):
+        with pytest.raises(ArgumentError) as caught:
+            comm.all_reduce_async(strided if name == "array" else np.zeros((4, 2)), **kwargs)
+        assert one_line(caught) == f"{name}: expected a C-contiguous array for a non-blocking all-reduce"
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_started_all_reduce_that_fails_is_counted_once(auto):
+    memory = auto.allocate(64)
+    handle = auto.all_reduce_async(memory[: 32 if auto.rank == 0 else 48])
+    for _ in range(2):
+        with pytest.raises(MismatchError):
+            handle.wait()
+    assert auto.stats.total("all_reduce")["failures"] == 1
+    auto.barrier()
