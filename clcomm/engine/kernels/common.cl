@@ -21,20 +21,23 @@ inline int run_last(int count) { return min((int)get_global_id(0) * run_length(c
 #define LANES 8
 typedef float8 lanes;
 
+/* PoCL keeps vload8, vstore8, min and max as calls, around which every vector in a register goes to memory. */
+typedef float8 __attribute__((aligned(4))) unaligned8;
+#define load8(from) (*(__global const unaligned8 *)(from))
+#define store8(value, to) (*(__global unaligned8 *)(to) = (value))
+
 inline lanes load_lanes(__global const float *from, int left, float filler) {
-    if (left >= LANES) return vload8(0, from);
-    float values[LANES];
-    for (int i = 0; i < LANES; ++i) values[i] = i < left ? from[i] : filler;
-    return vload8(0, values);
+    if (left >= LANES) return load8(from);
+    lanes value = filler;
+    for (int i = 0; i < left; ++i) ((float *)&value)[i] = from[i];
+    return value;
 }
 
 inline void store_lanes(lanes value, __global float *to, int left) {
     if (left >= LANES) {
-        vstore8(value, 0, to);
+        store8(value, to);
     } else {
-        float values[LANES];
-        vstore8(value, 0, values);
-        for (int i = 0; i < left; ++i) to[i] = values[i];
+        for (int i = 0; i < left; ++i) to[i] = ((float *)&value)[i];
     }
 }
 
@@ -105,6 +108,8 @@ typedef float lanes;
 
 /* For helpers whose loops must unroll into registers: inlined, with bounds that are constants after inlining. */
 #define INLINE static inline __attribute__((always_inline))
+INLINE int smaller(int a, int b) { return a < b ? a : b; }
+INLINE int larger(int a, int b) { return a > b ? a : b; }
 #define UNROLL _Pragma("unroll")
 
 /* Eight rows of eight become eight columns of eight, in three rounds of pairwise shuffles. */
