@@ -18,8 +18,10 @@
 
    Sums are kept for tiles of 4 outputs x 3 pixels: 12 vectors, which with their operands fill 16 registers.
 
-   Two builds: one takes every size at run time; the other is for one WIDTH (of x and y alike, stride 1) and one
-   KERNEL_W and PAD_W, so that the taps which fall outside x at either end of a row are known when it is compiled. */
+   Builds: one takes every size at run time; the other is for one WIDTH (of x and y alike, stride 1) and one
+   KERNEL_W and PAD_W, so that the taps which fall outside x at either end of a row are known when it is compiled. With
+   ONE_CHANNEL in x that build also knows KERNEL_H, and keeps a tile's weights in local memory in the order of their
+   use: there the loop over channels does not outweigh the addresses of the weights. */
 
 #define TILE_OUTPUTS 4
 #define TILE_PIXELS 3
@@ -27,6 +29,19 @@
 #define SEGMENT (WIDTH + TILE_PIXELS)
 #else
 #define SEGMENT 48
+#endif
+#ifdef ONE_CHANNEL
+#define WEIGHTS __local const float *
+#define W_OUTPUT(o) (o)
+#define W_I(s) (KERNEL_W * TILE_OUTPUTS)
+#define W_J(s) TILE_OUTPUTS
+#define CHANNELS(s) 1
+#else
+#define WEIGHTS __global const float *
+#define W_OUTPUT(o) w_output[o]
+#define W_I(s) s.w_i
+#define W_J(s) s.w_j
+#define CHANNELS(s) s.channels
 #endif
 
 #define SHAPE \
@@ -41,22 +56,22 @@ typedef struct {
 /* Returns pixel `p` of 8 images, image rows `stride` apart; lanes from `valid` on are zero. */
 INLINE float8 gather_lanes(__global const float *x, long stride, int valid)
 {
-    float values[8] = {0};
-    for (int i = 0; i < valid; ++i) values[i] = x[i * stride];
-    return vload8(0, values);
+    float8 value = 0.0f;
+    for (int i = 0; i < valid; ++i) ((float *)&value)[i] = x[i * stride];
+    return value;
 }
 
 /* Returns in `rows` the lanes of the 8 pixels from x on. */
 INLINE void gather_block(float8 rows[8], __global const float *x, long stride, int valid)
 {
-    UNROLL for (int i = 0; i < 8; ++i) rows[i] = i < valid ? vload8(0, x + i * stride) : (float8)0.0f;
+    UNROLL for (int i = 0; i < 8; ++i) rows[i] = i < valid ? load8(x + i * stride) : (float8)0.0f;
     transpose8(rows);
 }
 
 __kernel void pack_lanes(__global const float *x, __global float8 *packed, int images, int features, int run)
 {
-    const int block = get_global_id(1), first = get_global_id(0) * run, last = min(first + run, features);
-    const int valid = min(8, images - block * 8);
+    const int block = get_global_id(1), first = get_global_id(0) * run, last = smaller(first + run, features);
+    const int valid = smaller(8, images - block * 8);
     x += (long)block * 8 * features;
     packed += (long)block * features;
     int f = first;
@@ -73,7 +88,7 @@ __kernel void pack_gradient(
     __global const float *grad, __global float8 *packed, __global float8 *bias_partial, int images, int outputs,
     int plane)
 {
-    const int o = get_global_id(0), block = get_global_id(1), valid = min(8, images - block * 8);
+    const int o = get_global_id(0), block = get_global_id(1), valid = smaller(8, images - block * 8);
     const long stride = (long)outputs * plane;
     grad += block * 8 * stride + (long)o * plane;
     packed += ((long)block * outputs + o) * plane;
@@ -102,7 +117,7 @@ INLINE void unpack_lanes(__local const float8 *packed, __global float *to, long 
         float8 rows[8];
         UNROLL for (int i = 0; i < 8; ++i) rows[i] = packed[p + i];
         transpose8(rows);
-        UNROLL for (int i = 0; i < 8; ++i) if (i < valid) vstore8(rows[i], 0, to + i * stride + p);
+        UNROLL for (int i = 0; i < 8; ++i) if (i < valid) store8(rows[i], to + i * stride + p);
     }
     for (; p < count; ++p)
         for (int i = 0; i < valid; ++i) to[i * stride + p] = ((__local const float *)(packed + p))[i];
@@ -130,13 +145,13 @@ INLINE int undilated(int scaled, int dilation)
 /* Adds one tap of the kernel, over all channels, to the pixels in `mask` of a tile. The sums stay in registers. */
 INLINE void add_tap(
     float8 sum[TILE_OUTPUTS][TILE_PIXELS], __global const float8 *x, const int offset[TILE_PIXELS], int plane,
-    __global const float *weight, const int w_output[TILE_OUTPUTS], int w_channel, int channels, const int mask)
+    WEIGHTS weight, const int w_output[TILE_OUTPUTS], int w_channel, int channels, const int mask)
 {
     for (int c = 0; c < channels; ++c) {
         float8 value[TILE_PIXELS];
         UNROLL for (int p = 0; p < TILE_PIXELS; ++p) if (mask >> p & 1) value[p] = x[offset[p]];
         UNROLL for (int o = 0; o < TILE_OUTPUTS; ++o) {
-            const float factor = weight[w_output[o]];
+            const float factor = weight[W_OUTPUT(o)];
             UNROLL for (int p = 0; p < TILE_PIXELS; ++p) if (mask >> p & 1) sum[o][p] += factor * value[p];
         }
         x += plane;
@@ -146,7 +161,7 @@ INLINE void add_tap(
 
 /* Computes the tile at (oy, ox) and puts it down in rows of `results`, `results_row` apart. */
 INLINE void convolve_tile(
-    __local float8 *results, int results_row, __global const float8 *packed, __global const float *weight,
+    __local float8 *results, int results_row, __global const float8 *packed, WEIGHTS weight,
     const int w_output[TILE_OUTPUTS], const float8 start[TILE_OUTPUTS], Shape s, int oy, int ox,
     const int is_left, const int is_right)
 {
@@ -157,8 +172,9 @@ INLINE void convolve_tile(
         const int iy = undilated(oy * s.stride + i - s.pad_h, s.dilation);
         if (iy < 0 || iy >= s.height) continue;
         __global const float8 *row = packed + iy * s.width;
-        __global const float *tap = weight + i * s.w_i;
-#define ADD_TAP(mask) add_tap(sum, row, offset, s.height * s.width, tap + j * s.w_j, w_output, s.w_c, s.channels, mask)
+        WEIGHTS tap = weight + i * W_I(s);
+#define ADD_TAP(mask) \
+    add_tap(sum, row, offset, s.height * s.width, tap + j * W_J(s), w_output, s.w_c, CHANNELS(s), mask)
 #ifdef WIDTH
         UNROLL for (int j = 0; j < KERNEL_W; ++j) {
             int offset[TILE_PIXELS], mask = 0;
@@ -195,7 +211,7 @@ INLINE void convolve_tile(
 
 /* Computes pixels [first, last) of row oy for 4 outputs; up to 2 places after them in `results` are overwritten. */
 INLINE void convolve_segment(
-    __local float8 *results, int results_row, __global const float8 *packed, __global const float *weight,
+    __local float8 *results, int results_row, __global const float8 *packed, WEIGHTS weight,
     const int w_output[TILE_OUTPUTS], const float8 start[TILE_OUTPUTS], Shape s, int oy, int first, int last)
 {
 #define TILE(ox, is_left, is_right) \
@@ -214,11 +230,23 @@ INLINE void outputs_start(
     int w_output[TILE_OUTPUTS], float8 start[TILE_OUTPUTS], __global const float *bias, Shape s, int o)
 {
     UNROLL for (int i = 0; i < TILE_OUTPUTS; ++i) {
-        const int output = min(o + i, s.outputs - 1);
+        const int output = smaller(o + i, s.outputs - 1);
         w_output[i] = s.w_first + output * s.w_o;
         start[i] = s.has_bias ? bias[output] : 0.0f;
     }
 }
+
+#ifdef ONE_CHANNEL
+#define NEAR_WEIGHTS(near) __local float near[KERNEL_H * KERNEL_W * TILE_OUTPUTS]
+#define FETCH_WEIGHTS(near, weight) \
+    for (int i = 0; i < KERNEL_H; ++i) \
+        for (int j = 0; j < KERNEL_W; ++j) \
+            for (int t = 0; t < TILE_OUTPUTS; ++t) \
+                near[(i * KERNEL_W + j) * TILE_OUTPUTS + t] = weight[w_output[t] + i * w_i + j * w_j]
+#else
+#define NEAR_WEIGHTS(near) __global const float *near
+#define FETCH_WEIGHTS(near, weight) near = weight
+#endif
 
 __kernel void convolve(
     __global const float8 *packed, __global const float *weight, __global const float *bias, __global float *y,
@@ -226,22 +254,24 @@ __kernel void convolve(
 {
     /* Results wait here until there are vectors of 8 pixels to store for each image. */
     __local float8 waiting[TILE_OUTPUTS][8 + SEGMENT];
+    NEAR_WEIGHTS(near);
     const Shape s = SHAPE;
     const int o = get_global_id(0) * TILE_OUTPUTS, block = get_global_id(1);
-    const int outputs_valid = min(TILE_OUTPUTS, outputs - o), images_valid = min(8, images - block * 8);
+    const int outputs_valid = smaller(TILE_OUTPUTS, outputs - o), images_valid = smaller(8, images - block * 8);
     const int out_plane = out_height * out_width;
     const long image_stride = (long)outputs * out_plane;
     int w_output[TILE_OUTPUTS];
     float8 start[TILE_OUTPUTS];
     outputs_start(w_output, start, bias, s, o);
+    FETCH_WEIGHTS(near, weight);
     packed += (long)block * channels * height * width;
     y += block * 8 * image_stride + (long)o * out_plane;
     int filled = 0;
     for (int oy = 0; oy < out_height; ++oy)
         for (int first = 0; first < out_width; first += SEGMENT) {
-            const int last = min(first + SEGMENT, out_width), is_last = oy == out_height - 1 && last == out_width;
+            const int last = smaller(first + SEGMENT, out_width), is_last = oy == out_height - 1 && last == out_width;
             convolve_segment(
-                &waiting[0][filled], 8 + SEGMENT, packed, weight, w_output, start, s, oy, first, last);
+                &waiting[0][filled], 8 + SEGMENT, packed, near, w_output, start, s, oy, first, last);
             filled += last - first;
             const int stored = oy * out_width + last - filled;
             int left = 0;
@@ -264,36 +294,38 @@ INLINE float8 pool_lanes(const float8 values[4], int8 *place)
     *place = 0;
     UNROLL for (int k = 1; k < 4; ++k) {
         const int8 is_larger = (values[k] > best) | (values[k] != values[k]);
-        best = select(best, values[k], is_larger);
-        *place = select(*place, (int8)k, is_larger);
+        best = is_larger ? values[k] : best;
+        *place = is_larger ? (int8)k : *place;
     }
     const int8 is_masked = best <= 0.0f;
-    *place = select(*place, (int8)MASKED, is_masked);
-    return select(best, (float8)0.0f, is_masked);
+    *place = is_masked ? (int8)MASKED : *place;
+    return is_masked ? (float8)0.0f : best;
 }
 
 /* As `convolve`, then ReLU and the maximum of each 2 x 2 pixels, while the rows are in the nearest cache.
    y[N,O,H/2,W/2]; places[N/8][O][H/2][W/2] of 8 lanes serve `unpool_lanes`. */
 __kernel void convolve_relu_pool(
     __global const float8 *packed, __global const float *weight, __global const float *bias, __global float *y,
-    __global uchar *places, SHAPE_ARGS)
+    __global uchar8 *places, SHAPE_ARGS)
 {
     __local float8 rows[TILE_OUTPUTS][2][SEGMENT], waiting[TILE_OUTPUTS][8 + POOLED];
+    NEAR_WEIGHTS(near);
     const Shape s = SHAPE;
     const int o = get_global_id(0) * TILE_OUTPUTS, block = get_global_id(1);
-    const int outputs_valid = min(TILE_OUTPUTS, outputs - o), images_valid = min(8, images - block * 8);
+    const int outputs_valid = smaller(TILE_OUTPUTS, outputs - o), images_valid = smaller(8, images - block * 8);
     const int pooled_height = out_height / 2, pooled_plane = pooled_height * POOLED;
     const long image_stride = (long)outputs * pooled_plane;
     int w_output[TILE_OUTPUTS];
     float8 start[TILE_OUTPUTS];
     outputs_start(w_output, start, bias, s, o);
+    FETCH_WEIGHTS(near, weight);
     packed += (long)block * channels * height * width;
     y += block * 8 * image_stride + (long)o * pooled_plane;
-    places += ((long)block * outputs + o) * pooled_plane * 8;
+    places += ((long)block * outputs + o) * pooled_plane;
     int filled = 0;
     for (int py = 0; py < pooled_height; ++py) {
         for (int r = 0; r < 2; ++r)
-            convolve_segment(&rows[0][r][0], 2 * SEGMENT, packed, weight, w_output, start, s, 2 * py + r, 0, WIDTH);
+            convolve_segment(&rows[0][r][0], 2 * SEGMENT, packed, near, w_output, start, s, 2 * py + r, 0, WIDTH);
         int left = 0;
         for (int i = 0; i < outputs_valid; ++i) {
             for (int px = 0; px < POOLED; ++px) {
@@ -301,7 +333,7 @@ __kernel void convolve_relu_pool(
                     rows[i][0][2 * px], rows[i][0][2 * px + 1], rows[i][1][2 * px], rows[i][1][2 * px + 1]};
                 int8 place;
                 waiting[i][filled + px] = pool_lanes(values, &place);
-                vstore8(convert_uchar8(place), (long)i * pooled_plane + py * POOLED + px, places);
+                places[i * pooled_plane + py * POOLED + px] = convert_uchar8(place);
             }
             const int stored = py * POOLED - filled;
             left = flush(waiting[i], y + (long)i * pooled_plane + stored, image_stride, filled + POOLED,
@@ -314,30 +346,30 @@ __kernel void convolve_relu_pool(
 /* Turns the gradient of `convolve_relu_pool`'s result to that of the convolution's result, packed, and adds up each
    channel: bias_partial[N/8][outputs], lanes not yet added. */
 __kernel void unpool_lanes(
-    __global const float *grad, __global const uchar *places, __global float8 *packed, __global float8 *bias_partial,
+    __global const float *grad, __global const uchar8 *places, __global float8 *packed, __global float8 *bias_partial,
     int images, int outputs, int out_height)
 {
-    const int o = get_global_id(0), block = get_global_id(1), valid = min(8, images - block * 8);
+    const int o = get_global_id(0), block = get_global_id(1), valid = smaller(8, images - block * 8);
     const int pooled_height = out_height / 2, pooled_plane = pooled_height * POOLED;
     const long stride = (long)outputs * pooled_plane;
     grad += block * 8 * stride + (long)o * pooled_plane;
-    places += ((long)block * outputs + o) * pooled_plane * 8;
+    places += ((long)block * outputs + o) * pooled_plane;
     packed += ((long)block * outputs + o) * out_height * WIDTH;
     const float8 zero = 0.0f;
     float8 sum = zero;
     for (int first = 0; first < pooled_plane; first += 8) {
         float8 values[8];
-        const int count = min(8, pooled_plane - first);
+        const int count = smaller(8, pooled_plane - first);
         if (count == 8) gather_block(values, grad + first, stride, valid);
         else for (int p = 0; p < count; ++p) values[p] = gather_lanes(grad + first + p, stride, valid);
         for (int p = 0; p < count; ++p) {
-            const int8 place = convert_int8(vload8(first + p, places));
+            const int8 place = convert_int8(places[first + p]);
             __global float8 *to = packed + (first + p) / POOLED * 2 * WIDTH + (first + p) % POOLED * 2;
-            to[0] = select(zero, values[p], place == 0);
-            to[1] = select(zero, values[p], place == 1);
-            to[WIDTH] = select(zero, values[p], place == 2);
-            to[WIDTH + 1] = select(zero, values[p], place == 3);
-            sum += select(values[p], zero, place == MASKED);
+            to[0] = place == 0 ? values[p] : zero;
+            to[1] = place == 1 ? values[p] : zero;
+            to[WIDTH] = place == 2 ? values[p] : zero;
+            to[WIDTH + 1] = place == 3 ? values[p] : zero;
+            sum += place == MASKED ? zero : values[p];
         }
     }
     /* The last row and column of odd sizes took no part in the pooling. */
@@ -354,6 +386,10 @@ INLINE void add_rows(
     int grad_row, __global const float8 *x, const int x_offset[TILE_PIXELS], int x_row, int rows, int count, int stride,
     const int mask)
 {
+    if (count == grad_row && count * stride == x_row) {
+        count *= rows;
+        rows = 1;
+    }
     for (int row = 0; row < rows; ++row) {
         __global const float8 *g = grad + row * grad_row, *from = x + row * x_row;
         for (int p = 0; p < count; ++p) {
@@ -386,22 +422,23 @@ __kernel void weight_gradient(
     int kernel_h, int kernel_w, int stride, int pad_h, int pad_w, int rows_each)
 {
     const int o = get_global_id(0) * TILE_OUTPUTS, chunk = get_global_id(1);
-    const int outputs_valid = min(TILE_OUTPUTS, outputs - o);
+    const int outputs_valid = smaller(TILE_OUTPUTS, outputs - o);
     const int plane = height * width, out_plane = out_height * out_width, taps = kernel_h * kernel_w;
     const int by_channel = channels > 1, columns = by_channel ? channels : kernel_h;
     const int column_x = by_channel ? plane : width, column_partial = by_channel ? taps : kernel_w;
     int g_offset[TILE_OUTPUTS], x_offset[TILE_PIXELS];
-    UNROLL for (int i = 0; i < TILE_OUTPUTS; ++i) g_offset[i] = min(i, outputs_valid - 1) * out_plane;
+    UNROLL for (int i = 0; i < TILE_OUTPUTS; ++i) g_offset[i] = smaller(i, outputs_valid - 1) * out_plane;
     UNROLL for (int c = 0; c < TILE_PIXELS; ++c) x_offset[c] = c * column_x;
     partial += ((long)chunk * outputs + o) * channels * taps;
-    const int first_block = chunk * blocks_each, last_block = min(first_block + blocks_each, blocks);
+    const int first_block = chunk * blocks_each, last_block = smaller(first_block + blocks_each, blocks);
     for (int block = first_block; block < last_block; ++block)
         for (int first_row = 0; first_row < out_height; first_row += rows_each)
-            for (int column = 0; column < columns; column += TILE_PIXELS)
+            for (int column = 0, columns_valid; column < columns; column += columns_valid) {
+                /* Four columns left are two tiles of two: one alone has too few sums to fill the pipeline. */
+                columns_valid = columns - column == 4 ? 2 : smaller(TILE_PIXELS, columns - column);
                 for (int tap = 0; tap < (by_channel ? taps : kernel_w); ++tap) {
                     const int is_start = block == first_block && first_row == 0;
                     const int i = by_channel ? tap / kernel_w : column, j = tap % kernel_w;
-                    const int columns_valid = min(TILE_PIXELS, columns - column);
                     __global float8 *to = partial + column * column_partial + tap;
                     float8 sum[TILE_OUTPUTS][TILE_PIXELS];
                     UNROLL for (int a = 0; a < TILE_OUTPUTS; ++a)
@@ -409,12 +446,12 @@ __kernel void weight_gradient(
                             sum[a][c] = is_start || a >= outputs_valid || c >= columns_valid
                                 ? (float8)0.0f : to[a * channels * taps + c * column_partial];
                     /* The pixels whose ix = ox*stride + j - pad_w lies inside x. */
-                    const int first = max(0, (pad_w - j + stride - 1) / stride);
-                    const int last = min(out_width, (width - 1 + pad_w - j + stride) / stride);
+                    const int first = larger(0, (pad_w - j + stride - 1) / stride);
+                    const int last = smaller(out_width, (width - 1 + pad_w - j + stride) / stride);
                     __global const float8 *grad = packed_grad + ((long)block * outputs + o) * out_plane + first;
                     __global const float8 *x = packed + ((long)block * channels + (by_channel ? column : 0)) * plane
                         + first * stride + j - pad_w;
-                    const int end = min(first_row + rows_each, out_height);
+                    const int end = smaller(first_row + rows_each, out_height);
                     for (int oy = first_row, next; oy < end; oy = next) {
                         const int iy = oy * stride + i - pad_h, step = by_channel ? 0 : 1;
                         const int mask = rows_inside(iy, step, height, (1 << columns_valid) - 1);
@@ -437,6 +474,7 @@ __kernel void weight_gradient(
                             if (a < outputs_valid && c < columns_valid)
                                 to[a * channels * taps + c * column_partial] = sum[a][c];
                 }
+            }
 }
 
 /* sums[i] = the sum of partial[chunk][i] over chunks, then lanes. */

@@ -19,15 +19,15 @@ INLINE void pack_panel(__local float8 *panel, __global const float *b, long b_ro
     int k = 0;
     if (b_column == 1 && columns == PANEL) {
         for (; k < depth; ++k) {
-            panel[2 * k] = vload8(0, b + k * b_row);
-            panel[2 * k + 1] = vload8(1, b + k * b_row);
+            panel[2 * k] = load8(b + k * b_row);
+            panel[2 * k + 1] = load8(b + k * b_row + 8);
         }
     } else if (b_row == 1) {
         for (; k + 8 <= depth; k += 8)
             for (int side = 0; side < 2; ++side) {
                 float8 block[8];
                 UNROLL for (int i = 0; i < 8; ++i)
-                    block[i] = vload8(0, b + k + min(side * 8 + i, columns - 1) * b_column);
+                    block[i] = load8(b + k + smaller(side * 8 + i, columns - 1) * b_column);
                 transpose8(block);
                 UNROLL for (int i = 0; i < 8; ++i) panel[2 * (k + i) + side] = block[i];
             }
@@ -45,7 +45,7 @@ INLINE void tile(
     long row[TILE_ROWS];
     UNROLL for (int r = 0; r < TILE_ROWS; ++r) if (r < rows) {
         sum[r][0] = sum[r][1] = 0.0f;
-        row[r] = min(r, valid - 1) * a_row;
+        row[r] = smaller(r, valid - 1) * a_row;
     }
     for (int k = 0; k < depth; ++k) {
         const float8 left = panel[2 * k], right = panel[2 * k + 1];
@@ -74,10 +74,10 @@ __kernel void gemm(
     int rows, int columns, int depth, int a_row, int a_column, int b_row, int b_column, int rows_each)
 {
     __local float8 panel[2 * DEPTH];
-    const int n = get_global_id(0) * PANEL, width = min(PANEL, columns - n);
-    const int first = get_global_id(1) * rows_each, last = min(first + rows_each, rows);
+    const int n = get_global_id(0) * PANEL, width = smaller(PANEL, columns - n);
+    const int first = get_global_id(1) * rows_each, last = smaller(first + rows_each, rows);
     for (int k = 0; k < depth; k += DEPTH) {
-        const int run = min(DEPTH, depth - k);
+        const int run = smaller(DEPTH, depth - k);
         const int is_first = k == 0, is_last = k + run == depth;
         pack_panel(panel, b + (long)k * b_row + (long)n * b_column, b_row, b_column, run, width);
         __global const float *from = a + (long)k * a_column;
@@ -88,14 +88,14 @@ __kernel void gemm(
                  run, width, TILE_ROWS, is_first, is_last, TILE_ROWS);
         for (; m < last; m += SHORT_ROWS)
             tile(from + (long)m * a_row, a_row, a_column, panel, c + (long)m * columns + n, columns, bias + n,
-                 run, width, min(SHORT_ROWS, last - m), is_first, is_last, SHORT_ROWS);
+                 run, width, smaller(SHORT_ROWS, last - m), is_first, is_last, SHORT_ROWS);
     }
 }
 
 /* sums[column] = sum of matrix[row, column] over the rows, top to bottom. */
 __kernel void column_sums(__global const float *matrix, __global float *sums, int rows, int columns)
 {
-    const int n = get_global_id(0) * PANEL, width = min(PANEL, columns - n);
+    const int n = get_global_id(0) * PANEL, width = smaller(PANEL, columns - n);
     float8 left = 0.0f, right = 0.0f;
     for (int row = 0; row < rows; ++row) {
         left += load_lanes(matrix + (long)row * columns + n, width, 0.0f);

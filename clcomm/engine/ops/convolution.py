@@ -99,7 +99,7 @@ def convolve(g: Geometry, packed: Tensor, weight: Tensor, bias: Tensor | None, y
     """Queue y = conv2d(x, weight) + bias."""
     device = y.device
     device.launch(
-        device.kernel("conv2d", "convolve", **_build(g, device)),
+        device.kernel("conv2d", "convolve", **_build(g, g.channels, device)),
         *_grid(device, g.outputs, g.images, g.out_height * g.out_width),
         packed, weight, weight if bias is None else bias, y, *_forward_shape(g, bias),
     )  # fmt: skip
@@ -109,7 +109,7 @@ def data_gradient(g: Geometry, packed_grad: Tensor, weight: Tensor, dx: Tensor) 
     """Queue dx: dy convolved with the kernel read from its last tap to its first, outputs and channels swapped."""
     device = dx.device
     device.launch(
-        device.kernel("conv2d", "convolve", **({"DILATED": 1} if g.stride > 1 else _build(g, device))),
+        device.kernel("conv2d", "convolve", **({"DILATED": 1} if g.stride > 1 else _build(g, g.outputs, device))),
         *_grid(device, g.channels, g.images, g.height * g.width),
         packed_grad, weight, weight, dx,
         g.images, g.outputs, g.out_height, g.out_width, g.channels, g.height, g.width,
@@ -147,7 +147,7 @@ def convolve_relu_pool(g: Geometry, packed: Tensor, weight: Tensor, bias: Tensor
     device = y.device
     places = device.allocate(g.blocks * _LANES * y.size // g.images)
     device.launch(
-        device.kernel("conv2d", "convolve_relu_pool", **_width_build(g)), *_grid(device, g.outputs, g.images, 0),
+        device.kernel("conv2d", "convolve_relu_pool", **_width_build(g, g.channels)), *_grid(device, g.outputs, g.images, 0),
         packed, weight, weight if bias is None else bias, y, places, *_forward_shape(g, bias),
     )  # fmt: skip
     return places
@@ -158,7 +158,7 @@ def unpool_gradient(g: Geometry, grad: Tensor, places: Any, db: Tensor | None) -
     device = grad.device
     packed = empty(device, (g.blocks, g.outputs, g.out_height, g.out_width, _LANES))
     partial = empty(device, (g.blocks, g.outputs, _LANES))
-    kernel = device.kernel("conv2d", "unpool_lanes", **_width_build(g))
+    kernel = device.kernel("conv2d", "unpool_lanes", **_width_build(g, g.channels))
     grid = (g.outputs, g.blocks)
     device.launch(kernel, grid, (1, 1), grad, places, packed, partial, g.images, g.outputs, g.out_height)
     if db is not None:
@@ -174,14 +174,15 @@ def _forward_shape(g: Geometry, bias: Tensor | None) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def _build(g: Geometry, device: Device) -> dict[str, Any]:
-    """Return the defines of the build for these sizes; both builds give the same bits."""
+def _build(g: Geometry, channels: int, device: Device) -> dict[str, Any]:
+    """Return the defines of the build for a sum over so many channels; all builds give the same bits."""
     work = g.channels * g.outputs * g.taps * g.out_height * g.out_width
-    return _width_build(g) if device.is_cpu and g.keeps_width and work >= _WORTH_A_BUILD else {}
+    return _width_build(g, channels) if device.is_cpu and g.keeps_width and work >= _WORTH_A_BUILD else {}
 
 
-def _width_build(g: Geometry) -> dict[str, Any]:
-    return {"WIDTH": g.width, "KERNEL_W": g.kernel_w, "PAD_W": g.pad_w}
+def _width_build(g: Geometry, channels: int) -> dict[str, Any]:
+    sizes = {"WIDTH": g.width, "KERNEL_W": g.kernel_w, "PAD_W": g.pad_w}
+    return {**sizes, "ONE_CHANNEL": 1, "KERNEL_H": g.kernel_h} if channels == 1 else sizes
 
 
 def _grid(device: Device, outputs: int, images: int, plane: int) -> Grid:
