@@ -12,6 +12,7 @@ import itertools
 import os
 import sys
 import time
+import warnings
 from collections import deque
 from typing import Any
 
@@ -125,8 +126,7 @@ def world() -> Any:
     Raises LaunchError when the launcher's environment speaks of several ranks and MPI of one: then mpiexec belongs
     to another MPI than the library mpi4py loaded. Raises ImportError where there is no MPI at all.
     """
-    from mpi4py import MPI
-
+    MPI = _mpi4py()
     size = MPI.COMM_WORLD.Get_size()
     promised = launched_ranks()
     if size == 1 and promised > 1:
@@ -137,6 +137,14 @@ def world() -> Any:
             f"(installed beside this Python: {_own_mpiexec()})"
         )
     return MPI.COMM_WORLD
+
+
+def _mpi4py() -> Any:
+    """Import and start MPI, without mpi4py's warning about a launcher that does not fit: `world` says it shorter."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
+        from mpi4py import MPI
+    return MPI
 
 
 def checked(comm: Any) -> Any:
@@ -190,8 +198,7 @@ def place_in_world() -> tuple[int, int]:
     """Return this process's rank in COMM_WORLD and the size of that; starts MPI if the launcher speaks of ranks."""
     if not is_running() and launched_ranks() == 1:
         return 0, 1
-    from mpi4py import MPI
-
+    MPI = _mpi4py()
     return MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 
 
