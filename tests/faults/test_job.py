@@ -1,0 +1,198 @@
+"""How a job ends when a rank fails: soon, with one clear message and the right exit code."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.launch import END_S, interrupt_when_ready, job, start
+
+FAILS_ON_ONE = """
+def main():
+    comm = Communicator()
+    if comm.rank == 1:
+        failing()
+        {statement}
+    while True:
+        comm.barrier()
+
+{call}
+"""
+FAILS_ON_ALL = """
+def main():
+    comm = Communicator()
+    comm.barrier()
+    {statement}
+
+{call}
+"""
+MISTAKE = 'raise ArgumentError("batch_size: expected at most 10, got 11")'
+
+
+def on_one(statement, call="run(main)"):
+    return FAILS_ON_ONE.format(statement=statement, call=call)
+
+
+def on_all(statement, call="run(main)"):
+    return FAILS_ON_ALL.format(statement=statement, call=call)
+
+
+def test_a_job_that_ends_well(tmp_path):
+    ended = job(tmp_path, 'def main():\n    print("rank", Communicator().rank)\nrun(main)')
+    assert ended.code == 0
+    assert sorted(ended.out.splitlines()) == ["rank 0", "rank 1", "rank 2"]
+    assert ended.err == ""
+
+
+def test_mains_return_value_is_the_exit_code(tmp_path):
+    assert job(tmp_path, "def main():\n    Communicator()\n    return 3\nrun(main)").code == 3
+
+
+@pytest.mark.parametrize("call", ["run(main)", "main()"], ids=["run", "plain script"])
+def test_an_exception_on_one_rank_ends_all(tmp_path, call):
+    ended = job(tmp_path, on_one('raise RuntimeError("boom")', call))
+    assert ended.code == 1
+    assert ended.after_failing_s < END_S
+    assert ended.clcomm_lines() == ["clcomm: rank 1 failed:"]
+    assert ended.err.count("Traceback") == 1
+    assert "RuntimeError: boom" in ended.err
+    assert "job.py" in ended.err
+
+
+def test_a_mistake_on_one_rank_is_one_line_that_names_it(tmp_path):
+    ended = job(tmp_path, on_one(MISTAKE))
+    assert ended.code == 2
+    assert ended.after_failing_s < END_S
+    assert ended.clcomm_lines() == ["clcomm: rank 1: batch_size: expected at most 10, got 11"]
+    assert "Traceback" not in ended.err
+
+
+def test_a_mistake_on_all_ranks_is_one_line(tmp_path):
+    ended = job(tmp_path, on_all(MISTAKE))
+    assert ended.code == 2
+    assert ended.err == "clcomm: batch_size: expected at most 10, got 11\n"
+
+
+def test_different_mistakes_are_all_told(tmp_path):
+    ended = job(tmp_path, on_all('raise ClcommError("odd" if comm.rank % 2 else "even")'))
+    assert ended.code == 2
+    assert sorted(ended.clcomm_lines()) == ["clcomm: rank 0: even", "clcomm: rank 1: odd"]
+
+
+@pytest.mark.parametrize("script", [on_one(MISTAKE), on_all(MISTAKE)], ids=["one rank", "all ranks"])
+def test_the_traceback_of_a_mistake_on_request(tmp_path, script):
+    ended = job(tmp_path, script, CLCOMM_TRACEBACK="1")
+    assert ended.code == 2
+    assert "Traceback" in ended.err
+    assert "ArgumentError: batch_size: expected at most 10, got 11" in ended.err
+
+
+def test_a_plain_script_shows_a_mistake_as_one_line_too(tmp_path):
+    ended = job(tmp_path, on_one(MISTAKE, "main()"))
+    assert ended.code != 0
+    assert ended.after_failing_s < END_S
+    assert ended.clcomm_lines() == ["clcomm: rank 1: batch_size: expected at most 10, got 11"]
+    assert "Traceback" not in ended.err
+
+
+def test_a_refused_argument_on_one_rank_ends_those_that_wait_for_it(tmp_path):
+    """The very first Communicator is refused on one rank, while the others wait for it to join them."""
+    script = """
+from mpi4py import MPI
+if MPI.COMM_WORLD.Get_rank() == 2:
+    failing()
+Communicator(bucket_size=0 if MPI.COMM_WORLD.Get_rank() == 2 else 1)
+Communicator().barrier()
+"""
+    ended = job(tmp_path, script)
+    assert ended.code != 0
+    assert ended.after_failing_s < END_S
+    assert len(ended.clcomm_lines()) == 1
+    assert ended.clcomm_lines()[0].startswith("clcomm: rank 2: bucket_size: expected a positive number of bytes")
+
+
+def test_sys_exit_on_one_rank_ends_all_with_its_code(tmp_path):
+    ended = job(tmp_path, on_one("sys.exit(5)"))
+    assert ended.code == 5
+    assert ended.after_failing_s < END_S
+    assert ended.clcomm_lines() == ["clcomm: rank 1: left with exit code 5"]
+    assert "Traceback" not in ended.err
+
+
+def test_sys_exit_on_all_ranks_needs_no_words(tmp_path):
+    ended = job(tmp_path, on_all("sys.exit(5)"))
+    assert (ended.code, ended.err) == (5, "")
+
+
+def test_sys_exit_with_a_text(tmp_path):
+    ended = job(tmp_path, on_all('sys.exit("no such option: --fast")'))
+    assert (ended.code, ended.err) == (1, "no such option: --fast\n")
+
+
+def test_a_rank_that_leaves_well_lets_the_others_work_on(tmp_path):
+    ended = job(tmp_path, on_all('if comm.rank == 0: sys.exit(0)\n    time.sleep(0.5); print("worked on")'))
+    assert (ended.code, ended.out, ended.err) == (0, "worked on\n" * 2, "")
+
+
+# --- Ctrl-C ---
+
+SLEEPS = """
+def main():
+    comm = Communicator()
+    ready()
+    time.sleep(60)
+
+{call}
+"""
+ONE_SLEEPS = """
+def main():
+    comm = Communicator()
+    ready()
+    if comm.rank == 1:
+        time.sleep(60)
+    comm.barrier()
+
+{call}
+"""
+
+
+@pytest.mark.parametrize("call", ["run(main)", "main()"], ids=["run", "plain script"])
+@pytest.mark.parametrize("script", [SLEEPS, ONE_SLEEPS], ids=["all compute", "two wait for one"])
+def test_ctrl_c_ends_a_job_cleanly(tmp_path, script, call):
+    ended = interrupt_when_ready(start(tmp_path, script.format(call=call)), ready_ranks=3)
+    assert ended.code != 0
+    assert ended.after_failing_s < END_S
+    assert "Traceback" not in ended.err
+    assert "KeyboardInterrupt" not in ended.err
+    assert len(ended.clcomm_lines()) <= 1
+
+
+def test_ctrl_c_without_mpiexec(tmp_path):
+    process = start(tmp_path, SLEEPS.format(call="run(main)"), launcher=False)
+    ended = interrupt_when_ready(process, ready_ranks=1)
+    assert (ended.code, ended.err) == (130, "clcomm: interrupted\n")
+
+
+# --- one process, and another MPI's mpiexec ---
+
+
+@pytest.mark.parametrize(
+    ("statement", "code", "err"),
+    [
+        (MISTAKE, 2, "clcomm: batch_size: expected at most 10, got 11\n"),
+        ("sys.exit(5)", 5, ""),
+        ("pass", 0, ""),
+    ],
+)
+def test_alone_without_mpiexec(tmp_path, statement, code, err):
+    ended = job(tmp_path, on_all(statement), launcher=False)
+    assert (ended.code, ended.err) == (code, err)
+
+
+@pytest.mark.parametrize("variable", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])
+@pytest.mark.parametrize(("call", "code"), [("run(main)", 2), ("main()", 1)], ids=["run", "plain script"])
+def test_mpiexec_of_another_mpi(tmp_path, variable, call, code):
+    ended = job(tmp_path, on_all("pass", call), launcher=False, **{variable: "4"})
+    assert ended.code == code
+    assert len(ended.err.splitlines()) == 1
+    assert ended.err.startswith("clcomm: mpiexec: expected a world of 4 ranks (its environment says so), but ")
+    assert "sees 1; start the job with the mpiexec of that MPI (installed beside this Python: " in ended.err
