@@ -203,6 +203,14 @@ def parser(program: str, description: str, *, windows: int, window_s: float) -> 
     return result
 
 
+def add_clock(parser: argparse.ArgumentParser) -> None:
+    """Add --clock, for what runs in one thread of one process."""
+    parser.add_argument(
+        "--clock", choices=("wall", "cpu"), default="wall",
+        help="cpu counts the process's own time: for CPU devices on a machine that is busy; default: %(default)s",
+    )  # fmt: skip
+
+
 def positive(text: str) -> int:
     """Read a whole number from 1 up."""
     if not text.isdigit() or int(text) < 1:

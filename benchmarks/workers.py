@@ -23,7 +23,8 @@ from typing import Any
 
 from clcomm.errors import LaunchError
 
-_ROOT = Path(__file__).resolve().parents[1]
+#: Where this repository lies: workers start there.
+ROOT = Path(__file__).resolve().parents[1]
 _START_LIMIT_S = 180.0
 _STOP_LIMIT_S = 10.0
 _SHOWN_CHARACTERS = 2000
@@ -78,7 +79,7 @@ class Job:
     def _start(self, worker: list[str], mpi: bool, environment: dict[str, str]) -> list[subprocess.Popen]:
         def start(command: list[str], **more: str) -> subprocess.Popen:
             return subprocess.Popen(
-                command, cwd=_ROOT, env={**environment, **more}, stdin=subprocess.DEVNULL, stdout=self._output,
+                command, cwd=ROOT, env={**environment, **more}, stdin=subprocess.DEVNULL, stdout=self._output,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 

@@ -53,10 +53,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of cases; default: all")
     parser.add_argument("--batch", nargs="+", type=harness.positive, default=[16, 64, 256], help="default: 16 64 256")
     parser.add_argument("--systems", nargs="+", choices=list(_MODULES), default=list(_MODULES), help="default: all")
-    parser.add_argument(
-        "--clock", choices=("wall", "cpu"), default="wall",
-        help="cpu counts the process's own time: for CPU devices on a machine that is busy; default: %(default)s",
-    )  # fmt: skip
+    harness.add_clock(parser)
     options = parser.parse_args()
     options.systems = [OURS, *(name for name in options.systems if name != OURS)]
     return options

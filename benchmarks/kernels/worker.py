@@ -15,7 +15,7 @@ Runner = Callable[[int], None]
 
 
 def work(make: Callable[[Case], Runner | None]) -> None:
-    """Answer requests {"case": dict of a Case, "repeats": n} with {"wall": s, "cpu": s}, {} for what `make` can't do."""
+    """Answer {"case": a Case as dict, "repeats": n} with {"wall": s, "cpu": s}, or {} for what `make` can't do."""
     current: dict[str, Any] = {}
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:

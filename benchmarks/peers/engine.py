@@ -27,7 +27,7 @@ class Native:
         self._initial = self.parts.model.state_dict()
         self._loss: Any = None
         self._by_phase = False
-        self.phases = dict.fromkeys(PHASES, 0.0)
+        self.phases = _no_time()
 
     def configure(self, settings: dict[str, Any]) -> None:
         self._by_phase = bool(settings.get("phases"))
@@ -47,11 +47,11 @@ class Native:
         self.optimizer.zero_grad()
 
     def _step_by_phase(self, number: int) -> None:
-        marks = [time.perf_counter()]
+        marks = [(time.perf_counter(), time.process_time())]
 
         def mark() -> None:
             self.device.finish()
-            marks.append(time.perf_counter())
+            marks.append((time.perf_counter(), time.process_time()))
 
         inputs, targets = self.parts.prepare(*self.batches[number])
         mark()
@@ -65,11 +65,17 @@ class Native:
         self.optimizer.zero_grad()
         mark()
         for name, begin, end in zip(PHASES, marks[:-1], marks[1:], strict=True):
-            self.phases[name] += end - begin
+            self.phases["wall"][name] += end[0] - begin[0]
+            self.phases["cpu"][name] += end[1] - begin[1]
 
-    def finish(self) -> float:
+    def finish(self) -> dict[str, Any]:
         self.device.finish()
-        return self._loss.item()
+        phases, self.phases = self.phases, _no_time()
+        return {"loss": self._loss.item(), "phases": phases}
+
+
+def _no_time() -> dict[str, dict[str, float]]:
+    return {clock: dict.fromkeys(PHASES, 0.0) for clock in ("wall", "cpu")}
 
 
 def main() -> None:

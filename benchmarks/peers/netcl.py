@@ -41,9 +41,9 @@ class Netcl:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def finish(self) -> float:
+    def finish(self) -> dict[str, Any]:
         next(self.parts.model.parameters()).numpy()
-        return self._loss.item()
+        return {"loss": self._loss.item()}
 
 
 def main() -> None:

@@ -41,5 +41,5 @@ class TorchSystem:
     def synchronise(self) -> None:
         """Average the gradients over the ranks."""
 
-    def finish(self) -> float:
-        return self._loss.item()
+    def finish(self) -> dict[str, Any]:
+        return {"loss": self._loss.item()}

@@ -28,8 +28,8 @@ class TrainingSystem(Protocol):
     def step(self, number: int) -> None:
         """Forward, backward, synchronisation and SGD on batch `number`; may leave work queued."""
 
-    def finish(self) -> float:
-        """Wait until all work is done and return the last step's loss."""
+    def finish(self) -> dict[str, Any]:
+        """Wait until all work is done and return the last step's {"loss": ...}, and what else there is to say."""
 
 
 def options() -> argparse.Namespace:
@@ -67,5 +67,5 @@ def run_window(system: TrainingSystem, batches: int, steps: int) -> dict[str, An
     start = time.monotonic()
     for _ in range(steps):
         system.step(next(numbers))
-    loss = system.finish()
-    return {"start": start, "stop": time.monotonic(), "loss": loss}
+    outcome = system.finish()
+    return {"start": start, "stop": time.monotonic(), **outcome}

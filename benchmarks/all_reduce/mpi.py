@@ -1,0 +1,65 @@
+"""On MPI ranks: the Communicator's all-reduce, MPI's in-place Allreduce, and a plain copy of as many bytes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from benchmarks.all_reduce.worker import Once, expected_sum, rank_values, timed
+from benchmarks.workers import serve
+from clcomm import Communicator
+
+
+class Buffers:
+    """A size's memory: allocated once for each size, as windows of shared memory are for good."""
+
+    def __init__(self, comm: Communicator, nbytes: int):
+        self.comm, self.nbytes = comm, nbytes
+        self.grads = comm.allocate(nbytes).view(np.float32)
+        self.reduced = comm.allocate_common(nbytes).view(np.float32)
+        self.plain = np.zeros(nbytes // 4, np.float32)
+        self.other = np.ones_like(self.plain)
+
+    def check(self) -> None:
+        """Reduce known values both ways and compare."""
+        expected = expected_sum(self.grads.size, self.comm.size)
+        self.grads[...] = self.plain[...] = rank_values(self.grads.size, self.comm.rank)
+        np.testing.assert_array_equal(self.comm.all_reduce(self.grads, out=self.reduced), expected)
+        self.allreduce()
+        np.testing.assert_array_equal(self.plain, expected)
+        self.comm.barrier()
+        self.grads[...] = self.plain[...] = 0  # sums of zeros stay ordinary numbers however often they are taken
+
+    def allreduce(self) -> None:
+        from mpi4py import MPI
+
+        self.comm.comm.Allreduce(MPI.IN_PLACE, self.plain)
+
+    def once(self, system: str) -> Once:
+        """Return what a system does: "clcomm", "mpi" or "copy"."""
+        ways: dict[str, Once] = {
+            "clcomm": lambda: self.comm.all_reduce(self.grads, "mean", out=self.reduced),
+            "mpi": self.allreduce,
+            "copy": lambda: np.copyto(self.other, self.plain),
+        }
+        return ways[system]
+
+
+def main() -> None:
+    comm = Communicator()
+    buffers: dict[int, Buffers] = {}
+
+    def handle(request: dict[str, Any]) -> dict[str, Any]:
+        nbytes = request["nbytes"]
+        if nbytes not in buffers:
+            buffers[nbytes] = Buffers(comm, nbytes)
+            buffers[nbytes].check()
+        return timed(buffers[nbytes].once(request["system"]), request["repeats"])
+
+    serve(sys.argv[1], comm.rank, handle)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""`python -m benchmarks.overhead`: how much of a step is not kernels, which kernels the rest is, and each phase's part.
+
+One rank on one core: steps timed as they are and steps whose kernels are timed by OpenCL's events take turns. A step
+and each of its launches count with their lower quartile over the steps, which a busy machine disturbs little. What the
+kernels do not fill is Python, launches and the upload of the batch.
+Several ranks: the step's phases, with a wait after each, by the clock and in the rank's own processor time; where ranks
+outnumber cores the clock's sync is mostly other ranks' turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.harness import Bar, Grid, Report
+from benchmarks.peers.batches import default_data, read_batches, write_batches
+from benchmarks.peers.engine import PHASES, Native
+from benchmarks.workers import Job
+from clcomm import Communicator
+from clcomm.engine import Device
+from clcomm.job import run
+
+PROGRAM = "benchmarks.overhead"
+#: The largest share of a step at batch 64 that may not be kernels, in percent.
+TARGETS = {"convnet": 10.0, "mlp": 30.0}
+_WARM_UP_STEPS = 5
+
+
+def main() -> None:
+    options, console = parse(), harness.make_console()
+    report = Report("overhead and phases of a step", harness.command_line(PROGRAM))
+    for model in options.model:
+        with tempfile.TemporaryDirectory(prefix="clcomm-bench-") as folder:
+            path = Path(folder, "batches.npz")
+            shape = write_batches(path, options.data, options.ranks, options.batch, lambda line: None)
+            with console.status(f"{model}: kernels of one rank"):
+                add_kernels(report, options, model, shape, path)
+            with console.status(f"{model}: phases on {options.ranks} ranks"):
+                add_phases(report, options, model, shape, path)
+    harness.conclude(report, console, options.record)
+
+
+def parse() -> argparse.Namespace:
+    parser = harness.parser(PROGRAM, "Overhead and phases of a training step.", windows=5, window_s=0.5)
+    parser.add_argument("--model", nargs="+", choices=("convnet", "mlp"), default=["convnet", "mlp"])
+    parser.add_argument("--batch", type=harness.positive, default=64, help="of a rank; default: %(default)s")
+    parser.add_argument("--ranks", type=harness.positive, default=4, help="for the phases; default: %(default)s")
+    parser.add_argument("--steps", type=harness.positive, default=100, help="of each kind; default: %(default)s")
+    parser.add_argument("--data", default=default_data(), help="as for the examples; default here: %(default)s")
+    harness.add_clock(parser)
+    return parser.parse_args()
+
+
+class Profiler:
+    """Times a device's kernels by events, on a queue of its own, while it is on."""
+
+    def __init__(self, device: Device):
+        import pyopencl as cl
+
+        self.device = device
+        self._plain = (device.queue, device.launch)
+        self._queue = cl.CommandQueue(device.context, properties=cl.command_queue_properties.PROFILING_ENABLE)
+        self._events: list[tuple[str, Any]] = []
+
+    def on(self) -> None:
+        """Have every launch timed."""
+        self.device.queue, self.device.launch = self._queue, self._launch  # type: ignore[method-assign]
+
+    def off(self) -> list[tuple[str, float]]:
+        """Stop, and return (kernel and size, seconds) of each launch since `on`, in order."""
+        self.device.finish()
+        self.device.queue, self.device.launch = self._plain  # type: ignore[method-assign]
+        events, self._events = self._events, []
+        return [(label, (event.profile.end - event.profile.start) / 1e9) for label, event in events]
+
+    def _launch(self, kernel: Any, global_size: tuple[int, ...], local_size: Any, *args: Any) -> None:
+        event = kernel(self._queue, global_size, local_size, *[getattr(arg, "buffer", arg) for arg in args])
+        self._events.append((f"{kernel.function_name} {' x '.join(map(str, global_size))}", event))
+
+
+def profile(system: Native, steps: int, clock: Callable[[], float]) -> tuple[float, list[tuple[str, float]]]:
+    """Return a step's seconds, and (kernel, seconds) of each of its launches: lower quartiles."""
+    profiler = Profiler(system.device)
+    walls: list[float] = []
+    launches: list[list[tuple[str, float]]] = []
+    for number in range(-_WARM_UP_STEPS, steps):
+        batch = number % len(system.batches)
+        begin = clock()
+        system.step(batch)
+        system.device.finish()
+        wall = clock() - begin
+        profiler.on()
+        system.step(batch)
+        timed = profiler.off()
+        if number >= 0:
+            walls.append(wall)
+            launches.append(timed)
+    labels = [label for label, _ in launches[0]]
+    durations = zip(*([seconds for _, seconds in step] for step in launches), strict=True)
+    return _lower_quartile(walls), list(zip(labels, map(_lower_quartile, durations), strict=True))
+
+
+def _lower_quartile(values: Sequence[float]) -> float:
+    return statistics.quantiles(values, n=4)[0] if len(values) > 1 else values[0]
+
+
+def add_kernels(report: Report, options: argparse.Namespace, model: str, shape: tuple[int, ...], path: Path) -> None:
+    """Add the table of one rank's kernels, and the bar on what is not kernels."""
+    comm = Communicator(transport="solo")
+    comm.cores = 1
+    clock = time.perf_counter if options.clock == "wall" else time.process_time
+    wall, launches = profile(Native(model, shape, read_batches(str(path), 0), comm), options.steps, clock)
+    seconds: Counter[str] = Counter()
+    for label, duration in launches:
+        seconds[label] += duration  # type: ignore[assignment]
+    calls = Counter(label for label, _ in launches)
+    rest = wall - sum(seconds.values())
+    title = f"{model}, 1 rank on 1 core, batch {options.batch}: {wall * 1e6:.0f} us a step, {len(launches)} launches"
+    grid = Grid(title, ("kernel and global size", "calls", "us a step", "share"))
+    for label, duration in seconds.most_common():
+        grid.add(label, str(calls[label]), f"{duration * 1e6:.1f}", f"{duration / wall:.1%}")
+    grid.add("Python, launches, upload", "", f"{rest * 1e6:.1f}", f"{rest / wall:.1%}")
+    report.grids.append(grid)
+    if options.batch == 64:
+        bar = Bar(f"{model}, batch 64: not kernels", 100 * rest / wall, TARGETS[model], "%", at_least=False)
+        report.bars.append(bar)
+
+
+def add_phases(report: Report, options: argparse.Namespace, model: str, shape: tuple[int, ...], path: Path) -> None:
+    """Add the table of phases on all ranks."""
+    arguments = ["--model", model, "--batches", str(path), "--shape", *map(str, shape)]
+    with Job("benchmarks.peers.engine", *arguments, ranks=options.ranks) as job:
+        trial = job.ask(steps=10, settings={"phases": True})
+        steps = harness.repeats_for(sum(trial[0]["phases"]["wall"].values()) / 10, options.window_s)
+        windows = [job.ask(steps=steps, settings={"phases": True}) for _ in range(options.windows)]
+    answers = [answer["phases"] for window in windows for answer in window]
+    means = {
+        phase: [statistics.median(answer[clock][phase] / steps for answer in answers) for clock in ("wall", "cpu")]
+        for phase in PHASES
+    }
+    walls, processor = (sum(column) for column in zip(*means.values(), strict=True))
+    title = f"{model}, {options.ranks} ranks, batch {options.batch} a rank: phases, waiting after each"
+    grid = Grid(title, ("phase", "ms a step", "share", "processor ms", "share"))
+    for phase, (wall, cpu) in means.items():
+        grid.add(phase, f"{wall * 1e3:.3f}", f"{wall / walls:.1%}", f"{cpu * 1e3:.3f}", f"{cpu / processor:.1%}")
+    report.grids.append(grid)
+
+
+if __name__ == "__main__":
+    run(main)
