@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from clcomm.engine import Conv2d, Device, Generator, Linear, Module, Tensor
+from clcomm.engine import ArgumentError, Conv2d, Device, Generator, Linear, Module, Tensor
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError
 
 
 class ConvNet(Module):

@@ -23,12 +23,15 @@ from clcomm.engine.nn import (
     manual_seed,
 )
 from clcomm.engine.tensor import Parameter, Tensor
+from clcomm.errors import ArgumentError, DeviceError
 
 __all__ = [
+    "ArgumentError",
     "AvgPool2d",
     "Conv2d",
     "CrossEntropyLoss",
     "Device",
+    "DeviceError",
     "FlatSpace",
     "Flatten",
     "Generator",

@@ -22,6 +22,7 @@ import itertools
 from contextlib import ContextDecorator
 from typing import Any
 
+from clcomm.engine.ops.broadcasting import expand
 from clcomm.engine.tensor import Shape, Tensor, constant, empty, float_tensor
 from clcomm.errors import ArgumentError
 
@@ -145,9 +146,7 @@ def _seed(root: Tensor, gradient: Tensor | float | None) -> Tensor:
     value = constant(root.device, 1.0 if gradient is None else float(gradient))
     if root.shape == ():
         return value
-    from clcomm.engine.ops.shape import broadcast
-
-    return broadcast(value, root.shape)
+    return expand(value, root.shape)
 
 
 def _collect(root: Any) -> tuple[list[Any], dict[int, int]]:
@@ -233,3 +232,7 @@ def _copy_into(target: Tensor, source: Tensor) -> None:
 def _run_hooks(leaf: Tensor) -> None:
     for hook in leaf._hooks or ():
         hook(leaf)
+
+
+# A tensor's backward() is this walk; tensor.py is below this file and cannot import it.
+Tensor._backward = staticmethod(backward)

@@ -35,6 +35,7 @@ class Tensor:
 
     #: The module of differentiable functions, which stands above this file and enters itself here.
     _functional: ClassVar[Any]
+    _backward: ClassVar[Callable[[Tensor, Tensor | float | None], None]]
 
     buffer: Any
     _grad: Tensor | None
@@ -157,9 +158,7 @@ class Tensor:
         `gradient` is the gradient of this tensor itself: a tensor of its shape, a number for every element, or None,
         which stands for 1 and needs a tensor of one element.
         """
-        from clcomm.engine.autograd import backward
-
-        backward(self, gradient)
+        self._backward(self, gradient)
 
     def detach(self) -> Tensor:
         """Return a tensor on the same memory that is no part of the tape."""
