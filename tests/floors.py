@@ -1,0 +1,142 @@
+"""Which floor each file is on, and which imports breach the floors; works on sources alone, so it can be tested."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+PACKAGES = ("clcomm", "models", "training", "examples", "benchmarks")
+
+#: Floor of each file, the first pattern that fits: a folder ends in a slash. What fits none has to be placed here.
+FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
+    (0, ("clcomm/errors.py", "clcomm/units.py", "clcomm/layout.py", "clcomm/_version.py", "clcomm/transport/")),
+    (
+        1,
+        (
+            "clcomm/communicator.py", "clcomm/stats.py", "clcomm/job.py", "clcomm/arguments.py", "clcomm/handle.py",
+            "clcomm/lizardist.py", "clcomm/engine/",
+        ),
+    ),
+    (
+        2,
+        (
+            "clcomm/replica.py", "clcomm/synchronizer.py", "clcomm/optim.py", "clcomm/sampler.py",
+            "clcomm/checkpoint.py", "clcomm/adapters/", "clcomm/__init__.py",
+        ),
+    ),
+    (3, ("training/", "models/")),
+    (4, ("examples/", "benchmarks/")),
+)  # fmt: skip
+
+ENGINE = "clcomm/engine/"
+#: benchmarks/ measures what uses mpi4py itself.
+MAY_IMPORT_MPI4PY = ("clcomm/transport/mpi.py", "clcomm/transport/shared.py", "benchmarks/")
+#: Its imports wait for a model of their library, so they close no cycle.
+LAZY = ("clcomm/adapters/__init__.py",)
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, by its dotted name; `file` is that of this repository which it means, if any."""
+
+    line: int
+    module: str
+    file: str | None
+    for_types: bool
+
+
+def floor_of(path: str) -> int | None:
+    """Return a file's floor; None when nobody has placed it."""
+    for floor, patterns in FLOORS:
+        if any(path.startswith(p) if p.endswith("/") else path == p for p in patterns):
+            return floor
+    return None
+
+
+def breaches(sources: Mapping[str, str]) -> list[str]:
+    """Return a line for each breach in the files, given as path: source."""
+    imports = {path: list(imports_of(path, source, sources)) for path, source in sources.items()}
+    found = [f"{path}: is on no floor; place it in tests/floors.py" for path in sources if floor_of(path) is None]
+    for path, its_imports in imports.items():
+        for each in its_imports:
+            found += (f"{path}:{each.line}: {problem}" for problem in _problems(path, each))
+    return found + _cycles(imports)
+
+
+def _problems(path: str, imported: Import) -> Iterator[str]:
+    if imported.module.split(".")[0] == "mpi4py" and not path.startswith(MAY_IMPORT_MPI4PY):
+        yield "imports mpi4py; of clcomm only transport/mpi.py and transport/shared.py do"
+    target = imported.file
+    if target is None:
+        if imported.module.split(".")[0] in PACKAGES:
+            yield f"imports {imported.module}, which is no file here"
+        return
+    own, theirs = floor_of(path), floor_of(target)
+    if own is not None and theirs is not None and theirs > own:
+        yield f"is on floor {own} and imports {target} of floor {theirs}"
+    if own == theirs == 1 and path.startswith(ENGINE) != target.startswith(ENGINE):
+        yield f"imports {target}: the engine and the Communicator's side know nothing of each other"
+    if path.startswith("models/") and not target.startswith(("models/", ENGINE)):
+        yield f"imports {target}: models know the engine alone"
+
+
+def imports_of(path: str, source: str, files: Mapping[str, str]) -> Iterator[Import]:
+    """Yield everything that a file imports, inside functions too."""
+    for node, for_types in _walk(ast.parse(source, path), False):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(node.lineno, alias.name, _file_of(alias.name, files), for_types)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(path, node)
+            for alias in node.names:
+                whole = f"{base}.{alias.name}"
+                module = whole if _file_of(whole, files) else base
+                yield Import(node.lineno, module, _file_of(module, files), for_types)
+
+
+def _walk(node: ast.AST, for_types: bool) -> Iterator[tuple[ast.AST, bool]]:
+    yield node, for_types
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        for child in node.body:
+            yield from _walk(child, True)
+        for child in node.orelse:
+            yield from _walk(child, for_types)
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _walk(child, for_types)
+
+
+def _absolute(path: str, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    package = path.removesuffix(".py").split("/")[: -node.level]
+    return ".".join([*package, *([node.module] if node.module else [])])
+
+
+def _file_of(module: str, files: Mapping[str, str]) -> str | None:
+    stem = module.replace(".", "/")
+    return next((path for path in (f"{stem}.py", f"{stem}/__init__.py") if path in files), None)
+
+
+def _cycles(imports: Mapping[str, list[Import]]) -> list[str]:
+    """Return a line for each ring of files that import each other when they run, inside functions included."""
+    graph = {
+        path: [] if path in LAZY else sorted({i.file for i in its if i.file and not i.for_types} - {path})
+        for path, its in imports.items()
+    }
+    found: dict[frozenset[str], str] = {}
+    done: set[str] = set()
+
+    def visit(path: str, trail: list[str]) -> None:
+        if path in trail:
+            ring = trail[trail.index(path) :]
+            found.setdefault(frozenset(ring), f"import cycle: {' -> '.join([*ring, path])}")
+        elif path not in done:
+            for target in graph[path]:
+                visit(target, [*trail, path])
+            done.add(path)
+
+    for path in sorted(graph):
+        visit(path, [])
+    return list(found.values())
