@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
+import tempfile
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -41,3 +46,11 @@ def auto():
     """All ranks' Communicator, with shared memory where there is any."""
     with Communicator() as made:
         yield made
+
+
+def pytest_configure(config):
+    """Under mpiexec give each rank temporary directories of its own: pytest's clean-up takes away its neighbours'."""
+    if config.getoption("--with-mpi", default=False):
+        root = tempfile.mkdtemp(prefix="clcomm-tests-")
+        atexit.register(shutil.rmtree, root, ignore_errors=True)
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = root
