@@ -36,7 +36,8 @@ class Metrics:
     warm_seconds: float = 0.0
     epoch_loss: float = 0.0
     epoch_samples: int = 0
-    durations: Histogram = field(default_factory=Histogram)
+    cold_durations: Histogram = field(default_factory=Histogram)
+    warm_durations: Histogram = field(default_factory=Histogram)
 
     def add(self, record: StepRecord) -> None:
         """Count one step."""
@@ -46,10 +47,12 @@ class Metrics:
         self.data_wait_s += record.data_wait_s
         self.epoch_loss += record.loss * record.samples
         self.epoch_samples += record.samples
-        if self.steps > WARM_UP_STEPS:
-            self.warm_samples += record.samples
-            self.warm_seconds += record.seconds
-            self.durations.add(record.seconds)
+        if self.steps <= WARM_UP_STEPS:
+            self.cold_durations.add(record.seconds)
+            return
+        self.warm_samples += record.samples
+        self.warm_seconds += record.seconds
+        self.warm_durations.add(record.seconds)
 
     def start_epoch(self) -> None:
         """Begin a new mean of the loss."""
@@ -61,3 +64,8 @@ class Metrics:
         if not samples:
             samples, seconds = self.samples, self.seconds
         return world_size * samples / seconds if seconds else 0.0
+
+    def step_s(self, share: float) -> float:
+        """Return a percentile (share from 0 to 1) of the steps' durations, in seconds, warm ones where there are any."""
+        durations = self.warm_durations if self.warm_samples else self.cold_durations
+        return durations.percentile(share)

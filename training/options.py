@@ -13,7 +13,7 @@ ENGINES = ("native", "netcl", "torch")
 MODELS = ("convnet", "mlp")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
 #: Learning rates that train the two models well at the default batch size; --lr overrides them.
-DEFAULT_LR = {"sgd": 0.05, "adam": 4e-3, "adamw": 4e-3, "rmsprop": 1e-3}
+DEFAULT_LR = {"sgd": 0.05, "adam": 2e-3, "adamw": 2e-3, "rmsprop": 1e-3}
 
 
 class Parser(argparse.ArgumentParser):
@@ -54,7 +54,7 @@ def _add_model_options(parser: Parser) -> None:
         "--sharding", choices=("interleaved", "contiguous"), default="interleaved",
         help="which samples a rank gets: every N-th of one shuffled order, or an unbroken block; default: %(default)s",
     )  # fmt: skip
-    group.add_argument("--batch-size", type=_positive, default=64, metavar="N", help="a rank's; default: %(default)s")
+    group.add_argument("--batch-size", type=_positive, default=32, metavar="N", help="a rank's; default: %(default)s")
     group.add_argument("--epochs", type=_positive, metavar="N", help="default: 1 for MNIST, 40 for the small digits")
     group.add_argument("--max-steps", type=_positive, metavar="N", help="stop after so many steps in all")
     group.add_argument(
@@ -64,7 +64,7 @@ def _add_model_options(parser: Parser) -> None:
 
 def _add_optimizer_options(parser: Parser) -> None:
     group = parser.add_argument_group("optimizer")
-    group.add_argument("--optimizer", choices=OPTIMIZERS, default="adam", help="default: %(default)s")
+    group.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help="default: %(default)s")
     group.add_argument("--lr", type=_positive_number, metavar="RATE", help=f"default: {DEFAULT_LR}")
     group.add_argument(
         "--momentum", type=float, default=0.9, metavar="M", help="of sgd and rmsprop; default: %(default)s"
@@ -73,9 +73,9 @@ def _add_optimizer_options(parser: Parser) -> None:
     group.add_argument("--weight-decay", type=float, metavar="W", help="default: the optimizer's")
     group.add_argument(
         "--schedule",
-        default="cosine",
+        default="cosine:warmup=40",
         metavar="TEXT",
-        help='of the rate, e.g. "constant" or "cosine:warmup=100"; default: %(default)s',
+        help='of the rate, e.g. "constant" or "cosine:warmup=40"; default: %(default)s',
     )
     group.add_argument(
         "--grad-accumulation", type=_positive, default=1, metavar="N", help="micro-batches a step; default: %(default)s"

@@ -32,7 +32,10 @@ EVALUATION_BATCH = 500
 #: Characters in a line where output goes to a file or a pipe: no table is squeezed there.
 PLAIN_WIDTH = 120
 #: Settings that a resumed run has to share with the one it goes on from.
-COURSE = ("model", "batch_size", "optimizer", "momentum", "nesterov", "grad_accumulation", "sharding", "seed")
+COURSE = (
+    "model", "batch_size", "optimizer", "lr", "momentum", "nesterov", "weight_decay", "schedule", "grad_accumulation",
+    "sharding", "seed",
+)  # fmt: skip
 
 
 def make_console(comm: Communicator) -> Console:
@@ -142,8 +145,8 @@ class Session:
             images_per_s=metrics.samples_per_s(comm.size),
             train_loss=self.trainer.train_loss,
             evaluation=evaluation,
-            step_p50_s=metrics.durations.percentile(0.50),
-            step_p95_s=metrics.durations.percentile(0.95),
+            step_p50_s=metrics.step_s(0.50),
+            step_p95_s=metrics.step_s(0.95),
             data_wait_s=metrics.data_wait_s,
             seconds=metrics.seconds,
             stats=comm.merged_stats(),

@@ -1,0 +1,219 @@
+"""The training loop on any number of ranks: the same result however ranks, batches and buckets are cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clcomm.communicator import Communicator
+from clcomm.errors import ArgumentError, CheckpointError, MismatchError, NonFiniteError
+from clcomm.sampler import DistributedSampler
+from clcomm.synchronizer import Synchronizer
+from training import engines
+from training.datasets import ArrayDataset, load_synthetic
+from training.loader import Loader
+from training.metrics import StepRecord
+from training.schedules import parse_schedule
+from training.snapshot import restore_snapshot, save_snapshot
+from training.trainer import Trainer
+
+State = dict[str, np.ndarray]
+
+
+@dataclass
+class Watcher:
+    """A callback that keeps what it is told."""
+
+    records: list[StepRecord] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+    def step_finished(self, record: StepRecord) -> None:
+        self.records.append(record)
+
+    def epoch_finished(self, epoch: int, train_loss: float) -> None:
+        self.losses.append(train_loss)
+
+
+def data(samples: int) -> ArrayDataset:
+    return load_synthetic(samples, 16, shape=(1, 8, 8)).train
+
+
+def make_trainer(
+    comm: Communicator,
+    samples: int = 480,
+    batch: int = 4,
+    model: str = "mlp",
+    optimizer: str = "sgd",
+    accumulation: int = 1,
+    **sync_options: object,
+) -> Trainer:
+    dataset = data(samples)
+    parts = engines.build("native", model, dataset.image_shape, dataset.classes, seed=3, device="cpu")
+    loader = Loader(dataset, DistributedSampler(samples, comm.rank, comm.size, seed=5), batch, prefetch=0)
+    chosen = parts.make_optimizer(optimizer, 0.02 if optimizer == "sgd" else 1e-3, momentum=0.9)
+    sync = Synchronizer(comm, **sync_options)  # type: ignore[arg-type]
+    trainer = Trainer(comm, sync, parts, chosen, loader, accumulation=accumulation, callbacks=[Watcher()])
+    trainer.schedule = parse_schedule("cosine:warmup=3", 100)
+    return trainer
+
+
+def train(trainer: Trainer, steps: int) -> State:
+    for _ in trainer.train(epochs=10**6, max_steps=steps):
+        pass
+    return trainer.model.state_dict()
+
+
+def assert_same_bits(first: State, second: State) -> None:
+    assert list(first) == list(second)
+    for name in first:
+        assert first[name].tobytes() == second[name].tobytes(), name
+
+
+def relative_difference(first: State, second: State) -> float:
+    a, b = (np.concatenate([state[name].ravel() for name in first]).astype(np.float64) for state in (first, second))
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def solo() -> Communicator:
+    return Communicator(transport="solo")
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("model", ["mlp", "convnet"])
+def test_ranks_with_small_batches_equal_one_with_a_large_batch(model: str) -> None:
+    comm = Communicator()
+    together = train(make_trainer(comm, samples=16 * comm.size * 12, batch=16, model=model), 50)
+    alone = train(make_trainer(solo(), samples=16 * comm.size * 12, batch=16 * comm.size, model=model), 50)
+    assert relative_difference(together, alone) < 1e-5
+    comm.finalize()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("model", ["mlp", "convnet"])
+def test_bits_do_not_depend_on_buckets_or_transport(model: str) -> None:
+    comm, through_mpi = Communicator(), Communicator(transport="mpi")
+    reference = train(make_trainer(comm, model=model), 12)
+    for size in (1, "4KiB", "37KiB", "1GiB"):
+        assert_same_bits(train(make_trainer(comm, model=model, bucket_size=size), 12), reference)
+    assert_same_bits(train(make_trainer(comm, model=model, use_bucketing=False), 12), reference)
+    assert_same_bits(train(make_trainer(through_mpi, model=model), 12), reference)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_resumed_runs_have_the_bits_of_uninterrupted_ones(tmp_path: Path, optimizer: str) -> None:
+    comm = Communicator()
+    path = comm.broadcast_object(str(tmp_path / "run.npz"))
+    samples = 60 * comm.size  # 15 steps an epoch at batch 4
+    whole = train(make_trainer(comm, samples, optimizer=optimizer), 40)
+    for stop in (7, 15, 22):  # within the first epoch, at its end, within the second
+        first = make_trainer(comm, samples, optimizer=optimizer)
+        train(first, stop)
+        save_snapshot(path, first, {"seed": 5})
+        resumed = make_trainer(comm, samples, optimizer=optimizer)
+        restore_snapshot(path, resumed, {"seed": 5})
+        assert resumed.progress.step == stop
+        assert_same_bits(train(resumed, 40), whole)
+
+
+@pytest.mark.mpi
+def test_checkpoints_of_other_jobs_are_refused_on_every_rank(tmp_path: Path) -> None:
+    comm = Communicator()
+    path = comm.broadcast_object(str(tmp_path / "run.npz"))
+    trainer = make_trainer(comm, 120)
+    train(trainer, 2)
+    save_snapshot(path, trainer, {"batch_size": 4})
+    with pytest.raises(CheckpointError, match=r"parameter 'conv1.weight' is \(16, 1, 3, 3\) float32 here"):
+        restore_snapshot(path, make_trainer(comm, 120, model="convnet"), {"batch_size": 4})
+    with pytest.raises(CheckpointError, match="written with --batch-size 4, this job has 8"):
+        restore_snapshot(path, make_trainer(comm, 120), {"batch_size": 8})
+    with pytest.raises(CheckpointError, match="length: the checkpoint was written with 120, this job has 240"):
+        restore_snapshot(path, make_trainer(comm, 240), {"batch_size": 4})
+
+
+@pytest.mark.mpi
+def test_random_state_of_every_rank_is_restored(tmp_path: Path) -> None:
+    comm = Communicator()
+    path = comm.broadcast_object(str(tmp_path / "run.npz"))
+    trainer = make_trainer(comm, 120)
+    np.random.seed(100 + comm.rank)
+    np.random.uniform(size=17)
+    save_snapshot(path, trainer, {})
+    expected = np.random.uniform(size=5)
+    np.random.seed(0)
+    restore_snapshot(path, trainer, {})
+    assert np.random.uniform(size=5).tobytes() == expected.tobytes()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("samples_a_rank", [48, 42])  # whole groups; a last group of one short micro-batch
+def test_accumulated_micro_batches_equal_one_batch(samples_a_rank: int) -> None:
+    comm = Communicator()
+    samples = samples_a_rank * comm.size
+    small = make_trainer(comm, samples, batch=4, accumulation=3)
+    large = make_trainer(comm, samples, batch=12)
+    assert small.steps_per_epoch == large.steps_per_epoch == 4
+    first, second = train(small, 10), train(large, 10)
+    assert relative_difference(first, second) < 1e-5
+    assert small.sync.comm.stats.total("all_reduce", "gradients")["calls"] == 20  # ten steps each, one bucket
+    sizes = [record.samples for record in small.callbacks[0].records[:4]]  # type: ignore[attr-defined]
+    assert sizes == ([12, 12, 12, 12] if samples_a_rank == 48 else [12, 12, 12, 6])
+
+
+@pytest.mark.mpi
+def test_training_learns_and_tells_callbacks() -> None:
+    comm = Communicator()
+    trainer = make_trainer(comm, 480, batch=8, optimizer="adam")
+    for _ in trainer.train(epochs=6):
+        pass
+    watcher = trainer.callbacks[0]
+    assert isinstance(watcher, Watcher)
+    assert [record.step for record in watcher.records] == list(range(1, 6 * trainer.steps_per_epoch + 1))
+    assert len(watcher.losses) == 6 and watcher.losses[-1] < 0.5 * watcher.losses[0]
+    assert np.ptp(comm.all_gather(np.array(watcher.losses)), axis=0).max() == 0  # the mean loss is the same everywhere
+    assert trainer.metrics.samples == sum(record.samples for record in watcher.records)
+    assert trainer.metrics.samples_per_s(comm.size) > 0
+    assert all(record.data_wait_s <= record.seconds for record in watcher.records)
+
+
+@pytest.mark.mpi
+def test_a_gradient_that_is_not_finite_ends_the_step_on_every_rank() -> None:
+    comm = Communicator()
+    trainer = make_trainer(comm, 240, check_finite=True)
+    culprit = comm.size - 1
+    if comm.rank == culprit:
+        trainer.loader.dataset = ArrayDataset(
+            np.full((240, 1, 8, 8), np.inf, np.float32), np.zeros(240, np.int32), name="broken"
+        )
+    with pytest.raises(NonFiniteError, match=rf"has \d+ NaN and \d+ Inf on rank {culprit}"):
+        train(trainer, 1)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_models_of_other_shapes_are_refused_on_every_rank() -> None:
+    comm = Communicator()
+    shape = (1, 8, 8) if comm.rank == 0 else (1, 8, 9)
+    dataset = load_synthetic(120, 16, shape=shape).train
+    parts = engines.build("native", "mlp", dataset.image_shape, 10, seed=0, device="cpu")
+    loader = Loader(dataset, DistributedSampler(120, comm.rank, comm.size), 4, prefetch=0)
+    with pytest.raises(MismatchError, match=r"'fc1.weight \(128, 64\) float32' on rank 0, .*\(128, 72\)"):
+        Trainer(comm, Synchronizer(comm), parts, parts.make_optimizer("sgd", 0.1), loader)
+
+
+def test_same_seed_same_bits() -> None:
+    assert_same_bits(train(make_trainer(solo()), 20), train(make_trainer(solo()), 20))
+
+
+def test_accumulation_below_one_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="grad_accumulation: expected a number of micro-batches from 1 up, got 0"):
+        make_trainer(solo(), accumulation=0)
+
+
+def test_the_last_step_of_a_short_run_has_a_loss() -> None:
+    trainer = make_trainer(solo())
+    train(trainer, 3)
+    assert np.isfinite(trainer.train_loss)
+    assert trainer.progress.step == 3
