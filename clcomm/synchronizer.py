@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -41,9 +42,9 @@ class Synchronizer:
         check_replicas_every: int = 0,
         check_finite: bool = False,
     ):
-        if check_replicas_every < 0:
+        if not isinstance(check_replicas_every, Integral) or check_replicas_every < 0:
             raise ArgumentError(
-                f"check_replicas_every: expected a number of steps, 0 for never, got {check_replicas_every}"
+                f"check_replicas_every: expected a number of steps, 0 for never, got {check_replicas_every!r}"
             )
         self.comm = comm
         self.use_bucketing = comm.use_bucketing if use_bucketing is None else use_bucketing

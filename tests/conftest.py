@@ -41,6 +41,18 @@ def comm(request):
         yield made
 
 
+@pytest.fixture(
+    params=[
+        pytest.param("auto", marks=pytest.mark.mpi(min_size=2)),
+        pytest.param("mpi", marks=pytest.mark.mpi(min_size=2)),
+    ]
+)
+def several(request):
+    """A Communicator of two ranks or more, with shared memory and without."""
+    with Communicator(transport=request.param) as made:
+        yield made
+
+
 @pytest.fixture
 def auto():
     """All ranks' Communicator, with shared memory where there is any."""
