@@ -1,0 +1,139 @@
+"""The examples as a user runs them: with and without mpiexec, and LizarDist's table to the last digit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clcomm.checkpoint import load
+from tests.faults.launch import HUNG_S, clean_environment, mpiexec
+
+ROOT = Path(__file__).resolve().parents[2]
+MNIST = os.environ.get("CLCOMM_DATA", "")
+needs_mnist = pytest.mark.skipif(
+    not (Path(MNIST) / "train-images-idx3-ubyte.gz").exists(), reason="CLCOMM_DATA names no directory with MNIST"
+)
+
+
+def run(module: str, *arguments: str, ranks: int = 0) -> str:
+    """Run an example, expect success without a word on stderr, and return what it printed."""
+    launcher = [mpiexec(), "-n", str(ranks)] if ranks else []
+    ended = subprocess.run(
+        [*launcher, sys.executable, "-m", module, *arguments], env=clean_environment(), capture_output=True, text=True,
+        timeout=2 * HUNG_S, check=False, stdin=subprocess.DEVNULL, cwd=ROOT,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    return ended.stdout
+
+
+def parameters(path: Path) -> dict[str, np.ndarray]:
+    return load(path).group("parameter")
+
+
+@pytest.mark.parametrize("ranks", [0, 1, 3, 8])
+@pytest.mark.parametrize("model", ["mlp", "convnet"])
+def test_mnist_reports_on_any_number_of_ranks(tmp_path: Path, ranks: int, model: str) -> None:
+    out = run(
+        "examples.mnist", "--data", "synthetic", "--model", model, "--batch-size", "16", "--max-steps", "15",
+        "--report", str(tmp_path / "report.json"), ranks=ranks,
+    )  # fmt: skip
+    report = json.loads((tmp_path / "report.json").read_text())
+    world_size = max(ranks, 1)
+    expected = {
+        "world_size": world_size, "model": model, "engine": "native", "dataset": "synthetic", "batch_size": 16, "steps": 15,
+    }  # fmt: skip
+    assert {name: report[name] for name in expected} == expected
+    assert report["images_per_s"] > 0 and np.isfinite(report["train_loss"])
+    assert 0 <= report["test_accuracy"] <= 1
+    assert 0 < report["step_ms"]["p50"] <= report["step_ms"]["p95"]
+    (gradients,) = [o for o in report["communication"]["operations"] if o["label"] == "gradients"]
+    nbytes = {"convnet": 827_688, "mlp": 473_128}[model]
+    assert (gradients["calls"], gradients["bytes"]) == (15, 15 * nbytes)
+    assert f"{model} on {world_size} rank" in out
+    assert re.search(r"15 steps; training loss \d\.\d+; test accuracy \d+\.\d+%; [\d,]+ images/s", out)
+    assert "all_reduce gradients" in out
+
+
+def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    job = ["--data", "synthetic", "--model", "mlp", "--batch-size", "32", "--no-eval", "--quiet", "--checkpoint"]
+    run("examples.mnist", *job, str(tmp_path / "whole.npz"), "--max-steps", "50", ranks=2)
+    run("examples.mnist", *job, str(tmp_path / "parts.npz"), "--max-steps", "21", "--checkpoint-every", "5", ranks=2)
+    out = run("examples.mnist", *job, str(tmp_path / "parts.npz"), "--resume", "--max-steps", "50", ranks=2)
+    assert "epoch 1, step 21" in out
+    whole, parts = parameters(tmp_path / "whole.npz"), parameters(tmp_path / "parts.npz")
+    assert all(whole[name].tobytes() == parts[name].tobytes() for name in whole)
+
+
+def test_four_ranks_at_16_train_as_one_at_64(tmp_path: Path) -> None:
+    job = ["--data", "synthetic", "--no-eval", "--quiet", "--max-steps", "50", "--lr", "0.01", "--checkpoint"]
+    run("examples.mnist", *job, str(tmp_path / "four.npz"), "--batch-size", "16", ranks=4)
+    run("examples.mnist", *job, str(tmp_path / "one.npz"), "--batch-size", "64")
+    four, one = (
+        np.concatenate([array.ravel().astype(np.float64) for array in parameters(tmp_path / name).values()])
+        for name in ("four.npz", "one.npz")
+    )
+    assert np.linalg.norm(four - one) / np.linalg.norm(one) < 1e-5
+
+
+@pytest.mark.parametrize("engine", ["netcl", "torch"])
+def test_other_engines_train_in_the_same_loop(tmp_path: Path, engine: str) -> None:
+    pytest.importorskip(engine)
+    job = ["--data", "synthetic", "--model", "mlp", "--batch-size", "8", "--max-steps", "4", "--no-eval", "--quiet"]
+    losses = {}
+    for name in ("native", engine):
+        run("examples.mnist", *job, "--engine", name, "--report", str(tmp_path / f"{name}.json"), ranks=2)
+        losses[name] = json.loads((tmp_path / f"{name}.json").read_text())["train_loss"]
+    assert losses[engine] == pytest.approx(losses["native"], rel=1e-4)
+
+
+def table_rows(out: str) -> dict[str, list[str]]:
+    lines = [line for line in out.splitlines() if line.startswith(("Average bytes", "Total all-reduce", "Total bytes"))]
+    return {re.split(r"\s{2,}", line)[0]: re.split(r"\s{2,}", line)[1:] for line in lines}
+
+
+@needs_mnist
+def test_the_published_table_of_one_epoch() -> None:
+    out = run(
+        "examples.compare_bucketing", "--model", "convnet", "--batch-size", "128", "--epochs", "1", "--no-eval",
+        "--data", MNIST, "--quiet", ranks=2,
+    )  # fmt: skip
+    assert table_rows(out) == {
+        "Average bytes/call": ["827,688", "103,461", "8x"],
+        "Total all-reduce calls": ["235", "1,880", "0.125x"],
+        "Total bytes sent": ["194,506,680", "194,506,680", "1x"],
+    }
+    assert "both runs ended with the same parameters, bit for bit" in out
+
+
+def test_comparison_counts_the_buckets_of_the_plan(tmp_path: Path) -> None:
+    out = run(
+        "examples.compare_bucketing", "--data", "synthetic", "--max-steps", "10", "--bucket-size", "256KiB", "--no-eval",
+        "--quiet", "--report", str(tmp_path / "both.json"), ranks=2,
+    )  # fmt: skip
+    assert "3 buckets of 256 KiB" in out  # fc2 and fc1.bias; fc1.weight alone; the convolutions
+    assert table_rows(out)["Total all-reduce calls"][:2] == ["30", "80"]
+    runs = json.loads((tmp_path / "both.json").read_text())["runs"]
+    assert runs["bucketed"]["train_loss"] == runs["per tensor"]["train_loss"]
+
+
+@needs_mnist
+@pytest.mark.parametrize(("model", "target"), [("convnet", 0.98), ("mlp", 0.95)])
+def test_mnist_reaches_its_accuracy(tmp_path: Path, model: str, target: float) -> None:
+    run(
+        "examples.mnist", "--model", model, "--data", MNIST, "--epochs", "1", "--quiet", "--target-accuracy", str(target),
+        "--report", str(tmp_path / "report.json"), ranks=4,
+    )  # fmt: skip
+    assert json.loads((tmp_path / "report.json").read_text())["test_accuracy"] >= target
+
+
+def test_the_bundled_digits_reach_95_percent() -> None:
+    pytest.importorskip("sklearn")
+    run("examples.mnist", "--data", "digits", "--quiet", "--target-accuracy", "0.95", ranks=4)
