@@ -1,7 +1,7 @@
 """`python -m benchmarks.all_reduce`: time until every rank can read the reduced buffer, by size.
 
-clcomm averages a buffer of `Communicator.allocate` into one of `allocate_common`, as the Synchronizer does; MPI and gloo
-sum in place. Beside them each rank copies as many bytes within its own memory.
+clcomm averages a buffer of `Communicator.allocate` into one of `allocate_common`, as the Synchronizer does; MPI and
+gloo sum in place. Beside them each rank copies as many bytes within its own memory.
 """
 
 from __future__ import annotations

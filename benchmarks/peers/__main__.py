@@ -19,7 +19,7 @@ from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
 from benchmarks.machine import cores
 from benchmarks.peers.batches import default_data, write_batches
-from benchmarks.peers.systems import NETCL, NETCL_HELPED, OURS, OURS_ALONE, PEERS, System, start
+from benchmarks.peers.systems import NETCL, NETCL_HELPED, OURS, OURS_ALONE, PEERS, System, calibrate, start
 from clcomm.errors import MismatchError
 from clcomm.job import run
 
@@ -103,14 +103,6 @@ def choose_threads(systems: list[System], choices: list[int], window_s: float) -
             seconds = system.window(5)["seconds"] / 5
             speeds[threads] = system.window(harness.repeats_for(seconds, window_s / 2))["images_per_s"]
         system.settings["threads"] = max(speeds, key=lambda threads: speeds[threads])
-
-
-def calibrate(systems: list[System], window_s: float) -> None:
-    """Give each system as many steps as fill a window."""
-    for system in systems:
-        trial = system.window(5)["seconds"] / 5
-        trial = system.window(harness.repeats_for(trial, window_s / 4))["images_per_s"]
-        system.steps = harness.repeats_for(system.ranks * system.batch / trial, window_s)
 
 
 def table(title: str, systems: list[System], samples: dict[str, Samples]) -> Grid:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks import harness
 from benchmarks.workers import Job
 
 OURS, OURS_ALONE = "clcomm", "clcomm, 1 rank"
@@ -66,3 +67,11 @@ def start(peers: list[str], ranks: int, batch: int, arguments: list[str]) -> Ite
             systems.append(System(NETCL, alone, batch, {"as_published": True}))
             systems.append(System(NETCL_HELPED, alone, batch))
         yield systems
+
+
+def calibrate(systems: list[System], window_s: float) -> None:
+    """Give each system as many steps as fill a window."""
+    for system in systems:
+        trial = system.window(5)["seconds"] / 5
+        trial = system.window(harness.repeats_for(trial, window_s / 4))["images_per_s"]
+        system.steps = harness.repeats_for(system.ranks * system.batch / trial, window_s)
