@@ -12,7 +12,7 @@ from clcomm.engine.ops.matmul import linear, matmul
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
-SIZES = st.one_of(st.integers(1, 40), st.sampled_from([47, 48, 49, 64, 67, 97, 128]))
+SIZES = st.one_of(st.integers(1, 40), st.sampled_from([47, 48, 49, 64, 67, 97, 128, 203]))
 DEPTHS = st.one_of(SIZES, st.sampled_from([511, 512, 513, 1031]))
 
 

@@ -92,6 +92,22 @@ __kernel void gemm(
     }
 }
 
+/* to[columns][rows] = from[rows][columns]. Sixteen rows at a time fill whole cache lines of `to`. */
+__kernel void transpose(__global const float *from, __global float *to, int rows, int columns)
+{
+    const int first = get_global_id(0) * 16, last = smaller(first + 16, rows);
+    int column = 0;
+    for (; first + 16 == last && column + 8 <= columns; column += 8)
+        for (int row = first; row < last; row += 8) {
+            float8 block[8];
+            UNROLL for (int i = 0; i < 8; ++i) block[i] = load8(from + (long)(row + i) * columns + column);
+            transpose8(block);
+            UNROLL for (int i = 0; i < 8; ++i) store8(block[i], to + (long)(column + i) * rows + row);
+        }
+    for (; column < columns; ++column)
+        for (int row = first; row < last; ++row) to[(long)column * rows + row] = from[(long)row * columns + column];
+}
+
 /* sums[column] = sum of matrix[row, column] over the rows, top to bottom. */
 __kernel void column_sums(__global const float *matrix, __global float *sums, int rows, int columns)
 {

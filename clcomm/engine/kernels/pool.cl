@@ -11,10 +11,10 @@ typedef struct {
     int pad_h, int pad_w
 #define WINDOW {height, width, out_height, out_width, kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w}
 
-INLINE int first_row(Window w, int oy) { return max(0, oy * w.stride_h - w.pad_h); }
-INLINE int last_row(Window w, int oy) { return min(w.height, oy * w.stride_h - w.pad_h + w.kernel_h); }
-INLINE int first_column(Window w, int ox) { return max(0, ox * w.stride_w - w.pad_w); }
-INLINE int last_column(Window w, int ox) { return min(w.width, ox * w.stride_w - w.pad_w + w.kernel_w); }
+INLINE int first_row(Window w, int oy) { return larger(0, oy * w.stride_h - w.pad_h); }
+INLINE int last_row(Window w, int oy) { return smaller(w.height, oy * w.stride_h - w.pad_h + w.kernel_h); }
+INLINE int first_column(Window w, int ox) { return larger(0, ox * w.stride_w - w.pad_w); }
+INLINE int last_column(Window w, int ox) { return smaller(w.width, ox * w.stride_w - w.pad_w + w.kernel_w); }
 
 /* The window's largest element, the first of equals; NaN is larger than all, the last NaN wins, as in PyTorch. */
 INLINE int largest(__global const float *x, Window w, int oy, int ox)
@@ -24,7 +24,7 @@ INLINE int largest(__global const float *x, Window w, int oy, int ox)
     for (int iy = first_row(w, oy); iy < last_row(w, oy); ++iy)
         for (int ix = first_column(w, ox); ix < last_column(w, ox); ++ix) {
             const float value = x[iy * w.width + ix];
-            if (value > best || isnan(value)) {
+            if (value > best || value != value) {
                 best = value;
                 place = iy * w.width + ix;
             }
@@ -97,7 +97,7 @@ __kernel void average_pool_gradient(__global const float *grad, __global float *
 
 INLINE int first_window(int i, int kernel_size, int stride, int pad)
 {
-    return max(0, (i + pad - kernel_size + stride) / stride);
+    return larger(0, (i + pad - kernel_size + stride) / stride);
 }
 
 __kernel void max_pool_gradient(
@@ -106,8 +106,8 @@ __kernel void max_pool_gradient(
     FOR_EACH(i, planes * height * width) {
         const int plane = i / (height * width), place = i % (height * width), iy = place / width, ix = place % width;
         float sum = 0.0f;
-        for (int oy = first_window(iy, kernel_h, stride_h, pad_h); oy <= min((iy + pad_h) / stride_h, out_height - 1); ++oy)
-            for (int ox = first_window(ix, kernel_w, stride_w, pad_w); ox <= min((ix + pad_w) / stride_w, out_width - 1); ++ox) {
+        for (int oy = first_window(iy, kernel_h, stride_h, pad_h); oy <= smaller((iy + pad_h) / stride_h, out_height - 1); ++oy)
+            for (int ox = first_window(ix, kernel_w, stride_w, pad_w); ox <= smaller((ix + pad_w) / stride_w, out_width - 1); ++ox) {
                 const int window = (plane * out_height + oy) * out_width + ox;
                 if (places[window] == place) sum += grad[window];
             }
@@ -120,8 +120,8 @@ __kernel void average_pool_gradient(__global const float *grad, __global float *
     FOR_EACH(i, planes * height * width) {
         const int plane = i / (height * width), iy = i / width % height, ix = i % width;
         float sum = 0.0f;
-        for (int oy = first_window(iy, kernel_h, stride_h, pad_h); oy <= min((iy + pad_h) / stride_h, out_height - 1); ++oy)
-            for (int ox = first_window(ix, kernel_w, stride_w, pad_w); ox <= min((ix + pad_w) / stride_w, out_width - 1); ++ox)
+        for (int oy = first_window(iy, kernel_h, stride_h, pad_h); oy <= smaller((iy + pad_h) / stride_h, out_height - 1); ++oy)
+            for (int ox = first_window(ix, kernel_w, stride_w, pad_w); ox <= smaller((ix + pad_w) / stride_w, out_width - 1); ++ox)
                 sum += grad[(plane * out_height + oy) * out_width + ox] / (kernel_h * kernel_w);
         dx[i] = sum;
     }

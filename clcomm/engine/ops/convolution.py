@@ -74,7 +74,7 @@ def pack(x: Tensor) -> Tensor:
     blocks = -(-images // _LANES)
     packed = empty(device, (blocks, *x.shape[1:], _LANES))
     grid = (-(-features // _PACK_RUN), blocks)
-    device.launch(device.kernel("conv2d", "pack_lanes"), grid, (1, 1), x, packed, images, features, _PACK_RUN)
+    device.launch(device.kernel("pack", "pack_lanes"), grid, (1, 1), x, packed, images, features, _PACK_RUN)
     return packed
 
 
@@ -83,12 +83,12 @@ def pack_gradient(g: Geometry, grad: Tensor, db: Tensor | None) -> Tensor:
     device, plane = grad.device, g.out_height * g.out_width
     if not device.is_cpu:
         if db is not None:
-            kernel, group = device.kernel("conv2d", "bias_gradient"), device.row_group
+            kernel, group = device.kernel("conv2d_gpu", "bias_gradient"), device.row_group
             device.launch(kernel, (g.outputs * group,), (group,), grad, db, g.images, g.outputs, plane)
         return grad
     packed = empty(device, (g.blocks, *grad.shape[1:], _LANES))
     partial = empty(device, (g.blocks, g.outputs, _LANES))
-    kernel = device.kernel("conv2d", "pack_gradient")
+    kernel = device.kernel("pack", "pack_gradient")
     device.launch(kernel, (g.outputs, g.blocks), (1, 1), grad, packed, partial, g.images, g.outputs, plane)
     if db is not None:
         _add_partials(partial, db, g.blocks)
@@ -99,7 +99,7 @@ def convolve(g: Geometry, packed: Tensor, weight: Tensor, bias: Tensor | None, y
     """Queue y = conv2d(x, weight) + bias."""
     device = y.device
     device.launch(
-        device.kernel("conv2d", "convolve", **_build(g, g.channels, device)),
+        device.kernel(_file(device), "convolve", **_build(g, g.channels, device)),
         *_grid(device, g.outputs, g.images, g.out_height * g.out_width),
         packed, weight, weight if bias is None else bias, y, *_forward_shape(g, bias),
     )  # fmt: skip
@@ -109,7 +109,7 @@ def data_gradient(g: Geometry, packed_grad: Tensor, weight: Tensor, dx: Tensor) 
     """Queue dx: dy convolved with the kernel read from its last tap to its first, outputs and channels swapped."""
     device = dx.device
     device.launch(
-        device.kernel("conv2d", "convolve", **({"DILATED": 1} if g.stride > 1 else _build(g, g.outputs, device))),
+        device.kernel(_file(device), "convolve", **({"DILATED": 1} if g.stride > 1 else _build(g, g.outputs, device))),
         *_grid(device, g.channels, g.images, g.height * g.width),
         packed_grad, weight, weight, dx,
         g.images, g.outputs, g.out_height, g.out_width, g.channels, g.height, g.width,
@@ -121,7 +121,7 @@ def data_gradient(g: Geometry, packed_grad: Tensor, weight: Tensor, dx: Tensor) 
 def weight_gradient(g: Geometry, packed: Tensor, packed_grad: Tensor, dw: Tensor) -> None:
     """Queue dw: the correlation of x with dy."""
     device = dw.device
-    kernel = device.kernel("conv2d", "weight_gradient")
+    kernel = device.kernel("conv2d_weights" if device.is_cpu else "conv2d_gpu", "weight_gradient")
     sizes = (g.channels, g.height, g.width, g.outputs, g.out_height, g.out_width)
     taps = (g.kernel_h, g.kernel_w, g.stride, g.pad_h, g.pad_w)
     if not device.is_cpu:
@@ -133,7 +133,7 @@ def weight_gradient(g: Geometry, packed: Tensor, packed_grad: Tensor, dw: Tensor
     chunks = -(-g.blocks // chunk)
     partial = empty(device, (chunks, dw.size, _LANES))
     grid = (-(-g.outputs // _TILE_OUTPUTS), chunks)
-    device.launch(kernel, grid, (1, 1), packed, packed_grad, partial, g.blocks, chunk, *sizes, *taps, rows)
+    device.launch(kernel, grid, (1, 1), packed, packed_grad, partial, g.blocks, chunk, rows, *sizes, *taps)
     _add_partials(partial, dw, chunks)
 
 
@@ -147,7 +147,8 @@ def convolve_relu_pool(g: Geometry, packed: Tensor, weight: Tensor, bias: Tensor
     device = y.device
     places = device.allocate(g.blocks * _LANES * y.size // g.images)
     device.launch(
-        device.kernel("conv2d", "convolve_relu_pool", **_width_build(g, g.channels)), *_grid(device, g.outputs, g.images, 0),
+        device.kernel("conv2d", "convolve_relu_pool", **_width_build(g, g.channels)),
+        *_grid(device, g.outputs, g.images, 0),
         packed, weight, weight if bias is None else bias, y, places, *_forward_shape(g, bias),
     )  # fmt: skip
     return places
@@ -158,12 +159,16 @@ def unpool_gradient(g: Geometry, grad: Tensor, places: Any, db: Tensor | None) -
     device = grad.device
     packed = empty(device, (g.blocks, g.outputs, g.out_height, g.out_width, _LANES))
     partial = empty(device, (g.blocks, g.outputs, _LANES))
-    kernel = device.kernel("conv2d", "unpool_lanes", **_width_build(g, g.channels))
+    kernel = device.kernel("pack", "unpool_lanes")
     grid = (g.outputs, g.blocks)
-    device.launch(kernel, grid, (1, 1), grad, places, packed, partial, g.images, g.outputs, g.out_height)
+    device.launch(kernel, grid, (1, 1), grad, places, packed, partial, g.images, *packed.shape[1:4])
     if db is not None:
         _add_partials(partial, db, g.blocks)
     return packed
+
+
+def _file(device: Device) -> str:
+    return "conv2d" if device.is_cpu else "conv2d_gpu"
 
 
 def _forward_shape(g: Geometry, bias: Tensor | None) -> tuple[int, ...]:
@@ -201,4 +206,4 @@ def _rows_each(width: int, out_width: int, stride: int) -> int:
 
 def _add_partials(partial: Tensor, sums: Tensor, chunks: int) -> None:
     device = sums.device
-    device.launch(device.kernel("conv2d", "add_partials"), *device.grid(sums.size), partial, sums, sums.size, chunks)
+    device.launch(device.kernel("pack", "add_partials"), *device.grid(sums.size), partial, sums, sums.size, chunks)

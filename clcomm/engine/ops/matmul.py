@@ -16,6 +16,7 @@ from clcomm.errors import ArgumentError
 _PANEL = 16  # columns of B that one CPU work-item takes, as in gemm.cl
 _TILE_ROWS = 6
 _DEPTH = 512  # rows of a panel in local memory: 32 KiB, which stays in the nearest caches
+_WORTH_TRANSPOSING = 192  # sizes from which columns of A lie so far apart that they push each other out of caches
 _GROUP_SIDE, _GROUP_BLOCK = 16, 64  # a GPU work-group is 16 x 16 items and computes 64 x 64 elements
 
 Grid = tuple[tuple[int, int], tuple[int, int]]
@@ -119,6 +120,8 @@ def multiply(
     device = out.device
     rows, columns = out.shape
     depth = a.shape[0] if transpose_a else a.shape[1]
+    if transpose_a and device.is_cpu and min(rows, columns, depth) >= _WORTH_TRANSPOSING:
+        a, transpose_a = _transposed(a), False
     a_strides = (1, rows) if transpose_a else (depth, 1)
     b_strides = (1, depth) if transpose_b else (columns, 1)
     kernel = device.kernel("gemm", "gemm", DEPTH=_DEPTH, HAS_BIAS=int(bias is not None), HAS_RELU=int(relu))
@@ -127,6 +130,15 @@ def multiply(
         kernel, global_size, local_size, a, b, out, a if bias is None else bias,
         rows, columns, depth, *a_strides, *b_strides, rows_each,
     )  # fmt: skip
+
+
+def _transposed(matrix: Tensor) -> Tensor:
+    device = matrix.device
+    rows, columns = matrix.shape
+    out = empty(device, (columns, rows))
+    kernel = device.kernel("gemm", "transpose", DEPTH=_DEPTH, HAS_BIAS=0, HAS_RELU=0)
+    device.launch(kernel, (-(-rows // 16),), (1,), matrix, out, rows, columns)
+    return out
 
 
 @lru_cache(maxsize=1024)

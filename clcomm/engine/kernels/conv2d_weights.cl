@@ -1,0 +1,141 @@
+/* The weight gradient of conv2d.cl on CPUs, from x and dy packed as pack.cl does. */
+
+#define TILE_OUTPUTS 4
+#define TILE_PIXELS 3
+
+/* Rows' share of the weight gradient of 4 outputs and of the columns in `mask`. */
+INLINE void add_rows(
+    float8 sum[TILE_OUTPUTS][TILE_PIXELS], __global const float8 *grad, const int g_offset[TILE_OUTPUTS],
+    int grad_row, __global const float8 *x, const int x_offset[TILE_PIXELS], int x_row, int rows, int count, int stride,
+    const int mask)
+{
+    if (count == grad_row && count * stride == x_row) {
+        count *= rows;
+        rows = 1;
+    }
+    for (int row = 0; row < rows; ++row) {
+        __global const float8 *g = grad + row * grad_row, *from = x + row * x_row;
+        for (int p = 0; p < count; ++p) {
+            float8 value[TILE_PIXELS];
+            UNROLL for (int c = 0; c < TILE_PIXELS; ++c) if (mask >> c & 1) value[c] = from[x_offset[c]];
+            UNROLL for (int o = 0; o < TILE_OUTPUTS; ++o) {
+                const float8 factor = g[g_offset[o]];
+                UNROLL for (int c = 0; c < TILE_PIXELS; ++c) if (mask >> c & 1) sum[o][c] += factor * value[c];
+            }
+            ++g;
+            from += stride;
+        }
+    }
+}
+
+/* The pixels of y from `first_inside` to before `last_inside` see a pixel of x through tap `i` of the kernel. */
+INLINE int first_inside(int i, int pad, int stride)
+{
+    return stride == 1 ? larger(0, pad - i) : larger(0, (pad - i + stride - 1) / stride);
+}
+
+INLINE int last_inside(int i, int pad, int stride, int size, int out_size)
+{
+    const int count = size + pad - i;
+    return smaller(out_size, stride == 1 ? count : (count + stride - 1) / stride);
+}
+
+/* Which of the rows iy, iy + 1, iy + 2 lie inside x. */
+INLINE int rows_inside(int iy, int height)
+{
+    int mask = 0;
+    UNROLL for (int c = 0; c < TILE_PIXELS; ++c) mask |= (iy + c >= 0 && iy + c < height) << c;
+    return mask;
+}
+
+typedef struct {
+    int channels, height, width, outputs, out_height, out_width, kernel_h, kernel_w, stride, pad_h, pad_w;
+} Sizes;
+
+#define SIZES_ARGS \
+    int channels, int height, int width, int outputs, int out_height, int out_width, int kernel_h, int kernel_w, \
+    int stride, int pad_h, int pad_w
+#define SIZES {channels, height, width, outputs, out_height, out_width, kernel_h, kernel_w, stride, pad_h, pad_w}
+
+/* Adds to `partial` what rows [first_row, end_row) of a block's dy give to 4 outputs, through tap (i, j), and to
+   `columns` columns: channels, or with one channel rows of the kernel from i on. x and grad start at the block. */
+INLINE void add_tile(
+    __global float8 *partial, __global const float8 *x, __global const float8 *grad, Sizes s,
+    const int g_offset[TILE_OUTPUTS], int outputs, int columns, int i, int j, int first_row, int end_row, int is_start)
+{
+    const int by_channel = s.channels > 1, taps = s.kernel_h * s.kernel_w;
+    const int column_x = by_channel ? s.height * s.width : s.width, column_partial = by_channel ? taps : s.kernel_w;
+    int x_offset[TILE_PIXELS];
+    float8 sum[TILE_OUTPUTS][TILE_PIXELS];
+    UNROLL for (int c = 0; c < TILE_PIXELS; ++c) x_offset[c] = c * column_x;
+    UNROLL for (int o = 0; o < TILE_OUTPUTS; ++o)
+        UNROLL for (int c = 0; c < TILE_PIXELS; ++c)
+            sum[o][c] = is_start || o >= outputs || c >= columns
+                ? (float8)0.0f : partial[o * s.channels * taps + c * column_partial];
+    const int first = first_inside(j, s.pad_w, s.stride);
+    const int count = last_inside(j, s.pad_w, s.stride, s.width, s.out_width) - first;
+    const int all = (1 << columns) - 1;
+    if (by_channel) {
+        first_row = larger(first_row, first_inside(i, s.pad_h, s.stride));
+        end_row = smaller(end_row, last_inside(i, s.pad_h, s.stride, s.height, s.out_height));
+    }
+    for (int oy = first_row, next; oy < end_row; oy = next) {
+        const int iy = oy * s.stride + i - s.pad_h;
+        int mask = all;
+        next = end_row;
+        if (!by_channel) {
+            mask &= rows_inside(iy, s.height);
+            for (next = oy + 1; next < end_row; ++next)
+                if ((rows_inside(next * s.stride + i - s.pad_h, s.height) & all) != mask) break;
+        }
+#define ADD_ROWS(mask) \
+    add_rows(sum, grad + oy * s.out_width + first, g_offset, s.out_width, \
+             x + iy * s.width + first * s.stride + j - s.pad_w, x_offset, s.stride * s.width, next - oy, count, \
+             s.stride, mask)
+        switch (mask) {
+            case 1: ADD_ROWS(1); break;
+            case 2: ADD_ROWS(2); break;
+            case 3: ADD_ROWS(3); break;
+            case 4: ADD_ROWS(4); break;
+            case 6: ADD_ROWS(6); break;
+            case 7: ADD_ROWS(7); break;
+        }
+    }
+    UNROLL for (int o = 0; o < TILE_OUTPUTS; ++o)
+        UNROLL for (int c = 0; c < TILE_PIXELS; ++c)
+            if (o < outputs && c < columns) partial[o * s.channels * taps + c * column_partial] = sum[o][c];
+}
+
+/* partial[chunk][O][C][kernel_h * kernel_w]: the weight gradient of a chunk of image blocks, lanes not yet added.
+   A chunk is a fixed number of images, so the order of all sums is the same on any number of cores. It goes through dy
+   in runs of rows that stay in the nearest cache, with what lies below them in x, while all taps are served. */
+__kernel void weight_gradient(
+    __global const float8 *packed, __global const float8 *packed_grad, __global float8 *partial,
+    int blocks, int blocks_each, int rows_each, SIZES_ARGS)
+{
+    const Sizes s = SIZES;
+    const int o = get_global_id(0) * TILE_OUTPUTS, chunk = get_global_id(1);
+    const int outputs_valid = smaller(TILE_OUTPUTS, outputs - o);
+    const int plane = height * width, out_plane = out_height * out_width, taps = kernel_h * kernel_w;
+    const int by_channel = channels > 1, columns = by_channel ? channels : kernel_h;
+    int g_offset[TILE_OUTPUTS];
+    UNROLL for (int i = 0; i < TILE_OUTPUTS; ++i) g_offset[i] = smaller(i, outputs_valid - 1) * out_plane;
+    partial += ((long)chunk * outputs + o) * channels * taps;
+    const int first_block = chunk * blocks_each, last_block = smaller(first_block + blocks_each, blocks);
+    for (int block = first_block; block < last_block; ++block) {
+        __global const float8 *x = packed + (long)block * channels * plane;
+        __global const float8 *grad = packed_grad + ((long)block * outputs + o) * out_plane;
+        for (int row = 0; row < out_height; row += rows_each)
+            for (int column = 0, count; column < columns; column += count) {
+                /* Four columns left are two tiles of two: one alone has too few sums to fill the pipeline. */
+                count = columns - column == 4 ? 2 : smaller(TILE_PIXELS, columns - column);
+                for (int i = 0; i < (by_channel ? kernel_h : 1); ++i)
+                    for (int j = 0; j < kernel_w; ++j)
+                        add_tile(
+                            partial + (by_channel ? column * taps + i * kernel_w : column * kernel_w) + j,
+                            x + (by_channel ? column * plane : 0), grad, s, g_offset, outputs_valid, count,
+                            by_channel ? i : column, j, row, smaller(row + rows_each, out_height),
+                            block == first_block && row == 0);
+            }
+    }
+}
