@@ -1,4 +1,4 @@
-"""`python -m benchmarks.cores`: images/s with one rank a core and with more ranks than cores, in alternating windows."""
+"""`python -m benchmarks.cores`: images/s with one rank a core and with more ranks than cores, window by window."""
 
 from __future__ import annotations
 
