@@ -158,7 +158,7 @@ class Tensor:
         `gradient` is the gradient of this tensor itself: a tensor of its shape, a number for every element, or None,
         which stands for 1 and needs a tensor of one element.
         """
-        self._backward(self, gradient)
+        Tensor._backward(self, gradient)
 
     def detach(self) -> Tensor:
         """Return a tensor on the same memory that is no part of the tape."""
