@@ -28,6 +28,14 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if item.get_closest_marker("mpi") is not None]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Let fixtures know of a failure as `request.node.has_failed`."""
+    report = yield
+    item.has_failed = getattr(item, "has_failed", False) or report.failed
+    return report
+
+
 @pytest.fixture(
     params=[
         pytest.param("solo"),
@@ -37,8 +45,7 @@ def pytest_collection_modifyitems(config, items):
 )
 def comm(request):
     """A Communicator: alone in plain pytest; under mpiexec all ranks, with shared memory and without."""
-    with Communicator(transport=request.param) as made:
-        yield made
+    yield from _lent(Communicator(transport=request.param), request)
 
 
 @pytest.fixture(
@@ -49,15 +56,19 @@ def comm(request):
 )
 def several(request):
     """A Communicator of two ranks or more, with shared memory and without."""
-    with Communicator(transport=request.param) as made:
-        yield made
+    yield from _lent(Communicator(transport=request.param), request)
 
 
 @pytest.fixture
-def auto():
+def auto(request):
     """All ranks' Communicator, with shared memory where there is any."""
-    with Communicator() as made:
-        yield made
+    yield from _lent(Communicator(), request)
+
+
+def _lent(made, request):
+    yield made
+    if not request.node.has_failed:  # then the other ranks are elsewhere, and it would wait for them
+        made.finalize()
 
 
 def pytest_configure(config):

@@ -18,12 +18,13 @@ pytestmark = pytest.mark.mpi(min_size=1)
 
 
 @pytest.fixture
-def shared():
+def shared(request):
     comm = world().Dup()
     bench = make_bench("shared", comm)
     yield bench
-    bench.transport.close()
-    comm.Free()
+    if not request.node.has_failed:
+        bench.transport.close()
+        comm.Free()
 
 
 @pytest.mark.mpi(min_size=2)
