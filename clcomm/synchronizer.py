@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ class Synchronizer:
         check_replicas_every: int = 0,
         check_finite: bool = False,
     ):
-        if not isinstance(check_replicas_every, Integral) or check_replicas_every < 0:
+        if not isinstance(check_replicas_every, int) or check_replicas_every < 0:
             raise ArgumentError(
                 f"check_replicas_every: expected a number of steps, 0 for never, got {check_replicas_every!r}"
             )
