@@ -106,6 +106,24 @@ def test_agrees_with_pytorch_on_ties_nan_and_inf(device: Device, case, seed: int
         np.testing.assert_allclose(dx, x.grad.numpy(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(3, 2, 4, 16), (1, 3, 7, 17), (2, 1, 2, 15), (2, 2, 9, 31), (1, 1, 6, 64)])
+def test_two_by_two_windows_in_wide_rows(device: Device, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(3)
+    x = rng.integers(-2, 3, shape).astype(np.float32)
+    x[rng.random(shape) < 0.05] = -np.inf
+    y, grad, dx = run(device, max_pool2d, x, (2, 2))
+    expected = np.zeros(shape)
+    for row, column, *window in windows(shape, (2, 2), (2, 2), (0, 0)):
+        part = x[:, :, window[0], window[1]].reshape(*shape[:2], 4)
+        np.testing.assert_array_equal(y[:, :, row, column], part.max(-1))
+        for n, c in np.ndindex(*shape[:2]):
+            first = int(part[n, c].argmax())  # the first of equals
+            expected[n, c, 2 * row + first // 2, 2 * column + first % 2] = grad[n, c, row, column]
+    np.testing.assert_array_equal(dx, expected)
+    x[0, 0, 1, 1] = np.nan
+    assert np.isnan(max_pool2d(Tensor(x, device), 2).numpy()[0, 0, 0, 0])
+
+
 def test_stride_is_the_kernel_by_default(device: Device) -> None:
     x = np.arange(24, dtype=np.float32).reshape(1, 1, 4, 6)
     np.testing.assert_array_equal(max_pool2d(Tensor(x, device), 2).numpy()[0, 0], [[7, 9, 11], [19, 21, 23]])

@@ -40,20 +40,6 @@ INLINE float average(__global const float *x, Window w, int oy, int ox)
     return sum / (w.kernel_h * w.kernel_w);
 }
 
-/* places[i] is where in its plane the maximum lay. */
-__kernel void max_pool(
-    __global const float *x, __global float *y, __global int *places, int count, WINDOW_ARGS)
-{
-    const Window w = WINDOW;
-    const int out_plane = out_height * out_width;
-    FOR_EACH(i, count) {
-        __global const float *plane = x + (long)(i / out_plane) * height * width;
-        const int place = largest(plane, w, i % out_plane / out_width, i % out_width);
-        places[i] = place;
-        y[i] = plane[place];
-    }
-}
-
 __kernel void average_pool(__global const float *x, __global float *y, int count, WINDOW_ARGS)
 {
     const Window w = WINDOW;
@@ -63,6 +49,49 @@ __kernel void average_pool(__global const float *x, __global float *y, int count
 }
 
 #ifdef ON_CPU
+
+typedef int8 __attribute__((aligned(4))) unaligned_int8;
+
+/* A row of at least eight 2 x 2 windows, eight at a time; the last eight may do some of those before them again. */
+INLINE void pairs_row(__global const float *x, __global float *y, __global int *places, Window w, int oy)
+{
+    const int8 columns = (int8)(0, 2, 4, 6, 8, 10, 12, 14);
+    for (int next = 0; next < w.out_width; next += 8) {
+        const int ox = smaller(next, w.out_width - 8), corner = 2 * oy * w.width + 2 * ox;
+        float8 best;
+        int8 place;
+        UNROLL for (int row = 0; row < 2; ++row) {
+            const float8 left = load8(x + corner + row * w.width), right = load8(x + corner + row * w.width + 8);
+            UNROLL for (int column = 0; column < 2; ++column) {
+                const float8 value = column ? (float8)(left.odd, right.odd) : (float8)(left.even, right.even);
+                const int8 at = columns + (corner + row * w.width + column);
+                const int8 is_larger = (value > best) | (value != value) | (row + column == 0 ? -1 : 0);
+                best = is_larger ? value : best;
+                place = is_larger ? at : place;
+            }
+        }
+        store8(best, y + ox);
+        *(__global unaligned_int8 *)(places + ox) = place;
+    }
+}
+
+/* places[i] is where in its plane the maximum lay. */
+__kernel void max_pool(__global const float *x, __global float *y, __global int *places, int rows, WINDOW_ARGS)
+{
+    const Window w = WINDOW;
+    const int is_pairs = kernel_h == 2 && kernel_w == 2 && stride_h == 2 && stride_w == 2 && pad_h == 0 && pad_w == 0
+        && out_width >= 8;
+    FOR_ROWS(row, rows) {
+        __global const float *plane = x + (long)(row / out_height) * height * width;
+        const int oy = row % out_height, first = row * out_width;
+        if (is_pairs) pairs_row(plane, y + first, places + first, w, oy);
+        else for (int ox = 0; ox < out_width; ++ox) {
+            const int place = largest(plane, w, oy, ox);
+            places[first + ox] = place;
+            y[first + ox] = plane[place];
+        }
+    }
+}
 
 __kernel void max_pool_gradient(
     __global const float *grad, __global const int *places, __global float *dx, int planes, WINDOW_ARGS)
@@ -92,6 +121,20 @@ __kernel void average_pool_gradient(__global const float *grad, __global float *
 }
 
 #else
+
+/* places[i] is where in its plane the maximum lay. */
+__kernel void max_pool(
+    __global const float *x, __global float *y, __global int *places, int count, WINDOW_ARGS)
+{
+    const Window w = WINDOW;
+    const int out_plane = out_height * out_width;
+    FOR_EACH(i, count) {
+        __global const float *plane = x + (long)(i / out_plane) * height * width;
+        const int place = largest(plane, w, i % out_plane / out_width, i % out_width);
+        places[i] = place;
+        y[i] = plane[place];
+    }
+}
 
 /* Each element of dx collects from the windows that cover it: no two work-items write the same place. */
 

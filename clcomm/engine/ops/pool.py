@@ -20,7 +20,9 @@ class MaxPool2dOp(Op):
         """Queue the maxima; where each lay is kept for backward."""
         device, shape = x.device, _out_shape(x, window)
         y, places = empty(device, shape), empty(device, shape, INT32)
-        device.launch(device.kernel("pool", "max_pool"), *device.grid(y.size), x, y, places, y.size, *window)
+        rows = y.size // window[3]
+        grid, count = (device.row_grid(rows, window[3]), rows) if device.is_cpu else (device.grid(y.size), y.size)
+        device.launch(device.kernel("pool", "max_pool"), *grid, x, y, places, count, *window)
         ctx.window = window
         ctx.save(places)
         return y
