@@ -26,6 +26,8 @@ from clcomm.transport.reduction import reduce_in_rank_order
 _PAGE = 4096
 #: Part of /dev/shm that is left to others.
 _SPARE_BYTES = 1 << 20
+#: More different places than any model has buckets.
+_KEPT_VIEWS = 4096
 
 
 @dataclass
@@ -62,6 +64,8 @@ class SharedTransport(Transport):
         self._second_comm = comm.Dup()
         self._pending = deque() if pending is None else pending
         self._regions: list[_Region] = []
+        # The ranks' arrays of earlier calls, by their places: buckets come back every step, and views cost 2 us each.
+        self._views: dict[tuple, list[list[np.ndarray]]] = {}
 
     # --- memory ---
 
@@ -98,6 +102,7 @@ class SharedTransport(Transport):
         """Free the windows in which no rank has an array any more; collective."""
         used = np.any(self.comm.allgather([region.handed_out() is not None for region in self._regions]), axis=0)
         regions, self._regions = self._regions, []
+        self._views.clear()
         for region, is_used in zip(regions, used, strict=True):
             if is_used:
                 self._regions.append(region)
@@ -203,7 +208,17 @@ class SharedTransport(Transport):
         return np.array(places, np.int64), np.empty((self.world_size, len(arrays), 4), np.int64)
 
     def _counterparts(self, arrays: Sequence[np.ndarray], everyone: np.ndarray) -> list[list[np.ndarray]]:
-        places = everyone.tolist()
+        key = (everyone.tobytes(), *(array.dtype for array in arrays))
+        found = self._views.get(key)
+        if found is None:
+            found = self._make_views(arrays, everyone.tolist())
+            if len(self._views) >= _KEPT_VIEWS:
+                self._views.clear()
+            if all(array.nbytes for array in arrays):  # else they are the caller's own, not to be kept
+                self._views[key] = found
+        return found
+
+    def _make_views(self, arrays: Sequence[np.ndarray], places: list) -> list[list[np.ndarray]]:
         for other in places[1:]:
             if [place[2:] for place in other] != [place[2:] for place in places[0]]:
                 raise MismatchError(
@@ -221,6 +236,7 @@ class SharedTransport(Transport):
         """Free communicators and windows; a window whose memory some rank still uses stays until the process ends."""
         self.free_unused()
         self._regions.clear()
+        self._views.clear()
         self._second_comm.Free()
         self.comm.Free()
 
