@@ -286,6 +286,23 @@ def test_conv_relu_pool_agrees_with_pytorch(
         assert_close(our.grad.numpy(), their.grad.numpy())
 
 
+@pytest.mark.parametrize(
+    ("x_shape", "outputs"),
+    [((67, 1, 28, 28), 6), ((9, 3, 7, 14), 5), ((2, 2, 3, 5), 1), ((1, 1, 2, 100), 2), ((8, 4, 10, 10), 4)],
+)
+def test_conv_relu_pool_of_data_gives_the_same_gradients(device: Device, x_shape, outputs: int) -> None:
+    """Where x needs no gradient, as in a first layer, dy is spread out only within the weight gradient."""
+    x, hosts = drawn(1, *x_shape), (drawn(2, outputs, x_shape[1], 3, 3), drawn(3, outputs))
+    grads = []
+    for needs_dx in (False, True):
+        leaves = [Tensor(host, device, requires_grad=True) for host in hosts]
+        y = conv_relu_pool(Tensor(x, device, requires_grad=needs_dx), *leaves, padding=1)
+        y.backward(Tensor(drawn(4, *y.shape), device))
+        grads.append([leaf.grad.numpy() for leaf in leaves])
+    for alone, with_dx in zip(*grads, strict=True):
+        assert_close(alone, with_dx)
+
+
 def test_conv_relu_pool_where_nothing_can_be_fused(device: Device) -> None:
     hosts = drawn(1, 5, 2, 9, 8), drawn(2, 3, 2, 2, 2), drawn(3, 3)
     results = []

@@ -1,11 +1,17 @@
-/* The weight gradient of conv2d.cl on CPUs, from x and dy packed as pack.cl does. */
+/* The weight gradient of conv2d.cl on CPUs, from x and dy packed as pack.cl does. In the POOLED build dy is that of
+   `convolve_relu_pool`, and is spread out over the convolution's pixels only where it is used, in local memory. */
 
 #define TILE_OUTPUTS 4
 #define TILE_PIXELS 3
+#ifdef POOLED
+#define GRAD __local
+#else
+#define GRAD __global
+#endif
 
 /* Rows' share of the weight gradient of 4 outputs and of the columns in `mask`. */
 INLINE void add_rows(
-    float8 sum[TILE_OUTPUTS][TILE_PIXELS], __global const float8 *grad, const int g_offset[TILE_OUTPUTS],
+    float8 sum[TILE_OUTPUTS][TILE_PIXELS], GRAD const float8 *grad, const int g_offset[TILE_OUTPUTS],
     int grad_row, __global const float8 *x, const int x_offset[TILE_PIXELS], int x_row, int rows, int count, int stride,
     const int mask)
 {
@@ -14,7 +20,8 @@ INLINE void add_rows(
         rows = 1;
     }
     for (int row = 0; row < rows; ++row) {
-        __global const float8 *g = grad + row * grad_row, *from = x + row * x_row;
+        GRAD const float8 *g = grad + row * grad_row;
+        __global const float8 *from = x + row * x_row;
         for (int p = 0; p < count; ++p) {
             float8 value[TILE_PIXELS];
             UNROLL for (int c = 0; c < TILE_PIXELS; ++c) if (mask >> c & 1) value[c] = from[x_offset[c]];
@@ -58,9 +65,9 @@ typedef struct {
 #define SIZES {channels, height, width, outputs, out_height, out_width, kernel_h, kernel_w, stride, pad_h, pad_w}
 
 /* Adds to `partial` what rows [first_row, end_row) of a block's dy give to 4 outputs, through tap (i, j), and to
-   `columns` columns: channels, or with one channel rows of the kernel from i on. x and grad start at the block. */
+   `columns` columns: channels, or with one channel rows of the kernel from i on. x and grad start at row 0. */
 INLINE void add_tile(
-    __global float8 *partial, __global const float8 *x, __global const float8 *grad, Sizes s,
+    __global float8 *partial, __global const float8 *x, GRAD const float8 *grad, Sizes s,
     const int g_offset[TILE_OUTPUTS], int outputs, int columns, int i, int j, int first_row, int end_row, int is_start)
 {
     const int by_channel = s.channels > 1, taps = s.kernel_h * s.kernel_w;
@@ -106,26 +113,71 @@ INLINE void add_tile(
             if (o < outputs && c < columns) partial[o * s.channels * taps + c * column_partial] = sum[o][c];
 }
 
+#ifdef POOLED
+
+/* Spreads rows [first_row, end_row) of dy out: each element goes to where the maximum of its 2 x 2 pixels lay. */
+INLINE void spread(
+    __local float8 *grad, __global const float8 *pooled, __global const uchar8 *places, int first_row, int end_row,
+    int width)
+{
+    const float8 zero = 0.0f;
+    const int pooled_width = width / 2;
+    for (int row = first_row; row + 1 < end_row; row += 2) {
+        __local float8 *to = grad + (row - first_row) * width;
+        for (int px = 0; px < pooled_width; ++px) {
+            const float8 value = pooled[row / 2 * pooled_width + px];
+            const int8 place = convert_int8(places[row / 2 * pooled_width + px]);
+            to[2 * px] = place == 0 ? value : zero;
+            to[2 * px + 1] = place == 1 ? value : zero;
+            to[width + 2 * px] = place == 2 ? value : zero;
+            to[width + 2 * px + 1] = place == 3 ? value : zero;
+        }
+        if (width % 2) to[width - 1] = to[2 * width - 1] = zero;
+    }
+    if ((end_row - first_row) % 2)
+        for (int p = 0; p < width; ++p) grad[(end_row - 1 - first_row) * width + p] = zero;
+}
+
+#endif
+
 /* partial[chunk][O][C][kernel_h * kernel_w]: the weight gradient of a chunk of image blocks, lanes not yet added.
    A chunk is a fixed number of images, so the order of all sums is the same on any number of cores. It goes through dy
    in runs of rows that stay in the nearest cache, with what lies below them in x, while all taps are served. */
 __kernel void weight_gradient(
     __global const float8 *packed, __global const float8 *packed_grad, __global float8 *partial,
+#ifdef POOLED
+    __global const uchar8 *places,
+#endif
     int blocks, int blocks_each, int rows_each, SIZES_ARGS)
 {
+#ifdef POOLED
+    __local float8 grad_near[TILE_OUTPUTS][POOLED];
+    const int pooled_plane = (out_height / 2) * (out_width / 2), grad_plane = POOLED;
+#else
+    const int grad_plane = out_height * out_width;
+#endif
     const Sizes s = SIZES;
     const int o = get_global_id(0) * TILE_OUTPUTS, chunk = get_global_id(1);
     const int outputs_valid = smaller(TILE_OUTPUTS, outputs - o);
-    const int plane = height * width, out_plane = out_height * out_width, taps = kernel_h * kernel_w;
+    const int plane = height * width, taps = kernel_h * kernel_w;
     const int by_channel = channels > 1, columns = by_channel ? channels : kernel_h;
     int g_offset[TILE_OUTPUTS];
-    UNROLL for (int i = 0; i < TILE_OUTPUTS; ++i) g_offset[i] = smaller(i, outputs_valid - 1) * out_plane;
+    UNROLL for (int i = 0; i < TILE_OUTPUTS; ++i) g_offset[i] = smaller(i, outputs_valid - 1) * grad_plane;
     partial += ((long)chunk * outputs + o) * channels * taps;
     const int first_block = chunk * blocks_each, last_block = smaller(first_block + blocks_each, blocks);
     for (int block = first_block; block < last_block; ++block) {
         __global const float8 *x = packed + (long)block * channels * plane;
-        __global const float8 *grad = packed_grad + ((long)block * outputs + o) * out_plane;
-        for (int row = 0; row < out_height; row += rows_each)
+        for (int row = 0; row < out_height; row += rows_each) {
+            const int end_row = smaller(row + rows_each, out_height);
+#ifdef POOLED
+            const long start = ((long)block * outputs + o) * pooled_plane;
+            for (int i = 0; i < outputs_valid; ++i)
+                spread(grad_near[i], packed_grad + start + i * pooled_plane, places + start + i * pooled_plane, row,
+                       end_row, out_width);
+            __local const float8 *grad = grad_near[0] - row * out_width;
+#else
+            __global const float8 *grad = packed_grad + ((long)block * outputs + o) * grad_plane;
+#endif
             for (int column = 0, count; column < columns; column += count) {
                 /* Four columns left are two tiles of two: one alone has too few sums to fill the pipeline. */
                 count = columns - column == 4 ? 2 : smaller(TILE_PIXELS, columns - column);
@@ -134,8 +186,8 @@ __kernel void weight_gradient(
                         add_tile(
                             partial + (by_channel ? column * taps + i * kernel_w : column * kernel_w) + j,
                             x + (by_channel ? column * plane : 0), grad, s, g_offset, outputs_valid, count,
-                            by_channel ? i : column, j, row, smaller(row + rows_each, out_height),
-                            block == first_block && row == 0);
+                            by_channel ? i : column, j, row, end_row, block == first_block && row == 0);
             }
+        }
     }
 }

@@ -59,6 +59,38 @@ __kernel void pack_gradient(
     bias_partial[block * outputs + o] = sum[0] + sum[1];
 }
 
+INLINE float8 unmasked(float8 value, uchar8 place)
+{
+    return convert_int8(place) == MASKED ? (float8)0.0f : value;
+}
+
+/* As `pack_gradient` for dy of `convolve_relu_pool`; what ReLU masked becomes zero. */
+__kernel void pack_pooled_gradient(
+    __global const float *grad, __global const uchar8 *places, __global float8 *packed, __global float8 *bias_partial,
+    int images, int outputs, int plane)
+{
+    const int o = get_global_id(0), block = get_global_id(1), valid = smaller(8, images - block * 8);
+    const long stride = (long)outputs * plane;
+    grad += block * 8 * stride + (long)o * plane;
+    packed += ((long)block * outputs + o) * plane;
+    places += ((long)block * outputs + o) * plane;
+    float8 sum[2] = {0.0f, 0.0f};
+    int p = 0;
+    for (; p + 8 <= plane; p += 8) {
+        float8 rows[8];
+        gather_block(rows, grad + p, stride, valid);
+        UNROLL for (int i = 0; i < 8; ++i) {
+            packed[p + i] = unmasked(rows[i], places[p + i]);
+            sum[i & 1] += packed[p + i];
+        }
+    }
+    for (; p < plane; ++p) {
+        packed[p] = unmasked(gather_lanes(grad + p, stride, valid), places[p]);
+        sum[0] += packed[p];
+    }
+    bias_partial[block * outputs + o] = sum[0] + sum[1];
+}
+
 /* Turns the gradient of `convolve_relu_pool`'s result to that of the convolution's result, packed, and adds up each
    channel: bias_partial[N/8][outputs], lanes not yet added. */
 __kernel void unpool_lanes(

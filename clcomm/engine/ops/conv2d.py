@@ -56,10 +56,18 @@ class ConvReluPoolOp(Op):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """dy goes to where the maxima lay; from there on as Conv2dOp."""
+        g: Geometry = ctx.geometry
         packed, weight, places = ctx.saved
         db = ctx.out(2) if ctx.needs[2] else None
-        packed_grad = convolution.unpool_gradient(ctx.geometry, grad, places, db)
-        return *_product_gradients(ctx, packed_grad, packed, weight), db
+        if ctx.needs[0] or not convolution.can_spread_pooled(g):
+            packed_grad = convolution.unpool_gradient(g, grad, places, db)
+            return *_product_gradients(ctx, packed_grad, packed, weight), db
+        packed_grad = convolution.pack_pooled_gradient(g, grad, places, db)
+        dw = None
+        if ctx.needs[1]:
+            dw = ctx.out(1)
+            convolution.weight_gradient(g, packed, packed_grad, dw, places)
+        return None, dw, db
 
 
 def _product_gradients(ctx: Any, packed_grad: Tensor, packed: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:

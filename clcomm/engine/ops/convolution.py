@@ -16,6 +16,7 @@ _TILE_OUTPUTS, _TILE_PIXELS = 4, 3
 _PACK_RUN = 4096  # features that one CPU work-item packs
 _CHUNK_IMAGES = 64  # images whose weight gradients are added up by one work-item
 _NEAR_CACHE = 24 * 1024  # bytes of a CPU's first-level cache that the weight gradient's rows may fill
+_POOLED_ROOM = _NEAR_CACHE // (4 * _LANES * _TILE_OUTPUTS)  # pixels of dy spread out in local memory
 _WIDEST, _WIDEST_KERNEL = 256, 5  # rows and kernels of at most this width get a build of their own
 _WORTH_A_BUILD = 1 << 16  # multiplications an image
 _GROUP_OUTPUTS = 8  # outputs that a GPU work-item computes
@@ -118,22 +119,31 @@ def data_gradient(g: Geometry, packed_grad: Tensor, weight: Tensor, dx: Tensor) 
     )  # fmt: skip
 
 
-def weight_gradient(g: Geometry, packed: Tensor, packed_grad: Tensor, dw: Tensor) -> None:
-    """Queue dw: the correlation of x with dy."""
+def weight_gradient(g: Geometry, packed: Tensor, packed_grad: Tensor, dw: Tensor, places: Any = None) -> None:
+    """Queue dw: the correlation of x with dy. With `places`, dy is what `pack_pooled_gradient` returned."""
     device = dw.device
-    kernel = device.kernel("conv2d_weights" if device.is_cpu else "conv2d_gpu", "weight_gradient")
-    sizes = (g.channels, g.height, g.width, g.outputs, g.out_height, g.out_width)
-    taps = (g.kernel_h, g.kernel_w, g.stride, g.pad_h, g.pad_w)
+    sizes = (
+        g.channels, g.height, g.width, g.outputs, g.out_height, g.out_width,
+        g.kernel_h, g.kernel_w, g.stride, g.pad_h, g.pad_w,
+    )  # fmt: skip
     if not device.is_cpu:
         group = device.row_group
         grid = (g.channels * g.taps * group, -(-g.outputs // _GROUP_OUTPUTS))
-        device.launch(kernel, grid, (group, 1), packed, packed_grad, dw, g.images, *sizes, *taps)
+        kernel = device.kernel("conv2d_gpu", "weight_gradient")
+        device.launch(kernel, grid, (group, 1), packed, packed_grad, dw, g.images, *sizes)
         return
-    chunk, rows = _CHUNK_IMAGES // _LANES, _rows_each(g.width, g.out_width, g.stride)
+    chunk, rows = _CHUNK_IMAGES // _LANES, _rows_each(min(g.channels, _TILE_PIXELS), g.width, g.out_width, g.stride)
+    inputs: tuple[Any, ...] = ()
+    defines = {}
+    if places is not None:
+        rows = max(2, rows // 2 * 2)
+        inputs, defines = (places,), {"POOLED": _POOLED_ROOM}
     chunks = -(-g.blocks // chunk)
     partial = empty(device, (chunks, dw.size, _LANES))
-    grid = (-(-g.outputs // _TILE_OUTPUTS), chunks)
-    device.launch(kernel, grid, (1, 1), packed, packed_grad, partial, g.blocks, chunk, rows, *sizes, *taps)
+    device.launch(
+        device.kernel("conv2d_weights", "weight_gradient", **defines), (-(-g.outputs // _TILE_OUTPUTS), chunks), (1, 1),
+        packed, packed_grad, partial, *inputs, g.blocks, chunk, rows, *sizes,
+    )  # fmt: skip
     _add_partials(partial, dw, chunks)
 
 
@@ -152,6 +162,23 @@ def convolve_relu_pool(g: Geometry, packed: Tensor, weight: Tensor, bias: Tensor
         packed, weight, weight if bias is None else bias, y, places, *_forward_shape(g, bias),
     )  # fmt: skip
     return places
+
+
+def can_spread_pooled(g: Geometry) -> bool:
+    """Return whether two rows of dy fit where `weight_gradient` spreads a pooled dy out."""
+    return 2 * g.out_width <= _POOLED_ROOM
+
+
+def pack_pooled_gradient(g: Geometry, grad: Tensor, places: Any, db: Tensor | None) -> Tensor:
+    """Return dy of `convolve_relu_pool`, packed but not spread out, and fill the bias gradient."""
+    device = grad.device
+    packed = empty(device, (g.blocks, *grad.shape[1:], _LANES))
+    partial = empty(device, (g.blocks, g.outputs, _LANES))
+    kernel, plane = device.kernel("pack", "pack_pooled_gradient"), grad.shape[2] * grad.shape[3]
+    device.launch(kernel, (g.outputs, g.blocks), (1, 1), grad, places, packed, partial, g.images, g.outputs, plane)
+    if db is not None:
+        _add_partials(partial, db, g.blocks)
+    return packed
 
 
 def unpool_gradient(g: Geometry, grad: Tensor, places: Any, db: Tensor | None) -> Tensor:
@@ -198,9 +225,9 @@ def _grid(device: Device, outputs: int, images: int, plane: int) -> Grid:
 
 
 @lru_cache(maxsize=256)
-def _rows_each(width: int, out_width: int, stride: int) -> int:
-    """Return how many rows of dy, and of x below them, a CPU's nearest cache holds."""
-    row_bytes = 4 * _LANES * (_TILE_OUTPUTS * out_width + _TILE_PIXELS * width * stride)
+def _rows_each(channels: int, width: int, out_width: int, stride: int) -> int:
+    """Return how many rows of a tile's dy, and of x below them, a CPU's nearest cache holds."""
+    row_bytes = 4 * _LANES * (_TILE_OUTPUTS * out_width + channels * width * stride)
     return max(1, _NEAR_CACHE // row_bytes)
 
 
