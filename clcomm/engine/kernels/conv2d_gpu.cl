@@ -1,5 +1,6 @@
-/* The kernels of conv2d.cl and conv2d_weights.cl for GPUs. Tensors stay N C H W: a work-item computes OUTPUTS sums at one
-   pixel, so neighbouring items read neighbouring pixels, and the work-group keeps the weights it needs in local memory. */
+/* The kernels of conv2d.cl and conv2d_weights.cl for GPUs. Tensors stay N C H W: a work-item computes OUTPUTS sums at
+   one pixel, so neighbouring items read neighbouring pixels, and the work-group keeps the weights it needs in local
+   memory. */
 
 #define OUTPUTS 8
 #define TAPS 64

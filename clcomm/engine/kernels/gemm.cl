@@ -13,7 +13,8 @@
 #define SHORT_ROWS 4
 
 /* Columns past the last one repeat it or keep old values: they only reach sums that are never stored. */
-INLINE void pack_panel(__local float8 *panel, __global const float *b, long b_row, long b_column, int depth, int columns)
+INLINE void pack_panel(
+    __local float8 *panel, __global const float *b, long b_row, long b_column, int depth, int columns)
 {
     __local float *flat = (__local float *)panel;
     int k = 0;

@@ -138,6 +138,12 @@ __kernel void max_pool(
 
 /* Each element of dx collects from the windows that cover it: no two work-items write the same place. */
 
+#define FOR_WINDOWS(oy, ox, iy, ix) \
+    for (int oy = first_window(iy, kernel_h, stride_h, pad_h); oy <= last_window(iy, stride_h, pad_h, out_height); ++oy) \
+        for (int ox = first_window(ix, kernel_w, stride_w, pad_w); ox <= last_window(ix, stride_w, pad_w, out_width); ++ox)
+
+INLINE int last_window(int i, int stride, int pad, int count) { return smaller((i + pad) / stride, count - 1); }
+
 INLINE int first_window(int i, int kernel_size, int stride, int pad)
 {
     return larger(0, (i + pad - kernel_size + stride) / stride);
@@ -149,11 +155,10 @@ __kernel void max_pool_gradient(
     FOR_EACH(i, planes * height * width) {
         const int plane = i / (height * width), place = i % (height * width), iy = place / width, ix = place % width;
         float sum = 0.0f;
-        for (int oy = first_window(iy, kernel_h, stride_h, pad_h); oy <= smaller((iy + pad_h) / stride_h, out_height - 1); ++oy)
-            for (int ox = first_window(ix, kernel_w, stride_w, pad_w); ox <= smaller((ix + pad_w) / stride_w, out_width - 1); ++ox) {
-                const int window = (plane * out_height + oy) * out_width + ox;
-                if (places[window] == place) sum += grad[window];
-            }
+        FOR_WINDOWS(oy, ox, iy, ix) {
+            const int window = (plane * out_height + oy) * out_width + ox;
+            if (places[window] == place) sum += grad[window];
+        }
         dx[i] = sum;
     }
 }
@@ -163,9 +168,8 @@ __kernel void average_pool_gradient(__global const float *grad, __global float *
     FOR_EACH(i, planes * height * width) {
         const int plane = i / (height * width), iy = i / width % height, ix = i % width;
         float sum = 0.0f;
-        for (int oy = first_window(iy, kernel_h, stride_h, pad_h); oy <= smaller((iy + pad_h) / stride_h, out_height - 1); ++oy)
-            for (int ox = first_window(ix, kernel_w, stride_w, pad_w); ox <= smaller((ix + pad_w) / stride_w, out_width - 1); ++ox)
-                sum += grad[(plane * out_height + oy) * out_width + ox] / (kernel_h * kernel_w);
+        FOR_WINDOWS(oy, ox, iy, ix)
+            sum += grad[(plane * out_height + oy) * out_width + ox] / (kernel_h * kernel_w);
         dx[i] = sum;
     }
 }

@@ -134,7 +134,7 @@ def weight_gradient(g: Geometry, packed: Tensor, packed_grad: Tensor, dw: Tensor
         return
     chunk, rows = _CHUNK_IMAGES // _LANES, _rows_each(min(g.channels, _TILE_PIXELS), g.width, g.out_width, g.stride)
     inputs: tuple[Any, ...] = ()
-    defines = {}
+    defines: dict[str, Any] = {}
     if places is not None:
         rows = max(2, rows // 2 * 2)
         inputs, defines = (places,), {"POOLED": _POOLED_ROOM}
