@@ -52,6 +52,9 @@ class Optimizer:
 
     def step(self) -> None:
         """Update the parameters with their gradients, the averaged ones after a synchronisation."""
+        self.space.device.on_host(self._update)  # its numbers change from step to step
+
+    def _update(self) -> None:
         space = self.space
         if all(slot.state == NONE for slot in space.slots):
             return

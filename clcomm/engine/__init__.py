@@ -2,6 +2,7 @@
 
 from clcomm.engine import functional, nn
 from clcomm.engine.autograd import Op, no_grad
+from clcomm.engine.capture import Replay
 from clcomm.engine.device import Device, default_device, set_default_device
 from clcomm.engine.flat import FlatSpace
 from clcomm.engine.nn import (
@@ -23,6 +24,7 @@ from clcomm.engine.nn import (
     manual_seed,
 )
 from clcomm.engine.tensor import Parameter, Tensor
+from clcomm.engine.timing import measure_overhead
 from clcomm.errors import ArgumentError, DeviceError
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "Op",
     "Parameter",
     "ReLU",
+    "Replay",
     "Sequential",
     "Sigmoid",
     "Softmax",
@@ -51,6 +54,7 @@ __all__ = [
     "default_device",
     "functional",
     "manual_seed",
+    "measure_overhead",
     "nn",
     "no_grad",
     "set_default_device",

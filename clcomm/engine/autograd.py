@@ -230,6 +230,11 @@ def _copy_into(target: Tensor, source: Tensor) -> None:
 
 
 def _run_hooks(leaf: Tensor) -> None:
+    if leaf._hooks:
+        leaf.device.on_host(_call_hooks, leaf)
+
+
+def _call_hooks(leaf: Tensor) -> None:
     for hook in leaf._hooks or ():
         hook(leaf)
 

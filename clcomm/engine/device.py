@@ -5,17 +5,23 @@ Everything is queued and nothing waits, except where a caller asks for values on
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from clcomm.engine import program, selection
+from clcomm.engine.memory import Memory
+from clcomm.engine.timing import Profile
 from clcomm.errors import ArgumentError, DeviceError
-from clcomm.units import format_size
 
 if TYPE_CHECKING:
     import pyopencl as cl
+
+    from clcomm.engine.recording import Recorder
 
 _CPU_RUN = 8192  # elements that are worth a CPU work-item of their own
 _GPU_GROUP = 256
@@ -31,25 +37,31 @@ class Device:
 
     def __init__(self, cl_device: cl.Device, *, kind: str | None = None):
         import pyopencl as cl
-        from pyopencl.tools import ImmediateAllocator, MemoryPool
 
         self.cl_device = cl_device
         self.name: str = cl_device.name.strip()
         self.kind = kind or selection.device_kind(cl_device)
         self.is_cpu = self.kind == "cpu"
         self.shares_host_memory = self.is_cpu
+        self.runs_in_caller = self.is_cpu and self.name.startswith("basic")  # PoCL's driver without worker threads
         self.compute_units: int = cl_device.max_compute_units
         self.group = 1 if self.is_cpu else min(_GPU_GROUP, cl_device.max_work_group_size)
         self.row_group = 1 if self.is_cpu else min(_GPU_ROW_GROUP, cl_device.max_work_group_size)  # a power of two
         self.context = cl.Context([cl_device])
         self.queue = cl.CommandQueue(self.context)
-        self._pool = MemoryPool(ImmediateAllocator(self.queue, cl.mem_flags.READ_WRITE))
+        self.memory = Memory(self.context, self.queue, self.name)
+        self.buffer_alignment = max(128, cl_device.mem_base_addr_align // 8)  # bytes, of buffers within buffers
         self._programs: dict[tuple[Any, ...], Any] = {}
         self._kernels: dict[tuple[Any, ...], Any] = {}
         self._grids: dict[int, tuple[tuple[int], tuple[int]]] = {}
         self.constants: dict[float, Any] = {}  # small tensors, by value
         self.plans: dict[Any, Any] = {}  # index plans of broadcasts, by shapes
         self._uploads: deque[tuple[Any, np.ndarray]] = deque()
+        self.recorder: Recorder | None = None  # notes what a run queues, see capture.py
+        self.revision = 0  # grows when memory, hooks or requires_grad of tensors change: recordings are void then
+        self._profile: Profile | None = None
+        self._timed_queue: cl.CommandQueue | None = None
+        self._enqueue = cl.enqueue_nd_range_kernel
         self._error = cl.Error
 
     @staticmethod
@@ -100,11 +112,58 @@ class Device:
         return self._programs[key]
 
     def launch(self, kernel: Any, global_size: tuple[int, ...], local_size: tuple[int, ...] | None, *args: Any) -> None:
-        """Queue a kernel; `args` are buffers, tensors and plain or NumPy numbers. The one place that does so."""
+        """Queue a kernel; `args` are buffers, tensors and plain or NumPy numbers."""
+        values = [getattr(arg, "buffer", arg) for arg in args]
         try:
-            kernel(self.queue, global_size, local_size, *[getattr(arg, "buffer", arg) for arg in args])
+            event = kernel(self.queue, global_size, local_size, *values)
         except self._error as error:
-            raise DeviceError(f"kernel {kernel.function_name} on {self.name}: {_one_line(error)}") from None
+            raise self._failed(kernel, error) from None
+        if self.recorder is not None:
+            self.recorder.launch(kernel, (global_size, local_size), values)
+        if self._profile is not None:
+            self._profile.note(kernel, global_size, event)
+
+    def launch_all(self, launches: Iterable[tuple[Any, tuple[int, ...], tuple[int, ...] | None]]) -> None:
+        """Queue kernels whose arguments are set: (kernel, global size, local size) of each."""
+        enqueue, queue, profile = self._enqueue, self.queue, self._profile
+        try:
+            if profile is None:
+                for kernel, global_size, local_size in launches:
+                    enqueue(queue, kernel, global_size, local_size)
+            else:
+                for kernel, global_size, local_size in launches:
+                    profile.note(kernel, global_size, enqueue(queue, kernel, global_size, local_size))
+        except self._error as error:
+            raise self._failed(kernel, error) from None
+
+    def _failed(self, kernel: Any, error: BaseException) -> DeviceError:
+        text = " | ".join(line.strip() for line in str(error).splitlines() if line.strip())
+        return DeviceError(f"kernel {kernel.function_name} on {self.name}: {text}")
+
+    def on_host(self, function: Callable[..., Any], *args: Any) -> None:
+        """Run `function`; while a step is recorded, note that each replay has to run it at this point."""
+        if self.recorder is None:
+            function(*args)
+        else:
+            self.recorder.on_host(function, args)
+
+    @contextmanager
+    def profile(self) -> Iterator[Profile]:
+        """Time the kernels queued within the block, on a queue of its own; waits at both ends."""
+        import pyopencl as cl
+
+        if self._timed_queue is None:
+            self._timed_queue = cl.CommandQueue(self.context, properties=cl.command_queue_properties.PROFILING_ENABLE)
+        self.finish()
+        plain, self.queue, self._profile = self.queue, self._timed_queue, Profile()
+        profile, begin = self._profile, time.perf_counter()
+        try:
+            yield profile
+        finally:
+            self.queue.finish()
+            profile.seconds = time.perf_counter() - begin
+            self.queue, self._profile = plain, None
+            profile.close()
 
     def grid(self, count: int) -> tuple[tuple[int], tuple[int]]:
         """Return (global, local) size for a FOR_EACH kernel over `count` elements."""
@@ -123,24 +182,34 @@ class Device:
             return (max(1, min(rows, rows * columns // _CPU_RUN, 2 * self.compute_units)),), (1,)
         return (min(rows, 64 * self.compute_units) * self.row_group,), (self.row_group,)
 
+    # -- memory
+
+    @property
+    def active_bytes(self) -> int:
+        """Bytes of device memory in use."""
+        return self.memory.active_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes of device memory that were ever taken, pooled memory that waits for its next use included."""
+        return self.memory.peak_bytes
+
     def allocate(self, nbytes: int) -> Any:
         """Return a pooled buffer of at least `nbytes`; it goes back to the pool when the last reference is dropped.
 
         The one in-order queue makes it safe to reuse while kernels that read it are still queued.
         """
-        try:
-            return self._pool.allocate(nbytes)
-        except (self._error, MemoryError) as error:
-            held = format_size(self._pool.active_bytes)
-            asked = format_size(nbytes)
-            raise DeviceError(f"{self.name}: no memory for {asked} beside {held} in use: {_one_line(error)}") from None
+        if self.recorder is not None:
+            return self.recorder.allocate(nbytes)
+        return self.memory.allocate(nbytes)
 
     def upload(self, array: np.ndarray) -> Any:
         """Return a buffer holding a copy of a C-contiguous host array, without waiting for the queue."""
         import pyopencl as cl
 
+        self._not_replayable("brings values to the device")
         if self.shares_host_memory:
-            return cl.Buffer(self.context, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR, hostbuf=array)
+            return self.memory.exact(copy_of=array)
         buffer = self.allocate(array.nbytes)
         staged = array.copy()
         self._uploads.append((cl.enqueue_copy(self.queue, buffer, staged, is_blocking=False), staged))
@@ -153,21 +222,31 @@ class Device:
         """Copy a C-contiguous host array into a buffer, `offset` bytes in; waits."""
         import pyopencl as cl
 
+        self._not_replayable("brings values to the device")
         cl.enqueue_copy(self.queue, buffer, array, dst_offset=offset, is_blocking=True)
 
     def read(self, buffer: Any, array: np.ndarray, offset: int = 0) -> None:
         """Fill a C-contiguous host array from a buffer, `offset` bytes in; waits."""
         import pyopencl as cl
 
+        self._not_replayable("brings values to the host")
         cl.enqueue_copy(self.queue, array, buffer, src_offset=offset, is_blocking=True)
+
+    def copy(self, target: Any, source: Any, nbytes: int) -> None:
+        """Queue a copy of the first `nbytes` of one buffer to another."""
+        import pyopencl as cl
+
+        self._not_replayable("copies buffers without a kernel")
+        cl.enqueue_copy(self.queue, target, source, byte_count=nbytes)
 
     def finish(self) -> None:
         """Wait until everything queued is done."""
+        self._not_replayable("waits for the device")
         self.queue.finish()
 
-
-def _one_line(error: BaseException) -> str:
-    return " | ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    def _not_replayable(self, what: str) -> None:
+        if self.recorder is not None:
+            self.recorder.refuse(f"it {what}")
 
 
 _default: Device | None = None

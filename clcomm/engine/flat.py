@@ -43,11 +43,13 @@ class GradSlot:
         """Return where the first gradient is to be written, or None when there is a gradient already."""
         if self.state != NONE:
             return None
+        self.space.note_states()
         self.state = LOCAL
         return self.local
 
     def for_update(self) -> Tensor:
         """Return this rank's own gradient, which starts from the averaged one after a synchronisation."""
+        self.space.note_states()
         if self.state == REDUCED and self.reduced.buffer is not self.local.buffer:
             _copy(self.local, self.reduced)
         self.state = LOCAL
@@ -55,6 +57,7 @@ class GradSlot:
 
     def assign(self, value: Tensor | None) -> None:
         """Set the gradient to a copy of `value`; None means that there is none."""
+        self.space.note_states()
         if value is None:
             self.state = NONE
         else:
@@ -130,14 +133,12 @@ class FlatSpace:
     # -- buffers
 
     def _buffer(self, array: np.ndarray, on_top: bool = False) -> Any:
-        import pyopencl as cl
-
-        flags = cl.mem_flags.READ_WRITE
-        flags |= cl.mem_flags.USE_HOST_PTR if on_top else cl.mem_flags.COPY_HOST_PTR
-        return cl.Buffer(self.device.context, flags, hostbuf=array)
+        memory = self.device.memory
+        return memory.exact(on_top_of=array) if on_top else memory.exact(copy_of=array)
 
     def _adopt(self, params: Any, grads: Any, reduced: Any) -> None:
         """Make the given buffers the flat ones and point parameters and gradients at them."""
+        self.device.revision += 1
         self.params, self.grads = params, grads
         self.reduced = grads if reduced is None else reduced
         for place, parameter, slot in zip(self.layout.slots, self.parameters, self.slots, strict=True):
@@ -219,6 +220,7 @@ class FlatSpace:
         """Make bytes [start, stop) of the host's `reduced` the gradients of the parameters that lie there."""
         if self._staged:
             self.device.write(self.grads, self._bound("reduced")[start:stop], start)
+        self.note_states()
         for _, slot in self._between(start, stop):
             slot.state = REDUCED
 
@@ -251,8 +253,14 @@ class FlatSpace:
 
     def zero_grad(self) -> None:
         """Forget all gradients; nothing is written."""
+        self.note_states()
         for slot in self.slots:
             slot.state = NONE
+
+    def note_states(self) -> None:
+        """Tell a recording under way, if any, that states are about to change."""
+        if self.device.recorder is not None:
+            self.device.recorder.slots_used(self)
 
 
 def _check(named: list[tuple[str, Parameter]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -72,15 +73,34 @@ def _argument_type(kernel: Any, index: int) -> Any:
     return np.dtype(_SCALARS[kernel.get_arg_info(index, cl.kernel_arg_info.TYPE_NAME)]).type
 
 
+def bound_copy(kernel: Any, args: Sequence[Any]) -> cl.Kernel:
+    """Return another kernel object for the same kernel, with its arguments set; None leaves one for later."""
+    import pyopencl as cl
+
+    if isinstance(kernel, _UntypedKernel):
+        kernel, args = kernel.kernel, [_as_ours(arg) for arg in args]
+        types = [None] * len(args)
+    else:
+        types = [_argument_type(kernel, index) for index in range(kernel.num_args)]
+    copy = cl.Kernel(kernel.program, kernel.function_name)
+    for index, (arg, kind) in enumerate(zip(args, types, strict=True)):
+        if arg is not None:
+            copy.set_arg(index, arg if kind is None else kind(arg))
+    return copy
+
+
 class _UntypedKernel:
     """A kernel of a driver that does not tell argument types: ints become int32 and floats float32, as ours all are."""
 
     def __init__(self, kernel: Any):
-        self._kernel = kernel
+        self.kernel = kernel
         self.function_name = kernel.function_name
 
     def __call__(self, queue: Any, global_size: Any, local_size: Any, *args: Any) -> Any:
-        import numpy as np
+        return self.kernel(queue, global_size, local_size, *[_as_ours(arg) for arg in args])
 
-        casts = {int: np.int32, float: np.float32}
-        return self._kernel(queue, global_size, local_size, *[casts.get(type(a), lambda x: x)(a) for a in args])
+
+def _as_ours(arg: Any) -> Any:
+    import numpy as np
+
+    return np.int32(arg) if type(arg) is int else np.float32(arg) if type(arg) is float else arg

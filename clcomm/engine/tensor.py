@@ -35,7 +35,7 @@ class Tensor:
 
     #: The module of differentiable functions, which stands above this file and enters itself here.
     _functional: ClassVar[Any]
-    _backward: ClassVar[Callable[[Tensor, Tensor | float | None], None]]
+    _backward: ClassVar[Any]
 
     buffer: Any
     _grad: Tensor | None
@@ -116,6 +116,8 @@ class Tensor:
             raise ArgumentError("requires_grad: expected a leaf, got the result of an operation; detach() it first")
         if value and self.dtype != FLOAT32:
             raise ArgumentError(f"requires_grad: expected a float32 tensor, got {self.dtype}")
+        if self._requires_grad != bool(value):
+            self.device.revision += 1
         self._requires_grad = bool(value)
 
     @property
@@ -133,13 +135,19 @@ class Tensor:
         """Return where a kernel may write the first gradient of this leaf, or None when there is a gradient already."""
         if self._grad is not None:
             return None
+        self._refuse_recording()
         self._grad = empty(self.device, self.shape)
         return self._grad
 
     def gradient_for_update(self) -> Tensor:
         """Return the gradient of a leaf that has one, in memory that may be added to."""
         assert self._grad is not None
+        self._refuse_recording()
         return self._grad
+
+    def _refuse_recording(self) -> None:
+        if self.device.recorder is not None:
+            self.device.recorder.refuse("it has gradients outside a flat space; call module.flat_space() before")
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> Callable[[], None]:
         """Call `hook(self)` in each backward once this leaf's gradient is complete (its last kernel is queued).
@@ -150,7 +158,14 @@ class Tensor:
             self._hooks = []
         hooks = self._hooks
         hooks.append(hook)
-        return lambda: hooks.remove(hook) if hook in hooks else None
+        self.device.revision += 1
+
+        def remove() -> None:
+            if hook in hooks:
+                hooks.remove(hook)
+                self.device.revision += 1
+
+        return remove
 
     def backward(self, gradient: Tensor | float | None = None) -> None:
         """Add the gradients of this tensor to the `grad` of every leaf it was computed from.

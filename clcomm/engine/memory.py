@@ -1,0 +1,98 @@
+"""A device's memory: pooled buffers for what comes and goes, buffers of exact size for what stays, all counted."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from clcomm.errors import DeviceError
+from clcomm.units import format_size
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyopencl as cl
+
+
+@cache
+def _exact_buffer_class() -> Any:
+    import pyopencl as cl
+
+    class ExactBuffer(cl.Buffer):
+        """A buffer that says when it goes."""
+
+        memory: Memory | None = None
+        counted = 0
+
+        def __del__(self) -> None:
+            if self.memory is not None:
+                self.memory._exact_bytes -= self.counted
+
+    return ExactBuffer
+
+
+class Memory:
+    """All memory of one context.
+
+    `active_bytes` are in use, `held_bytes` are taken from the device (the pool keeps some for later), and `peak_bytes`
+    is the most that was ever held. A buffer on top of a host array counts like any other.
+    """
+
+    def __init__(self, context: cl.Context, queue: cl.CommandQueue, name: str):
+        import pyopencl as cl
+        from pyopencl.tools import ImmediateAllocator, MemoryPool
+
+        self.peak_bytes = 0
+        self._context, self._name, self._flags, self._error = context, name, cl.mem_flags, cl.Error
+        self._pool = MemoryPool(ImmediateAllocator(queue, cl.mem_flags.READ_WRITE))
+        self._exact_bytes = 0
+        self._exact_buffer = _exact_buffer_class()
+
+    @property
+    def active_bytes(self) -> int:
+        """Bytes in use."""
+        return self._exact_bytes + self._pool.active_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes taken from the device, in use or not."""
+        return self._exact_bytes + self._pool.managed_bytes
+
+    def allocate(self, nbytes: int) -> Any:
+        """Return a pooled buffer of at least `nbytes`; it goes back to the pool when the last reference is dropped."""
+        try:
+            buffer = self._pool.allocate(nbytes)
+        except (self._error, MemoryError) as error:
+            raise self._no_room(nbytes, error) from None
+        self._note_peak()
+        return buffer
+
+    def exact(self, nbytes: int = 0, *, copy_of: np.ndarray | None = None, on_top_of: np.ndarray | None = None) -> Any:
+        """Return a buffer of `nbytes`, or as long as an array: a copy of it, or memory on top of it."""
+        flags, array = self._flags.READ_WRITE, None
+        if copy_of is not None:
+            flags, array = flags | self._flags.COPY_HOST_PTR, copy_of
+        elif on_top_of is not None:
+            flags, array = flags | self._flags.USE_HOST_PTR, on_top_of
+        nbytes = nbytes if array is None else array.nbytes
+        try:
+            buffer = self._exact_buffer(self._context, flags, 0 if array is not None else nbytes, array)
+        except (self._error, MemoryError) as error:
+            raise self._no_room(nbytes, error) from None
+        buffer.memory, buffer.counted = self, nbytes
+        self._exact_bytes += nbytes
+        self._note_peak()
+        return buffer
+
+    def release_unused(self) -> None:
+        """Give memory that the pool keeps for later back to the device."""
+        self._pool.free_held()
+
+    def _note_peak(self) -> None:
+        held = self._exact_bytes + self._pool.managed_bytes
+        if held > self.peak_bytes:
+            self.peak_bytes = held
+
+    def _no_room(self, nbytes: int, error: BaseException) -> DeviceError:
+        asked, used = format_size(nbytes), format_size(self.active_bytes)
+        text = " | ".join(line.strip() for line in str(error).splitlines() if line.strip())
+        return DeviceError(f"{self._name}: no memory for {asked} beside {used} in use: {text}")
