@@ -7,13 +7,14 @@ gradients and parameters can be compared across them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from clcomm import optim
-from clcomm.engine import CrossEntropyLoss, Device, Tensor, no_grad
+from clcomm.engine import CrossEntropyLoss, Device, Replay, Tensor, no_grad
 from clcomm.errors import ArgumentError
 from models import MLP, ConvNet
 
@@ -26,19 +27,23 @@ class Parts:
 
     model: model(x) -> logits; takes part in `Synchronizer`, and has `state_dict()` and `load_state_dict()` of arrays.
     loss_fn: loss_fn(logits, y) -> mean cross-entropy with `item()` and `backward(weight)`.
+    forward_backward: forward_backward(x, y, weight) -> loss with `item()`; adds `weight` times the gradients.
     make_optimizer: make_optimizer(name, lr, momentum=, nesterov=, weight_decay=) -> optimizer with `step()`,
         `zero_grad()`, a settable `lr`, and state like the model's; `momentum` counts for sgd and rmsprop only.
     prepare: images (N, C, H, W) and integer labels (N,) -> what model and loss_fn take.
     predict: images -> logits (N, classes), nothing recorded.
     device: where it runs, in words.
+    profile: a `with` block that times the kernels queued within it, where the engine can.
     """
 
     model: Any
     loss_fn: Callable[[Any, Any], Any]
+    forward_backward: Callable[[Any, Any, float], Any]
     make_optimizer: Callable[..., Any]
     prepare: Callable[[np.ndarray, np.ndarray], tuple[Any, Any]]
     predict: Callable[[np.ndarray], np.ndarray]
     device: str
+    profile: Callable[[], AbstractContextManager[Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,15 @@ def build(
     return builders[engine](model, in_shape, classes, seed, device)
 
 
+def _forward_backward(model: Any, loss_fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any, float], Any]:
+    def forward_backward(inputs: Any, targets: Any, weight: float = 1.0) -> Any:
+        loss = loss_fn(model(inputs), targets)
+        loss.backward(weight)
+        return loss
+
+    return forward_backward
+
+
 def _opencl(device: Device | Placement | str | None) -> Device:
     if isinstance(device, Device):
         return device
@@ -91,6 +105,8 @@ def _native(model: str, in_shape: Shape, classes: int, seed: int, device: Any) -
     chosen = _opencl(device)
     kinds: dict[str, Any] = {"mlp": MLP, "convnet": ConvNet}
     module = kinds[model](in_shape, classes, device=chosen, seed=seed)
+    module.flat_space()  # gradients have their places before the first step is recorded
+    loss_fn = CrossEntropyLoss()
 
     def predict(images: np.ndarray) -> np.ndarray:
         with no_grad():
@@ -98,11 +114,13 @@ def _native(model: str, in_shape: Shape, classes: int, seed: int, device: Any) -
 
     return Parts(
         model=module,
-        loss_fn=CrossEntropyLoss(),
+        loss_fn=loss_fn,
+        forward_backward=Replay(_forward_backward(module, loss_fn)),
         make_optimizer=lambda name, lr, **settings: make_native_optimizer(module, name, lr, **settings),
         prepare=lambda images, labels: (Tensor(images, chosen), Tensor(labels.astype(np.int32), chosen)),
         predict=predict,
         device=f"native engine on {chosen.kind} {chosen.name}",
+        profile=chosen.profile,
     )
 
 
@@ -143,6 +161,7 @@ def _netcl(model: str, in_shape: Shape, classes: int, seed: int, device: Any) ->
     return Parts(
         model=wrapped,
         loss_fn=netcl.cross_entropy,
+        forward_backward=_forward_backward(wrapped, netcl.cross_entropy),
         make_optimizer=lambda name, lr, **settings: NetclOptimizer(wrapped, name, lr, **settings),
         prepare=lambda images, labels: (images, labels),
         predict=predict,
@@ -164,6 +183,7 @@ def _torch(model: str, in_shape: Shape, classes: int, seed: int, device: Any) ->
     return Parts(
         model=wrapped,
         loss_fn=torch_engine.cross_entropy,
+        forward_backward=_forward_backward(wrapped, torch_engine.cross_entropy),
         make_optimizer=lambda name, lr, **settings: torch_engine.TorchOptimizer(wrapped.module, name, lr, **settings),
         prepare=wrapped.prepare,
         predict=wrapped.predict,

@@ -58,6 +58,7 @@ class Result:
     step_p95_s: float
     data_wait_s: float
     seconds: float
+    overhead_share: float | None
     stats: CommStats
 
     def summary(self) -> str:
@@ -67,6 +68,8 @@ class Result:
             parts.append(f"test accuracy {self.evaluation.accuracy:.2%}")
         parts.append(f"{self.images_per_s:,.0f} images/s")
         parts.append(f"step p50 {self.step_p50_s * 1e3:.2f} ms, p95 {self.step_p95_s * 1e3:.2f} ms")
+        if self.overhead_share is not None:
+            parts.append(f"Python and launches {self.overhead_share:.0%} of a step")
         return "; ".join(parts)
 
     def as_report(self, options: argparse.Namespace, comm: Communicator, dataset: str) -> dict[str, Any]:
@@ -89,6 +92,7 @@ class Result:
             "step_ms": {"p50": self.step_p50_s * 1e3, "p95": self.step_p95_s * 1e3},
             "data_wait_s": self.data_wait_s,
             "training_s": self.seconds,
+            "overhead_share": self.overhead_share,
             "communication": self.stats.as_dict(),
         }
 
@@ -149,6 +153,7 @@ class Session:
             step_p95_s=metrics.step_s(0.95),
             data_wait_s=metrics.data_wait_s,
             seconds=metrics.seconds,
+            overhead_share=self.trainer.overhead.share,
             stats=comm.merged_stats(),
         )
 

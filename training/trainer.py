@@ -17,6 +17,7 @@ from clcomm.synchronizer import Synchronizer
 from training.engines import Parts
 from training.loader import Batch, Loader
 from training.metrics import Metrics, StepRecord
+from training.overhead import Overhead
 from training.schedules import Schedule, constant
 
 
@@ -66,6 +67,7 @@ class Trainer:
         self.callbacks = list(callbacks)
         self.progress = Progress()
         self.metrics = Metrics()
+        self.overhead = Overhead(parts.profile, comm.stats)
         self.train_loss = float("nan")
         sync.broadcast_parameters(self.model)
 
@@ -94,20 +96,19 @@ class Trainer:
         self.optimizer.lr = self.base_lr * self.schedule(self.progress.step)
         samples = sum(len(labels) for _, labels in group)
         loss = 0.0
-        for number, (images, labels) in enumerate(group, 1):
-            with nullcontext() if number == len(group) else self.sync.no_sync():
-                loss += self._forward_backward(images, labels, len(labels) / samples)
-                self.sync.sync_gradients(self.model)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        with self.overhead.sampled():
+            for number, (images, labels) in enumerate(group, 1):
+                with nullcontext() if number == len(group) else self.sync.no_sync():
+                    loss += self._forward_backward(images, labels, len(labels) / samples)
+                    self.sync.sync_gradients(self.model)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
         self._record(len(group), samples, loss, time.perf_counter() - begin, data_wait_s)
 
     def _forward_backward(self, images: np.ndarray, labels: np.ndarray, weight: float) -> float:
         """Add `weight` times this micro-batch's gradients, and return its part of the step's loss."""
         inputs, targets = self.parts.prepare(images, labels)
-        loss = self.parts.loss_fn(self.model(inputs), targets)
-        loss.backward(weight)
-        return weight * loss.item()
+        return weight * self.parts.forward_backward(inputs, targets, weight).item()
 
     def _timed_groups(self, batches: Iterable[Batch]) -> Iterator[tuple[list[Batch], float, float]]:
         """Yield the micro-batches of each step, with the moment the step began and the wait for data in it."""
