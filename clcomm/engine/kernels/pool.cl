@@ -139,8 +139,12 @@ __kernel void max_pool(
 /* Each element of dx collects from the windows that cover it: no two work-items write the same place. */
 
 #define FOR_WINDOWS(oy, ox, iy, ix) \
-    for (int oy = first_window(iy, kernel_h, stride_h, pad_h); oy <= last_window(iy, stride_h, pad_h, out_height); ++oy) \
-        for (int ox = first_window(ix, kernel_w, stride_w, pad_w); ox <= last_window(ix, stride_w, pad_w, out_width); ++ox)
+    for (int oy = first_window(iy, kernel_h, stride_h, pad_h), \
+             oy##_last = last_window(iy, stride_h, pad_h, out_height); \
+         oy <= oy##_last; ++oy) \
+        for (int ox = first_window(ix, kernel_w, stride_w, pad_w), \
+                 ox##_last = last_window(ix, stride_w, pad_w, out_width); \
+             ox <= ox##_last; ++ox)
 
 INLINE int last_window(int i, int stride, int pad, int count) { return smaller((i + pad) / stride, count - 1); }
 
