@@ -101,7 +101,7 @@ class Communicator(LizarDistCalls):
         one_host = self.local_size == self.comm.Get_size()
         if transport == "shared" and not one_host:
             raise ArgumentError("transport: 'shared' needs all ranks on one host; use 'auto' or 'mpi'")
-        if transport in ("auto", "shared") and one_host:
+        if transport in ("auto", "shared") and one_host and SharedTransport.can_open(host):
             self._shared = SharedTransport(host, self._pending)
         else:
             host.Free()

@@ -41,5 +41,7 @@ def _fold_piece(rows: list[np.ndarray], out: np.ndarray, fold: Callable[..., np.
         fold(rows[0], rows[1], out=out)
     for row in rows[2:]:
         fold(out, row, out=out)
-    if divisor != 1:
+    if divisor & (divisor - 1):
         np.divide(out, divisor, out=out)
+    elif divisor != 1:  # for powers of two the reciprocal is exact and the bits are those of the division, only sooner
+        np.multiply(out, out.dtype.type(1 / divisor), out=out)

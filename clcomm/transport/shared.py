@@ -2,8 +2,9 @@
 
 Every rank's part of the window can be read by all ranks of the host. Each rank folds its own shard of a range over
 all parts, in rank order, and writes it where everyone reads it: with a `common` array as target every byte is read
-once and written once. Two synchronisations frame the work: an all-gather of where each rank's array lies, by which
-all data is written, and a barrier, by which all shards are folded.
+once and written once. Two meetings frame the work: in the first each rank tells where its arrays lie, and all data is
+written; at the second all shards are folded. Small arrays go through slots instead: each rank copies its own in, and
+after a single meeting folds everyone's by itself.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ import numpy as np
 from clcomm.errors import MismatchError
 from clcomm.layout import shard_bounds
 from clcomm.transport.base import Pending, Transport
+from clcomm.transport.meeting import MeetingPoint
 from clcomm.transport.mpi import SHARD_MULTIPLE
 from clcomm.transport.reduction import reduce_in_rank_order
 
 _PAGE = 4096
 #: Part of /dev/shm that is left to others.
 _SPARE_BYTES = 1 << 20
+#: Arrays up to this size take the way through the slots.
+SLOT_BYTES = 16 << 10
 #: More different places than any model has buckets.
 _KEPT_VIEWS = 4096
 
@@ -66,12 +70,32 @@ class SharedTransport(Transport):
         self._regions: list[_Region] = []
         # The ranks' arrays of earlier calls, by their places: buckets come back every step, and views cost 2 us each.
         self._views: dict[tuple, list[list[np.ndarray]]] = {}
+        self._open_meeting_point()
+
+    def _open_meeting_point(self) -> None:
+        """Lay out the window of our own: two slots for each rank, then the meeting point."""
+        nbytes = _own_bytes(self.world_size)
+        self._window = self._make_window(nbytes if self.rank == 0 else 0)
+        memory = _memory(self._window, 0, nbytes)
+        if self.rank == 0:
+            memory[:] = 0
+        self.comm.Barrier()
+        self._window.Lock_all()  # Sync, MPI's memory barrier, wants an access epoch
+        slots, cells = np.split(memory, [2 * self.world_size * SLOT_BYTES])
+        self._point = MeetingPoint(cells, self.rank, self.world_size, self._window.Sync, self.comm.Iprobe)
+        self._slots = slots.reshape(2, self.world_size, SLOT_BYTES)
+        self._slot_views: dict[tuple, list[np.ndarray]] = {}
 
     # --- memory ---
 
+    @staticmethod
+    def can_open(comm: Any) -> bool:
+        """Say, alike on every rank, whether /dev/shm has room for what the transport itself needs; collective."""
+        return _has_room(comm, _own_bytes(comm.Get_size()))
+
     def fits(self, nbytes: int) -> bool:
-        """Say, alike on every rank, whether /dev/shm has room for `nbytes` in all (a larger window ends in SIGBUS)."""
-        return self.comm.bcast(_free_shared_memory() >= nbytes + _SPARE_BYTES, 0)
+        """Say, alike on every rank, whether /dev/shm has room for `nbytes` in all; collective."""
+        return _has_room(self.comm, nbytes)
 
     def allocate(self, nbytes: int) -> np.ndarray:
         """Return `nbytes` zeroed bytes of this rank, which the others can read; collective, same size everywhere."""
@@ -82,12 +106,7 @@ class SharedTransport(Transport):
         return self._allocate(nbytes, nbytes if self.rank == 0 else 0, common=True)
 
     def _allocate(self, nbytes: int, own_bytes: int, common: bool) -> np.ndarray:
-        from mpi4py import MPI
-
-        padded = -(-own_bytes // _PAGE) * _PAGE
-        info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
-        window = MPI.Win.Allocate_shared(padded, 1, info, self.comm)
-        info.Free()
+        window = self._make_window(own_bytes)
         parts = [_memory(window, rank, nbytes) for rank in ([0] if common else range(self.world_size))]
         if not common or self.rank == 0:
             parts[0 if common else self.rank][:] = 0
@@ -97,6 +116,14 @@ class SharedTransport(Transport):
         start = self._address(mine)
         self._regions.append(_Region(window, parts, common, start, start + nbytes, weakref.ref(mine)))
         return mine
+
+    def _make_window(self, own_bytes: int) -> Any:
+        from mpi4py import MPI
+
+        info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
+        window = MPI.Win.Allocate_shared(-(-own_bytes // _PAGE) * _PAGE, 1, info, self.comm)
+        info.Free()
+        return window
 
     def free_unused(self) -> None:
         """Free the windows in which no rank has an array any more; collective."""
@@ -131,15 +158,43 @@ class SharedTransport(Transport):
     # --- collectives ---
 
     def barrier(self) -> None:
-        self.comm.Barrier()
+        self._point.barrier()
 
     def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
+        if 0 < source.nbytes <= SLOT_BYTES:
+            self._reduce_slots(source, out, op)
+            return
         sources, targets = self._meet(source, out)
         self._reduce_own_shard(sources, targets, op)
-        self.comm.Barrier()
+        self._point.barrier()
+
+    def _reduce_slots(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
+        """Reduce a small array with one meeting; each rank folds all of it.
+
+        The slots of the next call are others, so a rank that is late may still read these. Only finished values go to
+        `out`, where a neighbour may already be reading the same ones.
+        """
+        rows = self._slot_rows(self._point.parity, source)
+        np.copyto(rows[self.rank], source)
+        kinds = self._point.exchange((source.nbytes, source.dtype.num))
+        if (kinds != kinds[0]).any():
+            raise _mismatch(kinds[:, 0].tolist())
+        result = np.empty_like(source)
+        reduce_in_rank_order(rows, result, op)
+        np.copyto(out, result)
+
+    def _slot_rows(self, parity: int, like: np.ndarray) -> list[np.ndarray]:
+        key = (parity, like.nbytes, like.dtype)
+        rows = self._slot_views.get(key)
+        if rows is None:
+            if len(self._slot_views) >= _KEPT_VIEWS:
+                self._slot_views.clear()
+            rows = self._slot_views[key] = [slot[: like.nbytes].view(like.dtype) for slot in self._slots[parity]]
+        return rows
 
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
-        own, everyone = self._places(source, out)
+        own = np.array(self._places(source, out), np.int64)
+        everyone = np.empty((self.world_size, own.size), np.int64)
 
         def fold() -> Any:
             sources, targets = self._counterparts((source, out), everyone)
@@ -162,56 +217,54 @@ class SharedTransport(Transport):
         (parts,) = self._meet(array)
         if self._address(parts[root]) != self._address(array):
             np.copyto(array, parts[root])
-        self.comm.Barrier()
+        self._point.barrier()
 
     def all_gather(self, source: np.ndarray, out: np.ndarray) -> None:
         (parts,) = self._meet(source)
         np.concatenate(parts, out=out)
-        self.comm.Barrier()
+        self._point.barrier()
 
     def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
         (parts,) = self._meet(source)
         block = slice(self.rank * out.size, (self.rank + 1) * out.size)
         result = np.empty_like(out)  # `out` may lie in a part that others still read
         reduce_in_rank_order([part[block] for part in parts], result, op)
-        self.comm.Barrier()
+        self._point.barrier()
         np.copyto(out, result)
 
     def gather(self, source: np.ndarray, out: np.ndarray | None, root: int) -> None:
         (parts,) = self._meet(source)
         if out is not None:
             np.concatenate(parts, out=out)
-        self.comm.Barrier()
+        self._point.barrier()
 
     def scatter(self, source: np.ndarray | None, out: np.ndarray, root: int) -> None:
         (parts,) = self._meet(out)
         if source is not None:
             for rank, part in enumerate(parts):
                 np.copyto(part, source[rank * out.size : (rank + 1) * out.size])
-        self.comm.Barrier()
+        self._point.barrier()
 
     # --- who has what where ---
 
     def _meet(self, *arrays: np.ndarray) -> list[list[np.ndarray]]:
         """Return, for each array, the ranks' arrays; by then every rank has written what it had to write."""
-        own, everyone = self._places(*arrays)
-        self.comm.Allgather(own, everyone)
-        return self._counterparts(arrays, everyone)
+        return self._counterparts(arrays, self._point.exchange(self._places(*arrays)))
 
-    def _places(self, *arrays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (region, offset, nbytes, dtype) of each array, int64, and room for those of all ranks."""
+    def _places(self, *arrays: np.ndarray) -> list[int]:
+        """Return (region, offset, nbytes, dtype) of each array, one after the other."""
         places: list[int] = []
         for array in arrays:
             region, offset = self._locate(array) or (-1, 0)
             assert region >= 0 or not array.nbytes, "an array that this transport did not allocate"
             places += region, offset, array.nbytes, array.dtype.num
-        return np.array(places, np.int64), np.empty((self.world_size, len(arrays), 4), np.int64)
+        return places
 
     def _counterparts(self, arrays: Sequence[np.ndarray], everyone: np.ndarray) -> list[list[np.ndarray]]:
         key = (everyone.tobytes(), *(array.dtype for array in arrays))
         found = self._views.get(key)
         if found is None:
-            found = self._make_views(arrays, everyone.tolist())
+            found = self._make_views(arrays, everyone.reshape(self.world_size, -1, 4).tolist())
             if len(self._views) >= _KEPT_VIEWS:
                 self._views.clear()
             if all(array.nbytes for array in arrays):  # else they are the caller's own, not to be kept
@@ -221,10 +274,7 @@ class SharedTransport(Transport):
     def _make_views(self, arrays: Sequence[np.ndarray], places: list) -> list[list[np.ndarray]]:
         for other in places[1:]:
             if [place[2:] for place in other] != [place[2:] for place in places[0]]:
-                raise MismatchError(
-                    f"array: expected the same length and dtype on every rank, got "
-                    f"{', '.join(str(place[0][2]) for place in places)} bytes on ranks 0 to {self.world_size - 1}"
-                )
+                raise _mismatch([place[0][2] for place in places])
         return [
             [self._regions[region].view(rank, offset, array) for rank, (region, offset, *_) in enumerate(column)]
             if array.nbytes
@@ -237,12 +287,30 @@ class SharedTransport(Transport):
         self.free_unused()
         self._regions.clear()
         self._views.clear()
+        self._window.Unlock_all()
+        self._window.Free()
         self._second_comm.Free()
         self.comm.Free()
 
 
+def _mismatch(sizes: list[int]) -> MismatchError:
+    listed = ", ".join(map(str, sizes))
+    return MismatchError(
+        f"array: expected the same length and dtype on every rank, got {listed} bytes on ranks 0 to {len(sizes) - 1}"
+    )
+
+
 def _memory(window: Any, rank: int, nbytes: int) -> np.ndarray:
     return np.frombuffer(window.Shared_query(rank)[0], np.uint8, nbytes)
+
+
+def _own_bytes(world_size: int) -> int:
+    return 2 * world_size * SLOT_BYTES + MeetingPoint.nbytes(world_size)
+
+
+def _has_room(comm: Any, nbytes: int) -> bool:
+    """Say what rank 0 sees: a window larger than what /dev/shm has left ends in SIGBUS."""
+    return comm.bcast(_free_shared_memory() >= nbytes + _SPARE_BYTES, 0)
 
 
 def _free_shared_memory() -> int:
