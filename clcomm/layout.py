@@ -32,7 +32,7 @@ class ParameterSpec:
         """Number of elements."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """The parameter's own bytes, without padding."""
         return self.size * np.dtype(self.dtype).itemsize
@@ -84,7 +84,7 @@ class Bucket:
     def stop(self) -> int:
         return self.slots[-1].stop
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return sum(slot.nbytes for slot in self.slots)
 

@@ -86,6 +86,7 @@ class FlatSpace:
         by_name = dict(named)
         self.parameters = [by_name[slot.name] for slot in self.layout.slots]
         self.slots = [GradSlot(self) for _ in self.parameters]
+        self._ranges: dict[tuple[int, int], list[GradSlot]] = {}  # buckets are few and stay the same
         self._host: dict[str, np.ndarray] | None = None
         self._staged = True  # whether the device's memory is apart from the host arrays
         params = np.zeros(self.layout.span, np.uint8)
@@ -206,7 +207,7 @@ class FlatSpace:
     def pull_grads(self, start: int, stop: int) -> None:
         """Bring bytes [start, stop) of the host's `grads` up to date; zeros where there is no gradient."""
         self._bound("grads")
-        for _, slot in self._between(start, stop):
+        for slot in self._between(start, stop):
             if slot.state == NONE:
                 self._zero(slot)
             else:
@@ -221,7 +222,7 @@ class FlatSpace:
         if self._staged:
             self.device.write(self.grads, self._bound("reduced")[start:stop], start)
         self.note_states()
-        for _, slot in self._between(start, stop):
+        for slot in self._between(start, stop):
             slot.state = REDUCED
 
     def _bound(self, name: str) -> np.ndarray:
@@ -229,9 +230,13 @@ class FlatSpace:
             raise ArgumentError("FlatSpace: no host arrays yet; call rebind() first")
         return self._host[name]
 
-    def _between(self, start: int, stop: int) -> list[tuple[Any, GradSlot]]:
-        pairs = zip(self.layout.slots, self.slots, strict=True)
-        return [(place, slot) for place, slot in pairs if start <= place.start and place.stop <= stop]
+    def _between(self, start: int, stop: int) -> list[GradSlot]:
+        slots = self._ranges.get((start, stop))
+        if slots is None:
+            pairs = zip(self.layout.slots, self.slots, strict=True)
+            slots = [slot for place, slot in pairs if start <= place.start and place.stop <= stop]
+            self._ranges[start, stop] = slots
+        return slots
 
     def _zero(self, slot: GradSlot) -> None:
         device, size = self.device, slot.local.size

@@ -335,7 +335,8 @@ def _host_array(array_like: Any) -> np.ndarray:
     if array.dtype.kind in "fb":
         array = array.astype(FLOAT32, order="C", copy=False)
     elif array.dtype.kind in "iu":
-        if array.dtype.itemsize >= 4 and array.size and (array.max() > 2**31 - 1 or array.min() < -(2**31)):
+        is_wider = array.dtype.itemsize >= 4 and array.dtype != INT32
+        if is_wider and array.size and (array.max() > 2**31 - 1 or array.min() < -(2**31)):
             raise ArgumentError(f"Tensor: integers must fit int32, got values up to {array.max()}")
         array = array.astype(INT32, order="C", copy=False)
     else:
