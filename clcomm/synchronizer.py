@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import numpy as np
 
 from clcomm.adapters import replica_of
+from clcomm.agreement import CHECKS, all_alike, digest, require_agreement
 from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError, ClcommError, MismatchError, NonFiniteError
+from clcomm.errors import ArgumentError, ClcommError, NonFiniteError
 from clcomm.layout import Bucket, FlatLayout
 from clcomm.replica import FlatArrays, Replica
 from clcomm.units import parse_size
 
 #: Labels under which the Communicator's stats count our traffic.
-GRADIENTS, PARAMETERS, CHECKS = "gradients", "parameters", "checks"
+GRADIENTS, PARAMETERS = "gradients", "parameters"
 
 
 class Synchronizer:
@@ -71,10 +72,12 @@ class Synchronizer:
         if self._paused:
             return
         space = self._space(model)
-        for bucket in self._plan(space, self.use_bucketing if use_bucketing is None else use_bucketing):
-            space.replica.pull_gradients(bucket)
-            self._reduce(space, bucket)
-            space.replica.push_gradients(bucket)
+        for prepared in self._plan(space, use_bucketing):
+            space.replica.pull_gradients(prepared.bucket)
+            prepared.reduce()
+            if self.check_finite and not np.isfinite(prepared.mean).all():
+                self._raise_non_finite(space, prepared.bucket)
+            space.replica.push_gradients(prepared.bucket)
         space.synchronisations += 1
         if self.check_replicas_every and space.synchronisations % self.check_replicas_every == 0:
             self.check_replicas(model)
@@ -89,19 +92,19 @@ class Synchronizer:
             self._paused -= 1
 
     def check_replicas(self, model: Any) -> None:
-        """Raise MismatchError, on every rank, if the parameters' bits differ between ranks, naming where."""
+        """Raise on every rank, if the parameters' bits differ between ranks, naming where."""
         space = self._space(model)
         space.replica.pull_parameters()
-        digest = np.frombuffer(_digest(space.arrays.params), np.uint8)
-        if _all_alike(self.comm.all_gather(digest, label=CHECKS)):
+        own = np.frombuffer(digest(space.arrays.params), np.uint8)
+        if all_alike(self.comm.all_gather(own, label=CHECKS)):
             return
         views = ((slot.name, space.layout.view(space.arrays.params, slot.name)) for slot in space.layout.slots)
-        hashes = [f"{name}: {_digest(view).hex()}" for name, view in views]
-        _require_agreement(self.comm, "parameter bits", hashes, "broadcast the parameters again and look for the cause")
+        hashes = [f"{name}: {digest(view).hex()}" for name, view in views]
+        require_agreement(self.comm, "parameter bits", hashes, "broadcast the parameters again and look for the cause")
 
     def bucket_plan(self, model: Any, use_bucketing: bool | None = None) -> tuple[Bucket, ...]:
         """Return the buckets that `sync_gradients` reduces, in order; collective the first time."""
-        return self._plan(self._space(model), self.use_bucketing if use_bucketing is None else use_bucketing)
+        return tuple(prepared.bucket for prepared in self._plan(self._space(model), use_bucketing))
 
     def get_communication_stats(self) -> dict[str, float]:
         """Return this rank's gradient traffic: all-reduce calls, their bytes, and the mean of these."""
@@ -120,36 +123,47 @@ class Synchronizer:
             space = self._spaces[id(model)] = _SharedSpace(self.comm, model)
         return space
 
-    def _plan(self, space: _SharedSpace, use_bucketing: bool) -> tuple[Bucket, ...]:
-        size = self.bucket_size if use_bucketing else None
+    def _plan(self, space: _SharedSpace, use_bucketing: bool | None) -> tuple[_PreparedBucket, ...]:
+        size = self.bucket_size if (self.use_bucketing if use_bucketing is None else use_bucketing) else None
         plan = space.plans.get(size)
         if plan is None:
-            plan = space.layout.buckets(size)
+            buckets = space.layout.buckets(size)
             lines = ["per tensor" if size is None else f"bucket_size {size}"]
-            lines += [f"bucket {b.index}: {', '.join(s.name for s in b.slots)}" for b in plan]
-            _require_agreement(self.comm, "bucket plan", lines, "give every rank the same bucket_size")
-            space.plans[size] = plan
+            lines += [f"bucket {b.index}: {', '.join(s.name for s in b.slots)}" for b in buckets]
+            require_agreement(self.comm, "bucket plan", lines, "give every rank the same bucket_size")
+            plan = space.plans[size] = tuple(_PreparedBucket.of(self.comm, space.arrays, bucket) for bucket in buckets)
         return plan
 
-    def _reduce(self, space: _SharedSpace, bucket: Bucket) -> None:
-        own = space.arrays.grads[bucket.start : bucket.stop].view(bucket.dtype)
-        mean = space.arrays.reduced[bucket.start : bucket.stop].view(bucket.dtype)
-        self.comm.all_reduce(own, "mean", out=mean, label=GRADIENTS, nbytes=bucket.nbytes)
-        if self.check_finite and not np.isfinite(mean).all():
-            # The mean has the same bits on every rank, so all of them come here together.
-            own_find = _first_non_finite(space.layout, space.arrays.grads, bucket)
-            mean_find = _first_non_finite(space.layout, space.arrays.reduced, bucket)
-            origins = self.comm.all_gather_object(own_find, label=CHECKS)
-            raise NonFiniteError(_describe_non_finite(origins, mean_find))
+    def _raise_non_finite(self, space: _SharedSpace, bucket: Bucket) -> NoReturn:
+        # The mean has the same bits on every rank, so all of them come here together.
+        own_find = _first_non_finite(space.layout, space.arrays.grads, bucket)
+        mean_find = _first_non_finite(space.layout, space.arrays.reduced, bucket)
+        origins = self.comm.all_gather_object(own_find, label=CHECKS)
+        raise NonFiniteError(_describe_non_finite(origins, mean_find))
 
     def _broadcast_extra_state(self, space: _SharedSpace, root: int) -> None:
         state = space.replica.extra_state()
         lines = [f"{name} {array.shape} {array.dtype}" for name, array in state.items()]
-        _require_agreement(self.comm, "buffers and frozen parameters", lines, "build the same model on every rank")
+        require_agreement(self.comm, "buffers and frozen parameters", lines, "build the same model on every rank")
         for array in state.values():
             self.comm.broadcast(array, root, label=PARAMETERS)
         if state:
             space.replica.load_extra_state(state)
+
+
+@dataclass(frozen=True)
+class _PreparedBucket:
+    """A bucket, what reduces it, and where its mean appears."""
+
+    bucket: Bucket
+    reduce: Callable[[], None]
+    mean: np.ndarray
+
+    @classmethod
+    def of(cls, comm: Communicator, arrays: FlatArrays, bucket: Bucket) -> _PreparedBucket:
+        own = arrays.grads[bucket.start : bucket.stop].view(bucket.dtype)
+        mean = arrays.reduced[bucket.start : bucket.stop].view(bucket.dtype)
+        return cls(bucket, comm.all_reduce_init(own, "mean", out=mean, label=GRADIENTS, nbytes=bucket.nbytes), mean)
 
 
 class _SharedSpace:
@@ -164,7 +178,7 @@ class _SharedSpace:
         reduced = grads if comm.size == 1 else comm.allocate_common(span)
         self.arrays = FlatArrays(comm.allocate(span), grads, reduced)
         self.replica.attach(self.layout, self.arrays)
-        self.plans: dict[int | None, tuple[Bucket, ...]] = {}
+        self.plans: dict[int | None, tuple[_PreparedBucket, ...]] = {}
         self.synchronisations = 0
 
     @staticmethod
@@ -176,45 +190,10 @@ class _SharedSpace:
             lines = [f"{spec.name} {spec.shape} {spec.dtype}" for spec in replica.specs]
         except ClcommError as error:
             refusal, lines = error, [str(error)]
-        _require_agreement(comm, "parameters", lines, "build the same model on every rank")
+        require_agreement(comm, "parameters", lines, "build the same model on every rank")
         if refusal is not None:
             raise refusal
         return replica
-
-
-def _require_agreement(comm: Communicator, what: str, lines: Sequence[str], remedy: str) -> None:
-    """Raise the same MismatchError on every rank unless all ranks bring the same lines; collective."""
-    digest = np.frombuffer(_digest("\n".join(lines).encode()), np.uint8)
-    if _all_alike(comm.all_gather(digest, label=CHECKS)):
-        return
-    everyone = comm.all_gather_object(list(lines), label=CHECKS)
-    raise MismatchError(f"{what}: {_first_difference(everyone)}; {remedy}")
-
-
-def _first_difference(everyone: list[list[str]]) -> str:
-    longest = max(len(lines) for lines in everyone)
-    for index in range(longest):
-        values = [lines[index] if index < len(lines) else "nothing" for lines in everyone]
-        if len(set(values)) > 1:
-            sides = [f"{value!r} on {_ranks(values, value)}" for value in dict.fromkeys(values)]
-            return f"expected the same on every rank, but entry {index} is {', '.join(sides)}"
-    return "expected the same on every rank"
-
-
-def _ranks(values: list[str], value: str) -> str:
-    ranks = [str(rank) for rank, theirs in enumerate(values) if theirs == value]
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(ranks)
-
-
-def _digest(data: Any) -> bytes:
-    """Return 16 bytes that stand for the bits of an array or a byte string."""
-    if isinstance(data, np.ndarray):
-        data = data.reshape(-1).view(np.uint8).data
-    return hashlib.blake2b(data, digest_size=16).digest()
-
-
-def _all_alike(rows: np.ndarray) -> bool:
-    return bool((rows == rows[0]).all())
 
 
 def _first_non_finite(layout: FlatLayout, gradients: np.ndarray, bucket: Bucket) -> tuple[str, int, int] | None:

@@ -21,8 +21,8 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (
         2,
         (
-            "clcomm/replica.py", "clcomm/synchronizer.py", "clcomm/optim.py", "clcomm/sampler.py",
-            "clcomm/checkpoint.py", "clcomm/adapters/", "clcomm/__init__.py",
+            "clcomm/agreement.py", "clcomm/replica.py", "clcomm/synchronizer.py", "clcomm/optim.py",
+            "clcomm/sampler.py", "clcomm/checkpoint.py", "clcomm/adapters/", "clcomm/__init__.py",
         ),
     ),
     (3, ("training/", "models/")),

@@ -36,6 +36,10 @@ class Transport(ABC):
     def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
         """Reduce `source` over the ranks into `out` on every rank; they may be the same array."""
 
+    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
+        """Return what does this all-reduce, on the same memory, each time it is called; collective."""
+        return lambda: self.all_reduce(source, out, op)
+
     @abstractmethod
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
         """Begin an all-reduce; `source` and `out` stay untouched by the caller until it is waited for."""

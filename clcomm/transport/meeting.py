@@ -1,7 +1,8 @@
 """Where the ranks of a host meet: counters in shared memory, several times faster there than MPI's barrier.
 
-Each rank has a cell: a counter that it alone advances, and two sets of a few words that it alone writes. A rank that
-has advanced its counter waits until all counters have come as far; whatever was written before is then seen by all.
+Each rank has a cell: a counter that it alone advances, and two sets of a tag and a few words that it alone writes. A
+rank that has advanced its counter waits until all counters have come as far; whatever was written before is then seen
+by all. The tag tells what a rank has come for: ranks that meet for different things learn of it together.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-#: Words (int64) of a cell: the counter on a cache line of its own, then two sets of words.
-_COUNTER_WORDS, _SET_WORDS = 8, 12
+from clcomm.errors import MismatchError
+
+#: Words (int64) of a cell: the counter on a cache line of its own, then two sets of a tag and up to 15 words.
+_COUNTER_WORDS, _SET_WORDS = 8, 16
 _CELL_WORDS = _COUNTER_WORDS + 2 * _SET_WORDS
 #: Polls between two looks at MPI, which may need us to move on what we started earlier.
 _POLLS_BETWEEN_PROGRESS = 256
@@ -36,6 +39,7 @@ class MeetingPoint:
         cells = memory.view(np.int64).reshape(world_size, _CELL_WORDS)
         self._counters = cells[:, 0].data  # a memoryview: reading one word takes 40 ns
         self._sets = [cells[:, start : start + _SET_WORDS] for start in (_COUNTER_WORDS, _COUNTER_WORDS + _SET_WORDS)]
+        self._tags = [words[:, 0].data for words in self._sets]
         self._rank = rank
         self._others = [other for other in range(world_size) if other != rank]
         self._fence, self._progress = fence, progress
@@ -54,9 +58,14 @@ class MeetingPoint:
         """
         return (self._count + 1) & 1
 
-    def barrier(self) -> None:
-        """Return when every rank has come; what each wrote before is then seen by all."""
+    def barrier(self, tag: int = 0) -> None:
+        """Return when every rank has come; what each wrote before is then seen by all.
+
+        Raises MismatchError on every rank when some rank came with another tag.
+        """
+        tags = self._tags[self.parity]
         self._count = count = self._count + 1
+        tags[self._rank] = tag
         self._fence()
         counters = self._counters
         counters[self._rank] = count
@@ -68,10 +77,16 @@ class MeetingPoint:
                 if polls % _POLLS_BETWEEN_PROGRESS == 0:
                     self._progress()
         self._fence()
+        for other in self._others:
+            if tags[other] != tag:
+                raise MismatchError(
+                    f"collective: expected all ranks in the same prepared operation (0: none), got numbers "
+                    f"{', '.join(map(str, tags.tolist()))} on ranks 0 to {len(tags) - 1}; call them in one order"
+                )
 
     def exchange(self, words: Sequence[int]) -> np.ndarray:
-        """Return every rank's words, int64, (world_size, len(words)); up to 12 of them."""
-        everyone = self._sets[self.parity]
-        everyone[self._rank, : len(words)] = words
+        """Return every rank's words, int64, (world_size, len(words)); up to 15 of them."""
+        everyone = self._sets[self.parity][:, 1 : len(words) + 1]
+        everyone[self._rank] = words
         self.barrier()
-        return everyone[:, : len(words)].copy()
+        return everyone.copy()

@@ -25,13 +25,23 @@ def reduce_in_rank_order(rows: Sequence[np.ndarray], out: np.ndarray, op: str) -
     Each element is ((row0 + row1) + row2) + ..., whatever the length of the rows; `mean` then divides by their
     number.
     """
+    prepared_reduction(rows, out, op)()
+
+
+def prepared_reduction(rows: Sequence[np.ndarray], out: np.ndarray, op: str) -> Callable[[], None]:
+    """Return what does `reduce_in_rank_order(rows, out, op)` each time it is called: the memory stays the same."""
     fold, divisor = FOLDS[op], len(rows) if op == "mean" else 1
     step = max(1, PIECE_BYTES // out.itemsize)
-    # NaN and Inf are the caller's to look for: they pass through, as they do in MPI.
-    with np.errstate(all="ignore"):
-        for start in range(0, out.size, step):
-            piece = slice(start, start + step)
-            _fold_piece([row[piece] for row in rows], out[piece], fold, divisor)
+    cuts = [slice(start, start + step) for start in range(0, out.size, step)]
+    pieces = [([row[cut] for row in rows], out[cut]) for cut in cuts]
+
+    def reduce() -> None:
+        # NaN and Inf are the caller's to look for: they pass through, as they do in MPI.
+        with np.errstate(all="ignore"):
+            for piece_rows, piece_out in pieces:
+                _fold_piece(piece_rows, piece_out, fold, divisor)
+
+    return reduce
 
 
 def _fold_piece(rows: list[np.ndarray], out: np.ndarray, fold: Callable[..., np.ndarray], divisor: int) -> None:
@@ -41,7 +51,10 @@ def _fold_piece(rows: list[np.ndarray], out: np.ndarray, fold: Callable[..., np.
         fold(rows[0], rows[1], out=out)
     for row in rows[2:]:
         fold(out, row, out=out)
-    if divisor & (divisor - 1):
-        np.divide(out, divisor, out=out)
-    elif divisor != 1:  # for powers of two the reciprocal is exact and the bits are those of the division, only sooner
+    if divisor == 1:
+        return
+    if out.dtype.kind == "f" and divisor & (divisor - 1) == 0:
+        # The reciprocal of a power of two is exact: the bits are those of the division, and come sooner.
         np.multiply(out, out.dtype.type(1 / divisor), out=out)
+    else:
+        np.divide(out, divisor, out=out)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from clcomm.layout import shard_bounds
 from clcomm.transport.base import Pending, Transport
 from clcomm.transport.meeting import MeetingPoint
 from clcomm.transport.mpi import SHARD_MULTIPLE
-from clcomm.transport.reduction import reduce_in_rank_order
+from clcomm.transport.reduction import prepared_reduction, reduce_in_rank_order
 
 _PAGE = 4096
 #: Part of /dev/shm that is left to others.
@@ -70,6 +70,7 @@ class SharedTransport(Transport):
         self._regions: list[_Region] = []
         # The ranks' arrays of earlier calls, by their places: buckets come back every step, and views cost 2 us each.
         self._views: dict[tuple, list[list[np.ndarray]]] = {}
+        self._prepared = 0  # all-reduces prepared so far: their numbers tag the meetings
         self._open_meeting_point()
 
     def _open_meeting_point(self) -> None:
@@ -165,8 +166,44 @@ class SharedTransport(Transport):
             self._reduce_slots(source, out, op)
             return
         sources, targets = self._meet(source, out)
-        self._reduce_own_shard(sources, targets, op)
+        self._own_shard_reduction(sources, targets, op)()
         self._point.barrier()
+
+    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
+        self._prepared = tag = self._prepared + 1
+        sources, targets = self._meet(source, out)
+        if 0 < source.nbytes <= SLOT_BYTES:
+            reduction = self._slot_reduction(source, out, op, tag)
+        else:
+            reduction = self._shard_reduction(sources, targets, op, tag)
+        self._point.barrier()
+        return reduction
+
+    def _shard_reduction(
+        self, sources: list[np.ndarray], targets: list[np.ndarray], op: str, tag: int
+    ) -> Callable[[], None]:
+        meet, reduce = self._point.barrier, self._own_shard_reduction(sources, targets, op)
+
+        def run() -> None:
+            meet(tag)
+            reduce()
+            meet(tag)
+
+        return run
+
+    def _slot_reduction(self, source: np.ndarray, out: np.ndarray, op: str, tag: int) -> Callable[[], None]:
+        point, result = self._point, np.empty_like(source)
+        slots = [self._slot_rows(parity, source) for parity in (0, 1)]
+        reductions = [prepared_reduction(rows, result, op) for rows in slots]
+
+        def run() -> None:
+            parity = point.parity
+            np.copyto(slots[parity][self.rank], source)
+            point.barrier(tag)
+            reductions[parity]()
+            np.copyto(out, result)  # only finished values: a neighbour may be reading the same memory
+
+        return run
 
     def _reduce_slots(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
         """Reduce a small array with one meeting; each rank folds all of it.
@@ -198,20 +235,25 @@ class SharedTransport(Transport):
 
         def fold() -> Any:
             sources, targets = self._counterparts((source, out), everyone)
-            self._reduce_own_shard(sources, targets, op)
+            self._own_shard_reduction(sources, targets, op)()
             return self._second_comm.Ibarrier()
 
         return Pending(self._pending, self.comm.Iallgather(own, everyone), fold)
 
-    def _reduce_own_shard(self, sources: list[np.ndarray], targets: list[np.ndarray], op: str) -> None:
+    def _own_shard_reduction(self, sources: list[np.ndarray], targets: list[np.ndarray], op: str) -> Callable[[], None]:
         bounds = shard_bounds(sources[0].size, self.world_size, SHARD_MULTIPLE)
         shard = slice(bounds[self.rank], bounds[self.rank + 1])
         first, *others = [target[shard] for target in {self._address(target): target for target in targets}.values()]
         # Folding straight into the first target is right unless that memory is also a later row of the sum: rank 0's
         # part is row 0 when the caller reduces in place, and no row at all when `out` is another region.
-        reduce_in_rank_order([source[shard] for source in sources], first, op)
-        for target in others:
-            np.copyto(target, first)
+        reduce = prepared_reduction([source[shard] for source in sources], first, op)
+
+        def reduce_and_copy() -> None:
+            reduce()
+            for target in others:
+                np.copyto(target, first)
+
+        return reduce_and_copy
 
     def broadcast(self, array: np.ndarray, root: int) -> None:
         (parts,) = self._meet(array)

@@ -1,0 +1,77 @@
+"""The meeting point: nobody leaves before all have come, and what was written is seen."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from clcomm.errors import MismatchError
+from clcomm.transport.meeting import MeetingPoint
+
+RANKS = 3
+
+
+def on_threads(body, ranks: int = RANKS) -> list:
+    """Run `body(point, rank)` on as many threads as ranks, over one memory, and return results or exceptions."""
+    memory = np.zeros(MeetingPoint.nbytes(ranks), np.uint8)
+    results: list = [None] * ranks
+
+    def run(rank: int) -> None:
+        point = MeetingPoint(memory, rank, ranks, fence=lambda: None, progress=lambda: None)
+        try:
+            results[rank] = body(point, rank)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive(), "a rank still waits"
+    return results
+
+
+def test_nobody_leaves_before_all_have_come() -> None:
+    board = np.zeros(RANKS, np.int64)
+
+    def body(point: MeetingPoint, rank: int) -> bool:
+        seen = True
+        for turn in range(1, 300):
+            board[rank] = turn
+            point.barrier()
+            seen &= bool((board >= turn).all())
+        return seen
+
+    assert on_threads(body) == [True] * RANKS
+
+
+@pytest.mark.parametrize("count", [1, 8, 15])
+def test_words_of_every_rank_in_every_turn(count: int) -> None:
+    def body(point: MeetingPoint, rank: int) -> bool:
+        right = True
+        for turn in range(300):
+            everyone = point.exchange([1000 * turn + 10 * rank + i for i in range(count)])
+            expected = [[1000 * turn + 10 * r + i for i in range(count)] for r in range(RANKS)]
+            right &= everyone.tolist() == expected
+        return right
+
+    assert on_threads(body) == [True] * RANKS
+
+
+def test_ranks_that_come_for_different_things_all_learn_of_it() -> None:
+    results = on_threads(lambda point, rank: point.barrier(tag=7 if rank == 1 else 4))
+    assert all(isinstance(result, MismatchError) for result in results)
+    assert "got numbers 4, 7, 4 on ranks 0 to 2" in str(results[0])
+    assert len({str(result) for result in results}) == 1
+
+
+def test_parity_alternates_with_the_meetings() -> None:
+    point = MeetingPoint(np.zeros(MeetingPoint.nbytes(1), np.uint8), 0, 1, fence=lambda: None, progress=lambda: None)
+    seen = []
+    for _ in range(4):
+        seen.append(point.parity)
+        point.barrier()
+    assert seen in ([0, 1, 0, 1], [1, 0, 1, 0])
