@@ -124,7 +124,7 @@ def load_everywhere(comm: Communicator, path: str | os.PathLike) -> Checkpoint:
 
 
 def check_parameters(arrays: Mapping[str, np.ndarray], specs: Iterable[ParameterSpec]) -> None:
-    """Raise CheckpointError unless the arrays are those of a model with these parameters, naming the first that is not."""
+    """Raise CheckpointError, naming the first that differs, unless the arrays are those of these parameters."""
     expected = {spec.name: f"{spec.shape} {spec.dtype}" for spec in specs}
     found = {name: f"{array.shape} {array.dtype}" for name, array in arrays.items()}
     for name in dict.fromkeys([*expected, *found]):

@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ from clcomm.arguments import (
 from clcomm.errors import ArgumentError
 from clcomm.handle import Handle
 from clcomm.lizardist import LizarDistCalls
+from clcomm.objects import ObjectCollectives
 from clcomm.stats import Collective, CommStats, Observer
 from clcomm.transport import Pending, SoloTransport, Transport
 from clcomm.transport import mpi as mpi_transport
@@ -42,7 +43,7 @@ TRANSPORTS = ("auto", "shared", "mpi", "solo")
 _log = logging.getLogger("clcomm")
 
 
-class Communicator(LizarDistCalls):
+class Communicator(ObjectCollectives, LizarDistCalls):
     """The ranks of a job and the collectives between them.
 
     comm: an mpi4py communicator; None takes COMM_WORLD, and a world of one where there is no MPI. Either way a
@@ -307,47 +308,6 @@ class Communicator(LizarDistCalls):
             lambda: self._base.scatter(source, out.reshape(-1), root),
         )  # fmt: skip
         return out
-
-    # --- collectives on objects: pickled by mpi4py, for small things ---
-
-    def broadcast_object(self, obj: Any, root: int = 0, *, label: str = "") -> Any:
-        """Return root's object on every rank; it is pickled."""
-        check_root(root, self.size)
-        return self._run("broadcast_object", label, 0, self._base, lambda: self._broadcast_object(obj, root))
-
-    def all_gather_object(self, obj: Any, *, label: str = "") -> list:
-        """Return every rank's object, in rank order; they are pickled."""
-        return self._run("all_gather_object", label, 0, self._base, lambda: self._all_gather_object(obj))
-
-    def gather_object(self, obj: Any, root: int = 0, *, label: str = "") -> list | None:
-        """Return every rank's object on root, None elsewhere; they are pickled."""
-        check_root(root, self.size)
-        move = (lambda: [obj]) if self.comm is None else (lambda: self.comm.gather(obj, root))
-        return self._run("gather_object", label, 0, self._base, move)
-
-    def scatter_object(self, items: Sequence | None, root: int = 0, *, label: str = "") -> Any:
-        """Return item `rank` of root's sequence of world_size items; they are pickled.
-
-        Every rank raises ArgumentError when root's sequence has another length.
-        """
-        check_root(root, self.size)
-        problem = self._broadcast_object(scatter_header(items, self.size)[-1] if self.rank == root else None, root)
-        if problem:
-            raise ArgumentError(f"items: {problem} on rank {root}")
-        return self._scatter_items(items, root, label)
-
-    def _scatter_items(self, items: Sequence | None, root: int, label: str) -> Any:
-        ordered = list(items) if self.rank == root and items is not None else None
-        move = (lambda: ordered[0]) if self.comm is None else (lambda: self.comm.scatter(ordered, root))  # type: ignore[index]
-        return self._run("scatter_object", label, 0, self._base, move)
-
-    def _broadcast_object(self, obj: Any, root: int) -> Any:
-        self._settle()
-        return obj if self.comm is None else self.comm.bcast(obj, root)
-
-    def _all_gather_object(self, obj: Any) -> list:
-        self._settle()
-        return [obj] if self.comm is None else self.comm.allgather(obj)
 
     # --- stats and the end ---
 

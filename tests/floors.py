@@ -15,7 +15,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
         1,
         (
             "clcomm/communicator.py", "clcomm/stats.py", "clcomm/job.py", "clcomm/arguments.py", "clcomm/handle.py",
-            "clcomm/lizardist.py", "clcomm/engine/",
+            "clcomm/lizardist.py", "clcomm/objects.py", "clcomm/engine/",
         ),
     ),
     (

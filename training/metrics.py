@@ -66,6 +66,6 @@ class Metrics:
         return world_size * samples / seconds if seconds else 0.0
 
     def step_s(self, share: float) -> float:
-        """Return a percentile (share from 0 to 1) of the steps' durations, in seconds, warm ones where there are any."""
+        """Return a percentile (share from 0 to 1) of the steps' durations in seconds, of warm ones if there are any."""
         durations = self.warm_durations if self.warm_samples else self.cold_durations
         return durations.percentile(share)

@@ -48,7 +48,8 @@ def test_mnist_reports_on_any_number_of_ranks(tmp_path: Path, ranks: int, model:
     report = json.loads((tmp_path / "report.json").read_text())
     world_size = max(ranks, 1)
     expected = {
-        "world_size": world_size, "model": model, "engine": "native", "dataset": "synthetic", "batch_size": 16, "steps": 15,
+        "world_size": world_size, "model": model, "engine": "native", "dataset": "synthetic", "batch_size": 16,
+        "steps": 15,
     }  # fmt: skip
     assert {name: report[name] for name in expected} == expected
     assert report["images_per_s"] > 0 and np.isfinite(report["train_loss"])
@@ -115,8 +116,8 @@ def test_the_published_table_of_one_epoch() -> None:
 
 def test_comparison_counts_the_buckets_of_the_plan(tmp_path: Path) -> None:
     out = run(
-        "examples.compare_bucketing", "--data", "synthetic", "--max-steps", "10", "--bucket-size", "256KiB", "--no-eval",
-        "--quiet", "--report", str(tmp_path / "both.json"), ranks=2,
+        "examples.compare_bucketing", "--data", "synthetic", "--max-steps", "10", "--bucket-size", "256KiB",
+        "--no-eval", "--quiet", "--report", str(tmp_path / "both.json"), ranks=2,
     )  # fmt: skip
     assert "3 buckets of 256 KiB" in out  # fc2 and fc1.bias; fc1.weight alone; the convolutions
     assert table_rows(out)["Total all-reduce calls"][:2] == ["30", "80"]
@@ -128,8 +129,8 @@ def test_comparison_counts_the_buckets_of_the_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("model", "target"), [("convnet", 0.98), ("mlp", 0.95)])
 def test_mnist_reaches_its_accuracy(tmp_path: Path, model: str, target: float) -> None:
     run(
-        "examples.mnist", "--model", model, "--data", MNIST, "--epochs", "1", "--quiet", "--target-accuracy", str(target),
-        "--report", str(tmp_path / "report.json"), ranks=4,
+        "examples.mnist", "--model", model, "--data", MNIST, "--epochs", "1", "--quiet",
+        "--target-accuracy", str(target), "--report", str(tmp_path / "report.json"), ranks=4,
     )  # fmt: skip
     assert json.loads((tmp_path / "report.json").read_text())["test_accuracy"] >= target
 

@@ -78,7 +78,7 @@ def test_mpiexec_of_another_mpi() -> None:
 
 def test_batch_larger_than_a_shard() -> None:
     ended = run(*QUICK, "--batch-size", "5000")
-    assert_one_line(ended, r"batch_size: expected at most 4096, a rank's shard of 8192 samples over 2 ranks, got 5000; .*")
+    assert_one_line(ended, r"batch_size: expected at most 4096, a rank's shard of 8192 samples over 2 .*, got 5000; .*")
 
 
 def write_mnist(directory: Path) -> None:
@@ -116,7 +116,8 @@ def test_damaged_and_foreign_checkpoints(tmp_path: Path) -> None:
     assert file.read_bytes() == whole
     file.write_bytes(whole[:-100])
     assert_one_line(run(*QUICK, "--resume", str(file)), r"checkpoint .*run.npz: damaged or not a checkpoint .*")
-    assert_one_line(run(*QUICK, "--resume", str(tmp_path / "no.npz")), r"checkpoint .*no.npz: expected a file, found none")
+    ended = run(*QUICK, "--resume", str(tmp_path / "no.npz"))
+    assert_one_line(ended, r"checkpoint .*no.npz: expected a file, found none")
     assert_one_line(run(*QUICK, "--resume"), r"--resume: expected a file, here or with --checkpoint")
     save(file, Checkpoint(facts={"job": {}}))
     assert_one_line(run(*QUICK, "--resume", str(file)), r"checkpoint: is of another model: .*")
@@ -132,7 +133,8 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_gradients_that_are_not_finite() -> None:
     arguments = [*QUICK[:-3], "--max-steps", "40", "--quiet", "--lr", "1e18", "--optimizer", "sgd"]
-    assert_one_line(run(*arguments, "--check-finite"), r"gradient: expected finite numbers, but .*; lower the learning.*")
+    ended = run(*arguments, "--check-finite")
+    assert_one_line(ended, r"gradient: expected finite numbers, but .*; lower the learning rate.*")
     assert run(*arguments).returncode == 0  # nobody asked to check
 
 

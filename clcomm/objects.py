@@ -1,0 +1,67 @@
+"""Collectives on Python objects: mpi4py pickles them, so they are for small things."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from clcomm.arguments import check_root, scatter_header
+from clcomm.errors import ArgumentError
+from clcomm.transport import Transport
+
+
+class ObjectCollectives(ABC):
+    """The part of the Communicator, which inherits it, that deals in objects."""
+
+    comm: Any
+    rank: int
+    size: int
+    _base: Transport
+
+    @abstractmethod
+    def _run(self, operation: str, label: str, nbytes: int, transport: Transport, move: Callable[[], Any]) -> Any:
+        """Run a collective and tell the observers."""
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """Complete what was started before a blocking call."""
+
+    def broadcast_object(self, obj: Any, root: int = 0, *, label: str = "") -> Any:
+        """Return root's object on every rank; it is pickled."""
+        check_root(root, self.size)
+        return self._run("broadcast_object", label, 0, self._base, lambda: self._broadcast_object(obj, root))
+
+    def all_gather_object(self, obj: Any, *, label: str = "") -> list:
+        """Return every rank's object, in rank order; they are pickled."""
+        return self._run("all_gather_object", label, 0, self._base, lambda: self._all_gather_object(obj))
+
+    def gather_object(self, obj: Any, root: int = 0, *, label: str = "") -> list | None:
+        """Return every rank's object on root, None elsewhere; they are pickled."""
+        check_root(root, self.size)
+        move = (lambda: [obj]) if self.comm is None else (lambda: self.comm.gather(obj, root))
+        return self._run("gather_object", label, 0, self._base, move)
+
+    def scatter_object(self, items: Sequence | None, root: int = 0, *, label: str = "") -> Any:
+        """Return item `rank` of root's sequence of world_size items; they are pickled.
+
+        Every rank raises ArgumentError when root's sequence has another length.
+        """
+        check_root(root, self.size)
+        problem = self._broadcast_object(scatter_header(items, self.size)[-1] if self.rank == root else None, root)
+        if problem:
+            raise ArgumentError(f"items: {problem} on rank {root}")
+        return self._scatter_items(items, root, label)
+
+    def _scatter_items(self, items: Sequence | None, root: int, label: str) -> Any:
+        ordered = list(items) if self.rank == root and items is not None else None
+        move = (lambda: ordered[0]) if self.comm is None else (lambda: self.comm.scatter(ordered, root))  # type: ignore[index]
+        return self._run("scatter_object", label, 0, self._base, move)
+
+    def _broadcast_object(self, obj: Any, root: int) -> Any:
+        self._settle()
+        return obj if self.comm is None else self.comm.bcast(obj, root)
+
+    def _all_gather_object(self, obj: Any) -> list:
+        self._settle()
+        return [obj] if self.comm is None else self.comm.allgather(obj)
