@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Report
@@ -24,7 +23,6 @@ from benchmarks.peers.batches import default_data, read_batches, write_batches
 from benchmarks.peers.engine import PHASES, Native
 from benchmarks.workers import Job
 from clcomm import Communicator
-from clcomm.engine import Device
 from clcomm.job import run
 
 PROGRAM = "benchmarks.overhead"
@@ -58,50 +56,22 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class Profiler:
-    """Times a device's kernels by events, on a queue of its own, while it is on."""
-
-    def __init__(self, device: Device):
-        import pyopencl as cl
-
-        self.device = device
-        self._plain = (device.queue, device.launch)
-        self._queue = cl.CommandQueue(device.context, properties=cl.command_queue_properties.PROFILING_ENABLE)
-        self._events: list[tuple[str, Any]] = []
-
-    def on(self) -> None:
-        """Have every launch timed."""
-        self.device.queue, self.device.launch = self._queue, self._launch  # type: ignore[method-assign]
-
-    def off(self) -> list[tuple[str, float]]:
-        """Stop, and return (kernel and size, seconds) of each launch since `on`, in order."""
-        self.device.finish()
-        self.device.queue, self.device.launch = self._plain  # type: ignore[method-assign]
-        events, self._events = self._events, []
-        return [(label, (event.profile.end - event.profile.start) / 1e9) for label, event in events]
-
-    def _launch(self, kernel: Any, global_size: tuple[int, ...], local_size: Any, *args: Any) -> None:
-        event = kernel(self._queue, global_size, local_size, *[getattr(arg, "buffer", arg) for arg in args])
-        self._events.append((f"{kernel.function_name} {' x '.join(map(str, global_size))}", event))
-
-
 def profile(system: Native, steps: int, clock: Callable[[], float]) -> tuple[float, list[tuple[str, float]]]:
     """Return a step's seconds, and (kernel, seconds) of each of its launches: lower quartiles."""
-    profiler = Profiler(system.device)
+    device = system.device
     walls: list[float] = []
     launches: list[list[tuple[str, float]]] = []
     for number in range(-_WARM_UP_STEPS, steps):
         batch = number % len(system.batches)
         begin = clock()
         system.step(batch)
-        system.device.finish()
+        device.finish()
         wall = clock() - begin
-        profiler.on()
-        system.step(batch)
-        timed = profiler.off()
+        with device.profile() as timed:
+            system.step(batch)
         if number >= 0:
             walls.append(wall)
-            launches.append(timed)
+            launches.append([(launch.name, launch.seconds) for launch in timed.launches])
     labels = [label for label, _ in launches[0]]
     durations = zip(*([seconds for _, seconds in step] for step in launches), strict=True)
     return _lower_quartile(walls), list(zip(labels, map(_lower_quartile, durations), strict=True))
@@ -123,7 +93,7 @@ def add_kernels(report: Report, options: argparse.Namespace, model: str, shape: 
     calls = Counter(label for label, _ in launches)
     rest = wall - sum(seconds.values())
     title = f"{model}, 1 rank on 1 core, batch {options.batch}: {wall * 1e6:.0f} us a step, {len(launches)} launches"
-    grid = Grid(title, ("kernel and global size", "calls", "us a step", "share"))
+    grid = Grid(title, ("kernel", "calls", "us a step", "share"))
     for label, duration in seconds.most_common():
         grid.add(label, str(calls[label]), f"{duration * 1e6:.1f}", f"{duration / wall:.1%}")
     grid.add("Python, launches, upload", "", f"{rest * 1e6:.1f}", f"{rest / wall:.1%}")

@@ -11,7 +11,7 @@ from clcomm import Communicator, Synchronizer
 from clcomm.engine import Device
 from training import engines
 
-PHASES = ("upload", "forward", "backward", "sync", "update")
+PHASES = ("upload", "forward and backward", "sync", "update")
 
 
 class Native:
@@ -40,8 +40,7 @@ class Native:
             self._step_by_phase(number)
             return
         inputs, targets = self.parts.prepare(*self.batches[number])
-        self._loss = self.parts.loss_fn(self.parts.model(inputs), targets)
-        self._loss.backward()
+        self._loss = self.parts.forward_backward(inputs, targets, 1.0)
         self.sync.sync_gradients(self.parts.model)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -55,9 +54,7 @@ class Native:
 
         inputs, targets = self.parts.prepare(*self.batches[number])
         mark()
-        self._loss = self.parts.loss_fn(self.parts.model(inputs), targets)
-        mark()
-        self._loss.backward()
+        self._loss = self.parts.forward_backward(inputs, targets, 1.0)
         mark()
         self.sync.sync_gradients(self.parts.model)
         mark()
