@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -52,3 +53,18 @@ def test_readme_lists_every_option_of_the_example() -> None:
     offered = set(re.findall(r"--[a-z][a-z-]+", done.stdout)) - {"--help"}
     listed = set(re.findall(r"`(--[a-z][a-z-]+)", README.split("## Options")[1]))
     assert offered == listed
+
+
+def test_every_field_of_a_report_is_documented(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    arguments = ["--model", "mlp", "--data", "synthetic", "--max-steps", "12", "--quiet", "--report", str(report)]
+    subprocess.run([sys.executable, "-m", "examples.mnist", *arguments], cwd=ROOT, check=True, capture_output=True)
+    documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "reports.md").read_text()))
+    assert fields(json.loads(report.read_text())) <= documented
+
+
+def fields(value: object) -> set[str]:
+    """Return all names in a JSON value."""
+    if isinstance(value, dict):
+        return set(value).union(*map(fields, value.values()))
+    return set().union(*map(fields, value)) if isinstance(value, list) else set()
