@@ -16,6 +16,8 @@ import numpy as np
 from clcomm.engine import program, selection
 from clcomm.engine.memory import Memory
 from clcomm.engine.timing import Profile
+from clcomm.engine.tuning import Tuning
+from clcomm.engine.tuning import load as _load_tuning
 from clcomm.errors import ArgumentError, DeviceError
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from clcomm.engine.recording import Recorder
 
 _CPU_RUN = 8192  # elements that are worth a CPU work-item of their own
-_GPU_GROUP = 256
 _GPU_ROW_GROUP = 64
 
 
@@ -33,9 +34,10 @@ class Device:
 
     `kind` is "cpu", "gpu" or "accelerator". CPU kernels run one work-item per long run of elements; the others run
     one per element, with work-groups of `group` items, and `row_group` items for each row of a row-wise kernel.
+    `tuning` are its kernels' sizes, by default those that `clcomm tune-kernels` stored, else built-in ones.
     """
 
-    def __init__(self, cl_device: cl.Device, *, kind: str | None = None):
+    def __init__(self, cl_device: cl.Device, *, kind: str | None = None, tuning: Tuning | None = None):
         import pyopencl as cl
 
         self.cl_device = cl_device
@@ -45,7 +47,8 @@ class Device:
         self.shares_host_memory = self.is_cpu
         self.runs_in_caller = self.is_cpu and self.name.startswith("basic")  # PoCL's driver without worker threads
         self.compute_units: int = cl_device.max_compute_units
-        self.group = 1 if self.is_cpu else min(_GPU_GROUP, cl_device.max_work_group_size)
+        self.tuning = _load_tuning(cl_device, self.kind) if tuning is None else tuning
+        self.group = 1 if self.is_cpu else min(self.tuning.group, cl_device.max_work_group_size)
         self.row_group = 1 if self.is_cpu else min(_GPU_ROW_GROUP, cl_device.max_work_group_size)  # a power of two
         self.context = cl.Context([cl_device])
         self.queue = cl.CommandQueue(self.context)
@@ -104,6 +107,7 @@ class Device:
     def _program(self, file: str, fast_math: bool, defines: dict[str, Any]) -> Any:
         key = (file, fast_math, *sorted(defines.items()))
         if key not in self._programs:
+            defines = {**self.tuning.defines(file), **defines}
             options = [f"-D{name}={value}" for name, value in sorted(defines.items())]
             options += [f"-DGROUP={self.group}", f"-DROW_GROUP={self.row_group}"]
             options += ["-DON_CPU"] if self.is_cpu else []

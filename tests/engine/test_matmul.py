@@ -43,6 +43,9 @@ def test_matmul_and_its_gradients(device: Device, rows: int, columns: int, depth
 
 @given(rows=SIZES, outputs=SIZES, inputs=DEPTHS, has_bias=st.booleans(), relu=st.booleans())
 @example(rows=64, outputs=128, inputs=784, has_bias=True, relu=True)
+@example(rows=33, outputs=10, inputs=128, has_bias=True, relu=True)
+@example(rows=1, outputs=1, inputs=64, has_bias=False, relu=False)
+@example(rows=16, outputs=7, inputs=1031, has_bias=True, relu=False)
 def test_linear_and_its_gradients(
     device: Device, rows: int, outputs: int, inputs: int, has_bias: bool, relu: bool
 ) -> None:
@@ -97,6 +100,14 @@ def test_agrees_with_pytorch(device: Device) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_nan_and_inf_in_narrow_products(device: Device, value: float) -> None:
+    x, w = drawn(1, 5, 77), drawn(2, 3, 77)
+    x[4, 70] = w[2, 69] = value  # both are loaded twice, once to be left out
+    y = linear(Tensor(x, device), Tensor(w, device)).numpy()
+    assert np.isfinite(y[:4, :2]).all() and not np.isfinite(y[4]).any() and not np.isfinite(y[:, 2]).any()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_nan_and_inf_reach_their_row_and_column_and_nothing_else(device: Device, value: float) -> None:
     a, b = drawn(1, 13, 21), drawn(2, 21, 19)
     a[12, 20] = value
@@ -121,16 +132,22 @@ def test_same_bits_every_time_and_on_any_number_of_cores(device: Device, monkeyp
     a, b = Tensor(drawn(1, 131, 700), device), Tensor(drawn(2, 700, 33), device)
     first = matmul(a, b).numpy().tobytes()
     assert all(matmul(a, b).numpy().tobytes() == first for _ in range(3))
+    w = Tensor(drawn(3, 9, 700), device)
+    narrow = linear(a, w).numpy().tobytes()
     for units in (1, 3, 16):
         monkeypatch.setattr(device, "compute_units", units)
         assert matmul(a, b).numpy().tobytes() == first
+        assert linear(a, w).numpy().tobytes() == narrow
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it(device: Device) -> None:
-    x, w, b = drawn(1, 23, 65), Tensor(drawn(2, 31, 65), device), Tensor(drawn(3, 31), device)
-    whole = linear(Tensor(x, device), w, b).numpy()
-    for row in range(23):
-        np.testing.assert_array_equal(linear(Tensor(x[row : row + 1], device), w, b).numpy()[0], whole[row])
+    x, w, b = drawn(1, 23, 65), drawn(2, 31, 65), drawn(3, 31)
+    for outputs in (31, 7):
+        weight, bias = Tensor(w[:outputs], device), Tensor(b[:outputs], device)
+        whole = linear(Tensor(x, device), weight, bias).numpy()
+        for row in range(23):
+            alone = linear(Tensor(x[row : row + 1], device), weight, bias).numpy()
+            np.testing.assert_array_equal(alone[0], whole[row])
 
 
 def test_a_matrix_used_twice_gets_both_gradients(device: Device) -> None:

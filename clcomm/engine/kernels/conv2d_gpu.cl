@@ -2,7 +2,6 @@
    one pixel, so neighbouring items read neighbouring pixels, and the work-group keeps the weights it needs in local
    memory. */
 
-#define OUTPUTS 8
 #define TAPS 64
 
 __kernel void convolve(

@@ -4,13 +4,14 @@
 
 #ifdef ON_CPU
 
-/* A work-item takes a panel of 16 columns of B and a run of rows of A. It copies DEPTH rows of the panel into local
+/* A work-item takes a panel of PANEL columns of B and a run of rows of A. It copies DEPTH rows of the panel into local
    memory, where they lie in the order they are read and stay in the first-level cache, then walks down the rows of A
-   in tiles of 6 x 16 sums: 12 vectors of 8 lanes, the most that 16 registers hold with their operands. */
+   in tiles of TILE_ROWS x PANEL sums: with 6 x 16 they are 12 vectors of 8 lanes, the most that 16 registers hold with
+   their operands. Where A's rows are few, and B's lie as the panel wants them, the first tile copies as it goes. */
 
-#define PANEL 16
-#define TILE_ROWS 6
-#define SHORT_ROWS 4
+#define MANY_ROWS 256 /* from here on packing is little beside the products, and faster on its own */
+#define SHORT_ROWS (TILE_ROWS < 4 ? TILE_ROWS : 4)
+#define SIDES (PANEL / 8)
 
 /* Columns past the last one repeat it or keep old values: they only reach sums that are never stored. */
 INLINE void pack_panel(
@@ -18,47 +19,51 @@ INLINE void pack_panel(
 {
     __local float *flat = (__local float *)panel;
     int k = 0;
-    if (b_column == 1 && columns == PANEL) {
-        for (; k < depth; ++k) {
-            panel[2 * k] = load8(b + k * b_row);
-            panel[2 * k + 1] = load8(b + k * b_row + 8);
-        }
-    } else if (b_row == 1) {
+    if (b_column == 1 && columns == PANEL)
+        for (; k < depth; ++k)
+            UNROLL for (int side = 0; side < SIDES; ++side) panel[SIDES * k + side] = load8(b + k * b_row + 8 * side);
+    else if (b_row == 1)
         for (; k + 8 <= depth; k += 8)
-            for (int side = 0; side < 2; ++side) {
+            for (int side = 0; 8 * side < columns; ++side) {
                 float8 block[8];
                 UNROLL for (int i = 0; i < 8; ++i)
                     block[i] = load8(b + k + smaller(side * 8 + i, columns - 1) * b_column);
                 transpose8(block);
-                UNROLL for (int i = 0; i < 8; ++i) panel[2 * (k + i) + side] = block[i];
+                UNROLL for (int i = 0; i < 8; ++i) panel[SIDES * (k + i) + side] = block[i];
             }
-    }
     for (; k < depth; ++k)
         for (int j = 0; j < columns; ++j) flat[k * PANEL + j] = b[k * b_row + j * b_column];
 }
 
-/* `rows` sums a tile of that many rows; rows past `valid` read the last one and are not stored. */
+/* `rows` sums a tile of that many rows; rows past `valid` read the last one and are not stored. With `fills_panel` the
+   columns come from B, and go to the panel for the tiles to come. */
 INLINE void tile(
-    __global const float *a, long a_row, long a_column, __local const float8 *panel, __global float *c, int c_row,
-    __global const float *bias, int depth, int columns, int valid, int is_first, int is_last, const int rows)
+    __global const float *a, long a_row, long a_column, __global const float *b, long b_row, __local float8 *panel,
+    __global float *c, int c_row, __global const float *bias, int depth, int columns, int valid, int is_first,
+    int is_last, const int rows, const int fills_panel)
 {
-    float8 sum[TILE_ROWS][2];
+    float8 sum[TILE_ROWS][SIDES];
     long row[TILE_ROWS];
     UNROLL for (int r = 0; r < TILE_ROWS; ++r) if (r < rows) {
-        sum[r][0] = sum[r][1] = 0.0f;
+        UNROLL for (int side = 0; side < SIDES; ++side) sum[r][side] = 0.0f;
         row[r] = smaller(r, valid - 1) * a_row;
     }
     for (int k = 0; k < depth; ++k) {
-        const float8 left = panel[2 * k], right = panel[2 * k + 1];
+        float8 right[SIDES];
+        UNROLL for (int side = 0; side < SIDES; ++side) {
+            right[side] = fills_panel ? load8(b + 8 * side) : panel[side];
+            if (fills_panel) panel[side] = right[side];
+        }
         UNROLL for (int r = 0; r < TILE_ROWS; ++r) if (r < rows) {
             const float value = a[row[r]];
-            sum[r][0] += value * left;
-            sum[r][1] += value * right;
+            UNROLL for (int side = 0; side < SIDES; ++side) sum[r][side] += value * right[side];
         }
         a += a_column;
+        b += fills_panel ? b_row : 0;
+        panel += SIDES;
     }
     const float8 zero = 0.0f;
-    UNROLL for (int side = 0; side < 2; ++side) {
+    UNROLL for (int side = 0; side < SIDES; ++side) {
         const int count = columns - 8 * side;
         const float8 start = HAS_BIAS && is_first ? load_lanes(bias + 8 * side, count, 0.0f) : zero;
         UNROLL for (int r = 0; r < TILE_ROWS; ++r) if (r < rows && r < valid) {
@@ -74,23 +79,85 @@ __kernel void gemm(
     __global const float *a, __global const float *b, __global float *c, __global const float *bias,
     int rows, int columns, int depth, int a_row, int a_column, int b_row, int b_column, int rows_each)
 {
-    __local float8 panel[2 * DEPTH];
+    __local float8 panel[SIDES * DEPTH];
     const int n = get_global_id(0) * PANEL, width = smaller(PANEL, columns - n);
     const int first = get_global_id(1) * rows_each, last = smaller(first + rows_each, rows);
     for (int k = 0; k < depth; k += DEPTH) {
         const int run = smaller(DEPTH, depth - k);
         const int is_first = k == 0, is_last = k + run == depth;
-        pack_panel(panel, b + (long)k * b_row + (long)n * b_column, b_row, b_column, run, width);
-        __global const float *from = a + (long)k * a_column;
+        __global const float *left = a + (long)k * a_column, *top = b + (long)k * b_row + (long)n * b_column;
         int m = first;
+#define TILE(columns_, valid, rows_, fills_panel) \
+    tile(left + (long)m * a_row, a_row, a_column, top, b_row, panel, c + (long)m * columns + n, columns, bias + n, \
+         run, columns_, valid, is_first, is_last, rows_, fills_panel)
+        if (b_column == 1 && width == PANEL && last - m >= TILE_ROWS && last - m < MANY_ROWS) {
+            TILE(PANEL, TILE_ROWS, TILE_ROWS, 1);
+            m += TILE_ROWS;
+        } else {
+            pack_panel(panel, top, b_row, b_column, run, width);
+        }
         /* 8 rows left are two short tiles, not a full one and a quarter. */
-        for (; last - m >= TILE_ROWS && last - m != 2 * SHORT_ROWS; m += TILE_ROWS)
-            tile(from + (long)m * a_row, a_row, a_column, panel, c + (long)m * columns + n, columns, bias + n,
-                 run, width, TILE_ROWS, is_first, is_last, TILE_ROWS);
-        for (; m < last; m += SHORT_ROWS)
-            tile(from + (long)m * a_row, a_row, a_column, panel, c + (long)m * columns + n, columns, bias + n,
-                 run, width, smaller(SHORT_ROWS, last - m), is_first, is_last, SHORT_ROWS);
+        const int full_end = last - SHORT_ROWS * 2 * ((last - m) % TILE_ROWS == SHORT_ROWS * 2 % TILE_ROWS);
+        for (; m + TILE_ROWS <= full_end; m += TILE_ROWS)
+            if (width == PANEL) TILE(PANEL, TILE_ROWS, TILE_ROWS, 0); /* without a look at each side's width */
+            else TILE(width, TILE_ROWS, TILE_ROWS, 0);
+        for (; m < last; m += SHORT_ROWS) TILE(width, smaller(SHORT_ROWS, last - m), SHORT_ROWS, 0);
     }
+}
+
+/* C = A B^T (+ bias, then ReLU) where B has so few rows that a panel would be half empty: the lanes run along K, and
+   their eight sums are added up at the end. K is at least 8. */
+
+#define DOT_ROWS 2
+#define DOT_COLUMNS 5
+
+INLINE void dots(
+    __global const float *a, __global const float *b, __global float *c, int c_row, __global const float *bias,
+    int depth, int columns, const int rows)
+{
+    const float8 zero = 0.0f;
+    float8 sum[DOT_ROWS][DOT_COLUMNS];
+    int place[DOT_COLUMNS];
+    UNROLL for (int j = 0; j < DOT_COLUMNS; ++j) {
+        place[j] = smaller(j, columns - 1) * depth;
+        UNROLL for (int r = 0; r < DOT_ROWS; ++r) sum[r][j] = zero;
+    }
+#define ADD_DOTS(k, keep) \
+    { \
+        float8 left[DOT_ROWS]; \
+        UNROLL for (int r = 0; r < DOT_ROWS; ++r) if (r < rows) left[r] = keep(load8(a + r * depth + (k))); \
+        UNROLL for (int j = 0; j < DOT_COLUMNS; ++j) { \
+            const float8 right = keep(load8(b + place[j] + (k))); \
+            UNROLL for (int r = 0; r < DOT_ROWS; ++r) if (r < rows) sum[r][j] += left[r] * right; \
+        } \
+    }
+#define ALL_LANES(value) (value)
+#define NEW_LANES(value) (is_new ? (value) : zero)
+    int k = 0;
+    for (; k + 8 <= depth; k += 8) ADD_DOTS(k, ALL_LANES)
+    if (k < depth) { /* the last eight without those that were added before */
+        const int8 is_new = (int8)(0, 1, 2, 3, 4, 5, 6, 7) >= 8 - (depth - k);
+        ADD_DOTS(depth - 8, NEW_LANES)
+    }
+    UNROLL for (int r = 0; r < DOT_ROWS; ++r) if (r < rows)
+        UNROLL for (int j = 0; j < DOT_COLUMNS; ++j) if (j < columns) {
+            const float value = lanes_sum(sum[r][j]) + (HAS_BIAS ? bias[j] : 0.0f);
+            c[r * c_row + j] = HAS_RELU && value <= 0.0f ? 0.0f : value;
+        }
+}
+
+__kernel void gemm_dots(
+    __global const float *a, __global const float *b, __global float *c, __global const float *bias,
+    int rows, int columns, int depth, int rows_each)
+{
+    const int first = get_global_id(0) * rows_each, last = smaller(first + rows_each, rows);
+    int m = first;
+#define DOTS(rows) \
+    for (int n = 0; n < columns; n += DOT_COLUMNS) \
+        dots(a + (long)m * depth, b + (long)n * depth, c + (long)m * columns + n, columns, bias + n, depth, \
+             columns - n, rows)
+    for (; m + DOT_ROWS <= last; m += DOT_ROWS) DOTS(DOT_ROWS);
+    if (m < last) DOTS(1);
 }
 
 /* to[columns][rows] = from[rows][columns]. Sixteen rows at a time fill whole cache lines of `to`. */
@@ -109,10 +176,12 @@ __kernel void transpose(__global const float *from, __global float *to, int rows
         for (int row = first; row < last; ++row) to[(long)column * rows + row] = from[(long)row * columns + column];
 }
 
+#define SUM_COLUMNS 16
+
 /* sums[column] = sum of matrix[row, column] over the rows, top to bottom. */
 __kernel void column_sums(__global const float *matrix, __global float *sums, int rows, int columns)
 {
-    const int n = get_global_id(0) * PANEL, width = smaller(PANEL, columns - n);
+    const int n = get_global_id(0) * SUM_COLUMNS, width = smaller(SUM_COLUMNS, columns - n);
     float8 left = 0.0f, right = 0.0f;
     for (int row = 0; row < rows; ++row) {
         left += load_lanes(matrix + (long)row * columns + n, width, 0.0f);
@@ -128,10 +197,7 @@ __kernel void column_sums(__global const float *matrix, __global float *sums, in
    slices of SLICE, and each item keeps EACH x EACH sums. Elements outside the matrices are read as zero, and the sums
    they reach are not stored. */
 
-#define SIDE 16
-#define EACH 4
 #define BLOCK (SIDE * EACH)
-#define SLICE 16
 
 INLINE void load_slice(
     __local float (*slice)[BLOCK + 1], __global const float *from, long stride, long k_stride, int first, int count,

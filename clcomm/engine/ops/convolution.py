@@ -15,11 +15,9 @@ _LANES = 8  # images in a CPU vector, as in conv2d.cl
 _TILE_OUTPUTS, _TILE_PIXELS = 4, 3
 _PACK_RUN = 4096  # features that one CPU work-item packs
 _CHUNK_IMAGES = 64  # images whose weight gradients are added up by one work-item
-_NEAR_CACHE = 24 * 1024  # bytes of a CPU's first-level cache that the weight gradient's rows may fill
-_POOLED_ROOM = _NEAR_CACHE // (4 * _LANES * _TILE_OUTPUTS)  # pixels of dy spread out in local memory
+_POOLED_ROOM = 192  # pixels of 4 outputs' dy, spread out in local memory: 24 KiB
 _WIDEST, _WIDEST_KERNEL = 256, 5  # rows and kernels of at most this width get a build of their own
 _WORTH_A_BUILD = 1 << 16  # multiplications an image
-_GROUP_OUTPUTS = 8  # outputs that a GPU work-item computes
 _GROUP = 64
 
 Grid = tuple[tuple[int, ...], tuple[int, ...]]
@@ -128,15 +126,16 @@ def weight_gradient(g: Geometry, packed: Tensor, packed_grad: Tensor, dw: Tensor
     )  # fmt: skip
     if not device.is_cpu:
         group = device.row_group
-        grid = (g.channels * g.taps * group, -(-g.outputs // _GROUP_OUTPUTS))
+        grid = (g.channels * g.taps * group, -(-g.outputs // device.tuning.conv_outputs))
         kernel = device.kernel("conv2d_gpu", "weight_gradient")
         device.launch(kernel, grid, (group, 1), packed, packed_grad, dw, g.images, *sizes)
         return
-    chunk, rows = _CHUNK_IMAGES // _LANES, _rows_each(min(g.channels, _TILE_PIXELS), g.width, g.out_width, g.stride)
+    chunk = _CHUNK_IMAGES // _LANES
+    rows = _rows_each(device.tuning.near_cache, min(g.channels, _TILE_PIXELS), g.width, g.out_width, g.stride)
     inputs: tuple[Any, ...] = ()
     defines: dict[str, Any] = {}
     if places is not None:
-        rows = max(2, rows // 2 * 2)
+        rows = max(2, min(rows, _POOLED_ROOM // g.out_width) // 2 * 2)
         inputs, defines = (places,), {"POOLED": _POOLED_ROOM}
     chunks = -(-g.blocks // chunk)
     partial = empty(device, (chunks, dw.size, _LANES))
@@ -221,14 +220,14 @@ def _grid(device: Device, outputs: int, images: int, plane: int) -> Grid:
     if device.is_cpu:
         return (-(-outputs // _TILE_OUTPUTS), -(-images // _LANES)), (1, 1)
     groups = -(-images * plane // _GROUP)
-    return (groups * _GROUP, -(-outputs // _GROUP_OUTPUTS)), (_GROUP, 1)
+    return (groups * _GROUP, -(-outputs // device.tuning.conv_outputs)), (_GROUP, 1)
 
 
 @lru_cache(maxsize=256)
-def _rows_each(channels: int, width: int, out_width: int, stride: int) -> int:
-    """Return how many rows of a tile's dy, and of x below them, a CPU's nearest cache holds."""
+def _rows_each(near_cache: int, channels: int, width: int, out_width: int, stride: int) -> int:
+    """Return how many rows of a tile's dy, and of x below them, so many bytes hold."""
     row_bytes = 4 * _LANES * (_TILE_OUTPUTS * out_width + channels * width * stride)
-    return max(1, _NEAR_CACHE // row_bytes)
+    return max(1, near_cache // row_bytes)
 
 
 def _add_partials(partial: Tensor, sums: Tensor, chunks: int) -> None:

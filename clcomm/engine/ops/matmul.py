@@ -13,13 +13,12 @@ from clcomm.engine.device import Device
 from clcomm.engine.tensor import Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
-_PANEL = 16  # columns of B that one CPU work-item takes, as in gemm.cl
-_TILE_ROWS = 6
-_DEPTH = 512  # rows of a panel in local memory: 32 KiB, which stays in the nearest caches
-_WORTH_TRANSPOSING = 192  # sizes from which columns of A lie so far apart that they push each other out of caches
-_GROUP_SIDE, _GROUP_BLOCK = 16, 64  # a GPU work-group is 16 x 16 items and computes 64 x 64 elements
+_DEPTH = 512  # rows of a panel in local memory; it decides where long sums are cut, so no tuning changes it
+_MOST_DOTS, _LEAST_DEPTH = 10, 64  # columns, and terms of a sum, for which sums lie along the lanes
+_DOT_ROWS = 16  # rows that are worth a CPU work-item of their own
+_SUM_COLUMNS = 16  # columns that one CPU work-item adds up, as in gemm.cl
 
-Grid = tuple[tuple[int, int], tuple[int, int]]
+Grid = tuple[tuple[int, int], tuple[int, int], int]
 
 
 class MatMul(Op):
@@ -120,16 +119,34 @@ def multiply(
     device = out.device
     rows, columns = out.shape
     depth = a.shape[0] if transpose_a else a.shape[1]
-    if transpose_a and device.is_cpu and min(rows, columns, depth) >= _WORTH_TRANSPOSING:
-        a, transpose_a = _transposed(a), False
+    if device.is_cpu:
+        if transpose_b and not transpose_a and columns <= _MOST_DOTS and depth >= _LEAST_DEPTH:
+            _multiply_dots(a, b, out, bias, relu, depth)
+            return
+        if transpose_a and min(rows, columns, depth) >= device.tuning.transpose_from:
+            a, transpose_a = _transposed(a), False
     a_strides = (1, rows) if transpose_a else (depth, 1)
     b_strides = (1, depth) if transpose_b else (columns, 1)
     kernel = device.kernel("gemm", "gemm", DEPTH=_DEPTH, HAS_BIAS=int(bias is not None), HAS_RELU=int(relu))
-    global_size, local_size, rows_each = _grid(device.is_cpu, device.compute_units, rows, columns)
+    tuning, units = device.tuning, device.compute_units
+    if device.is_cpu:
+        global_size, local_size, rows_each = _panel_grid(units, *tuning.gemm_tile, rows, columns)
+    else:
+        global_size, local_size, rows_each = _block_grid(*tuning.gemm_block[:2], rows, columns)
     device.launch(
         kernel, global_size, local_size, a, b, out, a if bias is None else bias,
         rows, columns, depth, *a_strides, *b_strides, rows_each,
     )  # fmt: skip
+
+
+def _multiply_dots(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, relu: bool, depth: int) -> None:
+    """Queue out = a b^T for a narrow result."""
+    device = out.device
+    rows, columns = out.shape
+    kernel = device.kernel("gemm", "gemm_dots", DEPTH=_DEPTH, HAS_BIAS=int(bias is not None), HAS_RELU=int(relu))
+    rows_each = -(-rows // min(device.compute_units, -(-rows // _DOT_ROWS)))
+    grid = (-(-rows // rows_each),)
+    device.launch(kernel, grid, (1,), a, b, out, a if bias is None else bias, rows, columns, depth, rows_each)
 
 
 def _transposed(matrix: Tensor) -> Tensor:
@@ -142,22 +159,26 @@ def _transposed(matrix: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=1024)
-def _grid(is_cpu: bool, units: int, rows: int, columns: int) -> tuple[tuple[int, int], tuple[int, int], int]:
-    """Return (global size, local size, rows a work-item takes). On CPUs rows are split only to feed every core."""
-    if not is_cpu:
-        groups = (-(-columns // _GROUP_BLOCK), -(-rows // _GROUP_BLOCK))
-        return (groups[0] * _GROUP_SIDE, groups[1] * _GROUP_SIDE), (_GROUP_SIDE, _GROUP_SIDE), 0
-    panels = -(-columns // _PANEL)
-    splits = min(-(-2 * units // panels), -(-rows // (4 * _TILE_ROWS)))
-    rows_each = -(-rows // (splits * _TILE_ROWS)) * _TILE_ROWS
+def _panel_grid(units: int, tile_rows: int, panel: int, rows: int, columns: int) -> Grid:
+    """Return (global size, local size, rows a work-item takes); rows are split only to feed every core."""
+    panels = -(-columns // panel)
+    splits = min(-(-2 * units // panels), -(-rows // (4 * tile_rows)))
+    rows_each = -(-rows // (splits * tile_rows)) * tile_rows
     return (panels, -(-rows // rows_each)), (1, 1), rows_each
+
+
+@lru_cache(maxsize=1024)
+def _block_grid(side: int, each: int, rows: int, columns: int) -> Grid:
+    """Return the same for work-groups of `side` x `side` items, which compute `each` x `each` sums apiece."""
+    block = side * each
+    return (-(-columns // block) * side, -(-rows // block) * side), (side, side), 0
 
 
 def _column_sums(matrix: Tensor, sums: Tensor) -> None:
     device = sums.device
     rows, columns = matrix.shape
     kernel = device.kernel("gemm", "column_sums", DEPTH=_DEPTH, HAS_BIAS=0, HAS_RELU=0)
-    global_size, local_size = ((-(-columns // _PANEL),), (1,)) if device.is_cpu else device.grid(columns)
+    global_size, local_size = ((-(-columns // _SUM_COLUMNS),), (1,)) if device.is_cpu else device.grid(columns)
     device.launch(kernel, global_size, local_size, matrix, sums, rows, columns)
 
 

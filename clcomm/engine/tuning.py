@@ -1,0 +1,200 @@
+"""Sizes that suit a device: built-in ones for each kind, and those that `clcomm tune-kernels` found and stored.
+
+None of them changes a bit of any result: they decide how the work is cut up, never in which order a sum is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import tempfile
+import warnings
+from dataclasses import dataclass, fields, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from clcomm.engine import selection
+from clcomm.errors import ArgumentError
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+FORMAT = 1  # of the file; another number voids the files of old
+_MOST_BYTES = 16 * 1024
+_POCL_DRIVERS = re.compile(r"^(basic|pthread|cpu|cpu-minimal)-")
+
+Value = int | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The sizes. CPU: gemm_tile, transpose_from, near_cache; everything else: gemm_block, group, conv_outputs."""
+
+    gemm_tile: tuple[int, int] = (6, 16)  # rows and columns of sums in a CPU's registers
+    transpose_from: int = 192  # from where on columns of A lie so far apart that they push each other out of caches
+    near_cache: int = 24 * 1024  # bytes of the first-level cache that rows of a weight gradient may fill
+    gemm_block: tuple[int, int, int] = (16, 4, 16)  # items a side of a group, sums a side of an item, slice of K
+    group: int = 256  # items of a group that goes through elements
+    conv_outputs: int = 8  # output channels that an item of a convolution computes
+
+    def defines(self, file: str) -> dict[str, int]:
+        """Return the build options of `kernels/<file>.cl` that these sizes decide."""
+        if file == "gemm":
+            names = ("TILE_ROWS", "PANEL", "SIDE", "EACH", "SLICE")
+            return dict(zip(names, (*self.gemm_tile, *self.gemm_block), strict=True))
+        return {"OUTPUTS": self.conv_outputs} if file == "conv2d_gpu" else {}
+
+
+#: What a size may be, in the order in which `tune-kernels` tries them; a file that says anything else is not believed.
+CHOICES: dict[str, dict[str, tuple[Value, ...]]] = {
+    "cpu": {
+        "gemm_tile": ((6, 16), (4, 16), (4, 24), (12, 8), (8, 24), (6, 32)),
+        "transpose_from": (192, 96, 384, 1024),
+        "near_cache": (24 * 1024, 12 * 1024, 40 * 1024),
+    },
+    "gpu": {
+        "gemm_block": ((16, 4, 16), (16, 4, 8), (16, 4, 32), (16, 2, 16), (16, 8, 8), (8, 4, 16), (8, 8, 8)),
+        "group": (256, 64, 128, 512),
+        "conv_outputs": (8, 4, 16),
+    },
+}
+_SMALL_GROUP: dict[str, Value] = {"gemm_block": (8, 4, 16), "group": 64}  # for devices without groups of 256
+
+
+class Identity(NamedTuple):
+    """What a table is for: choices made on one device, or with one driver version, say nothing about another."""
+
+    platform: str
+    device: str
+    driver: str
+    kind: str
+
+    @classmethod
+    def of(cls, cl_device: cl.Device, kind: str) -> Identity:
+        """Return the identity of a device whose kernels are those for `kind`."""
+        # PoCL's drivers with and without threads run the same code on the same cores: one table serves both.
+        name = _POCL_DRIVERS.sub("", cl_device.name.strip())
+        return cls(cl_device.platform.name.strip(), name, cl_device.driver_version.strip(), kind)
+
+    @property
+    def path(self) -> Path:
+        """Where this device's table is kept; raises ArgumentError where no directory is known."""
+        name = re.sub(r"[^a-z0-9]+", "-", f"{self.kind} {self.device}".lower()).strip("-")[:48]
+        digest = sha256("\n".join(self).encode()).hexdigest()[:12]
+        return cache_directory() / "tuning" / f"{name}-{digest}.json"
+
+
+def cache_directory() -> Path:
+    """Return $CLCOMM_CACHE_DIR, $XDG_CACHE_HOME/clcomm or ~/.cache/clcomm, the first that is set."""
+    own, common = os.environ.get("CLCOMM_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
+    if own:
+        return Path(own)
+    try:
+        return (Path(common) if common else Path.home() / ".cache") / "clcomm"
+    except RuntimeError:
+        raise ArgumentError("CLCOMM_CACHE_DIR: expected a directory, as this user has no home; set it") from None
+
+
+def choices(kind: str) -> dict[str, tuple[Value, ...]]:
+    """Return what may be chosen on devices of a kind: "cpu", or else."""
+    return CHOICES["cpu" if kind == "cpu" else "gpu"]
+
+
+def defaults(cl_device: cl.Device) -> Tuning:
+    """Return the built-in sizes, smaller ones for a device whose work-groups are small."""
+    built_in = Tuning()
+    return built_in if cl_device.max_work_group_size >= built_in.group else replace(built_in, **_SMALL_GROUP)
+
+
+def load(cl_device: cl.Device, kind: str) -> Tuning:
+    """Return the sizes stored for a device, else the built-in ones; a file that can't be used is warned of, once a host."""
+    identity, built_in = Identity.of(cl_device, kind), defaults(cl_device)
+    try:
+        path = identity.path
+    except ArgumentError:  # without a home nothing was ever stored
+        return built_in
+    try:
+        text = _bounded_text(path)
+        return built_in if text is None else replace(built_in, **parse(text, identity))
+    except (OSError, ValueError, RecursionError) as error:
+        if selection.local_place()[0] == 0:
+            problem = " ".join(str(error).split())[:200]
+            warnings.warn(
+                f"{path}: ignored, {problem}; `clcomm tune-kernels` writes it anew", RuntimeWarning, stacklevel=3
+            )
+        return built_in
+
+
+def _bounded_text(path: Path) -> str | None:
+    """Return a file's text, None where there is no file; raises ValueError for what can't be a table."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait for its writer
+    except FileNotFoundError:
+        return None
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("expected a regular file")
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"expected at most {_MOST_BYTES} bytes")
+    return content.decode("utf-8")
+
+
+def parse(text: str, identity: Identity) -> dict[str, Any]:
+    """Return the choices in a table's text; raises ValueError unless it is one, and for this very device."""
+    table = json.loads(text)
+    if not isinstance(table, dict) or table.keys() != {"format", "choices", *Identity._fields}:
+        raise ValueError("expected a table of tuned sizes")
+    if type(table["format"]) is not int or table["format"] != FORMAT:
+        raise ValueError(f"expected format {FORMAT}")
+    for name, own in identity._asdict().items():
+        if table[name] != own:
+            raise ValueError(f"expected a table for {name} {own!r}")
+    allowed = choices(identity.kind)
+    if not isinstance(table["choices"], dict) or not table["choices"].keys() <= allowed.keys():
+        raise ValueError(f"choices: expected some of {', '.join(allowed)}")
+    return {name: _checked(name, value, allowed[name]) for name, value in table["choices"].items()}
+
+
+def _checked(name: str, value: Any, allowed: tuple[Value, ...]) -> Value:
+    numbers = value if isinstance(value, list) else [value]
+    if all(type(number) is int for number in numbers):
+        candidate = tuple(numbers) if isinstance(value, list) else value
+        if candidate in allowed:
+            return candidate
+    raise ValueError(f"choices: {name}: expected one of {', '.join(str(choice) for choice in allowed)}")
+
+
+def store(tuning: Tuning, identity: Identity) -> Path:
+    """Write the sizes of a device, in one piece or not at all; raises ArgumentError where that can't be done."""
+    path, allowed = identity.path, choices(identity.kind)
+    chosen = {field.name: getattr(tuning, field.name) for field in fields(tuning) if field.name in allowed}
+    table = {"format": FORMAT, **identity._asdict(), "choices": chosen}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".tmp", delete=False) as file:
+            try:
+                json.dump(table, file, indent=1)
+                file.write("\n")
+                file.close()
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        raise ArgumentError(
+            f"CLCOMM_CACHE_DIR: expected a directory to write to, got {str(path.parent)!r}: {error.strerror}"
+        ) from None
+    return path
+
+
+def forget(identity: Identity) -> bool:
+    """Delete what is stored for a device; return whether there was anything."""
+    try:
+        identity.path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
