@@ -124,7 +124,8 @@ def world() -> Any:
     """Return MPI's COMM_WORLD.
 
     Raises LaunchError when the launcher's environment speaks of several ranks and MPI of one: then mpiexec belongs
-    to another MPI than the library mpi4py loaded. Raises ImportError where there is no MPI at all.
+    to another MPI than the library mpi4py loaded, or there is no such library. Without a launcher a missing library is
+    an ImportError.
     """
     MPI = _mpi4py()
     size = MPI.COMM_WORLD.Get_size()
@@ -143,7 +144,16 @@ def _mpi4py() -> Any:
     """Import and start MPI, without mpi4py's warning about a launcher that does not fit: `world` says it shorter."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
-        from mpi4py import MPI
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:  # mpi4py says both, by how it looked for the library
+            reason = str(error).splitlines()[0]
+            if launched_ranks() > 1:
+                raise LaunchError(
+                    f"mpi4py: expected an MPI library for {launched_ranks()} ranks, found none ({reason}); run "
+                    f"`pip install 'clcomm[mpich]'` or see docs/mpi.md"
+                ) from None
+            raise ImportError(reason) from None
     return MPI
 
 
@@ -198,7 +208,10 @@ def place_in_world() -> tuple[int, int]:
     """Return this process's rank in COMM_WORLD and the size of that; starts MPI if the launcher speaks of ranks."""
     if not is_running() and launched_ranks() == 1:
         return 0, 1
-    MPI = _mpi4py()
+    try:
+        MPI = _mpi4py()
+    except LaunchError:  # each rank is on its own, and says so
+        return 0, 1
     return MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 
 

@@ -37,10 +37,21 @@ def on_all(statement, call="run(main)"):
 
 
 def test_a_job_that_ends_well(tmp_path):
-    ended = job(tmp_path, 'def main():\n    print("rank", Communicator().rank)\nrun(main)')
+    ended = job(tmp_path, 'def main():\n    sys.stdout.write(f"rank {Communicator().rank}\\n")\nrun(main)')
     assert ended.code == 0
     assert sorted(ended.out.splitlines()) == ["rank 0", "rank 1", "rank 2"]
     assert ended.err == ""
+
+
+def test_without_an_mpi_library_a_rank_is_alone_and_ranks_are_told(tmp_path):
+    script = 'def main():\n    sys.stdout.write(f"alone {Communicator().size}\\n")\nrun(main)'
+    for library in ("nowhere.so", str(tmp_path / "nowhere.so")):  # mpi4py fails in two ways
+        alone = job(tmp_path, script, launcher=False, MPI4PY_LIBMPI=library)
+        assert (alone.code, alone.out, alone.err) == (0, "alone 1\n", "")
+        launched = job(tmp_path, script, ranks=2, MPI4PY_LIBMPI=library)
+        assert launched.code == 2 and launched.out == ""
+        assert len(launched.clcomm_lines()) == 2  # no MPI, no agreement on who says it
+        assert "mpi4py: expected an MPI library for 2 ranks, found none" in launched.err
 
 
 def test_mains_return_value_is_the_exit_code(tmp_path):
