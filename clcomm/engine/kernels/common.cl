@@ -4,6 +4,9 @@
    `lanes` is what a loop handles at once where it calls exp, tanh or sqrt: compilers for CPUs do not vectorise loops
    around those by themselves. The last load of a run is filled up with `filler`. */
 
+/* The larger of floats, or of vectors lane by lane; where `b` is NaN it is `a`, so that a maximum passes NaN over. */
+#define LARGER(a, b) ((b) > (a) ? (b) : (a))
+
 #ifdef ON_CPU
 
 inline int run_length(int count) {
@@ -21,7 +24,7 @@ inline int run_last(int count) { return min((int)get_global_id(0) * run_length(c
 #define LANES 8
 typedef float8 lanes;
 
-/* PoCL keeps vload8, vstore8, min and max as calls, around which every vector in a register goes to memory. */
+/* PoCL keeps vload8, vstore8, min, max and fmax as calls, around which every vector in a register goes to memory. */
 typedef float8 __attribute__((aligned(4))) unaligned8;
 #define load8(from) (*(__global const unaligned8 *)(from))
 #define store8(value, to) (*(__global unaligned8 *)(to) = (value))
@@ -47,8 +50,9 @@ inline float lanes_sum(lanes value) {
 }
 
 inline float lanes_max(lanes value) {
-    const float4 half_max = fmax(value.lo, value.hi);
-    return fmax(fmax(half_max.x, half_max.z), fmax(half_max.y, half_max.w));
+    const float4 half_max = LARGER(value.lo, value.hi);
+    const float2 quarter_max = LARGER(half_max.lo, half_max.hi);
+    return LARGER(quarter_max.x, quarter_max.y);
 }
 
 #define FOR_LANES(i, count)                                                        \
@@ -81,7 +85,7 @@ inline float group_max(float value, __local float *scratch) {
     scratch[lane] = value;
     for (int half_size = ROW_GROUP / 2; half_size > 0; half_size /= 2) {
         barrier(CLK_LOCAL_MEM_FENCE);
-        if (lane < half_size) scratch[lane] = fmax(scratch[lane], scratch[lane + half_size]);
+        if (lane < half_size) scratch[lane] = LARGER(scratch[lane], scratch[lane + half_size]);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     return scratch[0];

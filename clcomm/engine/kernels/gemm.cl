@@ -225,7 +225,7 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void gemm(
         load_slice(left, a, a_row, a_column, m, rows, k, depth, item);
         load_slice(right, b, b_column, b_row, n, columns, k, depth, item);
         barrier(CLK_LOCAL_MEM_FENCE);
-        for (int z = 0; z < min(SLICE, depth - k); ++z)
+        for (int z = 0; z < smaller(SLICE, depth - k); ++z)
             UNROLL for (int i = 0; i < EACH; ++i)
                 UNROLL for (int j = 0; j < EACH; ++j) sum[i][j] += left[z][y + i * SIDE] * right[z][x + j * SIDE];
         barrier(CLK_LOCAL_MEM_FENCE);

@@ -10,7 +10,10 @@ __kernel void cross_entropy(__global float *restrict losses, __global float *res
         __global const float *from = x + row * columns;
         __global float *to = probabilities + row * columns;
         lanes most = -INFINITY;
-        FOR_COLUMN_LANES(i, columns) most = fmax(most, load_lanes(from + i, columns - i, -INFINITY));
+        FOR_COLUMN_LANES(i, columns) {
+            const lanes value = load_lanes(from + i, columns - i, -INFINITY);
+            most = LARGER(most, value);
+        }
         const float top = GROUP_MAX(lanes_max(most), scratch);
         lanes sums = 0.0f;
         FOR_COLUMN_LANES(i, columns) {
@@ -43,7 +46,7 @@ __kernel void squared_error(__global float *restrict out, __global const float *
                             int block, int blocks, float scale) {
     GROUP_SCRATCH(scratch);
     FOR_ROWS(unit, blocks) {
-        const int first = unit * block, length = min(block, count - first);
+        const int first = unit * block, length = smaller(block, count - first);
         lanes sums = 0.0f;
         FOR_COLUMN_LANES(i, length) {
             const lanes d = load_lanes(x + first + i, length - i, 0.0f) - load_lanes(y + first + i, length - i, 0.0f);

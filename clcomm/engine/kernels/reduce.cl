@@ -6,12 +6,12 @@ inline float sum_run(__global const float *x, int count) {
     float8 s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
     int i = 0;
     for (; i + 32 <= count; i += 32) {
-        s0 += vload8(0, x + i);
-        s1 += vload8(1, x + i);
-        s2 += vload8(2, x + i);
-        s3 += vload8(3, x + i);
+        s0 += load8(x + i);
+        s1 += load8(x + i + 8);
+        s2 += load8(x + i + 16);
+        s3 += load8(x + i + 24);
     }
-    for (; i + 8 <= count; i += 8) s0 += vload8(0, x + i);
+    for (; i + 8 <= count; i += 8) s0 += load8(x + i);
     s0 = (s0 + s1) + (s2 + s3);
     const float4 quarter = s0.lo + s0.hi;
     float total = (quarter.x + quarter.z) + (quarter.y + quarter.w);
@@ -27,7 +27,7 @@ __kernel void sum_rows(__global float *restrict out, __global const float *restr
     FOR_ROWS(unit, rows * blocks) {
         const int first = (unit % blocks) * block;
         __global const float *from = x + (unit / blocks) * columns + first;
-        const int count = min(block, columns - first);
+        const int count = smaller(block, columns - first);
 #ifdef ON_CPU
         const float total = sum_run(from, count);
 #else
@@ -45,7 +45,7 @@ __kernel void sum_columns(__global float *restrict out, __global const float *re
 #ifdef ON_CPU
     FOR_EACH(unit, outer * blocks) {
         const int first = (unit % blocks) * block;
-        const int count = min(block, axis - first);
+        const int count = smaller(block, axis - first);
         __global const float *from = x + ((unit / blocks) * axis + first) * inner;
         __global float *to = out + unit * inner;
         int i = 0;
@@ -53,15 +53,15 @@ __kernel void sum_columns(__global float *restrict out, __global const float *re
             float8 s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
             for (int k = 0; k < count; ++k) {
                 __global const float *line = from + k * inner + i;
-                s0 += vload8(0, line);
-                s1 += vload8(1, line);
-                s2 += vload8(2, line);
-                s3 += vload8(3, line);
+                s0 += load8(line);
+                s1 += load8(line + 8);
+                s2 += load8(line + 16);
+                s3 += load8(line + 24);
             }
-            vstore8(scale * s0, 0, to + i);
-            vstore8(scale * s1, 1, to + i);
-            vstore8(scale * s2, 2, to + i);
-            vstore8(scale * s3, 3, to + i);
+            store8(scale * s0, to + i);
+            store8(scale * s1, to + i + 8);
+            store8(scale * s2, to + i + 16);
+            store8(scale * s3, to + i + 24);
         }
         for (; i < inner; ++i) {
             float total = 0.0f;
@@ -73,7 +73,7 @@ __kernel void sum_columns(__global float *restrict out, __global const float *re
     FOR_EACH(at, outer * blocks * inner) {
         const int unit = at / inner, i = at % inner;
         const int first = (unit % blocks) * block;
-        const int count = min(block, axis - first);
+        const int count = smaller(block, axis - first);
         __global const float *from = x + ((unit / blocks) * axis + first) * inner + i;
         float total = 0.0f;
         for (int k = 0; k < count; ++k) total += from[k * inner];
@@ -86,9 +86,15 @@ __kernel void sum_columns(__global float *restrict out, __global const float *re
 __kernel void argmax_rows(__global int *restrict out, __global const float *restrict x, int rows, int columns) {
     FOR_EACH(row, rows) {
         __global const float *from = x + row * columns;
+        float largest = from[0];
         int best = 0;
-        for (int i = 1; i < columns; ++i)
-            if (from[i] > from[best] || (isnan(from[i]) && !isnan(from[best]))) best = i;
+        for (int i = 1; i < columns && largest == largest; ++i) {
+            const float value = from[i];
+            if (value > largest || value != value) {
+                largest = value;
+                best = i;
+            }
+        }
         out[row] = best;
     }
 }

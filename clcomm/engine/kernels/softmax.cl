@@ -6,7 +6,10 @@ __kernel void softmax(__global float *restrict y, __global const float *restrict
         __global const float *from = x + row * columns;
         __global float *to = y + row * columns;
         lanes most = -INFINITY;
-        FOR_COLUMN_LANES(i, columns) most = fmax(most, load_lanes(from + i, columns - i, -INFINITY));
+        FOR_COLUMN_LANES(i, columns) {
+            const lanes value = load_lanes(from + i, columns - i, -INFINITY);
+            most = LARGER(most, value);
+        }
         const float top = GROUP_MAX(lanes_max(most), scratch);
         lanes sums = 0.0f;
         FOR_COLUMN_LANES(i, columns) {
@@ -25,9 +28,10 @@ __kernel void softmax_grad(__global float *restrict dx, __global const float *re
     GROUP_SCRATCH(scratch);
     FOR_ROWS(row, rows) {
         const int start = row * columns;
-        float partial = 0.0f;
-        FOR_COLUMNS(i, columns) partial += g[start + i] * y[start + i];
-        const float dot_product = GROUP_SUM(partial, scratch);
+        lanes partial = 0.0f;
+        FOR_COLUMN_LANES(i, columns)
+            partial += load_lanes(g + start + i, columns - i, 0.0f) * load_lanes(y + start + i, columns - i, 0.0f);
+        const float dot_product = GROUP_SUM(lanes_sum(partial), scratch);
         FOR_COLUMNS(i, columns) dx[start + i] = y[start + i] * (g[start + i] - dot_product);
     }
 }
@@ -38,7 +42,10 @@ __kernel void log_softmax(__global float *restrict y, __global const float *rest
         __global const float *from = x + row * columns;
         __global float *to = y + row * columns;
         lanes most = -INFINITY;
-        FOR_COLUMN_LANES(i, columns) most = fmax(most, load_lanes(from + i, columns - i, -INFINITY));
+        FOR_COLUMN_LANES(i, columns) {
+            const lanes value = load_lanes(from + i, columns - i, -INFINITY);
+            most = LARGER(most, value);
+        }
         const float top = GROUP_MAX(lanes_max(most), scratch);
         lanes sums = 0.0f;
         FOR_COLUMN_LANES(i, columns) sums += exp(load_lanes(from + i, columns - i, -INFINITY) - top);
@@ -53,9 +60,9 @@ __kernel void log_softmax_grad(__global float *restrict dx, __global const float
     GROUP_SCRATCH(scratch);
     FOR_ROWS(row, rows) {
         const int start = row * columns;
-        float partial = 0.0f;
-        FOR_COLUMNS(i, columns) partial += g[start + i];
-        const float total = GROUP_SUM(partial, scratch);
+        lanes partial = 0.0f;
+        FOR_COLUMN_LANES(i, columns) partial += load_lanes(g + start + i, columns - i, 0.0f);
+        const float total = GROUP_SUM(lanes_sum(partial), scratch);
         FOR_COLUMN_LANES(i, columns) {
             const int left = columns - i;
             const lanes probability = exp(load_lanes(y + start + i, left, 0.0f));
