@@ -20,6 +20,7 @@ from training.datasets import (
     load_mnist,
     load_synthetic,
 )
+from training.shared_splits import adopt, publish
 
 if TYPE_CHECKING:
     from clcomm.communicator import Communicator
@@ -38,15 +39,18 @@ class Choice:
     note: str
 
 
-def open_data(spec: str, comm: Communicator | None = None, say: Callable[[str], object] = print) -> Splits:
+def open_data(
+    spec: str, comm: Communicator | None = None, say: Callable[[str], object] = print, *, with_test: bool = True
+) -> Splits:
     """Return the training and test set that `spec` names; a collective call where `comm` is given.
 
     `spec` is "auto", "mnist", "fashion-mnist", "digits", "synthetic" or a directory with MNIST-named IDX files.
-    Rank 0 alone looks and downloads, and tells in one line through `say` what it found. DataError, the same on every
-    rank, where the data is missing or damaged, or where a rank cannot read it or reads something else.
+    Rank 0 alone looks and downloads, and tells in one line through `say` what it found. The first rank of each host
+    reads, the others use its memory. Without `with_test` a test set in files of its own stays unread. DataError, the
+    same on every rank, where the data is missing or damaged, or where a rank cannot read it or reads something else.
     """
     choice = _decided_by_rank_0(lambda: choose(spec, say), comm)
-    splits = load(choice) if comm is None else _load_everywhere(choice, comm)
+    splits = load(choice, with_test) if comm is None or comm.size == 1 else _load_everywhere(choice, comm, with_test)
     if comm is None or comm.rank == 0:
         say(choice.note)
     return splits
@@ -75,14 +79,14 @@ def choose(spec: str, say: Callable[[str], object] = print) -> Choice:
     return Choice("digits", None, f"data: {failure}; training on the digits bundled with scikit-learn")
 
 
-def load(choice: Choice) -> Splits:
+def load(choice: Choice, with_test: bool = True) -> Splits:
     """Read what was chosen; DataError where this process cannot."""
     if choice.name == "digits":
         return load_digits()
     if choice.name == "synthetic":
         return load_synthetic()
     assert choice.directory is not None
-    return load_mnist(choice.directory, choice.name)
+    return load_mnist(choice.directory, choice.name, with_test=with_test)
 
 
 def cache_directory() -> Path:
@@ -171,41 +175,75 @@ def _decided_by_rank_0(decide: Callable[[], Choice], comm: Communicator | None) 
     return outcome
 
 
-def _load_everywhere(choice: Choice, comm: Communicator) -> Splits:
-    """Load on every rank and compare: what one rank cannot read, or reads differently, stops all of them."""
-    splits, failure, seen = None, None, None
-    try:
-        splits = load(choice)
-        seen = _fingerprint(splits)
-    except (ClcommError, OSError, MemoryError) as error:
-        failure = str(error) or type(error).__name__
-    reports = comm.all_gather_object((failure, seen))
-    failed = [rank for rank, report in enumerate(reports) if report[0] is not None]
-    if failed:
-        text = str(reports[failed[0]][0])
-        if len({report[0] for report in reports}) == 1:
-            raise DataError(text)
-        raise DataError(
-            f"data: {_name_ranks(failed, comm.size)} cannot read what rank 0 chose: {text}; put the files at the "
-            f"same path on every host"
-        )
+@dataclass(frozen=True)
+class _Attempt:
+    """What came of loading on this rank: splits, or why there are none; neither where it was not tried."""
+
+    splits: Splits | None = None
+    failure: str | None = None
+
+    @classmethod
+    def at(cls, read: Callable[[], Splits]) -> _Attempt:
+        try:
+            return cls(read())
+        except (ClcommError, OSError, MemoryError) as error:
+            return cls(failure=str(error) or type(error).__name__)
+
+    @property
+    def fingerprint(self) -> tuple[object, ...] | None:
+        """Shapes and sums of all labels and a sample of the images: cheap, and different for other data."""
+        if self.splits is None:
+            return None
+        parts: list[object] = []
+        for split in (self.splits.train, self.splits.test):
+            if split is not None:
+                parts += [split.images.shape, zlib.crc32(split.labels.tobytes())]
+                parts += [zlib.crc32(split.images[::97].tobytes())]
+        return tuple(parts)
+
+
+def _load_everywhere(choice: Choice, comm: Communicator, with_test: bool) -> Splits:
+    """Load on the first rank of each host, share that with its other ranks, and compare what every rank has.
+
+    What one rank cannot read, or reads differently, stops all of them. A rank that cannot share reads as well.
+    """
+    attempt, publication, notice = _Attempt(), None, None
+    if comm.local_rank == 0:
+        attempt = _Attempt.at(lambda: load(choice, with_test))
+        if attempt.splits is not None and comm.local_size > 1:
+            publication = publish(attempt.splits)
+            notice = publication and publication.notice
+    tried = comm.all_gather_object((comm.local_rank == 0, attempt.failure, notice))
+    _stop_at_failure({rank: failure for rank, (has_tried, failure, _) in enumerate(tried) if has_tried}, comm.size)
+    if attempt.splits is None or publication is not None:
+        shared = adopt([notice for *_, notice in tried if notice is not None])
+        attempt = _Attempt.at(lambda: load(choice, with_test)) if shared is None else _Attempt(shared)
+    reports = comm.all_gather_object((attempt.failure, attempt.fingerprint))
+    if publication is not None:
+        publication.close()
+    _stop_at_failure({rank: failure for rank, (failure, _) in enumerate(reports)}, comm.size)
     differing = [rank for rank, report in enumerate(reports) if report[1] != reports[0][1]]
     if differing:
-        source = choice.directory or choice.name
         raise DataError(
-            f"data: {_name_ranks(differing, comm.size)} read other data than rank 0 from {source}; "
-            f"put the same files on every host"
+            f"data: {_name_ranks(differing, comm.size)} read other data than rank 0 from "
+            f"{choice.directory or choice.name}; put the same files on every host"
         )
-    assert splits is not None
-    return splits
+    assert attempt.splits is not None
+    return attempt.splits
 
 
-def _fingerprint(splits: Splits) -> tuple[object, ...]:
-    """Return shapes and sums of all labels and a sample of the images: cheap, and different for other data."""
-    parts: list[object] = []
-    for split in (splits.train, splits.test):
-        parts += [split.images.shape, zlib.crc32(split.labels.tobytes()), zlib.crc32(split.images[::97].tobytes())]
-    return tuple(parts)
+def _stop_at_failure(outcomes: dict[int, str | None], size: int) -> None:
+    """Raise DataError, the same on every rank, where any of the ranks that tried failed."""
+    failed = [rank for rank, failure in outcomes.items() if failure is not None]
+    if not failed:
+        return
+    text = str(outcomes[failed[0]])
+    if len(set(outcomes.values())) == 1:
+        raise DataError(text)
+    raise DataError(
+        f"data: {_name_ranks(failed, size)} cannot read what rank 0 chose: {text}; put the files at the "
+        f"same path on every host"
+    )
 
 
 def _name_ranks(ranks: list[int], size: int) -> str:

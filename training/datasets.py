@@ -68,10 +68,10 @@ class ArrayDataset:
 
 @dataclass(frozen=True)
 class Splits:
-    """A training and a test set, and how many epochs a run needs by default to learn it."""
+    """A training set, a test set unless it was left out, and how many epochs a run needs by default to learn it."""
 
     train: ArrayDataset
-    test: ArrayDataset
+    test: ArrayDataset | None
     default_epochs: int
 
     @property
@@ -96,10 +96,11 @@ def find_mnist_files(directory: FilePath) -> dict[str, Path]:
     return found
 
 
-def load_mnist(directory: FilePath, name: str = "mnist") -> Splits:
+def load_mnist(directory: FilePath, name: str = "mnist", *, with_test: bool = True) -> Splits:
     """Read the four IDX files of MNIST, Fashion-MNIST (`name`) or an own set of the same file names.
 
-    Images of any size, up to 256 classes; DataError names a file that is missing or does not fit the others.
+    Images of any size, up to 256 classes; DataError names a file that is missing or does not fit the others. Without
+    `with_test` the test images stay unread.
     """
     files = find_mnist_files(directory)
     missing = [file for file in MNIST_FILES if file not in files]
@@ -107,18 +108,21 @@ def load_mnist(directory: FilePath, name: str = "mnist") -> Splits:
         raise DataError(f"{directory}: expected the file {missing[0]} or {missing[0]}.gz, found none; add it")
     train_images = read_idx(files[MNIST_FILES[0]], shape=(None, None, None), dtype="uint8")
     train_labels = read_idx(files[MNIST_FILES[1]], shape=(len(train_images),), dtype="uint8")
-    test_images = read_idx(files[MNIST_FILES[2]], shape=(None, *train_images.shape[1:]), dtype="uint8")
-    test_labels = read_idx(files[MNIST_FILES[3]], shape=(len(test_images),), dtype="uint8")
-    if train_images.size == 0 or test_images.size == 0:
+    test_images = None
+    if with_test:
+        test_images = read_idx(files[MNIST_FILES[2]], shape=(None, *train_images.shape[1:]), dtype="uint8")
+    count = None if test_images is None else len(test_images)
+    test_labels = read_idx(files[MNIST_FILES[3]], shape=(count,), dtype="uint8")
+    if train_images.size == 0 or test_labels.size == 0:
         raise DataError(f"{directory}: expected at least one training and one test image, got none")
     mean, std = _MEAN_STD.get(name) or mean_and_std(train_images)
-    known = name in _MEAN_STD
-    classes = 10 if known else 1 + int(max(train_labels.max(), test_labels.max()))
-    sets = [
-        ArrayDataset(images[:, None], labels, name=name, classes=classes, mean=mean, std=std)
-        for images, labels in ((train_images, train_labels), (test_images, test_labels))
-    ]
-    return Splits(sets[0], sets[1], default_epochs=1)
+    classes = 10 if name in _MEAN_STD else 1 + int(max(train_labels.max(), test_labels.max()))
+
+    def dataset(images: np.ndarray, labels: np.ndarray) -> ArrayDataset:
+        return ArrayDataset(images[:, None], labels, name=name, classes=classes, mean=mean, std=std)
+
+    test = None if test_images is None else dataset(test_images, test_labels)
+    return Splits(dataset(train_images, train_labels), test, default_epochs=1)
 
 
 def mean_and_std(images: np.ndarray) -> tuple[float, float]:

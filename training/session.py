@@ -194,8 +194,10 @@ class Session:
         return {name: getattr(self.options, name) for name in COURSE} | {"data": self.splits.name}
 
     def _evaluate(self) -> Evaluation:
-        sampler = EvaluationSampler(len(self.splits.test), self.comm.rank, self.comm.size)
-        loader = Loader(self.splits.test, sampler, EVALUATION_BATCH, prefetch=0)
+        test = self.splits.test
+        assert test is not None  # left out without --eval only
+        sampler = EvaluationSampler(len(test), self.comm.rank, self.comm.size)
+        loader = Loader(test, sampler, EVALUATION_BATCH, prefetch=0)
         return evaluate(self.comm, self.parts.predict, loader)
 
 
@@ -205,7 +207,7 @@ def _count(number: int, noun: str) -> str:
 
 def open_session_data(options: argparse.Namespace, comm: Communicator, console: Console) -> Splits:
     """Return the data that --data names, telling on rank 0 which it is; collective."""
-    return open_data(options.data, comm, say=lambda line: console.print(line, highlight=False))
+    return open_data(options.data, comm, lambda line: console.print(line, highlight=False), with_test=options.eval)
 
 
 def write_report(path: str, report: dict[str, Any], comm: Communicator) -> None:

@@ -148,6 +148,16 @@ def test_digits_and_synthetic_need_no_files(machine):
     assert machine == []
 
 
+def test_the_test_set_may_stay_unread(tmp_path, machine):
+    root = write_set(tmp_path / "mine")
+    whole = open_data(str(root), None, lambda line: None)
+    (root / (MNIST_FILES[2] + ".gz")).write_bytes(b"damaged")
+    splits = open_data(str(root), None, lambda line: None, with_test=False)
+    assert splits.test is None and splits.train.classes == whole.train.classes
+    np.testing.assert_array_equal(splits.train.images, whole.train.images)
+    assert MNIST_FILES[2] in refusal(open_data, str(root))
+
+
 @pytest.mark.mpi(min_size=2)
 def test_rank_0_alone_decides_and_speaks(monkeypatch):
     said: list[str] = []
@@ -168,9 +178,10 @@ def test_rank_0s_failure_is_everyones():
 @pytest.mark.mpi(min_size=2)
 def test_a_rank_that_cannot_read_stops_all(monkeypatch):
     comm = Communicator()
+    monkeypatch.setattr(data_source, "publish", lambda splits: None)  # as on several hosts: every rank reads
     if comm.rank == comm.size - 1:
 
-        def unreadable(_):
+        def unreadable(*_):
             raise DataError("/data: cannot be read")
 
         monkeypatch.setattr(data_source, "load", unreadable)
@@ -182,8 +193,9 @@ def test_a_rank_that_cannot_read_stops_all(monkeypatch):
 @pytest.mark.mpi(min_size=2)
 def test_a_rank_that_reads_something_else_stops_all(monkeypatch):
     comm = Communicator()
+    monkeypatch.setattr(data_source, "publish", lambda splits: None)
     if comm.rank > 0:
-        monkeypatch.setattr(data_source, "load", lambda _: load_synthetic(seed=1))
+        monkeypatch.setattr(data_source, "load", lambda *_: load_synthetic(seed=1))
     texts = comm.all_gather_object(refusal(open_data, "synthetic", comm))
     assert len(set(texts)) == 1
     assert ", ".join(str(rank) for rank in range(1, comm.size)) + f" of {comm.size} read other data" in texts[0]
