@@ -61,7 +61,7 @@ CHOICES: dict[str, dict[str, tuple[Value, ...]]] = {
         "conv_outputs": (8, 4, 16),
     },
 }
-_SMALL_GROUP: dict[str, Value] = {"gemm_block": (8, 4, 16), "group": 64}  # for devices without groups of 256
+_SMALL_GROUP: dict[str, Any] = {"gemm_block": (8, 4, 16), "group": 64}  # for devices without groups of 256
 
 
 class Identity(NamedTuple):
@@ -110,7 +110,10 @@ def defaults(cl_device: cl.Device) -> Tuning:
 
 
 def load(cl_device: cl.Device, kind: str) -> Tuning:
-    """Return the sizes stored for a device, else the built-in ones; a file that can't be used is warned of, once a host."""
+    """Return the sizes stored for a device, else the built-in ones.
+
+    A file that can't be used is ignored with a warning, which only the first rank of a host gives.
+    """
     identity, built_in = Identity.of(cl_device, kind), defaults(cl_device)
     try:
         path = identity.path

@@ -156,3 +156,93 @@ def test_seeds():
     for seed in (1.5, "3", True):
         with pytest.raises(ArgumentError, match="seed: expected a whole number"):
             Generator(seed)
+
+
+class Apart(Module):
+    """Modules one after another, each on its own."""
+
+    def __init__(self, *modules):
+        for index, module in enumerate(modules):
+            setattr(self, str(index), module)
+
+    def forward(self, x):
+        for module in self._modules.values():
+            x = module(x)
+        return x
+
+
+def drawn_layers(device, kinds):
+    """Return the same layers each time it is called."""
+    rng = Generator(3)
+    linear = {"linear": lambda: Linear(48, 5, device=device, rng=rng), "relu": ReLU, "flatten": Flatten}
+    convolution = {"conv": lambda: Conv2d(2, 3, 3, padding=1, device=device, rng=rng), "pool": lambda: MaxPool2d(2)}
+    return [{**linear, **convolution}[kind]() for kind in kinds]
+
+
+def outcome(device, model, x_values):
+    x = Tensor(x_values, device, requires_grad=True)
+    y = model(x)
+    y.backward(Tensor(np.random.default_rng(2).standard_normal(y.shape).astype(np.float32), device))
+    grads = {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
+    return y.numpy(), {"x": x.grad.numpy(), **grads}
+
+
+@pytest.mark.parametrize("size", [8, 9])
+def test_layers_run_together_give_the_bits_of_layers_run_apart(device, size):
+    x = np.random.default_rng(1).standard_normal((11, 2, size, size)).astype(np.float32)
+    x[0, 0, 0, 0], x[1, 1, 3, 3] = np.nan, -0.0
+    kinds = ["conv", "relu", "pool", "flatten", "linear", "relu"]
+    y, grads = outcome(device, Sequential(*drawn_layers(device, kinds)), x)
+    y_apart, grads_apart = outcome(device, Apart(*drawn_layers(device, kinds)), x)
+    assert y.tobytes() == y_apart.tobytes() and np.isnan(y).any() and (y == 0).any()
+    for name, grad in grads.items():
+        if name == "0.bias":  # its sum runs over the pixels in another order
+            np.testing.assert_allclose(grad, grads_apart[name], rtol=1e-5, atol=1e-5)
+        else:
+            assert grad.tobytes() == grads_apart[name].tobytes(), name
+
+
+def test_what_runs_together(device, monkeypatch):
+    launched = []
+    launch = device.launch
+    monkeypatch.setattr(device, "launch", lambda k, *rest: (launched.append(k.function_name), launch(k, *rest)))
+
+    def kernels(*kinds, change=None):
+        layers = drawn_layers(device, kinds)
+        if change:
+            change(layers)
+        image = kinds[0] == "conv"
+        x = Tensor(np.ones((8, 2, 8, 8) if image else (8, 48), np.float32), device)
+        launched.clear()
+        Sequential(*layers)(x)
+        return [name for name in launched if name not in ("pack_lanes", "gemm_dots")]
+
+    apart = ["convolve", "relu", "max_pool"]
+    together = ["convolve_relu_pool"] if device.is_cpu else apart
+    assert kernels("conv", "relu", "pool") == together
+    assert kernels("conv", "relu", "pool", "relu") == [*together, "relu"]
+    assert kernels("conv", "relu") == apart[:2]
+    assert kernels("conv", "pool") == [apart[0], apart[2]]
+    assert "relu" not in kernels("linear", "relu")
+    assert "relu" in kernels("linear", "flatten", "relu")
+
+    class Louder(ReLU):
+        pass
+
+    def stride(layers):
+        layers[0].stride = 2
+
+    def window(layers):
+        layers[2].kernel_size = 3
+
+    def subclass(layers):
+        layers[1] = Louder()
+
+    def forward(layers):
+        layers[1].forward = lambda x: x
+
+    assert kernels("conv", "relu", "pool", change=stride) == apart
+    assert kernels("conv", "relu", "pool", change=window) == apart
+    assert kernels("conv", "relu", "pool", change=subclass) == apart
+    assert kernels("conv", "relu", "pool", change=forward) == [apart[0], apart[2]]
+    assert kernels("linear", "relu", change=subclass)[-1] == "relu"

@@ -1,7 +1,7 @@
 /* ReLU, sigmoid and tanh with their gradients, which are written in terms of the result y. NaN passes through. */
 
 __kernel void relu(__global float *restrict y, __global const float *restrict x, int count) {
-    FOR_EACH(i, count) y[i] = x[i] < 0.0f ? 0.0f : x[i];
+    FOR_EACH(i, count) y[i] = x[i] <= 0.0f ? 0.0f : x[i];
 }
 
 __kernel void relu_grad(__global float *restrict dx, __global const float *restrict g, __global const float *restrict y,

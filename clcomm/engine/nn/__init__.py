@@ -9,13 +9,13 @@ from clcomm.engine.nn.layers import (
     LogSoftmax,
     MaxPool2d,
     ReLU,
-    Sequential,
     Sigmoid,
     Softmax,
     Tanh,
 )
 from clcomm.engine.nn.losses import CrossEntropyLoss, MSELoss
 from clcomm.engine.nn.module import Module
+from clcomm.engine.nn.sequential import Sequential
 
 __all__ = [
     "AvgPool2d",

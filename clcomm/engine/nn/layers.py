@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.nn.init import Generator, layer_values
@@ -141,27 +139,3 @@ class Flatten(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.flatten(x, self.start_dim)
-
-
-class Sequential(Module):
-    """Modules one after another; their names are their positions."""
-
-    def __init__(self, *modules: Module):
-        for index, module in enumerate(modules):
-            if not isinstance(module, Module):
-                raise ArgumentError(f"Sequential: expected modules, got {type(module).__name__} at position {index}")
-            setattr(self, str(index), module)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for module in self._modules.values():
-            x = module.forward(x)
-        return x
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def __iter__(self) -> Iterator[Module]:
-        return iter(self._modules.values())
-
-    def __getitem__(self, index: int) -> Module:
-        return list(self._modules.values())[index]

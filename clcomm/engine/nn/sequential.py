@@ -1,0 +1,72 @@
+"""Sequential, which runs layers that stand in a row in one go where a kernel does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeGuard, TypeVar
+
+from clcomm.engine import functional as F
+from clcomm.engine.nn.layers import Conv2d, Linear, MaxPool2d, ReLU
+from clcomm.engine.nn.module import Module
+from clcomm.engine.tensor import Tensor
+from clcomm.errors import ArgumentError
+
+M = TypeVar("M", bound=Module)
+
+
+class Sequential(Module):
+    """Modules one after another; their names are their positions.
+
+    Linear with ReLU after it, and Conv2d of stride 1 with ReLU and 2 x 2 MaxPool2d, run as one kernel: the results have
+    the same bits as without that, as have all gradients but the convolution's bias gradient, which is summed in another
+    order. Only these very classes are joined, never a subclass or an object with a `forward` of its own.
+    """
+
+    def __init__(self, *modules: Module):
+        for index, module in enumerate(modules):
+            if not isinstance(module, Module):
+                raise ArgumentError(f"Sequential: expected modules, got {type(module).__name__} at position {index}")
+            setattr(self, str(index), module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for run in joined(list(self._modules.values())):
+            x = run(x)
+        return x
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Module]:
+        return iter(self._modules.values())
+
+    def __getitem__(self, index: int) -> Module:
+        return list(self._modules.values())[index]
+
+
+def joined(modules: Sequence[Module]) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Yield what to call one after another to run the modules."""
+    place = 0
+    while place < len(modules):
+        first, second, third = (*modules[place : place + 3], None, None)[:3]
+        if _is(second, ReLU) and _is(first, Linear):
+            yield partial(F.linear, weight=first.weight, bias=first.bias, relu=True)
+            place += 2
+        elif _is(second, ReLU) and _is(first, Conv2d) and first.stride == 1 and _halves(third):
+            yield partial(F.conv_relu_pool, weight=first.weight, bias=first.bias, padding=first.padding)
+            place += 3
+        else:
+            yield modules[place].forward
+            place += 1
+
+
+def _is(module: Module | None, kind: type[M]) -> TypeGuard[M]:
+    return type(module) is kind and "forward" not in module.__dict__
+
+
+def _halves(module: Module | None) -> bool:
+    """Return whether a module is max-pooling of 2 x 2 windows side by side."""
+    if not _is(module, MaxPool2d):
+        return False
+    stride = module.kernel_size if module.stride is None else module.stride
+    return module.kernel_size in (2, (2, 2)) and stride in (2, (2, 2)) and module.padding in (0, (0, 0))
