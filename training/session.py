@@ -28,7 +28,7 @@ from training.snapshot import restore_snapshot, save_snapshot
 from training.trainer import Trainer
 
 #: Samples a rank evaluates at a time.
-EVALUATION_BATCH = 500
+EVALUATION_BATCH = 128
 #: Characters in a line where output goes to a file or a pipe: no table is squeezed there.
 PLAIN_WIDTH = 120
 #: Settings that a resumed run has to share with the one it goes on from.
