@@ -35,6 +35,10 @@ from clcomm.objects import ObjectCollectives
 from clcomm.stats import Collective, CommStats, Observer
 from clcomm.transport import Pending, SoloTransport, Transport
 from clcomm.transport import mpi as mpi_transport
+from clcomm.transport.hierarchical import HierarchicalTransport
+from clcomm.transport.hosts import Hosts
+from clcomm.transport.memory import MemoryTransport
+from clcomm.transport.reduction import reduce_by_hosts
 from clcomm.transport.shared import SharedTransport
 from clcomm.units import format_size, parse_size
 
@@ -50,8 +54,8 @@ class Communicator(ObjectCollectives, LizarDistCalls):
         private duplicate carries the traffic. Creating a Communicator is collective.
     bucket_size: bytes, or text such as "4MiB": how much of the gradients one all-reduce takes.
     use_bucketing: False reduces each gradient on its own.
-    transport: "auto" reduces in shared memory what `allocate` returned where all ranks are on one host, and moves
-        the rest through MPI; "mpi" never uses shared memory; "shared" insists on it.
+    transport: "auto" reduces what `allocate` returned in the shared memory of each host, and moves the rest, and what
+        goes between hosts, through MPI; "mpi" never uses shared memory; "shared" insists on it, on one host.
     observers: told about every finished collective, after `stats`.
 
     Raises ArgumentError for a bad argument and LaunchError when mpiexec belongs to another MPI.
@@ -74,10 +78,11 @@ class Communicator(ObjectCollectives, LizarDistCalls):
             raise ArgumentError(f"transport: expected one of {', '.join(TRANSPORTS)}, got {transport!r}")
         self.comm: Any = None
         self._base: Transport = SoloTransport()
-        self._shared: SharedTransport | None = None
+        self._shared: MemoryTransport | None = None
         self._pending: deque[Pending] = deque()
         self._finalized = False
         self.local_rank, self.local_size = 0, 1
+        self.host, self.hosts = 0, 1
         self._join(comm, transport)
         self.rank, self.size = self._base.rank, self._base.world_size
         self.cores = self._share_of_cores()
@@ -97,13 +102,19 @@ class Communicator(ObjectCollectives, LizarDistCalls):
         self.comm = parent.Dup()
         if self.comm.Get_size() == 1 and transport != "mpi":
             return
-        self._base = mpi_transport.MpiTransport(self.comm, self._pending)
         host = mpi_transport.host_of(self.comm)
         self.local_rank, self.local_size = host.Get_rank(), host.Get_size()
-        one_host = self.local_size == self.comm.Get_size()
-        if transport == "shared" and not one_host:
+        hosts = Hosts.of(self.comm, host)
+        self.host, self.hosts = hosts.host_of(self.comm.Get_rank()), len(hosts)
+        if transport == "shared" and self.hosts > 1:
             raise ArgumentError("transport: 'shared' needs all ranks on one host; use 'auto' or 'mpi'")
-        if transport in ("auto", "shared") and one_host and SharedTransport.can_open(host):
+        self._base = base = mpi_transport.MpiTransport(self.comm, self._pending)
+        if transport == "auto" and hosts.nested:
+            # So that results have the same bits where an array cannot be reduced in shared memory.
+            base.fold = partial(reduce_by_hosts, hosts=hosts.ranks)
+        if transport == "auto" and hosts.nested and HierarchicalTransport.can_open(self.comm, host):
+            self._shared = HierarchicalTransport(base, host, hosts)
+        elif transport != "mpi" and self.hosts == 1 and SharedTransport.can_open(host):
             self._shared = SharedTransport(host, self._pending)
         else:
             host.Free()
@@ -139,7 +150,7 @@ class Communicator(ObjectCollectives, LizarDistCalls):
         nbytes = agreed_size(self._all_gather_object(size_or_error(nbytes, "nbytes")))
         if self._shared is not None:
             self._shared.free_unused()
-            if self._shared.fits(nbytes if common else nbytes * self.size):
+            if self._shared.fits(nbytes, common):
                 return self._shared.allocate_common(nbytes) if common else self._shared.allocate(nbytes)
             self._warn_fallback(nbytes)
         return aligned_zeros(nbytes)

@@ -10,7 +10,7 @@ import pytest
 
 from clcomm import Communicator
 from clcomm.errors import ArgumentError
-from clcomm.transport import shared as shared_module
+from clcomm.transport import memory as memory_module
 from clcomm.transport.mpi import world
 from tests.helpers import Recorder, one_line
 
@@ -179,7 +179,7 @@ def test_objects(comm):
 
 @pytest.mark.mpi(min_size=2)
 def test_too_little_shared_memory_falls_back_with_one_warning(monkeypatch, caplog):
-    monkeypatch.setattr(shared_module, "_free_shared_memory", lambda: 2 << 20)
+    monkeypatch.setattr(memory_module, "_free_shared_memory", lambda: 2 << 20)
     recorder = Recorder()
     with caplog.at_level(logging.WARNING, "clcomm"), Communicator(observers=[recorder]) as comm:
         large = comm.allocate(4 << 20).view(np.float32)
@@ -246,4 +246,4 @@ def test_arrays_may_be_used_after_finalize():
 def test_windows_of_dropped_arrays_are_freed(auto):
     for _ in range(5):
         auto.allocate(1 << 20)
-    assert len(auto._shared._regions) == 1
+    assert len(auto._shared.memory._regions) == 1

@@ -69,22 +69,16 @@ class Transport(ABC):
 
 
 class Pending:
-    """A collective in two phases: a first request, work of our own, a second request.
+    """A collective in phases: a first request, then as often as need be work of our own that may start another.
 
-    The second phase has a communicator of its own and starts in the order of the first phases, so ranks may wait
-    for their handles in any order: `queue` holds all unfinished ones, whichever transport has them, and only its
-    head moves on. Were there a queue for each transport, two ranks could wait for each other's second phase.
+    Later phases have communicators of their own and start in the order of the first ones, so ranks may wait for their
+    handles in any order: `queue` holds all unfinished ones, whichever transport has them, and only its head moves on.
+    Were there a queue for each transport, two ranks could wait for each other's later phases.
     """
 
-    def __init__(
-        self,
-        queue: deque[Pending],
-        first: Request | None,
-        between: Callable[[], Request | None],
-    ):
-        self._queue, self._first, self._between = queue, first, between
-        self._second: Request | None = None
-        self._second_started = False
+    def __init__(self, queue: deque[Pending], first: Request | None, *phases: Callable[[], Request | None]):
+        self._queue, self._request = queue, first
+        self._phases = deque(phases)
         self._error: Exception | None = None
         self.finished = False
         queue.append(self)
@@ -104,12 +98,11 @@ class Pending:
 
     def _advance(self, block: bool) -> bool:
         try:
-            if not self._second_started:
-                if not _complete(self._first, block):
-                    return False
-                self._second = self._between()
-                self._second_started = True
-            if not _complete(self._second, block):
+            while _complete(self._request, block):
+                if not self._phases:
+                    break
+                self._request = self._phases.popleft()()
+            else:
                 return False
         except Exception as error:
             self._error = error  # for whoever waits for this one, not for another that is behind it

@@ -79,10 +79,7 @@ class MeetingPoint:
         self._fence()
         for other in self._others:
             if tags[other] != tag:
-                raise MismatchError(
-                    f"collective: expected all ranks in the same prepared operation (0: none), got numbers "
-                    f"{', '.join(map(str, tags.tolist()))} on ranks 0 to {len(tags) - 1}; call them in one order"
-                )
+                raise in_different_operations(tags.tolist())
 
     def exchange(self, words: Sequence[int]) -> np.ndarray:
         """Return every rank's words, int64, (world_size, len(words)); up to 15 of them."""
@@ -90,3 +87,11 @@ class MeetingPoint:
         everyone[self._rank] = words
         self.barrier()
         return everyone.copy()
+
+
+def in_different_operations(tags: list[int]) -> MismatchError:
+    """Return the error for ranks that came for different prepared operations, from all ranks' tags."""
+    return MismatchError(
+        f"collective: expected all ranks in the same prepared operation (0: none), got numbers "
+        f"{', '.join(map(str, tags))} on ranks 0 to {len(tags) - 1}; call them in one order"
+    )

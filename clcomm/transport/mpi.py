@@ -14,6 +14,7 @@ import sys
 import time
 import warnings
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,20 +33,26 @@ SHARD_MULTIPLE = 16
 class MpiTransport(Transport):
     """Collectives through an mpi4py communicator that nobody else uses.
 
-    `pending` is the queue of unfinished operations; transports whose operations a caller mixes share one.
+    pending: the queue of unfinished operations; transports whose operations a caller mixes share one.
+    fold: reduces the ranks' rows, `fold(rows, out, op)`; in rank order unless something else is given.
     """
 
     name = "mpi"
 
-    def __init__(self, comm: Any, pending: deque[Pending] | None = None):
+    def __init__(
+        self,
+        comm: Any,
+        pending: deque[Pending] | None = None,
+        fold: Callable[[list[np.ndarray], np.ndarray, str], None] = reduce_in_rank_order,
+    ):
         from mpi4py import MPI
 
         self._byte = MPI.BYTE
-        self.comm = comm
+        self.comm, self.fold = comm, fold
         self.rank, self.world_size = comm.Get_rank(), comm.Get_size()
-        # Second phases of pending operations run here, in an order of their own.
+        # Later phases of pending operations run here, in an order of their own.
         self._second_comm = comm.Dup()
-        self._pending = deque() if pending is None else pending
+        self.pending: deque[Pending] = deque() if pending is None else pending
 
     def barrier(self) -> None:
         self.comm.Barrier()
@@ -55,7 +62,7 @@ class MpiTransport(Transport):
             rows = np.empty((self.world_size, source.size), source.dtype)
             self.comm.Allgather([source, self._byte], [rows, self._byte])
             # `out` may be common to all ranks: only final values are written there, never a partial sum.
-            reduce_in_rank_order(list(rows), rows[0], op)
+            self.fold(list(rows), rows[0], op)
             np.copyto(out, rows[0])
             return
         exchange = _ShardExchange(self, source)
@@ -65,11 +72,18 @@ class MpiTransport(Transport):
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
         exchange = _ShardExchange(self, source)
         first = self.comm.Ialltoallv(exchange.sent, exchange.received)
-        return Pending(
-            self._pending,
-            first,
-            lambda: self._second_comm.Iallgatherv(exchange.reduce(out, op), exchange.gathered(out)),
-        )
+        return Pending(self.pending, first, lambda: self._gather_shards(exchange, out, op))
+
+    def later_phases(self, source: np.ndarray, out: np.ndarray, op: str) -> list[Callable[[], Any]]:
+        """Return the phases of an all-reduce that is itself a later part of another pending operation."""
+        exchange = _ShardExchange(self, source)
+        return [
+            lambda: self._second_comm.Ialltoallv(exchange.sent, exchange.received),
+            lambda: self._gather_shards(exchange, out, op),
+        ]
+
+    def _gather_shards(self, exchange: _ShardExchange, out: np.ndarray, op: str) -> Any:
+        return self._second_comm.Iallgatherv(exchange.reduce(out, op), exchange.gathered(out))
 
     def broadcast(self, array: np.ndarray, root: int) -> None:
         self.comm.Bcast([array, self._byte], root)
@@ -80,7 +94,7 @@ class MpiTransport(Transport):
     def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
         rows = np.empty((self.world_size, out.size), source.dtype)
         self.comm.Alltoall([source, self._byte], [rows, self._byte])
-        reduce_in_rank_order(list(rows), out, op)
+        self.fold(list(rows), out, op)
 
     def gather(self, source: np.ndarray, out: np.ndarray | None, root: int) -> None:
         self.comm.Gather([source, self._byte], None if out is None else [out, self._byte], root)
@@ -100,7 +114,7 @@ class _ShardExchange:
         bounds = shard_bounds(source.size, world_size, SHARD_MULTIPLE)
         self._counts = [(stop - start) * itemsize for start, stop in itertools.pairwise(bounds)]
         self._starts = [start * itemsize for start in bounds[:-1]]
-        self._byte = transport._byte
+        self._byte, self._fold = transport._byte, transport.fold
         own = bounds[rank + 1] - bounds[rank]
         self._rows = np.empty((world_size, own), source.dtype)
         self._shard = np.empty(own, source.dtype)
@@ -110,7 +124,7 @@ class _ShardExchange:
         self.received = [self._rows, own_counts, own_starts, self._byte]
 
     def reduce(self, out: np.ndarray, op: str) -> list:
-        reduce_in_rank_order(list(self._rows), self._shard, op)
+        self._fold(list(self._rows), self._shard, op)
         return [self._shard, self._byte]
 
     def gathered(self, out: np.ndarray) -> list:
@@ -184,6 +198,51 @@ def host_of(comm: Any) -> Any:
     from mpi4py import MPI
 
     return comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
+
+
+def lane_of(comm: Any, lane: int | None, position: int) -> Any | None:
+    """Return a communicator of the ranks that gave the same lane, in the order of their positions; collective.
+
+    None: part of no lane, and of no communicator.
+    """
+    from mpi4py import MPI
+
+    made = comm.Split(MPI.UNDEFINED if lane is None else lane, position)
+    return None if lane is None else made
+
+
+def shared_window(comm: Any, nbytes: int) -> Any:
+    """Return a window to which this rank adds a part of so many bytes, readable by all ranks of the host; collective.
+
+    Parts start at pages of their own.
+    """
+    from mpi4py import MPI
+
+    info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
+    window = MPI.Win.Allocate_shared(nbytes, 1, info, comm)
+    info.Free()
+    return window
+
+
+def address_function() -> Callable[[np.ndarray], int]:
+    """Return what tells where an array starts, eight times faster than asking NumPy."""
+    from mpi4py import MPI
+
+    return MPI.Get_address
+
+
+def prepared_comparison(comm: Any, words: Sequence[int]) -> Callable[[], bool]:
+    """Return what says, alike on every rank, whether all compare the same int64 words; each call is collective."""
+    from mpi4py import MPI
+
+    both = np.array([*words, *(-word for word in words)], np.int64)
+    least = np.empty_like(both)
+
+    def compare() -> bool:
+        comm.Allreduce([both, MPI.INT64_T], [least, MPI.INT64_T], MPI.MIN)
+        return bool((least == both).all())
+
+    return compare
 
 
 def reduction_name(op: Any) -> str:

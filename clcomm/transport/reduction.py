@@ -1,4 +1,4 @@
-"""Elementwise reductions in rank order."""
+"""Elementwise reductions in a fixed order: that of the ranks, or within each host first."""
 
 from __future__ import annotations
 
@@ -19,18 +19,37 @@ FOLDS: dict[str, Callable[..., np.ndarray]] = {
 PIECE_BYTES = 64 << 10
 
 
-def reduce_in_rank_order(rows: Sequence[np.ndarray], out: np.ndarray, op: str) -> None:
+def reduce_in_rank_order(rows: Sequence[np.ndarray], out: np.ndarray, op: str, ranks: int | None = None) -> None:
     """Fold rows 0, 1, 2, ... elementwise into `out`, which may be row 0 but no other row.
 
-    Each element is ((row0 + row1) + row2) + ..., whatever the length of the rows; `mean` then divides by their
-    number.
+    Each element is ((row0 + row1) + row2) + ..., whatever the length of the rows; `mean` then divides by `ranks`:
+    how many values are in the sum, by default one for each row.
     """
-    prepared_reduction(rows, out, op)()
+    prepared_reduction(rows, out, op, ranks)()
 
 
-def prepared_reduction(rows: Sequence[np.ndarray], out: np.ndarray, op: str) -> Callable[[], None]:
-    """Return what does `reduce_in_rank_order(rows, out, op)` each time it is called: the memory stays the same."""
-    fold, divisor = FOLDS[op], len(rows) if op == "mean" else 1
+def reduce_by_hosts(rows: Sequence[np.ndarray], out: np.ndarray, op: str, hosts: Sequence[Sequence[int]]) -> None:
+    """Fold each host's rows in rank order, then what that gives in the order of `hosts`: tuples of their ranks.
+
+    Each element is (sum of host 0's rows) + (sum of host 1's rows) + ...; `out` may be any row or none.
+    """
+    partial = partial_op(op)
+    totals = [np.empty_like(out) for _ in hosts]
+    for total, ranks in zip(totals, hosts, strict=True):
+        reduce_in_rank_order([rows[rank] for rank in ranks], total, partial)
+    reduce_in_rank_order(totals, out, op, len(rows))
+
+
+def partial_op(op: str) -> str:
+    """Return what folds a part of the ranks: a mean is divided once, at the end."""
+    return "sum" if op == "mean" else op
+
+
+def prepared_reduction(
+    rows: Sequence[np.ndarray], out: np.ndarray, op: str, ranks: int | None = None
+) -> Callable[[], None]:
+    """Return what does `reduce_in_rank_order` with these arguments, on the same memory, each time it is called."""
+    fold, divisor = FOLDS[op], (ranks or len(rows)) if op == "mean" else 1
     step = max(1, PIECE_BYTES // out.itemsize)
     cuts = [slice(start, start + step) for start in range(0, out.size, step)]
     pieces = [([row[cut] for row in rows], out[cut]) for cut in cuts]

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pytest
 
 from clcomm.transport import Pending, SoloTransport, Transport
+from clcomm.transport.hierarchical import HierarchicalTransport
+from clcomm.transport.hosts import Hosts
 from clcomm.transport.mpi import MpiTransport, host_of, world
+from clcomm.transport.reduction import reduce_by_hosts
 from clcomm.transport.shared import SharedTransport
+from tests.transport.references import LAYOUTS, folded, layout_hosts, pretended_host
 
 
 @dataclass
@@ -22,6 +27,8 @@ class Bench:
     allocate: Callable[[int], np.ndarray] = lambda nbytes: np.zeros(nbytes, np.uint8)
     allocate_common: Callable[[int], np.ndarray] = lambda nbytes: np.zeros(nbytes, np.uint8)
     kept: list[np.ndarray] = field(default_factory=list)
+    hosts: tuple[tuple[int, ...], ...] = ()
+    release: Callable[[], object] = lambda: None
 
     @property
     def rank(self) -> int:
@@ -39,6 +46,14 @@ class Bench:
         """Return room for `values` that is common to the ranks where the transport has such memory."""
         return self._fill(self.allocate_common(max(1, values.nbytes)), values)
 
+    def folded(self, rows: list[np.ndarray], op: str) -> np.ndarray:
+        """Return what the ranks' rows give, in the order in which this transport folds."""
+        return folded(rows, op, self.hosts or (range(self.size),))
+
+    def close(self) -> None:
+        self.transport.close()
+        self.release()
+
     def _fill(self, memory: np.ndarray, values: np.ndarray) -> np.ndarray:
         array = memory[: values.nbytes].view(values.dtype)
         if values.nbytes:
@@ -54,12 +69,28 @@ def _shared_transport(comm, pending=None) -> SharedTransport:
     return SharedTransport(host, pending)
 
 
+def _hierarchical_bench(layout: str, comm, pending=None) -> Bench:
+    if host_of(comm).Get_size() != comm.Get_size():
+        pytest.skip("hierarchical: pretended hosts need all ranks on one host")
+    size = comm.Get_size()
+    alike = next(other for other in LAYOUTS if layout_hosts(other, size) == layout_hosts(layout, size))
+    if alike != layout:
+        pytest.skip(f"hierarchical: on so many ranks the hosts are those of {alike!r}")
+    host = pretended_host(layout, comm)
+    hosts = Hosts.of(comm, host)
+    base = MpiTransport(comm, pending, partial(reduce_by_hosts, hosts=hosts.ranks))
+    made = HierarchicalTransport(base, host, hosts)
+    return Bench(made, made.allocate, made.allocate_common, hosts=hosts.ranks, release=base.close)
+
+
 def make_bench(name: str, comm, pending: deque[Pending] | None = None) -> Bench:
     """Return a transport by name, with its memory, on all ranks of `comm`."""
     if name == "solo":
         return Bench(SoloTransport())
     if name == "mpi":
         return Bench(MpiTransport(comm, pending))
+    if name in LAYOUTS:
+        return _hierarchical_bench(name, comm, pending)
     shared = _shared_transport(comm, pending)
     return Bench(shared, shared.allocate, shared.allocate_common)
 
@@ -70,6 +101,7 @@ def every_transport():
         pytest.param("solo"),
         pytest.param("mpi", marks=pytest.mark.mpi(min_size=1)),
         pytest.param("shared", marks=pytest.mark.mpi(min_size=1)),
+        *(pytest.param(layout, marks=pytest.mark.mpi(min_size=1)) for layout in LAYOUTS),
     ]
 
 
@@ -83,5 +115,5 @@ def bench(request) -> Iterator[Bench]:
     made = make_bench(request.param, comm)
     yield made
     if not request.node.has_failed:  # then the other ranks are elsewhere, and it would wait for them
-        made.transport.close()
+        made.close()
         comm.Free()

@@ -1,8 +1,32 @@
-"""What a collective has to give: values by rank, and the fold in rank order that every transport promises."""
+"""What a collective has to give: values by rank, and folds in the order that a transport promises."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import numpy as np
+
+#: Pretended hosts: a rank's host by its rank and the number of ranks. On 4 ranks 0,1|2,3 and 0|1,2,3 and 0,2|1,3 and
+#: 0,3|1,2; on 3 ranks 0,1|2 and 0|1,2 and 0,2|1 and 0|1,2.
+LAYOUTS: dict[str, Callable[[int, int], int]] = {
+    "halves": lambda rank, size: 2 * rank // size,
+    "first-alone": lambda rank, size: min(rank, 1),
+    "interleaved": lambda rank, size: rank % 2,
+    "crossed": lambda rank, size: int(rank in (1, 2)),
+}
+
+
+def layout_hosts(layout: str, size: int) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks on each pretended host, hosts in the order of their lowest ranks."""
+    hosts = [LAYOUTS[layout](rank, size) for rank in range(size)]
+    return tuple(tuple(rank for rank in range(size) if hosts[rank] == host) for host in dict.fromkeys(hosts))
+
+
+def pretended_host(layout: str, comm: Any) -> Any:
+    """Return a communicator of the ranks on this rank's pretended host."""
+    return comm.Split(LAYOUTS[layout](comm.Get_rank(), comm.Get_size()), comm.Get_rank())
+
 
 FOLDS = {"sum": np.add, "mean": np.add, "min": np.minimum, "max": np.maximum}
 
@@ -19,13 +43,21 @@ def drawn(rank: int, size: int, dtype: str, seed: int = 0) -> np.ndarray:
     return (values + 1j * rng.standard_normal(size)).astype(dtype) if kind == "c" else values.astype(dtype)
 
 
-def folded(rows: list[np.ndarray], op: str) -> np.ndarray:
-    """Return ((row0 op row1) op row2) ..., divided by their number for a mean, in the rows' own dtype."""
-    result = rows[0].copy()
+def folded(rows: list[np.ndarray], op: str, hosts: Iterable[Iterable[int]] | None = None) -> np.ndarray:
+    """Return (fold of host 0's rows) op (fold of host 1's rows) ..., each in rank order; one host unless given.
+
+    For a mean that is divided by the number of rows, in the rows' own dtype.
+    """
     with np.errstate(all="ignore"):
-        for row in rows[1:]:
-            result = FOLDS[op](result, row)
+        result = _fold([_fold([rows[r] for r in ranks], op) for ranks in hosts or (range(len(rows)),)], op)
         return result / result.dtype.type(len(rows)) if op == "mean" else result
+
+
+def _fold(rows: list[np.ndarray], op: str) -> np.ndarray:
+    result = rows[0].copy()
+    for row in rows[1:]:
+        result = FOLDS[op](result, row)
+    return result
 
 
 def same_bits(one: np.ndarray, other: np.ndarray) -> bool:

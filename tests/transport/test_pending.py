@@ -12,7 +12,7 @@ import pytest
 from clcomm.transport import Pending
 from clcomm.transport.mpi import world
 from tests.transport.conftest import make_bench
-from tests.transport.references import drawn, folded, same_bits
+from tests.transport.references import LAYOUTS, drawn, same_bits
 
 LENGTHS = (0, 1, 17, 1000, 40_001)
 
@@ -22,7 +22,7 @@ def _start(bench, seed: int, length: int, op: str = "mean"):
     rows = [drawn(rank, length, "float32", seed) for rank in range(bench.size)]
     source = bench.array(rows[bench.rank])
     out = bench.array(np.zeros(length, np.float32)) if seed % 2 else source
-    return bench.transport.start_all_reduce(source, out, op), out, folded(rows, op)
+    return bench.transport.start_all_reduce(source, out, op), out, bench.folded(rows, op)
 
 
 def test_a_started_all_reduce_has_the_bits_of_a_blocking_one(bench):
@@ -56,9 +56,10 @@ def test_done_makes_progress_until_it_is_true(bench):
 
 
 @pytest.mark.mpi(min_size=1)
-def test_transports_that_share_a_queue_may_be_mixed():
+@pytest.mark.parametrize("other", ["shared", *LAYOUTS])
+def test_transports_that_share_a_queue_may_be_mixed(other):
     comm, queue = world().Dup(), deque()
-    benches = [make_bench("mpi", comm, queue), make_bench("shared", comm, queue)]
+    benches = [make_bench("mpi", comm, queue), make_bench(other, comm, queue)]
     for round_number in range(5):
         started = [_start(benches[seed % 3 // 2], seed, length) for seed, length in enumerate(LENGTHS * 2)]
         order = list(range(len(started)))
@@ -69,7 +70,7 @@ def test_transports_that_share_a_queue_may_be_mixed():
             assert same_bits(out, expected)
     assert not queue
     for bench in benches:
-        bench.transport.close()
+        bench.close()
     comm.Free()
 
 

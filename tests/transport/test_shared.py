@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clcomm.errors import MismatchError
-from clcomm.transport import shared as shared_module
+from clcomm.transport import memory as memory_module
 from clcomm.transport.mpi import world
 from tests.transport.conftest import Bench, make_bench
 from tests.transport.references import drawn, folded, same_bits
@@ -102,9 +102,9 @@ def test_windows_are_freed_when_no_rank_uses_them(shared: Bench):
     if shared.rank != shared.size - 1:
         del only_on_last
     gc.collect()
-    assert len(shared.transport._regions) == 4
+    assert len(shared.transport.memory._regions) == 4
     shared.transport.free_unused()
-    assert len(shared.transport._regions) == 3, "the unused one is freed, those in use anywhere are not"
+    assert len(shared.transport.memory._regions) == 3, "the unused one is freed, those in use anywhere are not"
     assert shared.transport.holds(keep, view)
     array = view[:10]
     array[:] = shared.rank
@@ -132,18 +132,20 @@ def test_communicators_are_freed():
     shared, mpi = make_bench("shared", comm).transport, make_bench("mpi", comm).transport
     shared.close()
     mpi.close()
-    assert shared.comm == shared._second_comm == mpi._second_comm == MPI.COMM_NULL
+    assert shared.memory.comm == shared._second_comm == mpi._second_comm == MPI.COMM_NULL
     assert comm != MPI.COMM_NULL, "a given communicator remains its owner's"
     comm.Free()
 
 
 def test_room_is_asked_for_before_it_is_used(shared: Bench, monkeypatch):
-    monkeypatch.setattr(shared_module, "_free_shared_memory", lambda: 10 << 20)
-    assert shared.transport.fits(9 << 20)
-    assert not shared.transport.fits((9 << 20) + 1)
+    monkeypatch.setattr(memory_module, "_free_shared_memory", lambda: 10 << 20)
+    assert shared.transport.fits(9 << 20, common=True)
+    assert not shared.transport.fits((9 << 20) + 1, common=True)
+    assert shared.transport.fits((9 << 20) // shared.size, common=False)
+    assert not shared.transport.fits((9 << 20) // shared.size + 1, common=False)
     if shared.rank:  # rank 0 decides for all
-        monkeypatch.setattr(shared_module, "_free_shared_memory", lambda: 0)
-    assert shared.transport.fits(1)
+        monkeypatch.setattr(memory_module, "_free_shared_memory", lambda: 0)
+    assert shared.transport.fits(1, common=True)
 
 
 def test_without_a_shared_memory_file_system_nothing_fits(monkeypatch):
@@ -151,4 +153,4 @@ def test_without_a_shared_memory_file_system_nothing_fits(monkeypatch):
         raise FileNotFoundError(path)
 
     monkeypatch.setattr(os, "statvfs", missing)
-    assert shared_module._free_shared_memory() == 0
+    assert memory_module._free_shared_memory() == 0

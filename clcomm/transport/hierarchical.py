@@ -1,0 +1,221 @@
+"""The `hierarchical` transport: within a host through shared memory, between hosts through MPI.
+
+An all-reduce has three parts. Each rank folds its shard of the range over its host's arrays, in rank order; ranks with
+the same place on their hosts exchange what they have and fold it in the order of the hosts; and all ranks of a host
+read the result where it lies. All ranks of a host talk to other hosts at once, each about its own part, and what
+leaves a host does not grow with the number of its ranks. (The order of the 2D-torus all-reduce of Mikami et al., 2018:
+reduce-scatter, all-reduce, all-gather; here the first and the last are reading memory.)
+
+Where hosts have different numbers of ranks, the range is cut into as many lanes as the smallest has ranks; then only so
+many ranks of each host talk to others.
+
+Before any of it, all ranks of all hosts compare what they have come for. Ranks that differ learn of it together.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from clcomm.layout import shard_bounds
+from clcomm.transport.base import Pending
+from clcomm.transport.hosts import Hosts
+from clcomm.transport.meeting import MeetingPoint, in_different_operations
+from clcomm.transport.memory import HostMemory, MemoryTransport, mismatch
+from clcomm.transport.mpi import SHARD_MULTIPLE, MpiTransport, lane_of, prepared_comparison
+from clcomm.transport.reduction import partial_op, prepared_reduction, reduce_in_rank_order
+
+
+class HierarchicalTransport(MemoryTransport):
+    """Collectives on arrays that `allocate` or `allocate_common` returned, or slices of them, over several hosts.
+
+    base: reaches all ranks; it has to fold by hosts (`reduce_by_hosts`), and remains its owner's. host: an mpi4py
+    communicator of this host's ranks, in rank order, which this transport takes over. MismatchError is raised on every
+    rank of every host where lengths or dtypes differ, or ranks call different prepared operations.
+    """
+
+    name = "hierarchical"
+
+    def __init__(self, base: MpiTransport, host: Any, hosts: Hosts):
+        self.base, self.hosts = base, hosts
+        self.rank, self.world_size = base.rank, base.world_size
+        self.memory = HostMemory(host)
+        self._neighbours = list(hosts.ranks[hosts.host_of(self.rank)])  # on this host, this rank among them
+        self._lane = self.memory.rank if self.memory.rank < hosts.fewest else None
+        peers = lane_of(base.comm, self._lane, hosts.host_of(self.rank))
+        # A mean is divided by the number of all ranks, when the hosts' sums are added.
+        fold = partial(reduce_in_rank_order, ranks=self.world_size)
+        self._peers = None if peers is None else MpiTransport(peers, base.pending, fold)
+        self._second_host = host.Dup()
+        self._prepared = 0  # all-reduces prepared so far: ranks compare their numbers at each call
+
+    @staticmethod
+    def can_open(comm: Any, host: Any) -> bool:
+        """Say, alike on every rank, whether each host's /dev/shm has room for the transport itself; collective."""
+        room = HostMemory.has_room(host, MeetingPoint.nbytes(host.Get_size()))
+        return all(comm.allgather(room))
+
+    def fits(self, nbytes: int, common: bool) -> bool:
+        return all(self.base.comm.allgather(self.memory.fits(nbytes, common)))
+
+    # --- all-reduce ---
+
+    def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
+        self._compare(source, out)()
+        sources, targets = self.memory.meet(source, out)
+        _Reduction(self, sources, targets, op).run()
+
+    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
+        self._compare(source, out)()
+        self._prepared = tag = self._prepared + 1
+        sources, targets = self.memory.meet(source, out)
+        compare, reduce = self._compare(tag=tag), _Reduction(self, sources, targets, op).run
+
+        def run() -> None:
+            compare()
+            reduce()
+
+        return run
+
+    def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
+        own = np.array(self.memory.places(source, out), np.int64)
+        everyone = np.empty((self.world_size, own.size), np.int64)
+
+        def fold() -> None:
+            self._require_alike(everyone.reshape(self.world_size, -1, 4)[:, :, 2:])
+            sources, targets = self.memory.counterparts((source, out), everyone[self._neighbours])
+            reductions.append(_Reduction(self, sources, targets, op))
+            reductions[0].fold()
+
+        reductions: list[_Reduction] = []
+        first = self.base.comm.Iallgather(own, everyone)
+        return Pending(self.base.pending, first, fold, *self._later_phases(reductions, op))
+
+    def _later_phases(self, reductions: list[_Reduction], op: str) -> list[Callable[[], Any]]:
+        """Return what follows the fold, which will have put its reduction into the list."""
+        phases: list[Callable[[], Any]] = []
+        if not self.hosts.even:
+            phases.append(self._second_host.Ibarrier)
+        exchange: list[Callable[[], Any]] = []
+
+        def scatter() -> Any:
+            if self._peers is None:
+                return None
+            lane = reductions[0].lane
+            exchange.extend(self._peers.later_phases(lane, lane, op))
+            return exchange[0]()
+
+        def publish() -> Any:
+            reductions[0].publish()
+            return self._second_host.Ibarrier()
+
+        return [*phases, scatter, lambda: exchange[1]() if exchange else None, publish]
+
+    # --- the others: few, or rarely called; MPI knows hosts too ---
+
+    def barrier(self) -> None:
+        self.memory.fence()
+        self.base.barrier()
+        self.memory.fence()
+
+    def broadcast(self, array: np.ndarray, root: int) -> None:
+        self._compare(array)()
+        self.base.broadcast(array, root)
+        self.barrier()  # a neighbour's copy may be the same memory
+
+    def all_gather(self, source: np.ndarray, out: np.ndarray) -> None:
+        self._compare(source)()
+        self.base.all_gather(source.copy() if np.may_share_memory(source, out) else source, out)
+        self.barrier()
+
+    def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
+        self._compare(source)()
+        self.base.reduce_scatter(source, out, op)
+
+    def gather(self, source: np.ndarray, out: np.ndarray | None, root: int) -> None:
+        self._compare(source)()
+        self.base.gather(source, out, root)
+
+    def scatter(self, source: np.ndarray | None, out: np.ndarray, root: int) -> None:
+        self._compare(out)()
+        self.base.scatter(source, out, root)
+
+    # --- what ranks compare ---
+
+    def _compare(self, *arrays: np.ndarray, tag: int = 0) -> Callable[[], None]:
+        """Return what compares the arrays' lengths and dtypes, or a prepared operation's number, over all ranks.
+
+        By the time it returns, all ranks have come, and what they wrote before is seen.
+        """
+        words = [tag, *(word for array in arrays for word in (array.nbytes, array.dtype.num))]
+        words += [0] * (5 - len(words))  # two arrays at most
+        alike, fence = prepared_comparison(self.base.comm, words), self.memory.fence
+
+        def compare() -> None:
+            fence()
+            same = alike()
+            fence()
+            if not same:
+                everyone = np.array(self.base.comm.allgather(words))
+                self._require_alike(everyone[:, 1:].reshape(self.world_size, 2, 2), everyone[:, 0])
+
+        return compare
+
+    def _require_alike(self, kinds: np.ndarray, tags: np.ndarray | None = None) -> None:
+        """Raise what all ranks raise where they differ; kinds: (world_size, arrays, [nbytes, dtype])."""
+        if tags is not None and (tags != tags[0]).any():
+            raise in_different_operations(tags.tolist())
+        if (kinds != kinds[0]).any():
+            raise mismatch(kinds[:, 0, 0].tolist())
+
+    def close(self) -> None:
+        self.memory.close()
+        self._second_host.Free()
+        if self._peers is not None:
+            self._peers.close()
+            self._peers.comm.Free()
+
+
+class _Reduction:
+    """One all-reduce's parts on this rank; partial sums lie in the first of the host's targets."""
+
+    def __init__(self, transport: HierarchicalTransport, sources: list[np.ndarray], targets: list[np.ndarray], op: str):
+        hosts, memory = transport.hosts, transport.memory
+        first, *others = memory.distinct(targets)
+        shard = _slices(first.size, memory.ranks)[memory.rank]
+        # As row 0 of the sum the first target may be written to; it is none of the later rows.
+        self.fold = prepared_reduction([source[shard] for source in sources], first[shard], partial_op(op))
+        # A lane is a shard where hosts are even: then a rank sends on what it folded itself.
+        self._meet = None if hosts.even else memory.point.barrier
+        self._leave = memory.point.barrier
+        self._exchange: Callable[[], None] | None = None
+        self._copies: list[tuple[np.ndarray, np.ndarray]] = []
+        peers, lane = transport._peers, transport._lane
+        if peers is not None and lane is not None:
+            cut = _slices(first.size, hosts.fewest)[lane]
+            self.lane = first[cut]
+            self._exchange = peers.prepare_all_reduce(self.lane, self.lane, op)
+            self._copies = [(other[cut], self.lane) for other in others]
+
+    def run(self) -> None:
+        """Reduce, once all ranks of the host have written their sources."""
+        self.fold()
+        if self._meet is not None:
+            self._meet()
+        if self._exchange is not None:
+            self._exchange()
+        self.publish()
+        self._leave()
+
+    def publish(self) -> None:
+        """Copy what the hosts made of this rank's lane to the targets that are other memory."""
+        for target, finished in self._copies:
+            np.copyto(target, finished)
+
+
+def _slices(size: int, parts: int) -> list[slice]:
+    return [slice(start, stop) for start, stop in itertools.pairwise(shard_bounds(size, parts, SHARD_MULTIPLE))]
