@@ -23,6 +23,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
         (
             "clcomm/agreement.py", "clcomm/replica.py", "clcomm/synchronizer.py", "clcomm/optim.py",
             "clcomm/sampler.py", "clcomm/checkpoint.py", "clcomm/adapters/", "clcomm/__init__.py",
+            "clcomm/cli.py", "clcomm/__main__.py", "clcomm/commands/",
         ),
     ),
     (3, ("training/", "models/")),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # of the file; another number voids the files of old
 _MOST_BYTES = 16 * 1024
-_POCL_DRIVERS = re.compile(r"^(basic|pthread|cpu|cpu-minimal)-")
+_POCL_DRIVERS = re.compile(r"^(basic|pthread|cpu-minimal|cpu)-")
 
 Value = int | tuple[int, ...]
 
@@ -129,6 +129,14 @@ def load(cl_device: cl.Device, kind: str) -> Tuning:
                 f"{path}: ignored, {problem}; `clcomm tune-kernels` writes it anew", RuntimeWarning, stacklevel=3
             )
         return built_in
+
+
+def is_stored(cl_device: cl.Device, kind: str) -> bool:
+    """Return whether there is a file for a device, whatever it says."""
+    try:
+        return Identity.of(cl_device, kind).path.exists()
+    except ArgumentError:
+        return False
 
 
 def _bounded_text(path: Path) -> str | None:

@@ -1,0 +1,6 @@
+"""`python -m clcomm` is the `clcomm` command."""
+
+from clcomm.cli import entry
+
+if __name__ == "__main__":
+    entry()

@@ -1,0 +1,100 @@
+"""The `clcomm` command: its sub-commands, its errors, and that each of them is documented by --help."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clcomm import __version__, cli
+from clcomm.commands.command import Command, aligned
+from clcomm.errors import DeviceError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def clcomm(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "clcomm", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=ROOT, env={**os.environ, **environment}
+    )
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.main(["--version"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out == f"clcomm {__version__}\n"
+
+
+def test_the_console_script_is_this_command():
+    assert '[project.scripts]\nclcomm = "clcomm.cli:entry"\n' in (ROOT / "pyproject.toml").read_text()
+    assert callable(cli.entry)
+    assert clcomm("--version").stdout == f"clcomm {__version__}\n"
+
+
+def test_help_lists_every_command_and_every_command_has_help(capsys):
+    names = [command.name for command in cli.COMMANDS]
+    assert {"devices", "tune-kernels"} <= set(names) and len(set(names)) == len(names)
+    for arguments in (["--help"], *([name, "--help"] for name in names)):
+        with pytest.raises(SystemExit) as left:
+            cli.main(arguments)
+        assert left.value.code == 0
+        shown = capsys.readouterr().out
+        assert all(name in shown for name in (names if arguments == ["--help"] else [f"clcomm {arguments[0]}"]))
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["devices", "--fast"]])
+def test_a_command_line_that_means_nothing(arguments):
+    done = clcomm(*arguments)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("usage: clcomm") and "Traceback" not in done.stderr
+
+
+def test_a_new_command_needs_only_its_entry(monkeypatch):
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("code", type=int)
+
+    command = Command("leave", "leave with a code", "Leave.", add_arguments, lambda options: options.code)
+    monkeypatch.setattr(cli, "COMMANDS", (*cli.COMMANDS, command))
+    assert cli.main(["leave", "3"]) == 3
+    assert cli.main(["leave", "0"]) == 0
+
+
+def test_devices_lists_them_and_marks_one():
+    done = clcomm("devices")
+    assert done.returncode == 0, done.stderr
+    heading, *rows, note = done.stdout.splitlines()
+    assert heading.split() == ["device", "name", "platform", "driver", "units", "memory", "kernels"]
+    assert len([row for row in rows if row.startswith("*")]) == 1
+    assert all(re.search(r"(cpu|gpu|accelerator):\d .* \d+ +[\d.]+ [KMGT]iB +(built-in sizes|tuned)$", r) for r in rows)
+    assert note.startswith("* what local rank 0 of 1 takes")
+    assert "local rank 1 of 2" in clcomm("devices", MPI_LOCALRANKID="1", MPI_LOCALNRANKS="2").stdout
+
+
+@pytest.mark.parametrize("command", ["devices", "tune-kernels"])
+def test_an_unknown_device_is_one_line(command):
+    done = clcomm(command, "--device", "gpu:77")
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("clcomm: device='gpu:77': expected one of ")
+
+
+def test_an_unknown_device_of_the_environment(monkeypatch):
+    monkeypatch.setenv("CLCOMM_DEVICE", "gpu:77")
+    with pytest.raises(DeviceError, match=r"^CLCOMM_DEVICE='gpu:77': expected one of "):
+        cli.main(["devices"])
+
+
+def test_only_one_rank_of_a_host_tunes():
+    done = clcomm("tune-kernels", MPI_LOCALRANKID="1", MPI_LOCALNRANKS="2")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_aligned_columns():
+    assert aligned([("a", "bcd"), ("ef", "")]) == "a   bcd\nef"
