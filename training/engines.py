@@ -6,7 +6,7 @@ gradients and parameters can be compared across them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 
 from clcomm import optim
 from clcomm.engine import CrossEntropyLoss, Device, Replay, Tensor, no_grad
+from clcomm.engine.rehearsal import Rehearsal
 from clcomm.errors import ArgumentError
 from models import MLP, ConvNet
 
@@ -34,6 +35,9 @@ class Parts:
     predict: images -> logits (N, classes), nothing recorded.
     device: where it runs, in words.
     profile: a `with` block that times the kernels queued within it, where the engine can.
+    opencl: the device of this package's engine.
+    rehearse: rehearse(batch sizes, optimizer name, lr, its settings) -> the kernels that training with batches of the
+        first of these sizes, and predicting with all of them, will take; where the engine builds kernels.
     """
 
     model: Any
@@ -44,6 +48,8 @@ class Parts:
     predict: Callable[[np.ndarray], np.ndarray]
     device: str
     profile: Callable[[], AbstractContextManager[Any]] | None = None
+    opencl: Device | None = None
+    rehearse: Callable[..., Rehearsal] | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,27 @@ def _native(model: str, in_shape: Shape, classes: int, seed: int, device: Any) -
         predict=predict,
         device=f"native engine on {chosen.kind} {chosen.name}",
         profile=chosen.profile,
+        opencl=chosen,
+        rehearse=lambda *run: _rehearse(Rehearsal(chosen), kinds[model], in_shape, classes, *run),
     )
+
+
+def _rehearse(
+    device: Rehearsal, kind: Any, in_shape: Shape, classes: int, sizes: Sequence[int], name: str, lr: float,
+    settings: dict[str, Any],
+) -> Rehearsal:  # fmt: skip
+    module = kind(in_shape, classes, device=device, seed=0)
+    space = module.flat_space()
+    space.rebind(*(np.zeros(space.layout.span, np.uint8) for _ in range(3)))
+    optimizer = make_native_optimizer(module, name, lr, **settings)
+    inputs = [Tensor(np.zeros((size, *in_shape), np.float32), device) for size in sizes]
+    targets = Tensor(np.zeros(sizes[0], np.int32), device)
+    _forward_backward(module, CrossEntropyLoss())(inputs[0], targets, 1.0)
+    optimizer.step()
+    with no_grad():
+        for batch in inputs:
+            module(batch)
+    return device
 
 
 def make_native_optimizer(

@@ -18,6 +18,7 @@ from clcomm.stats import CommStats
 from clcomm.synchronizer import Synchronizer
 from clcomm.units import format_size
 from training import engines
+from training.build_together import build_together
 from training.data_source import open_data
 from training.datasets import Splits
 from training.evaluate import Evaluation, evaluate
@@ -107,7 +108,17 @@ class Session:
             device=engines.select_device(options.device, comm.local_rank, comm.local_size, comm.cores),
         )  # fmt: skip
         self.epochs = options.epochs or splits.default_epochs
+        self._build_kernels()
         self.trainer = self._make_trainer()
+
+    def _build_kernels(self) -> None:
+        options, parts, train = self.options, self.parts, self.splits.train
+        if parts.opencl is None or parts.rehearse is None:
+            return
+        rehearse, run = parts.rehearse, ((options.batch_size, EVALUATION_BATCH), options.optimizer, options.lr)
+        settings = {name: getattr(options, name) for name in ("momentum", "nesterov", "weight_decay")}
+        what = repr((options.model, train.image_shape, train.classes, run, settings))
+        build_together(self.comm, parts.opencl, lambda: rehearse(*run, settings), what)
 
     def _make_trainer(self) -> Trainer:
         options, comm = self.options, self.comm

@@ -29,6 +29,11 @@ def source_of(file: str) -> str:
     return "\n".join(_text_of(name) for name in ("common", file))
 
 
+def all_sources() -> str:
+    """Return the text of all kernels' files."""
+    return "\n".join(_text_of(path.stem) for path in sorted(Path(__file__).with_name("kernels").glob("*.cl")))
+
+
 @cache
 def _text_of(name: str) -> str:
     return (Path(__file__).with_name("kernels") / f"{name}.cl").read_text(encoding="utf-8")

@@ -56,9 +56,7 @@ def _adjacent_runs(axes: Shape) -> list[tuple[int, int]]:
     return runs
 
 
-def _sum_run(
-    x: Tensor, outer: int, axis: int, inner: int, shape: Shape, scale: float, out: Tensor | None
-) -> Tensor:
+def _sum_run(x: Tensor, outer: int, axis: int, inner: int, shape: Shape, scale: float, out: Tensor | None) -> Tensor:
     """Sum x, seen as [outer, axis, inner], over the middle."""
     device = x.device
     block = _ROW_BLOCK if inner == 1 else _COLUMN_BLOCK
@@ -73,8 +71,10 @@ def _sum_run(
             device.launch(kernel, *grid, target, x, outer, axis, block, blocks, factor)
         else:
             kernel = device.kernel("reduce", "sum_columns")
-            grid = device.row_grid(outer * blocks, min(axis, block) * inner) if device.is_cpu else device.grid(
-                outer * blocks * inner
+            grid = (
+                device.row_grid(outer * blocks, min(axis, block) * inner)
+                if device.is_cpu
+                else device.grid(outer * blocks * inner)
             )
             device.launch(kernel, *grid, target, x, outer, axis, inner, block, blocks, factor)
         if blocks == 1:

@@ -1,0 +1,87 @@
+"""A rehearsal names the kernels of a run, and building those is all the run will need."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from clcomm import optim
+from clcomm.engine import CrossEntropyLoss, Device, Tensor
+from clcomm.engine import rehearsal as rehearsal_module
+from clcomm.engine.rehearsal import Rehearsal, build_identity, shared_cache
+from models import MLP, ConvNet
+
+
+@pytest.fixture
+def fresh(device):
+    """A device that has built nothing yet."""
+    return Device(device.cl_device, kind=device.kind)
+
+
+def step(kind, device):
+    model = kind((1, 12, 12), 5, device=device, seed=3)
+    model.flat_space()
+    optimizer = optim.SGD(model, 0.1, momentum=0.9)
+    rng = np.random.default_rng(0)
+    images, labels = rng.random((6, 1, 12, 12), np.float32), np.arange(6, dtype=np.int32) % 5
+    CrossEntropyLoss()(model(Tensor(images, device)), Tensor(labels, device)).backward()
+    optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("kind", [MLP, ConvNet])
+def test_what_was_rehearsed_and_built_is_all_a_step_needs(fresh, kind):
+    rehearsal = Rehearsal(fresh)
+    step(kind, rehearsal)
+    assert not fresh._programs and not fresh._kernels, "a rehearsal builds nothing"
+    assert len(rehearsal.programs) == len(set(rehearsal.programs)) > 3
+    rehearsal.build(rehearsal.programs)
+    built, kernels = set(fresh._programs), set(fresh._kernels)
+    model = step(kind, fresh)
+    assert set(fresh._programs) == built and set(fresh._kernels) == kernels
+    plain = step(kind, Device(fresh.cl_device, kind=fresh.kind))
+    for name, value in plain.state_dict().items():
+        np.testing.assert_array_equal(model.state_dict()[name].view(np.uint8), value.view(np.uint8), name)
+
+
+def test_parts_of_the_programs_can_be_built_by_themselves(fresh):
+    rehearsal, again = Rehearsal(fresh), Rehearsal(fresh)
+    for each in (rehearsal, again):
+        step(MLP, each)
+    assert rehearsal.programs == again.programs
+    file, *_ = rehearsal.programs[0]
+    rehearsal.build(rehearsal.programs[:1])
+    assert [key[0] for key in fresh._programs] == [file]
+
+
+def test_its_memory_is_given_back(fresh):
+    rehearsal = Rehearsal(fresh)
+    step(ConvNet, rehearsal)
+    before = fresh.memory.peak_bytes
+    rehearsal.close()
+    assert 0 == fresh.memory.active_bytes == fresh.memory.peak_bytes < before
+
+
+def test_the_identity_follows_device_and_kernels(device, monkeypatch):
+    mine = build_identity(device)
+    assert mine == build_identity(device)
+    monkeypatch.setattr(rehearsal_module.program, "all_sources", lambda: "other kernels")
+    assert build_identity(device) != mine
+
+
+def test_the_cache_is_where_pocl_has_it(monkeypatch, tmp_path):
+    def on(platform, is_cpu=True):
+        cl_device = SimpleNamespace(platform=SimpleNamespace(name=platform))
+        return shared_cache(SimpleNamespace(is_cpu=is_cpu, cl_device=cl_device))
+
+    monkeypatch.delenv("POCL_KERNEL_CACHE", raising=False)
+    monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path))
+    assert on("Portable Computing Language") == tmp_path
+    assert on("Portable Computing Language", is_cpu=False) is None and on("AMD") is None
+    monkeypatch.delenv("POCL_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert on("Portable Computing Language") == tmp_path / "cache" / "pocl" / "kcache"
+    monkeypatch.setenv("POCL_KERNEL_CACHE", "0")
+    assert on("Portable Computing Language") is None
