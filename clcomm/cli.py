@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from clcomm import job
 from clcomm._version import __version__
-from clcomm.commands import devices, tune_kernels
+from clcomm.commands import bench, devices, tune, tune_kernels
+from clcomm.transport.mpi import place_in_world
 
 #: In the order in which the help shows them.
-COMMANDS = (devices.COMMAND, tune_kernels.COMMAND)
+COMMANDS = (devices.COMMAND, tune_kernels.COMMAND, bench.COMMAND, tune.COMMAND)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that speaks once for all ranks."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if place_in_world()[0] == 0:
+            super()._print_message(message, file)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line; `options.run` is what the chosen sub-command does."""
-    parser = argparse.ArgumentParser(prog="clcomm", description="Data-parallel training for OpenCL devices over MPI.")
+    parser = Parser(prog="clcomm", description="Data-parallel training for OpenCL devices over MPI.")
     parser.add_argument("--version", action="version", version=f"clcomm {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
     for command in COMMANDS:

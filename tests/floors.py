@@ -10,20 +10,29 @@ PACKAGES = ("clcomm", "models", "training", "examples", "benchmarks")
 
 #: Floor of each file, the first pattern that fits: a folder ends in a slash. What fits none has to be placed here.
 FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
-    (0, ("clcomm/errors.py", "clcomm/units.py", "clcomm/layout.py", "clcomm/_version.py", "clcomm/transport/")),
+    (
+        0,
+        (
+            "clcomm/errors.py", "clcomm/units.py", "clcomm/cache.py", "clcomm/layout.py", "clcomm/_version.py",
+            "clcomm/transport/",
+        ),
+    ),
     (
         1,
         (
             "clcomm/communicator.py", "clcomm/stats.py", "clcomm/job.py", "clcomm/arguments.py", "clcomm/handle.py",
-            "clcomm/lizardist.py", "clcomm/objects.py", "clcomm/engine/",
+            "clcomm/lizardist.py", "clcomm/objects.py", "clcomm/engine/", "clcomm/costmodel.py", "clcomm/forecast.py",
+            "clcomm/costfile.py", "clcomm/collective_cases.py", "clcomm/measure.py",
         ),
     ),
     (
         2,
         (
             "clcomm/agreement.py", "clcomm/replica.py", "clcomm/synchronizer.py", "clcomm/optim.py",
+            "clcomm/shared_space.py", "clcomm/finiteness.py", "clcomm/distributed_optimizer.py",
             "clcomm/sampler.py", "clcomm/checkpoint.py", "clcomm/adapters/", "clcomm/__init__.py",
             "clcomm/cli.py", "clcomm/__main__.py", "clcomm/commands/",
+            "clcomm/bench.py", "clcomm/plot.py", "clcomm/tune.py", "clcomm/tune_report.py",
         ),
     ),
     (3, ("training/", "models/")),

@@ -1,0 +1,46 @@
+"""Files that may be made anew at any time: where they lie, and writing one whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from clcomm.errors import ArgumentError
+
+
+def cache_directory() -> Path:
+    """Return $CLCOMM_CACHE_DIR, $XDG_CACHE_HOME/clcomm or ~/.cache/clcomm, the first that is set.
+
+    Raises ArgumentError for a user without a home.
+    """
+    own, common = os.environ.get("CLCOMM_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
+    if own:
+        return Path(own)
+    try:
+        return (Path(common) if common else Path.home() / ".cache") / "clcomm"
+    except RuntimeError:
+        raise ArgumentError("CLCOMM_CACHE_DIR: expected a directory, as this user has no home; set it") from None
+
+
+def write_whole(path: str | os.PathLike, text: str, name: str) -> None:
+    """Write a file so that nobody ever sees a part of it; its directory is made where it is missing.
+
+    Raises ArgumentError that begins with `name`, the option or variable that led here, when it can't be written.
+    """
+    target = Path(path)
+    temporary = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=target.parent, prefix=f".{target.name}.", delete=False
+        ) as file:
+            temporary = file.name
+            file.write(text)
+        os.replace(temporary, target)
+        temporary = None
+    except OSError as error:
+        raise ArgumentError(f"{name}: expected a file to write, got {str(target)!r}: {error.strerror}") from None
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)

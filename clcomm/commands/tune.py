@@ -1,0 +1,15 @@
+"""`clcomm tune`: latency and bandwidth of all-reduces, and what follows from them; clcomm/tune.py does it."""
+
+from __future__ import annotations
+
+from clcomm.commands.command import Command
+from clcomm.tune import add_arguments, run
+
+COMMAND = Command(
+    "tune",
+    "fit latency and bandwidth, recommend a bucket size, predict scaling",
+    "Measure all-reduces on groups of the job's ranks, fit latency and bandwidth, recommend a bucket size for a model, "
+    "and predict 2 to 4,096 ranks. Start it as mpiexec -n 4 clcomm tune. docs/bench.md has more.",
+    add_arguments,
+    run,
+)

@@ -1,0 +1,66 @@
+"""Drawings of what `clcomm bench` measured; needs matplotlib, which is an extra."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clcomm.errors import ArgumentError
+
+
+def draw_bench(document: dict[str, Any], path: str) -> None:
+    """Draw median times and bus bandwidths by size, log-log, a line for each operation and transport.
+
+    A band shows the range from the fastest call to the 99th percentile. document: what --json writes. Raises
+    ArgumentError when the file can't be written.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"axes.grid": True, "grid.alpha": 0.3, "font.size": 10}):
+        figure = Figure(figsize=(12, 5), layout="constrained")
+        times, bandwidths = figure.subplots(1, 2)
+        for (operation, transport), rows in _lines(document["rows"]).items():
+            sizes = [row["bytes"] for row in rows]
+            label = f"{operation}, {transport}"
+            (line,) = times.plot(sizes, [row["p50_us"] for row in rows], marker="o", markersize=4, label=label)
+            low, high = [row["min_us"] for row in rows], [row["p99_us"] for row in rows]
+            times.fill_between(sizes, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+            if all(row["busbw_gb_s"] > 0 for row in rows):
+                bandwidths.plot(
+                    sizes, [row["busbw_gb_s"] for row in rows], marker="o", markersize=4, color=line.get_color()
+                )
+        _label(times, "time of a call (us): median, band from min to p99", document["rows"])
+        _label(bandwidths, "bus bandwidth (GB/s, 10^9 bytes)", document["rows"])
+        times.legend()
+        figure.suptitle(f"{document['world_size']} ranks, {document['ranks_per_host']} a host")
+        try:
+            figure.savefig(path, dpi=120, format="png")
+        except OSError as error:
+            raise ArgumentError(f"--plot: expected a file to write, got {path!r}: {error.strerror}") from None
+
+
+def _lines(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    lines: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        lines.setdefault((row["operation"], row["transport"]), []).append(row)
+    return lines
+
+
+def _label(axes: Any, what: str, rows: list[dict[str, Any]]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel(f"size ({rows[0]['dtype']} array, bytes)")
+    axes.set_ylabel(what)
+    axes.xaxis.set_major_locator(LogLocator(base=4, numticks=16))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda nbytes, _: _short(nbytes)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _short(nbytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:g} GiB"
