@@ -38,7 +38,7 @@ from clcomm.transport import mpi as mpi_transport
 from clcomm.transport.hierarchical import HierarchicalTransport
 from clcomm.transport.hosts import Hosts
 from clcomm.transport.memory import MemoryTransport
-from clcomm.transport.reduction import reduce_by_hosts
+from clcomm.transport.reduction import prepared_reduction, reduce_by_hosts
 from clcomm.transport.shared import SharedTransport
 from clcomm.units import format_size, parse_size
 
@@ -267,21 +267,95 @@ class Communicator(ObjectCollectives, LizarDistCalls):
         self._run("all_gather", label, out.nbytes, chosen, lambda: chosen.all_gather(source, out.reshape(-1)))
         return out
 
-    def reduce_scatter(self, array: np.ndarray, op: str = "sum", *, label: str = "") -> np.ndarray:
-        """Reduce blocks over the ranks and return block `rank`; array.shape[0] is a multiple of the world's size."""
+    def all_gather_in_place(self, array: np.ndarray, *, label: str = "", nbytes: int | None = None) -> np.ndarray:
+        """Give every rank all blocks of an array in which rank r has written block r, in place, and return it.
+
+        array: C-contiguous, the same shape and dtype on every rank; the world's size divides its number of elements.
+        Where it is one memory on all ranks nothing moves: they only wait for each other. nbytes: the size to count,
+        where part of the array is padding.
+        """
+        if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
+            raise ArgumentError("array: expected a C-contiguous array to gather in place")
+        values, finish = writable(array, "array")
+        if values.size % self.size:
+            raise ArgumentError(f"array: expected a number of elements that {self.size} divides, got {values.size}")
+        count = values.size // self.size
+        block = values[self.rank * count : (self.rank + 1) * count]
+        chosen = self._transport_for(values)
+        size = values.nbytes if nbytes is None else nbytes
+        if self.is_common(values):
+            move: Callable[[], None] = chosen.barrier
+        elif chosen is self._shared:
+            move = partial(chosen.all_gather, block, values)
+        else:
+            move = partial(chosen.all_gather, block.copy(), values)  # MPI wants source and target apart
+        self._run("all_gather", label, size, chosen, move)
+        return finish()
+
+    def is_common(self, array: np.ndarray) -> bool:
+        """Say whether an array is one memory on all ranks."""
+        return self._shared is not None and self.hosts == 1 and self._shared.is_common(array)
+
+    def reduce_scatter(
+        self,
+        array: np.ndarray,
+        op: str = "sum",
+        *,
+        out: np.ndarray | None = None,
+        label: str = "",
+        nbytes: int | None = None,
+    ) -> np.ndarray:
+        """Reduce blocks over the ranks, in rank order, and return block `rank`.
+
+        array: array.shape[0] is a multiple of the world's size. out: where the block goes, C-contiguous; None makes
+        one. nbytes: the size to count, where part of the array is padding.
+        """
         check_op(op, array)
         source = flat(array, "array")
         if array.ndim == 0 or array.shape[0] % self.size:
             raise ArgumentError(
                 f"array: expected a first dimension that {self.size} ranks divide, got shape {array.shape}"
             )
-        out = np.empty((array.shape[0] // self.size, *array.shape[1:]), array.dtype)
+        shape = (array.shape[0] // self.size, *array.shape[1:])
+        if out is None:
+            out = np.empty(shape, array.dtype)
+        if out.shape != shape or out.dtype != array.dtype or not out.flags.c_contiguous:
+            raise ArgumentError(
+                f"out: expected a C-contiguous array of shape {shape} and dtype {array.dtype}, "
+                f"got {out.shape} and {out.dtype}"
+            )
+        target, finish = writable(out, "out")
         chosen = self._transport_for(source)
-        self._run(
-            "reduce_scatter", label, source.nbytes, chosen,
-            lambda: chosen.reduce_scatter(source, out.reshape(-1), op),
-        )  # fmt: skip
-        return out
+        size = source.nbytes if nbytes is None else nbytes
+        self._run("reduce_scatter", label, size, chosen, lambda: chosen.reduce_scatter(source, target, op))
+        return finish()
+
+    def reduce_scatter_init(
+        self, rows: np.ndarray, op: str = "sum", *, out: np.ndarray, label: str = "", nbytes: int | None = None
+    ) -> Callable[[], None]:
+        """Return a reduce-scatter of memory that all ranks share, prepared once and called each time it is needed.
+
+        rows: C-contiguous in common memory, (world_size, world_size * n); each rank writes its own row. out: n elements
+        that are this rank's, apart from `rows`. A call reduces block `rank` of all rows, in rank order, when all ranks
+        have called; it returns as soon as this rank's block is done, so a row may be written again only after the
+        collective that comes next. nbytes: the size to count.
+        """
+        check_op(op, rows)
+        if rows.shape != (self.size, self.size * out.size) or rows.dtype != out.dtype or not self.is_common(rows):
+            raise ArgumentError(
+                f"rows: expected ({self.size}, {self.size * out.size}) of {out.dtype}, common to all ranks, "
+                f"got {rows.shape} of {rows.dtype}"
+            )
+        target, _ = writable(out, "out")
+        shared, block = self._transport_for(rows), slice(self.rank * out.size, (self.rank + 1) * out.size)
+        reduce = prepared_reduction([row[block] for row in rows], target, op)
+
+        def meet_and_reduce() -> None:
+            shared.barrier()
+            reduce()
+
+        size = rows[0].nbytes if nbytes is None else nbytes
+        return partial(self._run, "reduce_scatter", label, size, shared, meet_and_reduce)
 
     def gather(self, data: Any, root: int = 0, *, label: str = "") -> list | None:
         """Return the list of all ranks' data on root, None elsewhere.

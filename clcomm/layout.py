@@ -162,6 +162,10 @@ class FlatLayout:
                 filled = slot.nbytes
         return tuple(Bucket(index, tuple(slots)) for index, slots in enumerate(groups))
 
+    def shard_nbytes(self, shards: int) -> int:
+        """Return the bytes of each of `shards` equal parts that cover the span, multiples of the alignment."""
+        return self._align(-(-self.span // shards))
+
     def signature(self) -> str:
         """Return a hash that two layouts share only if every name, shape, dtype and offset is the same."""
         text = "\n".join(f"{s.name} {s.shape} {s.dtype} {s.start}" for s in self.slots)

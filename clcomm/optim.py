@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from clcomm.engine.flat import NONE, FlatSpace
 from clcomm.engine.nn.module import Module
 from clcomm.engine.tensor import Parameter
 from clcomm.errors import ArgumentError
+
+#: Bytes of an element: parameters and state are float32.
+_ITEM = 4
 
 
 class Optimizer:
@@ -33,9 +37,42 @@ class Optimizer:
         self._hyper = {name: float(value) for name, value in hyper.items()}
         self.lr = lr
         self.steps = 0
-        self._count = self.space.layout.span // 4
-        zeros = np.zeros(self._count, np.float32)
-        self._state = {name: self.space.device.upload(zeros) for name in self._buffer_names}
+        self._start, self._stop = 0, self._span
+        self._own_params: tuple[Any, Any] = (None, None)
+
+    @property
+    def _span(self) -> int:
+        return self.space.layout.span // _ITEM
+
+    @property
+    def _count(self) -> int:
+        return self._stop - self._start
+
+    @cached_property
+    def _state(self) -> dict[str, Any]:
+        """The state buffers, zero; made at first use, when it is known for which elements."""
+        zeros = np.zeros(max(self._count, 1), np.float32)  # no OpenCL buffer is empty
+        return {name: self.space.device.upload(zeros) for name in self._buffer_names}
+
+    @property
+    def state_nbytes(self) -> int:
+        """Bytes of optimizer state on this rank."""
+        return len(self._buffer_names) * self._count * _ITEM
+
+    def restrict(self, start: int, stop: int) -> None:
+        """Update elements [start, stop) of the flat space alone from now on, with state for them alone.
+
+        For who reduces gradients to such a range: `update_range` takes the place of `step`. Call it before the first
+        step; ArgumentError later, or for a range outside the flat space or not aligned as the layout's slots.
+        """
+        multiple = self.space.layout.alignment // _ITEM
+        if not 0 <= start <= stop <= self._span or start % multiple or stop % multiple:
+            raise ArgumentError(
+                f"range: expected multiples of {multiple} within [0, {self._span}], got [{start}, {stop})"
+            )
+        if "_state" in self.__dict__:
+            raise ArgumentError("range: expected to be chosen before the first step and before a state is loaded")
+        self._start, self._stop = start, stop
 
     @property
     def lr(self) -> float:
@@ -52,6 +89,8 @@ class Optimizer:
 
     def step(self) -> None:
         """Update the parameters with their gradients, the averaged ones after a synchronisation."""
+        if self._count != self._span:
+            raise ArgumentError("step: this optimizer updates a part of the parameters; step its DistributedOptimizer")
         self.space.device.on_host(self._update)  # its numbers change from step to step
 
     def _update(self) -> None:
@@ -59,11 +98,26 @@ class Optimizer:
         if all(slot.state == NONE for slot in space.slots):
             return
         space.complete_grads()
+        self.update_range(space.current_grads)
+
+    def update_range(self, gradients: Any) -> None:
+        """Take a step on the optimizer's range, with a buffer of the gradients of just that range."""
         self.steps += 1
+        device, count = self.space.device, self._count
+        if not count:
+            return
         name, arguments = self._kernel_call()
-        device, count = space.device, self._count
         kernel = device.kernel("optim", name)
-        device.launch(kernel, *device.grid(count), space.params, space.current_grads, *arguments, count)
+        device.launch(kernel, *device.grid(count), self._params(), gradients, *arguments, count)
+
+    def _params(self) -> Any:
+        whole, part = self._own_params
+        if whole is not self.space.params:
+            whole = part = self.space.params
+            if self._count != self._span:
+                part = whole.get_sub_region(self._start * _ITEM, self._count * _ITEM)
+            self._own_params = whole, part
+        return part
 
     def _kernel_call(self) -> tuple[str, tuple[Any, ...]]:
         """Return the kernel's name and its arguments between the gradients and the count."""
@@ -71,13 +125,25 @@ class Optimizer:
 
     # -- checkpoints
 
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the flat state buffers."""
+        return self._buffer_names
+
+    def settings(self) -> dict[str, Any]:
+        """Return kind, step count and hyper-parameters by name."""
+        return {"kind": type(self).__name__, "steps": self.steps, "lr": self._lr, **self._hyper}
+
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Return kind, step count, hyper-parameters (arrays without dimensions) and the flat state buffers."""
-        state = {"kind": np.array(type(self).__name__), "steps": np.array(self.steps), "lr": np.array(self._lr)}
-        state.update({name: np.array(value) for name, value in self._hyper.items()})
+        """Return kind, step count, hyper-parameters (arrays without dimensions) and the flat state buffers.
+
+        With a range the buffers are those of the range; `load_state_dict` takes whole ones.
+        """
+        state = {name: np.array(value) for name, value in self.settings().items()}
         for name, buffer in self._state.items():
             state[name] = np.empty(self._count, np.float32)
-            self.space.device.read(buffer, state[name])
+            if self._count:
+                self.space.device.read(buffer, state[name])
         return state
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -89,10 +155,12 @@ class Optimizer:
         if set(state) != expected:
             raise ArgumentError(f"state_dict: expected the entries {sorted(expected)}, got {sorted(state)}")
         for name in self._state:
-            if np.shape(state[name]) != (self._count,):
-                raise ArgumentError(f"state_dict[{name!r}]: expected {self._count} values, got {np.shape(state[name])}")
+            if np.shape(state[name]) != (self._span,):
+                raise ArgumentError(f"state_dict[{name!r}]: expected {self._span} values, got {np.shape(state[name])}")
         for name, buffer in self._state.items():
-            self.space.device.write(buffer, np.ascontiguousarray(state[name], np.float32))
+            if self._count:
+                own = np.ascontiguousarray(state[name][self._start : self._stop], np.float32)
+                self.space.device.write(buffer, own)
         self.steps = int(state["steps"])
         self.lr = float(state["lr"])
         self._hyper = {name: float(state[name]) for name in self._hyper}

@@ -31,7 +31,7 @@ class Replica(Protocol):
     specs: tuple[ParameterSpec, ...]
 
     def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
-        """Take the flat space that the parameters live in from now on; called once."""
+        """Take the flat space that the parameters live in from now on, values kept; again where the memory moves."""
 
     def pull_parameters(self) -> None:
         """Make `arrays.params` hold the model's parameters."""

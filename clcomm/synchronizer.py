@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from clcomm.adapters import replica_of
 from clcomm.agreement import CHECKS, all_alike, digest, require_agreement
 from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError, ClcommError, NonFiniteError
-from clcomm.layout import Bucket, FlatLayout
-from clcomm.replica import FlatArrays, Replica
+from clcomm.errors import ArgumentError
+from clcomm.finiteness import raise_non_finite
+from clcomm.layout import Bucket
+from clcomm.replica import FlatArrays
+from clcomm.shared_space import SharedSpace
 from clcomm.units import parse_size
 
 #: Labels under which the Communicator's stats count our traffic.
@@ -51,7 +52,8 @@ class Synchronizer:
         self.bucket_size = comm.bucket_size if bucket_size is None else parse_size(bucket_size)
         self.check_replicas_every = check_replicas_every
         self.check_finite = check_finite
-        self._spaces: dict[int, _SharedSpace] = {}
+        self._spaces: dict[int, SharedSpace] = {}
+        self._left: list[Any] = []  # flat spaces that a DistributedOptimizer reduces
         self._paused = 0
 
     def broadcast_parameters(self, model: Any, root: int = 0) -> None:
@@ -67,20 +69,28 @@ class Synchronizer:
         """Replace each gradient by its mean over the ranks; a rank without a gradient counts as zero.
 
         Buckets of up to `bucket_size` bytes are reduced at a time, single tensors where `use_bucketing` is false; the
-        resulting bits are the same. Within `no_sync()` nothing happens. Raises NonFiniteError where asked to check.
+        resulting bits are the same. Within `no_sync()` nothing happens, nor where a DistributedOptimizer reduces the
+        model's gradients in its step. Raises NonFiniteError where asked to check.
         """
         if self._paused:
             return
         space = self._space(model)
+        if self._left and self._is_left(space):
+            return
         for prepared in self._plan(space, use_bucketing):
             space.replica.pull_gradients(prepared.bucket)
             prepared.reduce()
             if self.check_finite and not np.isfinite(prepared.mean).all():
-                self._raise_non_finite(space, prepared.bucket)
+                slots = prepared.bucket.slots  # the mean has the same bits on every rank: all come here together
+                raise_non_finite(self.comm, space.layout, slots, space.arrays.grads, space.arrays.reduced)
             space.replica.push_gradients(prepared.bucket)
+        self.count_synchronisation(space)
+
+    def count_synchronisation(self, space: SharedSpace) -> None:
+        """Note that a model's gradients were reduced, and compare the replicas where it is time for that."""
         space.synchronisations += 1
         if self.check_replicas_every and space.synchronisations % self.check_replicas_every == 0:
-            self.check_replicas(model)
+            self.check_replicas(space.model)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -106,6 +116,20 @@ class Synchronizer:
         """Return the buckets that `sync_gradients` reduces, in order; collective the first time."""
         return tuple(prepared.bucket for prepared in self._plan(self._space(model), use_bucketing))
 
+    def leave_reduction(self, flat_space: Any) -> None:
+        """Let someone else reduce the gradients of an engine's flat space: `sync_gradients` leaves them alone."""
+        self._left.append(flat_space)
+
+    def space_of(self, flat_space: Any) -> SharedSpace:
+        """Return what is kept for the model of an engine's flat space; ArgumentError for a model not seen yet."""
+        for space in self._spaces.values():
+            if getattr(space.replica, "flat_space", None) is flat_space:
+                return space
+        raise ArgumentError(
+            "optimizer: expected the parameters of a model that this Synchronizer knows; "
+            "call broadcast_parameters(model) first"
+        )
+
     def get_communication_stats(self) -> dict[str, float]:
         """Return this rank's gradient traffic: all-reduce calls, their bytes, and the mean of these."""
         total = self.comm.stats.total("all_reduce", GRADIENTS)
@@ -117,13 +141,17 @@ class Synchronizer:
 
     # --- parts ---
 
-    def _space(self, model: Any) -> _SharedSpace:
+    def _space(self, model: Any) -> SharedSpace:
         space = self._spaces.get(id(model))
         if space is None:
-            space = self._spaces[id(model)] = _SharedSpace(self.comm, model)
+            space = self._spaces[id(model)] = SharedSpace(self.comm, model)
         return space
 
-    def _plan(self, space: _SharedSpace, use_bucketing: bool | None) -> tuple[_PreparedBucket, ...]:
+    def _is_left(self, space: SharedSpace) -> bool:
+        flat_space = getattr(space.replica, "flat_space", None)
+        return any(left is flat_space for left in self._left)
+
+    def _plan(self, space: SharedSpace, use_bucketing: bool | None) -> tuple[_PreparedBucket, ...]:
         size = self.bucket_size if (self.use_bucketing if use_bucketing is None else use_bucketing) else None
         plan = space.plans.get(size)
         if plan is None:
@@ -134,14 +162,7 @@ class Synchronizer:
             plan = space.plans[size] = tuple(_PreparedBucket.of(self.comm, space.arrays, bucket) for bucket in buckets)
         return plan
 
-    def _raise_non_finite(self, space: _SharedSpace, bucket: Bucket) -> NoReturn:
-        # The mean has the same bits on every rank, so all of them come here together.
-        own_find = _first_non_finite(space.layout, space.arrays.grads, bucket)
-        mean_find = _first_non_finite(space.layout, space.arrays.reduced, bucket)
-        origins = self.comm.all_gather_object(own_find, label=CHECKS)
-        raise NonFiniteError(_describe_non_finite(origins, mean_find))
-
-    def _broadcast_extra_state(self, space: _SharedSpace, root: int) -> None:
+    def _broadcast_extra_state(self, space: SharedSpace, root: int) -> None:
         state = space.replica.extra_state()
         lines = [f"{name} {array.shape} {array.dtype}" for name, array in state.items()]
         require_agreement(self.comm, "buffers and frozen parameters", lines, "build the same model on every rank")
@@ -164,58 +185,3 @@ class _PreparedBucket:
         own = arrays.grads[bucket.start : bucket.stop].view(bucket.dtype)
         mean = arrays.reduced[bucket.start : bucket.stop].view(bucket.dtype)
         return cls(bucket, comm.all_reduce_init(own, "mean", out=mean, label=GRADIENTS, nbytes=bucket.nbytes), mean)
-
-
-class _SharedSpace:
-    """A model's replica with its flat space in the Communicator's memory."""
-
-    def __init__(self, comm: Communicator, model: Any):
-        self.model = model  # kept, so that no other model can get its id
-        self.replica = self._replica_on_all(comm, model)
-        self.layout = FlatLayout(self.replica.specs)
-        span = self.layout.span
-        grads = comm.allocate(span)
-        reduced = grads if comm.size == 1 else comm.allocate_common(span)
-        self.arrays = FlatArrays(comm.allocate(span), grads, reduced)
-        self.replica.attach(self.layout, self.arrays)
-        self.plans: dict[int | None, tuple[_PreparedBucket, ...]] = {}
-        self.synchronisations = 0
-
-    @staticmethod
-    def _replica_on_all(comm: Communicator, model: Any) -> Replica:
-        """Return the model's replica after all ranks found theirs alike; a refusal on one rank is an error on all."""
-        refusal = None
-        try:
-            replica = replica_of(model)
-            lines = [f"{spec.name} {spec.shape} {spec.dtype}" for spec in replica.specs]
-        except ClcommError as error:
-            refusal, lines = error, [str(error)]
-        require_agreement(comm, "parameters", lines, "build the same model on every rank")
-        if refusal is not None:
-            raise refusal
-        return replica
-
-
-def _first_non_finite(layout: FlatLayout, gradients: np.ndarray, bucket: Bucket) -> tuple[str, int, int] | None:
-    """Return (parameter, NaNs, Infs) of the first gradient in a bucket that is not finite, if any."""
-    for slot in bucket.slots:
-        gradient = layout.view(gradients, slot.name)
-        nans, infs = int(np.isnan(gradient).sum()), int(np.isinf(gradient).sum())
-        if nans or infs:
-            return slot.name, nans, infs
-    return None
-
-
-def _describe_non_finite(origins: list[tuple[str, int, int] | None], mean: tuple[str, int, int] | None) -> str:
-    found = [
-        f"{name!r} has {nans} NaN and {infs} Inf on rank {rank}"
-        for rank, origin in enumerate(origins)
-        if origin is not None
-        for name, nans, infs in [origin]
-    ]
-    if not found and mean is not None:
-        found = [f"{mean[0]!r} overflows when the ranks' finite gradients are added"]
-    return (
-        f"gradient: expected finite numbers, but {', '.join(found)}; "
-        "lower the learning rate or look at that rank's batch"
-    )

@@ -78,6 +78,11 @@ def _add_optimizer_options(parser: Parser) -> None:
         help='of the rate, e.g. "constant" or "cosine:warmup=40"; default: %(default)s',
     )
     group.add_argument(
+        "--sharded-optimizer",
+        action="store_true",
+        help="each rank keeps the optimizer's state of a part of the parameters, and updates that part (ZeRO stage 1)",
+    )
+    group.add_argument(
         "--grad-accumulation", type=_positive, default=1, metavar="N", help="micro-batches a step; default: %(default)s"
     )
 
@@ -125,6 +130,8 @@ def check(options: argparse.Namespace) -> None:
         options.lr = DEFAULT_LR[options.optimizer]
     if options.nesterov and (options.optimizer != "sgd" or options.momentum <= 0):
         raise ArgumentError("--nesterov: needs --optimizer sgd and a --momentum above 0")
+    if options.sharded_optimizer and options.engine != "native":
+        raise ArgumentError(f"--sharded-optimizer: needs --engine native, got {options.engine}")
     if options.target_accuracy is not None and not options.eval:
         raise ArgumentError("--target-accuracy: needs the evaluation that --no-eval leaves out")
     if getattr(options, "resume", None) == "":

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from clcomm.communicator import Communicator
+from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.errors import ArgumentError
 from clcomm.sampler import ContiguousSampler, DistributedSampler, EvaluationSampler
 from clcomm.stats import CommStats
@@ -60,6 +61,7 @@ class Result:
     data_wait_s: float
     seconds: float
     overhead_share: float | None
+    optimizer_state_nbytes: int | None
     stats: CommStats
 
     def summary(self) -> str:
@@ -94,6 +96,7 @@ class Result:
             "data_wait_s": self.data_wait_s,
             "training_s": self.seconds,
             "overhead_share": self.overhead_share,
+            "optimizer_state_bytes": self.optimizer_state_nbytes,
             "communication": self.stats.as_dict(),
         }
 
@@ -135,6 +138,8 @@ class Session:
             options.optimizer, options.lr, momentum=options.momentum, nesterov=options.nesterov,
             weight_decay=options.weight_decay,
         )  # fmt: skip
+        if options.sharded_optimizer:
+            optimizer = DistributedOptimizer(optimizer, sync)
         trainer = Trainer(comm, sync, self.parts, optimizer, loader, accumulation=options.grad_accumulation)
         trainer.schedule = parse_schedule(options.schedule, self.epochs * trainer.steps_per_epoch)
         return trainer
@@ -165,6 +170,7 @@ class Session:
             data_wait_s=metrics.data_wait_s,
             seconds=metrics.seconds,
             overhead_share=self.trainer.overhead.share,
+            optimizer_state_nbytes=getattr(self.trainer.optimizer, "state_nbytes", None),
             stats=comm.merged_stats(),
         )
 

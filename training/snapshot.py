@@ -18,11 +18,12 @@ def save_snapshot(path: str | os.PathLike, trainer: Trainer, job: dict[str, Any]
     """Write the trainer's state and what the job was told, from rank 0; collective."""
     comm = trainer.comm
     random_states = comm.gather(_random_state())
+    optimizer_state = trainer.optimizer.state_dict()  # on every rank: each may hold a part of it
     checkpoint = None
     if comm.rank == 0:
         checkpoint = Checkpoint(facts={"job": job, "training": trainer.state(), "world_size": comm.size})
         checkpoint.add_group("parameter", trainer.model.state_dict())
-        checkpoint.add_group("optimizer", trainer.optimizer.state_dict())
+        checkpoint.add_group("optimizer", optimizer_state)
         assert random_states is not None
         checkpoint.add_group("random", {str(rank): state for rank, state in enumerate(random_states)})
     save_from_root(comm, path, checkpoint)

@@ -26,32 +26,32 @@ class NativeReplica:
 
     def __init__(self, model: Any):
         self._model = model
-        self._space: FlatSpace = model.flat_space()
-        self.specs = self._space.layout.specs
+        self.flat_space: FlatSpace = model.flat_space()
+        self.specs = self.flat_space.layout.specs
         if not self.specs:
             raise ArgumentError("model: expected at least one parameter that requires a gradient, got none")
 
     def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
         """Move the module's parameters and gradients onto the arrays; their values are kept."""
-        if layout.signature() != self._space.layout.signature():
+        if layout.signature() != self.flat_space.layout.signature():
             raise ArgumentError("layout: expected that of the module's flat space, got another")
-        self._space.rebind(arrays.params, arrays.grads, arrays.reduced)
+        self.flat_space.rebind(arrays.params, arrays.grads, arrays.reduced)
 
     def pull_parameters(self) -> None:
         """Make the host's array hold the parameters."""
-        self._space.pull_params()
+        self.flat_space.pull_params()
 
     def push_parameters(self) -> None:
         """Make the parameters those in the host's array."""
-        self._space.push_params()
+        self.flat_space.push_params()
 
     def pull_gradients(self, bucket: Bucket) -> None:
         """Make the bucket's range of the host's array hold the gradients; a missing one becomes zero."""
-        self._space.pull_grads(bucket.start, bucket.stop)
+        self.flat_space.pull_grads(bucket.start, bucket.stop)
 
     def push_gradients(self, bucket: Bucket) -> None:
         """Make the bucket's averaged gradients the parameters' gradients."""
-        self._space.push_grads(bucket.start, bucket.stop)
+        self.flat_space.push_grads(bucket.start, bucket.stop)
 
     def extra_state(self) -> dict[str, np.ndarray]:
         """Return frozen parameters and buffers by name: what the module's state holds beside trained parameters."""

@@ -127,6 +127,11 @@ class FlatSpace:
         self.layout = FlatLayout([ParameterSpec(name, p.shape) for name, p in named])
 
     @property
+    def is_staged(self) -> bool:
+        """Whether the device's memory is apart from the host arrays, so that pull_* and push_* copy."""
+        return self._staged
+
+    @property
     def current_grads(self) -> Any:
         """The buffer an optimizer reads: the averaged gradients when all are, else `grads`; see complete_grads."""
         return self.reduced if all(slot.state == REDUCED for slot in self.slots) else self.grads

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from clcomm.communicator import Communicator
+from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.errors import ArgumentError, CheckpointError, MismatchError, NonFiniteError
 from clcomm.sampler import DistributedSampler
 from clcomm.synchronizer import Synchronizer
@@ -48,6 +49,7 @@ def make_trainer(
     model: str = "mlp",
     optimizer: str = "sgd",
     accumulation: int = 1,
+    sharded: bool = False,
     **sync_options: object,
 ) -> Trainer:
     dataset = data(samples)
@@ -55,6 +57,7 @@ def make_trainer(
     loader = Loader(dataset, DistributedSampler(samples, comm.rank, comm.size, seed=5), batch, prefetch=0)
     chosen = parts.make_optimizer(optimizer, 0.02 if optimizer == "sgd" else 1e-3, momentum=0.9)
     sync = Synchronizer(comm, **sync_options)  # type: ignore[arg-type]
+    chosen = DistributedOptimizer(chosen, sync) if sharded else chosen
     trainer = Trainer(comm, sync, parts, chosen, loader, accumulation=accumulation, callbacks=[Watcher()])
     trainer.schedule = parse_schedule("cosine:warmup=3", 100)
     return trainer

@@ -1,0 +1,198 @@
+"""The sharded update: each rank reduces, updates and keeps optimizer state for its own part of the flat space.
+
+Stage 1 of ZeRO (Rajbhandari, Rasley, Ruwase and He, 2020). Reduce-scatter and all-gather together move as many bytes as
+an all-reduce does, the state takes 1/N of the memory, and N ranks of a host do not all do the same update N times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from clcomm.agreement import CHECKS, require_agreement
+from clcomm.errors import ArgumentError
+from clcomm.finiteness import raise_non_finite
+from clcomm.optim import Optimizer
+from clcomm.replica import FlatArrays
+from clcomm.shared_space import SharedSpace
+from clcomm.synchronizer import GRADIENTS, PARAMETERS, Synchronizer
+
+_ITEM = 4  # bytes of a float32
+
+
+class DistributedOptimizer:
+    """An optimizer of `clcomm.optim` that updates a part of the parameters on each rank; the same bits as without it.
+
+    optimizer: new, without a step yet. sync: of the same model; its `sync_gradients` leaves the gradients alone from
+    now on, `step()` averages them. The loop stays forward, backward, sync_gradients, step. `step` and `state_dict` are
+    collective. After a step a gradient is still this rank's own, not the mean.
+
+    On one host, where the device shares its memory, the parameters move into memory common to all ranks at the first
+    step: each rank writes its part, and all read it there. Whoever changes parameters by hand changes them for all.
+    Raises ArgumentError for another library's optimizer, MismatchError where the ranks' settings or replicas differ.
+    """
+
+    def __init__(self, optimizer: Optimizer, sync: Synchronizer):
+        if not isinstance(optimizer, Optimizer):
+            raise ArgumentError(
+                f"optimizer: expected one of clcomm.optim, whose state can be cut, got {type(optimizer).__name__}"
+            )
+        self.optimizer, self.sync = optimizer, sync
+        layout, comm = optimizer.space.layout, sync.comm
+        own = layout.shard_nbytes(comm.size)
+        start = min(comm.rank * own, layout.span)
+        stop = min(start + own, layout.span)
+        optimizer.restrict(start // _ITEM, stop // _ITEM)
+        sync.leave_reduction(optimizer.space)
+        self._range = start, stop
+        self._shard: _Shard | None = None
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        return self.optimizer.lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self.optimizer.lr = value
+
+    @property
+    def steps(self) -> int:
+        """Steps taken so far."""
+        return self.optimizer.steps
+
+    @property
+    def state_nbytes(self) -> int:
+        """Bytes of optimizer state on this rank."""
+        return self.optimizer.state_nbytes
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        self.optimizer.zero_grad()
+
+    def step(self) -> None:
+        """Average the gradients, update this rank's part of the parameters, and hand the parts to all ranks.
+
+        A rank without a gradient counts as zero. Raises NonFiniteError where the Synchronizer is asked to check.
+        """
+        self.optimizer.space.device.on_host(self._step)
+
+    def _step(self) -> None:
+        if self._shard is None:
+            self._shard = self._open_shard()
+        shard = self._shard
+        gradients = shard.reduce()
+        if self.sync.check_finite:
+            shard.require_finite()
+        self.optimizer.update_range(gradients)
+        shard.gather()
+        self.sync.count_synchronisation(shard.space)
+
+    def _open_shard(self) -> _Shard:
+        space = self.sync.space_of(self.optimizer.space)
+        settings = [f"{name} {value}" for name, value in self.optimizer.settings().items()]
+        require_agreement(self.sync.comm, "sharded update", settings, "make the same optimizer on every rank")
+        return _Shard(self.sync, space, *self._range)
+
+    # --- checkpoints ---
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return the whole state, gathered from all ranks: what the plain optimizer's `state_dict()` would be.
+
+        Any number of ranks can continue from it, the plain optimizer too.
+        """
+        state, comm = self.optimizer.state_dict(), self.sync.comm
+        span = self.optimizer.space.layout.span // _ITEM
+        own = self.optimizer.space.layout.shard_nbytes(comm.size) // _ITEM
+        for name in self.optimizer.state_names:
+            block = np.zeros(own, np.float32)
+            block[: state[name].size] = state[name]
+            state[name] = comm.all_gather(block, label="checkpoint").reshape(-1)[:span].copy()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from a whole state, written by any number of ranks or by the plain optimizer."""
+        self.optimizer.load_state_dict(state)
+
+
+class _Shard:
+    """This rank's bytes [start, stop) of a model's flat space, and what moves between it and the others' memory."""
+
+    def __init__(self, sync: Synchronizer, space: SharedSpace, start: int, stop: int):
+        self.space, self._comm = space, sync.comm
+        self._flat = space.replica.flat_space  # type: ignore[attr-defined]
+        self._start, self._stop = start, stop
+        sync.check_replicas(space.model)  # after it the ranks may share one memory
+        own, rank, nbytes = space.shard_nbytes, self._comm.rank, space.layout.nbytes
+        self._mean = space.padded.reduced[rank * own : (rank + 1) * own].view(np.float32)
+        rows = self._move_to_common_memory()
+        self._reduce: Callable[[], Any]
+        if rows is not None:
+            self._reduce = self._comm.reduce_scatter_init(rows, "mean", out=self._mean, label=GRADIENTS, nbytes=nbytes)
+        else:
+            grads = space.padded.grads.view(np.float32)
+            self._reduce = partial(
+                self._comm.reduce_scatter, grads, "mean", out=self._mean, label=GRADIENTS, nbytes=nbytes
+            )
+        self._params = space.padded.params.view(np.float32)
+        self._gradients = self._gradient_buffer()
+        self._whole_gradients = self._flat.reduced
+
+    def _move_to_common_memory(self) -> np.ndarray | None:
+        """Move parameters and gradients to where all ranks can read them, if there is such memory.
+
+        Returns all ranks' gradients, a row for each; None where everything stays where it is.
+        """
+        comm, padded = self._comm, self.space.padded
+        if comm.size == 1 or not all(comm.all_gather_object(not self._flat.is_staged, label=CHECKS)):
+            return None
+        params, rows = comm.allocate_common(padded.params.nbytes), comm.allocate_common(comm.size * padded.grads.nbytes)
+        if not (comm.is_common(params) and comm.is_common(rows)):
+            return None
+        rows = rows.reshape(comm.size, -1)
+        self.space.move(FlatArrays(params, rows[comm.rank], padded.reduced))  # of params all write the same bits
+        comm.barrier()
+        return rows.view(np.float32)
+
+    def _gradient_buffer(self) -> Any:
+        """Return the device buffer in which the optimizer finds the mean; None for an empty range."""
+        flat, nbytes = self._flat, self._stop - self._start
+        if not nbytes:
+            return None
+        if flat.is_staged:
+            return flat.device.allocate(nbytes)
+        return flat.reduced.get_sub_region(self._start, nbytes)
+
+    def reduce(self) -> Any:
+        """Average the gradients of this rank's range, and return the buffer that holds the mean."""
+        flat = self._flat
+        if flat.reduced is not self._whole_gradients:
+            raise ArgumentError("optimizer: another Synchronizer took its model's memory over; use one Synchronizer")
+        flat.pull_grads(0, self.space.layout.span)
+        self._reduce()
+        if flat.is_staged and self._gradients is not None:
+            flat.device.write(self._gradients, self._mean[: (self._stop - self._start) // _ITEM])
+        return self._gradients
+
+    def require_finite(self) -> None:
+        """Raise NonFiniteError on every rank, if any rank's part of the mean holds NaN or Inf."""
+        if self._comm.all_gather(np.array([np.isfinite(self._mean).all()]), label=CHECKS).all():
+            return
+        layout, arrays = self.space.layout, self.space.arrays
+        mean = np.zeros(layout.span, np.uint8)
+        mean[self._start : self._stop] = self._mean.view(np.uint8)[: self._stop - self._start]
+        raise_non_finite(self._comm, layout, layout.slots, arrays.grads, mean)
+
+    def gather(self) -> None:
+        """Give every rank all parts of the updated parameters."""
+        flat, layout = self._flat, self.space.layout
+        if flat.is_staged:
+            flat.device.read(flat.params, self.space.arrays.params[self._start : self._stop], self._start)
+        else:
+            flat.device.finish()
+        self._comm.all_gather_in_place(self._params, label=PARAMETERS, nbytes=layout.nbytes)
+        if flat.is_staged:
+            flat.push_params()

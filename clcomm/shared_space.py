@@ -1,0 +1,53 @@
+"""A model's flat space in the Communicator's memory, as the Synchronizer keeps it for each model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clcomm.adapters import replica_of
+from clcomm.agreement import require_agreement
+from clcomm.communicator import Communicator
+from clcomm.errors import ClcommError
+from clcomm.layout import FlatLayout
+from clcomm.replica import FlatArrays, Replica
+
+
+class SharedSpace:
+    """A model's replica with its flat space in the Communicator's memory; making one is collective.
+
+    arrays: the flat arrays, of `layout.span` bytes. padded: the same memory up to equal shards for all ranks.
+    MismatchError is raised on every rank where the ranks' parameters differ in name, shape or dtype.
+    """
+
+    def __init__(self, comm: Communicator, model: Any):
+        self.model = model  # kept, so that no other model can get its id
+        self.replica = _replica_on_all(comm, model)
+        self.layout = FlatLayout(self.replica.specs)
+        self.shard_nbytes = self.layout.shard_nbytes(comm.size)
+        whole = comm.size * self.shard_nbytes
+        grads = comm.allocate(whole)
+        reduced = grads if comm.size == 1 else comm.allocate_common(whole)
+        self.move(FlatArrays(comm.allocate(whole), grads, reduced))
+        self.plans: dict[int | None, Any] = {}
+        self.synchronisations = 0
+
+    def move(self, padded: FlatArrays) -> None:
+        """Let the flat space live in other memory, as large as `padded`; its values are kept."""
+        span = self.layout.span
+        self.padded = padded
+        self.arrays = FlatArrays(padded.params[:span], padded.grads[:span], padded.reduced[:span])
+        self.replica.attach(self.layout, self.arrays)
+
+
+def _replica_on_all(comm: Communicator, model: Any) -> Replica:
+    """Return the model's replica after all ranks found theirs alike; a refusal on one rank is an error on all."""
+    refusal = None
+    try:
+        replica = replica_of(model)
+        lines = [f"{spec.name} {spec.shape} {spec.dtype}" for spec in replica.specs]
+    except ClcommError as error:
+        refusal, lines = error, [str(error)]
+    require_agreement(comm, "parameters", lines, "build the same model on every rank")
+    if refusal is not None:
+        raise refusal
+    return replica
