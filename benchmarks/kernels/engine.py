@@ -1,7 +1,12 @@
-"""The cases in this project's engine, on one thread: one core's share of the CPU, or CLCOMM_DEVICE."""
+"""The cases in this project's engine, on one thread: one core's share of the CPU, or CLCOMM_DEVICE.
+
+Products and steps are replayed, as the Trainer does it: a product counts with what a launch within a step costs, not
+with the Python that chose the launch when the step was recorded.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,10 +15,12 @@ from benchmarks.kernels import peak
 from benchmarks.kernels.cases import Case
 from benchmarks.kernels.worker import Runner, work
 from clcomm import optim
-from clcomm.engine import CrossEntropyLoss, Device, Tensor, no_grad
+from clcomm.engine import CrossEntropyLoss, Device, Replay, Tensor, no_grad
 from clcomm.engine import functional as F
 from clcomm.engine.ops.matmul import multiply
 from models import MLP, ConvNet
+
+_TOGETHER = 16  # products of a replay
 
 
 def make(device: Device, case: Case) -> Runner | None:
@@ -21,11 +28,10 @@ def make(device: Device, case: Case) -> Runner | None:
     if case.kind == "peak":
         return peak.make_runner(device)
     makers: dict[str, Any] = {"gemm": _product, "conv": _convolution, "block": _convolution, "step": _step}
-    once = makers[case.kind](device, case)
+    several = makers[case.kind](device, case)
 
     def run(repeats: int) -> None:
-        for _ in range(repeats):
-            once()
+        several(repeats)
         device.finish()
 
     return run
@@ -42,7 +48,19 @@ def _product(device: Device, case: Case) -> Any:
     a = _random(device, *((k, m) if turn_a else (m, k)))
     b = _random(device, *((n, k) if turn_b else (k, n)))
     out = _random(device, m, n)
-    return lambda: multiply(a, b, out, transpose_a=turn_a, transpose_b=turn_b)
+
+    def products(first: Tensor, count: int) -> None:
+        for _ in range(count):
+            multiply(first, b, out, transpose_a=turn_a, transpose_b=turn_b)
+
+    replay = Replay(products)
+
+    def several(repeats: int) -> None:
+        for _ in range(repeats // _TOGETHER):
+            replay(a, _TOGETHER)
+        products(a, repeats % _TOGETHER)
+
+    return several
 
 
 def _convolution(device: Device, case: Case) -> Any:
@@ -58,14 +76,14 @@ def _convolution(device: Device, case: Case) -> Any:
         return F.conv2d(x, weight, bias, padding=1)
 
     if not needs:
-        return no_grad()(forward)
+        return _each(no_grad()(forward))
     gradient = _random(device, *forward().shape)
 
     def forward_and_backward() -> None:
         forward().backward(gradient)
         x.grad = weight.grad = bias.grad = None
 
-    return forward_and_backward
+    return _each(forward_and_backward)
 
 
 def _step(device: Device, case: Case) -> Any:
@@ -75,12 +93,27 @@ def _step(device: Device, case: Case) -> Any:
     x = _random(device, batch, 1, 28, 28)
     y = Tensor((np.arange(batch) % 10).astype(np.int32), device)
 
-    def once() -> None:
+    def forward_and_backward(x: Tensor, y: Tensor) -> None:
         loss_fn(model(x), y).backward()
+
+    replay = Replay(forward_and_backward)
+
+    def once() -> None:
+        replay(x, y)
         optimizer.step()
         optimizer.zero_grad()
 
-    return once
+    return _each(once)
+
+
+def _each(once: Callable[[], object]) -> Runner:
+    """Return what calls a function so many times."""
+
+    def several(repeats: int) -> None:
+        for _ in range(repeats):
+            once()
+
+    return several
 
 
 def main() -> None:
