@@ -9,13 +9,13 @@ import json
 import os
 import re
 import stat
-import tempfile
 import warnings
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from clcomm.cache import cache_directory, write_whole
 from clcomm.engine import selection
 from clcomm.errors import ArgumentError
 
@@ -85,17 +85,6 @@ class Identity(NamedTuple):
         name = re.sub(r"[^a-z0-9]+", "-", f"{self.kind} {self.device}".lower()).strip("-")[:48]
         digest = sha256("\n".join(self).encode()).hexdigest()[:12]
         return cache_directory() / "tuning" / f"{name}-{digest}.json"
-
-
-def cache_directory() -> Path:
-    """Return $CLCOMM_CACHE_DIR, $XDG_CACHE_HOME/clcomm or ~/.cache/clcomm, the first that is set."""
-    own, common = os.environ.get("CLCOMM_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
-    if own:
-        return Path(own)
-    try:
-        return (Path(common) if common else Path.home() / ".cache") / "clcomm"
-    except RuntimeError:
-        raise ArgumentError("CLCOMM_CACHE_DIR: expected a directory, as this user has no home; set it") from None
 
 
 def choices(kind: str) -> dict[str, tuple[Value, ...]]:
@@ -184,21 +173,7 @@ def store(tuning: Tuning, identity: Identity) -> Path:
     path, allowed = identity.path, choices(identity.kind)
     chosen = {field.name: getattr(tuning, field.name) for field in fields(tuning) if field.name in allowed}
     table = {"format": FORMAT, **identity._asdict(), "choices": chosen}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".tmp", delete=False) as file:
-            try:
-                json.dump(table, file, indent=1)
-                file.write("\n")
-                file.close()
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
-    except OSError as error:
-        raise ArgumentError(
-            f"CLCOMM_CACHE_DIR: expected a directory to write to, got {str(path.parent)!r}: {error.strerror}"
-        ) from None
+    write_whole(path, json.dumps(table, indent=1) + "\n", "CLCOMM_CACHE_DIR")
     return path
 
 

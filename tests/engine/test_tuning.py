@@ -156,16 +156,6 @@ def test_a_failed_write_leaves_the_old_table_and_nothing_else(device, monkeypatc
     assert os.listdir(path.parent) == [path.name] and path.read_bytes() == before
 
 
-def test_where_tables_are_kept(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert tuning.cache_directory() == tmp_path / "cache"
-    monkeypatch.delenv("CLCOMM_CACHE_DIR")
-    assert tuning.cache_directory() == tmp_path / "xdg" / "clcomm"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert tuning.cache_directory() == tmp_path / "home" / ".cache" / "clcomm"
-
-
 def fake_device(name="GPU", driver="1.0", platform="Maker", group=1024):
     platform = SimpleNamespace(name=platform)
     return SimpleNamespace(name=name, driver_version=driver, platform=platform, max_work_group_size=group)
