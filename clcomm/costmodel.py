@@ -190,7 +190,7 @@ class Cluster:
 
     local: Mapping[int, Cost]
     link: Cost
-    algorithm: str = "best"
+    algorithm: str = "ring"
 
     def __post_init__(self) -> None:
         if self.algorithm not in ALGORITHMS:

@@ -43,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--backward-ms", type=float, default=0.0, help="a step's backward")
     add("--overlap", action="store_true", help="predict buckets that are reduced while backward goes on")
     add("--ranks-per-host", type=int, metavar="COUNT", help="in the scaling table; default: as in this job")
-    add("--algorithm", choices=ALGORITHMS, default="best", help="between hosts; default: %(default)s")
+    add("--algorithm", choices=ALGORITHMS, default="ring",
+        help="between hosts; default: %(default)s, as clcomm has it")  # fmt: skip
     add("--link-us", type=float, help="a message's latency between hosts, instead of the measured one")
     add("--link-gb-s", type=float, help="bandwidth between hosts in 10^9 bytes a second, likewise")
     add("--no-store", action="store_true", help="do not keep the fits")

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _FILE_WIDTH = 130  # mpiexec passes lines on: there is no terminal to fit into
 
+_DOUBTFUL = 0.3  # median error of a fit from which on it is not to be relied on
+
 
 def show(result: Result, ranks_per_host: int, options: argparse.Namespace, stored: Path | None) -> None:
     """Print everything."""
@@ -25,6 +27,12 @@ def show(result: Result, ranks_per_host: int, options: argparse.Namespace, store
     compute_s = (options.forward_ms + options.backward_ms) / 1e3
     name = options.model if options.bytes is None else "gradients"
     console.print(fits_table(result))
+    doubtful = max(found.fit.median_error for found in result.fits)
+    if doubtful > _DOUBTFUL:
+        console.print(
+            f"Half of the measured times are off a fit by {doubtful:.0%} or more: were other programs running? "
+            "Measure again, with more --iterations."
+        )
     console.print()
     console.print(candidates_table(result, f"{name}: {sum(result.tensors):,} bytes in {len(result.tensors)} tensors"))
     console.print(recommendation_line(result, compute_s))
