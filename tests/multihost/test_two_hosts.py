@@ -1,0 +1,51 @@
+"""Training on two hosts, made of network namespaces: the bits of the documented order, whatever the bucket size."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from tests.multihost.two_hosts import ROOT, TwoHosts, environment, refusal
+
+HUNG_S = 90
+
+
+@pytest.fixture(scope="module")
+def two_hosts():
+    reason = refusal()
+    if reason:
+        pytest.skip(f"two hosts: {reason}")
+    with TwoHosts() as hosts:
+        yield hosts
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert not any(name in listed for name in hosts.names)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "total", "expected"),
+    [
+        ((2, 2), None, [[0, 1], [2, 3]]),
+        ((2, 1), None, [[0, 1], [2]]),
+        ((1, 3), None, [[0], [1, 2, 3]]),
+        ((1, 1), 4, [[0, 2], [1, 3]]),
+    ],
+    ids=["2+2", "2+1", "1+3", "alternating"],
+)
+def test_training_has_the_bits_of_the_documented_order(two_hosts: TwoHosts, ranks, total, expected):
+    command = two_hosts.command(ranks, ["-m", "mpi4py", "-m", "tests.multihost.train"], total)
+    before = two_hosts.bytes_received()
+    ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=HUNG_S)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert found["hosts"] == expected
+    assert found["transports"] == ["hierarchical"]
+    assert found["in_documented_order"] == [True] * 4
+    assert found["in_rank_order_through_mpi"]
+    assert found["ranks_agree"]
+    # With a host of one rank first, (r0) + (r1 + r2 + r3) differs from rank order as any other does; with it last it is
+    # rank order itself: (r0 + r1) + (r2).
+    assert found["orders_differ"] == (expected != [[0, 1], [2]])
+    gradient_bytes = 4 * (64 * 300 + 300 + 300 * 10 + 10)
+    assert two_hosts.bytes_received() - before > 25 * gradient_bytes, "five runs of five steps went by another way"
