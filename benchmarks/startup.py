@@ -1,6 +1,7 @@
 """`python -m benchmarks.startup`: from the shell to the end of a one-step job, warm and cold, and memory a rank.
 
-Warm: kernels are in PoCL's cache from a run before. Cold: an empty cache each time (POCL_CACHE_DIR). Starts take turns.
+Warm: kernels are in PoCL's cache from a run before. Cold: an empty cache each time (POCL_CACHE_DIR). Python keeps its
+compiled files, as it does unless PYTHONDONTWRITEBYTECODE is set. Starts take turns.
 """
 
 from __future__ import annotations
@@ -96,6 +97,7 @@ def memory(options: argparse.Namespace) -> list[dict[str, float]]:
 
 def _run(options: argparse.Namespace, arguments: list[str], cache: str | None) -> None:
     environment = {**os.environ, **({"POCL_CACHE_DIR": cache} if cache else {})}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [*mpi_launch(options.ranks), sys.executable, *arguments]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT_S,

@@ -1,0 +1,1 @@
+"""From the shell prompt to a test accuracy, beside PyTorch DDP."""
