@@ -89,6 +89,7 @@ class Communicator(ObjectCollectives, LizarDistCalls):
         self.stats = CommStats(self.size)
         self._observers: list[Observer] = [self.stats, *observers]
         self._sequence = 0
+        self._parts: list[Collective] | None = None  # collectives that count as parts of another
         self._warned_fallback = False
 
     def _join(self, comm: Any, transport: str) -> None:
@@ -441,6 +442,26 @@ class Communicator(ObjectCollectives, LizarDistCalls):
             seconds = time.perf_counter() - begin
             self._tell(Collective(operation, label, nbytes, seconds, transport.name, sequence, failed))
 
+    def run_as_all_reduce(self, reduce: Callable[[], None], *, label: str = "", nbytes: int) -> None:
+        """Run `reduce` and count all its collectives as one all-reduce of `nbytes`, with what this rank put in as wire.
+
+        For schemes that reduce an array of so many bytes by sending less.
+        """
+        parts: list[Collective] = []
+        sequence = self._next_sequence()
+        failed, begin = True, time.perf_counter()
+        self._parts, outer = parts, self._parts
+        try:
+            reduce()
+            failed = False
+        finally:
+            self._parts = outer
+            seconds = time.perf_counter() - begin
+            # nccl-tests count the gathered whole, of which each rank's part is one in world_size.
+            wire = sum(p.nbytes // (self.size if "gather" in p.operation else 1) for p in parts)
+            names = sorted({part.transport for part in parts}) or [self._base.name]
+            self._tell(Collective("all_reduce", label, nbytes, seconds, "+".join(names), sequence, failed, wire))
+
     def _settle(self) -> None:
         """Complete what was started before a blocking call.
 
@@ -457,6 +478,9 @@ class Communicator(ObjectCollectives, LizarDistCalls):
             raise ArgumentError("Communicator: expected an open one, but finalize() was called; make a new one")
 
     def _tell(self, event: Collective) -> None:
+        if self._parts is not None:
+            self._parts.append(event)
+            return
         for observer in self._observers:
             observer.collective_finished(event)
 

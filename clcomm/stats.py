@@ -23,6 +23,7 @@ class Collective(NamedTuple):
 
     `nbytes` is the operation's size in nccl-tests' sense: the array for all-reduce, broadcast and reduce-scatter
     (its input), the gathered whole for all-gather, gather and scatter. `seconds` is what the caller spent in it.
+    `wire_nbytes` is what a rank put in instead of `nbytes` where a compressed form travelled; None: no other form.
     """
 
     operation: str
@@ -32,6 +33,7 @@ class Collective(NamedTuple):
     transport: str
     sequence: int
     failed: bool = False
+    wire_nbytes: int | None = None
 
 
 class Observer(Protocol):
@@ -76,7 +78,7 @@ class OperationStats:
     """Totals of one operation under one label."""
 
     def __init__(self) -> None:
-        self.calls = self.nbytes = self.failures = 0
+        self.calls = self.nbytes = self.wire_nbytes = self.failures = 0
         self.seconds = self.max_s = 0.0
         self.histogram = Histogram()
 
@@ -86,6 +88,7 @@ class OperationStats:
             return
         self.calls += 1
         self.nbytes += event.nbytes
+        self.wire_nbytes += event.nbytes if event.wire_nbytes is None else event.wire_nbytes
         self.seconds += event.seconds
         self.max_s = max(self.max_s, event.seconds)
         self.histogram.add(event.seconds)
@@ -98,6 +101,7 @@ class OperationStats:
             "label": label,
             "calls": self.calls,
             "bytes": self.nbytes,
+            "wire_bytes": self.wire_nbytes,
             "average_bytes_per_call": self.nbytes / self.calls if self.calls else 0.0,
             "seconds": self.seconds,
             "mean_s": mean_s,
@@ -226,6 +230,7 @@ def _folded(entries: list[OperationStats], ranks: int = 1) -> OperationStats:
     for entry in entries:
         total.calls += entry.calls
         total.nbytes += entry.nbytes
+        total.wire_nbytes += entry.wire_nbytes
         total.failures += entry.failures
         total.max_s = max(total.max_s, entry.max_s)
         total.histogram.counts += entry.histogram.counts
@@ -233,6 +238,7 @@ def _folded(entries: list[OperationStats], ranks: int = 1) -> OperationStats:
     if ranks > 1:
         total.calls = _mean(total.calls, ranks)
         total.nbytes = _mean(total.nbytes, ranks)
+        total.wire_nbytes = _mean(total.wire_nbytes, ranks)
         total.seconds /= ranks
     return total
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from clcomm.agreement import CHECKS, all_alike, digest, require_agreement
 from clcomm.communicator import Communicator
+from clcomm.compression import CommHook, parse_compression
 from clcomm.errors import ArgumentError
 from clcomm.finiteness import raise_non_finite
 from clcomm.layout import Bucket
@@ -28,6 +30,8 @@ class Synchronizer:
     comm: the ranks. use_bucketing, bucket_size: as the Communicator's, unless given here.
     check_replicas_every: compare the replicas' hashes after every so many synchronisations; 0: after broadcasts only.
     check_finite: raise NonFiniteError on every rank when a mean gradient holds NaN or Inf.
+    compression: "none", "fp16", "bf16", "int8", "topk:SHARE" or "powersgd:RANK": what gradients travel as; all but the
+        first change them, the last three with error feedback. See `register_comm_hook` for one's own.
 
     A model is anything `clcomm.adapters` knows: of this package's engine, of PyTorch, of netcl, or with NumPy arrays.
     Its parameters' names, shapes and dtypes, and the bucket plan, are compared over the ranks before the first
@@ -42,6 +46,7 @@ class Synchronizer:
         bucket_size: int | str | None = None,
         check_replicas_every: int = 0,
         check_finite: bool = False,
+        compression: str = "none",
     ):
         if not isinstance(check_replicas_every, int) or check_replicas_every < 0:
             raise ArgumentError(
@@ -52,6 +57,7 @@ class Synchronizer:
         self.bucket_size = comm.bucket_size if bucket_size is None else parse_size(bucket_size)
         self.check_replicas_every = check_replicas_every
         self.check_finite = check_finite
+        self._hook: CommHook | None = parse_compression(compression)
         self._spaces: dict[int, SharedSpace] = {}
         self._left: list[Any] = []  # flat spaces that a DistributedOptimizer reduces
         self._paused = 0
@@ -116,6 +122,24 @@ class Synchronizer:
         """Return the buckets that `sync_gradients` reduces, in order; collective the first time."""
         return tuple(prepared.bucket for prepared in self._plan(self._space(model), use_bucketing))
 
+    def register_comm_hook(self, hook: CommHook | None) -> None:
+        """Let `hook(gradient, comm, out, bucket)` reduce each floating bucket from now on; None: a plain all-reduce.
+
+        `clcomm.compression` tells what a hook is given and has to do. Every rank registers the same one.
+        """
+        if hook is not None and not callable(hook):
+            raise ArgumentError(
+                f"hook: expected something to call with (gradient, comm, out, bucket), got {type(hook).__name__}"
+            )
+        self._hook = hook
+        for space in self._spaces.values():
+            space.plans.clear()
+
+    @property
+    def compression(self) -> str:
+        """What reduces the gradients, in words; "none" is a plain all-reduce."""
+        return "none" if self._hook is None else _name_of(self._hook)
+
     def leave_reduction(self, flat_space: Any) -> None:
         """Let someone else reduce the gradients of an engine's flat space: `sync_gradients` leaves them alone."""
         self._left.append(flat_space)
@@ -156,10 +180,12 @@ class Synchronizer:
         plan = space.plans.get(size)
         if plan is None:
             buckets = space.layout.buckets(size)
-            lines = ["per tensor" if size is None else f"bucket_size {size}"]
+            lines = ["per tensor" if size is None else f"bucket_size {size}", f"compression {self.compression}"]
             lines += [f"bucket {b.index}: {', '.join(s.name for s in b.slots)}" for b in buckets]
-            require_agreement(self.comm, "bucket plan", lines, "give every rank the same bucket_size")
-            plan = space.plans[size] = tuple(_PreparedBucket.of(self.comm, space.arrays, bucket) for bucket in buckets)
+            require_agreement(self.comm, "bucket plan", lines, "give every rank the same settings")
+            plan = space.plans[size] = tuple(
+                _PreparedBucket.of(self.comm, space.arrays, bucket, self._hook) for bucket in buckets
+            )
         return plan
 
     def _broadcast_extra_state(self, space: SharedSpace, root: int) -> None:
@@ -181,7 +207,15 @@ class _PreparedBucket:
     mean: np.ndarray
 
     @classmethod
-    def of(cls, comm: Communicator, arrays: FlatArrays, bucket: Bucket) -> _PreparedBucket:
+    def of(cls, comm: Communicator, arrays: FlatArrays, bucket: Bucket, hook: CommHook | None) -> _PreparedBucket:
         own = arrays.grads[bucket.start : bucket.stop].view(bucket.dtype)
         mean = arrays.reduced[bucket.start : bucket.stop].view(bucket.dtype)
-        return cls(bucket, comm.all_reduce_init(own, "mean", out=mean, label=GRADIENTS, nbytes=bucket.nbytes), mean)
+        if hook is None or own.dtype.kind != "f" or own.itemsize < 4 or not own.size:
+            return cls(bucket, comm.all_reduce_init(own, "mean", out=mean, label=GRADIENTS, nbytes=bucket.nbytes), mean)
+        reduce = partial(hook, own, comm, mean, bucket)
+        return cls(bucket, partial(comm.run_as_all_reduce, reduce, label=GRADIENTS, nbytes=bucket.nbytes), mean)
+
+
+def _name_of(hook: CommHook) -> str:
+    """Return a hook's name, which the ranks compare: a function's own, or the text of an object."""
+    return getattr(hook, "__qualname__", None) or str(hook)

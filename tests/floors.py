@@ -29,7 +29,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
         2,
         (
             "clcomm/agreement.py", "clcomm/replica.py", "clcomm/synchronizer.py", "clcomm/optim.py",
-            "clcomm/shared_space.py", "clcomm/finiteness.py", "clcomm/distributed_optimizer.py",
+            "clcomm/shared_space.py", "clcomm/finiteness.py", "clcomm/compression/", "clcomm/distributed_optimizer.py",
             "clcomm/sampler.py", "clcomm/checkpoint.py", "clcomm/adapters/", "clcomm/__init__.py",
             "clcomm/cli.py", "clcomm/__main__.py", "clcomm/commands/",
             "clcomm/bench.py", "clcomm/plot.py", "clcomm/tune.py", "clcomm/tune_report.py",

@@ -70,7 +70,7 @@ def test_bucket_sizes_that_differ(several):
     message = same_error_everywhere(several, MismatchError, lambda: sync.sync_gradients(model))
     assert message == (
         f"bucket plan: expected the same on every rank, but entry 0 is 'bucket_size 100' on {others(several)}, "
-        f"'bucket_size 200' on rank {several.size - 1}; give every rank the same bucket_size"
+        f"'bucket_size 200' on rank {several.size - 1}; give every rank the same settings"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
+from clcomm.compression import parse_compression
 from clcomm.errors import ArgumentError
 from clcomm.transport.mpi import place_in_world
 from training.data_source import CHOICES as DATA_CHOICES
@@ -96,6 +97,12 @@ def _add_communication_options(parser: Parser) -> None:
     group.add_argument(
         "--transport", choices=("auto", "shared", "mpi"), default="auto", help="how arrays travel; default: %(default)s"
     )
+    group.add_argument(
+        "--compression",
+        default="none",
+        metavar="SCHEME",
+        help="what gradients travel as: none, fp16, bf16, int8, topk:SHARE, powersgd:RANK; default: %(default)s",
+    )
     group.add_argument("--check-finite", action="store_true", help="end with an error when a gradient holds NaN or Inf")
     group.add_argument(
         "--check-replicas", type=_whole, default=0, metavar="K", help="compare the replicas' hashes every K steps"
@@ -132,6 +139,9 @@ def check(options: argparse.Namespace) -> None:
         raise ArgumentError("--nesterov: needs --optimizer sgd and a --momentum above 0")
     if options.sharded_optimizer and options.engine != "native":
         raise ArgumentError(f"--sharded-optimizer: needs --engine native, got {options.engine}")
+    parse_compression(options.compression)
+    if options.sharded_optimizer and options.compression != "none":
+        raise ArgumentError("--sharded-optimizer: expected no --compression with it; use one of the two")
     if options.target_accuracy is not None and not options.eval:
         raise ArgumentError("--target-accuracy: needs the evaluation that --no-eval leaves out")
     if getattr(options, "resume", None) == "":

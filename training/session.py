@@ -133,6 +133,7 @@ class Session:
             use_bucketing=not options.no_bucketing,
             check_replicas_every=options.check_replicas,
             check_finite=options.check_finite,
+            compression=options.compression,
         )
         optimizer = self.parts.make_optimizer(
             options.optimizer, options.lr, momentum=options.momentum, nesterov=options.nesterov,

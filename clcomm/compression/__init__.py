@@ -1,0 +1,47 @@
+"""Gradients that travel in fewer bytes: each scheme is a communication hook of the Synchronizer.
+
+A hook is called as `hook(gradient, comm, out, bucket)` for each bucket, in the same order on every rank. gradient: this
+rank's, one dimension, not to be written. out: of the same shape and dtype, where the mean over the ranks is to appear,
+with the same bits on every rank; it may be memory that other ranks write the same values to. bucket: the layout's,
+whose slots tell which parameter lies where. Its traffic goes through `comm` and is counted as one all-reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from clcomm.communicator import Communicator
+from clcomm.compression.halves import BFloat16, Float16
+from clcomm.compression.int8 import Int8
+from clcomm.compression.powersgd import PowerSGD
+from clcomm.compression.topk import TopK
+from clcomm.errors import ArgumentError
+from clcomm.layout import Bucket
+
+
+class CommHook(Protocol):
+    """What reduces a bucket's gradient in place of a plain all-reduce."""
+
+    def __call__(self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket) -> None: ...
+
+
+def parse_compression(text: str) -> CommHook | None:
+    """Return the hook for "fp16", "bf16", "int8", "topk:SHARE" or "powersgd:RANK"; None for "none"."""
+    name, _, argument = text.partition(":") if isinstance(text, str) else ("", "", "")
+    plain: dict[str, Callable[[], Any]] = {"none": lambda: None, "fp16": Float16, "bf16": BFloat16, "int8": Int8}
+    try:
+        if name in plain and text == name:
+            return plain[name]()
+        if name == "topk" and 0 < float(argument) <= 1:
+            return TopK(float(argument))
+        if name == "powersgd" and int(argument) >= 1:
+            return PowerSGD(int(argument))
+    except ValueError:
+        pass
+    raise ArgumentError(
+        f"compression: expected none, fp16, bf16, int8, topk:SHARE with a share such as 0.01, or powersgd:RANK with a "
+        f"rank such as 4, got {text!r}"
+    )

@@ -1,0 +1,95 @@
+"""PowerSGD: each matrix of gradients travels as two thin factors (Vogels, Karimireddy and Jaggi, 2019)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+
+from clcomm.communicator import Communicator
+from clcomm.compression.feedback import Feedback
+from clcomm.layout import Bucket
+
+
+class PowerSGD:
+    """One step of power iteration from the last step's factors, with error feedback.
+
+    Tensors of one dimension, and matrices that two factors of this rank would not make smaller, travel whole.
+    """
+
+    def __init__(self, rank: int):
+        self.rank = rank
+        self.feedback = Feedback()
+        self._factors: dict[tuple[int, str], np.ndarray] = {}
+
+    def __call__(self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket) -> None:
+        wanted = self.feedback.corrected(gradient, bucket)
+        key = gradient.__array_interface__["data"][0]
+        matrices, whole = self._split(wanted, bucket)
+        seconds = [self._factor(key, name, matrix.shape[1], wanted.dtype) for name, matrix in matrices]
+        with np.errstate(all="ignore"):
+            products = [matrix @ second for (_, matrix), second in zip(matrices, seconds, strict=True)]
+            firsts = [_orthogonal(first) for first in _all_mean(comm, products)]
+            products = [matrix.T @ first for (_, matrix), first in zip(matrices, firsts, strict=True)]
+            *seconds, rest = _all_mean(comm, [*products, np.concatenate([np.zeros(0, wanted.dtype), *whole])])
+            mean = np.zeros_like(gradient)
+            mean_matrices, mean_whole = self._split(mean, bucket)
+            for (name, target), first, second in zip(mean_matrices, firsts, seconds, strict=True):
+                target[...] = first @ second.T
+                self._factors[key, name] = np.nan_to_num(second)
+            for target, start in zip(mean_whole, _starts(whole), strict=False):
+                target[...] = rest[start : start + target.size]
+            residual = wanted - mean
+        for exact in self._split(residual, bucket)[1]:
+            exact[...] = 0
+        self.feedback.keep(gradient, bucket, residual)
+        np.copyto(out, mean)
+
+    def _split(self, flat: np.ndarray, bucket: Bucket) -> tuple[list[tuple[str, np.ndarray]], list[np.ndarray]]:
+        """Return (name, matrix) of what is factored, and what travels whole; all are views."""
+        matrices, whole = [], []
+        for slot in bucket.slots:
+            start = (slot.start - bucket.start) // flat.itemsize
+            view = flat[start : start + slot.nbytes // flat.itemsize]
+            rows = slot.shape[0] if slot.shape else 1
+            columns = math.prod(slot.shape[1:])
+            if self.rank * (rows + columns) < rows * columns:
+                matrices.append((slot.name, view.reshape(rows, columns)))
+            else:
+                whole.append(view)
+        return matrices, whole
+
+    def _factor(self, key: int, name: str, columns: int, dtype: np.dtype) -> np.ndarray:
+        kept = self._factors.get((key, name))
+        if kept is not None:
+            return kept
+        return np.random.default_rng(list(name.encode())).standard_normal((columns, self.rank)).astype(dtype)
+
+    def __str__(self) -> str:
+        return f"powersgd:{self.rank}"
+
+
+def _starts(arrays: list[np.ndarray]) -> list[int]:
+    return [0, *itertools.accumulate(array.size for array in arrays)]
+
+
+def _all_mean(comm: Communicator, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """Return the ranks' means of several arrays, in one all-reduce."""
+    if not arrays:
+        return []
+    together = comm.all_reduce(np.concatenate([array.reshape(-1) for array in arrays]), "mean")
+    starts = _starts(arrays)
+    return [together[start : start + a.size].reshape(a.shape) for a, start in zip(arrays, starts, strict=False)]
+
+
+def _orthogonal(matrix: np.ndarray) -> np.ndarray:
+    """Return orthonormal columns that span the matrix's, by Gram-Schmidt in float64; zero columns stay zero."""
+    result = matrix.astype(np.float64)
+    for index in range(result.shape[1]):
+        column = result[:, index]
+        for earlier in range(index):
+            column -= np.sum(result[:, earlier] * column) * result[:, earlier]
+        length = math.sqrt(float(np.sum(column * column)))
+        column *= 1 / length if length > 1e-30 else 0.0
+    return result.astype(matrix.dtype)

@@ -1,0 +1,202 @@
+"""Compression: nothing gets lost for good, all ranks end alike, fewer bytes travel, and training reaches as far."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from clcomm import Communicator, Synchronizer
+from clcomm.compression import int8, parse_compression
+from clcomm.compression.halves import from_bfloat16, to_bfloat16
+from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.engine import Linear
+from clcomm.errors import ArgumentError, MismatchError
+from clcomm.layout import FlatLayout, ParameterSpec
+from clcomm.optim import SGD
+from tests.helpers import one_line
+from tests.numpy_models import set_gradients, small_model
+from tests.training.test_trainer import make_trainer
+from training.schedules import constant
+
+SCHEMES = ["fp16", "bf16", "int8", "topk:0.05", "powersgd:2"]
+FEEDBACK = SCHEMES[2:]
+LAYOUT = FlatLayout([ParameterSpec("w", (40, 30)), ParameterSpec("b", (40,))])
+(BUCKET,) = LAYOUT.buckets(1 << 20)
+SIZE = (BUCKET.stop - BUCKET.start) // 4
+
+
+def gradient_of(rank: int, step: int) -> np.ndarray:
+    """Return a bucket's gradient: the slots hold numbers, the padding between them zeros."""
+    flat = np.zeros(LAYOUT.span, np.uint8)
+    for number, slot in enumerate(LAYOUT.slots):
+        rng = np.random.default_rng([rank, step, number])
+        LAYOUT.view(flat, slot.name)[...] = rng.standard_normal(slot.shape)
+    return flat[BUCKET.start : BUCKET.stop].view(np.float32)
+
+
+@pytest.mark.parametrize("scheme", FEEDBACK)
+def test_what_was_sent_and_the_residual_are_what_was_wanted(comm, scheme):
+    hook = parse_compression(scheme)
+    own, out, sent = np.zeros(SIZE, np.float32), np.zeros(SIZE, np.float32), np.zeros(SIZE)
+    wanted = np.zeros(SIZE)
+    for step in range(12):
+        own[:] = gradient_of(comm.rank, step)
+        wanted += sum(gradient_of(rank, step).astype(np.float64) for rank in range(comm.size)) / comm.size
+        hook(own, comm, out, BUCKET)
+        sent += out
+    left = comm.all_reduce(hook.feedback.residual(own, BUCKET).astype(np.float64), "mean")
+    np.testing.assert_allclose(sent + left, wanted, atol=2e-5)
+    assert np.abs(left).max() > 1e-4, "there was something to feed back"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("options", [{}, {"use_bucketing": False}])
+def test_all_ranks_end_with_the_same_bits(comm, scheme, options):
+    model, sync = small_model(comm.rank), Synchronizer(comm, compression=scheme, **options)
+    sync.broadcast_parameters(model)
+    for seed in (100, 200):
+        set_gradients(model, comm.rank, seed)
+        sync.sync_gradients(model)
+        everyone = comm.all_gather_object(model.gradient_bits())
+        assert everyone == [everyone[0]] * comm.size
+        assert all(np.isfinite(p.grad).all() for p in model.parameters.values())
+
+
+@pytest.mark.parametrize(("scheme", "tolerance"), [("fp16", 2**-10), ("bf16", 2**-7)])
+def test_halves_are_means_within_their_precision(comm, scheme, tolerance):
+    hook, out = parse_compression(scheme), np.zeros(SIZE, np.float32)
+    rows = np.array([gradient_of(rank, 0) for rank in range(comm.size)], np.float64)
+    hook(rows[comm.rank].astype(np.float32), comm, out, BUCKET)
+    assert (np.abs(out - rows.mean(axis=0)) <= tolerance * np.abs(rows).mean(axis=0) * comm.size + 1e-6).all()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "share"), [("none", 1), ("fp16", 0.5), ("bf16", 0.5), ("int8", 0.26), ("topk:0.01", 0.021)]
+)
+def test_bytes_on_the_wire_are_counted_beside_the_arrays_own(comm, scheme, share):
+    shape = (200, 256)  # no padding
+    model = Linear(shape[1], shape[0], bias=False)
+    sync = Synchronizer(comm, compression=scheme)
+    sync.broadcast_parameters(model)
+    comm.stats.reset()
+    for _ in range(3):
+        sync.sync_gradients(model)
+    total = comm.stats.total("all_reduce", "gradients")
+    assert (total["calls"], total["bytes"]) == (3, 3 * 4 * 200 * 256)
+    assert total["wire_bytes"] <= share * total["bytes"]
+    assert scheme not in ("none", "fp16", "bf16") or total["wire_bytes"] == share * total["bytes"]
+    assert {row["label"] for row in comm.stats.as_dict()["operations"]} <= {"gradients", "checks"}
+
+
+def test_low_rank_factors_are_what_travels(comm):
+    hook, out = parse_compression("powersgd:2"), np.zeros(SIZE, np.float32)
+    comm.stats.reset()
+    comm.run_as_all_reduce(lambda: hook(gradient_of(comm.rank, 0), comm, out, BUCKET), nbytes=LAYOUT.nbytes)
+    assert comm.stats.total("all_reduce")["wire_bytes"] == 4 * (2 * (40 + 30) + 40)
+
+
+def test_a_hook_of_ones_own(comm):
+    seen = []
+
+    def doubled(gradient, comm, out, bucket):
+        seen.append([slot.name for slot in bucket.slots])
+        comm.all_reduce(2 * gradient, "mean", out=out)
+
+    plain, hooked = small_model(), small_model()
+    for model, hook in ((plain, None), (hooked, doubled)):
+        sync = Synchronizer(comm)
+        sync.register_comm_hook(hook)
+        set_gradients(model, comm.rank)
+        sync.sync_gradients(model)
+    assert seen == [["w2", "b1", "w1"]]
+    for one, two in zip(plain.parameters.values(), hooked.parameters.values(), strict=True):
+        assert (2 * one.grad).tobytes() == two.grad.tobytes()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_training_reaches_the_uncompressed_accuracy(scheme):
+    """As many steps, on data that a network of this size learns; the bar is half a point."""
+    reached = {}
+    for compression in ("none", scheme):
+        with Communicator(transport="solo") as comm:
+            trainer = make_trainer(comm, 480, batch=16, compression=compression)
+            trainer.schedule = constant()
+            for _ in trainer.train(epochs=20):
+                pass
+            right = [
+                trainer.parts.predict(images).argmax(axis=1) == labels for images, labels in trainer.loader.epoch(0, 0)
+            ]
+            reached[compression] = np.concatenate(right).mean()
+    assert reached[scheme] >= reached["none"] - 0.005
+    assert reached["none"] > 0.9
+
+
+# --- the formats ---
+
+
+floats = arrays.arrays(np.float32, st.integers(1, 600), elements=st.floats(-(2.0**99), 2.0**99, width=32))
+
+
+@given(floats)
+def test_int8_is_within_half_a_step_of_each_blocks_largest(given_values):
+    back = int8.unpack(int8.pack(given_values), given_values.size)
+    for start in range(0, given_values.size, int8.BLOCK):
+        block = slice(start, start + int8.BLOCK)
+        limit = np.abs(given_values[block]).max() / 127 * 0.5001 + 1e-38
+        assert (np.abs(back[block] - given_values[block]) <= limit).all()
+
+
+@given(floats)
+def test_bfloat16_rounds_to_nearest_as_pytorch_does(given_values):
+    torch = pytest.importorskip("torch")
+    expected = torch.tensor(given_values).to(torch.bfloat16).float().numpy()
+    assert from_bfloat16(to_bfloat16(given_values)).tobytes() == expected.tobytes()
+
+
+def test_nan_and_inf_show_in_the_mean_and_not_in_later_ones():
+    with Communicator(transport="solo") as comm:
+        for scheme in SCHEMES:
+            hook, out = parse_compression(scheme), np.zeros(SIZE, np.float32)
+            bad = gradient_of(0, 0).copy()
+            bad[3] = np.inf
+            hook(bad, comm, out, BUCKET)
+            assert not np.isfinite(out).all(), scheme
+            bad[:] = gradient_of(0, 1)
+            hook(bad, comm, out, BUCKET)
+            assert np.isfinite(out).all(), scheme
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize("text", ["gzip", "", "topk", "topk:0", "topk:2", "powersgd:0", "powersgd:x", "fp16:2", None])
+def test_unknown_schemes_are_refused(text):
+    with Communicator(transport="solo") as comm, pytest.raises(ArgumentError) as caught:
+        Synchronizer(comm, compression=text)
+    assert one_line(caught).startswith("compression: expected none, fp16, bf16, int8, topk:SHARE")
+
+
+def test_a_hook_has_to_be_callable():
+    with Communicator(transport="solo") as comm, pytest.raises(ArgumentError) as caught:
+        Synchronizer(comm).register_comm_hook("fp16")
+    assert "got str" in one_line(caught)
+
+
+def test_a_sharded_update_does_not_compress():
+    with Communicator(transport="solo") as comm, pytest.raises(ArgumentError) as caught:
+        DistributedOptimizer(SGD(Linear(3, 2), 0.1), Synchronizer(comm, compression="fp16"))
+    assert "expected one without compression" in one_line(caught)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_with_other_schemes_learn_of_it(several):
+    model = small_model()
+    sync = Synchronizer(several, compression="int8" if several.rank else "fp16")
+    with pytest.raises(MismatchError) as caught:
+        sync.sync_gradients(model)
+    assert "bucket plan: expected the same on every rank, but entry 1 is 'compression fp16' on rank 0" in one_line(
+        caught
+    )
