@@ -106,9 +106,7 @@ def test_other_bad_arguments(device):
 @given(size=st.one_of(st.integers(1, 70), st.sampled_from([4096, 4097, 9001])), reduction=st.sampled_from(REDUCTIONS))
 def test_mse_agrees_with_numpy(check_op, size, reduction):
     a, b = np.random.default_rng(5).standard_normal((2, size)).astype(np.float32)
-    check_op(
-        lambda x, y: MSELoss(reduction)(x, y), lambda x, y: reduced((x - y) ** 2, reduction), a, b, tolerance=1e-5
-    )
+    check_op(lambda x, y: MSELoss(reduction)(x, y), lambda x, y: reduced((x - y) ** 2, reduction), a, b, tolerance=1e-5)
 
 
 def test_mse_of_one_tensor_with_itself(device):
