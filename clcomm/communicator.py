@@ -100,7 +100,7 @@ class Communicator(ObjectCollectives, LizarDistCalls):
         except ImportError:
             _log.info("mpi4py found no MPI library: a world of one")
             return
-        self.comm = parent.Dup()
+        self.comm = mpi_transport.duplicate(parent)
         if self.comm.Get_size() == 1 and transport != "mpi":
             return
         host = mpi_transport.host_of(self.comm)
@@ -171,6 +171,16 @@ class Communicator(ObjectCollectives, LizarDistCalls):
     def barrier(self) -> None:
         """Return when every rank has called it."""
         self._run("barrier", "", 0, self._base, self._base.barrier)
+
+    def rendezvous(self) -> None:
+        """Return when every rank has called it, as a barrier for long waits: it leaves the cores to ranks that work.
+
+        Other collectives answer within microseconds, but keep a core busy until all ranks are there; this one sleeps
+        for milliseconds. It is not counted.
+        """
+        self._settle()
+        if self.comm is not None:
+            mpi_transport.wait_patiently(self.comm.Ibarrier())
 
     def all_reduce(
         self,

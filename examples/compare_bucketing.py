@@ -16,9 +16,10 @@ from clcomm.communicator import Communicator
 from clcomm.job import run
 from clcomm.synchronizer import GRADIENTS
 from training import options as command_line
+from training.console import make_console
 from training.datasets import Splits
 from training.logs import configure
-from training.session import Result, Session, make_console, missed_target, open_session_data, write_report
+from training.session import Result, Session, missed_target, open_session_data, write_report
 
 TARGET_MISSED = 3
 

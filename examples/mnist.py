@@ -6,14 +6,17 @@ Without mpiexec it is a world of one. At its end it prints what it reached and w
 from __future__ import annotations
 
 from argparse import Namespace
-
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from clcomm.communicator import Communicator
 from clcomm.job import run
 from training import options as command_line
+from training.console import make_console
 from training.logs import configure
-from training.session import Result, Session, make_console, missed_target, open_session_data, write_report
+from training.session import Result, Session, missed_target, open_session_data, write_report
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 #: Exit code of a run that misses --target-accuracy.
 TARGET_MISSED = 3
@@ -30,12 +33,14 @@ def main() -> int:
     session = Session(options, comm, splits, console)
     console.print(session.headline(), highlight=False)
     result = session.run()
-    show(result, console)
+    if comm.rank == 0:
+        show(result, console)
     if options.report:
         write_report(options.report, result.as_report(options, comm, splits.name), comm)
     missed = missed_target(options, result.evaluation)
     if missed:
         console.print(missed, style="bold red", highlight=False)
+    comm.rendezvous()
     return TARGET_MISSED if missed else 0
 
 

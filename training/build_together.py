@@ -29,6 +29,7 @@ def build_together(comm: Communicator, device: Device, rehearse: Callable[[], Re
     """
     stamp = _stamp(device, run) if comm.size > 1 else None
     need = None if stamp is None or stamp.exists() else (os.uname().nodename, str(stamp))
+    comm.rendezvous()
     needs = comm.all_gather_object(need)
     teams = {name: count for name, count in Counter(needs).items() if name is not None and count > 1}
     if not teams:
@@ -37,6 +38,7 @@ def build_together(comm: Communicator, device: Device, rehearse: Callable[[], Re
     folder = tempfile.mkdtemp(prefix="clcomm-build-") if leads else None
     folders = comm.all_gather_object(folder)
     failure = _build_share(rehearse, Path(folders[needs.index(need)])) if need in teams else None
+    comm.rendezvous()
     failures = [text for text in comm.all_gather_object(failure) if text is not None]
     if folder is not None and stamp is not None:
         shutil.rmtree(folder, ignore_errors=True)

@@ -213,6 +213,7 @@ def _load_everywhere(choice: Choice, comm: Communicator, with_test: bool) -> Spl
         if attempt.splits is not None and comm.local_size > 1:
             publication = publish(attempt.splits)
             notice = publication and publication.notice
+    comm.rendezvous()
     tried = comm.all_gather_object((comm.local_rank == 0, attempt.failure, notice))
     _stop_at_failure({rank: failure for rank, (has_tried, failure, _) in enumerate(tried) if has_tried}, comm.size)
     if attempt.splits is None or publication is not None:

@@ -26,6 +26,7 @@ def evaluate(comm: Communicator, predict: Callable[[np.ndarray], np.ndarray], lo
     for images, labels in loader:
         logits = predict(images)
         totals += len(labels), int((logits.argmax(1) == labels).sum()), _cross_entropy(logits, labels)
+    comm.rendezvous()
     samples, correct, loss = comm.all_reduce(totals, label="metrics")
     return Evaluation(correct / samples, loss / samples, int(samples))
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any
 
 from clcomm.communicator import Communicator
 from clcomm.distributed_optimizer import DistributedOptimizer
@@ -24,28 +21,20 @@ from training.data_source import open_data
 from training.datasets import Splits
 from training.evaluate import Evaluation, evaluate
 from training.loader import Loader, default_prefetch
-from training.progress import ProgressDisplay
 from training.schedules import parse_schedule
 from training.snapshot import restore_snapshot, save_snapshot
 from training.trainer import Trainer
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 #: Samples a rank evaluates at a time.
 EVALUATION_BATCH = 128
-#: Characters in a line where output goes to a file or a pipe: no table is squeezed there.
-PLAIN_WIDTH = 120
 #: Settings that a resumed run has to share with the one it goes on from.
 COURSE = (
     "model", "batch_size", "optimizer", "lr", "momentum", "nesterov", "weight_decay", "schedule", "grad_accumulation",
     "sharding", "seed",
 )  # fmt: skip
-
-
-def make_console(comm: Communicator) -> Console:
-    """Return where rank 0 prints; the other ranks' output goes nowhere."""
-    if comm.rank != 0:
-        return Console(file=open(os.devnull, "w"))  # open as long as the process
-    console = Console(soft_wrap=True)
-    return console if console.is_terminal else Console(soft_wrap=True, width=PLAIN_WIDTH)
 
 
 @dataclass
@@ -179,8 +168,10 @@ class Session:
         trainer, options = self.trainer, self.options
         total = self.epochs * trainer.steps_per_epoch
         total = min(total, options.max_steps or total)
-        display = None
+        display: Any = None
         if not options.quiet and self.comm.rank == 0:
+            from training.progress import ProgressDisplay
+
             display = ProgressDisplay(self.console, self.comm.size, total, trainer.progress.step)
             trainer.callbacks.append(display)
         every = getattr(options, "checkpoint_every", None)

@@ -24,6 +24,7 @@ from clcomm.layout import shard_bounds
 from clcomm.transport.base import Pending, Transport
 from clcomm.transport.reduction import reduce_in_rank_order
 
+_PATIENCE_S = 1e-3
 #: Up to this many bytes of the whole world's data, one all-gather and a local fold beat two phases.
 GATHER_LIMIT_BYTES = 64 << 10
 #: Shards start at multiples of a cache line's worth of float32.
@@ -191,6 +192,19 @@ def launched_ranks() -> int:
 def _own_mpiexec() -> str:
     candidate = os.path.join(os.path.dirname(sys.executable), "mpiexec")
     return candidate if os.path.exists(candidate) else "none found"
+
+
+def duplicate(comm: Any) -> Any:
+    """Return a duplicate of a communicator; collective, and patient: ranks come to it as they are done starting."""
+    copy, request = comm.Idup()
+    wait_patiently(request)
+    return copy
+
+
+def wait_patiently(request: Any) -> None:
+    """Complete a request, asking once a millisecond: a blocking call would keep a core busy while others need it."""
+    while not request.Test():
+        time.sleep(_PATIENCE_S)
 
 
 def host_of(comm: Any) -> Any:
