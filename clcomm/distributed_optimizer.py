@@ -41,9 +41,7 @@ class DistributedOptimizer:
                 f"optimizer: expected one of clcomm.optim, whose state can be cut, got {type(optimizer).__name__}"
             )
         if sync.compression != "none":
-            raise ArgumentError(
-                f"sync: expected one without compression for a sharded update, got {sync.compression}"
-            )
+            raise ArgumentError(f"sync: expected one without compression for a sharded update, got {sync.compression}")
         self.optimizer, self.sync = optimizer, sync
         layout, comm = optimizer.space.layout, sync.comm
         own = layout.shard_nbytes(comm.size)
