@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from clcomm import optim
+from clcomm.arguments import aligned_zeros
 from clcomm.engine import CrossEntropyLoss, Device, Replay, Tensor, no_grad
 from clcomm.engine.rehearsal import Rehearsal
 from clcomm.errors import ArgumentError
@@ -138,7 +139,7 @@ def _rehearse(
 ) -> Rehearsal:  # fmt: skip
     module = kind(in_shape, classes, device=device, seed=0)
     space = module.flat_space()
-    space.rebind(*(np.zeros(space.layout.span, np.uint8) for _ in range(3)))
+    space.rebind(*(aligned_zeros(space.layout.span) for _ in range(3)))  # as the Synchronizer will
     optimizer = make_native_optimizer(module, name, lr, **settings)
     inputs = [Tensor(np.zeros((size, *in_shape), np.float32), device) for size in sizes]
     targets = Tensor(np.zeros(sizes[0], np.int32), device)

@@ -117,13 +117,19 @@ def shared_cache(device: Device) -> Path | None:
         return None
     if os.environ.get("POCL_KERNEL_CACHE", "1") == "0":
         return None
-    moved = os.environ.get("POCL_CACHE_DIR")
-    return Path(moved) if moved else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "pocl", "kcache")
+    moved, common = os.environ.get("POCL_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
+    if moved:
+        return Path(moved)
+    try:
+        return (Path(common) if common else Path.home() / ".cache") / "pocl" / "kcache"
+    except RuntimeError:  # a user without a home
+        return None
 
 
 def build_identity(device: Device) -> str:
     """Return a digest of all that builds depend on: kernels, driver and device."""
     cl_device = device.cl_device
     parts = [cl_device.platform.version, cl_device.driver_version, cl_device.version, cl_device.name]
-    parts += [str((device.kind, device.compute_units, device.group, device.row_group)), program.all_sources()]
+    parts += [repr((device.kind, device.compute_units, device.group, device.row_group, device.tuning))]
+    parts += [program.all_sources()]
     return sha256("\0".join(parts).encode()).hexdigest()

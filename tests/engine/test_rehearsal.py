@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -71,10 +72,18 @@ def test_the_identity_follows_device_and_kernels(device, monkeypatch):
     assert build_identity(device) != mine
 
 
+def test_the_identity_follows_tuning(device):
+    tuned = Device(device.cl_device, kind=device.kind, tuning=replace(device.tuning, group=device.tuning.group // 2))
+    assert build_identity(tuned) != build_identity(device)
+
+
 def test_the_cache_is_where_pocl_has_it(monkeypatch, tmp_path):
     def on(platform, is_cpu=True):
         cl_device = SimpleNamespace(platform=SimpleNamespace(name=platform))
         return shared_cache(SimpleNamespace(is_cpu=is_cpu, cl_device=cl_device))
+
+    def no_home():
+        raise RuntimeError("no home")
 
     monkeypatch.delenv("POCL_KERNEL_CACHE", raising=False)
     monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path))
@@ -83,5 +92,9 @@ def test_the_cache_is_where_pocl_has_it(monkeypatch, tmp_path):
     monkeypatch.delenv("POCL_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert on("Portable Computing Language") == tmp_path / "cache" / "pocl" / "kcache"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(rehearsal_module.Path, "home", no_home)
+    assert on("Portable Computing Language") is None
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("POCL_KERNEL_CACHE", "0")
     assert on("Portable Computing Language") is None

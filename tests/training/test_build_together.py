@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from clcomm.communicator import Communicator
 from clcomm.engine import Device
 from clcomm.errors import DeviceError
+from clcomm.synchronizer import Synchronizer
 from training import build_together as module
+from training import engines
 from training.build_together import build_together
 
 
@@ -36,6 +39,28 @@ def use_cache(monkeypatch, comm, tmp_path):
     folder = comm.broadcast_object(tmp_path if comm.rank == 0 else None)
     monkeypatch.setattr(module, "shared_cache", lambda device: folder)
     return folder
+
+
+@pytest.mark.parametrize("model", ["mlp", "convnet"])
+def test_a_rehearsed_step_needs_no_kernel_more(model):
+    """Forward, backward, synchronisation, optimizer and evaluation; what one sync launches as well."""
+    comm = Communicator(transport="solo")
+    parts = engines.build("native", model, (1, 12, 12), 5, seed=0, device="cpu")
+    settings = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
+    rehearsal = parts.rehearse((6, 10), "sgd", 0.1, settings)
+    rehearsal.build(rehearsal.programs)
+    rehearsal.close()
+    built = set(parts.opencl._kernels)
+    optimizer, sync = parts.make_optimizer("sgd", 0.1, **settings), Synchronizer(comm)
+    sync.broadcast_parameters(parts.model)
+    images, labels = np.ones((10, 1, 12, 12), np.float32), np.arange(10, dtype=np.int32) % 5
+    for _ in range(3):
+        parts.forward_backward(*parts.prepare(images[:6], labels[:6]), 1.0)
+        sync.sync_gradients(parts.model)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert np.isfinite(parts.predict(images)).all()
+    assert set(parts.opencl._kernels) == built
 
 
 @pytest.mark.mpi(min_size=1)
