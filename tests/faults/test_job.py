@@ -140,7 +140,8 @@ def test_sys_exit_with_a_text(tmp_path):
 
 
 def test_a_rank_that_leaves_well_lets_the_others_work_on(tmp_path):
-    ended = job(tmp_path, on_all('if comm.rank == 0: sys.exit(0)\n    time.sleep(0.5); sys.stdout.write("worked on\\n")'))
+    work = 'time.sleep(0.5); sys.stdout.write("worked on\\n")'
+    ended = job(tmp_path, on_all(f"if comm.rank == 0: sys.exit(0)\n    {work}"))
     assert (ended.code, ended.out, ended.err) == (0, "worked on\n" * 2, "")
 
 
