@@ -32,7 +32,7 @@ from clcomm.errors import ArgumentError
 from clcomm.handle import Handle
 from clcomm.lizardist import LizarDistCalls
 from clcomm.objects import ObjectCollectives
-from clcomm.stats import Collective, CommStats, Observer
+from clcomm.stats import Collective, CommStats, Observer, Phase
 from clcomm.transport import Pending, SoloTransport, Transport
 from clcomm.transport import mpi as mpi_transport
 from clcomm.transport.hierarchical import HierarchicalTransport
@@ -87,7 +87,10 @@ class Communicator(ObjectCollectives, LizarDistCalls):
         self.rank, self.size = self._base.rank, self._base.world_size
         self.cores = self._share_of_cores()
         self.stats = CommStats(self.size)
-        self._observers: list[Observer] = [self.stats, *observers]
+        self._observers: list[Observer] = []
+        self._phase_observers: list[Callable[[Phase], None]] = []
+        for observer in (self.stats, *observers):
+            self.add_observer(observer)
         self._sequence = 0
         self._parts: list[Collective] | None = None  # collectives that count as parts of another
         self._warned_fallback = False
@@ -190,6 +193,7 @@ class Communicator(ObjectCollectives, LizarDistCalls):
         out: np.ndarray | None = None,
         label: str = "",
         nbytes: int | None = None,
+        bucket: int = -1,
     ) -> np.ndarray:
         """Reduce an array over the ranks and return the result, the same bits on every rank.
 
@@ -198,12 +202,13 @@ class Communicator(ObjectCollectives, LizarDistCalls):
 
         array: any shape and numeric dtype, the same on every rank. op: "sum", "mean" (floating dtypes), "min" or
         "max". out: where the result goes, of the same shape and dtype; None reduces in place. label: the name under
-        which it is counted. nbytes: the size to count, where part of the array is padding.
+        which it is counted. nbytes: the size to count, where part of the array is padding. bucket: which bucket of
+        the gradients it is, for the observers.
         """
         source, target, finish = self._reduction_operands(array, op, out)
         chosen = self._transport_for(source, target)
         size = source.nbytes if nbytes is None else nbytes
-        self._run("all_reduce", label, size, chosen, lambda: chosen.all_reduce(source, target, op))
+        self._run("all_reduce", label, size, chosen, lambda: chosen.all_reduce(source, target, op), bucket)
         return finish()
 
     def all_reduce_init(
@@ -214,6 +219,7 @@ class Communicator(ObjectCollectives, LizarDistCalls):
         out: np.ndarray | None = None,
         label: str = "",
         nbytes: int | None = None,
+        bucket: int = -1,
     ) -> Callable[[], None]:
         """Return an all-reduce that is prepared once and called each time it is needed; arguments as for `all_reduce`.
 
@@ -228,7 +234,9 @@ class Communicator(ObjectCollectives, LizarDistCalls):
         chosen = self._transport_for(source, target)
         size = source.nbytes if nbytes is None else nbytes
         self._settle()
-        return partial(self._run, "all_reduce", label, size, chosen, chosen.prepare_all_reduce(source, target, op))
+        return partial(
+            self._run, "all_reduce", label, size, chosen, chosen.prepare_all_reduce(source, target, op), bucket
+        )
 
     def all_reduce_async(
         self,
@@ -238,6 +246,7 @@ class Communicator(ObjectCollectives, LizarDistCalls):
         out: np.ndarray | None = None,
         label: str = "",
         nbytes: int | None = None,
+        bucket: int = -1,
     ) -> Handle:
         """Begin an all-reduce; arguments as for `all_reduce`, the array contiguous.
 
@@ -257,7 +266,9 @@ class Communicator(ObjectCollectives, LizarDistCalls):
         sequence = self._next_sequence()
 
         def finished(seconds: float, failed: bool) -> None:
-            self._tell(Collective("all_reduce", label, size, seconds, chosen.name, sequence, failed))
+            self._tell(
+                Collective("all_reduce", label, size, seconds, chosen.name, sequence, failed, None, bucket, begin)
+            )
 
         return Handle(pending, array if out is None else out, finished, spent_s)
 
@@ -414,6 +425,22 @@ class Communicator(ObjectCollectives, LizarDistCalls):
         """Return the stats of an average rank, on every rank; collective."""
         return CommStats.merged(self._all_gather_object(self.stats.state()), self.size)
 
+    def add_observer(self, observer: Observer) -> None:
+        """Tell an observer about every collective that finishes from now on, and about phases if it wants them."""
+        self._observers.append(observer)
+        if hasattr(observer, "phase_finished"):
+            self._phase_observers.append(observer.phase_finished)
+
+    def remove_observer(self, observer: Observer) -> None:
+        """Tell an observer nothing any more; one that was never told is none's loss."""
+        self._observers = [other for other in self._observers if other is not observer]
+        self._phase_observers = [each.phase_finished for each in self._observers if hasattr(each, "phase_finished")]
+
+    def tell_phase(self, phase: Phase) -> None:
+        """Hand a finished part of the program to the observers that have a method `phase_finished`."""
+        for finished in self._phase_observers:
+            finished(phase)
+
     def finalize(self) -> None:
         """Free communicators, and shared memory that no array lies in any more; collective, and no call may follow.
 
@@ -439,7 +466,9 @@ class Communicator(ObjectCollectives, LizarDistCalls):
 
     # --- how a collective runs ---
 
-    def _run(self, operation: str, label: str, nbytes: int, transport: Transport, move: Callable[[], Any]) -> Any:
+    def _run(
+        self, operation: str, label: str, nbytes: int, transport: Transport, move: Callable[[], Any], bucket: int = -1
+    ) -> Any:
         self._settle()
         sequence = self._next_sequence()
         failed = True
@@ -450,12 +479,14 @@ class Communicator(ObjectCollectives, LizarDistCalls):
             return result
         finally:
             seconds = time.perf_counter() - begin
-            self._tell(Collective(operation, label, nbytes, seconds, transport.name, sequence, failed))
+            self._tell(
+                Collective(operation, label, nbytes, seconds, transport.name, sequence, failed, None, bucket, begin)
+            )
 
-    def run_as_all_reduce(self, reduce: Callable[[], None], *, label: str = "", nbytes: int) -> None:
+    def run_as_all_reduce(self, reduce: Callable[[], None], *, label: str = "", nbytes: int, bucket: int = -1) -> None:
         """Run `reduce` and count all its collectives as one all-reduce of `nbytes`, with what this rank put in as wire.
 
-        For schemes that reduce an array of so many bytes by sending less.
+        For schemes that reduce an array of so many bytes by sending less; bucket: as for `all_reduce`.
         """
         parts: list[Collective] = []
         sequence = self._next_sequence()
@@ -470,7 +501,10 @@ class Communicator(ObjectCollectives, LizarDistCalls):
             # nccl-tests count the gathered whole, of which each rank's part is one in world_size.
             wire = sum(p.nbytes // (self.size if "gather" in p.operation else 1) for p in parts)
             names = sorted({part.transport for part in parts}) or [self._base.name]
-            self._tell(Collective("all_reduce", label, nbytes, seconds, "+".join(names), sequence, failed, wire))
+            transport = "+".join(names)
+            self._tell(
+                Collective("all_reduce", label, nbytes, seconds, transport, sequence, failed, wire, bucket, begin)
+            )
 
     def _settle(self) -> None:
         """Complete what was started before a blocking call.

@@ -20,7 +20,9 @@ class ObjectCollectives(ABC):
     _base: Transport
 
     @abstractmethod
-    def _run(self, operation: str, label: str, nbytes: int, transport: Transport, move: Callable[[], Any]) -> Any:
+    def _run(
+        self, operation: str, label: str, nbytes: int, transport: Transport, move: Callable[[], Any], bucket: int = -1
+    ) -> Any:
         """Run a collective and tell the observers."""
 
     @abstractmethod

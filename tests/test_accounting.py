@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
 from clcomm import Communicator
 from clcomm.errors import ArgumentError
+from clcomm.stats import Phase
 from tests.helpers import Recorder
 
 
@@ -98,3 +101,36 @@ def test_merged_stats_are_those_of_a_rank(auto):
     total = merged.total("all_reduce")
     assert (merged.ranks, total["calls"], total["bytes"]) == (auto.size, 3, 300)
     assert auto.all_gather_object(merged.as_dict()) == [merged.as_dict()] * auto.size
+
+
+def test_buckets_and_times_reach_the_observers():
+    recorder = Recorder()
+    with Communicator(transport="solo", observers=[recorder]) as comm:
+        begin = time.perf_counter()
+        comm.all_reduce(np.zeros(4), bucket=3)
+        comm.all_reduce_init(np.zeros(4), bucket=4)()
+        comm.all_reduce_async(np.zeros(4), bucket=5).wait()
+        comm.run_as_all_reduce(comm.barrier, nbytes=8, bucket=6)
+        comm.barrier()
+        end = time.perf_counter()
+    assert [event.bucket for event in recorder.events] == [3, 4, 5, 6, -1]
+    began = [event.began_s for event in recorder.events]
+    assert begin <= began[0] and began == sorted(began) and began[-1] <= end
+
+
+def test_phases_reach_the_observers_that_want_them():
+    class WithPhases(Recorder):
+        def phase_finished(self, phase):
+            self.events.append(phase)
+
+    without, given, added = Recorder(), WithPhases(), WithPhases()
+    phase = Phase("pack", time.perf_counter(), 0.25, bucket=2)
+    with Communicator(transport="solo", observers=[without, given]) as comm:
+        comm.add_observer(added)
+        comm.tell_phase(phase)
+        comm.remove_observer(given)
+        comm.remove_observer(without)
+        comm.tell_phase(phase)
+        comm.barrier()
+    assert without.events == [] and given.events == [phase]
+    assert added.events[:2] == [phase, phase] and added.events[2].operation == "barrier"
