@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from clcomm.errors import DataError
+from clcomm.host_memory import aligned_empty
 from training.idx import FilePath, read_idx
 
 MNIST_FILES = (
@@ -59,8 +60,9 @@ class ArrayDataset:
 
     def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return fresh arrays: normalised float32 images (B, C, H, W) and int32 labels (B,)."""
-        # Two passes over a batch that fits the cache: 3x to 4x faster than a look-up table of 256 entries.
-        images = self.images[indices].astype(np.float32, copy=False)
+        # Passes over a batch that fits the cache: 3x to 4x faster than a look-up table of 256 entries.
+        images = aligned_empty((len(indices), *self.images.shape[1:]), np.float32)
+        images[...] = self.images[indices]
         images *= self._scale
         images += self._shift
         return images, self.labels[indices]

@@ -124,7 +124,7 @@ def _native(model: str, in_shape: Shape, classes: int, seed: int, device: Any) -
         loss_fn=loss_fn,
         forward_backward=Replay(_forward_backward(module, loss_fn)),
         make_optimizer=lambda name, lr, **settings: make_native_optimizer(module, name, lr, **settings),
-        prepare=lambda images, labels: (Tensor(images, chosen), Tensor(labels.astype(np.int32, copy=False), chosen)),
+        prepare=lambda images, labels: (Tensor(images, chosen, copy=False), Tensor(labels, chosen)),
         predict=predict,
         device=f"native engine on {chosen.kind} {chosen.name}",
         profile=chosen.profile,

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.host_memory import aligned_empty
 from training.data_source import open_data
 
 #: Batches a rank has; windows go round them.
@@ -38,4 +39,11 @@ def read_batches(path: str, rank: int) -> list[Batch]:
     """Return a rank's batches: images float32 (B, C, H, W) and labels int32 (B,)."""
     with np.load(path) as arrays:
         images, labels = arrays["images"][rank], arrays["labels"][rank]
-    return [(np.ascontiguousarray(x), np.ascontiguousarray(y)) for x, y in zip(images, labels, strict=True)]
+    return [(_aligned(x), np.ascontiguousarray(y)) for x, y in zip(images, labels, strict=True)]
+
+
+def _aligned(images: np.ndarray) -> np.ndarray:
+    """Return a copy at a page's start, as the project's own loader makes its batches; PyTorch takes it as it is too."""
+    copy = aligned_empty(images.shape, images.dtype)
+    copy[...] = images
+    return copy

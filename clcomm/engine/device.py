@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from clcomm.engine.recording import Recorder
 
+#: What the address of host memory must be a multiple of for a buffer to lie on top of it.
+HOST_POINTER_ALIGNMENT = 128
+_MOST_BORROWED = 64
 _CPU_RUN = 8192  # elements that are worth a CPU work-item of their own
 _GPU_ROW_GROUP = 64
 
@@ -60,6 +63,7 @@ class Device:
         self.constants: dict[float, Any] = {}  # small tensors, by value
         self.plans: dict[Any, Any] = {}  # index plans of broadcasts, by shapes
         self._uploads: deque[tuple[Any, np.ndarray]] = deque()
+        self._borrowed: list[Any] = []  # buffers on arrays of the caller's, kept while kernels may be queued on them
         self.recorder: Recorder | None = None  # notes what a run queues, see capture.py
         self.revision = 0  # grows when memory, hooks or requires_grad of tensors change: recordings are void then
         self._profile: Profile | None = None
@@ -207,19 +211,32 @@ class Device:
             return self.recorder.allocate(nbytes)
         return self.memory.allocate(nbytes)
 
-    def upload(self, array: np.ndarray) -> Any:
-        """Return a buffer holding a copy of a C-contiguous host array, without waiting for the queue."""
+    def upload(self, array: np.ndarray, *, copy: bool = True) -> Any:
+        """Return a buffer holding the values of a C-contiguous host array, without waiting for the queue.
+
+        With `copy` False it lies on top of the array where the device can use that memory.
+        """
         import pyopencl as cl
 
         self._not_replayable("brings values to the device")
         if self.shares_host_memory:
-            return self.memory.exact(copy_of=array)
+            if copy or not array.flags.writeable or array.__array_interface__["data"][0] % HOST_POINTER_ALIGNMENT:
+                return self.memory.exact(copy_of=array)
+            return self._on_top_of(array)
         buffer = self.allocate(array.nbytes)
         staged = array.copy()
         self._uploads.append((cl.enqueue_copy(self.queue, buffer, staged, is_blocking=False), staged))
         complete = cl.command_execution_status.COMPLETE
         while self._uploads and self._uploads[0][0].command_execution_status == complete:
             self._uploads.popleft()
+        return buffer
+
+    def _on_top_of(self, array: np.ndarray) -> Any:
+        buffer = self.memory.exact(on_top_of=array)
+        if not self.runs_in_caller:  # kernels that are still queued may outlive the tensor, but not its memory
+            if len(self._borrowed) == _MOST_BORROWED:
+                self.finish()
+            self._borrowed.append(buffer)
         return buffer
 
     def write(self, buffer: Any, array: np.ndarray, offset: int = 0) -> None:
@@ -247,6 +264,7 @@ class Device:
         """Wait until everything queued is done."""
         self._not_replayable("waits for the device")
         self.queue.finish()
+        self._borrowed.clear()
 
     def _not_replayable(self, what: str) -> None:
         if self.recorder is not None:

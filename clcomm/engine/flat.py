@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.engine.device import Device
+from clcomm.engine.device import HOST_POINTER_ALIGNMENT, Device
 from clcomm.engine.tensor import Parameter, Tensor, wrap
 from clcomm.errors import ArgumentError
 from clcomm.layout import FlatLayout, ParameterSpec
 
 #: What a parameter's place in `grads` holds: nothing yet, this rank's gradient, or the averaged one (in `reduced`).
 NONE, LOCAL, REDUCED = range(3)
-_HOST_POINTER_ALIGNMENT = 128
 
 
 class GradSlot:
@@ -182,7 +181,7 @@ class FlatSpace:
 
     @staticmethod
     def _aligned(*arrays: np.ndarray) -> bool:
-        return all(array.ctypes.data % _HOST_POINTER_ALIGNMENT == 0 for array in arrays)
+        return all(array.ctypes.data % HOST_POINTER_ALIGNMENT == 0 for array in arrays)
 
     def _lies_on(self, array: np.ndarray) -> bool:
         """Return whether a kernel's writes to a buffer on top of `array` are seen in it without a copy."""

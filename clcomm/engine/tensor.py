@@ -27,8 +27,10 @@ Shape = tuple[int, ...]
 class Tensor:
     """A float32 (or, from integers, int32) array on a device.
 
-    `array_like` is copied. With `requires_grad` the tensor is a leaf of the tape: `backward()` of what is computed
-    from it adds to its `grad`. Raises ArgumentError for other dtypes, for no elements and for 2**31 or more.
+    `array_like` is copied; with `copy` False the tensor may lie in the array's memory where the device can use that,
+    and the array stays as it is as long as the tensor is in use. With `requires_grad` the tensor is a leaf of the tape:
+    `backward()` of what is computed from it adds to its `grad`. Raises ArgumentError for other dtypes, for no elements
+    and for 2**31 or more.
     """
 
     __slots__ = ("__weakref__", "_grad", "_hooks", "_node", "_requires_grad", "buffer", "device", "dtype", "shape")
@@ -42,12 +44,19 @@ class Tensor:
     _node: Context | None
     _hooks: list[Callable[[Tensor], None]] | None
 
-    def __init__(self, array_like: Any, device: Device | str | None = None, requires_grad: bool = False):
+    def __init__(
+        self,
+        array_like: Any,
+        device: Device | str | None = None,
+        requires_grad: bool = False,
+        *,
+        copy: bool = True,
+    ):
         array = _host_array(array_like)
         self.device = _device(device)
         self.shape: Shape = array.shape
         self.dtype = array.dtype
-        self.buffer = self.device.upload(array)
+        self.buffer = self.device.upload(array, copy=copy)
         self._grad = self._node = self._hooks = None
         self._requires_grad = False
         if requires_grad:

@@ -9,6 +9,7 @@ from hypothesis.extra.numpy import array_shapes
 
 from clcomm.engine import Parameter, Tensor
 from clcomm.errors import ArgumentError
+from clcomm.host_memory import aligned_empty
 
 
 @given(shape=array_shapes(min_dims=0, max_dims=5, max_side=5))
@@ -95,3 +96,32 @@ def test_grad_checks_the_shape(device):
 def test_arrays_on_the_left_are_refused_by_name(device):
     with pytest.raises(ArgumentError, match="expected a Tensor, got ndarray"):
         np.zeros(2) + Tensor([1.0, 2.0], device)
+
+
+def test_a_tensor_may_lie_in_the_memory_of_an_aligned_array(device):
+    array = aligned_empty((3, 5), np.float32)
+    array[...] = np.arange(15, dtype=np.float32).reshape(3, 5)
+    tensor = Tensor(array, device, copy=False)
+    if device.shares_host_memory:
+        tensor.copy_from(array + 1)
+        device.finish()
+    np.testing.assert_array_equal(tensor.numpy(), array)
+
+
+def test_values_are_copied_where_memory_cannot_be_shared(device):
+    raw = aligned_empty((16,), np.float32)
+    for array in (raw[1:9], np.frombuffer(bytes(32), np.float32)):  # not aligned; read-only
+        tensor = Tensor(array, device, copy=False)
+        tensor.copy_from(np.ones(8, np.float32))
+        np.testing.assert_array_equal(tensor.numpy(), np.ones(8))
+        assert array is not raw and (not array.flags.writeable or not (array == 1).all())
+
+
+def test_memory_of_a_dropped_tensor_stays_while_kernels_use_it(device):
+    total = Tensor(np.zeros(4096, np.float32), device)
+    for value in range(200):
+        array = aligned_empty((4096,), np.float32)
+        array[...] = value
+        total = total + Tensor(array, device, copy=False)
+        del array
+    np.testing.assert_array_equal(total.numpy(), np.full(4096, sum(range(200)), np.float32))
