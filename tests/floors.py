@@ -13,8 +13,8 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (
         0,
         (
-            "clcomm/errors.py", "clcomm/units.py", "clcomm/cache.py", "clcomm/host_memory.py", "clcomm/layout.py", "clcomm/_version.py",
-            "clcomm/transport/",
+            "clcomm/errors.py", "clcomm/units.py", "clcomm/cache.py", "clcomm/host_memory.py", "clcomm/layout.py",
+            "clcomm/_version.py", "clcomm/transport/",
         ),
     ),
     (
