@@ -14,7 +14,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
         0,
         (
             "clcomm/errors.py", "clcomm/units.py", "clcomm/cache.py", "clcomm/host_memory.py", "clcomm/layout.py",
-            "clcomm/_version.py", "clcomm/transport/",
+            "clcomm/_version.py", "clcomm/transport/", "clcomm/intervals.py",
         ),
     ),
     (

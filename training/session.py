@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from training.evaluate import Evaluation, evaluate
 from training.loader import Loader, default_prefetch
 from training.schedules import parse_schedule
 from training.snapshot import restore_snapshot, save_snapshot
-from training.trainer import Trainer
+from training.trainer import Progress, Trainer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -148,6 +149,20 @@ class Session:
         """Train, save and evaluate as asked; collective."""
         self._resume()
         self._train()
+        return self.finish()
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole job, those before a resume included."""
+        total = self.epochs * self.trainer.steps_per_epoch
+        return min(total, self.options.max_steps or total)
+
+    def steps(self) -> Iterator[Progress]:
+        """Train, yielding the progress after each step, for whoever has to do something in between."""
+        return self.trainer.train(self.epochs, self.options.max_steps)
+
+    def finish(self) -> Result:
+        """Evaluate as asked and return what the steps came to; collective."""
         evaluation = self._evaluate() if self.options.eval else None
         metrics, comm = self.trainer.metrics, self.comm
         return Result(
@@ -166,18 +181,16 @@ class Session:
 
     def _train(self) -> None:
         trainer, options = self.trainer, self.options
-        total = self.epochs * trainer.steps_per_epoch
-        total = min(total, options.max_steps or total)
         display: Any = None
         if not options.quiet and self.comm.rank == 0:
             from training.progress import ProgressDisplay
 
-            display = ProgressDisplay(self.console, self.comm.size, total, trainer.progress.step)
+            display = ProgressDisplay(self.console, self.comm.size, self.total_steps, trainer.progress.step)
             trainer.callbacks.append(display)
         every = getattr(options, "checkpoint_every", None)
         saved_at = trainer.progress.step
         try:
-            for progress in trainer.train(self.epochs, options.max_steps):
+            for progress in self.steps():
                 epoch_done = progress.batch == len(trainer.loader)
                 if epoch_done or (every and progress.step % every == 0):
                     saved_at = self._save(saved_at)
