@@ -1,8 +1,9 @@
 """Data-parallel training for OpenCL devices over MPI."""
 
 from clcomm._version import __version__
-from clcomm.communicator import Communicator, Handle
+from clcomm.communicator import Communicator
 from clcomm.errors import ClcommError
+from clcomm.handle import Handle
 from clcomm.stats import Collective, CommStats, Observer
 from clcomm.synchronizer import Synchronizer
 

@@ -18,11 +18,12 @@ from rich.text import Text
 from clcomm._version import __version__
 from clcomm.cache import write_whole
 from clcomm.collective_cases import CASES
-from clcomm.communicator import TRANSPORTS, Communicator
+from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.measure import Lane, Row, Schedule, measure, sizes_between
 from clcomm.transport.reduction import FOLDS
 from clcomm.units import parse_size
+from clcomm.world import TRANSPORTS
 
 SCHEMA = 1
 DTYPES = ("float32", "float64", "float16", "int8", "uint8", "int32", "int64")

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from clcomm.arguments import check_root, scatter_header
 from clcomm.errors import ArgumentError
-from clcomm.transport import Transport
+from clcomm.running import CollectiveRunner
 
 
-class ObjectCollectives(ABC):
+class ObjectCollectives(CollectiveRunner):
     """The part of the Communicator, which inherits it, that deals in objects."""
-
-    comm: Any
-    rank: int
-    size: int
-    _base: Transport
-
-    @abstractmethod
-    def _run(
-        self, operation: str, label: str, nbytes: int, transport: Transport, move: Callable[[], Any], bucket: int = -1
-    ) -> Any:
-        """Run a collective and tell the observers."""
-
-    @abstractmethod
-    def _settle(self) -> None:
-        """Complete what was started before a blocking call."""
 
     def broadcast_object(self, obj: Any, root: int = 0, *, label: str = "") -> Any:
         """Return root's object on every rank; it is pickled."""

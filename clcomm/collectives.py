@@ -1,0 +1,183 @@
+"""Collectives on NumPy arrays other than all-reduce: each checks its arguments and lets a transport move the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from clcomm.arguments import check_op, check_root, flat, kind_of, scatter_header, writable
+from clcomm.errors import ArgumentError
+from clcomm.objects import ObjectCollectives
+from clcomm.transport import mpi as mpi_transport
+from clcomm.transport.reduction import prepared_reduction
+
+
+class ArrayCollectives(ObjectCollectives):
+    """The part of the Communicator, which inherits it, that copies arrays between ranks and reduces parts of them.
+
+    What is no array of numbers goes the way of objects.
+    """
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        self._run("barrier", "", 0, self._base, self._base.barrier)
+
+    def rendezvous(self) -> None:
+        """Return when every rank has called it, as a barrier for long waits: it leaves the cores to ranks that work.
+
+        Other collectives answer within microseconds, but keep a core busy until all ranks are there; this one sleeps
+        for milliseconds. It is not counted.
+        """
+        self._settle()
+        if self.comm is not None:
+            mpi_transport.wait_patiently(self.comm.Ibarrier())
+
+    def broadcast(self, array: np.ndarray, root: int = 0, *, label: str = "", nbytes: int | None = None) -> np.ndarray:
+        """Copy root's array into every rank's array of the same shape and dtype, in place, and return it.
+
+        nbytes: the size to count, where part of the array is padding.
+        """
+        check_root(root, self.size)
+        values, finish = writable(array, "array")
+        chosen = self._transport_for(values)
+        size = values.nbytes if nbytes is None else nbytes
+        self._run("broadcast", label, size, chosen, lambda: chosen.broadcast(values, root))
+        return finish()
+
+    def all_gather(self, array: np.ndarray, *, label: str = "") -> np.ndarray:
+        """Return all ranks' arrays, stacked in rank order: shape (world_size, *array.shape)."""
+        source = flat(array, "array")
+        out = np.empty((self.size, *array.shape), array.dtype)
+        chosen = self._transport_for(source)
+        self._run("all_gather", label, out.nbytes, chosen, lambda: chosen.all_gather(source, out.reshape(-1)))
+        return out
+
+    def all_gather_in_place(self, array: np.ndarray, *, label: str = "", nbytes: int | None = None) -> np.ndarray:
+        """Give every rank all blocks of an array in which rank r has written block r, in place, and return it.
+
+        array: C-contiguous, the same shape and dtype on every rank; the world's size divides its number of elements.
+        Where it is one memory on all ranks nothing moves: they only wait for each other. nbytes: the size to count,
+        where part of the array is padding.
+        """
+        if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
+            raise ArgumentError("array: expected a C-contiguous array to gather in place")
+        values, finish = writable(array, "array")
+        if values.size % self.size:
+            raise ArgumentError(f"array: expected a number of elements that {self.size} divides, got {values.size}")
+        count = values.size // self.size
+        block = values[self.rank * count : (self.rank + 1) * count]
+        chosen = self._transport_for(values)
+        size = values.nbytes if nbytes is None else nbytes
+        if self.is_common(values):
+            move: Callable[[], None] = chosen.barrier
+        elif chosen is self._shared:
+            move = partial(chosen.all_gather, block, values)
+        else:
+            move = partial(chosen.all_gather, block.copy(), values)  # MPI wants source and target apart
+        self._run("all_gather", label, size, chosen, move)
+        return finish()
+
+    def is_common(self, array: np.ndarray) -> bool:
+        """Say whether an array is one memory on all ranks."""
+        return self._shared is not None and self.hosts == 1 and self._shared.is_common(array)
+
+    def reduce_scatter(
+        self,
+        array: np.ndarray,
+        op: str = "sum",
+        *,
+        out: np.ndarray | None = None,
+        label: str = "",
+        nbytes: int | None = None,
+    ) -> np.ndarray:
+        """Reduce blocks over the ranks, in rank order, and return block `rank`.
+
+        array: array.shape[0] is a multiple of the world's size. out: where the block goes, C-contiguous; None makes
+        one. nbytes: the size to count, where part of the array is padding.
+        """
+        check_op(op, array)
+        source = flat(array, "array")
+        if array.ndim == 0 or array.shape[0] % self.size:
+            raise ArgumentError(
+                f"array: expected a first dimension that {self.size} ranks divide, got shape {array.shape}"
+            )
+        shape = (array.shape[0] // self.size, *array.shape[1:])
+        if out is None:
+            out = np.empty(shape, array.dtype)
+        if out.shape != shape or out.dtype != array.dtype or not out.flags.c_contiguous:
+            raise ArgumentError(
+                f"out: expected a C-contiguous array of shape {shape} and dtype {array.dtype}, "
+                f"got {out.shape} and {out.dtype}"
+            )
+        target, finish = writable(out, "out")
+        chosen = self._transport_for(source)
+        size = source.nbytes if nbytes is None else nbytes
+        self._run("reduce_scatter", label, size, chosen, lambda: chosen.reduce_scatter(source, target, op))
+        return finish()
+
+    def reduce_scatter_init(
+        self, rows: np.ndarray, op: str = "sum", *, out: np.ndarray, label: str = "", nbytes: int | None = None
+    ) -> Callable[[], None]:
+        """Return a reduce-scatter of memory that all ranks share, prepared once and called each time it is needed.
+
+        rows: C-contiguous in common memory, (world_size, world_size * n); each rank writes its own row. out: n elements
+        that are this rank's, apart from `rows`. A call reduces block `rank` of all rows, in rank order, when all ranks
+        have called; it returns as soon as this rank's block is done, so a row may be written again only after the
+        collective that comes next. nbytes: the size to count.
+        """
+        check_op(op, rows)
+        if rows.shape != (self.size, self.size * out.size) or rows.dtype != out.dtype or not self.is_common(rows):
+            raise ArgumentError(
+                f"rows: expected ({self.size}, {self.size * out.size}) of {out.dtype}, common to all ranks, "
+                f"got {rows.shape} of {rows.dtype}"
+            )
+        target, _ = writable(out, "out")
+        shared, block = self._transport_for(rows), slice(self.rank * out.size, (self.rank + 1) * out.size)
+        reduce = prepared_reduction([row[block] for row in rows], target, op)
+
+        def meet_and_reduce() -> None:
+            shared.barrier()
+            reduce()
+
+        size = rows[0].nbytes if nbytes is None else nbytes
+        return partial(self._run, "reduce_scatter", label, size, shared, meet_and_reduce)
+
+    def gather(self, data: Any, root: int = 0, *, label: str = "") -> list | None:
+        """Return the list of all ranks' data on root, None elsewhere.
+
+        Equal arrays travel through MPI's buffers; arrays of different shapes, and other objects, are pickled.
+        """
+        check_root(root, self.size)
+        kinds = self._all_gather_object(kind_of(data))
+        if kinds[0] is None or len(set(kinds)) > 1:
+            return self.gather_object(data, root, label=label)
+        source = flat(data, "data")
+        out = np.empty((self.size, *data.shape), data.dtype) if self.rank == root else None
+        flat_out = None if out is None else out.reshape(-1)
+        chosen = self._transport_for(source)
+        self._run("gather", label, source.nbytes * self.size, chosen, lambda: chosen.gather(source, flat_out, root))
+        return None if out is None else list(out)
+
+    def scatter(self, data: Any, root: int = 0, *, label: str = "") -> Any:
+        """Return item `rank` of root's sequence of world_size items; the others' argument is ignored.
+
+        An array (first dimension: world_size) travels through MPI's buffers; a list is pickled, as its items may
+        differ. Every rank raises ArgumentError when root's sequence has another length.
+        """
+        check_root(root, self.size)
+        mine = scatter_header(data, self.size) if self.rank == root else None
+        shape, dtype, problem = self._broadcast_object(mine, root)
+        if problem:
+            raise ArgumentError(f"data: {problem} on rank {root}")
+        if shape is None:
+            return self._scatter_items(data, root, label)
+        out = np.empty(shape[1:], dtype)
+        source = flat(data, "data") if self.rank == root else None
+        self._run(
+            "scatter", label, out.nbytes * self.size, self._base,
+            lambda: self._base.scatter(source, out.reshape(-1), root),
+        )  # fmt: skip
+        return out

@@ -1,0 +1,93 @@
+"""The ranks of a job: who is on which host, and which transports reach them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from clcomm import job
+from clcomm.errors import ArgumentError
+from clcomm.transport import Pending, SoloTransport, Transport
+from clcomm.transport import mpi as mpi_transport
+from clcomm.transport.hierarchical import HierarchicalTransport
+from clcomm.transport.hosts import Hosts
+from clcomm.transport.memory import MemoryTransport
+from clcomm.transport.reduction import reduce_by_hosts
+from clcomm.transport.shared import SharedTransport
+
+TRANSPORTS = ("auto", "shared", "mpi", "solo")
+
+_log = logging.getLogger("clcomm")
+
+
+@dataclass
+class World:
+    """What a Communicator runs on; as it is by default, a rank that is alone and needs no MPI.
+
+    base: reaches all ranks with any array. shared: reduces what it allocated itself; None without shared memory.
+    pending: unfinished operations of both. host, hosts: this rank's host and how many there are.
+    """
+
+    comm: Any = None
+    base: Transport = field(default_factory=SoloTransport)
+    shared: MemoryTransport | None = None
+    pending: deque[Pending] = field(default_factory=deque)
+    local_rank: int = 0
+    local_size: int = 1
+    host: int = 0
+    hosts: int = 1
+    cores: int = 1
+
+
+def join(comm: Any, transport: str) -> World:
+    """Return the world that an mpi4py communicator spans, COMM_WORLD if it is None; collective.
+
+    A private duplicate carries the traffic. Raises ArgumentError for a bad argument and LaunchError when mpiexec
+    belongs to another MPI.
+    """
+    if transport not in TRANSPORTS:
+        raise ArgumentError(f"transport: expected one of {', '.join(TRANSPORTS)}, got {transport!r}")
+    world = World()
+    if transport != "solo":
+        _join_ranks(world, comm, transport)
+    world.cores = _share_of_cores(world.comm)
+    return world
+
+
+def _join_ranks(world: World, comm: Any, transport: str) -> None:
+    try:
+        parent = mpi_transport.world() if comm is None else mpi_transport.checked(comm)
+    except ImportError:
+        _log.info("mpi4py found no MPI library: a world of one")
+        return
+    world.comm = comm = mpi_transport.duplicate(parent)
+    if comm.Get_size() == 1 and transport != "mpi":
+        return
+    host = mpi_transport.host_of(comm)
+    world.local_rank, world.local_size = host.Get_rank(), host.Get_size()
+    hosts = Hosts.of(comm, host)
+    world.host, world.hosts = hosts.host_of(comm.Get_rank()), len(hosts)
+    if transport == "shared" and world.hosts > 1:
+        raise ArgumentError("transport: 'shared' needs all ranks on one host; use 'auto' or 'mpi'")
+    world.base = base = mpi_transport.MpiTransport(comm, world.pending)
+    if transport == "auto" and hosts.nested:
+        # So that results have the same bits where an array cannot be reduced in shared memory.
+        base.fold = partial(reduce_by_hosts, hosts=hosts.ranks)
+    if transport == "auto" and hosts.nested and HierarchicalTransport.can_open(comm, host):
+        world.shared = HierarchicalTransport(base, host, hosts)
+    elif transport != "mpi" and world.hosts == 1 and SharedTransport.can_open(host):
+        world.shared = SharedTransport(host, world.pending)
+    else:
+        host.Free()
+    job.install_excepthook()
+
+
+def _share_of_cores(comm: Any) -> int:
+    """Return how many cores this rank may call its own: those it may run on, over the ranks that share them."""
+    mine = (os.uname().nodename, tuple(sorted(os.sched_getaffinity(0))))
+    sharers = 1 if comm is None else comm.allgather(mine).count(mine)
+    return max(1, len(mine[1]) // sharers)
