@@ -1,71 +1,32 @@
-"""What was communicated: an observer that counts calls, bytes and seconds of every collective.
+"""What was communicated: an observer that counts calls, bytes and time of every collective.
 
 Bandwidths follow nccl-tests' definitions (its doc/PERFORMANCE.md): algbw is the size of an operation over its time,
-busbw is algbw times the share of that size which has to cross each rank's link.
+busbw is algbw times the share of that size which has to cross each rank's link. Times are summed as whole nanoseconds:
+integers add up to the same whatever their order, so ranks' stats merge exactly.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from collections.abc import Iterable, Mapping
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from clcomm.events import Collective, Observer, Phase
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-SCHEMA = 1
+__all__ = ["Collective", "CommStats", "Histogram", "Observer", "Phase", "bus_factor"]
 
-
-class Collective(NamedTuple):
-    """One finished collective, as an observer sees it.
-
-    `nbytes` is the operation's size in nccl-tests' sense: the array for all-reduce, broadcast and reduce-scatter
-    (its input), the gathered whole for all-gather, gather and scatter. `seconds` is what the caller spent in it.
-    `wire_nbytes` is what a rank put in instead of `nbytes` where a compressed form travelled; None: no other form.
-    `bucket` is the index of the bucket it reduces, -1: none. `began_s` is time.perf_counter() when the caller entered
-    it: one clock for all processes of a host. `wait_s` is the part of `seconds` spent waiting for other ranks to come,
-    `exposed_s` the part in which the caller could do nothing else; None: all of it. `last_rank` is the rank that came
-    last, -1: not known, and `late_s` by how much it came after the one before it.
-    """
-
-    operation: str
-    label: str
-    nbytes: int
-    seconds: float
-    transport: str
-    sequence: int
-    failed: bool = False
-    wire_nbytes: int | None = None
-    bucket: int = -1
-    began_s: float = 0.0
-    wait_s: float = 0.0
-    exposed_s: float | None = None
-    last_rank: int = -1
-    late_s: float = 0.0
-
-
-class Phase(NamedTuple):
-    """One finished part of a program that is no collective: "pack", "forward_backward", "optimizer", "step", ...
-
-    `began_s` is time.perf_counter() at its begin, `seconds` how long it took, `bucket` whose part it is, -1: of none.
-    """
-
-    name: str
-    began_s: float
-    seconds: float
-    label: str = ""
-    bucket: int = -1
-
-
-class Observer(Protocol):
-    """Anything that wants to see a Communicator's collectives; it must not communicate itself.
-
-    One that has a method `phase_finished(phase: Phase)` is told about phases too.
-    """
-
-    def collective_finished(self, event: Collective) -> None: ...
+SCHEMA = 2
+#: So many operations, labels and buckets are counted apart; what comes later joins its operation's other buckets.
+MOST_TALLIES, MOST_PHASES = 256, 1024
+OTHER_LABELS = "(other labels)"
+#: The stats time themselves at one event in so many, to tell what they cost.
+SAMPLE_EVERY = 16
 
 
 def bus_factor(operation: str, world_size: int) -> float:
@@ -99,174 +60,292 @@ class Histogram:
         position = int(np.searchsorted(np.cumsum(self.counts), rank, side="right"))
         return float(self._LOWEST_S * self._RATIO ** (position + 0.5))
 
+    def merge(self, other: Histogram) -> None:
+        """Add another one's counts."""
+        self.counts += other.counts
 
-class OperationStats:
-    """Totals of one operation under one label."""
+    def occupied(self) -> list[list[int]]:
+        """Return [bin, count] for every bin that holds something."""
+        return [[position, int(count)] for position, count in enumerate(self.counts) if count]
 
-    def __init__(self) -> None:
+    @classmethod
+    def of(cls, occupied: Iterable[Iterable[int]]) -> Histogram:
+        """Return the histogram that `occupied` described."""
+        histogram = cls()
+        for position, count in occupied:
+            histogram.counts[position] += count
+        return histogram
+
+
+class Tally:
+    """Totals of one operation under one label, and of one bucket of it where there are buckets."""
+
+    __slots__ = (
+        "calls", "failures", "hidden_ns", "histogram", "max_ns", "nbytes", "ns", "transport", "wait_ns", "wire_nbytes",
+    )  # fmt: skip
+
+    def __init__(self, transport: str = "") -> None:
+        self.transport = transport
         self.calls = self.nbytes = self.wire_nbytes = self.failures = 0
-        self.seconds = self.max_s = 0.0
+        self.ns = self.wait_ns = self.hidden_ns = self.max_ns = 0
         self.histogram = Histogram()
 
     def add(self, event: Collective) -> None:
-        if event.failed:
+        _, _, nbytes, seconds, _, _, failed, wire_nbytes, _, _, wait_s, exposed_s, _, _ = event
+        if failed:
             self.failures += 1
             return
+        ns = int(seconds * 1e9 + 0.5)
         self.calls += 1
-        self.nbytes += event.nbytes
-        self.wire_nbytes += event.nbytes if event.wire_nbytes is None else event.wire_nbytes
-        self.seconds += event.seconds
-        self.max_s = max(self.max_s, event.seconds)
-        self.histogram.add(event.seconds)
+        self.nbytes += nbytes
+        self.wire_nbytes += nbytes if wire_nbytes is None else wire_nbytes
+        self.ns += ns
+        if wait_s:
+            self.wait_ns += int(wait_s * 1e9 + 0.5)
+        if exposed_s is not None:
+            self.hidden_ns += ns - int(exposed_s * 1e9 + 0.5)
+        if ns > self.max_ns:
+            self.max_ns = ns
+        self.histogram.add(seconds)
 
-    def as_dict(self, operation: str, label: str, world_size: int) -> dict[str, Any]:
-        mean_s = self.seconds / self.calls if self.calls else 0.0
-        algbw = self.nbytes / self.seconds if self.seconds else 0.0
-        return {
-            "operation": operation,
-            "label": label,
-            "calls": self.calls,
-            "bytes": self.nbytes,
-            "wire_bytes": self.wire_nbytes,
-            "average_bytes_per_call": self.nbytes / self.calls if self.calls else 0.0,
-            "seconds": self.seconds,
-            "mean_s": mean_s,
-            "p50_s": min(self.histogram.percentile(0.50), self.max_s),
-            "p95_s": min(self.histogram.percentile(0.95), self.max_s),
-            "max_s": self.max_s,
-            "algbw_bytes_per_s": algbw,
-            "busbw_bytes_per_s": algbw * bus_factor(operation, world_size),
-            "failures": self.failures,
-        }
+    def absorb(self, other: Tally) -> None:
+        """Add another one's counts."""
+        self.transport = "+".join(sorted({*self.transport.split("+"), *other.transport.split("+")} - {""}))
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.max_ns = max(self.max_ns, other.max_ns)
+        self.histogram.merge(other.histogram)
+
+    def state(self) -> dict[str, Any]:
+        """Return the counts as plain numbers; `restored` makes a Tally of them again."""
+        counts = {name: getattr(self, name) for name in ("transport", *_COUNTS, "max_ns")}
+        return counts | {"histogram": self.histogram.occupied()}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Tally:
+        tally = cls()
+        for name in ("transport", *_COUNTS, "max_ns"):
+            setattr(tally, name, state[name])
+        tally.histogram = Histogram.of(state["histogram"])
+        return tally
+
+
+_COUNTS = ("calls", "nbytes", "wire_nbytes", "failures", "ns", "wait_ns", "hidden_ns")
+Key = tuple[str, str, int]
 
 
 class CommStats:
-    """Counts of every operation of one Communicator since the last reset.
+    """Counts of every operation of one Communicator since the last reset, and of the phases around them.
 
-    Memory is bounded by the number of different operations and labels, not by the number of calls.
+    Memory is bounded by the number of different operations, labels and buckets, of which MOST_TALLIES are told apart,
+    not by the number of calls.
     """
 
     def __init__(self, world_size: int = 1):
         self.world_size = world_size
         self.ranks = 1
-        self.operations: dict[tuple[str, str], OperationStats] = {}
-
-    def collective_finished(self, event: Collective) -> None:
-        key = event[:2]
-        entry = self.operations.get(key)
-        if entry is None:
-            entry = self.operations[key] = OperationStats()
-        entry.add(event)
+        self.reset()
 
     def reset(self) -> None:
         """Forget everything counted so far, e.g. at the start of an epoch."""
-        self.operations.clear()
+        self.tallies: dict[Key, Tally] = {}
+        self.phases: dict[Key, list[int]] = {}  # (name, label, bucket): calls, ns, longest ns
+        self.late: dict[int, list[int]] = {}  # rank: how often it came last, ns after the one before it, most ns
+        self.events = self.sampled_events = self.sampled_ns = 0
+
+    # --- counting: this runs at every collective ---
+
+    def collective_finished(self, event: Collective) -> None:
+        self.events += 1
+        if self.events % SAMPLE_EVERY != SAMPLE_EVERY // 2:
+            self._count(event)
+            return
+        began_ns = perf_counter_ns()
+        self._count(event)
+        self.sampled_ns += perf_counter_ns() - began_ns
+        self.sampled_events += 1
+
+    def _count(self, event: Collective) -> None:
+        operation, label, bucket = key = event[0], event[1], event[8]
+        tally = self.tallies.get(key)
+        if tally is None:
+            tally = self._new_tally(operation, label, bucket, event.transport)
+        tally.add(event)
+        last_rank = event[12]
+        if last_rank >= 0:
+            late_ns = int(event[13] * 1e9 + 0.5)
+            late = self.late.get(last_rank)
+            if late is None:
+                self.late[last_rank] = [1, late_ns, late_ns]
+                return
+            late[0] += 1
+            late[1] += late_ns
+            if late_ns > late[2]:
+                late[2] = late_ns
+
+    def _new_tally(self, operation: str, label: str, bucket: int, transport: str) -> Tally:
+        key = (operation, label, bucket)
+        if len(self.tallies) >= MOST_TALLIES:
+            key = (operation, label, -1) if (operation, label, -1) in self.tallies else (operation, OTHER_LABELS, -1)
+        return self.tallies.setdefault(key, Tally(transport))
+
+    def phase_finished(self, phase: Phase) -> None:
+        ns = int(phase.seconds * 1e9 + 0.5)
+        key = phase.name, phase.label, phase.bucket
+        counts = self.phases.get(key)
+        if counts is None:
+            key = key if len(self.phases) < MOST_PHASES else (OTHER_LABELS, "", -1)
+            counts = self.phases.setdefault(key, [0, 0, 0])
+        counts[0] += 1
+        counts[1] += ns
+        if ns > counts[2]:
+            counts[2] = ns
+
+    # --- reading ---
+
+    @property
+    def seconds(self) -> float:
+        """All operations' seconds together, of a mean rank."""
+        return sum(tally.ns for tally in self.tallies.values()) / 1e9 / self.ranks
 
     def total(self, operation: str, label: str | None = None) -> dict[str, Any]:
         """Return one operation's counts, over all its labels unless one is named; zeros if it never ran."""
-        chosen = [
-            stats
-            for (name, its_label), stats in self.operations.items()
-            if name == operation and label in (None, its_label)
-        ]
-        return _folded(chosen).as_dict(operation, label or "", self.world_size)
+        keys = [key for key in self.tallies if key[0] == operation and label in (None, key[1])]
+        return self._row(operation, label or "", keys)
 
     def as_dict(self) -> dict[str, Any]:
         """Return all counts as plain numbers, ready for JSON; see docs/reports.md for the fields."""
-        rows = [s.as_dict(*key, self.world_size) for key, s in sorted(self.operations.items())]
+        names = sorted({key[:2] for key in self.tallies})
+        buckets = [key for key in sorted(self.tallies) if key[2] >= 0]
         return {
             "schema": SCHEMA,
             "world_size": self.world_size,
             "ranks_merged": self.ranks,
-            "seconds": sum(row["seconds"] for row in rows),
-            "operations": rows,
+            "seconds": self.seconds,
+            "operations": [self._row(*name, [key for key in self.tallies if key[:2] == name]) for name in names],
+            "buckets": [{"bucket": key[2], **self._row(key[0], key[1], [key])} for key in buckets],
+            "phases": self._phase_rows(),
+            "stragglers": self._straggler_rows(),
+            "stats_overhead": self._overhead(),
         }
 
-    def state(self) -> dict[tuple[str, str], OperationStats]:
-        """Return what `merged` takes; it pickles, so ranks can exchange it."""
-        return self.operations
+    def _row(self, operation: str, label: str, keys: list[Key]) -> dict[str, Any]:
+        total = Tally()
+        for key in keys:
+            total.absorb(self.tallies[key])
+        calls, nbytes = _mean(total.calls, self.ranks), _mean(total.nbytes, self.ranks)
+        seconds, wait_s, hidden_s = (ns / 1e9 / self.ranks for ns in (total.ns, total.wait_ns, total.hidden_ns))
+        algbw = nbytes / seconds if seconds else 0.0
+        max_s = total.max_ns / 1e9
+        percentiles = {f"p{p}_s": min(total.histogram.percentile(p / 100), max_s) for p in (50, 95, 99)}
+        return {
+            "operation": operation,
+            "label": label,
+            "transport": total.transport,
+            "calls": calls,
+            "bytes": nbytes,
+            "wire_bytes": _mean(total.wire_nbytes, self.ranks),
+            "average_bytes_per_call": nbytes / calls if calls else 0.0,
+            "seconds": seconds,
+            "mean_s": seconds / calls if calls else 0.0,
+            "pack_s": self._beside("pack", keys),
+            "wait_s": wait_s,
+            "transfer_s": seconds - wait_s,
+            "unpack_s": self._beside("unpack", keys),
+            "exposed_s": seconds - hidden_s,
+            "hidden_s": hidden_s,
+            **percentiles,
+            "max_s": max_s,
+            "algbw_bytes_per_s": algbw,
+            "busbw_bytes_per_s": algbw * bus_factor(operation, self.world_size),
+            "failures": total.failures,
+        }
 
-    @classmethod
-    def merged(cls, states: Iterable[Mapping[tuple[str, str], OperationStats]], world_size: int) -> CommStats:
-        """Return the counts of one average rank: calls, bytes and seconds are means over the ranks' states.
+    def _beside(self, phase: str, keys: Iterable[Key]) -> float:
+        """Return a phase's seconds beside reductions of these labels and buckets, of a mean rank."""
+        reductions = {(phase, key[1], key[2]) for key in keys if key[0] in ("all_reduce", "reduce_scatter")}
+        return sum(self.phases[key][1] for key in reductions if key in self.phases) / 1e9 / self.ranks
 
-        Percentiles are over all ranks' calls, maxima and failures over all ranks. A collective is called alike on
-        every rank, so the means of calls and bytes are those of each rank.
-        """
-        states = list(states)
-        result = cls(world_size)
-        result.ranks = len(states)
-        for key in sorted({key for state in states for key in state}):
-            result.operations[key] = _folded([s[key] for s in states if key in s], ranks=len(states))
-        return result
+    def _phase_rows(self) -> list[dict[str, Any]]:
+        merged: dict[tuple[str, str], list[int]] = {}
+        for (name, label, _), counts in sorted(self.phases.items()):
+            merged[name, label] = _merged(merged.get((name, label), [0, 0, 0]), counts)
+        return [
+            {
+                "phase": name, "label": label, "calls": _mean(calls, self.ranks), "seconds": ns / 1e9 / self.ranks,
+                "max_s": max_ns / 1e9,
+            }
+            for (name, label), (calls, ns, max_ns) in merged.items()
+        ]  # fmt: skip
+
+    def _straggler_rows(self) -> list[dict[str, Any]]:
+        known = sum(counts[0] for counts in self.late.values())
+        return [
+            {
+                "rank": rank, "last": _mean(last, self.ranks), "share": last / known, "late_s": ns / 1e9 / self.ranks,
+                "mean_late_s": ns / 1e9 / last, "max_late_s": max_ns / 1e9,
+            }
+            for rank, (last, ns, max_ns) in sorted(self.late.items())
+        ]  # fmt: skip
+
+    def _overhead(self) -> dict[str, Any]:
+        events = _mean(self.events, self.ranks)
+        event_s = self.sampled_ns / self.sampled_events / 1e9 if self.sampled_events else None
+        return {"events": events, "event_s": event_s, "seconds": None if event_s is None else event_s * events}
 
     def table(self, title: str = "Communication", *, width: int = 120) -> Table:
         """Return the counts as a rich table, most bytes first; times in ms, bandwidths in GB/s (10^9 bytes).
 
         In less than 110 characters the columns that others can be reckoned from are left out.
         """
-        from rich.table import Table  # here, because most programs need it once, at their end
+        from clcomm.stats_table import make_table  # here, because most programs need it once, at their end
 
-        whose = "" if self.ranks == 1 else f", mean of {self.ranks} ranks"
-        table = Table(
-            title=f"{title} per rank{whose}", title_justify="left", box=None, header_style="bold", pad_edge=False,
-            collapse_padding=True, caption="times in ms, bandwidths in GB/s", caption_justify="left",
-        )  # fmt: skip
-        columns = _COLUMNS if width >= 110 else [column for column in _COLUMNS if not column.wide_only]
-        for column in columns:
-            table.add_column(column.heading, justify=column.justify, no_wrap=True)
-        for row in sorted(self.as_dict()["operations"], key=lambda row: -row["bytes"]):
-            table.add_row(*(column.write(row) for column in columns))
-        return table
+        return make_table(self, title, width)
+
+    # --- several ranks ---
+
+    def state(self) -> dict[str, Any]:
+        """Return what `merged` takes: plain numbers and text, for other ranks and for files; see docs/reports.md."""
+        return {
+            "tallies": [
+                {"operation": key[0], "label": key[1], "bucket": key[2], **tally.state()}
+                for key, tally in sorted(self.tallies.items())
+            ],
+            "phases": [[*key, *counts] for key, counts in sorted(self.phases.items())],
+            "late": [[rank, *counts] for rank, counts in sorted(self.late.items())],
+            "events": [self.events, self.sampled_events, self.sampled_ns],
+        }
+
+    @classmethod
+    def merged(cls, states: Iterable[Mapping[str, Any]], world_size: int) -> CommStats:
+        """Return the counts of one average rank: calls, bytes and seconds are means over the ranks' states.
+
+        Percentiles are over all ranks' calls, maxima and failures over all ranks. A collective is called alike on
+        every rank, so the means of calls and bytes are those of each rank.
+        """
+        result = cls(world_size)
+        result.ranks = 0
+        for state in states:
+            result.ranks += 1
+            for entry in state["tallies"]:
+                key = entry["operation"], entry["label"], entry["bucket"]
+                result.tallies.setdefault(key, Tally()).absorb(Tally.restored(entry))
+            for name, label, bucket, *counts in state["phases"]:
+                whole = result.phases.get((name, label, bucket), [0, 0, 0])
+                result.phases[name, label, bucket] = _merged(whole, counts)
+            for rank, *counts in state["late"]:
+                result.late[rank] = _merged(result.late.get(rank, [0, 0, 0]), counts)
+            events, sampled_events, sampled_ns = state["events"]
+            result.events += events
+            result.sampled_events += sampled_events
+            result.sampled_ns += sampled_ns
+        result.ranks = max(result.ranks, 1)
+        return result
 
 
-class _Column(NamedTuple):
-    heading: str
-    write: Callable[[dict[str, Any]], str]
-    wide_only: bool = False
-    justify: Literal["left", "right"] = "right"
-
-
-def _milliseconds(key: str, digits: int = 3) -> Callable[[dict[str, Any]], str]:
-    return lambda row: f"{row[key] * 1e3:,.{digits}f}"
-
-
-def _gigabytes(key: str) -> Callable[[dict[str, Any]], str]:
-    return lambda row: f"{row[key] / 1e9:,.2f}"
-
-
-_COLUMNS = [
-    _Column("operation", lambda row: f"{row['operation']} {row['label']}".strip(), justify="left"),
-    _Column("calls", lambda row: f"{row['calls']:,}"),
-    _Column("bytes", lambda row: f"{row['bytes']:,}"),
-    _Column("bytes/call", lambda row: f"{row['average_bytes_per_call']:,.0f}"),
-    _Column("total", _milliseconds("seconds", 1)),
-    _Column("mean", _milliseconds("mean_s"), wide_only=True),
-    _Column("p50", _milliseconds("p50_s")),
-    _Column("p95", _milliseconds("p95_s"), wide_only=True),
-    _Column("max", _milliseconds("max_s"), wide_only=True),
-    _Column("algbw", _gigabytes("algbw_bytes_per_s"), wide_only=True),
-    _Column("busbw", _gigabytes("busbw_bytes_per_s")),
-    _Column("failed", lambda row: str(row["failures"]), wide_only=True),
-]
-
-
-def _folded(entries: list[OperationStats], ranks: int = 1) -> OperationStats:
-    total = OperationStats()
-    for entry in entries:
-        total.calls += entry.calls
-        total.nbytes += entry.nbytes
-        total.wire_nbytes += entry.wire_nbytes
-        total.failures += entry.failures
-        total.max_s = max(total.max_s, entry.max_s)
-        total.histogram.counts += entry.histogram.counts
-    total.seconds = math.fsum(entry.seconds for entry in entries)  # exact, so the order of merging cannot matter
-    if ranks > 1:
-        total.calls = _mean(total.calls, ranks)
-        total.nbytes = _mean(total.nbytes, ranks)
-        total.wire_nbytes = _mean(total.wire_nbytes, ranks)
-        total.seconds /= ranks
-    return total
+def _merged(one: list[int], other: list[int]) -> list[int]:
+    """Return calls and nanoseconds added up, and the longer of the two longest."""
+    return [one[0] + other[0], one[1] + other[1], max(one[2], other[2])]
 
 
 def _mean(count: int, ranks: int) -> int:

@@ -20,7 +20,8 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (
         1,
         (
-            "clcomm/communicator.py", "clcomm/stats.py", "clcomm/job.py", "clcomm/arguments.py", "clcomm/handle.py",
+            "clcomm/communicator.py", "clcomm/job.py", "clcomm/arguments.py", "clcomm/handle.py",
+            "clcomm/events.py", "clcomm/stats.py", "clcomm/stats_table.py",
             "clcomm/world.py", "clcomm/running.py", "clcomm/collectives.py", "clcomm/all_reduce.py",
             "clcomm/lizardist.py", "clcomm/objects.py", "clcomm/engine/", "clcomm/costmodel.py", "clcomm/forecast.py",
             "clcomm/costfile.py", "clcomm/collective_cases.py", "clcomm/measure.py",

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -13,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from clcomm.stats import Collective, CommStats, Histogram, bus_factor
+from clcomm.stats import MOST_TALLIES, OTHER_LABELS, Collective, CommStats, Histogram, Phase, bus_factor
 
 
-def event(seconds=0.001, nbytes=1000, operation="all_reduce", label="", failed=False):
-    return Collective(operation, label, nbytes, seconds, "solo", 1, failed)
+def event(seconds=0.001, nbytes=1000, operation="all_reduce", label="", failed=False, bucket=-1, **more):
+    return Collective(operation, label, nbytes, seconds, "solo", 1, failed, bucket=bucket, **more)
 
 
 def stats_of(events, world_size=4):
     stats = CommStats(world_size)
     for each in events:
-        stats.collective_finished(each)
+        (stats.phase_finished if isinstance(each, Phase) else stats.collective_finished)(each)
     return stats
 
 
@@ -35,6 +36,14 @@ events = st.builds(
     operation=st.sampled_from(["all_reduce", "broadcast", "barrier"]),
     label=st.sampled_from(["", "gradients"]),
     failed=st.booleans(),
+    bucket=st.integers(-1, 2),
+    wait_s=st.floats(0, 1e-7),
+    exposed_s=st.none() | st.floats(0, 1e-7),
+    last_rank=st.integers(-1, 3),
+    late_s=st.floats(0, 1),
+)
+phases = st.builds(
+    Phase, st.sampled_from(["pack", "unpack", "step"]), st.just(0.0), durations, bucket=st.integers(-1, 2)
 )
 
 # --- percentiles ---
@@ -116,24 +125,109 @@ def test_memory_does_not_grow_with_calls():
     def size_after(calls):
         stats = CommStats(4)
         for number in range(calls):
-            stats.collective_finished(event(1e-6 * (number + 1), 1 << 40))
-        return len(pickle.dumps(stats))
+            stats.collective_finished(event(1e-6 * (number + 1), 1 << 40, bucket=number % 8, last_rank=number % 4))
+            stats.phase_finished(Phase("pack", 0.0, 1e-6, "", number % 8))
+        return len(pickle.dumps(stats.state())), len(pickle.dumps(stats))
 
-    assert size_after(20_000) <= size_after(10) + 200
+    short, long = size_after(2_000), size_after(20_000)
+    # The state names each bin that is not empty, of 1,048 a bucket; what is kept has all bins from the start.
+    assert long[0] <= short[0] + 8 * 1048 * 8
+    assert long[1] <= short[1] + 3000
+
+
+def test_a_million_steps_stats_stay_below_5_mb():
+    rng = np.random.default_rng(0)
+    tracemalloc.start()
+    stats = CommStats(1024)
+    for number, seconds in enumerate(rng.lognormal(-7, 2, 20_000)):
+        stats.collective_finished(
+            event(seconds, 1 << 40, label=f"label {number % 40}", bucket=number % 300, last_rank=number % 1024)
+        )
+        stats.phase_finished(Phase("pack", 0.0, seconds, f"label {number % 40}", number % 300))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # As many different things as it tells apart: from here on only counts grow.
+    assert len(stats.tallies) >= MOST_TALLIES
+    assert kept + len(pickle.dumps(stats.state())) < 5e6
+
+
+def test_more_buckets_and_labels_than_are_told_apart_are_still_counted():
+    events = [event(nbytes=1, label="gradients")]
+    events += [event(nbytes=1, label="gradients", bucket=bucket) for bucket in range(MOST_TALLIES + 10)]
+    events += [event(nbytes=1, label=f"user {number}") for number in range(5)]
+    stats = stats_of(events)
+    assert stats.total("all_reduce")["calls"] == stats.total("all_reduce")["bytes"] == len(events)
+    assert stats.total("all_reduce", "gradients")["calls"] == MOST_TALLIES + 11
+    assert stats.total("all_reduce", OTHER_LABELS)["calls"] == 5
 
 
 def test_a_reset_forgets_everything():
-    stats = stats_of([event(), event(failed=True)])
+    stats = stats_of([event(last_rank=1), event(failed=True), Phase("pack", 0.0, 0.1)])
     stats.reset()
     assert stats.as_dict() == CommStats(4).as_dict()
     stats.collective_finished(event())
     assert stats.total("all_reduce")["calls"] == 1
 
 
+# --- what the time went into ---
+
+
+def test_a_calls_time_is_split_into_waiting_and_moving_and_phases_stand_beside_it():
+    stats = stats_of([
+        event(0.010, label="gradients", bucket=0, wait_s=0.004),
+        event(0.020, label="gradients", bucket=1, wait_s=0.001),
+        Phase("pack", 0.0, 0.002, "gradients", 0), Phase("pack", 0.0, 0.003, "gradients", 1),
+        Phase("unpack", 0.0, 0.005, "gradients", 1), Phase("pack", 0.0, 1.0, "other", 0), Phase("step", 0.0, 0.1),
+    ])  # fmt: skip
+    row = stats.total("all_reduce", "gradients")
+    parts = {name: row[name] for name in ("pack_s", "wait_s", "transfer_s", "unpack_s")}
+    assert parts == pytest.approx({"pack_s": 0.005, "wait_s": 0.005, "transfer_s": 0.025, "unpack_s": 0.005})
+    assert row["wait_s"] + row["transfer_s"] == pytest.approx(row["seconds"]) == pytest.approx(0.030)
+    first, second = stats.as_dict()["buckets"]
+    assert (first["bucket"], second["bucket"], first["operation"], first["label"]) == (0, 1, "all_reduce", "gradients")
+    for name in ("calls", "bytes", "seconds", *parts):
+        assert first[name] + second[name] == pytest.approx(row[name])
+    assert [(p["phase"], p["label"], p["calls"]) for p in stats.as_dict()["phases"]] == [
+        ("pack", "gradients", 2), ("pack", "other", 1), ("step", "", 1), ("unpack", "gradients", 1),
+    ]  # fmt: skip
+    assert stats.as_dict()["phases"][0]["max_s"] == pytest.approx(0.003)
+
+
+def test_phases_are_beside_reductions_alone():
+    stats = stats_of([event(operation="all_gather", label="gradients"), Phase("pack", 0.0, 1.0, "gradients")])
+    assert stats.total("all_gather")["pack_s"] == 0
+
+
+def test_hidden_time_is_what_the_caller_did_not_wait_for():
+    row = stats_of([event(0.010, exposed_s=0.004), event(0.010, exposed_s=0.0), event(0.010)]).total("all_reduce")
+    assert (row["exposed_s"], row["hidden_s"]) == (pytest.approx(0.014), pytest.approx(0.016))
+
+
+def test_stragglers():
+    events = [event(last_rank=rank, late_s=late_s) for rank, late_s in ((3, 0.001), (3, 0.003), (1, 0.5), (3, 0.002))]
+    one, other = stats_of([*events, event(last_rank=-1, late_s=9.0)]), stats_of(events)
+    for stats in (one, CommStats.merged([one.state(), other.state()], 4)):
+        first, third = stats.as_dict()["stragglers"]
+        assert first == {"rank": 1, "last": 1, "share": 0.25, "late_s": 0.5, "mean_late_s": 0.5, "max_late_s": 0.5}
+        assert third == pytest.approx(
+            {"rank": 3, "last": 3, "share": 0.75, "late_s": 0.006, "mean_late_s": 0.002, "max_late_s": 0.003}
+        )
+
+
+def test_what_the_stats_themselves_cost():
+    stats = stats_of([event()] * 7)
+    assert stats.as_dict()["stats_overhead"] == {"events": 7, "event_s": None, "seconds": None}
+    for _ in range(393):
+        stats.collective_finished(event())
+    overhead = stats.as_dict()["stats_overhead"]
+    assert (overhead["events"], stats.sampled_events) == (400, 25)
+    assert overhead["event_s"] * 400 == overhead["seconds"] > 0
+
+
 # --- several ranks ---
 
 
-@given(st.lists(st.lists(events, max_size=20), min_size=1, max_size=4))
+@given(st.lists(st.lists(events | phases, max_size=20), min_size=1, max_size=4))
 def test_merging_gives_the_same_in_any_order(ranks):
     states = [stats_of(each).state() for each in ranks]
     merged = [CommStats.merged(order, 4).as_dict() for order in itertools.permutations(states)]
@@ -158,16 +252,16 @@ def test_a_merge_changes_none_of_its_parts():
     assert (one.as_dict(), other.as_dict()) == before
 
 
-def test_a_state_pickles():
-    stats = stats_of([event(), event(label="gradients")])
-    copied = CommStats.merged([pickle.loads(pickle.dumps(stats.state()))], 4)
+def test_a_state_is_json():
+    stats = stats_of([event(last_rank=1), event(label="gradients"), Phase("pack", 0.0, 0.1)])
+    copied = CommStats.merged([json.loads(json.dumps(stats.state()))], 4)
     assert copied.as_dict() == stats.as_dict()
 
 
 # --- to look at ---
 
 
-@given(st.lists(events, max_size=30))
+@given(st.lists(events | phases, max_size=30))
 def test_a_dict_is_json(drawn):
     stats = stats_of(drawn)
     assert json.loads(json.dumps(stats.as_dict())) == stats.as_dict()
@@ -175,7 +269,7 @@ def test_a_dict_is_json(drawn):
 
 def test_a_dict_says_what_it_holds():
     report = stats_of([event(0.25), event(0.5, operation="broadcast")]).as_dict()
-    assert (report["schema"], report["world_size"], report["ranks_merged"]) == (1, 4, 1)
+    assert (report["schema"], report["world_size"], report["ranks_merged"]) == (2, 4, 1)
     assert report["seconds"] == pytest.approx(0.75)
     assert [row["operation"] for row in report["operations"]] == ["all_reduce", "broadcast"]
 

@@ -47,4 +47,4 @@ class Overhead:
         return statistics.median(self._shares) if self._shares else None
 
     def _communication_s(self) -> float:
-        return sum(operation.seconds for operation in self._stats.operations.values())
+        return self._stats.seconds

@@ -1,0 +1,55 @@
+"""What observers of a Communicator are told: finished collectives, and finished parts of the program around them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+
+class Collective(NamedTuple):
+    """One finished collective, as an observer sees it.
+
+    `nbytes` is the operation's size in nccl-tests' sense: the array for all-reduce, broadcast and reduce-scatter
+    (its input), the gathered whole for all-gather, gather and scatter. `seconds` is what the caller spent in it.
+    `wire_nbytes` is what a rank put in instead of `nbytes` where a compressed form travelled; None: no other form.
+    `bucket` is the index of the bucket it reduces, -1: none. `began_s` is time.perf_counter() when the caller entered
+    it: one clock for all processes of a host. `wait_s` is the part of `seconds` spent waiting for other ranks to come,
+    `exposed_s` the part in which the caller could do nothing else; None: all of it. `last_rank` is the rank that came
+    last, -1: not known, and `late_s` by how much it came after the one before it.
+    """
+
+    operation: str
+    label: str
+    nbytes: int
+    seconds: float
+    transport: str
+    sequence: int
+    failed: bool = False
+    wire_nbytes: int | None = None
+    bucket: int = -1
+    began_s: float = 0.0
+    wait_s: float = 0.0
+    exposed_s: float | None = None
+    last_rank: int = -1
+    late_s: float = 0.0
+
+
+class Phase(NamedTuple):
+    """One finished part of a program that is no collective: "pack", "forward_backward", "optimizer", "step", ...
+
+    `began_s` is time.perf_counter() at its begin, `seconds` how long it took, `bucket` whose part it is, -1: of none.
+    """
+
+    name: str
+    began_s: float
+    seconds: float
+    label: str = ""
+    bucket: int = -1
+
+
+class Observer(Protocol):
+    """Anything that wants to see a Communicator's collectives; it must not communicate itself.
+
+    One that has a method `phase_finished(phase: Phase)` is told about phases too.
+    """
+
+    def collective_finished(self, event: Collective) -> None: ...
