@@ -1,14 +1,15 @@
 """Checkpoints: named arrays and plain facts in one file, written whole or not at all.
 
-The file is NumPy's .npz (a zip of .npy, each member with a CRC) plus one member of JSON; reading it runs no code.
-Rank 0 writes and reads; every rank learns how it went.
+The file is NumPy's .npz (a zip of .npy, each member with a CRC, none compressed) plus one member of JSON. Reading it
+runs no code, and takes no more memory than the file is long. `checkpoint_series` keeps several of a run.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
-import tempfile
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
@@ -18,12 +19,19 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.communicator import Communicator
 from clcomm.errors import CheckpointError
 from clcomm.layout import ParameterSpec
 
 FORMAT, VERSION = "clcomm-checkpoint", 1
 _FACTS = "facts.json"
+#: Booleans, integers, floats, complex numbers and text: what arrays in a checkpoint hold.
+_KINDS = "biufcU"
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+#: What reading a damaged file runs into: the zip's structure, a CRC, JSON, a header that is no literal.
+_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, KeyError, ValueError, TypeError, EOFError, MemoryError, RecursionError, SyntaxError,
+    NotImplementedError, OverflowError, struct.error, RuntimeError,
+)  # fmt: skip
 
 
 @dataclass
@@ -43,29 +51,53 @@ class Checkpoint:
         self.arrays.update({f"{prefix}/{name}": np.asarray(array) for name, array in arrays.items()})
 
 
-def save(path: str | os.PathLike, checkpoint: Checkpoint) -> None:
+def save(path: str | os.PathLike, checkpoint: Checkpoint, *, keep: int = 1) -> None:
     """Write a checkpoint: the file at `path` is the old one or the new one at every moment, never a part.
 
-    Raises CheckpointError when it cannot be written; the old file is then still there.
+    keep: with more than 1 the files before it stay, as path.1 (the last one), path.2, …, so many in all. Raises
+    CheckpointError when it cannot be written; the old file is then still there.
     """
     target = Path(path)
-    temporary = None
+    partial = target.with_name(f".{target.name}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-            temporary = file.name
-            _write(file, checkpoint)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-        temporary = None
+        partial.unlink(missing_ok=True)  # what a job that was killed left behind
+        try:
+            with open(partial, "xb", opener=_private) as file:
+                _write(file, checkpoint)
+                file.flush()
+                os.fsync(file.fileno())
+            if keep > 1 and target.exists():
+                _step_back(target, keep)
+            os.replace(partial, target)
+        finally:
+            partial.unlink(missing_ok=True)
         _sync_directory(target.parent)
     except OSError as error:
         reason = error.strerror or error
         raise CheckpointError(f"checkpoint {target}: could not be written ({reason}); the old file is kept") from None
-    finally:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
+
+
+def earlier(path: str | os.PathLike, age: int) -> Path:
+    """Return where the checkpoint lies that was at `path` so many saves ago; 0: `path` itself."""
+    target = Path(path)
+    return target.with_name(f"{target.name}.{age}") if age else target
+
+
+def _step_back(target: Path, keep: int) -> None:
+    """Make each file the next older one; the one at `target` stays there too, where the file system has links."""
+    for age in range(keep - 1, 1, -1):
+        if earlier(target, age - 1).exists():
+            os.replace(earlier(target, age - 1), earlier(target, age))
+    earlier(target, 1).unlink(missing_ok=True)
+    try:
+        os.link(target, earlier(target, 1))
+    except OSError:
+        os.replace(target, earlier(target, 1))
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def load(path: str | os.PathLike) -> Checkpoint:
@@ -73,54 +105,21 @@ def load(path: str | os.PathLike) -> Checkpoint:
     target = Path(path)
     try:
         with zipfile.ZipFile(target) as archive:
+            _check_sizes(archive, target.stat().st_size)
             facts = json.loads(archive.read(_FACTS))
-            members = [name for name in archive.namelist() if name.endswith(".npy")]
-            arrays = {name.removesuffix(".npy"): _read_array(archive, name) for name in members}
+            members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
+            arrays = {member.filename.removesuffix(".npy"): _read_array(archive, member) for member in members}
     except FileNotFoundError:
         raise CheckpointError(f"checkpoint {target}: expected a file, found none") from None
     except OSError as error:
         raise CheckpointError(f"checkpoint {target}: could not be read ({error.strerror or error})") from None
-    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError, MemoryError) as error:
+    except _DAMAGE as error:
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
             f"checkpoint {target}: damaged or not a checkpoint ({detail}); use an earlier one"
         ) from None
     _check_format(target, facts)
     return Checkpoint(arrays, facts)
-
-
-def save_from_root(comm: Communicator, path: str | os.PathLike, checkpoint: Checkpoint | None) -> None:
-    """Let rank 0 write its checkpoint; every rank raises the CheckpointError it may meet. Collective."""
-    problem = ""
-    if comm.rank == 0:
-        assert checkpoint is not None
-        try:
-            save(path, checkpoint)
-        except CheckpointError as error:
-            problem = str(error)
-    problem = comm.broadcast_object(problem, label="checkpoint")
-    if problem:
-        raise CheckpointError(problem)
-
-
-def load_everywhere(comm: Communicator, path: str | os.PathLike) -> Checkpoint:
-    """Let rank 0 read a checkpoint and give it to every rank; all raise the CheckpointError it may meet. Collective."""
-    checkpoint, problem = Checkpoint(), ""
-    if comm.rank == 0:
-        try:
-            checkpoint = load(path)
-        except CheckpointError as error:
-            problem = str(error)
-    shapes = {name: (array.shape, array.dtype.str) for name, array in checkpoint.arrays.items()}
-    problem, facts, shapes = comm.broadcast_object((problem, checkpoint.facts, shapes), label="checkpoint")
-    if problem:
-        raise CheckpointError(problem)
-    if comm.rank != 0:
-        arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()}
-        checkpoint = Checkpoint(arrays, facts)
-    for array in checkpoint.arrays.values():
-        comm.broadcast(array, label="checkpoint")
-    return checkpoint
 
 
 def check_parameters(arrays: Mapping[str, np.ndarray], specs: Iterable[ParameterSpec]) -> None:
@@ -145,12 +144,29 @@ def _write(file: Any, checkpoint: Checkpoint) -> None:
                 np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
 
 
-def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    with archive.open(name) as member:
-        array = np.lib.format.read_array(member, allow_pickle=False)
-        if member.read(1):  # reading on to the end also checks the CRC
-            raise ValueError(f"{name} holds more than one array")
-    return array
+def _check_sizes(archive: zipfile.ZipFile, file_size: int) -> None:
+    """Refuse members that would be larger in memory than the file is, and names that come twice."""
+    members = archive.infolist()
+    if len({member.filename for member in members}) != len(members):
+        raise ValueError("a member comes twice")
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+        raise ValueError("a member is compressed")
+    if sum(member.file_size for member in members) > file_size:
+        raise ValueError("its members are larger than the file")
+
+
+def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
+    with archive.open(info) as member:
+        version = np.lib.format.read_magic(member)
+        if version not in _HEADERS:
+            raise ValueError(f"{info.filename} is of version {version}")
+        shape, is_fortran, dtype = _HEADERS[version](member)
+        if dtype.hasobject or dtype.kind not in _KINDS or any(size < 0 for size in shape):
+            raise ValueError(f"{info.filename} holds {dtype}, which no checkpoint does")
+        if math.prod(shape) * dtype.itemsize != info.file_size - member.tell():
+            raise ValueError(f"{info.filename} is not as long as {dtype} of shape {shape}")
+        data = bytearray(member.read())  # to the end, where the CRC is checked
+    return np.frombuffer(data, dtype).reshape(shape, order="F" if is_fortran else "C")
 
 
 def _check_format(target: Path, facts: Any) -> None:

@@ -32,7 +32,8 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
         (
             "clcomm/agreement.py", "clcomm/replica.py", "clcomm/synchronizer.py", "clcomm/optim.py",
             "clcomm/shared_space.py", "clcomm/finiteness.py", "clcomm/compression/", "clcomm/distributed_optimizer.py",
-            "clcomm/sampler.py", "clcomm/checkpoint.py", "clcomm/adapters/", "clcomm/__init__.py",
+            "clcomm/sampler.py", "clcomm/checkpoint.py", "clcomm/checkpoint_series.py", "clcomm/adapters/",
+            "clcomm/__init__.py",
             "clcomm/cli.py", "clcomm/__main__.py", "clcomm/commands/",
             "clcomm/bench.py", "clcomm/plot.py", "clcomm/tune.py", "clcomm/tune_report.py",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -11,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.checkpoint import Checkpoint, check_parameters, load, load_everywhere, save, save_from_root
-from clcomm.communicator import Communicator
+from clcomm.checkpoint import Checkpoint, check_parameters, earlier, load, save
 from clcomm.errors import CheckpointError
 from clcomm.layout import ParameterSpec
 
@@ -116,20 +116,71 @@ def test_another_models_parameters_are_named() -> None:
         check_parameters({"a": np.zeros((2, 3), "f4"), "b": np.zeros(4, "f4"), "c": np.zeros(1)}, specs)
 
 
-@pytest.mark.mpi
-def test_every_rank_gets_rank_0s_file_or_its_error(tmp_path: Path) -> None:
-    comm = Communicator()
-    path = comm.broadcast_object(str(tmp_path / "run.npz"))
-    save_from_root(comm, path, example() if comm.rank == 0 else None)
-    loaded = load_everywhere(comm, path if comm.rank == 0 else "only rank 0 reads")
-    for name, array in example().arrays.items():
-        assert loaded.arrays[name].tobytes() == array.tobytes()
-    assert loaded.facts["progress"] == {"step": 3}
-    with pytest.raises(CheckpointError, match="found none"):
-        load_everywhere(comm, path + ".missing")
-    blocker = comm.broadcast_object(str(tmp_path / "file"))
-    if comm.rank == 0:
-        Path(blocker).write_text("not a directory")
-    with pytest.raises(CheckpointError, match="could not be written"):
-        save_from_root(comm, f"{blocker}/run.npz", example() if comm.rank == 0 else None)
-    comm.finalize()
+@pytest.mark.parametrize("has_links", [True, False])
+def test_earlier_files_stay_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool) -> None:
+    if not has_links:
+
+        def refuse(source: object, target: object) -> None:
+            raise OSError(95, "Operation not supported")
+
+        monkeypatch.setattr(os, "link", refuse)
+    path = tmp_path / "run.npz"
+    for step in range(6):
+        save(path, Checkpoint(facts={"step": step}), keep=3)
+    assert sorted(os.listdir(tmp_path)) == ["run.npz", "run.npz.1", "run.npz.2"]
+    assert [load(earlier(path, age)).facts["step"] for age in range(3)] == [5, 4, 3]
+
+
+def test_what_a_killed_job_left_is_cleared_away(tmp_path: Path) -> None:
+    (tmp_path / ".run.npz.partial").write_bytes(b"half a file")
+    save(tmp_path / "run.npz", example())
+    assert os.listdir(tmp_path) == ["run.npz"]
+
+
+def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+    save(tmp_path / "run.npz", example())
+    assert (tmp_path / "run.npz").stat().st_mode & 0o077 == 0
+
+
+def write_member(path: Path, name: str, data: bytes, compression: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(name, data, compression)
+
+
+def npy(header: str, data: bytes = b"") -> bytes:
+    text = header.encode().ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "compression"),
+    [
+        ("huge.npy", npy("{'descr': '<f8', 'fortran_order': False, 'shape': (10**15,)}"), zipfile.ZIP_STORED),
+        (
+            "huge.npy",
+            npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,)}", bytes(8)),
+            zipfile.ZIP_STORED,
+        ),
+        (
+            "short.npy",
+            npy("{'descr': '<f8', 'fortran_order': False, 'shape': (2,)}", bytes(8)),
+            zipfile.ZIP_STORED,
+        ),
+        ("bomb.npy", bytes(10_000_000), zipfile.ZIP_DEFLATED),
+        ("code.npy", npy("__import__('os').abort()"), zipfile.ZIP_STORED),
+        ("facts.json", b"{}", zipfile.ZIP_STORED),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_hostile_members_are_refused_before_memory_is_taken(
+    tmp_path: Path, name: str, data: bytes, compression: int
+) -> None:
+    save(tmp_path / "run.npz", example())
+    write_member(tmp_path / "run.npz", name, data, compression)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
+            load(tmp_path / "run.npz")
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.checkpoint import Checkpoint, load, load_everywhere, save_from_root
+from clcomm.checkpoint import Checkpoint, load
+from clcomm.checkpoint_series import CheckpointSeries, load_newest
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import CrossEntropyLoss, Device, Generator, Linear, Tensor
 from clcomm.errors import ArgumentError, MismatchError, NonFiniteError
@@ -183,7 +184,7 @@ def test_a_state_of_all_ranks_goes_on_with_fewer(several, tmp_path, kind, transp
     checkpoint = Checkpoint()
     checkpoint.add_group("parameter", job.model.state_dict())
     checkpoint.add_group("optimizer", state)
-    save_from_root(several, path, checkpoint)
+    CheckpointSeries(several, path).save(checkpoint)
     for ranks in {1, 2, several.size}:
         part = several.comm.Split(several.rank // ranks, several.rank)
         if part.Get_size() == ranks:
@@ -194,7 +195,7 @@ def test_a_state_of_all_ranks_goes_on_with_fewer(several, tmp_path, kind, transp
 
 
 def _resumed(comm, path, kind, sharded):
-    job, checkpoint = Job(comm, kind, sharded), load_everywhere(comm, path)
+    job, checkpoint = Job(comm, kind, sharded), load_newest(comm, path)[1]
     job.model.load_state_dict(checkpoint.group("parameter"))
     job.optimizer.load_state_dict(checkpoint.group("optimizer"))
     assert int(job.optimizer.state_dict()["steps"]) == 3
@@ -208,7 +209,7 @@ def test_resuming_has_the_bits_of_an_uninterrupted_run_also_across_kinds(comm, t
     for before, after in ((True, True), (True, False), (False, True)):
         first = make_trainer(comm, samples, optimizer="adam", sharded=before)
         train(first, 5)
-        save_snapshot(path, first, {})
+        save_snapshot(CheckpointSeries(comm, path), first, {})
         resumed = make_trainer(comm, samples, optimizer="adam", sharded=after)
         restore_snapshot(path, resumed, {})
         assert_same_bits(train(resumed, 12), whole)

@@ -127,6 +127,10 @@ def add_checkpoint_options(parser: Parser) -> None:
     group.add_argument("--checkpoint", metavar="FILE", help="save there after each epoch and at the end")
     group.add_argument("--checkpoint-every", type=_positive, metavar="STEPS", help="save every so many steps as well")
     group.add_argument(
+        "--checkpoint-keep", type=_positive, default=2, metavar="N",
+        help="of the last checkpoints: the newest is FILE, the one before it FILE.1; default: %(default)s",
+    )  # fmt: skip
+    group.add_argument(
         "--resume", nargs="?", const="", metavar="FILE", help="go on from this checkpoint; default: --checkpoint's file"
     )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clcomm.checkpoint_series import CheckpointSeries
 from clcomm.communicator import Communicator
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.errors import ArgumentError
@@ -103,6 +104,7 @@ class Session:
         self.epochs = options.epochs or splits.default_epochs
         self._build_kernels()
         self.trainer = self._make_trainer()
+        self._series = self._checkpoint_series()
 
     def _build_kernels(self) -> None:
         options, parts, train = self.options, self.parts, self.splits.train
@@ -134,6 +136,11 @@ class Session:
         trainer = Trainer(comm, sync, self.parts, optimizer, loader, accumulation=options.grad_accumulation)
         trainer.schedule = parse_schedule(options.schedule, self.epochs * trainer.steps_per_epoch)
         return trainer
+
+    def _checkpoint_series(self) -> CheckpointSeries | None:
+        if not getattr(self.options, "checkpoint", None):
+            return None
+        return CheckpointSeries(self.comm, self.options.checkpoint, keep=self.options.checkpoint_keep, background=True)
 
     def headline(self) -> str:
         """Return what is about to run, as one line."""
@@ -198,19 +205,21 @@ class Session:
             if display is not None:
                 display.close()
         self._save(saved_at)
+        if self._series is not None:
+            self._series.wait()
 
     def _save(self, saved_at: int) -> int:
         step = self.trainer.progress.step
-        if getattr(self.options, "checkpoint", None) and step != saved_at:
-            save_snapshot(self.options.checkpoint, self.trainer, self._course())
+        if self._series is not None and step != saved_at:
+            save_snapshot(self._series, self.trainer, self._course())
         return step
 
     def _resume(self) -> None:
         source = getattr(self.options, "resume", None)
         if source:
-            restore_snapshot(source, self.trainer, self._course())
+            found = restore_snapshot(source, self.trainer, self._course())
             done = self.trainer.progress
-            self.console.print(f"resumed {source}: epoch {done.epoch + 1}, step {done.step}", highlight=False)
+            self.console.print(f"resumed {found}: epoch {done.epoch + 1}, step {done.step}", highlight=False)
 
     def _course(self) -> dict[str, Any]:
         return {name: getattr(self.options, name) for name in COURSE} | {"data": self.splits.name}

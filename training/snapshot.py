@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from clcomm.checkpoint import Checkpoint, check_parameters, load_everywhere, save_from_root
+from clcomm.checkpoint import Checkpoint, check_parameters
+from clcomm.checkpoint_series import CheckpointSeries, load_newest
 from clcomm.errors import CheckpointError
 from clcomm.layout import ParameterSpec
 from training.trainer import Trainer
 
 
-def save_snapshot(path: str | os.PathLike, trainer: Trainer, job: dict[str, Any]) -> None:
+def save_snapshot(series: CheckpointSeries, trainer: Trainer, job: dict[str, Any]) -> None:
     """Write the trainer's state and what the job was told, from rank 0; collective."""
     comm = trainer.comm
     random_states = comm.gather(_random_state())
@@ -26,12 +28,15 @@ def save_snapshot(path: str | os.PathLike, trainer: Trainer, job: dict[str, Any]
         checkpoint.add_group("optimizer", optimizer_state)
         assert random_states is not None
         checkpoint.add_group("random", {str(rank): state for rank, state in enumerate(random_states)})
-    save_from_root(comm, path, checkpoint)
+    series.save(checkpoint)
 
 
-def restore_snapshot(path: str | os.PathLike, trainer: Trainer, job: dict[str, Any]) -> None:
-    """Put the trainer where the checkpoint was written; CheckpointError, on every rank, if it is another job's."""
-    checkpoint = load_everywhere(trainer.comm, path)
+def restore_snapshot(path: str | os.PathLike, trainer: Trainer, job: dict[str, Any]) -> Path:
+    """Put the trainer where the newest whole checkpoint at `path` was written, and return which file that was.
+
+    Collective. Raises CheckpointError, on every rank, if there is none or it is another job's.
+    """
+    source, checkpoint = load_newest(trainer.comm, path)
     parameters = checkpoint.group("parameter")
     check_parameters(parameters, _specs(trainer.model))
     _check_job(checkpoint.facts.get("job"), job)
@@ -41,6 +46,7 @@ def restore_snapshot(path: str | os.PathLike, trainer: Trainer, job: dict[str, A
     if checkpoint.facts.get("world_size") == trainer.comm.size:
         _restore_random_state(checkpoint.group("random").get(str(trainer.comm.rank)))
     trainer.sync.check_replicas(trainer.model)
+    return source
 
 
 def _specs(model: Any) -> list[ParameterSpec]:

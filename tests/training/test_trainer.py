@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clcomm.checkpoint_series import CheckpointSeries
 from clcomm.communicator import Communicator
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.errors import ArgumentError, CheckpointError, MismatchError, NonFiniteError
@@ -115,7 +116,7 @@ def test_resumed_runs_have_the_bits_of_uninterrupted_ones(tmp_path: Path, optimi
     for stop in (7, 15, 22):  # within the first epoch, at its end, within the second
         first = make_trainer(comm, samples, optimizer=optimizer)
         train(first, stop)
-        save_snapshot(path, first, {"seed": 5})
+        save_snapshot(CheckpointSeries(comm, path), first, {"seed": 5})
         resumed = make_trainer(comm, samples, optimizer=optimizer)
         restore_snapshot(path, resumed, {"seed": 5})
         assert resumed.progress.step == stop
@@ -128,7 +129,7 @@ def test_checkpoints_of_other_jobs_are_refused_on_every_rank(tmp_path: Path) -> 
     path = comm.broadcast_object(str(tmp_path / "run.npz"))
     trainer = make_trainer(comm, 120)
     train(trainer, 2)
-    save_snapshot(path, trainer, {"batch_size": 4})
+    save_snapshot(CheckpointSeries(comm, path), trainer, {"batch_size": 4})
     with pytest.raises(CheckpointError, match=r"parameter 'conv1.weight' is \(16, 1, 3, 3\) float32 here"):
         restore_snapshot(path, make_trainer(comm, 120, model="convnet"), {"batch_size": 4})
     with pytest.raises(CheckpointError, match="written with --batch-size 4, this job has 8"):
@@ -144,7 +145,7 @@ def test_random_state_of_every_rank_is_restored(tmp_path: Path) -> None:
     trainer = make_trainer(comm, 120)
     np.random.seed(100 + comm.rank)
     np.random.uniform(size=17)
-    save_snapshot(path, trainer, {})
+    save_snapshot(CheckpointSeries(comm, path), trainer, {})
     expected = np.random.uniform(size=5)
     np.random.seed(0)
     restore_snapshot(path, trainer, {})
