@@ -8,6 +8,7 @@ integers add up to the same whatever their order, so ranks' stats merge exactly.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Mapping
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -42,31 +43,33 @@ class Histogram:
     """Durations in about 1,000 logarithmic bins, 2% wide, from 0.1 us to 100 s: bounded, and it merges exactly."""
 
     _LOWEST_S, _RATIO, _BINS = 1e-7, 1.02, 1048
-    _LOG_RATIO = math.log(_RATIO)
+    _BINS_PER_E = 1 / math.log(_RATIO)
+    _LOWEST = math.log(_LOWEST_S) * _BINS_PER_E
 
     def __init__(self) -> None:
-        self.counts = np.zeros(self._BINS, np.int64)
+        self.counts = array("Q", bytes(8 * self._BINS))  # adds one several times faster than NumPy's arrays
 
     def add(self, seconds: float) -> None:
-        position = int(math.log(max(seconds, self._LOWEST_S) / self._LOWEST_S) / self._LOG_RATIO)
-        self.counts[min(position, self._BINS - 1)] += 1
+        position = int(math.log(seconds) * self._BINS_PER_E - self._LOWEST) if seconds > self._LOWEST_S else 0
+        self.counts[position if position < self._BINS else -1] += 1
 
     def percentile(self, share: float) -> float:
         """Return the duration in seconds below which this share (0 to 1) of all lies, to within a bin's width."""
-        total = int(self.counts.sum())
+        up_to = np.cumsum(self.counts)
+        total = int(up_to[-1])
         if total == 0:
             return 0.0
         rank = min(total - 1, int(share * total))
-        position = int(np.searchsorted(np.cumsum(self.counts), rank, side="right"))
-        return float(self._LOWEST_S * self._RATIO ** (position + 0.5))
+        return float(self._LOWEST_S * self._RATIO ** (int(np.searchsorted(up_to, rank, side="right")) + 0.5))
 
     def merge(self, other: Histogram) -> None:
         """Add another one's counts."""
-        self.counts += other.counts
+        mine = np.asarray(self.counts)
+        mine += np.asarray(other.counts)
 
     def occupied(self) -> list[list[int]]:
         """Return [bin, count] for every bin that holds something."""
-        return [[position, int(count)] for position, count in enumerate(self.counts) if count]
+        return [[position, count] for position, count in enumerate(self.counts) if count]
 
     @classmethod
     def of(cls, occupied: Iterable[Iterable[int]]) -> Histogram:
