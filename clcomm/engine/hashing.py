@@ -1,0 +1,21 @@
+"""The hash of clcomm/hashing.py, computed where the parameters are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from clcomm.engine.device import Device
+from clcomm.hashing import WORD
+
+
+def hash_buffer(device: Device, buffer: Any, nbytes: int) -> int:
+    """Return the hash of the first `nbytes` of a buffer, whole words; waits for the device."""
+    grid = device.grid(nbytes // WORD)
+    (units,) = grid[0]
+    partials = device.allocate(units * WORD)
+    device.launch(device.kernel("hash", "hash_words"), *grid, partials, buffer, units, nbytes // WORD)
+    sums = np.empty(units, np.uint64)
+    device.read(partials, sums)
+    return int(np.add.reduce(sums))
