@@ -35,8 +35,12 @@ def _first_difference(everyone: list[list[str]]) -> str:
 
 
 def _ranks(values: list[str], value: str) -> str:
-    ranks = [str(rank) for rank, theirs in enumerate(values) if theirs == value]
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(ranks)
+    return named_ranks([rank for rank, theirs in enumerate(values) if theirs == value])
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Return "rank 1" or "ranks 0, 2"."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
 def digest(data: Any) -> bytes:

@@ -35,6 +35,9 @@ class DistributedOptimizer:
     Raises ArgumentError for another library's optimizer, MismatchError where the ranks' settings or replicas differ.
     """
 
+    #: Each rank holds another part of the state.
+    is_sharded = True
+
     def __init__(self, optimizer: Optimizer, sync: Synchronizer):
         if not isinstance(optimizer, Optimizer):
             raise ArgumentError(

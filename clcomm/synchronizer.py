@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.agreement import CHECKS, all_alike, digest, require_agreement
+from clcomm.agreement import require_agreement
 from clcomm.communicator import Communicator
 from clcomm.compression import CommHook, parse_compression
+from clcomm.divergence import ReplicaGuard
 from clcomm.errors import ArgumentError
 from clcomm.finiteness import raise_non_finite
 from clcomm.layout import Bucket
@@ -29,6 +30,8 @@ class Synchronizer:
 
     comm: the ranks. use_bucketing, bucket_size: as the Communicator's, unless given here.
     check_replicas_every: compare the replicas' hashes after every so many synchronisations; 0: after broadcasts only.
+    on_divergence: where they differ, "raise" MismatchError on every rank, or "rebroadcast" the parameters that most
+        ranks have (of equally many the lowest rank's), and the state of the optimizer that `attach_optimizer` named.
     check_finite: raise NonFiniteError on every rank when a mean gradient holds NaN or Inf.
     compression: "none", "fp16", "bf16", "int8", "topk:SHARE" or "powersgd:RANK": what gradients travel as; all but the
         first change them, the last three with error feedback. See `register_comm_hook` for one's own.
@@ -45,17 +48,14 @@ class Synchronizer:
         *,
         bucket_size: int | str | None = None,
         check_replicas_every: int = 0,
+        on_divergence: str = "raise",
         check_finite: bool = False,
         compression: str = "none",
     ):
-        if not isinstance(check_replicas_every, int) or check_replicas_every < 0:
-            raise ArgumentError(
-                f"check_replicas_every: expected a number of steps, 0 for never, got {check_replicas_every!r}"
-            )
         self.comm = comm
+        self.guard = ReplicaGuard(comm, check_replicas_every, on_divergence)
         self.use_bucketing = comm.use_bucketing if use_bucketing is None else use_bucketing
         self.bucket_size = comm.bucket_size if bucket_size is None else parse_size(bucket_size)
-        self.check_replicas_every = check_replicas_every
         self.check_finite = check_finite
         self._hook: CommHook | None = parse_compression(compression)
         self._spaces: dict[int, SharedSpace] = {}
@@ -69,7 +69,11 @@ class Synchronizer:
         self.comm.broadcast(space.arrays.params, root, label=PARAMETERS, nbytes=space.layout.nbytes)
         space.replica.push_parameters()
         self._broadcast_extra_state(space, root)
-        self.check_replicas(model)
+        self.guard.require_alike(space)
+
+    def attach_optimizer(self, model: Any, optimizer: Any) -> None:
+        """Name the optimizer whose `state_dict` goes along where a replica that differs gets another's parameters."""
+        self.guard.attach(model, optimizer)
 
     def sync_gradients(self, model: Any, use_bucketing: bool | None = None) -> None:
         """Replace each gradient by its mean over the ranks; a rank without a gradient counts as zero.
@@ -95,7 +99,7 @@ class Synchronizer:
     def count_synchronisation(self, space: SharedSpace) -> None:
         """Note that a model's gradients were reduced, and compare the replicas where it is time for that."""
         space.synchronisations += 1
-        if self.check_replicas_every and space.synchronisations % self.check_replicas_every == 0:
+        if self.guard.is_due(space):
             self.check_replicas(space.model)
 
     @contextmanager
@@ -108,15 +112,8 @@ class Synchronizer:
             self._paused -= 1
 
     def check_replicas(self, model: Any) -> None:
-        """Raise on every rank, if the parameters' bits differ between ranks, naming where."""
-        space = self._space(model)
-        space.replica.pull_parameters()
-        own = np.frombuffer(digest(space.arrays.params), np.uint8)
-        if all_alike(self.comm.all_gather(own, label=CHECKS)):
-            return
-        views = ((slot.name, space.layout.view(space.arrays.params, slot.name)) for slot in space.layout.slots)
-        hashes = [f"{name}: {digest(view).hex()}" for name, view in views]
-        require_agreement(self.comm, "parameter bits", hashes, "broadcast the parameters again and look for the cause")
+        """Compare the parameters' bits over the ranks; where they differ do what `on_divergence` says. Collective."""
+        self.guard.check(self._space(model), lambda root: self.broadcast_parameters(model, root))
 
     def bucket_plan(self, model: Any, use_bucketing: bool | None = None) -> tuple[Bucket, ...]:
         """Return the buckets that `sync_gradients` reduces, in order; collective the first time."""

@@ -14,7 +14,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
         0,
         (
             "clcomm/errors.py", "clcomm/units.py", "clcomm/cache.py", "clcomm/host_memory.py", "clcomm/layout.py",
-            "clcomm/_version.py", "clcomm/transport/", "clcomm/intervals.py",
+            "clcomm/hashing.py", "clcomm/_version.py", "clcomm/transport/", "clcomm/intervals.py",
         ),
     ),
     (
@@ -35,6 +35,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
             "clcomm/shared_space.py", "clcomm/finiteness.py", "clcomm/compression/", "clcomm/distributed_optimizer.py",
             "clcomm/sampler.py", "clcomm/checkpoint.py", "clcomm/checkpoint_series.py", "clcomm/adapters/",
             "clcomm/__init__.py",
+            "clcomm/divergence.py", "clcomm/clipping.py", "clcomm/join.py",
             "clcomm/cli.py", "clcomm/__main__.py", "clcomm/commands/",
             "clcomm/bench.py", "clcomm/plot.py", "clcomm/tune.py", "clcomm/tune_report.py",
         ),

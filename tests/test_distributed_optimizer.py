@@ -300,7 +300,7 @@ def test_replicas_that_differ_are_an_error_before_they_share_memory(several):
     job = Job(several)
     if several.rank == 0:
         job.model.load_state_dict({name: value + 1 for name, value in job.model.state_dict().items()})
-    with pytest.raises(MismatchError, match="parameter bits: expected the same on every rank"):
+    with pytest.raises(MismatchError, match="replicas: expected the same parameters on every rank"):
         job.run(1)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clcomm.engine.hashing import hash_buffer
 from clcomm.errors import ArgumentError
 from clcomm.layout import Bucket, FlatLayout
 
@@ -40,6 +41,11 @@ class NativeReplica:
     def pull_parameters(self) -> None:
         """Make the host's array hold the parameters."""
         self.flat_space.pull_params()
+
+    def hash_parameters(self) -> int:
+        """Return the parameters' hash, computed on the device."""
+        space = self.flat_space
+        return hash_buffer(space.device, space.params, space.layout.span)
 
     def push_parameters(self) -> None:
         """Make the parameters those in the host's array."""
