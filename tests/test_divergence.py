@@ -125,10 +125,10 @@ def test_the_device_finds_a_flipped_bit(several):
     sync.guard.on_divergence = "raise"
     if several.rank == several.size - 1:
         state = {name: value.copy() for name, value in model.state_dict().items()}
-        name = list(state)[0]
+        name = next(iter(state))
         state[name].view(np.uint32).reshape(-1)[5] ^= 1
         model.load_state_dict(state)
     backward(device, model, several.rank, 0)
     with pytest.raises(MismatchError) as caught:
         sync.sync_gradients(model)
-    assert f"but {list(model.state_dict())[0]!r} " in one_line(caught)
+    assert f"but {next(iter(model.state_dict()))!r} " in one_line(caught)

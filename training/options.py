@@ -6,6 +6,7 @@ import argparse
 from typing import Any, NoReturn
 
 from clcomm.compression import parse_compression
+from clcomm.divergence import ON_DIVERGENCE
 from clcomm.errors import ArgumentError
 from clcomm.transport.mpi import place_in_world
 from training.data_source import CHOICES as DATA_CHOICES
@@ -107,6 +108,10 @@ def _add_communication_options(parser: Parser) -> None:
     group.add_argument(
         "--check-replicas", type=_whole, default=0, metavar="K", help="compare the replicas' hashes every K steps"
     )
+    group.add_argument(
+        "--on-divergence", choices=ON_DIVERGENCE, default="raise",
+        help="where replicas differ: end with an error, or go on with what most ranks have; default: %(default)s",
+    )  # fmt: skip
 
 
 def _add_output_options(parser: Parser) -> None:

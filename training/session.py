@@ -124,6 +124,7 @@ class Session:
             comm,
             use_bucketing=not options.no_bucketing,
             check_replicas_every=options.check_replicas,
+            on_divergence=options.on_divergence,
             check_finite=options.check_finite,
             compression=options.compression,
         )

@@ -17,8 +17,9 @@ from training.trainer import Trainer
 
 
 def save_snapshot(series: CheckpointSeries, trainer: Trainer, job: dict[str, Any]) -> None:
-    """Write the trainer's state and what the job was told, from rank 0; collective."""
+    """Write the trainer's state and what the job was told, from rank 0, after comparing the replicas; collective."""
     comm = trainer.comm
+    trainer.sync.check_replicas(trainer.model)
     random_states = comm.gather(_random_state())
     optimizer_state = trainer.optimizer.state_dict()  # on every rank: each may hold a part of it
     checkpoint = None

@@ -70,6 +70,7 @@ class Trainer:
         self.overhead = Overhead(parts.profile, comm.stats)
         self.train_loss = float("nan")
         sync.broadcast_parameters(self.model)
+        sync.attach_optimizer(self.model, optimizer)
 
     @property
     def steps_per_epoch(self) -> int:
