@@ -104,7 +104,7 @@ def table_rows(out: str) -> dict[str, list[str]]:
 def test_the_published_table_of_one_epoch() -> None:
     out = run(
         "examples.compare_bucketing", "--model", "convnet", "--batch-size", "128", "--epochs", "1", "--no-eval",
-        "--data", MNIST, "--quiet", ranks=2,
+        "--data", MNIST, "--quiet", "--variants", ranks=2,
     )  # fmt: skip
     assert table_rows(out) == {
         "Average bytes/call": ["827,688", "103,461", "8x"],
@@ -114,15 +114,30 @@ def test_the_published_table_of_one_epoch() -> None:
     assert "both runs ended with the same parameters, bit for bit" in out
 
 
-def test_comparison_counts_the_buckets_of_the_plan(tmp_path: Path) -> None:
+def test_all_ways_are_compared_in_one_run(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report, chart = tmp_path / "all.json", tmp_path / "chart.png"
     out = run(
-        "examples.compare_bucketing", "--data", "synthetic", "--max-steps", "10", "--bucket-size", "256KiB",
-        "--no-eval", "--quiet", "--report", str(tmp_path / "both.json"), ranks=2,
+        "examples.compare_bucketing", "--data", "synthetic", "--max-steps", "24", "--bucket-size", "256KiB",
+        "--batch-size", "8", "--no-eval", "--quiet", "--report", str(report), "--plot", str(chart), ranks=2,
     )  # fmt: skip
-    assert "3 buckets of 256 KiB" in out  # fc2 and fc1.bias; fc1.weight alone; the convolutions
-    assert table_rows(out)["Total all-reduce calls"][:2] == ["30", "80"]
-    runs = json.loads((tmp_path / "both.json").read_text())["runs"]
-    assert runs["bucketed"]["train_loss"] == runs["per tensor"]["train_loss"]
+    assert table_rows(out)["Total all-reduce calls"][:2] == ["72", "192"]
+    compared = json.loads(report.read_text())
+    names = ["bucketed", "per tensor", "64KiB", "bucketed, mpi", "per tensor, mpi"]  # 256KiB is bucketed itself
+    assert [name for name in compared["runs"] if name in names] == names
+    assert f"all {len(compared['runs'])} runs ended with the same parameters, bit for bit" in out
+    assert len({run["train_loss"] for run in compared["runs"].values()}) == 1
+    assert compared["variants"]["bucketed"]["buckets"] == [5672, 802816, 19200]
+    assert compared["windows"] == 6 and compared["reference"] == "per tensor"
+    for name, variant in compared["variants"].items():
+        assert variant["moved_by"] == ("mpi" if name.endswith("mpi") else "shared")
+        for figure in ("step_ms", "communication_ms", "images_per_s", "step_ratio"):
+            assert 0 < variant[figure]["low"] <= variant[figure]["median"] <= variant[figure]["high"]
+    assert compared["variants"]["per tensor"]["step_ratio"] == {"median": 1, "low": 1, "high": 1}
+    assert set(compared["costs"]) == {"auto", "mpi"} and all(
+        each["alpha_s"] >= 0 for each in compared["costs"].values()
+    )
+    assert chart.read_bytes().startswith(b"\x89PNG")
 
 
 @needs_mnist

@@ -1,0 +1,122 @@
+"""Which ways are compared, how they take turns, and what the windows come to."""
+
+from __future__ import annotations
+
+import io
+from argparse import Namespace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from clcomm.costmodel import Cost, Fit
+from clcomm.errors import ArgumentError
+from training.comparison import Outcome, take_turns
+from training.comparison_plot import curves
+from training.comparison_tables import times_table
+from training.variants import Variant, variants_of
+
+
+def named(*texts: str, bucket_size: str = "1MiB", transport: str = "auto") -> list[Variant]:
+    return variants_of(Namespace(variants=texts, bucket_size=bucket_size, transport=transport))
+
+
+def test_bucketed_and_per_tensor_come_first_and_each_way_once() -> None:
+    assert [(v.name, v.bucket_size, v.transport) for v in named("64KiB", "1024KiB", "tensor+mpi", "bucketed+auto")] == [
+        ("bucketed", 1 << 20, "auto"),
+        ("per tensor", None, "auto"),
+        ("64KiB", 1 << 16, "auto"),
+        ("per tensor, mpi", None, "mpi"),
+    ]
+    assert [v.name for v in named("tensor+mpi", transport="mpi")] == ["bucketed", "per tensor"]
+
+
+@pytest.mark.parametrize("text", ["", "fast", "64KiB+fast", "64KiB+mpi+shared", "+mpi", "0"])
+def test_a_way_that_is_none(text: str) -> None:
+    with pytest.raises(
+        ArgumentError, match=f"--variants: expected bucketed, tensor or a size .* got '{text}'".replace("+", r"\+")
+    ):
+        named(text)
+
+
+def test_a_way_sets_the_options_of_its_run() -> None:
+    options = Namespace(variants=["64KiB+mpi"], bucket_size="1MiB", transport="auto", no_bucketing=False, lr=0.1)
+    bucketed, tensor, other = (v.applied_to(options) for v in variants_of(options))
+    assert (bucketed.no_bucketing, bucketed.bucket_size, bucketed.transport) == (False, 1 << 20, "auto")
+    assert tensor.no_bucketing is True
+    assert (other.no_bucketing, other.bucket_size, other.transport, other.lr) == (False, 1 << 16, "mpi", 0.1)
+
+
+@pytest.mark.parametrize("total", [1, 2, 3, 4, 7, 24, 235, 1000])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_everyone_takes_all_steps_in_the_same_windows(total: int, count: int) -> None:
+    turns: list[tuple[int, int, bool]] = []
+    runs = [lambda steps, counts, who=who: turns.append((who, steps, counts)) for who in range(count)]
+    take_turns(runs, total, seed=3)
+    windows = [[(steps, counts) for its, steps, counts in turns if its == who] for who in range(count)]
+    assert all(its == windows[0] for its in windows)
+    assert sum(steps for steps, _ in windows[0]) == total
+    assert any(counts for _, counts in windows[0])
+    rounds = [turns[start : start + count] for start in range(0, len(turns), count)]
+    assert all(sorted(who for who, _, _ in its_round) == list(range(count)) for its_round in rounds)
+    again: list[tuple[int, int, bool]] = []
+    take_turns([lambda steps, counts, who=who: again.append((who, steps, counts)) for who in range(count)], total, 3)
+    assert again == turns  # every rank draws the same order
+
+
+def test_the_first_steps_warm_up_and_orders_vary() -> None:
+    turns: list[tuple[str, int, bool]] = []
+    take_turns([lambda *turn: turns.append(("a", *turn)), lambda *turn: turns.append(("b", *turn))], 235, seed=0)
+    assert {turn[1:] for turn in turns[:2]} == {(10, False)}
+    assert all(turn[2] for turn in turns[2:])
+    first = [turns[index][0] for index in range(0, len(turns), 2)]
+    assert {"a", "b"} == set(first) and first != sorted(first)
+
+
+def outcome(name: str, buckets: tuple[int, ...], step_s: list[float], size: int | None = None) -> Outcome:
+    times = np.array(step_s)
+    return Outcome(
+        Variant(name, size, "auto"), buckets, "shared", SimpleNamespace(), None, times, times / 4, 64 / times
+    )
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    slow_rounds = [1.0, 5.0, 1.0, 9.0, 1.0, 3.0, 1.0]
+    reference = outcome("per tensor", (8, 8), [2 * slow for slow in slow_rounds])
+    timing = outcome("bucketed", (16,), slow_rounds).timing(reference)
+    assert tuple(timing.ratio) == (0.5, 0.5, 0.5)
+    assert timing.step_s.median == 1.0 and timing.step_s.high == 9.0
+    assert timing.communication_share == 0.25
+    assert timing.images_per_s.median == 64
+
+
+@pytest.mark.parametrize("width", [80, 120, 140])
+def test_the_table_of_times_fits(width: int) -> None:
+    from rich.console import Console
+
+    outcomes = [outcome("bucketed", (16,), [0.01] * 7), outcome("per tensor, mpi", (8, 8), [0.02] * 7)]
+    outcomes.append(outcome("per tensor", (8, 8), [0.02] * 7))
+    console = Console(width=width, file=io.StringIO())
+    console.print(times_table(outcomes, width))
+    shown = console.file.getvalue()
+    assert "…" not in shown and "per tensor, mpi" in shown
+    assert "10.00 (10.00-10.00) 0.50 (0.50-0.50)" in shown and max(map(len, shown.splitlines())) <= width
+    assert ("communicating ms" in shown) == (width >= 120)
+    assert "too few windows" not in shown
+
+
+def test_the_curve_is_what_the_cost_model_says_above_the_rest_of_a_step() -> None:
+    tensors = (40, 5120, 512, 802_816)  # the order of backward
+    alpha, beta, rest = 1e-4, 1e-9, 5e-3
+    cost = Fit(Cost(alpha, beta), 0.0, 0.0, ())
+    whole = sum(tensors)
+    outcomes = [
+        outcome("bucketed", (whole,), [rest + alpha + beta * whole] * 6, 1 << 20),
+        outcome("per tensor", tensors, [rest + 4 * alpha + beta * whole] * 6),
+    ]
+    for outcome_ in outcomes:
+        outcome_.session.comm = SimpleNamespace(size=2)
+    points = dict(curves(outcomes, {"auto": cost})["auto"])
+    assert points[max(size for size in points if size is not None)] == pytest.approx(rest + alpha + beta * whole)
+    assert max(points.values()) == pytest.approx(rest + 4 * alpha + beta * whole)
+    assert curves(outcomes, {}) == {}

@@ -1,0 +1,191 @@
+"""The same training several times at once, each with its own way to synchronise, taking turns.
+
+Every variant has a Communicator, a model and a loader of its own and trains the whole job from the same start. They
+take turns, a few steps each, in an order drawn anew for each round and the same on every rank, so that whatever else
+the machine does meets all of them alike. A window's first step does not count: it brings the variant's memory back
+into the caches and meets ranks that are not all there yet.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clcomm.communicator import Communicator
+from clcomm.intervals import Estimate, estimate
+from clcomm.stats import Collective
+from clcomm.synchronizer import GRADIENTS
+from training.datasets import Splits
+from training.metrics import WARM_UP_STEPS, StepRecord
+from training.session import Result, Session
+from training.trainer import Callback
+from training.variants import PER_TENSOR, Variant
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: A run is cut into about so many windows, of at least and at most so many steps.
+_WINDOWS, _SHORTEST, _LONGEST = 24, 3, 20
+
+
+@dataclass(frozen=True)
+class Window:
+    """What the steps of one turn took on a rank, each on average: in all, and in collectives that made it wait.
+
+    Its first step is left out where there are others.
+    """
+
+    step_s: float
+    communication_s: float
+    images_per_s: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A variant's figures with their intervals, over windows; `ratio` is its step's time over the reference's.
+
+    Windows of one round are compared with each other, so that what slowed a whole round down cancels out.
+    """
+
+    step_s: Estimate
+    communication_s: Estimate
+    images_per_s: Estimate
+    ratio: Estimate
+
+    @property
+    def communication_share(self) -> float:
+        return self.communication_s.median / self.step_s.median
+
+
+class CommunicationClock:
+    """An observer that adds up how long collectives kept this rank from anything else, and what moved the gradients."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.moved_by: set[str] = set()
+
+    def collective_finished(self, event: Collective) -> None:
+        self.seconds += event.seconds if event.exposed_s is None else event.exposed_s
+        if event.label == GRADIENTS:
+            self.moved_by.add(event.transport)
+
+
+class Contender:
+    """One variant's run, which goes on for a few steps whenever it is its turn; making one is collective."""
+
+    def __init__(self, variant: Variant, options: Namespace, splits: Splits, console: Console):
+        self.variant = variant
+        self.clock = CommunicationClock()
+        settings = variant.applied_to(options)
+        self.comm = Communicator(
+            bucket_size=settings.bucket_size, use_bucketing=not settings.no_bucketing, transport=settings.transport,
+            observers=[self.clock],
+        )  # fmt: skip
+        self.session = Session(settings, self.comm, splits, console)
+        self.session.trainer.callbacks.append(self)
+        self.buckets = tuple(bucket.nbytes for bucket in self.session.trainer.sync.bucket_plan(self.model))
+        self.windows: list[Window] = []
+        self.steps = 0
+        self._steps = self.session.steps()
+        self._records: list[tuple[StepRecord, float]] = []  # of this turn, each with its seconds in collectives
+        self._seen_s = self.clock.seconds
+
+    @property
+    def model(self) -> object:
+        return self.session.parts.model
+
+    @property
+    def moved_by(self) -> str:
+        """What carried the gradients, which is not what was asked for where shared memory had no room."""
+        return "+".join(sorted(self.clock.moved_by)) or "-"
+
+    def advance(self, count: int, counts: bool) -> None:
+        """Take so many steps, or those that are left, as one window."""
+        self._records.clear()
+        for _ in zip(range(count), self._steps, strict=False):
+            pass
+        self.steps += len(self._records)
+        if counts:
+            self.windows.append(self._window())
+
+    def step_finished(self, record: StepRecord) -> None:
+        self._records.append((record, self.clock.seconds - self._seen_s))
+        self._seen_s = self.clock.seconds
+
+    def epoch_finished(self, epoch: int, train_loss: float) -> None: ...
+
+    def _window(self) -> Window:
+        records = self._records[1:] or self._records
+        seconds = sum(record.seconds for record, _ in records)
+        samples = sum(record.samples for record, _ in records)
+        communication_s = sum(seconds for _, seconds in records)
+        return Window(seconds / len(records), communication_s / len(records), self.comm.size * samples / seconds)
+
+    def finish(self) -> Outcome:
+        """Let the run come to its end and return all of it, times averaged over the ranks; collective."""
+        for _ in self._steps:
+            pass
+        own = np.array([(w.step_s, w.communication_s, w.images_per_s) for w in self.windows], np.float64)
+        result = self.session.finish()
+        columns = self.comm.all_gather(own.reshape(-1, 3)).mean(0).T
+        return Outcome(self.variant, self.buckets, self.moved_by, self.session, result, *columns)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A variant's finished run: its plan in bytes, what moved the gradients, and the windows' figures (windows,)."""
+
+    variant: Variant
+    buckets: tuple[int, ...]
+    moved_by: str
+    session: Session
+    result: Result
+    step_s: np.ndarray
+    communication_s: np.ndarray
+    images_per_s: np.ndarray
+
+    def timing(self, reference: Outcome) -> Timing:
+        """Return the figures with their intervals, the ratio to another outcome of the same rounds among them."""
+        return Timing(
+            estimate(self.step_s), estimate(self.communication_s), estimate(self.images_per_s),
+            estimate(self.step_s / reference.step_s),
+        )  # fmt: skip
+
+
+def compare(
+    variants: Sequence[Variant],
+    options: Namespace,
+    splits: Splits,
+    console: Console,
+    callbacks: Sequence[Callback] = (),
+) -> list[Outcome]:
+    """Train all variants, taking turns, and return their outcomes in the same order; collective."""
+    contenders = [Contender(variant, options, splits, console) for variant in variants]
+    console.print(contenders[0].session.headline(), highlight=False)
+    for contender in contenders:
+        contender.session.trainer.callbacks.extend(callbacks)
+    take_turns([contender.advance for contender in contenders], contenders[0].session.total_steps, options.seed)
+    return [contender.finish() for contender in contenders]
+
+
+def take_turns(advances: Sequence[Callable[[int, bool], None]], total_steps: int, seed: int) -> None:
+    """Call `advance(steps, counts)` for each of several runs, in rounds, until all their steps are done.
+
+    Each round's order is drawn from `seed`. The first round warms up and does not count.
+    """
+    warm_up = min(WARM_UP_STEPS, total_steps // 4)
+    window = min(max((total_steps - warm_up) // _WINDOWS, _SHORTEST), _LONGEST)
+    bounds = [*([0] if warm_up else []), *range(warm_up, total_steps, window), total_steps]
+    for number, (start, stop) in enumerate(pairwise(bounds)):
+        for index in np.random.default_rng([seed, number]).permutation(len(advances)):
+            advances[index](stop - start, start >= warm_up)
+
+
+def reference_of(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return what the others are compared with: per tensor."""
+    return next(outcome for outcome in outcomes if outcome.variant.name == PER_TENSOR)

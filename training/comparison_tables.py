@@ -1,0 +1,141 @@
+"""What a comparison prints and writes: LizarDist's table first, then times with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clcomm.costmodel import Fit
+from clcomm.intervals import METHOD, Estimate
+from clcomm.synchronizer import GRADIENTS
+from training.comparison import Outcome, Timing, reference_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+#: Characters from which on the table of times has all its columns.
+_WIDE_FROM = 120
+
+
+def calls_table(first: Outcome, second: Outcome) -> Table:
+    """Return LizarDist's table: gradient all-reduces of two runs as each rank counts them, and the ratio."""
+    table = _table("Gradient all-reduce, per rank")
+    for heading in ("", first.variant.name, second.variant.name, "ratio"):
+        table.add_column(heading, justify="right" if heading else "left")
+    totals = [outcome.result.stats.total("all_reduce", GRADIENTS) for outcome in (first, second)]
+    for name, key, form in (
+        ("Average bytes/call", "average_bytes_per_call", "{:,.0f}"),
+        ("Total all-reduce calls", "calls", "{:,}"),
+        ("Total bytes sent", "bytes", "{:,}"),
+    ):
+        mine, theirs = (total[key] for total in totals)
+        ratio = f"{mine / theirs:.3g}x" if theirs else "-"
+        table.add_row(name, form.format(mine), form.format(theirs), ratio)
+    return table
+
+
+def times_table(outcomes: Sequence[Outcome], width: int) -> Table:
+    """Return a row for each variant: its step, its collectives and its speed, with intervals and ratios."""
+    table = _table("Time", caption=caption(outcomes), collapse_padding=True)
+    table.add_column("", no_wrap=True)
+    columns = _WIDE if width >= _WIDE_FROM else _NARROW
+    for heading, _ in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for outcome in outcomes:
+        timing = outcome.timing(reference_of(outcomes))
+        table.add_row(outcome.variant.name, *(write(outcome, timing) for _, write in columns))
+    return table
+
+
+def caption(outcomes: Sequence[Outcome]) -> str:
+    """Return how the times were come by."""
+    windows = len(outcomes[0].step_s)
+    few = "" if outcomes[0].timing(outcomes[0]).step_s.has_interval else "; too few windows for intervals"
+    return f"medians over {windows} windows, taken in turns; in brackets the {METHOD}{few}"
+
+
+def _table(title: str, **settings: Any) -> Table:
+    from rich.table import Table  # here, because one rank needs it
+
+    return Table(
+        title=title, title_justify="left", box=None, header_style="bold", pad_edge=False, caption_justify="left",
+        **settings,
+    )  # fmt: skip
+
+
+Write = Callable[[Outcome, Timing], str]
+_BUCKETS: tuple[str, Write] = ("buckets", lambda outcome, timing: str(len(outcome.buckets)))
+_STEP: tuple[str, Write] = ("step ms", lambda outcome, timing: timing.step_s.scaled(1e3).text(2))
+_RATIO: tuple[str, Write] = ("x per tensor", lambda outcome, timing: timing.ratio.text(2))
+_WIDE: tuple[tuple[str, Write], ...] = (
+    _BUCKETS,
+    ("via", lambda outcome, timing: outcome.moved_by),
+    _STEP,
+    _RATIO,
+    ("communicating ms", lambda outcome, timing: timing.communication_s.scaled(1e3).text(2)),
+    ("share", lambda outcome, timing: f"{timing.communication_share:.1%}"),
+    ("images/s", lambda outcome, timing: timing.images_per_s.text(0)),
+)
+_NARROW: tuple[tuple[str, Write], ...] = (
+    _BUCKETS,
+    _STEP,
+    _RATIO,
+    ("comm ms", lambda outcome, timing: f"{timing.communication_s.median * 1e3:.2f}"),
+    ("images/s", lambda outcome, timing: f"{timing.images_per_s.median:,.0f}"),
+)
+
+
+def same_parameters(outcomes: Sequence[Outcome]) -> str:
+    """Return a line that says whether all runs ended with the same bits, as they should."""
+    first, *others = [outcome.session.parts.model.state_dict() for outcome in outcomes]
+    for state, outcome in zip(others, outcomes[1:], strict=True):
+        different = [name for name in first if not np.array_equal(_bits(first[name]), _bits(state[name]))]
+        if different:
+            mine, theirs = outcomes[0].variant.name, outcome.variant.name
+            return f"the parameters of {mine} and {theirs} differ, first in {different[0]}"
+    both = "both" if len(outcomes) == 2 else f"all {len(outcomes)}"
+    return f"{both} runs ended with the same parameters, bit for bit"
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    return array.view(np.uint8)
+
+
+def as_report(outcomes: Sequence[Outcome], costs: Mapping[str, Fit], dataset: str) -> dict[str, Any]:
+    """Return the comparison as the JSON of --report; docs/reports.md names its fields.
+
+    costs: a fit for each transport, which the chart's curves come from.
+    """
+    reference = reference_of(outcomes)
+    return {
+        "schema": 1,
+        "kind": "comparison",
+        "intervals": METHOD,
+        "windows": len(reference.step_s),
+        "reference": reference.variant.name,
+        "variants": {outcome.variant.name: _figures(outcome, reference) for outcome in outcomes},
+        "costs": {name: asdict(its.cost) for name, its in costs.items()},
+        "runs": {
+            outcome.variant.name: outcome.result.as_report(outcome.session.options, outcome.session.comm, dataset)
+            for outcome in outcomes
+        },
+    }
+
+
+def _figures(outcome: Outcome, reference: Outcome) -> dict[str, Any]:
+    timing = outcome.timing(reference)
+    estimates: dict[str, Estimate] = {
+        "step_ms": timing.step_s.scaled(1e3),
+        "communication_ms": timing.communication_s.scaled(1e3),
+        "images_per_s": timing.images_per_s,
+        "step_ratio": timing.ratio,
+    }
+    return {
+        "transport": outcome.variant.transport,
+        "moved_by": outcome.moved_by,
+        "buckets": list(outcome.buckets),
+        **{name: each.as_dict() for name, each in estimates.items()},
+    }

@@ -1,0 +1,70 @@
+"""The ways to synchronise gradients that a comparison sets side by side, by name."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from clcomm.errors import ArgumentError
+from clcomm.units import parse_size
+
+BUCKETED, PER_TENSOR = "bucketed", "per tensor"
+_TRANSPORTS = ("auto", "shared", "mpi")
+#: What is compared beside bucketed and per tensor unless one says otherwise.
+DEFAULTS = ("64KiB", "256KiB", "bucketed+mpi", "tensor+mpi")
+GRAMMAR = "bucketed, tensor or a size such as 256KiB, and then, if wanted, +shared or +mpi"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to synchronise: what is reduced at a time (None: each tensor on its own), and how it travels."""
+
+    name: str
+    bucket_size: int | None
+    transport: str
+
+    def applied_to(self, options: Namespace) -> Namespace:
+        """Return the options of a run that synchronises this way."""
+        changed = {"no_bucketing": self.bucket_size is None, "transport": self.transport}
+        if self.bucket_size is not None:
+            changed["bucket_size"] = self.bucket_size
+        return Namespace(**{**vars(options), **changed})
+
+    @property
+    def way(self) -> tuple[object, ...]:
+        """All but the name: what makes two variants the same."""
+        return self.bucket_size, self.transport
+
+
+def variants_of(options: Namespace) -> list[Variant]:
+    """Return bucketed as the options say, per tensor, and what --variants names, each way once.
+
+    Raises ArgumentError for a text that names no variant.
+    """
+    texts: Iterable[str] = ["bucketed", "tensor", *options.variants]
+    found: dict[tuple[object, ...], Variant] = {}
+    for variant in (parse_variant(text, options) for text in texts):
+        found.setdefault(variant.way, variant)
+    return list(found.values())
+
+
+def parse_variant(text: str, options: Namespace) -> Variant:
+    """Return the variant that a text such as "256KiB+mpi" names; what it leaves open is as the options say."""
+    what, *ways = text.split("+")
+    transports = [way for way in ways if way in _TRANSPORTS]
+    if len(transports) < len(ways) or len(transports) > 1:
+        raise ArgumentError(f"--variants: expected {GRAMMAR}, got {text!r}")
+    name = ", ".join([{"tensor": PER_TENSOR}.get(what, what), *ways])
+    return Variant(name, _bucket_size(what, text, options), transports[0] if transports else options.transport)
+
+
+def _bucket_size(what: str, text: str, options: Namespace) -> int | None:
+    if what == "tensor":
+        return None
+    if what == BUCKETED:
+        return parse_size(options.bucket_size, "--bucket-size")
+    try:
+        return parse_size(what)
+    except ArgumentError:
+        raise ArgumentError(f"--variants: expected {GRAMMAR}, got {text!r}") from None
