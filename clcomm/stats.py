@@ -7,15 +7,12 @@ integers add up to the same whatever their order, so ranks' stats merge exactly.
 
 from __future__ import annotations
 
-import math
-from array import array
 from collections.abc import Iterable, Mapping
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from clcomm.events import Collective, Observer, Phase
+from clcomm.histogram import Histogram
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,47 +34,6 @@ def bus_factor(operation: str, world_size: int) -> float:
     if operation in ("all_gather", "reduce_scatter", "gather", "scatter"):
         return (world_size - 1) / world_size
     return 1.0
-
-
-class Histogram:
-    """Durations in about 1,000 logarithmic bins, 2% wide, from 0.1 us to 100 s: bounded, and it merges exactly."""
-
-    _LOWEST_S, _RATIO, _BINS = 1e-7, 1.02, 1048
-    _BINS_PER_E = 1 / math.log(_RATIO)
-    _LOWEST = math.log(_LOWEST_S) * _BINS_PER_E
-
-    def __init__(self) -> None:
-        self.counts = array("Q", bytes(8 * self._BINS))  # adds one several times faster than NumPy's arrays
-
-    def add(self, seconds: float) -> None:
-        position = int(math.log(seconds) * self._BINS_PER_E - self._LOWEST) if seconds > self._LOWEST_S else 0
-        self.counts[position if position < self._BINS else -1] += 1
-
-    def percentile(self, share: float) -> float:
-        """Return the duration in seconds below which this share (0 to 1) of all lies, to within a bin's width."""
-        up_to = np.cumsum(self.counts)
-        total = int(up_to[-1])
-        if total == 0:
-            return 0.0
-        rank = min(total - 1, int(share * total))
-        return float(self._LOWEST_S * self._RATIO ** (int(np.searchsorted(up_to, rank, side="right")) + 0.5))
-
-    def merge(self, other: Histogram) -> None:
-        """Add another one's counts."""
-        mine = np.asarray(self.counts)
-        mine += np.asarray(other.counts)
-
-    def occupied(self) -> list[list[int]]:
-        """Return [bin, count] for every bin that holds something."""
-        return [[position, count] for position, count in enumerate(self.counts) if count]
-
-    @classmethod
-    def of(cls, occupied: Iterable[Iterable[int]]) -> Histogram:
-        """Return the histogram that `occupied` described."""
-        histogram = cls()
-        for position, count in occupied:
-            histogram.counts[position] += count
-        return histogram
 
 
 class Tally:
@@ -106,7 +62,7 @@ class Tally:
         if wait_s:
             self.wait_ns += int(wait_s * 1e9 + 0.5)
         if exposed_s is not None:
-            self.hidden_ns += ns - int(exposed_s * 1e9 + 0.5)
+            self.hidden_ns += max(0, ns - int(exposed_s * 1e9 + 0.5))
         if ns > self.max_ns:
             self.max_ns = ns
         self.histogram.add(seconds)
@@ -122,7 +78,7 @@ class Tally:
     def state(self) -> dict[str, Any]:
         """Return the counts as plain numbers; `restored` makes a Tally of them again."""
         counts = {name: getattr(self, name) for name in ("transport", *_COUNTS, "max_ns")}
-        return counts | {"histogram": self.histogram.occupied()}
+        return counts | {"histogram": self.histogram.as_text()}
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Tally:

@@ -1,0 +1,76 @@
+"""Latency and bandwidth from a run's own calls or from `clcomm tune`, and which bucket size they speak for."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from clcomm.costmodel import Cost, Fit, fit
+from clcomm.errors import ArgumentError
+from clcomm.forecast import Candidate, Recommendation, recommend
+
+#: A fit needs sizes that are so many times apart, and calls enough for a mean.
+_LEAST_SPREAD, _LEAST_CALLS = 4, 10
+#: Predictions closer than this are alike: no reason to change anything.
+ALIKE = 1.05
+
+
+class Costs(NamedTuple):
+    """What a call costs, and where that comes from; `fit` is there where it was fitted to this run's calls."""
+
+    cost: Cost
+    source: str
+    fit: Fit | None = None
+
+
+class Advice(NamedTuple):
+    """The bucket sizes that were weighed, and the plan of this run among them."""
+
+    recommendation: Recommendation
+    current_s: float
+    current_buckets: int
+
+    @property
+    def is_good(self) -> bool:
+        """Whether another size promises nothing worth having."""
+        return self.current_s <= ALIKE * self.recommendation.best.seconds
+
+
+def own_costs(rows: list[dict[str, Any]]) -> Costs | str:
+    """Return the fit to a run's reductions, from the rows of their buckets, or why there is none."""
+    usable = [row for row in rows if row["calls"] >= _LEAST_CALLS and row["bytes"] and row["seconds"] > 0]
+    points = [(round(row["average_bytes_per_call"]), moving_s(row)) for row in usable]
+    points = [(nbytes, seconds) for nbytes, seconds in points if seconds > 0]
+    sizes = [nbytes for nbytes, _ in points]
+    if not sizes or max(sizes) < _LEAST_SPREAD * min(sizes):
+        return "all buckets of this run are of about one size; --no-bucketing or a smaller --bucket-size has several"
+    try:
+        found = fit(points)
+    except ArgumentError as error:
+        return str(error)
+    return Costs(found.cost, "fitted to this run's buckets", found)
+
+
+def moving_s(row: dict[str, Any]) -> float:
+    """Return what a call took without its wait for other ranks, where that is known; else its median."""
+    return row["transfer_s"] / row["calls"] if row["wait_s"] else row["p50_s"]
+
+
+def ceiling_of(ceilings: list[dict[str, Any]], transport: str) -> Cost | None:
+    """Return what `clcomm tune` measured for a transport, None where it did not."""
+    for each in ceilings:
+        if each["transport"] == transport:
+            return Cost(each["alpha_s"], each["beta_s_per_byte"])
+    return None
+
+
+def advise(costs: Costs, layout: list[list[int]]) -> Advice:
+    """Return the bucket sizes weighed by a cost, for a plan given as the bytes of each bucket's tensors."""
+    tensors = [nbytes for bucket in layout for nbytes in bucket]
+    recommendation = recommend(tensors[::-1], costs.cost.seconds)
+    current_s = sum(costs.cost.seconds(sum(bucket)) for bucket in layout)
+    return Advice(recommendation, current_s, len(layout))
+
+
+def is_current(candidate: Candidate, layout: list[list[int]]) -> bool:
+    """Say whether a bucket size makes the plan that the run had."""
+    return list(candidate.buckets) == [sum(bucket) for bucket in layout]

@@ -1,0 +1,109 @@
+"""A run's figures as a report's sections need them: sums, means and shares, each worked out in one place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clcomm.report import costs
+from clcomm.report.reading import Run
+from clcomm.stats import CommStats
+from clcomm.synchronizer import GRADIENTS, PARAMETERS
+
+#: The parts of a reduction's time, one after the other.
+PART_KEYS = ("pack_s", "wait_s", "transfer_s", "unpack_s")
+
+
+class Facts:
+    """A run's figures as the sections need them, worked out once. A mean rank's, where nothing else is said."""
+
+    def __init__(self, run: Run):
+        self.run = run
+        self.stats = run.stats()
+        self.counts = self.stats.as_dict()
+        self.by_rank = [(record, run.stats([record])) for record in run.ranks]
+        self.buckets = [row for row in self.counts["buckets"] if row["label"] == GRADIENTS]
+        self.reductions = self.stats.total("all_reduce", GRADIENTS)
+        self.steps = self._mean("steps")
+        self.training_s = self._mean("training_s")
+        self.data_wait_s = self._mean("data_wait_s")
+        self.sync = synchronisation(self.stats)
+        self.phases = {row["phase"]: row["seconds"] for row in self.counts["phases"] if not row["label"]}
+        self.ceiling = costs.ceiling_of(run.figures["ceilings"], self.reductions["transport"])
+        self.own_costs = costs.own_costs(self.buckets)
+        self.costs = self.own_costs if isinstance(self.own_costs, costs.Costs) else self.stored_costs()
+        layout = [bucket for bucket in run.figures["layout"] or [] if bucket]
+        self.layout = layout
+        self.advice = costs.advise(self.costs, layout) if self.costs and layout else None
+
+    def _mean(self, name: str) -> float | None:
+        values = [record[name] for record in self.run.ranks]
+        return None if None in values else sum(values) / len(values)
+
+    def stored_costs(self) -> costs.Costs | None:
+        return costs.Costs(self.ceiling, "measured by `clcomm tune` on this host") if self.ceiling else None
+
+    @property
+    def sync_s(self) -> float:
+        """What synchronising the replicas took of the run's time."""
+        return self.sync["pack_s"] + self.sync["exposed_s"] + self.sync["unpack_s"]
+
+    @property
+    def sync_share(self) -> float | None:
+        return self.sync_s / self.training_s if self.training_s else None
+
+    def per_step(self, seconds: float | None) -> float | None:
+        return seconds / self.steps if self.steps and seconds is not None else None
+
+
+def synchronisation(stats: CommStats) -> dict[str, float]:
+    """Return the time parts of all that keeps replicas alike: reductions of gradients, all-gathers of parameters."""
+    rows = [
+        row
+        for row in stats.as_dict()["operations"]
+        if row["label"] == GRADIENTS or (row["operation"], row["label"]) == ("all_gather", PARAMETERS)
+    ]
+    names = (*PART_KEYS, "exposed_s", "hidden_s", "seconds")
+    return {name: sum(row[name] for row in rows) for name in names}
+
+
+def step_parts(facts: Facts) -> list[tuple[str, float]]:
+    """Return the parts of a mean step in seconds, in the order in which they happen; empty where it is not known."""
+    if not facts.training_s or not facts.steps:
+        return []
+    sync, hidden = facts.sync, facts.sync["hidden_s"] > 0
+    known = [
+        ("wait for data", facts.data_wait_s or 0.0),
+        ("forward and backward", facts.phases.get("forward_backward", 0.0)),
+        ("pack", sync["pack_s"]),
+        *([("exposed communication", sync["exposed_s"])] if hidden else []),
+        *([] if hidden else [("wait for ranks", sync["wait_s"]), ("move and add", sync["transfer_s"])]),
+        ("unpack", sync["unpack_s"]),
+        ("optimizer", facts.phases.get("optimizer", 0.0)),
+    ]
+    rest = facts.training_s - sum(seconds for _, seconds in known)
+    name = "the rest" if facts.phases.get("forward_backward") else "computing and the rest"
+    return [(what, seconds / facts.steps) for what, seconds in [*known, (name, max(0.0, rest))] if seconds > 0]
+
+
+def rank_rows(facts: Facts) -> list[dict[str, Any]]:
+    """Return a row for each rank."""
+    late = {row["rank"]: row for row in facts.counts["stragglers"]}
+    rows = []
+    for record, stats in facts.by_rank:
+        sync, steps = synchronisation(stats), record["steps"]
+        parts = {f"{name[:-2]}_step_s": value / steps if steps else None for name, value in sync.items()}
+        step_s = record["training_s"] / steps if steps and record["training_s"] is not None else None
+        came = late.get(record["rank"], {"last": 0, "share": 0.0, "mean_late_s": None})
+        rows.append({
+            "rank": record["rank"], "host_name": record["host_name"], "steps": steps, "step_s": step_s, **parts,
+            "last": came["last"] if late else None, "last_share": came["share"] if late else None,
+            "mean_late_s": came["mean_late_s"], "failures": sum(t.failures for t in stats.tallies.values()),
+            "peak_rss_bytes": record["peak_rss_bytes"], "device_peak_bytes": record["device_peak_bytes"],
+        })  # fmt: skip
+    return rows
+
+
+def per_call(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a bucket's row with the parts of a mean call, whose names end in mean_s, beside the totals."""
+    calls = row["calls"] or 1
+    return {**row, **{f"{name[:-2]}_mean_s": row[name] / calls for name in (*PART_KEYS, "hidden_s")}}

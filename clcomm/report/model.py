@@ -1,0 +1,66 @@
+"""A run's report as plain data: sentences, tables, charts, and what had to be left out and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from clcomm.report import charts, sentences, tables
+from clcomm.report.facts import Facts
+from clcomm.report.reading import Run
+from clcomm.report.shapes import Chart, Table
+
+
+class LeftOut(NamedTuple):
+    """Something the report does not show, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What all renderers write. Values are seconds, bytes and shares from 0 to 1."""
+
+    title: str
+    figures: dict[str, Any]
+    headline: list[str]
+    tables: list[Table]
+    charts: list[Chart]
+    left_out: list[LeftOut]
+
+
+def build(run: Run) -> Report:
+    """Return the report of a run."""
+    facts = Facts(run)
+    found = [make(facts) for make in tables.ALL]
+    drawn = [make(facts) for make in charts.ALL]
+    return Report(
+        sentences.title(facts),
+        {name: value for name, value in run.figures.items() if not isinstance(value, list)},
+        sentences.headline(facts),
+        [table.filled() for table in found if table.rows],
+        [chart for chart in drawn if chart is not None],
+        left_out(facts),
+    )
+
+
+def left_out(facts: Facts) -> list[LeftOut]:
+    """Return what could not be shown, with the reason and what to do about it."""
+    found = []
+    if not facts.training_s:
+        found.append(LeftOut("share of a step", "the files do not say how long the steps took"))
+    if facts.run.world_size > 1 and not facts.sync["wait_s"]:
+        found.append(LeftOut("wait for ranks", "this transport does not tell waiting from moving data"))
+    if facts.run.world_size > 1 and not facts.counts["stragglers"]:
+        found.append(LeftOut("who came last", "this transport does not tell which rank came last"))
+    if isinstance(facts.own_costs, str):
+        found.append(LeftOut("latency and bandwidth of this run", facts.own_costs))
+    if not facts.ceiling:
+        command = f"mpiexec -n {facts.run.world_size} clcomm tune"
+        found.append(
+            LeftOut("percent of the ceiling", f"no such calls were measured on rank 0's host before; `{command}` does")
+        )
+    if not facts.layout:
+        found.append(LeftOut("other bucket sizes", "the files do not hold the bucket plan"))
+    return found

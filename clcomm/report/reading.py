@@ -1,0 +1,253 @@
+"""Reads runs' files, strictly: JSON only, every field of its kind and in its range; what does not fit is refused.
+
+A file may come from anyone: sizes are checked before anything is read, and text that could act on a terminal or a page
+is not let in. Files of one run are put together; their order makes no difference.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clcomm.errors import DataError
+from clcomm.report.record import FORMAT, SCHEMA
+from clcomm.stats import CommStats, Histogram
+
+MOST_BYTES = 256 << 20
+_MOST_RANKS, _MOST_TEXT, _MOST_COUNT = 1 << 16, 200, 1 << 62
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: `figures` of the whole, and the `ranks`' records, in rank order, of those whose files were there."""
+
+    figures: dict[str, Any]
+    ranks: list[dict[str, Any]]
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def world_size(self) -> int:
+        return self.figures["world_size"]
+
+    def stats(self, ranks: Iterable[dict[str, Any]] | None = None) -> CommStats:
+        """Return the stats of a mean rank of these records, by default of all."""
+        return CommStats.merged((each["stats"] for each in (self.ranks if ranks is None else ranks)), self.world_size)
+
+
+def read_runs(paths: Iterable[str]) -> Run:
+    """Return the run that these files hold together; `problems` has a line for each file that was left out.
+
+    The first file that can be read says which run it is. Raises DataError when no file can be read.
+    """
+    found: list[dict[str, Any]] = []
+    ranks: dict[int, dict[str, Any]] = {}
+    problems = []
+    for path in paths:
+        problem = _take(path, found, ranks)
+        problems += [f"{path}: {problem}"] if problem else []
+    if not found:
+        raise DataError("; ".join(problems) or "FILE: expected the JSON of a run's --report")
+    first = min(found, key=lambda document: min(record["rank"] for record in document["ranks"]))
+    figures = {name: value for name, value in first.items() if name != "ranks"}
+    return Run(figures, [ranks[rank] for rank in sorted(ranks)], problems)
+
+
+def _take(path: str, found: list[dict[str, Any]], ranks: dict[int, dict[str, Any]]) -> str:
+    """Add a file's document to those found and its records to the ranks', or return why not."""
+    try:
+        document = read(path)
+    except DataError as error:
+        return str(error)
+    for name in ("run", "world_size"):
+        if found and document[name] != found[0][name]:
+            return f"belongs to another run: {name} is {document[name]!r}, not {found[0][name]!r}"
+    for record in document["ranks"]:
+        if ranks.get(record["rank"], record) != record:
+            return f"rank {record['rank']} is there already, with other figures"
+    found.append(document)
+    ranks.update({record["rank"]: record for record in document["ranks"]})
+    return ""
+
+
+def read(path: str) -> dict[str, Any]:
+    """Return the checked document of one file; raises DataError, whose text leaves out the path."""
+    try:
+        info = Path(path).stat()
+        if not stat.S_ISREG(info.st_mode):
+            raise ValueError("expected a regular file")
+        if info.st_size > MOST_BYTES:
+            raise ValueError(f"expected at most {MOST_BYTES >> 20} MiB, got {info.st_size >> 20}")
+        with open(path, "rb") as file:
+            return parse(file.read(MOST_BYTES))
+    except OSError as error:
+        raise DataError(error.strerror or "cannot be read") from None
+    except RecursionError:
+        raise DataError("expected the JSON of a run's --report, got something nested too deep") from None
+    except ValueError as error:
+        text = "".join(c if c.isprintable() else " " for c in str(error))
+        raise DataError(text[:300]) from None
+
+
+def parse(content: bytes) -> dict[str, Any]:
+    """Return a document's known fields, checked; raises ValueError that says what is wrong."""
+    try:
+        document = json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError:
+        raise ValueError("expected JSON text in UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"expected JSON, got a file that is damaged or cut off in line {error.lineno}") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ValueError("expected the JSON of a run's --report")
+    if document.get("schema") != SCHEMA:
+        raise ValueError(f"schema: expected {SCHEMA}, got {_shown(document.get('schema'))}; run again to write it anew")
+    checked = _fields(document, _DOCUMENT, "")
+    world_size, ranks = checked["world_size"], [record["rank"] for record in checked["ranks"]]
+    if not ranks or len(set(ranks)) < len(ranks) or max(ranks) >= world_size:
+        raise ValueError(f"ranks: expected different ones from 0 to {world_size - 1}")
+    return checked
+
+
+# --- what each field may be: a check returns the value, or raises ValueError ---
+
+Check = Callable[[Any, str], Any]
+
+
+def _fields(value: Any, checks: Mapping[str, Check], where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where or 'file'}: expected an object, got {_shown(value)}")
+    prefix = f"{where}." if where else ""
+    return {name: check(value.get(name), prefix + name) for name, check in checks.items()}
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if isinstance(value, (str, int, float, type(None))) else type(value).__name__
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _whole(least: int = 0, most: int = _MOST_COUNT) -> Check:
+    def check(value: Any, name: str) -> int:
+        if type(value) is not int or not least <= value <= most:
+            raise ValueError(f"{name}: expected a whole number from {least} up, got {_shown(value)}")
+        return value
+
+    return check
+
+
+def _number(value: Any, name: str) -> float:
+    if type(value) not in (int, float) or not 0 <= value < 1e300 or not math.isfinite(value):
+        raise ValueError(f"{name}: expected a number from 0 up, got {_shown(value)}")
+    return float(value)
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str) or len(value) > _MOST_TEXT or not value.isprintable():
+        raise ValueError(f"{name}: expected at most {_MOST_TEXT} printable characters, got {_shown(value)}")
+    return value
+
+
+def _or_none(check: Check) -> Check:
+    return lambda value, name: None if value is None else check(value, name)
+
+
+def _list(check: Check, most: int = _MOST_RANKS) -> Check:
+    def check_list(value: Any, name: str) -> list[Any]:
+        if not isinstance(value, list) or len(value) > most:
+            raise ValueError(f"{name}: expected a list of at most {most}, got {_shown(value)}")
+        return [check(each, f"{name}[{index}]") for index, each in enumerate(value)]
+
+    return check_list
+
+
+def _or_empty(check: Check) -> Check:
+    return lambda value, name: [] if value is None else check(value, name)
+
+
+def _object(**checks: Check) -> Check:
+    return lambda value, name: _fields(value, checks, name)
+
+
+def _row(*checks: Check) -> Check:
+    def check_row(value: Any, name: str) -> list[Any]:
+        if not isinstance(value, list) or len(value) != len(checks):
+            raise ValueError(f"{name}: expected {len(checks)} values, got {_shown(value)}")
+        return [check(each, name) for check, each in zip(checks, value, strict=True)]
+
+    return check_row
+
+
+def _decision(value: Any, name: str) -> str:
+    """Return a decision as one line: text, or an object of plain values."""
+    if isinstance(value, dict) and len(value) <= 20:
+        value = "; ".join(f"{key}: {each}" for key, each in value.items() if not isinstance(each, (dict, list)))
+    if not isinstance(value, str) or len(value) > 5 * _MOST_TEXT or not value.isprintable():
+        raise ValueError(f"{name}: expected a line of text")
+    return value
+
+
+def _tally(value: Any, name: str) -> dict[str, Any]:
+    tally = _fields(value, _TALLY, name)
+    histogram = tally["histogram"]
+    if not isinstance(histogram, str) or len(histogram) > 1 << 16:
+        raise ValueError(f"{name}.histogram: expected text")
+    try:
+        counted = int(sum(Histogram.of(histogram).counts))
+    except ValueError:
+        raise ValueError(f"{name}.histogram: expected bins and their counts") from None
+    if counted != tally["calls"]:
+        raise ValueError(f"{name}.histogram: expected {tally['calls']} calls, got {counted}")
+    slack = tally["calls"]  # each call's times were rounded to nanoseconds on their own
+    if tally["wait_ns"] > tally["ns"] + slack or tally["hidden_ns"] > tally["ns"] + slack:
+        raise ValueError(f"{name}: expected wait_ns and hidden_ns to be parts of ns")
+    return tally
+
+
+def _stats(value: Any, name: str) -> dict[str, Any]:
+    stats = _fields(value, _STATS, name)
+    for what, count in (("tallies", 3), ("phases", 3), ("late", 1)):
+        keys = [tuple(e.values())[:count] if isinstance(e, dict) else tuple(e[:count]) for e in stats[what]]
+        if len(set(keys)) < len(keys):
+            raise ValueError(f"{name}.{what}: expected each entry once")
+    return stats
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"expected finite numbers, got {text}")
+
+
+_COUNT, _INDEX = _whole(), _whole(-1, 1 << 31)
+_TALLY: dict[str, Check] = {
+    "operation": _text, "label": _text, "bucket": _INDEX, "transport": _text, "calls": _COUNT, "nbytes": _COUNT,
+    "wire_nbytes": _COUNT, "failures": _COUNT, "ns": _COUNT, "wait_ns": _COUNT, "hidden_ns": _COUNT,
+    "max_ns": _COUNT, "histogram": lambda value, name: value,
+}  # fmt: skip
+_STATS: dict[str, Check] = {
+    "tallies": _list(_tally, 2048),
+    "phases": _list(_row(_text, _text, _INDEX, _COUNT, _COUNT, _COUNT), 2048),
+    "late": _list(_row(_whole(0, _MOST_RANKS), _whole(1), _COUNT, _COUNT)),
+    "events": _row(_COUNT, _COUNT, _COUNT),
+}
+_RANK: dict[str, Check] = {
+    "rank": _whole(0, _MOST_RANKS), "host": _or_none(_whole(0, _MOST_RANKS)), "host_name": _or_none(_text),
+    "peak_rss_bytes": _or_none(_COUNT), "device_peak_bytes": _or_none(_COUNT), "steps": _or_none(_COUNT),
+    "training_s": _or_none(_number), "data_wait_s": _or_none(_number), "step_p50_s": _or_none(_number),
+    "replica_checks": _or_none(_COUNT), "replica_mismatches": _or_none(_COUNT), "stats": _stats,
+}  # fmt: skip
+_DOCUMENT: dict[str, Check] = {
+    "run": _text, "clcomm": _or_none(_text), "world_size": _whole(1, _MOST_RANKS),
+    "hosts": _or_none(_whole(1, _MOST_RANKS)), "model": _or_none(_text), "engine": _or_none(_text),
+    "dataset": _or_none(_text), "batch_size": _or_none(_COUNT), "grad_accumulation": _or_none(_COUNT),
+    "bucket_size": _or_none(_COUNT), "steps": _or_none(_COUNT), "images_per_s": _or_none(_number),
+    "test_accuracy": _or_none(_number), "overhead_share": _or_none(_number),
+    "step_ms": _or_none(_object(p50=_number, p95=_number)),
+    "layout": _or_none(_list(_list(_COUNT))),
+    "ceilings": _or_empty(
+        _list(_object(transport=_text, alpha_s=_number, beta_s_per_byte=_number, median_error=_number), 100)
+    ),
+    "decisions": _or_empty(_list(_decision, 1000)),
+    "ranks": _list(lambda value, name: _fields(value, _RANK, name)),
+}  # fmt: skip

@@ -1,0 +1,113 @@
+"""What a run writes down: figures of the whole, and of each rank its own stats, as numbers that merge exactly."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clcomm import costfile
+from clcomm._version import __version__
+from clcomm.cache import write_whole
+from clcomm.communicator import Communicator
+from clcomm.errors import ArgumentError, DataError
+from clcomm.layout import Bucket
+from clcomm.stats import CommStats
+
+FORMAT, SCHEMA = "clcomm run", 2
+#: In a file's name it stands for a rank's number: each rank then writes a file of its own.
+RANK = "{rank}"
+
+
+def gather_records(comm: Communicator, **figures: float | None) -> list[dict[str, Any]]:
+    """Return all ranks' records, in rank order, on every rank: place, memory, `figures` and stats. Collective.
+
+    figures: this rank's own, of those in docs/reports.md: steps, training_s, data_wait_s, device_peak_bytes, ...
+    """
+    own = {
+        "run": uuid.uuid4().hex,
+        "rank": comm.rank,
+        "host": comm.host,
+        "host_name": os.uname().nodename,
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        **figures,
+        "stats": comm.stats.state(),
+    }
+    return comm.all_gather_object(own, label="report")
+
+
+def run_document(records: Sequence[Mapping[str, Any]], **figures: Any) -> dict[str, Any]:
+    """Return a run's figures as the JSON of --report, from `gather_records`; docs/reports.md names the fields.
+
+    figures: of the whole run: model, steps, images_per_s, layout (see `layout_of`), decisions, ...
+    """
+    world_size, hosts = len(records), len({record["host"] for record in records})
+    return {
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "clcomm": __version__,
+        "run": records[0]["run"],
+        "world_size": world_size,
+        "hosts": hosts,
+        **figures,
+        "ceilings": _ceilings(world_size, hosts),
+        "communication": CommStats.merged((record["stats"] for record in records), world_size).as_dict(),
+        "ranks": [{name: value for name, value in record.items() if name != "run"} for record in records],
+    }
+
+
+def layout_of(plan: Sequence[Bucket]) -> list[list[int]]:
+    """Return a bucket plan as the bytes of each bucket's tensors."""
+    return [[slot.nbytes for slot in bucket.slots] for bucket in plan]
+
+
+def _ceilings(world_size: int, hosts: int) -> list[dict[str, Any]]:
+    """Return what `clcomm tune` once measured on this host for as many ranks; nothing where its file is not usable."""
+    try:
+        fits = costfile.load() or []
+    except (ArgumentError, DataError):
+        return []
+    return [
+        {
+            "transport": each.transport,
+            "alpha_s": each.fit.cost.alpha_s,
+            "beta_s_per_byte": each.fit.cost.beta_s_per_byte,
+            "median_error": each.fit.median_error,
+        }
+        for each in fits
+        if (each.ranks, each.hosts) == (world_size, hosts)
+    ]
+
+
+def write_document(path: str, document: dict[str, Any], comm: Communicator, option: str = "--report") -> None:
+    """Write rank 0's document; with {rank} in the path each rank writes its own part. Collective.
+
+    Every rank raises ArgumentError, which begins with `option`, when a file can't be written.
+    """
+    apart = RANK in path
+    if apart:
+        document = comm.broadcast_object(document, label="report")
+        document["ranks"] = [record for record in document["ranks"] if record["rank"] == comm.rank]
+    problem = ""
+    if apart or comm.rank == 0:
+        try:
+            text = json.dumps(_finite(document), indent=1, allow_nan=False)
+            write_whole(path.replace(RANK, str(comm.rank)), text + "\n", option)
+        except ArgumentError as error:
+            problem = str(error)
+    problems = [each for each in comm.all_gather_object(problem, label="report") if each]
+    if problems:
+        raise ArgumentError(problems[0])
+
+
+def _finite(value: Any) -> Any:
+    """Return the value with null for what JSON has no number for: NaN and the infinities."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, (list, tuple)) else value

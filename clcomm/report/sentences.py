@@ -1,0 +1,141 @@
+"""A run in words: the sentences that come first in every report."""
+
+from __future__ import annotations
+
+from clcomm.report.facts import Facts
+from clcomm.report.shapes import written
+from clcomm.units import format_size
+
+#: A rank stands out when it came last so many times as often as an even share, and the calls were not just a few.
+_STANDS_OUT, _LEAST_SEEN = 1.5, 20
+
+
+def title(facts: Facts) -> str:
+    """Return what ran, as a title."""
+    figures = facts.run.figures
+    what = " ".join(figures[name] for name in ("model", "dataset") if figures[name])
+    hosts = f" of {figures['hosts']} hosts" if (figures["hosts"] or 1) > 1 else ""
+    return f"{what or 'run'} on {_count(facts.run.world_size, 'rank')}{hosts}"
+
+
+def headline(facts: Facts) -> list[str]:
+    """Return what a reader should know first, most important first."""
+    lines = [*problems(facts), pace(facts), sharing(facts), arrivals(facts), overlap(facts), advice(facts)]
+    return [line for line in [*lines, upkeep(facts)] if line]
+
+
+def problems(facts: Facts) -> list[str]:
+    """Return what is wrong: missing files, failures, differing replicas."""
+    found = []
+    missing = facts.run.world_size - len(facts.run.ranks)
+    if missing:
+        there = {record["rank"] for record in facts.run.ranks}
+        names = [str(rank) for rank in range(facts.run.world_size) if rank not in there]
+        found.append(
+            f"{_count(missing, 'rank')} of {facts.run.world_size} missing here: {', '.join(names[:10])}"
+            f"{', ...' if missing > 10 else ''}; all figures are of the others."
+        )
+    failed = sum(row["failures"] for row in facts.counts["operations"])
+    if failed:
+        found.append(f"{_count(failed, 'call')} failed.")
+    mismatches = max((record["replica_mismatches"] or 0 for record in facts.run.ranks), default=0)
+    if mismatches:
+        found.append(f"The replicas differed {_count(mismatches, 'time')}: do not trust what they learned.")
+    return found
+
+
+def pace(facts: Facts) -> str:
+    """Return how fast it went."""
+    figures, parts = facts.run.figures, []
+    if facts.steps:
+        parts.append(f"{_count(round(facts.steps), 'step')}")
+    step_s = facts.per_step(facts.training_s)
+    if step_s is not None:
+        parts.append(f"{_ms(step_s)} each on average")
+    if figures["images_per_s"]:
+        parts.append(f"{figures['images_per_s']:,.0f} images/s")
+    if figures["test_accuracy"] is not None:
+        parts.append(f"test accuracy {figures['test_accuracy']:.2%}")
+    return f"{', '.join(parts)}." if parts else ""
+
+
+def sharing(facts: Facts) -> str:
+    """Return what synchronising took, and what went into it."""
+    if not facts.sync["seconds"]:
+        return "No gradients were reduced."
+    a_step = facts.per_step(facts.sync_s)
+    share = facts.sync_share
+    begin = f"Synchronisation took {_ms(facts.sync_s)} in all" if share is None else (
+        f"Synchronisation took {share:.1%} of a step" + (f", {_ms(a_step)}" if a_step is not None else "")
+    )  # fmt: skip
+    whole = facts.sync["pack_s"] + facts.sync["seconds"] + facts.sync["unpack_s"]
+    packing = facts.sync["pack_s"] + facts.sync["unpack_s"]
+    parts = [
+        (facts.sync["wait_s"], "waiting for other ranks"),
+        (facts.sync["transfer_s"], "moving and adding data"),
+        (packing, "packing and unpacking"),
+    ]
+    words = [f"{seconds / whole:.0%} {what}" for seconds, what in parts if seconds > 0.005 * whole]
+    return f"{begin}: {', '.join(words)}." if len(words) > 1 else f"{begin}."
+
+
+def arrivals(facts: Facts) -> str:
+    """Return which rank the others wait for, if there is one."""
+    rows, ranks = facts.counts["stragglers"], facts.run.world_size
+    seen = sum(row["last"] for row in rows)
+    if not rows or ranks < 2:
+        return ""
+    worst = max(rows, key=lambda row: (row["share"], -row["rank"]))
+    if worst["share"] * ranks >= min(_STANDS_OUT, 1 + 1 / ranks) and seen >= _LEAST_SEEN:
+        return (
+            f"Rank {worst['rank']} came last in {worst['share']:.0%} of {seen:,} reductions, "
+            f"{_ms(worst['mean_late_s'])} after the one before it on average and {_ms(worst['max_late_s'])} at most."
+        )
+    late_s = sum(row["late_s"] for row in rows) / max(1, seen)
+    return f"No rank stands out: the last one came {_ms(late_s)} after the one before it on average."
+
+
+def overlap(facts: Facts) -> str:
+    """Return how much of communication was hidden behind computing."""
+    hidden, whole = facts.sync["hidden_s"], facts.sync["seconds"]
+    if not whole:
+        return ""
+    if hidden <= 0:
+        return ""
+    return f"{hidden / whole:.0%} of communication was hidden behind computing, {1 - hidden / whole:.0%} was exposed."
+
+
+def advice(facts: Facts) -> str:
+    """Return whether another bucket size promises more."""
+    if facts.advice is None or facts.costs is None:
+        return ""
+    best, cost = facts.advice.recommendation.best, facts.costs.cost
+    price = f"A call costs {written(cost.alpha_s, 'us')} us and {written(cost.beta_s_per_byte, 'ns_per_kib')} ns a KiB"
+    buckets = _count(facts.advice.current_buckets, "bucket")
+    if facts.advice.is_good:
+        return f"{price}: this run's {buckets} a step are as good as any."
+    size = "no bucketing" if best.bucket_size is None else f"--bucket-size {format_size(best.bucket_size)}"
+    return (
+        f"{price}: {size.replace(' KiB', 'KiB').replace(' MiB', 'MiB')} should take {_ms(best.seconds)} a step "
+        f"instead of {_ms(facts.advice.current_s)} with this run's {buckets}."
+    )
+
+
+def upkeep(facts: Facts) -> str:
+    """Return what the checks found and what measuring took."""
+    parts = []
+    checks = max((record["replica_checks"] or 0 for record in facts.run.ranks), default=0)
+    if checks and not any(record["replica_mismatches"] for record in facts.run.ranks):
+        parts.append(f"Replicas were compared {_count(checks, 'time')} and were alike.")
+    seconds = facts.counts["stats_overhead"]["seconds"]
+    if seconds is not None and facts.training_s:
+        parts.append(f"Keeping these figures took {seconds / facts.training_s:.3%} of the steps' time.")
+    return " ".join(parts)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.3g} ms" if seconds < 1 else f"{seconds:,.2f} s"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,205 @@
+"""A report's tables, one function each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clcomm.report import costs
+from clcomm.report.facts import PART_KEYS, Facts, per_call, rank_rows, step_parts
+from clcomm.report.shapes import Column, Table
+from clcomm.synchronizer import GRADIENTS
+from clcomm.units import format_size
+
+_TIMES = (
+    Column("pack_s", "pack", "ms"), Column("wait_s", "wait", "ms"), Column("transfer_s", "move", "ms"),
+    Column("unpack_s", "unpack", "ms"), Column("hidden_s", "hidden", "ms"),
+)  # fmt: skip
+_CALLS = (
+    Column("p50_s", "p50", "ms"), Column("p95_s", "p95", "ms"), Column("p99_s", "p99", "ms"),
+    Column("max_s", "max", "ms"), Column("algbw_bytes_per_s", "algbw", "gb_s"),
+    Column("busbw_bytes_per_s", "busbw", "gb_s"), Column("ceiling_share", "of ceiling", "share"),
+    Column("failures", "failed"),
+)  # fmt: skip
+
+
+def lizardist_table(facts: Facts) -> Table:
+    row = facts.reductions
+    rows = [
+        {"figure": "Average bytes/call", "value": round(row["average_bytes_per_call"])},
+        {"figure": "Total all-reduce calls", "value": row["calls"]},
+        {"figure": "Total bytes sent", "value": row["bytes"]},
+    ]
+    columns = [Column("figure", "", "text"), Column("value", "per rank")]
+    return Table(
+        "gradients", "Gradient all-reduce", columns, rows if row["calls"] else [], "LizarDist's three figures."
+    )
+
+
+def step_table(facts: Facts) -> Table:
+    parts = step_parts(facts)
+    whole = sum(seconds for _, seconds in parts)
+    rows: list[dict[str, Any]] = [{"part": what, "mean_s": s, "share": s / whole} for what, s in parts]
+    rows += [{"part": "a whole step", "mean_s": whole, "share": 1.0}] if rows else []
+    columns = [Column("part", "", "text"), Column("mean_s", "ms", "ms"), Column("share", "share", "share")]
+    return Table("step", "Where a step goes", columns, rows, "A mean step of a mean rank.")
+
+
+def _with_ceiling(facts: Facts, row: dict[str, Any]) -> dict[str, Any]:
+    share = None
+    if facts.ceiling and row["operation"] == "all_reduce" and row["label"] == GRADIENTS and row["calls"]:
+        share = facts.ceiling.seconds(row["average_bytes_per_call"]) / row["mean_s"] if row["mean_s"] else None
+    return {**row, "ceiling_share": share}
+
+
+def operations_table(facts: Facts) -> Table:
+    rows = sorted(facts.counts["operations"], key=lambda row: (-row["seconds"], row["operation"], row["label"]))
+    columns = [
+        Column("operation", "operation", "text"), Column("label", "label", "text"), Column("calls", "calls"),
+        Column("bytes", "bytes"), *([Column("wire_bytes", "on the wire")] if _compressed(facts) else []),
+        Column("seconds", "total", "ms"), *_TIMES, *_CALLS,
+    ]  # fmt: skip
+    note = "Per rank; times in ms: pack to hidden in all, percentiles of single calls; bandwidths in GB/s (10^9 bytes)."
+    return Table("operations", "Operations", columns, [_blank_zeros(_with_ceiling(facts, row)) for row in rows], note)
+
+
+def _compressed(facts: Facts) -> bool:
+    return any(row["wire_bytes"] != row["bytes"] for row in facts.counts["operations"])
+
+
+def _blank_zeros(row: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the parts that are nothing, so that columns without any are not shown."""
+    blank = {*PART_KEYS, "hidden_s", *(f"{name[:-2]}_mean_s" for name in (*PART_KEYS, "hidden_s"))}
+    return {name: None if name in blank and not value else value for name, value in row.items()}
+
+
+def buckets_table(facts: Facts) -> Table:
+    rows = [_blank_zeros(per_call(_with_ceiling(facts, row))) for row in facts.buckets]
+    parts = [Column(f"{column.key[:-2]}_mean_s", column.heading, "ms") for column in _TIMES]
+    columns = [
+        Column("bucket", "bucket"), Column("operation", "operation", "text"), Column("calls", "calls"),
+        Column("average_bytes_per_call", "size", "size"), Column("bytes", "bytes"), *parts, *_CALLS,
+    ]  # fmt: skip
+    note = "Per rank; times in ms, pack to hidden of a mean call. Buckets are numbered in the order of backward."
+    return Table("buckets", "Buckets", columns, rows, note)
+
+
+def ranks_table(facts: Facts) -> Table:
+    rows = [_without_zero_parts(row) for row in rank_rows(facts)]
+    parts = [Column(f"{column.key[:-2]}_step_s", column.heading, "ms") for column in _TIMES]
+    hosts = len({record["host_name"] for record in facts.run.ranks})
+    columns = [
+        Column("rank", "rank"), *([Column("host_name", "host", "text")] if hosts > 1 else []),
+        Column("steps", "steps"), Column("step_s", "step", "ms"), *parts, Column("last_share", "came last", "share"),
+        Column("mean_late_s", "late by", "ms"), Column("failures", "failed"),
+        Column("peak_rss_bytes", "peak memory", "size"), Column("device_peak_bytes", "device", "size"),
+    ]  # fmt: skip
+    note = "Times in ms of a mean step, pack to hidden while synchronising. The rank that waits least is the slow one."
+    return Table("ranks", "Ranks", columns, rows, note)
+
+
+def _without_zero_parts(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if name.endswith("_step_s") and not value else value for name, value in row.items()}
+
+
+def stragglers_table(facts: Facts) -> Table:
+    rows = sorted(facts.counts["stragglers"], key=lambda row: (-row["last"], row["rank"]))
+    columns = [
+        Column("rank", "rank"), Column("last", "came last"), Column("share", "share", "share"),
+        Column("mean_late_s", "late by", "ms"), Column("max_late_s", "at most", "ms"), Column("late_s", "in all", "ms"),
+    ]  # fmt: skip
+    note = "How often a rank came last, and by how much after the one before it, in ms."
+    return Table("stragglers", "Who came last", columns, rows, note)
+
+
+def cost_table(facts: Facts) -> Table:
+    rows = []
+    for each in (facts.own_costs, facts.stored_costs()):
+        if isinstance(each, costs.Costs):
+            cost, bandwidth = each.cost, each.cost.beta_s_per_byte
+            rows.append({
+                "source": each.source, "alpha_s": cost.alpha_s, "beta_s_per_byte": bandwidth,
+                "bytes_per_s": 1 / bandwidth if bandwidth > 1e-300 else None,
+                "median_error": each.fit.median_error if each.fit else None,
+            })  # fmt: skip
+    columns = [
+        Column("source", "an all-reduce costs", "text"), Column("alpha_s", "alpha us", "us"),
+        Column("beta_s_per_byte", "beta ns/KiB", "ns_per_kib"), Column("bytes_per_s", "1/beta GB/s", "gb_s"),
+        Column("median_error", "median error", "share"),
+    ]  # fmt: skip
+    return Table("cost", "Latency and bandwidth", columns, rows, "A call of n bytes takes alpha + beta n.")
+
+
+def advice_table(facts: Facts) -> Table:
+    rows = []
+    if facts.advice:
+        for candidate in facts.advice.recommendation.candidates:
+            words = ["this run's"] if costs.is_current(candidate, facts.layout) else []
+            words += ["fastest"] if candidate == facts.advice.recommendation.best else []
+            rows.append({
+                "bucket_size": candidate.bucket_size, "buckets": len(candidate.buckets),
+                "largest_bytes": max(candidate.buckets), "predicted_s": candidate.seconds, "remark": ", ".join(words),
+            })  # fmt: skip
+    rows = [{**row, "bucket_size": row["bucket_size"] or "per tensor"} for row in rows]
+    columns = [
+        Column("bucket_size", "bucket size", "size"), Column("buckets", "buckets"),
+        Column("largest_bytes", "largest", "size"), Column("predicted_s", "predicted ms a step", "ms"),
+        Column("remark", "", "text"),
+    ]  # fmt: skip
+    note = "What a step's all-reduces would take with other bucket sizes, by the cost above; nothing overlapped."
+    return Table("advice", "Bucket sizes", columns, rows, note)
+
+
+def health_table(facts: Facts) -> Table:
+    records, overhead = facts.run.ranks, facts.counts["stats_overhead"]
+    device = [record["device_peak_bytes"] for record in records if record["device_peak_bytes"]]
+    memory = [record["peak_rss_bytes"] for record in records if record["peak_rss_bytes"]]
+    checks = [record["replica_checks"] for record in records if record["replica_checks"] is not None]
+    mismatches = [record["replica_mismatches"] or 0 for record in records]
+    failed = sum(row["failures"] for row in facts.counts["operations"])
+    rows = [
+        ("failed calls, all ranks", f"{failed:,}"),
+        ("comparisons of replicas", f"{max(checks):,}, {max(mismatches):,} found a difference" if checks else ""),
+        ("peak memory of a rank", _span(memory)),
+        ("peak device memory of a rank", _span(device)),
+        ("counting an event", f"{overhead['event_s'] * 1e6:.2f} us" if overhead["event_s"] else ""),
+        ("counting all events", f"{overhead['seconds'] * 1e3:.2f} ms" if overhead["seconds"] else ""),
+    ]
+    columns = [Column("what", "", "text"), Column("value", "", "text")]
+    return Table("health", "Health", columns, [{"what": what, "value": value} for what, value in rows if value])
+
+
+def _span(sizes: list[int]) -> str:
+    low, high = (format_size(size) for size in (min(sizes), max(sizes))) if sizes else ("", "")
+    return low if low == high else f"{low} to {high}"
+
+
+def checks_table(facts: Facts) -> Table:
+    """Return the sums that have to come out: a report whose parts do not add up says so itself."""
+    rows, row = [], facts.reductions
+    if facts.layout and facts.buckets:
+        expected = sum(map(sum, facts.layout)) * row["calls"] / len(facts.layout)
+        rows.append(("buckets' bytes are those of the layout, times synchronisations", row["bytes"], round(expected)))
+        rows.append(("each bucket was reduced equally often", len({b["calls"] for b in facts.buckets}), 1))
+    parts = sum(each["wait_s"] + each["transfer_s"] for each in facts.counts["operations"])
+    rows.append(
+        ("waiting and moving are all of the operations' ms", round(parts * 1e3), round(facts.stats.seconds * 1e3))
+    )
+    columns = [
+        Column("check", "", "text"),
+        Column("is", "is"),
+        Column("expected", "expected"),
+        Column("ok", "", "text"),
+    ]
+    kept = [{"check": c, "is": i, "expected": e, "ok": "yes" if i == e else "NO"} for c, i, e in rows]
+    return Table("checks", "Sums", columns, kept)
+
+
+def decisions_table(facts: Facts) -> Table:
+    rows = [{"decision": line} for line in facts.run.figures["decisions"]]
+    return Table("decisions", "Decisions", [Column("decision", "", "text")], rows, "What was chosen, and why.")
+
+
+ALL = (
+    lizardist_table, step_table, operations_table, buckets_table, ranks_table, stragglers_table, cost_table,
+    advice_table, health_table, checks_table, decisions_table,
+)  # fmt: skip
