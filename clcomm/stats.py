@@ -8,7 +8,7 @@ integers add up to the same whatever their order, so ranks' stats merge exactly.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from time import perf_counter_ns
+from time import thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 from clcomm.events import Collective, Observer, Phase
@@ -23,7 +23,7 @@ SCHEMA = 2
 #: So many operations, labels and buckets are counted apart; what comes later joins its operation's other buckets.
 MOST_TALLIES, MOST_PHASES = 256, 1024
 OTHER_LABELS = "(other labels)"
-#: The stats time themselves at one event in so many, to tell what they cost.
+#: The stats take their own processor time at one event in so many, to tell what they cost.
 SAMPLE_EVERY = 16
 
 
@@ -119,9 +119,9 @@ class CommStats:
         if self.events % SAMPLE_EVERY != SAMPLE_EVERY // 2:
             self._count(event)
             return
-        began_ns = perf_counter_ns()
+        began_ns = thread_time_ns()
         self._count(event)
-        self.sampled_ns += perf_counter_ns() - began_ns
+        self.sampled_ns += thread_time_ns() - began_ns
         self.sampled_events += 1
 
     def _count(self, event: Collective) -> None:

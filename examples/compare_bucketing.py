@@ -14,13 +14,14 @@ from clcomm.bench import check_writable
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.job import run
+from clcomm.report.record import write_document
 from training import comparison_plot as charts
 from training import comparison_tables as tables
 from training import options as command_line
 from training.comparison import Outcome, compare
 from training.console import make_console
 from training.logs import configure
-from training.session import missed_target, open_session_data, write_report
+from training.session import missed_target, open_session_data
 from training.variants import DEFAULTS, GRAMMAR, variants_of
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def keep(outcomes: list[Outcome], options: Namespace, dataset: str, comm: Commun
     """Write the report and the chart as asked; collective."""
     costs = charts.measure_costs(outcomes)
     if options.report:
-        write_report(options.report, tables.as_report(outcomes, costs, dataset), comm)
+        write_document(options.report, tables.as_report(outcomes, costs, dataset), comm)
     if options.plot and comm.rank == 0:
         title = f"{options.model}, {comm.size} ranks, batch {options.batch_size} a rank"
         charts.draw(outcomes, charts.curves(outcomes, costs), title, options.plot)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from clcomm.communicator import Communicator
 from clcomm.job import run
+from clcomm.report.record import write_document
 from training import options as command_line
 from training.console import make_console
 from training.logs import configure
-from training.session import Result, Session, missed_target, open_session_data, write_report
+from training.session import Result, Session, missed_target, open_session_data
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +37,7 @@ def main() -> int:
     if comm.rank == 0:
         show(result, console)
     if options.report:
-        write_report(options.report, result.as_report(options, comm, splits.name), comm)
+        write_document(options.report, result.as_report(options, comm, splits.name), comm)
     missed = missed_target(options, result.evaluation)
     if missed:
         console.print(missed, style="bold red", highlight=False)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clcomm.checkpoint_series import CheckpointSeries
 from clcomm.communicator import Communicator
 from clcomm.distributed_optimizer import DistributedOptimizer
-from clcomm.errors import ArgumentError
+from clcomm.report.record import gather_records, layout_of, run_document
 from clcomm.sampler import ContiguousSampler, DistributedSampler, EvaluationSampler
 from clcomm.stats import CommStats
 from clcomm.synchronizer import Synchronizer
@@ -53,6 +51,8 @@ class Result:
     seconds: float
     overhead_share: float | None
     optimizer_state_nbytes: int | None
+    layout: list[list[int]]
+    records: list[dict[str, Any]]
     stats: CommStats
 
     def summary(self) -> str:
@@ -69,27 +69,26 @@ class Result:
     def as_report(self, options: argparse.Namespace, comm: Communicator, dataset: str) -> dict[str, Any]:
         """Return the figures as the JSON of --report; docs/reports.md names its fields."""
         accuracy = self.evaluation.accuracy if self.evaluation else None
-        return {
-            "schema": 1,
-            "world_size": comm.size,
-            "model": options.model,
-            "engine": options.engine,
-            "dataset": dataset,
-            "batch_size": options.batch_size,
-            "grad_accumulation": options.grad_accumulation,
-            "bucket_size": None if options.no_bucketing else comm.bucket_size,
-            "steps": self.steps,
-            "images_per_s": self.images_per_s,
-            "train_loss": self.train_loss,
-            "test_accuracy": accuracy,
-            "test_loss": self.evaluation.loss if self.evaluation else None,
-            "step_ms": {"p50": self.step_p50_s * 1e3, "p95": self.step_p95_s * 1e3},
-            "data_wait_s": self.data_wait_s,
-            "training_s": self.seconds,
-            "overhead_share": self.overhead_share,
-            "optimizer_state_bytes": self.optimizer_state_nbytes,
-            "communication": self.stats.as_dict(),
-        }
+        return run_document(
+            self.records,
+            model=options.model,
+            engine=options.engine,
+            dataset=dataset,
+            batch_size=options.batch_size,
+            grad_accumulation=options.grad_accumulation,
+            bucket_size=None if options.no_bucketing else comm.bucket_size,
+            steps=self.steps,
+            images_per_s=self.images_per_s,
+            train_loss=self.train_loss,
+            test_accuracy=accuracy,
+            test_loss=self.evaluation.loss if self.evaluation else None,
+            step_ms={"p50": self.step_p50_s * 1e3, "p95": self.step_p95_s * 1e3},
+            data_wait_s=self.data_wait_s,
+            training_s=self.seconds,
+            overhead_share=self.overhead_share,
+            optimizer_state_bytes=self.optimizer_state_nbytes,
+            layout=self.layout,
+        )
 
 
 class Session:
@@ -172,7 +171,8 @@ class Session:
     def finish(self) -> Result:
         """Evaluate as asked and return what the steps came to; collective."""
         evaluation = self._evaluate() if self.options.eval else None
-        metrics, comm = self.trainer.metrics, self.comm
+        metrics, comm, sync = self.trainer.metrics, self.comm, self.trainer.sync
+        records = self._gather_records()
         return Result(
             steps=metrics.steps,
             images_per_s=metrics.samples_per_s(comm.size),
@@ -184,7 +184,22 @@ class Session:
             seconds=metrics.seconds,
             overhead_share=self.trainer.overhead.share,
             optimizer_state_nbytes=getattr(self.trainer.optimizer, "state_nbytes", None),
-            stats=comm.merged_stats(),
+            layout=layout_of(sync.bucket_plan(self.parts.model)),
+            records=records,
+            stats=CommStats.merged((record["stats"] for record in records), comm.size),
+        )
+
+    def _gather_records(self) -> list[dict[str, Any]]:
+        metrics, guard = self.trainer.metrics, self.trainer.sync.guard
+        return gather_records(
+            self.comm,
+            steps=metrics.steps,
+            training_s=metrics.seconds,
+            data_wait_s=metrics.data_wait_s,
+            step_p50_s=metrics.step_s(0.50),
+            device_peak_bytes=self.parts.opencl.memory.peak_bytes if self.parts.opencl else None,
+            replica_checks=guard.checks,
+            replica_mismatches=guard.divergences,
         )
 
     def _train(self) -> None:
@@ -240,19 +255,6 @@ def _count(number: int, noun: str) -> str:
 def open_session_data(options: argparse.Namespace, comm: Communicator, console: Console) -> Splits:
     """Return the data that --data names, telling on rank 0 which it is; collective."""
     return open_data(options.data, comm, lambda line: console.print(line, highlight=False), with_test=options.eval)
-
-
-def write_report(path: str, report: dict[str, Any], comm: Communicator) -> None:
-    """Write a report as JSON from rank 0; every rank raises ArgumentError when that fails. Collective."""
-    problem = ""
-    if comm.rank == 0:
-        try:
-            Path(path).write_text(json.dumps(report, indent=2) + "\n")
-        except OSError as error:
-            problem = f"--report: expected a file that can be written, got {path} ({error.strerror})"
-    problem = comm.broadcast_object(problem, label="report")
-    if problem:
-        raise ArgumentError(problem)
 
 
 def missed_target(options: argparse.Namespace, evaluation: Evaluation | None) -> str:

@@ -41,8 +41,10 @@ def own_costs(rows: list[dict[str, Any]]) -> Costs | str:
     points = [(round(row["average_bytes_per_call"]), moving_s(row)) for row in usable]
     points = [(nbytes, seconds) for nbytes, seconds in points if seconds > 0]
     sizes = [nbytes for nbytes, _ in points]
-    if not sizes or max(sizes) < _LEAST_SPREAD * min(sizes):
-        return "all buckets of this run are of about one size; --no-bucketing or a smaller --bucket-size has several"
+    if not sizes:
+        return f"it needs buckets of several sizes that were reduced {_LEAST_CALLS} times or more"
+    if max(sizes) < _LEAST_SPREAD * min(sizes):
+        return "all buckets of this run are of about one size; a smaller --bucket-size, or --no-bucketing, has several"
     try:
         found = fit(points)
     except ArgumentError as error:

@@ -88,7 +88,7 @@ def write_document(path: str, document: dict[str, Any], comm: Communicator, opti
 
     Every rank raises ArgumentError, which begins with `option`, when a file can't be written.
     """
-    apart = RANK in path
+    apart = RANK in path and "ranks" in document
     if apart:
         document = comm.broadcast_object(document, label="report")
         document["ranks"] = [record for record in document["ranks"] if record["rank"] == comm.rank]

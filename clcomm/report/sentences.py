@@ -13,9 +13,9 @@ _STANDS_OUT, _LEAST_SEEN = 1.5, 20
 def title(facts: Facts) -> str:
     """Return what ran, as a title."""
     figures = facts.run.figures
-    what = " ".join(figures[name] for name in ("model", "dataset") if figures[name])
+    what = " on ".join(figures[name] for name in ("model", "dataset") if figures[name])
     hosts = f" of {figures['hosts']} hosts" if (figures["hosts"] or 1) > 1 else ""
-    return f"{what or 'run'} on {_count(facts.run.world_size, 'rank')}{hosts}"
+    return f"{what or 'A run'}, {_count(facts.run.world_size, 'rank')}{hosts}"
 
 
 def headline(facts: Facts) -> list[str]:
