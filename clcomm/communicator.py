@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from clcomm import job
+from clcomm import exits
 from clcomm.all_reduce import AllReduces
 from clcomm.arguments import agreed_size, aligned_zeros, size_or_error
 from clcomm.collectives import ArrayCollectives
@@ -22,6 +22,9 @@ from clcomm.units import format_size, parse_size
 from clcomm.world import join
 
 _log = logging.getLogger("clcomm")
+
+if mpi_transport.launched_ranks() > 1:
+    exits.watch()  # now, so that a rank that fails before it has a Communicator ends the others too
 
 
 class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
@@ -47,12 +50,12 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         transport: str = "auto",
         observers: Iterable[Observer] = (),
     ):
-        if mpi_transport.launched_ranks() > 1:
-            job.install_excepthook()  # first of all, so that a refused argument ends the other ranks too
         self.bucket_size = parse_size(bucket_size)
         self.use_bucketing = use_bucketing
         self._warned_fallback = False
         super().__init__(join(comm, transport), observers)
+        if self.size > 1:
+            exits.opened(self)
 
     @property
     def world_size(self) -> int:
@@ -106,6 +109,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
             return
         self._settle()
         self._finalized = True
+        exits.finalized(self)
         for transport in (self._shared, self._base):
             if transport is not None:
                 transport.close()

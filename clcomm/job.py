@@ -1,7 +1,6 @@
 """How a job ends: one clear message, the right exit code, and no rank left waiting for another.
 
-`run(main)` is for programs. A Communicator of several ranks also hooks uncaught exceptions, so that a plain script
-ends the whole job when one of its ranks fails.
+`run(main)` is for programs; clcomm/exits.py sees to all other ways out of a process of several ranks.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ import sys
 import traceback
 from collections.abc import Callable
 from hashlib import sha256
-from types import TracebackType
 from typing import NoReturn
 
+from clcomm import lookout
 from clcomm.errors import ClcommError
 from clcomm.transport import mpi
 
@@ -23,46 +22,59 @@ USER_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
 AGREEMENT_S = 2.0
 
 
+class Exit(SystemExit):
+    """A SystemExit that can tell why; nobody else needs to end the ranks that don't leave too."""
+
+    def __init__(self, code: object = None, reason: str = ""):
+        super().__init__(code)
+        self.reason = reason
+
+
+class _Ending:
+    """Whether this process is on its way out, so that nobody reports the same end twice."""
+
+    is_reported = False
+
+
 def run(main: Callable[[], int | None]) -> NoReturn:
     """Call `main` and end the process with its return value as exit code, or as its exception asks.
 
     A ClcommError is printed as one line, once for all ranks that failed with the same one; CLCOMM_TRACEBACK=1 shows
-    the traceback too. Any other exception is printed with its rank. Either way the other ranks are ended.
+    the traceback too. Any other exception is printed with its rank, its step where known, and its traceback, once for
+    all ranks that failed alike. Either way the other ranks are ended.
     """
     try:
         code = main() or 0
     except BaseException as error:
         code = fail(error)
+    _Ending.is_reported = True
     sys.stdout.flush()
     sys.exit(code)
 
 
-def install_excepthook() -> None:
-    """Make an uncaught exception on this rank end the whole job."""
-    if sys.excepthook is not _excepthook:
-        sys.excepthook = _excepthook
+def note_step(step: int) -> None:
+    """Say which step of its training this rank is at, for messages about its end."""
+    lookout.note_step(step)
 
 
-def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    # Python then leaves with exit code 1 through the ordinary exit handlers, MPI's among them. (os._exit here would
-    # skip those: mpiexec takes such ranks for crashed, kills the others, and MPICH's files stay in /dev/shm.)
-    fail(error)
+def is_reported() -> bool:
+    """Say whether `fail` has dealt with this process's end, or `run` is done."""
+    return _Ending.is_reported
 
 
 def fail(error: BaseException) -> int:
     """Report an exception and return the exit code, after every rank failed alike; else end the other ranks."""
+    _Ending.is_reported = True
+    lookout.note_failing()
     if isinstance(error, SystemExit):
         return _leave(error)
     if isinstance(error, ClcommError) and not os.environ.get("CLCOMM_TRACEBACK"):
         return _report_together(f"clcomm: {{where}}{error}", USER_ERROR)
     if isinstance(error, KeyboardInterrupt):
-        return _report_together("clcomm: interrupted", INTERRUPTED)
-    rank, size = mpi.place_in_world()
-    _print_line(f"clcomm: rank {rank} failed:\n{''.join(traceback.format_exception(error))}".rstrip())
+        return _report_together("clcomm: {where}interrupted", INTERRUPTED)
+    trace = "".join(traceback.format_exception(error)).rstrip()
     code = USER_ERROR if isinstance(error, ClcommError) else FAILURE
-    if size > 1:
-        _abort(code)
-    return code
+    return _report_together(f"clcomm: {{who}} failed{lookout.at_step()}:\n{trace}", code)
 
 
 def _leave(error: SystemExit) -> int:
@@ -72,8 +84,12 @@ def _leave(error: SystemExit) -> int:
     if isinstance(error.code, str):
         return _report_together(error.code, FAILURE)
     code = error.code if isinstance(error.code, int) else FAILURE
+    reason = error.reason if isinstance(error, Exit) else ""
+    if reason and lookout.another_failed():
+        return code  # some launchers end the others by SIGTERM
     # Whoever called sys.exit(code), argparse for one, has said why; only a rank that leaves alone is worth a line.
-    return _report_together("", code, alone=f"clcomm: {{where}}left with exit code {code}")
+    alone = f"clcomm: {{where}}{reason or f'left with exit code {code}'}{lookout.at_step()}"
+    return _report_together(f"clcomm: {reason}" if reason else "", code, alone)
 
 
 def _report_together(message: str, code: int, alone: str | None = None) -> int:
@@ -81,12 +97,19 @@ def _report_together(message: str, code: int, alone: str | None = None) -> int:
     rank, size = mpi.place_in_world()
     alike = [0] if size == 1 else mpi.ranks_in_agreement(sha256(message.encode()).digest(), AGREEMENT_S)
     if alike is None:
-        _print_line((alone or message).replace("{where}", f"rank {rank}: ", 1))
-        _abort(code)
+        _print_line(_placed(alone or message, [rank], size))
+        abort(code)
     elif rank == min(alike):
-        where = "" if len(alike) == size else f"rank {rank}: "
-        _print_line(message.replace("{where}", where, 1))
+        _print_line(_placed(message, alike, size))
     return code
+
+
+def _placed(message: str, ranks: list[int], size: int) -> str:
+    """Return a message that says where: nothing for all ranks, else the lowest that prints it for its like."""
+    everywhere = len(ranks) == size
+    who = f"rank {ranks[0]}" if size == 1 or not everywhere else f"every rank of {size}"
+    where = "" if everywhere else f"rank {ranks[0]}: "
+    return message.replace("{where}", where, 1).replace("{who}", who, 1)
 
 
 def _print_line(line: str) -> None:
@@ -96,8 +119,10 @@ def _print_line(line: str) -> None:
         sys.stderr.flush()
 
 
-def _abort(code: int) -> None:
+def abort(code: int) -> None:
     """End every rank now; MPI's own remarks about that are not for the user."""
+    _Ending.is_reported = True
+    lookout.note_failing()
     sys.stdout.flush()
     sys.stderr.flush()
     null = os.open(os.devnull, os.O_WRONLY)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from clcomm import job
+from clcomm import lookout
 from clcomm.errors import ArgumentError
 from clcomm.transport import Pending, SoloTransport, Transport
 from clcomm.transport import mpi as mpi_transport
@@ -68,6 +68,8 @@ def _join_ranks(world: World, comm: Any, transport: str) -> None:
     if comm.Get_size() == 1 and transport != "mpi":
         return
     host = mpi_transport.host_of(comm)
+    mpi_transport.unlink_shared_files()
+    lookout.watch_host(host, mpi_transport.place_in_world()[0])
     world.local_rank, world.local_size = host.Get_rank(), host.Get_size()
     hosts = Hosts.of(comm, host)
     world.host, world.hosts = hosts.host_of(comm.Get_rank()), len(hosts)
@@ -83,7 +85,6 @@ def _join_ranks(world: World, comm: Any, transport: str) -> None:
         world.shared = SharedTransport(host, world.pending)
     else:
         host.Free()
-    job.install_excepthook()
 
 
 def _share_of_cores(comm: Any) -> int:

@@ -14,13 +14,14 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
         0,
         (
             "clcomm/errors.py", "clcomm/units.py", "clcomm/cache.py", "clcomm/host_memory.py", "clcomm/layout.py",
+            "clcomm/lookout.py", "clcomm/lookout_process.py",
             "clcomm/hashing.py", "clcomm/_version.py", "clcomm/transport/", "clcomm/intervals.py",
         ),
     ),
     (
         1,
         (
-            "clcomm/communicator.py", "clcomm/job.py", "clcomm/arguments.py", "clcomm/handle.py",
+            "clcomm/communicator.py", "clcomm/job.py", "clcomm/exits.py", "clcomm/arguments.py", "clcomm/handle.py",
             "clcomm/events.py", "clcomm/histogram.py", "clcomm/stats.py", "clcomm/stats_table.py",
             "clcomm/world.py", "clcomm/running.py", "clcomm/collectives.py", "clcomm/all_reduce.py",
             "clcomm/lizardist.py", "clcomm/objects.py", "clcomm/engine/", "clcomm/costmodel.py", "clcomm/forecast.py",

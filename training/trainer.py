@@ -13,6 +13,7 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, CheckpointError
+from clcomm.job import note_step
 from clcomm.synchronizer import Synchronizer
 from training.engines import Parts
 from training.loader import Batch, Loader
@@ -94,6 +95,7 @@ class Trainer:
             self._finish_epoch()
 
     def _step(self, group: list[Batch], begin: float, data_wait_s: float) -> None:
+        note_step(self.progress.step + 1)
         self.optimizer.lr = self.base_lr * self.schedule(self.progress.step)
         samples = sum(len(labels) for _, labels in group)
         loss = 0.0

@@ -8,6 +8,7 @@ messages, see Thakur, Rabenseifner and Gropp, 2005).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
@@ -214,6 +215,18 @@ def host_of(comm: Any) -> Any:
     return comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
 
 
+def unlink_shared_files() -> None:
+    """Take the names of MPICH's own shared memory out of /dev/shm, once all ranks of the host have it mapped.
+
+    MPICH unlinks it in MPI_Finalize alone, so the file of a job that ends in any other way would stay. Nobody opens it
+    again after MPI_Init.
+    """
+    with open("/proc/self/maps") as maps:
+        for path in {line.split()[-1] for line in maps if "/dev/shm/mpich_shm_" in line}:
+            with contextlib.suppress(OSError):  # another rank was faster, or the line ends in "(deleted)"
+                os.unlink(path)
+
+
 def lane_of(comm: Any, lane: int | None, position: int) -> Any | None:
     """Return a communicator of the ranks that gave the same lane, in the order of their positions; collective.
 
@@ -308,4 +321,5 @@ def abort(code: int) -> None:
     if is_running():
         from mpi4py import MPI
 
+        unlink_shared_files()
         MPI.COMM_WORLD.Abort(code)

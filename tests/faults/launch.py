@@ -39,7 +39,7 @@ PREAMBLE = """
 import os, sys, time
 from clcomm import ClcommError, Communicator
 from clcomm.errors import ArgumentError
-from clcomm.job import run
+from clcomm.job import note_step, run
 
 def failing():
     print("failing at", time.time(), file=sys.stderr, flush=True)

@@ -69,6 +69,53 @@ def test_an_exception_on_one_rank_ends_all(tmp_path, call):
     assert "job.py" in ended.err
 
 
+def test_an_exception_on_all_ranks_is_told_once_with_its_step(tmp_path):
+    ended = job(tmp_path, on_all('note_step(7)\n    raise RuntimeError("boom")'))
+    assert ended.code == 1
+    assert ended.clcomm_lines() == ["clcomm: every rank of 3 failed at step 7:"]
+    assert ended.err.count("RuntimeError: boom") == 1
+
+
+def test_an_exception_in_a_thread_ends_all(tmp_path):
+    fails = "def fails():\n            raise RuntimeError('boom')\n        import threading\n"
+    ended = job(tmp_path, on_one(fails + "        threading.Thread(target=fails).start()", "main()"))
+    assert ended.code == 1
+    assert ended.after_failing_s < END_S
+    assert ended.clcomm_lines() == ["clcomm: rank 1 failed:"]
+
+
+@pytest.mark.parametrize(("statement", "code"), [("os._exit(7)", 7), ("os._exit(0)", 1)])
+def test_leaving_without_exit_handlers_ends_all(tmp_path, statement, code):
+    ended = job(tmp_path, on_one(statement, "main()"))
+    assert ended.code == code
+    assert ended.after_failing_s < END_S
+    assert ended.clcomm_lines() == [f"clcomm: rank 1: left by {statement}"]
+
+
+def test_a_caught_exit_is_none(tmp_path):
+    caught = "try:\n        sys.exit(5)\n    except SystemExit:\n        pass"
+    ended = job(tmp_path, on_all(f"{caught}\n    if comm.rank: time.sleep(3)", "main()"))
+    assert (ended.code, ended.err) == (0, "")
+
+
+def test_a_rank_that_is_killed_is_named(tmp_path):
+    ended = job(tmp_path, on_one("note_step(3)\n        os.kill(os.getpid(), 9)"))
+    assert ended.code != 0
+    assert ended.after_failing_s < END_S
+    assert len(ended.clcomm_lines()) == 1
+    assert ended.clcomm_lines()[0].startswith("clcomm: rank 1 died at step 3 ")
+
+
+@pytest.mark.parametrize("does", ["time.sleep(60)", "comm.barrier()"], ids=["computes", "waits in MPI"])
+def test_sigterm_on_one_rank_ends_all(tmp_path, does):
+    ender = "threading.Timer(0.5, os.kill, (os.getpid(), 15)).start()"
+    script = "import threading\n" + on_one(f"{ender}\n        failing()\n        {does}")
+    ended = job(tmp_path, "time.sleep(60)".join(script.rsplit("comm.barrier()", 1)))  # what the others do
+    assert ended.code == 143
+    assert ended.after_failing_s < END_S
+    assert ended.clcomm_lines() == ["clcomm: rank 1: ended by SIGTERM"]
+
+
 def test_a_mistake_on_one_rank_is_one_line_that_names_it(tmp_path):
     ended = job(tmp_path, on_one(MISTAKE))
     assert ended.code == 2
@@ -121,8 +168,9 @@ Communicator().barrier()
     assert ended.clcomm_lines()[0].startswith("clcomm: rank 2: bucket_size: expected a positive number of bytes")
 
 
-def test_sys_exit_on_one_rank_ends_all_with_its_code(tmp_path):
-    ended = job(tmp_path, on_one("sys.exit(5)"))
+@pytest.mark.parametrize("call", ["run(main)", "main()"], ids=["run", "plain script"])
+def test_sys_exit_on_one_rank_ends_all_with_its_code(tmp_path, call):
+    ended = job(tmp_path, on_one("sys.exit(5)", call))
     assert ended.code == 5
     assert ended.after_failing_s < END_S
     assert ended.clcomm_lines() == ["clcomm: rank 1: left with exit code 5"]

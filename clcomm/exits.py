@@ -1,0 +1,193 @@
+"""All ways out of a rank's process that `run(main)` does not see: none of them leaves the other ranks waiting.
+
+`watch()` hooks uncaught exceptions, in threads too, sys.exit() and os._exit() in a process that a launcher started as
+one of several; a Communicator also hooks SIGTERM and Ctrl-C while it is open, where nobody else has.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import weakref
+from types import FrameType, TracebackType
+from typing import Any, ClassVar, NoReturn
+
+from clcomm import job, lookout
+
+#: How long a signal may wait for the main thread, which may be deep in an MPI call, until another thread ends the job.
+REACTION_S = 1.0
+#: How long the end of a failed rank may take, where MPI does not answer.
+LAST_RESORT_S = 8.0
+#: What a process ended by a signal returns to the shell: 128 + the signal.
+SIGNALLED = 128
+
+
+class _Hooks:
+    """What was there before us, and what this process is about to leave with."""
+
+    pid = 0
+    leave_now: Any = os._exit
+    exit: Any = sys.exit
+    excepthook: Any = sys.excepthook
+    threading_excepthook: Any = threading.excepthook
+    leaving_with: job.Exit | None = None
+    was_open = False
+    communicators: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
+    signals: _Signals | None = None
+
+
+def watch() -> None:
+    """Hook this process's ways out, once; hooks that others have set stay."""
+    if _Hooks.pid:
+        return
+    _Hooks.pid = os.getpid()
+    sys.excepthook, sys.exit = _excepthook, _exit
+    os._exit = _exit_now  # type: ignore[assignment]
+    if threading.excepthook is threading.__excepthook__:
+        threading.excepthook = _threading_excepthook
+    atexit.register(_at_exit)
+
+
+def opened(communicator: Any) -> None:
+    """Note an open Communicator of several ranks: from now on signals end the job in order."""
+    watch()
+    _Hooks.communicators.add(communicator)
+    _Hooks.was_open = True
+    if _Hooks.signals is None:
+        _Hooks.signals = _Signals.installed()
+
+
+def finalized(communicator: Any) -> None:
+    """Note that a Communicator is done with; with the last one the signals' handlers are again what they were."""
+    _Hooks.communicators.discard(communicator)
+    if not _Hooks.communicators and _Hooks.signals is not None:
+        _Hooks.signals.restore()
+        _Hooks.signals = None
+
+
+class _Exit(job.Exit):
+    """What our sys.exit() raises; it notes whether it was what ended the program."""
+
+    def __del__(self) -> None:
+        # A program may catch it and go on. Only when the interpreter itself drops it, it is called from nowhere.
+        if sys is not None and sys._getframe().f_back is None:
+            _Hooks.leaving_with = job.Exit(self.code, self.reason)
+
+
+def _exit(code: Any = None, /) -> NoReturn:
+    """Raise SystemExit, as sys.exit() does."""
+    raise _Exit(code)
+
+
+def _exit_now(status: int) -> None:
+    """Leave without exit handlers, as os._exit() does, once the other ranks of a job under way are ended."""
+    may_be_awaited = _Hooks.communicators or not _Hooks.was_open
+    if os.getpid() == _Hooks.pid and not job.is_reported() and (status or may_be_awaited):
+        _end_by_force_later(status)
+        job.fail(job.Exit(status or job.FAILURE, f"left by os._exit({status})"))
+    _Hooks.leave_now(status)
+
+
+def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    # Python then leaves with exit code 1 through the ordinary exit handlers, MPI's among them.
+    if os.getpid() == _Hooks.pid:
+        _end_by_force_later(job.FAILURE)
+        job.fail(error)
+    else:
+        _Hooks.excepthook(kind, error, trace)
+
+
+def _threading_excepthook(arguments: Any) -> None:
+    error = arguments.exc_value
+    if os.getpid() != _Hooks.pid or error is None or isinstance(error, SystemExit) or job.is_reported():
+        _Hooks.threading_excepthook(arguments)
+        return
+    _Hooks.leave_now(job.fail(error))  # the main thread may be waiting for what this thread was to do
+
+
+def _at_exit() -> None:
+    if os.getpid() != _Hooks.pid:
+        return
+    lookout.note_leaving()
+    if job.is_reported():
+        return
+    error = _Hooks.leaving_with
+    if error is not None and error.code not in (None, 0):
+        _end_by_force_later(job.FAILURE)
+        job.fail(error)
+
+
+def _end_by_force_later(code: int) -> None:
+    """End this process in any case: its MPI may wait for ranks that never started theirs."""
+    timer = threading.Timer(LAST_RESORT_S, _Hooks.leave_now, (code,))
+    timer.daemon = True
+    timer.start()
+
+
+class _Signals:
+    """SIGTERM and SIGINT as exceptions in the main thread; a thread of ours ends the job where that one can't react.
+
+    A rank that waits in MPI's C code runs no Python handler. The C handler's byte in a pipe wakes our thread then.
+    """
+
+    def __init__(self) -> None:
+        self._reacted = threading.Event()
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        signal.signal(signal.SIGTERM, self._terminated)
+        signal.signal(signal.SIGINT, self._interrupted)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        threading.Thread(target=self._look_after, name="clcomm-signals", daemon=True).start()
+
+    @classmethod
+    def installed(cls) -> _Signals | None:
+        """Return handlers in place of the default ones; None where somebody has their own, or off the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return None
+        ours = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+        if ours != (signal.SIG_DFL, signal.default_int_handler):
+            return None
+        wakeup = signal.set_wakeup_fd(-1)
+        if wakeup != -1:
+            signal.set_wakeup_fd(wakeup)
+            return None
+        return cls()
+
+    def restore(self) -> None:
+        """Put the former handlers back, where ours are still in place."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        signal.set_wakeup_fd(-1)
+        for number, ours in ((signal.SIGTERM, self._terminated), (signal.SIGINT, self._interrupted)):
+            if signal.getsignal(number) == ours:
+                signal.signal(number, self._before[number])
+        os.close(self._writer)  # ends the thread
+
+    def _terminated(self, number: int, frame: FrameType | None) -> NoReturn:
+        self._reacted.set()
+        raise _terminated(_Exit)
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> NoReturn:
+        self._reacted.set()
+        raise KeyboardInterrupt
+
+    def _look_after(self) -> None:
+        while True:
+            numbers = os.read(self._reader, 1)
+            if not numbers:
+                os.close(self._reader)
+                return
+            if numbers[0] not in (signal.SIGTERM, signal.SIGINT):
+                continue
+            if not self._reacted.wait(REACTION_S) and not job.is_reported():
+                error = _terminated(job.Exit) if numbers[0] == signal.SIGTERM else KeyboardInterrupt()
+                _Hooks.leave_now(job.fail(error))
+            self._reacted.clear()
+
+
+def _terminated(kind: type[job.Exit]) -> job.Exit:
+    return kind(SIGNALLED + signal.SIGTERM, "ended by SIGTERM")

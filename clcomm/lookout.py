@@ -1,0 +1,109 @@
+"""A host's lookout: a small process that names the rank that dies without a word, of SIGKILL or a crash.
+
+Launchers end all other ranks within milliseconds then, so no rank can tell. Each rank keeps a record in memory that
+it shares with the lookout: who it is, its step, and whether it leaves on purpose. clcomm/lookout_process.py is what
+the process runs; it ends with the last rank of its host.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from clcomm.lookout_process import FAILING, LEAVING, PID, RANK, RECORD_BYTES, RUNNING, STATE, STEP, is_gone
+
+
+class _Own:
+    """This rank's record, in memory of its own until it joins its host's."""
+
+    records: Any = memoryview(bytearray(RECORD_BYTES)).cast("q")
+    start = 0
+    is_watched = False
+
+
+def note_step(step: int) -> None:
+    """Note which step this rank is at."""
+    _Own.records[_Own.start + STEP] = step
+
+
+def note_leaving() -> None:
+    """Note that this rank leaves on purpose."""
+    _Own.records[_Own.start + STATE] = max(LEAVING, _Own.records[_Own.start + STATE])
+
+
+def note_failing() -> None:
+    """Note that this rank ends the job, and says why."""
+    _Own.records[_Own.start + STATE] = FAILING
+
+
+def at_step() -> str:
+    """Return " at step N", or nothing where no step was noted."""
+    step = _Own.records[_Own.start + STEP]
+    return f" at step {step}" if step else ""
+
+
+def another_failed() -> bool:
+    """Say whether another rank of this host ends the job, or is dead."""
+    words = RECORD_BYTES // 8
+    for start in range(0, len(_Own.records), words):
+        state, pid = _Own.records[start + STATE], _Own.records[start + PID]
+        if start != _Own.start and pid and (state == FAILING or (state == RUNNING and is_gone(pid))):
+            return True
+    return False
+
+
+def watch_host(host: Any, rank: int) -> None:
+    """Start the lookout of the ranks of `host`, of which this one has this rank in the job; collective, once.
+
+    Where a rank is watched already, or the system refuses something, there is none: it only helps to explain.
+    """
+    if host.Get_size() < 2 or any(host.allgather(_Own.is_watched)):
+        return
+    nbytes = host.Get_size() * RECORD_BYTES
+    descriptor = _shared_memory(nbytes) if host.Get_rank() == 0 else -1
+    path = host.bcast(f"/proc/{os.getpid()}/fd/{descriptor}" if descriptor >= 0 else "", 0)
+    joined = _join(path, host.Get_rank(), rank, nbytes) if path else False
+    everyone = all(host.allgather(joined))
+    if descriptor >= 0:
+        if everyone:
+            _start(descriptor)
+        os.close(descriptor)
+    _Own.is_watched = everyone
+
+
+def _shared_memory(nbytes: int) -> int:
+    try:
+        descriptor = os.memfd_create("clcomm-lookout")
+        os.ftruncate(descriptor, nbytes)
+    except (OSError, AttributeError):
+        return -1
+    return descriptor
+
+
+def _join(path: str, local_rank: int, rank: int, nbytes: int) -> bool:
+    try:
+        with open(path, "r+b") as file:
+            records = memoryview(mmap.mmap(file.fileno(), nbytes)).cast("q")
+    except OSError:
+        return False
+    start = local_rank * RECORD_BYTES // 8
+    records[start + STEP] = _Own.records[_Own.start + STEP]
+    records[start + RANK], records[start + PID] = rank, os.getpid()
+    _Own.records, _Own.start = records, start
+    return True
+
+
+def _start(descriptor: int) -> None:
+    script = Path(__file__).with_name("lookout_process.py")
+    try:
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", str(script), str(descriptor)],
+            pass_fds=(descriptor,), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+            cwd="/",
+        ).returncode = 0  # not ours to wait for: it outlives us  # fmt: skip
+    except OSError:
+        return
