@@ -1,6 +1,7 @@
 """Data-parallel training for OpenCL devices over MPI."""
 
 from clcomm._version import __version__
+from clcomm.clipping import clip_grad_norm
 from clcomm.communicator import Communicator
 from clcomm.errors import ClcommError
 from clcomm.handle import Handle
@@ -16,4 +17,5 @@ __all__ = [
     "Observer",
     "Synchronizer",
     "__version__",
+    "clip_grad_norm",
 ]

@@ -82,7 +82,11 @@ class ArrayCollectives(ObjectCollectives):
 
     def is_common(self, array: np.ndarray) -> bool:
         """Say whether an array is one memory on all ranks."""
-        return self._shared is not None and self.hosts == 1 and self._shared.is_common(array)
+        return self.hosts == 1 and self.is_common_on_host(array)
+
+    def is_common_on_host(self, array: np.ndarray) -> bool:
+        """Say whether an array is one memory on all ranks of this host."""
+        return self._shared is not None and self._shared.is_common(array)
 
     def reduce_scatter(
         self,

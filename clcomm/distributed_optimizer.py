@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.agreement import CHECKS, require_agreement
+from clcomm.clipping import clip_coefficient, global_norm, scale, typed_parts
 from clcomm.errors import ArgumentError
 from clcomm.finiteness import raise_non_finite
 from clcomm.optim import Optimizer
@@ -51,9 +52,10 @@ class DistributedOptimizer:
         start = min(comm.rank * own, layout.span)
         stop = min(start + own, layout.span)
         optimizer.restrict(start // _ITEM, stop // _ITEM)
-        sync.leave_reduction(optimizer.space)
+        sync.leave_reduction(optimizer.space, self)
         self._range = start, stop
         self._shard: _Shard | None = None
+        self._ready: Any = None  # the buffer of this rank's averaged gradients, where they were clipped
 
     @property
     def lr(self) -> float:
@@ -85,16 +87,29 @@ class DistributedOptimizer:
         """
         self.optimizer.space.device.on_host(self._step)
 
+    def clip_grad_norm(self, max_norm: float) -> float:
+        """Average the gradients, clip them as `clcomm.clip_grad_norm` tells, and return their norm before."""
+        self._ready = self._reduced()
+        assert self._shard is not None
+        return self._shard.clip(max_norm)
+
     def _step(self) -> None:
+        gradients, self._ready = self._reduced(), None
+        assert self._shard is not None
+        self.optimizer.update_range(gradients)
+        self._shard.gather()
+        self.sync.count_synchronisation(self._shard.space)
+
+    def _reduced(self) -> Any:
+        """Return the buffer of this rank's averaged gradients; they are averaged once a step."""
+        if self._ready is not None:
+            return self._ready
         if self._shard is None:
             self._shard = self._open_shard()
-        shard = self._shard
-        gradients = shard.reduce()
+        gradients = self._shard.reduce()
         if self.sync.check_finite:
-            shard.require_finite()
-        self.optimizer.update_range(gradients)
-        shard.gather()
-        self.sync.count_synchronisation(shard.space)
+            self._shard.require_finite()
+        return gradients
 
     def _open_shard(self) -> _Shard:
         space = self.sync.space_of(self.optimizer.space)
@@ -178,9 +193,23 @@ class _Shard:
             raise ArgumentError("optimizer: another Synchronizer took its model's memory over; use one Synchronizer")
         flat.pull_grads(0, self.space.layout.span)
         self._reduce()
-        if flat.is_staged and self._gradients is not None:
-            flat.device.write(self._gradients, self._mean[: (self._stop - self._start) // _ITEM])
+        self._upload()
         return self._gradients
+
+    def _upload(self) -> None:
+        """Bring the mean to where the optimizer reads it."""
+        if self._flat.is_staged and self._gradients is not None:
+            self._flat.device.write(self._gradients, self._mean[: (self._stop - self._start) // _ITEM])
+
+    def clip(self, max_norm: float) -> float:
+        """Scale this rank's part of the mean so that the whole mean's norm is at most `max_norm`; return it before."""
+        part = self._mean.view(np.uint8)[: self._stop - self._start]
+        norm = global_norm(self._comm, typed_parts(self.space.layout, part, self._start))
+        coefficient = clip_coefficient(norm, max_norm)
+        if coefficient != 1.0:
+            scale(self._mean, coefficient)
+            self._upload()
+        return norm
 
     def require_finite(self) -> None:
         """Raise NonFiniteError on every rank, if any rank's part of the mean holds NaN or Inf."""

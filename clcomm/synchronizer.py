@@ -59,7 +59,7 @@ class Synchronizer:
         self.check_finite = check_finite
         self._hook: CommHook | None = parse_compression(compression)
         self._spaces: dict[int, SharedSpace] = {}
-        self._left: list[Any] = []  # flat spaces that a DistributedOptimizer reduces
+        self._left: list[tuple[Any, Any]] = []  # flat spaces, each with the DistributedOptimizer that reduces it
         self._paused = 0
 
     def broadcast_parameters(self, model: Any, root: int = 0) -> None:
@@ -85,7 +85,7 @@ class Synchronizer:
         if self._paused:
             return
         space = self._space(model)
-        if self._left and self._is_left(space):
+        if self._left and self.sharded_update_of(model) is not None:
             return
         for prepared in self._plan(space, use_bucketing):
             space.replica.pull_gradients(prepared.bucket)
@@ -137,9 +137,18 @@ class Synchronizer:
         """What reduces the gradients, in words; "none" is a plain all-reduce."""
         return "none" if self._hook is None else _name_of(self._hook)
 
-    def leave_reduction(self, flat_space: Any) -> None:
-        """Let someone else reduce the gradients of an engine's flat space: `sync_gradients` leaves them alone."""
-        self._left.append(flat_space)
+    def leave_reduction(self, flat_space: Any, reducer: Any) -> None:
+        """Let a DistributedOptimizer reduce the gradients of an engine's flat space: `sync_gradients` leaves them."""
+        self._left.append((flat_space, reducer))
+
+    def sharded_update_of(self, model: Any) -> Any:
+        """Return the DistributedOptimizer that reduces a model's gradients, None where `sync_gradients` does."""
+        flat_space = getattr(self._space(model).replica, "flat_space", None)
+        return next((reducer for left, reducer in self._left if left is flat_space), None)
+
+    def space_for(self, model: Any) -> SharedSpace:
+        """Return what is kept for a model; collective the first time."""
+        return self._space(model)
 
     def space_of(self, flat_space: Any) -> SharedSpace:
         """Return what is kept for the model of an engine's flat space; ArgumentError for a model not seen yet."""
@@ -167,10 +176,6 @@ class Synchronizer:
         if space is None:
             space = self._spaces[id(model)] = SharedSpace(self.comm, model)
         return space
-
-    def _is_left(self, space: SharedSpace) -> bool:
-        flat_space = getattr(space.replica, "flat_space", None)
-        return any(left is flat_space for left in self._left)
 
     def _plan(self, space: SharedSpace, use_bucketing: bool | None) -> tuple[_PreparedBucket, ...]:
         size = self.bucket_size if (self.use_bucketing if use_bucketing is None else use_bucketing) else None

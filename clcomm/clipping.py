@@ -1,0 +1,96 @@
+"""Gradient clipping by the norm of all gradients together: PyTorch's formula, on the averaged gradients.
+
+Each rank sums the squares of a part, in float64, and the parts are added in rank order: all ranks get the same bits,
+whatever the bucket size and the transport, and with a sharded update the same as without.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clcomm.agreement import CHECKS
+from clcomm.communicator import Communicator
+from clcomm.errors import ArgumentError
+from clcomm.layout import Bucket, FlatLayout, shard_bounds
+
+if TYPE_CHECKING:
+    from clcomm.shared_space import SharedSpace
+    from clcomm.synchronizer import Synchronizer
+
+_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_
+_CHUNK = 1 << 14  # elements that stay in the cache as float64
+
+
+def clip_grad_norm(sync: Synchronizer, model: Any, max_norm: float) -> float:
+    """Scale a model's averaged gradients so that their norm is at most `max_norm`, and return the norm before.
+
+    Call it on every rank between `sync_gradients` and the optimizer's step. The norm is the 2-norm of all gradients
+    as one vector; where it is NaN or Inf the gradients are no numbers afterwards, as in PyTorch. With a sharded update
+    this call averages the gradients, and `step` uses what it left.
+
+    The formula is that of torch.nn.utils.clip_grad_norm_: gradients times max_norm / (norm + 1e-6), if that is below 1.
+    Raises ArgumentError for a `max_norm` that is not above 0.
+    """
+    if not isinstance(max_norm, (int, float)) or not 0 < max_norm < math.inf:
+        raise ArgumentError(f"max_norm: expected a number above 0, got {max_norm!r}")
+    sharded = sync.sharded_update_of(model)
+    if sharded is not None:
+        return sharded.clip_grad_norm(max_norm)
+    space = sync.space_for(model)
+    start = sync.comm.rank * space.shard_nbytes
+    part = space.arrays.reduced[start : start + space.shard_nbytes]
+    norm = global_norm(sync.comm, typed_parts(space.layout, part, start))
+    coefficient = clip_coefficient(norm, max_norm)
+    if coefficient != 1.0:
+        _scale_all(sync.comm, space, coefficient)
+    return norm
+
+
+def global_norm(comm: Communicator, parts: Iterable[np.ndarray]) -> float:
+    """Return the norm of all ranks' parts together, the same bits on every rank; collective."""
+    own = np.array([math.fsum(map(_sum_of_squares, parts))])
+    return math.sqrt(math.fsum(comm.all_gather(own, label=CHECKS)[:, 0]))
+
+
+def clip_coefficient(norm: float, max_norm: float) -> float:
+    """Return what gradients of this norm are multiplied with: 1.0 where they stay as they are."""
+    coefficient = max_norm / (norm + _EPS)
+    return 1.0 if coefficient >= 1 else coefficient
+
+
+def scale(part: np.ndarray, coefficient: float) -> None:
+    """Multiply an array with the coefficient, rounded to the array's dtype, in place."""
+    with np.errstate(invalid="ignore"):  # Inf times 0 is NaN, and meant
+        part *= part.dtype.type(coefficient)
+
+
+def typed_parts(layout: FlatLayout, part: np.ndarray, start: int) -> Iterator[np.ndarray]:
+    """Yield what of each parameter lies in `part`, in its dtype; part: the flat space's bytes from `start` on."""
+    for slot in layout.slots:
+        first, last = max(slot.start - start, 0), min(slot.stop - start, part.size)
+        if first < last:
+            yield part[first:last].view(slot.dtype)
+
+
+def _sum_of_squares(part: np.ndarray) -> float:
+    chunks = (part[begin : begin + _CHUNK].astype(np.float64) for begin in range(0, part.size, _CHUNK))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(sum(chunk.dot(chunk) for chunk in chunks))
+
+
+def _scale_all(comm: Communicator, space: SharedSpace, coefficient: float) -> None:
+    """Scale the averaged gradients; of memory that a host's ranks share each one scales a part."""
+    start, stop = 0, space.layout.span
+    shared = comm.is_common_on_host(space.arrays.reduced)
+    if shared:
+        bounds = shard_bounds(stop, comm.local_size, space.layout.alignment)
+        start, stop = bounds[comm.local_rank], bounds[comm.local_rank + 1]
+    for part in typed_parts(space.layout, space.arrays.reduced[start:stop], start):
+        scale(part, coefficient)
+    if shared:
+        comm.barrier()
+    space.replica.push_gradients(Bucket(0, space.layout.slots))

@@ -1,0 +1,132 @@
+"""Clipping by the global norm: PyTorch's values, the same bits on every rank, with a sharded update too."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clcomm import Synchronizer, clip_grad_norm
+from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.engine import Device, Tensor
+from clcomm.errors import ArgumentError
+from clcomm.optim import SGD
+from models import MLP
+from tests.helpers import one_line
+from tests.numpy_models import Model, set_gradients, small_model
+
+SHAPE = (1, 8, 8)
+
+
+def alike(comm, value) -> bool:
+    return comm.all_gather_object(value) == [value] * comm.size
+
+
+def averaged(comm, **options):
+    """Return a model with the ranks' mean gradients, and its Synchronizer."""
+    model, sync = small_model(), Synchronizer(comm, **options)
+    set_gradients(model, comm.rank)
+    sync.sync_gradients(model)
+    return model, sync
+
+
+@pytest.mark.parametrize("max_norm", [1e-3, 1.0, 1e6])
+def test_norm_and_gradients_are_those_of_float64(comm, max_norm):
+    model, sync = averaged(comm)
+    means = [parameter.grad.astype(np.float64) for parameter in model.parameters.values()]
+    expected = np.sqrt(sum((mean**2).sum() for mean in means))
+    norm = clip_grad_norm(sync, model, max_norm)
+    assert norm == pytest.approx(expected, rel=1e-12) and alike(comm, norm)
+    factor = min(1.0, max_norm / (expected + 1e-6))
+    for mean, parameter in zip(means, model.parameters.values(), strict=True):
+        np.testing.assert_allclose(parameter.grad, mean * factor, rtol=3e-7)
+    assert alike(comm, model.gradient_bits())
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 1e9])
+def test_is_what_pytorch_does(comm, max_norm):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed; pip install 'clcomm[torch]'")
+    sync, model = Synchronizer(comm), torch.nn.Sequential(torch.nn.Linear(9, 33), torch.nn.Linear(33, 5))
+    sync.broadcast_parameters(model)
+    inputs = np.random.default_rng(comm.rank).standard_normal((6, 9)).astype(np.float32)
+    model(torch.from_numpy(inputs)).square().sum().backward()
+    sync.sync_gradients(model)
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    copies = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
+    for copy, gradient in zip(copies, gradients, strict=True):
+        copy.grad = gradient
+    expected = torch.nn.utils.clip_grad_norm_(copies, max_norm)
+    assert clip_grad_norm(sync, model, max_norm) == pytest.approx(expected.item(), rel=1e-6)
+    for parameter, copy in zip(model.parameters(), copies, strict=True):
+        torch.testing.assert_close(parameter.grad, copy.grad, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("options", [{"bucket_size": 1}, {"bucket_size": 300}, {"use_bucketing": False}])
+def test_buckets_change_no_bit(comm, options):
+    whole, sync = averaged(comm, bucket_size="1MiB")
+    parts, other = averaged(comm, **options)
+    assert clip_grad_norm(sync, whole, 0.1) == clip_grad_norm(other, parts, 0.1)
+    assert whole.gradient_bits() == parts.gradient_bits()
+
+
+def test_dtypes_may_mix(comm):
+    model = Model([("a", np.zeros(200)), ("b", np.zeros((3, 5), np.float32))])
+    sync = Synchronizer(comm)
+    set_gradients(model, comm.rank)
+    sync.sync_gradients(model)
+    expected = np.sqrt(sum((p.grad.astype(np.float64) ** 2).sum() for p in model.parameters.values()))
+    assert clip_grad_norm(sync, model, 1e-2) == pytest.approx(expected, rel=1e-12)
+    after = np.sqrt(sum((p.grad.astype(np.float64) ** 2).sum() for p in model.parameters.values()))
+    assert after == pytest.approx(1e-2, rel=1e-5) and alike(comm, model.gradient_bits())
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_no_number_spreads_as_in_pytorch(comm, value):
+    model, sync = averaged(comm)
+    model["b1"].grad[...] = 1.0
+    if comm.rank == 0:
+        model["b1"].grad[3] = value
+    sync.sync_gradients(model)
+    norm = clip_grad_norm(sync, model, 1.0)
+    assert np.isnan(norm) if np.isnan(value) else norm == np.inf
+    assert np.isnan(model["b1"].grad[3])
+    if np.isnan(value):
+        assert np.isnan(model["w1"].grad).all()
+    else:
+        assert (model["w1"].grad == 0).all()
+
+
+@pytest.mark.parametrize("max_norm", [0, -1.0, np.inf, np.nan, "1"])
+def test_other_norms_are_refused(comm, max_norm):
+    model, sync = averaged(comm)
+    with pytest.raises(ArgumentError) as caught:
+        clip_grad_norm(sync, model, max_norm)
+    assert one_line(caught) == f"max_norm: expected a number above 0, got {max_norm!r}"
+
+
+def trained(comm, kind, sharded, max_norm):
+    """Return norms and parameters of some steps on the engine."""
+    device = Device(Device.select("cpu").cl_device, kind=kind)
+    model = MLP(SHAPE, 10, device=device, seed=comm.rank)
+    sync = Synchronizer(comm, bucket_size="8KiB", check_finite=True)
+    optimizer = SGD(model, 0.1, momentum=0.9)
+    if sharded:
+        optimizer = DistributedOptimizer(optimizer, sync)
+    sync.broadcast_parameters(model)
+    norms = []
+    for step in range(4):
+        images = np.random.default_rng([step, comm.rank]).standard_normal((3, *SHAPE)).astype(np.float32)
+        model(Tensor(images, device)).sum().backward()
+        sync.sync_gradients(model)
+        norms.append(clip_grad_norm(sync, model, max_norm))
+        optimizer.step()
+        optimizer.zero_grad()
+    sync.check_replicas(model)
+    return norms, {name: value.tobytes() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.parametrize("max_norm", [0.1, 1e9])
+def test_a_sharded_update_clips_to_the_same_bits(comm, kind, max_norm):
+    norms, parameters = trained(comm, kind, False, max_norm)
+    assert all(norm > 0.1 for norm in norms) and alike(comm, norms)
+    assert (norms, parameters) == trained(comm, kind, True, max_norm)
