@@ -44,7 +44,7 @@ def _describe(origins: list[Find | None], mean: Find | None) -> str:
         for name, nans, infs in [origin]
     ]
     if not found and mean is not None:
-        found = [f"{mean[0]!r} overflows when the ranks' finite gradients are added"]
+        found = [f"{mean[0]!r} overflows when the ranks' finite gradients are compressed or added"]
     return (
         f"gradient: expected finite numbers, but {', '.join(found)}; "
         "lower the learning rate or look at that rank's batch"

@@ -162,14 +162,29 @@ def test_a_gradient_that_is_not_finite_is_named_with_its_rank(comm, value, found
     sync.sync_gradients(model)  # a caller may go on
 
 
+@pytest.mark.parametrize("scheme", ["fp16", "bf16", "int8", "topk:0.01", "powersgd:2"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_compression_hides_no_gradient_that_is_not_finite(several, scheme, value):
+    model, sync = small_model(), Synchronizer(several, check_finite=True, compression=scheme)
+    culprit = several.size - 1
+    for step in range(2):  # the first leaves residuals behind
+        set_gradients(model, several.rank)
+        if step and several.rank == culprit:
+            model["b1"].grad[2] = value
+        if not step:
+            sync.sync_gradients(model)
+    message = same_error_everywhere(several, NonFiniteError, lambda: sync.sync_gradients(model))
+    assert f"but 'b1' has {'1 NaN and 0 Inf' if np.isnan(value) else '0 NaN and 1 Inf'} on rank {culprit};" in message
+
+
 def test_a_sum_that_overflows_names_its_parameter(several):
     model, sync = small_model(), Synchronizer(several, check_finite=True)
     set_gradients(model, 0)
     model["w1"].grad[0, 0] = 3e38
     message = same_error_everywhere(several, NonFiniteError, lambda: sync.sync_gradients(model))
     assert message == (
-        "gradient: expected finite numbers, but 'w1' overflows when the ranks' finite gradients are added; "
-        "lower the learning rate or look at that rank's batch"
+        "gradient: expected finite numbers, but 'w1' overflows when the ranks' finite gradients are compressed or "
+        "added; lower the learning rate or look at that rank's batch"
     )
 
 

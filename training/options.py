@@ -74,6 +74,12 @@ def _add_optimizer_options(parser: Parser) -> None:
     group.add_argument("--nesterov", action="store_true", help="Nesterov's momentum, with sgd")
     group.add_argument("--weight-decay", type=float, metavar="W", help="default: the optimizer's")
     group.add_argument(
+        "--clip-norm",
+        type=_positive_number,
+        metavar="N",
+        help="largest norm of all gradients together, after averaging",
+    )
+    group.add_argument(
         "--schedule",
         default="cosine:warmup=40",
         metavar="TEXT",

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 EVALUATION_BATCH = 128
 #: Settings that a resumed run has to share with the one it goes on from.
 COURSE = (
-    "model", "batch_size", "optimizer", "lr", "momentum", "nesterov", "weight_decay", "schedule", "grad_accumulation",
-    "sharding", "seed",
+    "model", "batch_size", "optimizer", "lr", "momentum", "nesterov", "weight_decay", "schedule", "clip_norm",
+    "grad_accumulation", "sharding", "seed",
 )  # fmt: skip
 
 
@@ -133,7 +133,15 @@ class Session:
         )  # fmt: skip
         if options.sharded_optimizer:
             optimizer = DistributedOptimizer(optimizer, sync)
-        trainer = Trainer(comm, sync, self.parts, optimizer, loader, accumulation=options.grad_accumulation)
+        trainer = Trainer(
+            comm,
+            sync,
+            self.parts,
+            optimizer,
+            loader,
+            accumulation=options.grad_accumulation,
+            clip_norm=options.clip_norm,
+        )
         trainer.schedule = parse_schedule(options.schedule, self.epochs * trainer.steps_per_epoch)
         return trainer
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from clcomm.clipping import clip_grad_norm
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, CheckpointError
 from clcomm.job import note_step
@@ -43,6 +44,7 @@ class Trainer:
 
     parts: model, loss, optimizer and conversions of one engine. accumulation: micro-batches a step; the gradients are
     those of one batch of all their samples. schedule: factor on the optimizer's initial learning rate by step.
+    clip_norm: the largest norm of the averaged gradients together; None: as large as they are.
     Raises ArgumentError for an accumulation below 1.
     """
 
@@ -56,13 +58,14 @@ class Trainer:
         *,
         accumulation: int = 1,
         schedule: Schedule | None = None,
+        clip_norm: float | None = None,
         callbacks: Sequence[Callback] = (),
     ):
         if accumulation < 1:
             raise ArgumentError(f"grad_accumulation: expected a number of micro-batches from 1 up, got {accumulation}")
         self.comm, self.sync, self.loader = comm, sync, loader
         self.parts, self.model, self.optimizer = parts, parts.model, optimizer
-        self.accumulation = accumulation
+        self.accumulation, self.clip_norm = accumulation, clip_norm
         self.schedule = schedule or constant()
         self.base_lr = optimizer.lr
         self.callbacks = list(callbacks)
@@ -104,6 +107,8 @@ class Trainer:
                 with nullcontext() if number == len(group) else self.sync.no_sync():
                     loss += self._forward_backward(images, labels, len(labels) / samples)
                     self.sync.sync_gradients(self.model)
+            if self.clip_norm is not None:
+                clip_grad_norm(self.sync, self.model, self.clip_norm)
             self.optimizer.step()
             self.optimizer.zero_grad()
         self._record(len(group), samples, loss, time.perf_counter() - begin, data_wait_s)

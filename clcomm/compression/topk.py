@@ -21,7 +21,8 @@ class TopK:
     def __call__(self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket) -> None:
         wanted = self.feedback.corrected(gradient, bucket)
         count = math.ceil(self.share * wanted.size)
-        chosen = np.sort(np.argpartition(-np.abs(wanted), count - 1)[:count])
+        sizes = np.nan_to_num(np.abs(wanted), nan=np.inf, posinf=np.inf)  # NaN travels first: nobody may miss it
+        chosen = np.sort(np.argpartition(-sizes, count - 1)[:count])
         values = wanted[chosen]
         packed = np.concatenate([chosen.astype(np.uint32).view(np.uint8), values.view(np.uint8)])
         wanted[chosen] = 0

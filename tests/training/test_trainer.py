@@ -51,6 +51,7 @@ def make_trainer(
     optimizer: str = "sgd",
     accumulation: int = 1,
     sharded: bool = False,
+    clip_norm: float | None = None,
     **sync_options: object,
 ) -> Trainer:
     dataset = data(samples)
@@ -59,7 +60,9 @@ def make_trainer(
     chosen = parts.make_optimizer(optimizer, 0.02 if optimizer == "sgd" else 1e-3, momentum=0.9)
     sync = Synchronizer(comm, **sync_options)  # type: ignore[arg-type]
     chosen = DistributedOptimizer(chosen, sync) if sharded else chosen
-    trainer = Trainer(comm, sync, parts, chosen, loader, accumulation=accumulation, callbacks=[Watcher()])
+    trainer = Trainer(
+        comm, sync, parts, chosen, loader, accumulation=accumulation, clip_norm=clip_norm, callbacks=[Watcher()]
+    )
     trainer.schedule = parse_schedule("cosine:warmup=3", 100)
     return trainer
 
@@ -104,6 +107,18 @@ def test_bits_do_not_depend_on_buckets_or_transport(model: str) -> None:
         assert_same_bits(train(make_trainer(comm, model=model, bucket_size=size), 12), reference)
     assert_same_bits(train(make_trainer(comm, model=model, use_bucketing=False), 12), reference)
     assert_same_bits(train(make_trainer(through_mpi, model=model), 12), reference)
+
+
+@pytest.mark.mpi
+def test_clipping_holds_in_every_step_and_is_that_of_one_rank() -> None:
+    comm = Communicator()
+    samples = 4 * comm.size * 10
+    clipped = train(make_trainer(comm, samples=samples, clip_norm=0.05), 10)
+    alone = train(make_trainer(solo(), samples=samples, batch=4 * comm.size, clip_norm=0.05), 10)
+    assert relative_difference(clipped, alone) < 1e-5
+    assert relative_difference(train(make_trainer(comm, samples=samples), 10), alone) > 1e-3
+    assert_same_bits(train(make_trainer(comm, samples=samples, clip_norm=0.05, sharded=True), 10), clipped)
+    comm.finalize()
 
 
 @pytest.mark.mpi
