@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from clcomm.buckets import Bucket, cut
 from clcomm.errors import ArgumentError
 
 #: Start of every parameter, in bytes: OpenCL sub-buffers need at most this on the devices known to us.
@@ -66,33 +67,6 @@ class Slot:
         return self.start + self.spec.nbytes
 
 
-@dataclass(frozen=True)
-class Bucket:
-    """Neighbouring slots that are reduced together: bytes [start, stop) of the flat space.
-
-    `nbytes` counts the parameters' own bytes; the range may also hold padding, which is zero on every rank.
-    """
-
-    index: int
-    slots: tuple[Slot, ...]
-
-    @property
-    def start(self) -> int:
-        return self.slots[0].start
-
-    @property
-    def stop(self) -> int:
-        return self.slots[-1].stop
-
-    @cached_property
-    def nbytes(self) -> int:
-        return sum(slot.nbytes for slot in self.slots)
-
-    @property
-    def dtype(self) -> str:
-        return self.slots[0].dtype
-
-
 class FlatLayout:
     """Offsets of all parameters in one flat space.
 
@@ -140,27 +114,22 @@ class FlatLayout:
         slot = self._by_name[name]
         return flat[slot.start : slot.stop].view(slot.dtype).reshape(slot.shape)
 
-    def buckets(self, bucket_size: int | None) -> tuple[Bucket, ...]:
+    def buckets(
+        self,
+        bucket_size: int | None,
+        *,
+        first_bucket_size: int | None = None,
+        split_tensors: bool = False,
+        order: Sequence[str] = (),
+    ) -> tuple[Bucket, ...]:
         """Cut the space into buckets of at most `bucket_size` of the parameters' own bytes; None: one per tensor.
 
-        A tensor larger than `bucket_size` has a bucket of its own; a bucket never mixes dtypes.
+        A larger tensor has a bucket of its own, or several with `split_tensors`; a bucket never mixes dtypes.
+        first_bucket_size: that of the first bucket. order: names in the order in which backward completes gradients,
+        the layout's unless given.
         """
-        groups: list[list[Slot]] = []
-        filled = 0
-        for slot in self.slots:
-            joins = (
-                bucket_size is not None
-                and bool(groups)
-                and filled + slot.nbytes <= bucket_size
-                and groups[-1][0].dtype == slot.dtype
-            )
-            if joins:
-                groups[-1].append(slot)
-                filled += slot.nbytes
-            else:
-                groups.append([slot])
-                filled = slot.nbytes
-        return tuple(Bucket(index, tuple(slots)) for index, slots in enumerate(groups))
+        grain = self.alignment if split_tensors else None
+        return cut(self.slots, bucket_size, first_bucket_size=first_bucket_size, split_grain=grain, order=order)
 
     def shard_nbytes(self, shards: int) -> int:
         """Return the bytes of each of `shards` equal parts that cover the span, multiples of the alignment."""

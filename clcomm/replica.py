@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from clcomm.layout import Bucket, FlatLayout, ParameterSpec
+from clcomm.buckets import Bucket
+from clcomm.layout import FlatLayout, ParameterSpec
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,10 @@ class FlatArrays:
     params: np.ndarray
     grads: np.ndarray
     reduced: np.ndarray
+
+
+#: Called with the name of a gradient that is complete; what it returns is run at that place of every backward.
+OnComplete = Callable[[str], Callable[[], None] | None]
 
 
 class Replica(Protocol):
@@ -40,10 +46,20 @@ class Replica(Protocol):
         """Make the model's parameters those in `arrays.params`."""
 
     def pull_gradients(self, bucket: Bucket) -> None:
-        """Make the bucket's range of `arrays.grads` hold the model's gradients; a missing one counts as zero."""
+        """Make `arrays.grads` hold the gradients that open in the bucket; a missing one counts as zero."""
 
     def push_gradients(self, bucket: Bucket) -> None:
-        """Make the model's gradients those in the bucket's range of `arrays.reduced`, missing ones included."""
+        """Give the model those gradients in `arrays.reduced` that close in the bucket, missing ones included."""
+
+    def moves_in_place(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
+        """Return what pulls and what pushes all gradients, where they lie in the arrays; None where they are copied."""
+
+    def watch_gradients(self, complete: OnComplete) -> Callable[[], None] | None:
+        """Call `complete(name)` as backward completes each gradient, and then what it returns, if anything.
+
+        Where launches are recorded and queued again, `complete` is called in the recorded run alone, and what it
+        returned then is run at the same place of each replay. Returns what ends this; None: the library can't tell.
+        """
 
     def extra_state(self) -> dict[str, np.ndarray]:
         """Return what is not trained but must be alike on all ranks: frozen parameters, buffers."""

@@ -7,6 +7,7 @@ from typing import Any
 from clcomm.adapters import replica_of
 from clcomm.agreement import require_agreement
 from clcomm.communicator import Communicator
+from clcomm.completion_order import CompletionOrder
 from clcomm.errors import ClcommError
 from clcomm.layout import FlatLayout
 from clcomm.replica import FlatArrays, Replica
@@ -28,8 +29,9 @@ class SharedSpace:
         grads = comm.allocate(whole)
         reduced = grads if comm.size == 1 else comm.allocate_common(whole)
         self.move(FlatArrays(comm.allocate(whole), grads, reduced))
-        self.plans: dict[int | None, Any] = {}
+        self.plans: dict[Any, Any] = {}
         self.synchronisations = 0
+        self.order = CompletionOrder(comm, self.replica)
 
     def move(self, padded: FlatArrays) -> None:
         """Let the flat space live in other memory, as large as `padded`; its values are kept."""

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import numpy as np
-
 from clcomm.agreement import require_agreement
+from clcomm.bucket_plan import GRADIENTS, BucketPlan, PlanSettings, hook_name
+from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
 from clcomm.compression import CommHook, parse_compression
 from clcomm.divergence import ReplicaGuard
 from clcomm.errors import ArgumentError
-from clcomm.finiteness import raise_non_finite
-from clcomm.layout import Bucket
-from clcomm.replica import FlatArrays
 from clcomm.shared_space import SharedSpace
 from clcomm.units import parse_size
 
-#: Labels under which the Communicator's stats count our traffic.
-GRADIENTS, PARAMETERS = "gradients", "parameters"
+#: The label under which the Communicator's stats count parameters.
+PARAMETERS = "parameters"
 
 
 class Synchronizer:
     """Keeps one model's replicas alike, on the ranks of a Communicator.
 
     comm: the ranks. use_bucketing, bucket_size: as the Communicator's, unless given here.
+    first_bucket_size: that of the first bucket, which can be smaller so that communication begins early.
+    split_tensors: cut tensors larger than `bucket_size` into several buckets; else each has one of its own.
     check_replicas_every: compare the replicas' hashes after every so many synchronisations; 0: after broadcasts only.
     on_divergence: where they differ, "raise" MismatchError on every rank, or "rebroadcast" the parameters that most
         ranks have (of equally many the lowest rank's), and the state of the optimizer that `attach_optimizer` named.
@@ -47,6 +44,8 @@ class Synchronizer:
         use_bucketing: bool | None = None,
         *,
         bucket_size: int | str | None = None,
+        first_bucket_size: int | str | None = None,
+        split_tensors: bool = False,
         check_replicas_every: int = 0,
         on_divergence: str = "raise",
         check_finite: bool = False,
@@ -56,11 +55,17 @@ class Synchronizer:
         self.guard = ReplicaGuard(comm, check_replicas_every, on_divergence)
         self.use_bucketing = comm.use_bucketing if use_bucketing is None else use_bucketing
         self.bucket_size = comm.bucket_size if bucket_size is None else parse_size(bucket_size)
+        self.first_bucket_size: int | None = None
+        if first_bucket_size is not None:
+            self.first_bucket_size = parse_size(first_bucket_size, "first_bucket_size")
+        self.split_tensors = split_tensors
         self.check_finite = check_finite
-        self._hook: CommHook | None = parse_compression(compression)
+        self._hook: CommHook | None = None
         self._spaces: dict[int, SharedSpace] = {}
         self._left: list[tuple[Any, Any]] = []  # flat spaces, each with the DistributedOptimizer that reduces it
+        self._ready: dict[Any, tuple[SharedSpace, Callable[[bool], None]]] = {}  # what `sync_gradients` runs
         self._paused = 0
+        self.register_comm_hook(parse_compression(compression))
 
     def broadcast_parameters(self, model: Any, root: int = 0) -> None:
         """Give every rank root's parameters, in one broadcast, and check that the replicas are alike."""
@@ -84,21 +89,19 @@ class Synchronizer:
         """
         if self._paused:
             return
-        space = self._space(model)
-        if self._left and self.sharded_update_of(model) is not None:
-            return
-        for prepared in self._plan(space, use_bucketing):
-            space.replica.pull_gradients(prepared.bucket)
-            prepared.reduce()
-            if self.check_finite and not np.isfinite(prepared.mean).all():
-                slots = prepared.bucket.slots  # the mean has the same bits on every rank: all come here together
-                raise_non_finite(self.comm, space.layout, slots, space.arrays.grads, space.arrays.reduced)
-            space.replica.push_gradients(prepared.bucket)
-        self.count_synchronisation(space)
+        ready = self._ready.get((id(model), use_bucketing, self.bucket_size))
+        if ready is None:
+            ready = self._make_ready(model, use_bucketing)
+        if ready is not None:
+            space, run = ready
+            run(self.check_finite)
+            self.count_synchronisation(space)
 
     def count_synchronisation(self, space: SharedSpace) -> None:
         """Note that a model's gradients were reduced, and compare the replicas where it is time for that."""
         space.synchronisations += 1
+        if space.order.is_open and space.order.close():
+            self._ready.clear()  # the buckets may be others from now on
         if self.guard.is_due(space):
             self.check_replicas(space.model)
 
@@ -117,7 +120,7 @@ class Synchronizer:
 
     def bucket_plan(self, model: Any, use_bucketing: bool | None = None) -> tuple[Bucket, ...]:
         """Return the buckets that `sync_gradients` reduces, in order; collective the first time."""
-        return tuple(prepared.bucket for prepared in self._plan(self._space(model), use_bucketing))
+        return self._plan(self._space(model), use_bucketing).buckets
 
     def register_comm_hook(self, hook: CommHook | None) -> None:
         """Let `hook(gradient, comm, out, bucket)` reduce each floating bucket from now on; None: a plain all-reduce.
@@ -128,18 +131,22 @@ class Synchronizer:
             raise ArgumentError(
                 f"hook: expected something to call with (gradient, comm, out, bucket), got {type(hook).__name__}"
             )
+        if hook is not None and self.split_tensors:
+            raise ArgumentError("split_tensors: expected False with a compression or a hook, which want whole tensors")
         self._hook = hook
+        self._ready.clear()
         for space in self._spaces.values():
             space.plans.clear()
 
     @property
     def compression(self) -> str:
         """What reduces the gradients, in words; "none" is a plain all-reduce."""
-        return "none" if self._hook is None else _name_of(self._hook)
+        return hook_name(self._hook)
 
     def leave_reduction(self, flat_space: Any, reducer: Any) -> None:
         """Let a DistributedOptimizer reduce the gradients of an engine's flat space: `sync_gradients` leaves them."""
         self._left.append((flat_space, reducer))
+        self._ready.clear()
 
     def sharded_update_of(self, model: Any) -> Any:
         """Return the DistributedOptimizer that reduces a model's gradients, None where `sync_gradients` does."""
@@ -177,17 +184,24 @@ class Synchronizer:
             space = self._spaces[id(model)] = SharedSpace(self.comm, model)
         return space
 
-    def _plan(self, space: SharedSpace, use_bucketing: bool | None) -> tuple[_PreparedBucket, ...]:
-        size = self.bucket_size if (self.use_bucketing if use_bucketing is None else use_bucketing) else None
-        plan = space.plans.get(size)
+    def _make_ready(self, model: Any, use_bucketing: bool | None) -> tuple[SharedSpace, Callable[[bool], None]] | None:
+        """Return what `sync_gradients` runs for a model, and keep it for the next time; None: nothing."""
+        space = self._space(model)
+        if self._left and self.sharded_update_of(model) is not None:
+            return None
+        ready = space, self._plan(space, use_bucketing).run
+        self._ready[id(model), use_bucketing, self.bucket_size] = ready
+        return ready
+
+    def _plan(self, space: SharedSpace, use_bucketing: bool | None) -> BucketPlan:
+        """Return the plan for a model's next synchronisation; collective where it is a new one."""
+        settings = PlanSettings()
+        if self.use_bucketing if use_bucketing is None else use_bucketing:
+            settings = PlanSettings(self.bucket_size, self.first_bucket_size, self.split_tensors)
+        settings = settings.following(space.order.names, space.layout)
+        plan = space.plans.get(settings)
         if plan is None:
-            buckets = space.layout.buckets(size)
-            lines = ["per tensor" if size is None else f"bucket_size {size}", f"compression {self.compression}"]
-            lines += [f"bucket {b.index}: {', '.join(s.name for s in b.slots)}" for b in buckets]
-            require_agreement(self.comm, "bucket plan", lines, "give every rank the same settings")
-            plan = space.plans[size] = tuple(
-                _PreparedBucket.of(self.comm, space.arrays, bucket, self._hook) for bucket in buckets
-            )
+            plan = space.plans[settings] = BucketPlan(self.comm, space, settings, self._hook)
         return plan
 
     def _broadcast_extra_state(self, space: SharedSpace, root: int) -> None:
@@ -198,26 +212,3 @@ class Synchronizer:
             self.comm.broadcast(array, root, label=PARAMETERS)
         if state:
             space.replica.load_extra_state(state)
-
-
-@dataclass(frozen=True)
-class _PreparedBucket:
-    """A bucket, what reduces it, and where its mean appears."""
-
-    bucket: Bucket
-    reduce: Callable[[], None]
-    mean: np.ndarray
-
-    @classmethod
-    def of(cls, comm: Communicator, arrays: FlatArrays, bucket: Bucket, hook: CommHook | None) -> _PreparedBucket:
-        own = arrays.grads[bucket.start : bucket.stop].view(bucket.dtype)
-        mean = arrays.reduced[bucket.start : bucket.stop].view(bucket.dtype)
-        if hook is None or own.dtype.kind != "f" or own.itemsize < 4 or not own.size:
-            return cls(bucket, comm.all_reduce_init(own, "mean", out=mean, label=GRADIENTS, nbytes=bucket.nbytes), mean)
-        reduce = partial(hook, own, comm, mean, bucket)
-        return cls(bucket, partial(comm.run_as_all_reduce, reduce, label=GRADIENTS, nbytes=bucket.nbytes), mean)
-
-
-def _name_of(hook: CommHook) -> str:
-    """Return a hook's name, which the ranks compare: a function's own, or the text of an object."""
-    return getattr(hook, "__qualname__", None) or str(hook)

@@ -124,6 +124,99 @@ def test_padding_does_not_fill_a_bucket():
     assert [bucket.nbytes for bucket in layout.buckets(16)] == [16, 16]
 
 
+# --- a first bucket of another size, split tensors, the order of completion ---
+
+
+@st.composite
+def cuts(draw):
+    """Draw a layout and how to cut it: (layout, arguments of `buckets`)."""
+    specs = draw(spec_lists(min_size=1))
+    arguments = {
+        "bucket_size": draw(sizes),
+        "first_bucket_size": draw(st.none() | sizes),
+        "split_tensors": draw(st.booleans()),
+        "order": draw(st.permutations([spec.name for spec in specs]).map(lambda o: o[: len(o) - len(o) // 3])),
+    }
+    return FlatLayout(specs), arguments
+
+
+@given(cuts())
+def test_every_byte_is_in_one_bucket_however_it_is_cut(cut):
+    layout, arguments = cut
+    buckets = layout.buckets(**arguments)
+    assert [bucket.index for bucket in buckets] == list(range(len(buckets)))
+    covered = np.zeros(layout.span, np.uint8)
+    for bucket in buckets:
+        covered[bucket.start : bucket.stop] += 1
+    for slot in layout.slots:
+        assert (covered[slot.start : slot.stop] == 1).all()
+    assert covered.max(initial=0) <= 1, "padding counts once too"
+    assert sum(bucket.nbytes for bucket in buckets) == layout.nbytes
+
+
+@given(cuts())
+def test_each_gradient_opens_in_one_bucket_and_closes_in_one_that_is_not_earlier(cut):
+    layout, arguments = cut
+    buckets = layout.buckets(**arguments)
+    opened = [(slot.name, bucket.index) for bucket in buckets for slot in bucket.opening]
+    closed = {slot.name: bucket.index for bucket in buckets for slot in bucket.closing}
+    assert sorted(name for name, _ in opened) == sorted(slot.name for slot in layout.slots)
+    assert all(index <= closed[name] for name, index in opened)
+    for bucket in buckets:
+        assert {slot.dtype for slot in bucket.slots} == {bucket.dtype}
+        assert bucket.slots[0].start <= bucket.start <= bucket.stop <= bucket.slots[-1].stop
+
+
+@given(cuts())
+def test_sizes_are_kept_to_where_tensors_may_be_split(cut):
+    layout, arguments = cut
+    buckets = layout.buckets(**{**arguments, "split_tensors": True, "first_bucket_size": None})
+    assert all(bucket.nbytes <= max(arguments["bucket_size"], ALIGNMENT) for bucket in buckets)
+
+
+@given(spec_lists(min_size=1), sizes, sizes)
+def test_the_first_bucket_has_a_size_of_its_own(specs, first_bucket_size, bucket_size):
+    layout = FlatLayout(specs)
+    first, *rest = layout.buckets(bucket_size, first_bucket_size=first_bucket_size)
+    assert first.nbytes <= first_bucket_size or len(first.slots) == 1
+    assert all(bucket.nbytes <= bucket_size or len(bucket.slots) == 1 for bucket in rest)
+    assert [slot for bucket in (first, *rest) for slot in bucket.slots] == list(layout.slots)
+
+
+@given(spec_lists(min_size=1), sizes)
+def test_the_layouts_own_order_changes_nothing(specs, bucket_size):
+    layout = FlatLayout(specs)
+    names = [slot.name for slot in layout.slots]
+    assert layout.buckets(bucket_size, order=names) == layout.buckets(bucket_size)
+
+
+def test_weights_that_are_complete_before_their_biases_change_nothing():
+    """As in backward of a linear layer: the order differs, but no bucket is complete much sooner."""
+    layout = FlatLayout(convnet_specs())
+    names = [slot.name for slot in layout.slots]
+    swapped = [names[at ^ 1] for at in range(len(names))]
+    for bucket_size in (1 << 20, 256 << 10, None):
+        assert layout.buckets(bucket_size, order=swapped) == layout.buckets(bucket_size)
+
+
+def test_what_is_complete_last_does_not_hold_up_its_neighbours():
+    """A tensor at the layout's begin that backward needs to its end: as an embedding that is also the last layer."""
+    layout = FlatLayout([ParameterSpec(name, (64,)) for name in ("a", "b", "c", "tied")])  # 256 bytes each
+    assert [slot.name for slot in layout.slots] == ["tied", "c", "b", "a"]
+    assert [len(bucket.slots) for bucket in layout.buckets(512)] == [2, 2]
+    names = [[slot.name for slot in b.slots] for b in layout.buckets(512, order=["c", "b", "a", "tied"])]
+    assert names == [["c", "b"], ["a"], ["tied"]]  # the last two would fit together, but are no neighbours
+
+
+def test_a_tensor_is_split_at_multiples_of_the_alignment():
+    layout = FlatLayout([ParameterSpec("small", (10,)), ParameterSpec("large", (1000,))])  # 40 and 4,000 bytes
+    buckets = layout.buckets(1500, split_tensors=True)
+    assert [(b.start, b.stop, b.nbytes) for b in buckets] == [
+        (0, 1024, 1024), (1024, 2048, 1024), (2048, 3072, 1024), (3072, 4136, 968),
+    ]  # fmt: skip
+    assert [[slot.name for slot in b.slots] for b in buckets] == [["large"]] * 3 + [["large", "small"]]
+
+
 # --- LizarDist's published numbers ---
 
 

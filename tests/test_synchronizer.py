@@ -101,14 +101,18 @@ def parameter_lists(draw):
     return [(f"p{n}", *each) for n, each in enumerate(drawn)]
 
 
-@given(parameter_lists(), st.lists(st.integers(1, 3000), max_size=3), st.integers(0, 1000))
-def _any_bucket_size_gives_the_same_bits(comm, parameters, bucket_sizes, seed):
+cuts = st.tuples(st.integers(1, 3000), st.none() | st.integers(1, 3000), st.booleans())
+
+
+@given(parameter_lists(), st.lists(cuts, max_size=3), st.integers(0, 1000))
+def _any_bucket_size_gives_the_same_bits(comm, parameters, drawn, seed):
     results = []
-    for size in [None, 1, *bucket_sizes, 1 << 20]:
+    for size, first, split in [(None, None, False), (1, None, False), *drawn, (1 << 20, 64, True)]:
         model = Model((name, np.zeros(shape, dtype)) for name, shape, dtype in parameters)
         missing = [name for n, (name, *_) in enumerate(parameters) if (seed + n + comm.rank) % 5 == 0]
         set_gradients(model, comm.rank, seed, missing)
-        sync = Synchronizer(comm, use_bucketing=size is not None, bucket_size=size)
+        bucketing = size is not None
+        sync = Synchronizer(comm, bucketing, bucket_size=size, first_bucket_size=first, split_tensors=split)
         sync.sync_gradients(model)
         results.append(model.gradient_bits())
     alike = all(result == results[0] for result in results)
@@ -143,6 +147,20 @@ def test_the_way_may_change_from_call_to_call(comm):
         calls.append(comm.stats.total("all_reduce")["calls"] - before)
         assert calls[-1] == len(sync.bucket_plan(model, use_bucketing))
     assert calls == [1, 3, 3, 2]
+
+
+def test_a_smaller_first_bucket_and_split_tensors(comm):
+    model = small_model(comm.rank)  # w1 5x7, b1 7, w2 7x300: 140, 28 and 8,400 bytes
+    sync = Synchronizer(comm, bucket_size=4096, first_bucket_size=1024, split_tensors=True)
+    assert [(b.nbytes, [s.name for s in b.slots]) for b in sync.bucket_plan(model)] == [
+        (4096, ["w2"]), (4096, ["w2"]), (376, ["w2", "b1", "w1"])
+    ]  # fmt: skip
+    for seed in (100, 200):
+        set_gradients(model, comm.rank, seed)
+        sync.sync_gradients(model)
+        for n, parameter in enumerate(model.parameters.values()):
+            expected = mean_over_ranks(n, parameter.data.shape, comm.size, seed=seed)
+            assert parameter.grad.tobytes() == expected.tobytes()
 
 
 # --- accumulation ---
@@ -242,6 +260,14 @@ def test_settings_come_from_the_communicator_unless_given():
             "bucket_size: expected a positive number of bytes such as 1048576, '1MiB' or '256KiB', got 0",
         ),
         ({"check_replicas_every": -1}, "check_replicas_every: expected a number of steps, 0 for never, got -1"),
+        (
+            {"first_bucket_size": "none"},
+            "first_bucket_size: expected a positive number of bytes such as 1048576, '1MiB' or '256KiB', got 'none'",
+        ),
+        (
+            {"split_tensors": True, "compression": "fp16"},
+            "split_tensors: expected False with a compression or a hook, which want whole tensors",
+        ),
         (
             {"check_replicas_every": "often"},
             "check_replicas_every: expected a number of steps, 0 for never, got 'often'",

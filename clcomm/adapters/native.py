@@ -6,17 +6,19 @@ host read them, and the optimizer reads the averaged ones where they were summed
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clcomm.buckets import Bucket
 from clcomm.engine.hashing import hash_buffer
 from clcomm.errors import ArgumentError
-from clcomm.layout import Bucket, FlatLayout
+from clcomm.layout import FlatLayout
 
 if TYPE_CHECKING:
     from clcomm.engine.flat import FlatSpace
-    from clcomm.replica import FlatArrays
+    from clcomm.replica import FlatArrays, OnComplete
 
 
 class NativeReplica:
@@ -58,6 +60,32 @@ class NativeReplica:
     def push_gradients(self, bucket: Bucket) -> None:
         """Make the bucket's averaged gradients the parameters' gradients."""
         self.flat_space.push_grads(bucket.start, bucket.stop)
+
+    def moves_in_place(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
+        """Return what pulls and what pushes all gradients; None where the device's memory is apart from the arrays."""
+        space = self.flat_space
+        return None if space.is_staged else space.grad_moves(0, space.layout.span)
+
+    def watch_gradients(self, complete: OnComplete) -> Callable[[], None]:
+        """Call `complete(name)` once the last kernel of a parameter's gradient is queued, and then what that returns.
+
+        A Replay calls `complete` in the run that it records, and what that returned in all later ones.
+        """
+        space = self.flat_space
+
+        def hook_of(name: str) -> Callable[[Any], Any]:
+            return lambda parameter: complete(name)
+
+        removers = [
+            parameter.register_post_accumulate_grad_hook(hook_of(place.name), planned=True)
+            for place, parameter in zip(space.layout.slots, space.parameters, strict=True)
+        ]
+
+        def stop() -> None:
+            for remove in removers:
+                remove()
+
+        return stop
 
     def extra_state(self) -> dict[str, np.ndarray]:
         """Return frozen parameters and buffers by name: what the module's state holds beside trained parameters."""

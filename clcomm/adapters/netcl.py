@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clcomm.adapters.netcl_runtime import prepare, quiet
+from clcomm.buckets import Bucket
 from clcomm.engine.autograd import is_recording
 from clcomm.errors import ArgumentError
-from clcomm.layout import Bucket, FlatLayout, ParameterSpec
+from clcomm.layout import FlatLayout, ParameterSpec
 
 if TYPE_CHECKING:
-    from clcomm.replica import FlatArrays
+    from clcomm.replica import FlatArrays, OnComplete
 
 __all__ = ["NetclModel", "NetclParameter", "NetclReplica", "NetclTensor", "cross_entropy", "prepare"]
 
@@ -257,14 +258,20 @@ class NetclReplica:
 
     def pull_gradients(self, bucket: Bucket) -> None:
         """Copy a bucket's gradients into the flat space; one that is missing counts as zero."""
-        for slot in bucket.slots:
+        for slot in bucket.opening:
             gradient = self._parameters[slot.name].grad
             self._layout.view(self._arrays.grads, slot.name)[...] = 0 if gradient is None else gradient.numpy()
 
     def push_gradients(self, bucket: Bucket) -> None:
         """Copy a bucket's averaged gradients into the model; one that was missing appears."""
-        for slot in bucket.slots:
+        for slot in bucket.closing:
             self._parameters[slot.name].set_gradient(self._layout.view(self._arrays.reduced, slot.name))
+
+    def moves_in_place(self) -> None:
+        """Return None: gradients are copied."""
+
+    def watch_gradients(self, complete: OnComplete) -> None:
+        """Do nothing: netcl does not tell when a gradient is complete."""
 
     def extra_state(self) -> dict[str, np.ndarray]:
         """Return frozen parameters and buffers by name."""

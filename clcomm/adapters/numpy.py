@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from clcomm.buckets import Bucket
 from clcomm.errors import ArgumentError
-from clcomm.layout import Bucket, FlatLayout, ParameterSpec
+from clcomm.layout import FlatLayout, ParameterSpec
 
 if TYPE_CHECKING:
-    from clcomm.replica import FlatArrays
+    from clcomm.replica import FlatArrays, OnComplete
 
 
 class NumpyParameter(Protocol):
@@ -65,7 +66,7 @@ class NumpyReplica:
 
     def pull_gradients(self, bucket: Bucket) -> None:
         """Copy a bucket's gradients into the flat space; one that is missing counts as zero."""
-        for slot in bucket.slots:
+        for slot in bucket.opening:
             gradient = self._parameters[slot.name].grad
             if gradient is not None and np.shape(gradient) != slot.shape:
                 raise ArgumentError(f"gradient of {slot.name!r}: expected shape {slot.shape}, got {np.shape(gradient)}")
@@ -77,13 +78,19 @@ class NumpyReplica:
 
     def push_gradients(self, bucket: Bucket) -> None:
         """Copy a bucket's averaged gradients into the model; one that was missing appears."""
-        for slot in bucket.slots:
+        for slot in bucket.closing:
             parameter = self._parameters[slot.name]
             averaged = self._layout.view(self._arrays.reduced, slot.name)
             if parameter.grad is None or not parameter.grad.flags.writeable:
                 parameter.grad = averaged.astype(parameter.data.dtype)
             else:
                 np.copyto(parameter.grad, averaged, casting="same_kind")
+
+    def moves_in_place(self) -> None:
+        """Return None: gradients are copied."""
+
+    def watch_gradients(self, complete: OnComplete) -> None:
+        """Do nothing: NumPy does not tell when a gradient is complete."""
 
     def extra_state(self) -> dict[str, np.ndarray]:
         """Return the model's own extra state, if it has any."""

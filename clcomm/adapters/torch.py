@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clcomm.buckets import Bucket
 from clcomm.errors import ArgumentError
-from clcomm.layout import Bucket, FlatLayout, ParameterSpec
+from clcomm.layout import FlatLayout, ParameterSpec
 
 try:
     import torch
@@ -16,7 +17,7 @@ except ImportError:
     raise ArgumentError("PyTorch is not installed; do: pip install 'clcomm[torch]'") from None
 
 if TYPE_CHECKING:
-    from clcomm.replica import FlatArrays
+    from clcomm.replica import FlatArrays, OnComplete
 
 # Half precision has no arithmetic in NumPy (bfloat16) or MPI (both), and too few bits for a sum over ranks.
 _FLAT_DTYPES = {
@@ -69,7 +70,7 @@ class TorchReplica:
         """Copy a bucket's gradients into the flat space; one that is missing counts as zero."""
         if bucket.index == 0:
             self._check_trainable()
-        for slot in bucket.slots:
+        for slot in bucket.opening:
             gradient = self._parameters[slot.name].grad
             if gradient is None:
                 self._grads[slot.name].zero_()
@@ -82,11 +83,35 @@ class TorchReplica:
 
         So every rank's optimizer sees the same set of gradients, and its momentum and weight decay act alike.
         """
-        for slot in bucket.slots:
+        for slot in bucket.closing:
             parameter = self._parameters[slot.name]
             if parameter.grad is None or not _writable(parameter.grad):
                 parameter.grad = torch.empty_like(parameter)
             _real(parameter.grad).copy_(_tensor(self._reduced[slot.name]))
+
+    def moves_in_place(self) -> None:
+        """Return None: gradients are copied."""
+
+    def watch_gradients(self, complete: OnComplete) -> Callable[[], None]:
+        """Call `complete(name)` when backward has added up a parameter's gradient, and then what that returns."""
+
+        def hook_of(name: str) -> Callable[[torch.Tensor], None]:
+            def hook(_: torch.Tensor) -> None:
+                action = complete(name)
+                if action is not None:
+                    action()
+
+            return hook
+
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(hook_of(name)) for name, parameter in self._parameters.items()
+        ]
+
+        def stop() -> None:
+            for hook in hooks:
+                hook.remove()
+
+        return stop
 
     def extra_state(self) -> dict[str, np.ndarray]:
         """Return frozen parameters and buffers by name, as their own bits."""

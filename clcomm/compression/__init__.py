@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
 from clcomm.compression.halves import BFloat16, Float16
 from clcomm.compression.int8 import Int8
 from clcomm.compression.powersgd import PowerSGD
 from clcomm.compression.topk import TopK
 from clcomm.errors import ArgumentError
-from clcomm.layout import Bucket
 
 
 class CommHook(Protocol):

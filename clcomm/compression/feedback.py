@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from clcomm.layout import Bucket
+from clcomm.buckets import Bucket
 
 
 class Feedback:

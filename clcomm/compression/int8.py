@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
 from clcomm.compression.feedback import Feedback, mean_of_rows
-from clcomm.layout import Bucket
 
 #: Elements that share a scale.
 BLOCK = 256

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
+from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
 from clcomm.compression.feedback import Feedback
-from clcomm.layout import Bucket
 
 
 class TopK:

@@ -230,13 +230,13 @@ def _copy_into(target: Tensor, source: Tensor) -> None:
 
 
 def _run_hooks(leaf: Tensor) -> None:
-    if leaf._hooks:
-        leaf.device.on_host(_call_hooks, leaf)
-
-
-def _call_hooks(leaf: Tensor) -> None:
-    for hook in leaf._hooks or ():
-        hook(leaf)
+    for hook, planned in tuple(leaf._hooks or ()):
+        if not planned:
+            leaf.device.on_host(hook, leaf)
+            continue
+        action = hook(leaf)
+        if action is not None:
+            leaf.device.on_host(action)
 
 
 # A tensor's backward() is this walk; tensor.py is below this file and cannot import it.

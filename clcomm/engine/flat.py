@@ -7,7 +7,7 @@ on a discrete device it is `grads` itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -85,7 +85,7 @@ class FlatSpace:
         by_name = dict(named)
         self.parameters = [by_name[slot.name] for slot in self.layout.slots]
         self.slots = [GradSlot(self) for _ in self.parameters]
-        self._ranges: dict[tuple[int, int], list[GradSlot]] = {}  # buckets are few and stay the same
+        self._moves: dict[tuple[int, int], tuple[Callable[[], None], Callable[[], None]]] = {}  # of buckets: they stay
         self._host: dict[str, np.ndarray] | None = None
         self._staged = True  # whether the device's memory is apart from the host arrays
         params = np.zeros(self.layout.span, np.uint8)
@@ -210,37 +210,55 @@ class FlatSpace:
 
     def pull_grads(self, start: int, stop: int) -> None:
         """Bring bytes [start, stop) of the host's `grads` up to date; zeros where there is no gradient."""
-        self._bound("grads")
-        for slot in self._between(start, stop):
-            if slot.state == NONE:
-                self._zero(slot)
-            else:
-                slot.for_update()
-        if self._staged:
-            self.device.read(self.grads, self._bound("grads")[start:stop], start)
-        else:
-            self.device.finish()
+        self.grad_moves(start, stop)[0]()
 
     def push_grads(self, start: int, stop: int) -> None:
-        """Make bytes [start, stop) of the host's `reduced` the gradients of the parameters that lie there."""
-        if self._staged:
-            self.device.write(self.grads, self._bound("reduced")[start:stop], start)
-        self.note_states()
-        for slot in self._between(start, stop):
-            slot.state = REDUCED
+        """Make bytes [start, stop) of the host's `reduced` the gradients of the parameters that end there."""
+        self.grad_moves(start, stop)[1]()
+
+    def grad_moves(self, start: int, stop: int) -> tuple[Callable[[], None], Callable[[], None]]:
+        """Return what `pull_grads` and `push_grads` of a range do, each to be called every time it is needed."""
+        found = self._moves.get((start, stop))
+        if found is None:
+            pairs = list(zip(self.layout.slots, self.slots, strict=True))
+            opening = [slot for place, slot in pairs if start <= place.start < stop]
+            closing = [slot for place, slot in pairs if start < place.stop <= stop]
+            found = self._moves[start, stop] = self._pull(opening, start, stop), self._push(closing, start, stop)
+        return found
+
+    def _pull(self, opening: list[GradSlot], start: int, stop: int) -> Callable[[], None]:
+        def pull() -> None:
+            for slot in opening:
+                if slot.state != LOCAL:
+                    self._make_own(slot)
+            if self._staged:
+                self.device.read(self.grads, self._bound("grads")[start:stop], start)
+            else:
+                self.device.finish()
+
+        return pull
+
+    def _push(self, closing: list[GradSlot], start: int, stop: int) -> Callable[[], None]:
+        def push() -> None:
+            if self._staged:
+                self.device.write(self.grads, self._bound("reduced")[start:stop], start)
+            if self.device.recorder is not None:
+                self.note_states()
+            for slot in closing:
+                slot.state = REDUCED
+
+        return push
+
+    def _make_own(self, slot: GradSlot) -> None:
+        if slot.state == NONE:
+            self._zero(slot)
+        else:
+            slot.for_update()
 
     def _bound(self, name: str) -> np.ndarray:
         if self._host is None:
             raise ArgumentError("FlatSpace: no host arrays yet; call rebind() first")
         return self._host[name]
-
-    def _between(self, start: int, stop: int) -> list[GradSlot]:
-        slots = self._ranges.get((start, stop))
-        if slots is None:
-            pairs = zip(self.layout.slots, self.slots, strict=True)
-            slots = [slot for place, slot in pairs if start <= place.start and place.stop <= stop]
-            self._ranges[start, stop] = slots
-        return slots
 
     def _zero(self, slot: GradSlot) -> None:
         device, size = self.device, slot.local.size
@@ -255,10 +273,7 @@ class FlatSpace:
         if states.count(REDUCED) == len(states) or states.count(LOCAL) == len(states):
             return
         for slot in self.slots:
-            if slot.state == NONE:
-                self._zero(slot)
-            else:
-                slot.for_update()
+            self._make_own(slot)
 
     def zero_grad(self) -> None:
         """Forget all gradients; nothing is written."""

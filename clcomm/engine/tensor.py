@@ -42,7 +42,7 @@ class Tensor:
     buffer: Any
     _grad: Tensor | None
     _node: Context | None
-    _hooks: list[Callable[[Tensor], None]] | None
+    _hooks: list[tuple[Callable[[Tensor], Any], bool]] | None  # and whether it is planned
 
     def __init__(
         self,
@@ -158,20 +158,24 @@ class Tensor:
         if self.device.recorder is not None:
             self.device.recorder.refuse("it has gradients outside a flat space; call module.flat_space() before")
 
-    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> Callable[[], None]:
+    def register_post_accumulate_grad_hook(
+        self, hook: Callable[[Tensor], Any], *, planned: bool = False
+    ) -> Callable[[], None]:
         """Call `hook(self)` in each backward once this leaf's gradient is complete (its last kernel is queued).
 
+        planned: where a Replay queues a recorded backward again the hook is not called. What it returned in the
+        recorded run, a function or None, is called in its place, there as in the recorded run itself.
         Returns a function that removes the hook.
         """
         if self._hooks is None:
             self._hooks = []
-        hooks = self._hooks
-        hooks.append(hook)
+        hooks, entry = self._hooks, (hook, planned)
+        hooks.append(entry)
         self.device.revision += 1
 
         def remove() -> None:
-            if hook in hooks:
-                hooks.remove(hook)
+            if entry in hooks:
+                hooks.remove(entry)
                 self.device.revision += 1
 
         return remove

@@ -1,0 +1,132 @@
+"""A model's buckets, agreed over the ranks and prepared: what a synchronisation does with them, step after step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from clcomm.agreement import require_agreement
+from clcomm.buckets import Bucket
+from clcomm.communicator import Communicator
+from clcomm.compression import CommHook
+from clcomm.finiteness import raise_non_finite
+from clcomm.layout import FlatLayout
+from clcomm.shared_space import SharedSpace
+from clcomm.stats import Phase
+
+#: The label under which the Communicator's stats count gradients.
+GRADIENTS = "gradients"
+
+
+class PlanSettings(NamedTuple):
+    """How gradients are cut into buckets: the arguments of `FlatLayout.buckets`; by default per tensor."""
+
+    bucket_size: int | None = None
+    first_bucket_size: int | None = None
+    split_tensors: bool = False
+    order: tuple[str, ...] = ()
+
+    def following(self, order: tuple[str, ...], layout: FlatLayout) -> PlanSettings:
+        """Return settings that follow the order in which gradients become complete; these where they do already."""
+        ordered = self._replace(order=order)
+        return self if layout.buckets(**ordered._asdict()) == layout.buckets(**self._asdict()) else ordered
+
+
+@dataclass(frozen=True)
+class PreparedBucket:
+    """A bucket, what reduces it, and where its mean appears. hook: in place of a plain all-reduce, or None."""
+
+    bucket: Bucket
+    own: np.ndarray
+    mean: np.ndarray
+    reduce: Callable[[], None]
+    hook: CommHook | None
+
+    @classmethod
+    def of(cls, comm: Communicator, space: SharedSpace, bucket: Bucket, hook: CommHook | None) -> PreparedBucket:
+        """Prepare a bucket; collective."""
+        own = space.arrays.grads[bucket.start : bucket.stop].view(bucket.dtype)
+        mean = space.arrays.reduced[bucket.start : bucket.stop].view(bucket.dtype)
+        label, nbytes, index = GRADIENTS, bucket.nbytes, bucket.index
+        if hook is None or own.dtype.kind != "f" or own.itemsize < 4 or not own.size:
+            reduce = comm.all_reduce_init(own, "mean", out=mean, label=label, nbytes=nbytes, bucket=index)
+            return cls(bucket, own, mean, reduce, None)
+        call = partial(hook, own, comm, mean, bucket)
+        reduce = partial(comm.run_as_all_reduce, call, label=label, nbytes=nbytes, bucket=index)
+        return cls(bucket, own, mean, reduce, hook)
+
+
+class BucketPlan:
+    """The buckets of one model, in the order in which they are reduced; making one is collective.
+
+    MismatchError is raised on every rank where the ranks' settings or buckets differ. `run` averages all gradients.
+    """
+
+    def __init__(self, comm: Communicator, space: SharedSpace, settings: PlanSettings, hook: CommHook | None):
+        self.comm, self.space, self.settings = comm, space, settings
+        self.buckets = space.layout.buckets(**settings._asdict())
+        lines = [_in_words(settings), f"compression {hook_name(hook)}"]
+        for b in self.buckets:
+            names = ", ".join(slot.name for slot in b.slots)
+            lines.append(f"bucket {b.index}: {names}, bytes {b.start} to {b.stop}")
+        require_agreement(comm, "bucket plan", lines, "give every rank the same settings")
+        self.prepared = tuple(PreparedBucket.of(comm, space, bucket, hook) for bucket in self.buckets)
+        self._reduces = [prepared.reduce for prepared in self.prepared]
+        self._in_place = space.replica.moves_in_place()
+
+    def run(self, check_finite: bool) -> None:
+        """Replace each gradient by its mean over the ranks; NonFiniteError on every rank if asked to check."""
+        if self._in_place is None:
+            self._run_copying(check_finite)
+            return
+        pull, push = self._in_place
+        pull()
+        for reduce in self._reduces:
+            reduce()
+        if check_finite:
+            for prepared in self.prepared:
+                self.require_finite(prepared)
+        push()
+
+    def _run_copying(self, check_finite: bool) -> None:
+        for prepared in self.prepared:
+            self.pull(prepared.bucket)
+            prepared.reduce()
+            if check_finite:
+                self.require_finite(prepared)
+            self.push(prepared.bucket)
+
+    def pull(self, bucket: Bucket) -> None:
+        """Bring a bucket's gradients to where they are reduced."""
+        begin = time.perf_counter()
+        self.space.replica.pull_gradients(bucket)
+        self.comm.tell_phase(Phase("pack", begin, time.perf_counter() - begin, GRADIENTS, bucket.index))
+
+    def push(self, bucket: Bucket) -> None:
+        """Give the model a bucket's averaged gradients."""
+        begin = time.perf_counter()
+        self.space.replica.push_gradients(bucket)
+        self.comm.tell_phase(Phase("unpack", begin, time.perf_counter() - begin, GRADIENTS, bucket.index))
+
+    def require_finite(self, prepared: PreparedBucket) -> None:
+        """Raise NonFiniteError on every rank, if a bucket's mean holds NaN or Inf."""
+        if not np.isfinite(prepared.mean).all():  # the mean has the same bits on every rank: all come here together
+            space = self.space
+            raise_non_finite(self.comm, space.layout, prepared.bucket.slots, space.arrays.grads, space.arrays.reduced)
+
+
+def _in_words(settings: PlanSettings) -> str:
+    if settings.bucket_size is None:
+        return "per tensor"
+    first = f", the first {settings.first_bucket_size}" if settings.first_bucket_size else ""
+    return f"bucket_size {settings.bucket_size}{first}{', tensors split' if settings.split_tensors else ''}"
+
+
+def hook_name(hook: CommHook | None) -> str:
+    """Return what reduces the gradients, in words: a function's own name, or the text of an object."""
+    return "none" if hook is None else getattr(hook, "__qualname__", None) or str(hook)
