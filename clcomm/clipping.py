@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clcomm.agreement import CHECKS
+from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
-from clcomm.layout import Bucket, FlatLayout, shard_bounds
+from clcomm.layout import FlatLayout, shard_bounds
 
 if TYPE_CHECKING:
     from clcomm.shared_space import SharedSpace
@@ -93,4 +94,4 @@ def _scale_all(comm: Communicator, space: SharedSpace, coefficient: float) -> No
         scale(part, coefficient)
     if shared:
         comm.barrier()
-    space.replica.push_gradients(Bucket(0, space.layout.slots))
+    space.replica.push_gradients(Bucket(0, space.layout.slots, 0, space.layout.span))
