@@ -1,51 +1,58 @@
 """A cold start shared out: ranks of a host that would build the same kernels build each of them once.
 
 PoCL takes seconds to compile a step's kernels, and keeps them in a cache that all processes of a user share. Without
-this every rank would compile all of them, at once and into the same files.
+this every rank would compile all of them, at once and into the same files. What was built is sealed; what is damaged at
+a later start is thrown away and built again.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
-from collections import Counter
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
+from clcomm.cache import write_whole
 from clcomm.communicator import Communicator
-from clcomm.engine import Device
+from clcomm.engine import Device, kernel_cache
 from clcomm.engine.rehearsal import Rehearsal, build_identity, shared_cache
 from clcomm.errors import ClcommError, DeviceError
+
+_log = logging.getLogger("clcomm")
 
 
 def build_together(comm: Communicator, device: Device, rehearse: Callable[[], Rehearsal], run: str) -> None:
     """Have the kernels of a run that `run` describes built once for all ranks of a host that share a cache; collective.
 
-    What it leaves unbuilt, each rank builds when it needs it. DeviceError, the same on every rank, where a kernel does
-    not build.
+    What was built earlier and is damaged now is built anew. What it leaves unbuilt, each rank builds when it needs it.
+    DeviceError, the same on every rank, where a kernel does not build.
     """
-    stamp = _stamp(device, run) if comm.size > 1 else None
+    stamp = _stamp(device, run)
+    if stamp is not None and comm.local_rank == 0:
+        _clear_damaged(stamp)
+    comm.rendezvous()
     need = None if stamp is None or stamp.exists() else (os.uname().nodename, str(stamp))
     comm.rendezvous()
     needs = comm.all_gather_object(need)
-    teams = {name: count for name, count in Counter(needs).items() if name is not None and count > 1}
-    if not teams:
+    if not any(needs):
         return
-    leads = need in teams and needs.index(need) == comm.rank
+    leads = need is not None and needs.index(need) == comm.rank
+    began = time.time()
+    if leads and stamp is not None:
+        _mark(stamp)
     folder = tempfile.mkdtemp(prefix="clcomm-build-") if leads else None
     folders = comm.all_gather_object(folder)
-    failure = _build_share(rehearse, Path(folders[needs.index(need)])) if need in teams else None
+    failure = _build_share(rehearse, Path(folders[needs.index(need)])) if need is not None else None
     comm.rendezvous()
     failures = [text for text in comm.all_gather_object(failure) if text is not None]
     if folder is not None and stamp is not None:
         shutil.rmtree(folder, ignore_errors=True)
-        if not failures:
-            with suppress(OSError):
-                stamp.parent.mkdir(parents=True, exist_ok=True)
-                stamp.touch()
+        _unmark(stamp, began if not failures else None)
     if failures:
         raise DeviceError(failures[0])
 
@@ -70,3 +77,49 @@ def _build_share(rehearse: Callable[[], Rehearsal], claims: Path) -> str | None:
     except ClcommError as error:
         return str(error)
     return None
+
+
+def _clear_damaged(stamp: Path) -> None:
+    """Throw away what is damaged of a run's kernels, and what a job left that died while it built them."""
+    cache, marker = stamp.parent, _marker(stamp)
+    with suppress(OSError, ValueError):
+        if not _is_alive(marker.read_text(encoding="utf-8")):
+            kernel_cache.clear(kernel_cache.used_since(cache, marker.stat().st_mtime))
+            marker.unlink()
+    try:
+        broken = kernel_cache.damaged(cache, kernel_cache.read_seal(stamp))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, RecursionError):
+        broken = None
+    if broken is None or broken:
+        _log.warning("kernel cache %s: damaged; building anew what this run needs", cache)
+        kernel_cache.clear(broken or [])
+        with suppress(OSError):
+            stamp.unlink()
+
+
+def _mark(stamp: Path) -> None:
+    """Leave a sign that this process builds, which stays behind if it dies."""
+    with suppress(OSError):
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        _marker(stamp).write_text(f"{os.uname().nodename} {os.getpid()}", encoding="utf-8")
+
+
+def _unmark(stamp: Path, began: float | None) -> None:
+    """Take the sign away, and seal what was used since the building began; None: there is nothing to seal."""
+    with suppress(OSError):
+        if began is not None:
+            cache = stamp.parent
+            write_whole(stamp, kernel_cache.seal(cache, kernel_cache.used_since(cache, began)), "POCL_CACHE_DIR")
+        _marker(stamp).unlink()
+
+
+def _marker(stamp: Path) -> Path:
+    return stamp.with_name(stamp.name + ".building")
+
+
+def _is_alive(builder: str) -> bool:
+    """Say whether the process that left a sign may still be at work; one on another host may."""
+    host, pid = builder.split()
+    return host != os.uname().nodename or Path("/proc", str(int(pid))).exists()

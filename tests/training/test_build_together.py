@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+
 import numpy as np
 import pytest
 
@@ -70,10 +74,10 @@ def test_each_program_is_built_once(monkeypatch, tmp_path, device):
     pretended = Pretended()
     build_together(comm, device, lambda: pretended, "run")
     built = sorted(number for part in comm.all_gather_object(pretended.built) for number in part)
-    assert built == (list(range(9)) if comm.size > 1 else []), "alone, a rank builds when it needs a kernel"
-    assert pretended.closed == (comm.size > 1)
+    assert built == list(range(9))
+    assert pretended.closed
     comm.barrier()
-    assert len(list(folder.iterdir())) == (comm.size > 1)
+    assert len(list(folder.iterdir())) == 1
 
 
 @pytest.mark.mpi(min_size=2)
@@ -90,14 +94,16 @@ def test_a_second_run_builds_nothing_and_another_one_does(monkeypatch, tmp_path,
 
 
 @pytest.mark.mpi(min_size=2)
-def test_ranks_without_company_and_other_drivers_build_on_their_own(monkeypatch, tmp_path, device):
+def test_ranks_without_company_build_on_their_own(monkeypatch, tmp_path, device):
     comm = Communicator()
     monkeypatch.setattr(module, "shared_cache", lambda device: tmp_path / str(comm.rank))
     pretended = Pretended()
     build_together(comm, device, lambda: pretended, "run")
-    monkeypatch.setattr(module, "shared_cache", lambda device: tmp_path if comm.rank == 0 else None)
-    build_together(comm, device, lambda: pretended, "run")
-    assert pretended.built == []
+    assert pretended.built == list(range(9))
+    without = Pretended()
+    monkeypatch.setattr(module, "shared_cache", lambda device: None)
+    build_together(comm, device, lambda: without, "run")
+    assert without.built == [] and not without.closed
 
 
 @pytest.mark.mpi(min_size=3)
@@ -109,9 +115,63 @@ def test_ranks_on_other_devices_stand_apart(monkeypatch, tmp_path, device):
     pretended = Pretended()
     build_together(comm, device, lambda: pretended, "run")
     parts = comm.all_gather_object(pretended.built)
-    assert parts[0] == [] and sorted(number for part in parts for number in part) == list(range(9))
+    assert parts[0] == list(range(9)) and sorted(number for part in parts[1:] for number in part) == list(range(9))
     comm.barrier()
-    assert len(list(folder.iterdir())) == 1
+    assert len(list(folder.iterdir())) == 2
+
+
+def program_folder(cache, name):
+    folder = cache / "AB" / name
+    (folder / "kernel").mkdir(parents=True)
+    for file in ("program.bc", "kernel/kernel.so", "last_accessed"):
+        (folder / file).write_bytes(b"built")
+    return folder
+
+
+def builds(comm, device, run="run"):
+    pretended = Pretended()
+    build_together(comm, device, lambda: pretended, run)
+    return bool(pretended.built)
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "seal", "folder"])
+def test_what_was_damaged_since_is_built_anew(monkeypatch, tmp_path, device, damage):
+    comm = Communicator(transport="solo")
+    cache = use_cache(monkeypatch, comm, tmp_path)
+    folder, other = program_folder(cache, "ours"), program_folder(cache, "other")
+    os.utime(other / "last_accessed", (1, 1))
+    assert builds(comm, device) and not builds(comm, device)
+    (stamp,) = cache.glob("clcomm-*")
+    if damage == "cut":
+        (folder / "kernel" / "kernel.so").write_bytes(b"bui")
+    elif damage == "gone":
+        (folder / "program.bc").unlink()
+    elif damage == "seal":
+        stamp.write_text('{"../../etc": {}}')
+    else:
+        shutil.rmtree(folder)
+    (other / "program.bc").write_bytes(b"nobody sealed this one")
+    assert builds(comm, device) and not builds(comm, device)
+    assert folder.exists() == (damage == "seal") and other.exists()
+
+
+def test_what_a_dead_job_was_building_is_thrown_away(monkeypatch, tmp_path, device):
+    comm = Communicator(transport="solo")
+    cache = use_cache(monkeypatch, comm, tmp_path)
+    assert builds(comm, device)
+    (stamp,) = cache.glob("clcomm-*")
+    stamp.unlink()
+    marker = stamp.with_name(stamp.name + ".building")
+    old, half = program_folder(cache, "old"), program_folder(cache, "half")
+    os.utime(old / "last_accessed", (1, 1))
+    alive = f"{os.uname().nodename} {os.getpid()}"
+    marker.write_text(alive)
+    assert builds(comm, device) and half.exists()
+    stamp.unlink()
+    process = subprocess.Popen(["true"])
+    process.wait()
+    marker.write_text(f"{os.uname().nodename} {process.pid}")
+    assert builds(comm, device) and old.exists() and not half.exists() and not marker.exists()
 
 
 @pytest.mark.mpi(min_size=2)

@@ -145,7 +145,7 @@ def test_nothing_is_allocated_for_a_header_that_promises_too_much(tmp_path, monk
 
 def test_what_idx_cannot_hold_is_refused(tmp_path):
     for array in (np.zeros(3, np.uint16), np.zeros((), np.uint8), np.array(["text"])):
-        assert "IDX holds arrays of" in refusal(write_idx, tmp_path / "values", array)
+        assert "dimensions of uint8, int8" in refusal(write_idx, tmp_path / "values", array)
     assert not list(tmp_path.iterdir())
 
 
