@@ -40,7 +40,7 @@ FOR_LINT := $(VENV)/.has-$(SETUP),dev
 FOR_BENCH := $(VENV)/.has-$(SETUP),bench
 
 .DELETE_ON_ERROR:
-.PHONY: help mnist test test-plain test-mpi lint format bench clean
+.PHONY: help mnist test test-plain test-mpi fuzz lint format bench clean
 
 help: ## list the targets and their variables
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -65,6 +65,9 @@ test-mpi: $(FOR_TEST) ## the tests marked mpi, on TEST_RANKS ranks
 # Several ranks' NumPy on few cores: one thread each.
 test-mpi: export OMP_NUM_THREADS ?= 1
 test-mpi: export OPENBLAS_NUM_THREADS ?= 1
+
+fuzz: $(FOR_TEST) ## 100,000 hostile files for all parsers: some minutes
+	CLCOMM_FUZZ_INPUTS=100000 $(BIN)/python -m pytest tests/fuzz
 
 lint: $(FOR_LINT) ## style and types
 	$(BIN)/ruff check .

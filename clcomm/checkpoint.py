@@ -6,6 +6,7 @@ runs no code, and takes no more memory than the file is long. `checkpoint_series
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -104,8 +105,8 @@ def load(path: str | os.PathLike) -> Checkpoint:
     """Read a checkpoint; CheckpointError when it is missing, damaged, or of another format or version."""
     target = Path(path)
     try:
-        with zipfile.ZipFile(target) as archive:
-            _check_sizes(archive, target.stat().st_size)
+        with _BoundedReader(target) as file, zipfile.ZipFile(file) as archive:
+            _check_sizes(archive, file.size)
             facts = json.loads(archive.read(_FACTS))
             members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
             arrays = {member.filename.removesuffix(".npy"): _read_array(archive, member) for member in members}
@@ -142,6 +143,17 @@ def _write(file: Any, checkpoint: Checkpoint) -> None:
         for name, array in checkpoint.arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+
+
+class _BoundedReader(io.BufferedReader):
+    """A file of which nobody takes memory for more bytes than it has, whatever lengths are written in it."""
+
+    def __init__(self, path: Path):
+        super().__init__(io.FileIO(path))
+        self.size = os.fstat(self.fileno()).st_size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(size if size is None else min(size, self.size))
 
 
 def _check_sizes(archive: zipfile.ZipFile, file_size: int) -> None:

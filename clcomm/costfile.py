@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ def _whole(entry: dict[str, Any], name: str, least: int) -> int:
 
 
 def _number(value: Any, name: str) -> float:
-    if type(value) not in (int, float) or not 0 <= value < math.inf:
+    if type(value) not in (int, float) or not 0 <= value <= sys.float_info.max:
         raise ValueError(f"{name}: expected finite numbers from 0 up")
     return float(value)
 

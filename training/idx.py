@@ -28,6 +28,7 @@ _CODES = {np.dtype(text).newbyteorder("="): code for code, text in _TYPES.items(
 _GZIP_MAGIC = b"\x1f\x8b"
 _DEFLATE_MAX_RATIO = 1032  # no deflate stream grows by more (zlib's technical details page)
 _CHUNK = 1 << 20
+_MOST_DIMENSIONS = 32  # every NumPy's arrays have as many
 MAX_BYTES = 4 << 30
 
 FilePath = str | os.PathLike[str]
@@ -49,8 +50,7 @@ def read_idx(
     with _reading(path) as stream:
         found, dimensions = _header(path, stream)
         _check_expected(path, found, dimensions, shape, dtype)
-        nbytes = math.prod(dimensions) * found.itemsize
-        _check_size(path, nbytes, _header_bytes(dimensions), max_bytes)
+        _check_size(path, dimensions, found.itemsize, max_bytes)
         array = np.empty(dimensions, found)
         _fill(path, stream, array)
     return array if array.dtype.isnative else array.astype(found.newbyteorder("="))
@@ -70,9 +70,11 @@ def write_idx(path: FilePath, array: np.ndarray) -> None:
     """
     path = Path(path)
     code = _CODES.get(array.dtype.newbyteorder("="))
-    if code is None or not 1 <= array.ndim <= 255 or max(array.shape) >= 1 << 32:
+    if code is None or not 1 <= array.ndim <= _MOST_DIMENSIONS or max(array.shape) >= 1 << 32:
         known = ", ".join(str(dtype) for dtype in _CODES)
-        raise DataError(f"{path}: IDX holds arrays of 1 to 255 dimensions of {known}, got {array.dtype} {array.shape}")
+        raise DataError(
+            f"{path}: expected an array of 1 to {_MOST_DIMENSIONS} dimensions of {known}, got {array.dtype} {array.shape}"
+        )
     header = struct.pack(f">2xBB{array.ndim}I", code, array.ndim, *array.shape)
     content = header + array.astype(_TYPES[code]).tobytes()
     write_bytes(path, gzip.compress(content, 6, mtime=0) if path.suffix == ".gz" else content)
@@ -116,9 +118,9 @@ def _reading(path: FilePath) -> Iterator[BinaryIO]:
 def _header(path: FilePath, stream: BinaryIO) -> tuple[np.dtype, tuple[int, ...]]:
     magic = stream.read(4)
     code = magic[2] if len(magic) == 4 else None
-    if len(magic) < 4 or magic[:2] != b"\0\0" or code not in _TYPES or magic[3] == 0:
+    if len(magic) < 4 or magic[:2] != b"\0\0" or code not in _TYPES or not 1 <= magic[3] <= _MOST_DIMENSIONS:
         raise DataError(
-            f"{path}: not an IDX file: expected 00 00, a type code (08 to 0e) and the number of dimensions "
+            f"{path}: not an IDX file: expected 00 00, a type code (08 to 0e) and the number of dimensions (01 to 20) "
             f"at its start, got {magic.hex(' ') or 'nothing'}; give a file such as train-images-idx3-ubyte.gz"
         )
     packed = stream.read(4 * magic[3])
@@ -156,11 +158,12 @@ def _check_expected(
         raise DataError(f"{path}: expected dimensions {wanted}, got {got}; is it the right file?")
 
 
-def _check_size(path: FilePath, nbytes: int, header: int, max_bytes: int) -> None:
+def _check_size(path: FilePath, dimensions: tuple[int, ...], itemsize: int, max_bytes: int) -> None:
     """Hold the header's promise against the file's size before any memory is taken for it."""
-    if nbytes > max_bytes:
+    header, nbytes = _header_bytes(dimensions), math.prod(dimensions) * itemsize
+    if math.prod(max(length, 1) for length in dimensions) * itemsize > max_bytes:  # NumPy counts empty ones so, too
         raise DataError(
-            f"{path}: its header promises {format_size(nbytes)}, expected at most {format_size(max_bytes)}; "
+            f"{path}: its header promises {_promised(nbytes)}, expected at most {format_size(max_bytes)}; "
             f"the file is damaged or needs splitting"
         )
     with open(path, "rb") as raw:
@@ -169,6 +172,10 @@ def _check_size(path: FilePath, nbytes: int, header: int, max_bytes: int) -> Non
     possible = on_disk * _DEFLATE_MAX_RATIO if zipped else on_disk
     if header + nbytes > possible:
         raise DataError(_wrong_length(path, header + nbytes, f"{on_disk} bytes{' of gzip' if zipped else ''}"))
+
+
+def _promised(nbytes: int) -> str:
+    return format_size(nbytes) if nbytes < 1 << 80 else "more than any memory holds"
 
 
 def _fill(path: FilePath, stream: BinaryIO, array: np.ndarray) -> None:

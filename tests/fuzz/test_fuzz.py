@@ -1,0 +1,115 @@
+"""Whatever lies in a file, a parser answers with its result or with one clean line, and soon.
+
+`make fuzz` feeds 100,000 files in all; the ordinary suite a sample. CLCOMM_FUZZ_INPUTS is how many in all,
+CLCOMM_FUZZ_SEED where the draw begins.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clcomm import checkpoint, costfile
+from clcomm.costmodel import Cost, Fit, Measured
+from clcomm.engine import Device, kernel_cache, tuning
+from clcomm.errors import ClcommError
+from tests.fuzz.mutation import mutated
+from training.idx import read_idx, write_idx
+
+INPUTS, SEED = int(os.environ.get("CLCOMM_FUZZ_INPUTS", "3000")), int(os.environ.get("CLCOMM_FUZZ_SEED", "1"))
+#: What parsing a file of a few kilobytes may take.
+MOST_BYTES = 8 << 20
+
+Target = tuple[bytes, Callable[[Path], Any]]
+
+
+def checkpoints(folder: Path) -> Target:
+    arrays = {"parameter/a": np.arange(24, dtype=np.float32).reshape(2, 3, 4), "optimizer/kind": np.array("SGD")}
+    checkpoint.save(folder / "good", checkpoint.Checkpoint(arrays, {"step": 3}))
+    return (folder / "good").read_bytes(), checkpoint.load
+
+
+def idx_files(folder: Path) -> Target:
+    write_idx(folder / "good", np.arange(60, dtype=np.uint8).reshape(3, 4, 5))
+    return (folder / "good").read_bytes(), lambda path: read_idx(path, max_bytes=1 << 20)
+
+
+def gzipped_idx_files(folder: Path) -> Target:
+    write_idx(folder / "good.gz", np.arange(60, dtype=np.uint8).reshape(3, 4, 5))
+    return (folder / "good.gz").read_bytes(), lambda path: read_idx(path, max_bytes=1 << 20)
+
+
+def cost_files(folder: Path) -> Target:
+    fit = Fit(Cost(1e-5, 1e-9), 0.01, 0.1, ((256, 1e-5), (1 << 20, 1e-3)))
+    costfile.store([Measured("shared", 4, 1, fit), Measured("mpi", 4, 2, fit)], folder / "good")
+    return (folder / "good").read_bytes(), costfile.load
+
+
+def tuning_files(folder: Path) -> Target:
+    device = Device.select("cpu")
+    identity = tuning.Identity.of(device.cl_device, device.kind)
+    good = tuning.store(device.tuning, identity).read_bytes()
+
+    def parse(path: Path) -> Any:
+        text = tuning._bounded_text(path)
+        assert text is not None
+        return tuning.parse(text, identity)
+
+    return good, _says_value_error(parse)
+
+
+def seals(folder: Path) -> Target:
+    program = folder / "AB" / "program"
+    program.mkdir(parents=True)
+    (program / "kernel.so").write_bytes(b"built")
+    good = kernel_cache.seal(folder, [program]).encode()
+    return good, _says_value_error(lambda path: kernel_cache.damaged(folder, kernel_cache.read_seal(path)))
+
+
+def _says_value_error(parse: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """Return a parser whose refusal is a ValueError, or deep nesting, which its caller turns into one clean line."""
+
+    def parse_cleanly(path: Path) -> Any:
+        try:
+            return parse(path)
+        except (ValueError, RecursionError) as error:
+            raise ClcommError(" ".join(str(error).split())) from None
+
+    return parse_cleanly
+
+
+TARGETS = (checkpoints, idx_files, gzipped_idx_files, cost_files, tuning_files, seals)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.__name__)
+def test_hostile_files_are_refused_cleanly(target: Callable[[Path], Target], tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("CLCOMM_CACHE_DIR", str(tmp_path / "cache"))
+    good, parse = target(tmp_path)
+    draw, path = random.Random(f"{target.__name__} {SEED}"), tmp_path / "file"
+    path.write_bytes(good)
+    parse(path)
+    refused = 0
+    tracemalloc.start()
+    try:
+        for number in range(INPUTS // len(TARGETS)):
+            path.write_bytes(mutated(good, draw))
+            tracemalloc.reset_peak()
+            try:
+                parse(path)
+            except ClcommError as error:
+                refused += 1
+                assert "\n" not in str(error) and len(str(error)) < 2000
+            except BaseException as error:
+                pytest.fail(f"input {number} of seed {SEED}: {error!r}: {path.read_bytes()!r}")
+            assert tracemalloc.get_traced_memory()[1] < MOST_BYTES, f"input {number}: {path.read_bytes()!r}"
+    finally:
+        tracemalloc.stop()
+    assert refused > INPUTS // len(TARGETS) // 10, "a draw that hardly ever damages anything proves nothing"
