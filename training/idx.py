@@ -73,7 +73,7 @@ def write_idx(path: FilePath, array: np.ndarray) -> None:
     if code is None or not 1 <= array.ndim <= _MOST_DIMENSIONS or max(array.shape) >= 1 << 32:
         known = ", ".join(str(dtype) for dtype in _CODES)
         raise DataError(
-            f"{path}: expected an array of 1 to {_MOST_DIMENSIONS} dimensions of {known}, got {array.dtype} {array.shape}"
+            f"{path}: expected 1 to {_MOST_DIMENSIONS} dimensions of {known}, got {array.dtype} {array.shape}"
         )
     header = struct.pack(f">2xBB{array.ndim}I", code, array.ndim, *array.shape)
     content = header + array.astype(_TYPES[code]).tobytes()
