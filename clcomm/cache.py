@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from pathlib import Path
 
 from clcomm.errors import ArgumentError
@@ -29,13 +29,12 @@ def write_whole(path: str | os.PathLike, text: str, name: str) -> None:
     Raises ArgumentError that begins with `name`, the option or variable that led here, when it can't be written.
     """
     target = Path(path)
-    temporary = None
+    temporary: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=target.parent, prefix=f".{target.name}.", delete=False
-        ) as file:
-            temporary = file.name
+        unfinished = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+        with open(unfinished, "x", encoding="utf-8") as file:
+            temporary = unfinished
             file.write(text)
         os.replace(temporary, target)
         temporary = None
@@ -43,4 +42,4 @@ def write_whole(path: str | os.PathLike, text: str, name: str) -> None:
         raise ArgumentError(f"{name}: expected a file to write, got {str(target)!r}: {error.strerror}") from None
     finally:
         if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)

@@ -25,6 +25,8 @@ def step_chart(facts: Facts) -> Chart | None:
 def _part_bars(title: str, names: list[str], rows: list[dict[str, Any]], suffix: str, note: str) -> Chart | None:
     keys = [f"{name[:-2]}{suffix}" for name in PART_KEYS]
     shown = [(part, key) for part, key in zip(_PARTS, keys, strict=True) if any(row.get(key) for row in rows)]
+    if not any(row.get(keys[1]) for row in rows):  # waiting is not told from moving
+        shown = [("communication" if part == _PARTS[2] else part, key) for part, key in shown]
     if not rows or not shown:
         return None
     values = [[(row.get(key) or 0.0) * 1e3 for _, key in shown] for row in rows]

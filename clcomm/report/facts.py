@@ -27,6 +27,7 @@ class Facts:
         self.training_s = self._mean("training_s")
         self.data_wait_s = self._mean("data_wait_s")
         self.sync = synchronisation(self.stats)
+        self.tells_waiting = self.sync["wait_s"] > 0
         self.phases = {row["phase"]: row["seconds"] for row in self.counts["phases"] if not row["label"]}
         self.ceiling = costs.ceiling_of(run.figures["ceilings"], self.reductions["transport"])
         self.own_costs = costs.own_costs(self.buckets)
@@ -70,13 +71,18 @@ def step_parts(facts: Facts) -> list[tuple[str, float]]:
     """Return the parts of a mean step in seconds, in the order in which they happen; empty where it is not known."""
     if not facts.training_s or not facts.steps:
         return []
-    sync, hidden = facts.sync, facts.sync["hidden_s"] > 0
+    sync = facts.sync
+    if sync["hidden_s"]:
+        moving = [("exposed communication", sync["exposed_s"])]
+    elif facts.tells_waiting:
+        moving = [("wait for ranks", sync["wait_s"]), ("move and add", sync["transfer_s"])]
+    else:
+        moving = [("communication", sync["seconds"])]
     known = [
         ("wait for data", facts.data_wait_s or 0.0),
         ("forward and backward", facts.phases.get("forward_backward", 0.0)),
         ("pack", sync["pack_s"]),
-        *([("exposed communication", sync["exposed_s"])] if hidden else []),
-        *([] if hidden else [("wait for ranks", sync["wait_s"]), ("move and add", sync["transfer_s"])]),
+        *moving,
         ("unpack", sync["unpack_s"]),
         ("optimizer", facts.phases.get("optimizer", 0.0)),
     ]

@@ -8,7 +8,11 @@ from typing import Any, NamedTuple
 from clcomm.report import charts, sentences, tables
 from clcomm.report.facts import Facts
 from clcomm.report.reading import Run
+from clcomm.report.sentences import Tile
 from clcomm.report.shapes import Chart, Table
+
+#: Version of `clcomm report --format json`.
+SCHEMA = 1
 
 
 class LeftOut(NamedTuple):
@@ -24,6 +28,7 @@ class Report:
 
     title: str
     figures: dict[str, Any]
+    tiles: list[Tile]
     headline: list[str]
     tables: list[Table]
     charts: list[Chart]
@@ -38,6 +43,7 @@ def build(run: Run) -> Report:
     return Report(
         sentences.title(facts),
         {name: value for name, value in run.figures.items() if not isinstance(value, list)},
+        sentences.tiles(facts),
         sentences.headline(facts),
         [table.filled() for table in found if table.rows],
         [chart for chart in drawn if chart is not None],

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clcomm.decision import Decision, Trial
 from clcomm.errors import DataError
 from clcomm.report.record import FORMAT, SCHEMA
 from clcomm.stats import CommStats, Histogram
@@ -181,12 +182,9 @@ def _row(*checks: Check) -> Check:
 
 
 def _decision(value: Any, name: str) -> str:
-    """Return a decision as one line: text, or an object of plain values."""
-    if isinstance(value, dict) and len(value) <= 20:
-        value = "; ".join(f"{key}: {each}" for key, each in value.items() if not isinstance(each, (dict, list)))
-    if not isinstance(value, str) or len(value) > 5 * _MOST_TEXT or not value.isprintable():
-        raise ValueError(f"{name}: expected a line of text")
-    return value
+    """Return a decision as the line that it prints as."""
+    fields = _fields(value, _DECISION, name)
+    return str(Decision(**{**fields, "evidence": tuple(Trial(**trial) for trial in fields["evidence"])}))
 
 
 def _tally(value: Any, name: str) -> dict[str, Any]:
@@ -231,6 +229,12 @@ _STATS: dict[str, Check] = {
     "late": _list(_row(_whole(0, _MOST_RANKS), _whole(1), _COUNT, _COUNT)),
     "events": _row(_COUNT, _COUNT, _COUNT),
 }
+_TRIAL: dict[str, Check] = {
+    "name": _text, "measured_s": _or_none(_number), "predicted_s": _or_none(_number), "steps": _COUNT,
+}  # fmt: skip
+_DECISION: dict[str, Check] = {
+    "what": _text, "chosen": _text, "measures": _text, "evidence": _list(_object(**_TRIAL), 100), "at_step": _COUNT,
+}  # fmt: skip
 _RANK: dict[str, Check] = {
     "rank": _whole(0, _MOST_RANKS), "host": _or_none(_whole(0, _MOST_RANKS)), "host_name": _or_none(_text),
     "peak_rss_bytes": _or_none(_COUNT), "device_peak_bytes": _or_none(_COUNT), "steps": _or_none(_COUNT),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from clcomm.report.facts import Facts
 from clcomm.report.shapes import written
 from clcomm.units import format_size
@@ -16,6 +18,28 @@ def title(facts: Facts) -> str:
     what = " on ".join(figures[name] for name in ("model", "dataset") if figures[name])
     hosts = f" of {figures['hosts']} hosts" if (figures["hosts"] or 1) > 1 else ""
     return f"{what or 'A run'}, {_count(facts.run.world_size, 'rank')}{hosts}"
+
+
+class Tile(NamedTuple):
+    """A figure to be read from afar, and what it is."""
+
+    value: str
+    caption: str
+
+
+def tiles(facts: Facts) -> list[Tile]:
+    """Return the few figures that sum a run up."""
+    figures, step_s = facts.run.figures, facts.per_step(facts.training_s)
+    found = []
+    if figures["images_per_s"]:
+        found.append(Tile(f"{figures['images_per_s']:,.0f}", "images/s"))
+    if step_s is not None:
+        found.append(Tile(_ms(step_s), "a mean step"))
+    if facts.sync_share is not None:
+        found.append(Tile(f"{facts.sync_share:.1%}", "of it synchronising"))
+    if figures["test_accuracy"] is not None:
+        found.append(Tile(f"{figures['test_accuracy']:.2%}", "test accuracy"))
+    return found
 
 
 def headline(facts: Facts) -> list[str]:

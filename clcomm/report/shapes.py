@@ -50,10 +50,9 @@ class Table:
 KINDS: dict[str, Callable[[Any], str]] = {
     "text": str,
     "count": lambda value: f"{value:,}",
-    "decimal": lambda value: f"{value:,.1f}",
     "ms": lambda value: f"{value * 1e3:,.3f}",
+    "whole_ms": lambda value: f"{value * 1e3:,.1f}",
     "us": lambda value: f"{value * 1e6:,.1f}",
-    "s": lambda value: f"{value:,.2f}",
     "share": lambda value: f"{value:.1%}",
     "gb_s": lambda value: f"{value / 1e9:,.2f}",
     "size": format_size,

@@ -56,7 +56,8 @@ def operations_table(facts: Facts) -> Table:
     columns = [
         Column("operation", "operation", "text"), Column("label", "label", "text"), Column("calls", "calls"),
         Column("bytes", "bytes"), *([Column("wire_bytes", "on the wire")] if _compressed(facts) else []),
-        Column("seconds", "total", "ms"), *_TIMES, *_CALLS,
+        Column("seconds", "total", "whole_ms"),
+        *(column._replace(kind="whole_ms") for column in _TIMES), *_CALLS,
     ]  # fmt: skip
     note = "Per rank; times in ms: pack to hidden in all, percentiles of single calls; bandwidths in GB/s (10^9 bytes)."
     return Table("operations", "Operations", columns, [_blank_zeros(_with_ceiling(facts, row)) for row in rows], note)
@@ -67,9 +68,11 @@ def _compressed(facts: Facts) -> bool:
 
 
 def _blank_zeros(row: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the parts that are nothing, so that columns without any are not shown."""
-    blank = {*PART_KEYS, "hidden_s", *(f"{name[:-2]}_mean_s" for name in (*PART_KEYS, "hidden_s"))}
-    return {name: None if name in blank and not value else value for name, value in row.items()}
+    """Leave out parts that are nothing, and moving where waiting is not told from it; columns without any vanish."""
+    suffixes = ("_s", "_mean_s", "_step_s")
+    blank = {f"{name[:-2]}{suffix}" for name in (*PART_KEYS, "hidden_s") for suffix in suffixes}
+    untold = {f"transfer{suffix}" for suffix in suffixes} if not row.get("wait_s", row.get("wait_step_s")) else set()
+    return {name: None if name in untold or (name in blank and not value) else value for name, value in row.items()}
 
 
 def buckets_table(facts: Facts) -> Table:
@@ -84,8 +87,9 @@ def buckets_table(facts: Facts) -> Table:
 
 
 def ranks_table(facts: Facts) -> Table:
-    rows = [_without_zero_parts(row) for row in rank_rows(facts)]
+    rows = [_blank_zeros(row) for row in rank_rows(facts)]
     parts = [Column(f"{column.key[:-2]}_step_s", column.heading, "ms") for column in _TIMES]
+    parts.insert(0, Column("seconds_step_s", "collectives", "ms"))
     hosts = len({record["host_name"] for record in facts.run.ranks})
     columns = [
         Column("rank", "rank"), *([Column("host_name", "host", "text")] if hosts > 1 else []),
@@ -95,10 +99,6 @@ def ranks_table(facts: Facts) -> Table:
     ]  # fmt: skip
     note = "Times in ms of a mean step, pack to hidden while synchronising. The rank that waits least is the slow one."
     return Table("ranks", "Ranks", columns, rows, note)
-
-
-def _without_zero_parts(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: None if name.endswith("_step_s") and not value else value for name, value in row.items()}
 
 
 def stragglers_table(facts: Facts) -> Table:

@@ -1,0 +1,87 @@
+"""A report's charts as one picture; needs matplotlib, which is an extra."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clcomm.errors import ArgumentError
+from clcomm.report.axes import log_ticks, size_text, size_ticks, time_text
+from clcomm.report.model import Report
+from clcomm.report.shapes import MOST_SHOWN, Bars, Chart, Distribution, Points
+
+
+def draw(report: Report, path: str) -> None:
+    """Draw all charts, two beside each other; raises ArgumentError when the file can't be written."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    charts = report.charts
+    if not charts:
+        raise ArgumentError("--format png: there is nothing to draw in this run")
+    rows = -(-len(charts) // 2)
+    with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(13, 3.6 * rows), layout="constrained")
+        places = figure.subplots(rows, 2, squeeze=False).flat
+        for axes, chart in zip(places, charts, strict=False):
+            _draw(axes, chart)
+        for axes in list(places)[len(charts) :]:
+            axes.set_visible(False)
+        figure.suptitle(_literal(report.title))
+        try:
+            figure.savefig(path, dpi=120, format="png")
+        except OSError as error:
+            raise ArgumentError(f"-o: expected a file to write, got {path!r}: {error.strerror}") from None
+
+
+def _draw(axes: Any, chart: Chart) -> None:
+    axes.set_title(chart.title, loc="left", fontweight="bold")
+    if isinstance(chart, Bars):
+        _draw_bars(axes, chart)
+    elif isinstance(chart, Distribution):
+        _draw_distribution(axes, chart)
+    else:
+        _draw_points(axes, chart)
+
+
+def _draw_bars(axes: Any, chart: Bars) -> None:
+    names = [_literal(name) for name in chart.bars[:MOST_SHOWN]]
+    begin = [0.0] * len(names)
+    for index, part in enumerate(chart.parts):
+        values = [row[index] for row in chart.values[:MOST_SHOWN]]
+        axes.barh(range(len(names)), values, left=begin, label=part)
+        begin = [left + value for left, value in zip(begin, values, strict=True)]
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"{chart.unit} {chart.note}".strip())
+    axes.legend(fontsize=8)
+
+
+def _draw_distribution(axes: Any, chart: Distribution) -> None:
+    axes.stairs(chart.counts, chart.edges_s, fill=True)
+    for index, (name, seconds) in enumerate(chart.marks):
+        axes.axvline(seconds, linestyle="--", color=f"C{index + 1}", label=f"{name} {time_text(seconds)}")
+    axes.set_xscale("log")
+    _set_ticks(axes.xaxis, log_ticks(chart.edges_s[0], chart.edges_s[-1]), time_text)
+    axes.set_ylabel("calls")
+    axes.legend(fontsize=8)
+
+
+def _draw_points(axes: Any, chart: Points) -> None:
+    sizes, times = zip(*chart.points, strict=True)
+    axes.plot(*zip(*chart.line, strict=True), color="C1", label="alpha + beta n")
+    axes.plot(sizes, times, "o", color="C0", label="this run's buckets")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    _set_ticks(axes.xaxis, size_ticks(min(sizes), max(sizes)), size_text)
+    _set_ticks(axes.yaxis, log_ticks(*axes.get_ylim()), time_text)
+    axes.legend(fontsize=8)
+
+
+def _set_ticks(axis: Any, ticks: list[float], write: Any) -> None:
+    axis.set_ticks(ticks, [write(tick) for tick in ticks])
+    axis.set_ticks([], minor=True)
+
+
+def _literal(text: str) -> str:
+    """Return text of which matplotlib makes no formulas."""
+    return text.replace("$", r"\$")
