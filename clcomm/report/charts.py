@@ -36,13 +36,13 @@ def _part_bars(title: str, names: list[str], rows: list[dict[str, Any]], suffix:
 def ranks_chart(facts: Facts) -> Chart | None:
     rows = rank_rows(facts)
     names = [f"rank {row['rank']}" for row in rows]
-    return _part_bars("Synchronising, by rank", names, rows, "_step_s", "ms of a mean step")
+    return _part_bars("Synchronising, by rank", names, rows, "_step_s", "a mean step")
 
 
 def buckets_chart(facts: Facts) -> Chart | None:
     rows = [per_call(row) for row in facts.buckets]
     names = [f"bucket {row['bucket']}" for row in rows]
-    return _part_bars("A mean call, by bucket", names, rows, "_mean_s", "ms")
+    return _part_bars("Reducing, by bucket", names, rows, "_mean_s", "a mean call")
 
 
 def late_chart(facts: Facts) -> Chart | None:
@@ -64,7 +64,7 @@ def distribution(facts: Facts) -> Chart | None:
         whole.merge(tally.histogram)
     edges, counts = whole.coarse(_MOST_BINS)
     marks = [("p50", row["p50_s"]), ("p95", row["p95_s"]), ("p99", row["p99_s"])]
-    return Distribution("How long gradient all-reduces took", edges, counts, marks, "calls of all ranks; ms, log scale")
+    return Distribution("How long gradient all-reduces took", edges, counts, marks, "calls of all ranks, log scale")
 
 
 def cost_chart(facts: Facts) -> Chart | None:
@@ -74,7 +74,7 @@ def cost_chart(facts: Facts) -> Chart | None:
     low, high = min(nbytes for nbytes, _ in points), max(nbytes for nbytes, _ in points)
     sizes = [low * (high / low) ** (i / 24) for i in range(25)]
     line = [(nbytes, float(facts.own_costs.cost.seconds(nbytes))) for nbytes in sizes]
-    return Points("Time of an all-reduce by size", points, line, "points: this run's buckets; line: alpha + beta n")
+    return Points("Time of an all-reduce by size", points, line, "this run's buckets, and the fit")
 
 
 ALL = (step_chart, ranks_chart, buckets_chart, late_chart, distribution, cost_chart)

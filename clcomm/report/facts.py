@@ -97,7 +97,7 @@ def rank_rows(facts: Facts) -> list[dict[str, Any]]:
     rows = []
     for record, stats in facts.by_rank:
         sync, steps = synchronisation(stats), record["steps"]
-        parts = {f"{name[:-2]}_step_s": value / steps if steps else None for name, value in sync.items()}
+        parts = {f"{name.removesuffix('_s')}_step_s": value / steps if steps else None for name, value in sync.items()}
         step_s = record["training_s"] / steps if steps and record["training_s"] is not None else None
         came = late.get(record["rank"], {"last": 0, "share": 0.0, "mean_late_s": None})
         rows.append({

@@ -30,7 +30,9 @@ def as_html(report: Report) -> str:
         '<div class="charts">',
         *map(_chart, report.charts),
         "</div>",
+        '<div class="tables">',
         *map(_table, report.tables),
+        "</div>",
     ]
     if report.left_out:
         body += [
@@ -83,8 +85,8 @@ def _chart(chart: Chart) -> str:
     else:
         assert isinstance(chart, (Distribution, Points))
         drawn = svg.distribution(chart) if isinstance(chart, Distribution) else svg.points(chart)
-    note = f"<p>{escape(chart.note)}</p>" if chart.note else ""
-    return f"<figure><figcaption>{escape(chart.title)}</figcaption>\n{drawn}\n{note}</figure>"
+    note = f" <span>{escape(chart.note)}</span>" if chart.note else ""
+    return f"<figure><figcaption>{escape(chart.title)}{note}</figcaption>\n{drawn}</figure>"
 
 
 def _bars(chart: Bars) -> str:
@@ -105,7 +107,8 @@ def _bars(chart: Bars) -> str:
         f'<li><i class="c{_colour(part)}"></i>{escape(part)}{_share(value, longest, chart.unit)}</li>'
         for part, value in zip(chart.parts, shares, strict=True)
     )
-    return f'<div class="bars">{"".join(rows)}</div><ul class="legend">{legend}</ul>'
+    drawn = f'<div class="bars">{"".join(rows)}</div>'
+    return drawn if len(chart.parts) == 1 else f'{drawn}<ul class="legend">{legend}</ul>'
 
 
 def _colour(part: str) -> int:

@@ -9,7 +9,7 @@ from clcomm.report.shapes import written
 from clcomm.units import format_size
 
 #: A rank stands out when it came last so many times as often as an even share, and the calls were not just a few.
-_STANDS_OUT, _LEAST_SEEN = 1.5, 20
+_STANDS_OUT, _LEAST_SEEN = 1.5, 10
 
 
 def title(facts: Facts) -> str:
@@ -110,7 +110,7 @@ def arrivals(facts: Facts) -> str:
     if not rows or ranks < 2:
         return ""
     worst = max(rows, key=lambda row: (row["share"], -row["rank"]))
-    if worst["share"] * ranks >= min(_STANDS_OUT, 1 + 1 / ranks) and seen >= _LEAST_SEEN:
+    if worst["share"] * ranks >= _STANDS_OUT and worst["last"] >= _LEAST_SEEN:
         return (
             f"Rank {worst['rank']} came last in {worst['share']:.0%} of {seen:,} reductions, "
             f"{_ms(worst['mean_late_s'])} after the one before it on average and {_ms(worst['max_late_s'])} at most."

@@ -72,6 +72,7 @@ def _blank_zeros(row: dict[str, Any]) -> dict[str, Any]:
     suffixes = ("_s", "_mean_s", "_step_s")
     blank = {f"{name[:-2]}{suffix}" for name in (*PART_KEYS, "hidden_s") for suffix in suffixes}
     untold = {f"transfer{suffix}" for suffix in suffixes} if not row.get("wait_s", row.get("wait_step_s")) else set()
+    blank.add("failures")
     return {name: None if name in untold or (name in blank and not value) else value for name, value in row.items()}
 
 
