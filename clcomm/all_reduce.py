@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from clcomm.arguments import address_of, check_op, flat, writable
+from clcomm.call import Call
 from clcomm.errors import ArgumentError
 from clcomm.handle import Handle
-from clcomm.running import CollectiveRunner
-from clcomm.stats import Collective
+from clcomm.running import KEPT_CALLS, CollectiveRunner
+from clcomm.stats import Collective, Observer
+from clcomm.transport import Transport
+from clcomm.world import World
 
 
 class AllReduces(CollectiveRunner):
     """The part of the Communicator, which inherits it, that reduces whole arrays."""
+
+    def __init__(self, world: World, observers: Iterable[Observer]):
+        super().__init__(world, observers)
+        self._prepared = 0  # all-reduces prepared so far
+        self._planned: dict[tuple, tuple[Call, Transport]] = {}  # valid until memory is allocated or freed
 
     def all_reduce(
         self,
@@ -38,11 +47,21 @@ class AllReduces(CollectiveRunner):
         which it is counted. nbytes: the size to count, where part of the array is padding. bucket: which bucket of
         the gradients it is, for the observers.
         """
-        source, target, finish = self._reduction_operands(array, op, out)
-        chosen = self._transport_for(source, target)
-        size = source.nbytes if nbytes is None else nbytes
-        self._run("all_reduce", label, size, chosen, lambda: chosen.all_reduce(source, target, op), bucket)
-        return finish()
+        into = array if out is None else out
+        key = self._key_of(array, into, op, label, nbytes, bucket)
+        planned = None if key is None else self._planned.get(key)
+        if planned is None:
+            source, target, finish = self._reduction_operands(array, op, out)
+            call, chosen = self._plan(source, target, op, label, nbytes, bucket)
+            if key is not None:
+                if len(self._planned) >= KEPT_CALLS:
+                    self._planned.clear()
+                self._planned[key] = call, chosen
+            self._run(call, chosen.all_reduce, source, target, op)
+            return finish()
+        call, chosen = planned
+        self._run(call, chosen.all_reduce, array.reshape(-1), into.reshape(-1), op)
+        return into
 
     def all_reduce_init(
         self,
@@ -64,12 +83,11 @@ class AllReduces(CollectiveRunner):
             if isinstance(value, np.ndarray) and not value.flags.c_contiguous:
                 raise ArgumentError(f"{name}: expected a C-contiguous array for a prepared all-reduce")
         source, target, _ = self._reduction_operands(array, op, out)
-        chosen = self._transport_for(source, target)
-        size = source.nbytes if nbytes is None else nbytes
         self._settle()
-        return partial(
-            self._run, "all_reduce", label, size, chosen, chosen.prepare_all_reduce(source, target, op), bucket
-        )
+        self._prepared += 1
+        call, chosen = self._plan(source, target, op, label, nbytes, bucket, self._prepared)
+        prepare = partial(chosen.prepare_all_reduce, source, target, op)
+        return partial(self._run, call, self._carry_out(call, self._sequence, time.perf_counter(), prepare, ()))
 
     def all_reduce_async(
         self,
@@ -91,17 +109,19 @@ class AllReduces(CollectiveRunner):
             if isinstance(value, np.ndarray) and not value.flags.c_contiguous:
                 raise ArgumentError(f"{name}: expected a C-contiguous array for a non-blocking all-reduce")
         source, target, _ = self._reduction_operands(array, op, out)
-        chosen = self._transport_for(source, target)
+        call, chosen = self._plan(source, target, op, label, nbytes, bucket)
+        self._sequence = sequence = self._sequence + 1
         begin = time.perf_counter()
+        self._meeting.announce(call.tag + sequence)
         pending = chosen.start_all_reduce(source, target, op)
         spent_s = time.perf_counter() - begin
-        size = source.nbytes if nbytes is None else nbytes
-        sequence = self._next_sequence()
 
         def finished(seconds: float, failed: bool) -> None:
-            self._tell(
-                Collective("all_reduce", label, size, seconds, chosen.name, sequence, failed, None, bucket, begin)
+            event = Collective(
+                "all_reduce", label, call.nbytes, seconds, chosen.name, sequence, failed, None, bucket, begin
             )
+            for tell in self._finished:
+                tell(event)
 
         return Handle(pending, array if out is None else out, finished, spent_s)
 
@@ -111,22 +131,58 @@ class AllReduces(CollectiveRunner):
         For schemes that reduce an array of so many bytes by sending less; bucket: as for `all_reduce`.
         """
         parts: list[Collective] = []
-        sequence = self._next_sequence()
+        self._sequence = sequence = self._sequence + 1
         failed, begin = True, time.perf_counter()
-        self._parts, outer = parts, self._parts
+        self._finished, outer = [parts.append], self._finished
         try:
             reduce()
             failed = False
         finally:
-            self._parts = outer
+            self._finished = outer
             seconds = time.perf_counter() - begin
             # nccl-tests count the gathered whole, of which each rank's part is one in world_size.
             wire = sum(p.nbytes // (self.size if "gather" in p.operation else 1) for p in parts)
-            names = sorted({part.transport for part in parts}) or [self._base.name]
-            transport = "+".join(names)
-            self._tell(
-                Collective("all_reduce", label, nbytes, seconds, transport, sequence, failed, wire, bucket, begin)
-            )
+            transport = "+".join(sorted({part.transport for part in parts}) or [self._base.name])
+            event = Collective(
+                "all_reduce", label, nbytes, seconds, transport, sequence, failed, wire, bucket, begin,
+                sum(part.wait_s for part in parts),
+            )  # fmt: skip
+            if parts:
+                event = event._replace(last_rank=parts[0].last_rank, late_s=parts[0].late_s)
+            for tell in self._finished:
+                tell(event)
+
+    # --- what equal arguments come to, found once ---
+
+    def _key_of(self, array: np.ndarray, into: np.ndarray, op: str, *others: Any) -> tuple | None:
+        """Return what tells equal arguments from others; None where they are refused, or copies have to be made."""
+        if (
+            isinstance(array, np.ndarray)
+            and isinstance(into, np.ndarray)
+            and isinstance(op, str)
+            and array.flags.c_contiguous
+            and into.flags.carray
+            and array.shape == into.shape
+            and array.dtype == into.dtype
+        ):
+            return self._address(array), self._address(into), array.nbytes, array.dtype, op, *others
+        return None
+
+    def _plan(
+        self,
+        source: np.ndarray,
+        target: np.ndarray,
+        op: str,
+        label: str,
+        nbytes: int | None,
+        bucket: int,
+        prepared: int = 0,
+    ) -> tuple[Call, Transport]:
+        chosen = self._transport_for(source, target)
+        call = self._call(
+            "all_reduce", chosen, label, array=source, nbytes=nbytes, op=op, bucket=bucket, prepared=prepared
+        )
+        return call, chosen
 
     def _reduction_operands(
         self, array: np.ndarray, op: str, out: np.ndarray | None

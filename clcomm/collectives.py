@@ -23,7 +23,8 @@ class ArrayCollectives(ObjectCollectives):
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
-        self._run("barrier", "", 0, self._base, self._base.barrier)
+        transport = self._base if self._shared is None else self._shared
+        self._run(self._call("barrier", transport), transport.barrier)
 
     def rendezvous(self) -> None:
         """Return when every rank has called it, as a barrier for long waits: it leaves the cores to ranks that work.
@@ -43,8 +44,8 @@ class ArrayCollectives(ObjectCollectives):
         check_root(root, self.size)
         values, finish = writable(array, "array")
         chosen = self._transport_for(values)
-        size = values.nbytes if nbytes is None else nbytes
-        self._run("broadcast", label, size, chosen, lambda: chosen.broadcast(values, root))
+        call = self._call("broadcast", chosen, label, array=values, nbytes=nbytes, root=root)
+        self._run(call, chosen.broadcast, values, root)
         return finish()
 
     def all_gather(self, array: np.ndarray, *, label: str = "") -> np.ndarray:
@@ -52,7 +53,8 @@ class ArrayCollectives(ObjectCollectives):
         source = flat(array, "array")
         out = np.empty((self.size, *array.shape), array.dtype)
         chosen = self._transport_for(source)
-        self._run("all_gather", label, out.nbytes, chosen, lambda: chosen.all_gather(source, out.reshape(-1)))
+        call = self._call("all_gather", chosen, label, array=source, nbytes=out.nbytes)
+        self._run(call, chosen.all_gather, source, out.reshape(-1))
         return out
 
     def all_gather_in_place(self, array: np.ndarray, *, label: str = "", nbytes: int | None = None) -> np.ndarray:
@@ -70,14 +72,13 @@ class ArrayCollectives(ObjectCollectives):
         count = values.size // self.size
         block = values[self.rank * count : (self.rank + 1) * count]
         chosen = self._transport_for(values)
-        size = values.nbytes if nbytes is None else nbytes
         if self.is_common(values):
             move: Callable[[], None] = chosen.barrier
         elif chosen is self._shared:
             move = partial(chosen.all_gather, block, values)
         else:
             move = partial(chosen.all_gather, block.copy(), values)  # MPI wants source and target apart
-        self._run("all_gather", label, size, chosen, move)
+        self._run(self._call("all_gather", chosen, label, array=values, nbytes=nbytes), move)
         return finish()
 
     def is_common(self, array: np.ndarray) -> bool:
@@ -118,8 +119,8 @@ class ArrayCollectives(ObjectCollectives):
             )
         target, finish = writable(out, "out")
         chosen = self._transport_for(source)
-        size = source.nbytes if nbytes is None else nbytes
-        self._run("reduce_scatter", label, size, chosen, lambda: chosen.reduce_scatter(source, target, op))
+        call = self._call("reduce_scatter", chosen, label, array=source, nbytes=nbytes, op=op)
+        self._run(call, chosen.reduce_scatter, source, target, op)
         return finish()
 
     def reduce_scatter_init(
@@ -146,8 +147,8 @@ class ArrayCollectives(ObjectCollectives):
             shared.barrier()
             reduce()
 
-        size = rows[0].nbytes if nbytes is None else nbytes
-        return partial(self._run, "reduce_scatter", label, size, shared, meet_and_reduce)
+        call = self._call("reduce_scatter", shared, label, array=rows[0], nbytes=nbytes, op=op)
+        return partial(self._run, call, meet_and_reduce)
 
     def gather(self, data: Any, root: int = 0, *, label: str = "") -> list | None:
         """Return the list of all ranks' data on root, None elsewhere.
@@ -155,14 +156,15 @@ class ArrayCollectives(ObjectCollectives):
         Equal arrays travel through MPI's buffers; arrays of different shapes, and other objects, are pickled.
         """
         check_root(root, self.size)
-        kinds = self._all_gather_object(kind_of(data))
+        kinds = self._agree("gather", self._allgather, kind_of(data))
         if kinds[0] is None or len(set(kinds)) > 1:
             return self.gather_object(data, root, label=label)
         source = flat(data, "data")
         out = np.empty((self.size, *data.shape), data.dtype) if self.rank == root else None
         flat_out = None if out is None else out.reshape(-1)
         chosen = self._transport_for(source)
-        self._run("gather", label, source.nbytes * self.size, chosen, lambda: chosen.gather(source, flat_out, root))
+        call = self._call("gather", chosen, label, array=source, nbytes=source.nbytes * self.size, root=root)
+        self._run(call, chosen.gather, source, flat_out, root)
         return None if out is None else list(out)
 
     def scatter(self, data: Any, root: int = 0, *, label: str = "") -> Any:
@@ -173,15 +175,13 @@ class ArrayCollectives(ObjectCollectives):
         """
         check_root(root, self.size)
         mine = scatter_header(data, self.size) if self.rank == root else None
-        shape, dtype, problem = self._broadcast_object(mine, root)
+        shape, dtype, problem = self._agree("scatter", self._bcast, mine, root)
         if problem:
             raise ArgumentError(f"data: {problem} on rank {root}")
         if shape is None:
             return self._scatter_items(data, root, label)
         out = np.empty(shape[1:], dtype)
         source = flat(data, "data") if self.rank == root else None
-        self._run(
-            "scatter", label, out.nbytes * self.size, self._base,
-            lambda: self._base.scatter(source, out.reshape(-1), root),
-        )  # fmt: skip
+        call = self._call("scatter", self._base, label, array=out, nbytes=out.nbytes * self.size, root=root)
+        self._run(call, self._base.scatter, source, out.reshape(-1), root)
         return out

@@ -76,7 +76,8 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         return self._allocate(nbytes, common=True)
 
     def _allocate(self, nbytes: int, common: bool) -> np.ndarray:
-        nbytes = agreed_size(self._all_gather_object(size_or_error(nbytes, "nbytes")))
+        self._planned.clear()
+        nbytes = agreed_size(self._agree("allocate", self._allgather, size_or_error(nbytes, "nbytes")))
         if self._shared is not None:
             self._shared.free_unused()
             if self._shared.fits(nbytes, common):
@@ -98,7 +99,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
 
     def merged_stats(self) -> CommStats:
         """Return the stats of an average rank, on every rank; collective."""
-        return CommStats.merged(self._all_gather_object(self.stats.state()), self.size)
+        return CommStats.merged(self._agree("merged_stats", self._allgather, self.stats.state()), self.size)
 
     def finalize(self) -> None:
         """Free communicators, and shared memory that no array lies in any more; collective, and no call may follow.

@@ -16,17 +16,17 @@ class ObjectCollectives(CollectiveRunner):
     def broadcast_object(self, obj: Any, root: int = 0, *, label: str = "") -> Any:
         """Return root's object on every rank; it is pickled."""
         check_root(root, self.size)
-        return self._run("broadcast_object", label, 0, self._base, lambda: self._broadcast_object(obj, root))
+        return self._run(self._call("broadcast_object", self._base, label, root=root), self._bcast, obj, root)
 
     def all_gather_object(self, obj: Any, *, label: str = "") -> list:
         """Return every rank's object, in rank order; they are pickled."""
-        return self._run("all_gather_object", label, 0, self._base, lambda: self._all_gather_object(obj))
+        return self._run(self._call("all_gather_object", self._base, label), self._allgather, obj)
 
     def gather_object(self, obj: Any, root: int = 0, *, label: str = "") -> list | None:
         """Return every rank's object on root, None elsewhere; they are pickled."""
         check_root(root, self.size)
         move = (lambda: [obj]) if self.comm is None else (lambda: self.comm.gather(obj, root))
-        return self._run("gather_object", label, 0, self._base, move)
+        return self._run(self._call("gather_object", self._base, label, root=root), move)
 
     def scatter_object(self, items: Sequence | None, root: int = 0, *, label: str = "") -> Any:
         """Return item `rank` of root's sequence of world_size items; they are pickled.
@@ -34,7 +34,8 @@ class ObjectCollectives(CollectiveRunner):
         Every rank raises ArgumentError when root's sequence has another length.
         """
         check_root(root, self.size)
-        problem = self._broadcast_object(scatter_header(items, self.size)[-1] if self.rank == root else None, root)
+        header = scatter_header(items, self.size)[-1] if self.rank == root else None
+        problem = self._agree("scatter_object", self._bcast, header, root)
         if problem:
             raise ArgumentError(f"items: {problem} on rank {root}")
         return self._scatter_items(items, root, label)
@@ -42,12 +43,10 @@ class ObjectCollectives(CollectiveRunner):
     def _scatter_items(self, items: Sequence | None, root: int, label: str) -> Any:
         ordered = list(items) if self.rank == root and items is not None else None
         move = (lambda: ordered[0]) if self.comm is None else (lambda: self.comm.scatter(ordered, root))  # type: ignore[index]
-        return self._run("scatter_object", label, 0, self._base, move)
+        return self._run(self._call("scatter_object", self._base, label, root=root), move)
 
-    def _broadcast_object(self, obj: Any, root: int) -> Any:
-        self._settle()
+    def _bcast(self, obj: Any, root: int) -> Any:
         return obj if self.comm is None else self.comm.bcast(obj, root)
 
-    def _all_gather_object(self, obj: Any) -> list:
-        self._settle()
+    def _allgather(self, obj: Any) -> list:
         return [obj] if self.comm is None else self.comm.allgather(obj)

@@ -1,17 +1,24 @@
-"""How a collective runs: what was started before is completed, the call timed and counted, the observers told."""
+"""How a collective runs: what was started before is completed, ranks compare what they call, observers are told."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from clcomm.arguments import address_of
+from clcomm.call import Call, disagreement
 from clcomm.errors import ArgumentError
 from clcomm.stats import Collective, CommStats, Observer, Phase
 from clcomm.transport import Transport
+from clcomm.transport.meeting import DifferentOperations, Meeting, NoMeeting
+from clcomm.transport.mpi import address_function
 from clcomm.world import World
+
+#: More different calls than any program makes.
+KEPT_CALLS = 4096
 
 
 class CollectiveRunner:
@@ -25,45 +32,111 @@ class CollectiveRunner:
         self._pending = world.pending
         self._finalized = False
         self._sequence = 0
-        self._parts: list[Collective] | None = None  # collectives that count as parts of another
+        self._calls: dict[tuple, Call] = {}
+        self._address = address_of if self.comm is None else address_function()
+        self._checked = self._shared is not None and world.checks
+        self._meeting: Meeting = self._shared.meeting if self._shared is not None and world.checks else NoMeeting()
+        #: The collective this rank is in: call, sequence number, when it began (perf_counter); None: in none.
+        self.current: tuple[Call, int, float] | None = None
         self.stats = CommStats(self.size)
         self._observers: list[Observer] = []
-        self._phase_observers: list[Callable[[Phase], None]] = []
         for observer in (self.stats, *observers):
             self.add_observer(observer)
 
+    # --- observers ---
+
     def add_observer(self, observer: Observer) -> None:
         """Tell an observer about every collective that finishes from now on, and about phases if it wants them."""
-        self._observers.append(observer)
-        if hasattr(observer, "phase_finished"):
-            self._phase_observers.append(observer.phase_finished)
+        self._observe([*self._observers, observer])
 
     def remove_observer(self, observer: Observer) -> None:
         """Tell an observer nothing any more; one that was never told is none's loss."""
-        self._observers = [other for other in self._observers if other is not observer]
-        self._phase_observers = [each.phase_finished for each in self._observers if hasattr(each, "phase_finished")]
+        self._observe([other for other in self._observers if other is not observer])
+
+    def _observe(self, observers: list[Observer]) -> None:
+        self._observers = observers
+        self._finished: list[Callable[[Collective], object]] = [each.collective_finished for each in observers]
+        self._phase_finished = [each.phase_finished for each in observers if hasattr(each, "phase_finished")]
 
     def tell_phase(self, phase: Phase) -> None:
         """Hand a finished part of the program to the observers that have a method `phase_finished`."""
-        for finished in self._phase_observers:
+        for finished in self._phase_finished:
             finished(phase)
 
-    def _run(
-        self, operation: str, label: str, nbytes: int, transport: Transport, move: Callable[[], Any], bucket: int = -1
-    ) -> Any:
-        self._settle()
-        sequence = self._next_sequence()
-        failed = True
-        begin = time.perf_counter()
+    # --- a collective ---
+
+    def _call(self, operation: str, transport: Transport, label: str = "", **details: Any) -> Call:
+        """Return the Call with these fields; `array` stands for count and dtype, and for nbytes unless that is given.
+
+        Calls are kept: to make one takes ten times longer than to find it.
+        """
+        array = details.pop("array", None)
+        if array is not None:
+            details |= {"count": array.size, "dtype": array.dtype}
+            if details.get("nbytes") is None:
+                details["nbytes"] = array.nbytes
+        key = (operation, label, transport.name, *details.items())
+        call = self._calls.get(key)
+        if call is None:
+            if len(self._calls) >= KEPT_CALLS:
+                self._calls.clear()
+            through_mpi = self._checked and transport is self._base
+            call = self._calls[key] = Call(operation, label, transport.name, through_mpi=through_mpi, **details)
+        return call
+
+    def _run(self, call: Call, move: Callable[..., Any], *args: Any) -> Any:
+        """Run a collective, tell the observers and return what `move` returns."""
+        if self._pending or self._finalized:
+            self._settle()
+        self._sequence = sequence = self._sequence + 1
+        begin = perf_counter()
         try:
-            result = move()
-            failed = False
-            return result
+            result = self._carry_out(call, sequence, begin, move, args)
+        except BaseException:
+            self._tell(call, sequence, begin, failed=True)
+            raise
+        self._tell(call, sequence, begin)
+        return result
+
+    def _agree(self, operation: str, move: Callable[..., Any], *args: Any) -> Any:
+        """Run a collective by which ranks agree on something before `operation`; it is not counted."""
+        self._settle()
+        return self._carry_out(self._call(operation, self._base), self._sequence, perf_counter(), move, args)
+
+    def _carry_out(self, call: Call, sequence: int, begin: float, move: Callable[..., Any], args: tuple) -> Any:
+        meeting = self._meeting
+        meeting.announce(call.tag + sequence)
+        self.current = call, sequence, begin
+        try:
+            if call.through_mpi:
+                meeting.barrier()
+            return move(*args)
+        except DifferentOperations:
+            raise self._disagreement(call, sequence) from None
         finally:
-            seconds = time.perf_counter() - begin
-            self._tell(
-                Collective(operation, label, nbytes, seconds, transport.name, sequence, failed, None, bucket, begin)
-            )
+            self.current = None
+
+    def _disagreement(self, call: Call, sequence: int) -> Exception:
+        """Return what every rank raises when all have learnt that they differ; counting goes on alike."""
+        told = self.comm.allgather((sequence, call.describe(sequence)))
+        self._sequence = max(number for number, _ in told)
+        return disagreement([text for _, text in told])
+
+    def _tell(self, call: Call, sequence: int, begin: float, failed: bool = False) -> None:
+        seconds = perf_counter() - begin
+        meeting, last_rank, late_s = self._meeting, -1, 0.0
+        arrivals = meeting.arrivals
+        if arrivals is not None:
+            last_ns = max(arrivals)
+            last_rank, late_s = arrivals.index(last_ns), (last_ns - sorted(arrivals)[-2]) * 1e-9
+        event = Collective(
+            call.operation, call.label, call.nbytes, seconds, call.transport, sequence, failed, None, call.bucket,
+            begin, meeting.waited_ns * 1e-9, None, last_rank, late_s,
+        )  # fmt: skip
+        for finished in self._finished:
+            finished(event)
+
+    # --- what was started before ---
 
     def _settle(self) -> None:
         """Complete what was started before a blocking call.
@@ -79,17 +152,6 @@ class CollectiveRunner:
     def _require_open(self) -> None:
         if self._finalized:
             raise ArgumentError("Communicator: expected an open one, but finalize() was called; make a new one")
-
-    def _tell(self, event: Collective) -> None:
-        if self._parts is not None:
-            self._parts.append(event)
-            return
-        for observer in self._observers:
-            observer.collective_finished(event)
-
-    def _next_sequence(self) -> int:
-        self._sequence += 1
-        return self._sequence
 
     def _transport_for(self, *arrays: np.ndarray) -> Transport:
         if self._shared is not None and self._shared.holds(*arrays):

@@ -29,7 +29,8 @@ class World:
     """What a Communicator runs on; as it is by default, a rank that is alone and needs no MPI.
 
     base: reaches all ranks with any array. shared: reduces what it allocated itself; None without shared memory.
-    pending: unfinished operations of both. host, hosts: this rank's host and how many there are.
+    pending: unfinished operations of both. host, hosts: this rank's host and how many there are. checks: ranks compare
+    what they call.
     """
 
     comm: Any = None
@@ -41,6 +42,7 @@ class World:
     host: int = 0
     hosts: int = 1
     cores: int = 1
+    checks: bool = True
 
 
 def join(comm: Any, transport: str) -> World:
@@ -55,6 +57,7 @@ def join(comm: Any, transport: str) -> World:
     if transport != "solo":
         _join_ranks(world, comm, transport)
     world.cores = _share_of_cores(world.comm)
+    world.checks = _wants_checks(world.comm)
     return world
 
 
@@ -92,3 +95,9 @@ def _share_of_cores(comm: Any) -> int:
     mine = (os.uname().nodename, tuple(sorted(os.sched_getaffinity(0))))
     sharers = 1 if comm is None else comm.allgather(mine).count(mine)
     return max(1, len(mine[1]) // sharers)
+
+
+def _wants_checks(comm: Any) -> bool:
+    """Return, alike on every rank, whether ranks compare what they call: unless all have CLCOMM_CHECKS=off."""
+    wants = os.environ.get("CLCOMM_CHECKS", "on") != "off"
+    return wants if comm is None else any(comm.allgather(wants))

@@ -24,7 +24,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
         (
             "clcomm/communicator.py", "clcomm/job.py", "clcomm/exits.py", "clcomm/arguments.py", "clcomm/handle.py",
             "clcomm/events.py", "clcomm/histogram.py", "clcomm/stats.py", "clcomm/stats_table.py",
-            "clcomm/world.py", "clcomm/running.py", "clcomm/collectives.py", "clcomm/all_reduce.py",
+            "clcomm/world.py", "clcomm/call.py", "clcomm/running.py", "clcomm/collectives.py", "clcomm/all_reduce.py",
             "clcomm/lizardist.py", "clcomm/objects.py", "clcomm/engine/", "clcomm/costmodel.py", "clcomm/forecast.py",
             "clcomm/costfile.py", "clcomm/collective_cases.py", "clcomm/measure.py", "clcomm/decision.py",
             "clcomm/bucket_tuning.py",

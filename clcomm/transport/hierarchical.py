@@ -24,9 +24,9 @@ import numpy as np
 from clcomm.layout import shard_bounds
 from clcomm.transport.base import Pending
 from clcomm.transport.hosts import Hosts
-from clcomm.transport.meeting import MeetingPoint, in_different_operations
-from clcomm.transport.memory import HostMemory, MemoryTransport, mismatch
-from clcomm.transport.mpi import SHARD_MULTIPLE, MpiTransport, lane_of, prepared_comparison
+from clcomm.transport.meeting import MeetingPoint, WorldMeeting, kind_of
+from clcomm.transport.memory import HostMemory, MemoryTransport, require_alike
+from clcomm.transport.mpi import SHARD_MULTIPLE, MpiTransport, comparison, lane_of
 from clcomm.transport.reduction import partial_op, prepared_reduction, reduce_in_rank_order
 
 
@@ -51,7 +51,7 @@ class HierarchicalTransport(MemoryTransport):
         fold = partial(reduce_in_rank_order, ranks=self.world_size)
         self._peers = None if peers is None else MpiTransport(peers, base.pending, fold)
         self._second_host = host.Dup()
-        self._prepared = 0  # all-reduces prepared so far: ranks compare their numbers at each call
+        self.meeting = WorldMeeting(comparison(base.comm), self.memory.fence)
 
     @staticmethod
     def can_open(comm: Any, host: Any) -> bool:
@@ -65,29 +65,29 @@ class HierarchicalTransport(MemoryTransport):
     # --- all-reduce ---
 
     def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
-        self._compare(source, out)()
+        self.meeting.barrier(kind_of(source))
         sources, targets = self.memory.meet(source, out)
         _Reduction(self, sources, targets, op).run()
 
     def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
-        self._compare(source, out)()
-        self._prepared = tag = self._prepared + 1
+        kind = kind_of(source)
+        self.meeting.barrier(kind)
         sources, targets = self.memory.meet(source, out)
-        compare, reduce = self._compare(tag=tag), _Reduction(self, sources, targets, op).run
+        reduce = _Reduction(self, sources, targets, op).run
 
         def run() -> None:
-            compare()
+            self.meeting.barrier(kind)
             reduce()
 
         return run
 
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
-        own = np.array(self.memory.places(source, out), np.int64)
+        own = np.array([self.meeting.tag, *self.memory.places(source, out)], np.int64)
         everyone = np.empty((self.world_size, own.size), np.int64)
 
         def fold() -> None:
-            self._require_alike(everyone.reshape(self.world_size, -1, 4)[:, :, 2:])
-            sources, targets = self.memory.counterparts((source, out), everyone[self._neighbours])
+            require_alike(everyone, arrays=2)
+            sources, targets = self.memory.counterparts((source, out), everyone[self._neighbours, 1:])
             reductions.append(_Reduction(self, sources, targets, op))
             reductions[0].fold()
 
@@ -118,59 +118,29 @@ class HierarchicalTransport(MemoryTransport):
     # --- the others: few, or rarely called; MPI knows hosts too ---
 
     def barrier(self) -> None:
-        self.memory.fence()
-        self.base.barrier()
-        self.memory.fence()
+        self.meeting.barrier()
 
     def broadcast(self, array: np.ndarray, root: int) -> None:
-        self._compare(array)()
+        self.meeting.barrier(kind_of(array))
         self.base.broadcast(array, root)
         self.barrier()  # a neighbour's copy may be the same memory
 
     def all_gather(self, source: np.ndarray, out: np.ndarray) -> None:
-        self._compare(source)()
+        self.meeting.barrier(kind_of(source))
         self.base.all_gather(source.copy() if np.may_share_memory(source, out) else source, out)
         self.barrier()
 
     def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
-        self._compare(source)()
+        self.meeting.barrier(kind_of(source))
         self.base.reduce_scatter(source, out, op)
 
     def gather(self, source: np.ndarray, out: np.ndarray | None, root: int) -> None:
-        self._compare(source)()
+        self.meeting.barrier(kind_of(source))
         self.base.gather(source, out, root)
 
     def scatter(self, source: np.ndarray | None, out: np.ndarray, root: int) -> None:
-        self._compare(out)()
+        self.meeting.barrier(kind_of(out))
         self.base.scatter(source, out, root)
-
-    # --- what ranks compare ---
-
-    def _compare(self, *arrays: np.ndarray, tag: int = 0) -> Callable[[], None]:
-        """Return what compares the arrays' lengths and dtypes, or a prepared operation's number, over all ranks.
-
-        By the time it returns, all ranks have come, and what they wrote before is seen.
-        """
-        words = [tag, *(word for array in arrays for word in (array.nbytes, array.dtype.num))]
-        words += [0] * (5 - len(words))  # two arrays at most
-        alike, fence = prepared_comparison(self.base.comm, words), self.memory.fence
-
-        def compare() -> None:
-            fence()
-            same = alike()
-            fence()
-            if not same:
-                everyone = np.array(self.base.comm.allgather(words))
-                self._require_alike(everyone[:, 1:].reshape(self.world_size, 2, 2), everyone[:, 0])
-
-        return compare
-
-    def _require_alike(self, kinds: np.ndarray, tags: np.ndarray | None = None) -> None:
-        """Raise what all ranks raise where they differ; kinds: (world_size, arrays, [nbytes, dtype])."""
-        if tags is not None and (tags != tags[0]).any():
-            raise in_different_operations(tags.tolist())
-        if (kinds != kinds[0]).any():
-            raise mismatch(kinds[:, 0, 0].tolist())
 
     def close(self) -> None:
         self.memory.close()

@@ -1,24 +1,64 @@
-"""Where the ranks of a host meet: counters in shared memory, several times faster there than MPI's barrier.
+"""Where ranks meet before data moves: they wait for each other, and learn whether all have come for the same thing.
 
-Each rank has a cell: a counter that it alone advances, and two sets of a tag and a few words that it alone writes. A
-rank that has advanced its counter waits until all counters have come as far; whatever was written before is then seen
-by all. The tag tells what a rank has come for: ranks that meet for different things learn of it together.
+On one host that is memory, several times faster than MPI's barrier. Each rank has a cell: a counter that it alone
+advances, and two boards, used in turn, that it alone writes: a tag, the time of its arrival and a few words. A rank
+that has advanced its counter waits until all counters have come as far; whatever was written before is then seen by
+all. Over several hosts it is a small all-reduce of the tag.
+
+The tag tells what a rank has come for. All ranks compare all of them, so those that differ learn of it together.
 """
 
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+from typing import Any, Protocol
 
 import numpy as np
 
 from clcomm.errors import MismatchError
 
-#: Words (int64) of a cell: the counter on a cache line of its own, then two sets of a tag and up to 15 words.
-_COUNTER_WORDS, _SET_WORDS = 8, 16
-_CELL_WORDS = _COUNTER_WORDS + 2 * _SET_WORDS
+#: Words (int64) of a cell: the counter on a cache line of its own, then two boards of tag, arrival and 14 words.
+_COUNTER_WORDS, _BOARD_WORDS, _FIRST_WORD = 8, 16, 2
+_CELL_WORDS = _COUNTER_WORDS + 2 * _BOARD_WORDS
 #: Polls between two looks at MPI, which may need us to move on what we started earlier.
 _POLLS_BETWEEN_PROGRESS = 256
+
+
+class DifferentOperations(MismatchError):
+    """Ranks met and had come for different operations; every rank raises it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "collective: expected all ranks in the same one, with arrays of equal length and dtype, but they differ; "
+            "call the same collectives in the same order"
+        )
+
+
+class Meeting(Protocol):
+    """What both kinds of meeting offer; the first meeting of an operation follows its announcement."""
+
+    tag: int
+    #: Nanoseconds this rank has waited in meetings since the announcement.
+    waited_ns: int
+    #: When each rank came to the first meeting since the announcement (perf_counter_ns), where one clock tells.
+    arrivals: list[int] | None
+
+    def announce(self, tag: int) -> None:
+        """Say what this rank comes for from now on; all meetings compare it."""
+
+    def barrier(self, kind: int = 0) -> None:
+        """Return when every rank has come; what each wrote before is then seen by all.
+
+        Raises DifferentOperations on every rank where the sums of tag and `kind` differ; see `kind_of`.
+        """
+
+
+def kind_of(array: np.ndarray) -> int:
+    """Return an array's length and dtype as a number."""
+    return array.nbytes << 6 | array.dtype.num & 63
 
 
 class MeetingPoint:
@@ -37,13 +77,16 @@ class MeetingPoint:
         progress: Callable[[], object],
     ):
         cells = memory.view(np.int64).reshape(world_size, _CELL_WORDS)
-        self._counters = cells[:, 0].data  # a memoryview: reading one word takes 40 ns
-        self._sets = [cells[:, start : start + _SET_WORDS] for start in (_COUNTER_WORDS, _COUNTER_WORDS + _SET_WORDS)]
-        self._tags = [words[:, 0].data for words in self._sets]
-        self._rank = rank
+        self.counters = cells[:, 0].data  # a memoryview: reading one word takes 20 ns
+        self._boards = [cells[:, start : start + _BOARD_WORDS] for start in (8, 8 + _BOARD_WORDS)]
+        self._columns = [(board[:, 0].data, board[:, 1].data) for board in self._boards]
+        self._own_words = [board[rank, _FIRST_WORD:].data for board in self._boards]
+        self._rank, self._ranks = rank, world_size
         self._others = [other for other in range(world_size) if other != rank]
         self._fence, self._progress = fence, progress
         self._count = 0
+        self.tag = self.waited_ns = 0
+        self.arrivals: list[int] | None = None
 
     @staticmethod
     def nbytes(world_size: int) -> int:
@@ -58,17 +101,22 @@ class MeetingPoint:
         """
         return (self._count + 1) & 1
 
-    def barrier(self, tag: int = 0) -> None:
-        """Return when every rank has come; what each wrote before is then seen by all.
+    def absent(self) -> list[int]:
+        """Return the ranks that have not come as far as this one."""
+        return [rank for rank, count in enumerate(self.counters.tolist()) if count < self._count]
 
-        Raises MismatchError on every rank when some rank came with another tag.
-        """
-        tags = self._tags[self.parity]
+    def announce(self, tag: int) -> None:
+        self.tag, self.waited_ns, self.arrivals = tag, 0, None
+
+    def barrier(self, kind: int = 0) -> None:
         self._count = count = self._count + 1
-        tags[self._rank] = tag
+        tags, arrivals = self._columns[count & 1]
+        rank = self._rank
+        tags[rank] = tag = self.tag + kind
+        arrivals[rank] = came_ns = perf_counter_ns()
         self._fence()
-        counters = self._counters
-        counters[self._rank] = count
+        counters = self.counters
+        counters[rank] = count
         polls = 0
         for other in self._others:
             while counters[other] < count:
@@ -77,21 +125,51 @@ class MeetingPoint:
                 if polls % _POLLS_BETWEEN_PROGRESS == 0:
                     self._progress()
         self._fence()
-        for other in self._others:
-            if tags[other] != tag:
-                raise in_different_operations(tags.tolist())
+        if polls:
+            self.waited_ns += perf_counter_ns() - came_ns
+        if self.arrivals is None:
+            self.arrivals = arrivals.tolist()
+        if tags.tolist().count(tag) != self._ranks:
+            raise DifferentOperations
 
-    def exchange(self, words: Sequence[int]) -> np.ndarray:
-        """Return every rank's words, int64, (world_size, len(words)); up to 15 of them."""
-        everyone = self._sets[self.parity][:, 1 : len(words) + 1]
-        everyone[self._rank] = words
-        self.barrier()
-        return everyone.copy()
+    def exchange(self, words: Sequence[int], kind: int = 0) -> np.ndarray:
+        """Return every rank's words, int64, (world_size, len(words)); up to 14 of them."""
+        parity, count = self.parity, len(words)
+        self._own_words[parity][:count] = array("l", words)
+        self.barrier(kind)
+        return self._boards[parity][:, _FIRST_WORD : _FIRST_WORD + count].copy()
 
 
-def in_different_operations(tags: list[int]) -> MismatchError:
-    """Return the error for ranks that came for different prepared operations, from all ranks' tags."""
-    return MismatchError(
-        f"collective: expected all ranks in the same prepared operation (0: none), got numbers "
-        f"{', '.join(map(str, tags))} on ranks 0 to {len(tags) - 1}; call them in one order"
-    )
+class WorldMeeting:
+    """A meeting of the ranks of several hosts through MPI. alike: see `mpi.comparison`. fence: a memory barrier."""
+
+    arrivals: list[int] | None = None  # hosts have clocks of their own
+
+    def __init__(self, alike: Callable[[int], bool], fence: Callable[[], Any]):
+        self._alike, self._fence = alike, fence
+        self.tag = self.waited_ns = 0
+
+    def announce(self, tag: int) -> None:
+        self.tag, self.waited_ns = tag, 0
+
+    def barrier(self, kind: int = 0) -> None:
+        came_ns = perf_counter_ns()
+        self._fence()
+        same = self._alike(self.tag + kind)
+        self._fence()
+        self.waited_ns += perf_counter_ns() - came_ns
+        if not same:
+            raise DifferentOperations
+
+
+class NoMeeting:
+    """Ranks that do not compare what they call: a rank that is alone, or one without shared memory."""
+
+    tag = waited_ns = 0
+    arrivals: list[int] | None = None
+
+    def announce(self, tag: int) -> None:
+        pass
+
+    def barrier(self, kind: int = 0) -> None:
+        pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +12,14 @@ import numpy as np
 
 from clcomm.errors import MismatchError
 from clcomm.transport.base import Transport
-from clcomm.transport.meeting import MeetingPoint
+from clcomm.transport.meeting import DifferentOperations, Meeting, MeetingPoint, kind_of
 from clcomm.transport.mpi import address_function, shared_window
 
 _PAGE = 4096
 #: Part of /dev/shm that is left to others.
 _SPARE_BYTES = 1 << 20
 #: More different places than any model has buckets.
-KEPT_VIEWS = 4096
+KEPT = 4096
 
 
 @dataclass
@@ -49,8 +49,7 @@ class HostMemory:
         self.rank, self.ranks = comm.Get_rank(), comm.Get_size()
         self._address = address_function()
         self._regions: list[_Region] = []
-        # The ranks' arrays of earlier calls, by their places: buckets come back every step, and views cost 2 us each.
-        self._views: dict[tuple, list[list[np.ndarray]]] = {}
+        self._kept: dict[tuple, Any] = {}
         nbytes = desk_bytes + MeetingPoint.nbytes(self.ranks)
         self._window = self._make_window(nbytes if self.rank == 0 else 0)
         memory = _memory(self._window, 0, nbytes)
@@ -93,7 +92,7 @@ class HostMemory:
         """Free the windows in which no rank has an array any more; collective."""
         used = np.any(self.comm.allgather([region.handed_out() is not None for region in self._regions]), axis=0)
         regions, self._regions = self._regions, []
-        self._views.clear()
+        self._kept.clear()
         for region, is_used in zip(regions, used, strict=True):
             if is_used:
                 self._regions.append(region)
@@ -104,7 +103,7 @@ class HostMemory:
         """Free communicator and windows; a window whose memory some rank still uses stays until the process ends."""
         self.free_unused()
         self._regions.clear()
-        self._views.clear()
+        self._kept.clear()
         self._window.Unlock_all()
         self._window.Free()
         self.comm.Free()
@@ -137,9 +136,9 @@ class HostMemory:
     def meet(self, *arrays: np.ndarray) -> list[list[np.ndarray]]:
         """Return, for each array, the ranks' arrays; by then every rank has written what it had to write.
 
-        Raises MismatchError on every rank of the host where lengths or dtypes differ.
+        Raises DifferentOperations on every rank of the host where lengths or dtypes differ.
         """
-        return self.counterparts(arrays, self.point.exchange(self.places(*arrays)))
+        return self.counterparts(arrays, self.point.exchange(self.places(*arrays), kind_of(arrays[0])))
 
     def places(self, *arrays: np.ndarray) -> list[int]:
         """Return (region, offset, nbytes, dtype) of each array, one after the other."""
@@ -152,14 +151,22 @@ class HostMemory:
 
     def counterparts(self, arrays: Sequence[np.ndarray], everyone: np.ndarray) -> list[list[np.ndarray]]:
         """Return, for each array, the ranks' arrays, from all ranks' `places`."""
+        places = everyone.reshape(self.ranks, -1, 4).tolist()
+        if not all(array.nbytes for array in arrays):  # empty ones are the caller's own, not to be kept
+            return self._make_views(arrays, places)
         key = (everyone.tobytes(), *(array.dtype for array in arrays))
-        found = self._views.get(key)
+        return self.kept(key, lambda: self._make_views(arrays, places))
+
+    def kept(self, key: tuple, make: Callable[[], Any]) -> Any:
+        """Return what `make` makes, or made under this key before, until memory is allocated or freed.
+
+        For views, and what is built on them: buckets come back every step, and views cost 2 us each.
+        """
+        found = self._kept.get(key)
         if found is None:
-            found = self._make_views(arrays, everyone.reshape(self.ranks, -1, 4).tolist())
-            if len(self._views) >= KEPT_VIEWS:
-                self._views.clear()
-            if all(array.nbytes for array in arrays):  # else they are the caller's own, not to be kept
-                self._views[key] = found
+            if len(self._kept) >= KEPT:
+                self._kept.clear()
+            found = self._kept[key] = make()
         return found
 
     def _make_views(self, arrays: Sequence[np.ndarray], places: list) -> list[list[np.ndarray]]:
@@ -175,9 +182,13 @@ class HostMemory:
 
 
 class MemoryTransport(Transport):
-    """A transport that reduces arrays in memory which it allocated itself."""
+    """A transport that reduces arrays in memory which it allocated itself.
+
+    Every operation begins with a meeting at `meeting`, before data moves.
+    """
 
     memory: HostMemory
+    meeting: Meeting
 
     def fits(self, nbytes: int, common: bool) -> bool:
         """Say, alike on every rank, whether /dev/shm has room for `nbytes` a rank, or in common; collective."""
@@ -202,6 +213,18 @@ class MemoryTransport(Transport):
     def is_common(self, array: np.ndarray) -> bool:
         """Say whether the array lies in memory that all ranks of the host share as one."""
         return self.memory.is_common(array)
+
+
+def require_alike(everyone: np.ndarray, arrays: int) -> None:
+    """Raise what all ranks raise where their tags, or the `places` behind them, tell of different operations.
+
+    everyone: (ranks, 1 + 4 * arrays), one row from each rank.
+    """
+    kinds = everyone[:, 1:].reshape(len(everyone), arrays, 4)[:, :, 2:]
+    if (kinds != kinds[0]).any():
+        raise mismatch(kinds[:, 0, 0].tolist())
+    if (everyone[:, 0] != everyone[0, 0]).any():
+        raise DifferentOperations
 
 
 def mismatch(sizes: list[int]) -> MismatchError:

@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -258,18 +258,19 @@ def address_function() -> Callable[[np.ndarray], int]:
     return MPI.Get_address
 
 
-def prepared_comparison(comm: Any, words: Sequence[int]) -> Callable[[], bool]:
-    """Return what says, alike on every rank, whether all compare the same int64 words; each call is collective."""
+def comparison(comm: Any) -> Callable[[int], bool]:
+    """Return what says, alike on every rank, whether all ranks gave it the same number; each call is collective."""
     from mpi4py import MPI
 
-    both = np.array([*words, *(-word for word in words)], np.int64)
-    least = np.empty_like(both)
+    both, least = np.zeros(2, np.int64), np.zeros(2, np.int64)
+    sent, received = [both, MPI.INT64_T], [least, MPI.INT64_T]
 
-    def compare() -> bool:
-        comm.Allreduce([both, MPI.INT64_T], [least, MPI.INT64_T], MPI.MIN)
-        return bool((least == both).all())
+    def alike(number: int) -> bool:
+        both[0], both[1] = number, -number
+        comm.Allreduce(sent, received, MPI.MIN)
+        return bool(least[0] == -least[1])
 
-    return compare
+    return alike
 
 
 def reduction_name(op: Any) -> str:

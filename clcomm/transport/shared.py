@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from clcomm.layout import shard_bounds
 from clcomm.transport.base import Pending
-from clcomm.transport.meeting import MeetingPoint
-from clcomm.transport.memory import KEPT_VIEWS, HostMemory, MemoryTransport, mismatch
+from clcomm.transport.meeting import MeetingPoint, kind_of
+from clcomm.transport.memory import KEPT, HostMemory, MemoryTransport, require_alike
 from clcomm.transport.mpi import SHARD_MULTIPLE
 from clcomm.transport.reduction import prepared_reduction, reduce_in_rank_order
 
@@ -38,13 +39,13 @@ class SharedTransport(MemoryTransport):
     def __init__(self, comm: Any, pending: deque[Pending] | None = None):
         self.rank, self.world_size = comm.Get_rank(), comm.Get_size()
         self.memory = HostMemory(comm, _desk_bytes(self.world_size))
-        self._point, self._meet = self.memory.point, self.memory.meet
+        self.meeting = self._point = self.memory.point
+        self._meet = self.memory.meet
         self._second_comm = comm.Dup()
         self._pending: deque[Pending] = deque() if pending is None else pending
-        self._prepared = 0  # all-reduces prepared so far: their numbers tag the meetings
         # Two slots for each rank, in turn.
         self._slots = self.memory.desk.reshape(2, self.world_size, SLOT_BYTES)
-        self._slot_views: dict[tuple, list[np.ndarray]] = {}
+        self._slot_reductions: dict[tuple, Callable[[np.ndarray, np.ndarray], None]] = {}
 
     @staticmethod
     def can_open(comm: Any) -> bool:
@@ -59,84 +60,70 @@ class SharedTransport(MemoryTransport):
 
     def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
         if 0 < source.nbytes <= SLOT_BYTES:
-            self._reduce_slots(source, out, op)
+            self._slot_reduction(source, op)(source, out)
             return
-        sources, targets = self._meet(source, out)
-        self._own_shard_reduction(sources, targets, op)()
+        everyone = self._point.exchange(self.memory.places(source, out), kind_of(source))
+        self.memory.kept((op, everyone.tobytes()), lambda: self._shard_reduction(source, out, op, everyone))()
         self._point.barrier()
 
     def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
-        self._prepared = tag = self._prepared + 1
-        sources, targets = self._meet(source, out)
+        everyone = self._point.exchange(self.memory.places(source, out), kind_of(source))
         if 0 < source.nbytes <= SLOT_BYTES:
-            reduction = self._slot_reduction(source, out, op, tag)
-        else:
-            reduction = self._shard_reduction(sources, targets, op, tag)
-        self._point.barrier()
-        return reduction
-
-    def _shard_reduction(
-        self, sources: list[np.ndarray], targets: list[np.ndarray], op: str, tag: int
-    ) -> Callable[[], None]:
-        meet, reduce = self._point.barrier, self._own_shard_reduction(sources, targets, op)
+            return partial(self._slot_reduction(source, op), source, out)
+        meet, reduce = self._point.barrier, self._shard_reduction(source, out, op, everyone)
 
         def run() -> None:
-            meet(tag)
+            meet()
             reduce()
-            meet(tag)
+            meet()
 
         return run
 
-    def _slot_reduction(self, source: np.ndarray, out: np.ndarray, op: str, tag: int) -> Callable[[], None]:
-        point, result = self._point, np.empty_like(source)
-        slots = [self._slot_rows(parity, source) for parity in (0, 1)]
-        reductions = [prepared_reduction(rows, result, op) for rows in slots]
-
-        def run() -> None:
-            parity = point.parity
-            np.copyto(slots[parity][self.rank], source)
-            point.barrier(tag)
-            reductions[parity]()
-            np.copyto(out, result)  # only finished values: a neighbour may be reading the same memory
-
-        return run
-
-    def _reduce_slots(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
-        """Reduce a small array with one meeting; each rank folds all of it.
+    def _slot_reduction(self, like: np.ndarray, op: str) -> Callable[[np.ndarray, np.ndarray], None]:
+        """Return what reduces small arrays like this one with a single meeting; each rank folds all of it.
 
         The slots of the next call are others, so a rank that is late may still read these. Only finished values go to
         `out`, where a neighbour may already be reading the same ones.
         """
-        rows = self._slot_rows(self._point.parity, source)
-        np.copyto(rows[self.rank], source)
-        kinds = self._point.exchange((source.nbytes, source.dtype.num))
-        if (kinds != kinds[0]).any():
-            raise mismatch(kinds[:, 0].tolist())
-        result = np.empty_like(source)
-        reduce_in_rank_order(rows, result, op)
-        np.copyto(out, result)
+        key = (like.nbytes, like.dtype, op)
+        found = self._slot_reductions.get(key)
+        if found is None:
+            if len(self._slot_reductions) >= KEPT:
+                self._slot_reductions.clear()
+            found = self._slot_reductions[key] = self._make_slot_reduction(like, op)
+        return found
 
-    def _slot_rows(self, parity: int, like: np.ndarray) -> list[np.ndarray]:
-        key = (parity, like.nbytes, like.dtype)
-        rows = self._slot_views.get(key)
-        if rows is None:
-            if len(self._slot_views) >= KEPT_VIEWS:
-                self._slot_views.clear()
-            rows = self._slot_views[key] = [slot[: like.nbytes].view(like.dtype) for slot in self._slots[parity]]
-        return rows
+    def _make_slot_reduction(self, like: np.ndarray, op: str) -> Callable[[np.ndarray, np.ndarray], None]:
+        point, result, kind = self._point, np.empty_like(like), kind_of(like)
+        sides = [[slot[: like.nbytes].view(like.dtype) for slot in side] for side in self._slots]
+        own = [rows[self.rank] for rows in sides]
+        folds = [prepared_reduction(rows, result, op) for rows in sides]
+
+        def reduce(source: np.ndarray, out: np.ndarray) -> None:
+            parity = point.parity
+            own[parity][...] = source
+            point.barrier(kind)
+            folds[parity]()
+            out[...] = result
+
+        return reduce
 
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
-        own = np.array(self.memory.places(source, out), np.int64)
+        own = np.array([self.meeting.tag, *self.memory.places(source, out)], np.int64)
         everyone = np.empty((self.world_size, own.size), np.int64)
 
         def fold() -> Any:
-            sources, targets = self.memory.counterparts((source, out), everyone)
-            self._own_shard_reduction(sources, targets, op)()
+            require_alike(everyone, arrays=2)
+            self._shard_reduction(source, out, op, everyone[:, 1:])()
             return self._second_comm.Ibarrier()
 
         return Pending(self._pending, self.memory.comm.Iallgather(own, everyone), fold)
 
-    def _own_shard_reduction(self, sources: list[np.ndarray], targets: list[np.ndarray], op: str) -> Callable[[], None]:
+    def _shard_reduction(
+        self, source: np.ndarray, out: np.ndarray, op: str, everyone: np.ndarray
+    ) -> Callable[[], None]:
+        """Return what folds this rank's shard of a range; everyone: all ranks' `places`."""
+        sources, targets = self.memory.counterparts((source, out), everyone)
         bounds = shard_bounds(sources[0].size, self.world_size, SHARD_MULTIPLE)
         shard = slice(bounds[self.rank], bounds[self.rank + 1])
         first, *others = [target[shard] for target in self.memory.distinct(targets)]

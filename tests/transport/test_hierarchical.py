@@ -130,14 +130,16 @@ def test_arrays_that_differ_are_refused_on_every_rank_before_any_moves(comm, dty
     array[:] = 1
     texts = []
     for call in (comm.all_reduce, comm.all_reduce_init, lambda *a, **k: comm.all_reduce_async(*a, **k).wait()):
-        with pytest.raises(MismatchError, match="expected the same length and dtype on every rank") as caught:
+        with pytest.raises(
+            MismatchError, match=r"expected the same (one with equal arrays|length and dtype) on every rank"
+        ) as caught:
             call(array, "sum", out=target)
         texts.append(str(caught.value))
     with pytest.raises(MismatchError):
         comm.broadcast(array)
     assert not out.any()
     assert (array == 1).all()
-    assert len({text for theirs in comm.all_gather_object(texts) for text in theirs}) == 1
+    assert len({tuple(theirs) for theirs in comm.all_gather_object(texts)}) == 1
     good = memory[:400].view(np.float32)
     good[:] = 1
     assert (comm.all_reduce(good) == comm.size).all(), "and it works on"
@@ -148,7 +150,7 @@ def test_prepared_operations_in_different_orders_are_refused_everywhere(comm, si
     arrays = [comm.allocate(4 * size).view(np.float32) for _ in range(2)]
     reductions = [comm.all_reduce_init(array, "sum") for array in arrays]
     for odd_one in (comm.rank == 1, comm.host == 1):
-        with pytest.raises(MismatchError, match="all ranks in the same prepared operation"):
+        with pytest.raises(MismatchError, match=r"prepared as number [12]\); .* prepared as number [12]\);"):
             reductions[1 if odd_one else 0]()
         reductions[0]()  # in step again
     with pytest.raises(MismatchError):

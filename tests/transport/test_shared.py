@@ -83,7 +83,7 @@ def test_lengths_and_dtypes_that_differ_are_refused_on_every_rank(shared: Bench,
     array = memory[:40].view(np.float32)
     if shared.rank == 1:
         array = memory[: other.nbytes].view(other.dtype)
-    with pytest.raises(MismatchError, match=r"^array: expected the same length and dtype on every rank, got 40, 4[04]"):
+    with pytest.raises(MismatchError, match=r"^collective: .* equal length and dtype"):
         shared.transport.all_reduce(array, array, "sum")
     pending = shared.transport.start_all_reduce(array, array, "sum")
     with pytest.raises(MismatchError):
