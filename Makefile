@@ -40,7 +40,7 @@ FOR_LINT := $(VENV)/.has-$(SETUP),dev
 FOR_BENCH := $(VENV)/.has-$(SETUP),bench
 
 .DELETE_ON_ERROR:
-.PHONY: help mnist test test-plain test-mpi fuzz lint format bench clean
+.PHONY: help mnist test test-plain test-mpi fuzz soak lint format bench clean
 
 help: ## list the targets and their variables
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -68,6 +68,9 @@ test-mpi: export OPENBLAS_NUM_THREADS ?= 1
 
 fuzz: $(FOR_TEST) ## 100,000 hostile files for all parsers: some minutes
 	CLCOMM_FUZZ_INPUTS=100000 $(BIN)/python -m pytest tests/fuzz
+
+soak: $(FOR_TEST) ## half an hour of training with random stalls on 8 ranks: nothing may gather
+	CLCOMM_SOAK_S=1800 CLCOMM_SOAK_RANKS=8 $(BIN)/python -m pytest tests/soak -s
 
 lint: $(FOR_LINT) ## style and types
 	$(BIN)/ruff check .
