@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 
@@ -44,6 +46,22 @@ class Phase(NamedTuple):
     seconds: float
     label: str = ""
     bucket: int = -1
+
+
+class TimedPhase:
+    """A `with` block that is a phase: `tell` is told about it at its end, also when it ends with an exception."""
+
+    __slots__ = ("_began_s", "_bucket", "_label", "_name", "_tell")
+
+    def __init__(self, tell: Callable[[Phase], None], name: str, label: str = "", bucket: int = -1):
+        self._tell, self._name, self._label, self._bucket = tell, name, label, bucket
+
+    def __enter__(self) -> None:
+        self._began_s = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        began_s = self._began_s
+        self._tell(Phase(self._name, began_s, time.perf_counter() - began_s, self._label, self._bucket))
 
 
 class Observer(Protocol):

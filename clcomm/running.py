@@ -11,7 +11,8 @@ import numpy as np
 from clcomm.arguments import address_of
 from clcomm.call import Call, disagreement
 from clcomm.errors import ArgumentError
-from clcomm.stats import Collective, CommStats, Observer, Phase
+from clcomm.events import Collective, Observer, Phase, TimedPhase
+from clcomm.stats import CommStats
 from clcomm.transport import Transport
 from clcomm.transport.meeting import DifferentOperations, Meeting, NoMeeting
 from clcomm.transport.mpi import address_function
@@ -62,6 +63,10 @@ class CollectiveRunner:
         """Hand a finished part of the program to the observers that have a method `phase_finished`."""
         for finished in self._phase_finished:
             finished(phase)
+
+    def phase(self, name: str, label: str = "", bucket: int = -1) -> TimedPhase:
+        """Return a `with` block that is told as a phase when it ends: "step", "forward_backward" or any name."""
+        return TimedPhase(self.tell_phase, name, label, bucket)
 
     # --- a collective ---
 

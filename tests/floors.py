@@ -27,7 +27,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
             "clcomm/world.py", "clcomm/call.py", "clcomm/running.py", "clcomm/collectives.py", "clcomm/all_reduce.py",
             "clcomm/lizardist.py", "clcomm/objects.py", "clcomm/engine/", "clcomm/costmodel.py", "clcomm/forecast.py",
             "clcomm/costfile.py", "clcomm/collective_cases.py", "clcomm/measure.py", "clcomm/decision.py",
-            "clcomm/bucket_tuning.py",
+            "clcomm/bucket_tuning.py", "clcomm/trace/",
         ),
     ),
     (

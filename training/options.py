@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from clcomm.compression import parse_compression
 from clcomm.divergence import ON_DIVERGENCE
 from clcomm.errors import ArgumentError
+from clcomm.trace.recorder import DEFAULT_LIMIT
 from clcomm.transport.mpi import place_in_world
 from training.data_source import CHOICES as DATA_CHOICES
 
@@ -144,6 +145,19 @@ def add_checkpoint_options(parser: Parser) -> None:
     group.add_argument(
         "--resume", nargs="?", const="", metavar="FILE", help="go on from this checkpoint; default: --checkpoint's file"
     )
+
+
+def add_trace_options(parser: Parser) -> None:
+    """Add the options of jobs that can record a timeline."""
+    group = parser.add_argument_group("trace")
+    group.add_argument("--trace", metavar="FILE", help="write a timeline of all ranks, for ui.perfetto.dev")
+    group.add_argument(
+        "--trace-every", type=_positive, default=1, metavar="N", help="one step of N; default: %(default)s"
+    )
+    group.add_argument(
+        "--trace-limit", default=DEFAULT_LIMIT, metavar="SIZE",
+        help="of that file before compression; recording ends there; default: %(default)s",
+    )  # fmt: skip
 
 
 def check(options: argparse.Namespace) -> None:

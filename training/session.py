@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from clcomm.report.record import gather_records, layout_of, run_document
 from clcomm.sampler import ContiguousSampler, DistributedSampler, EvaluationSampler
 from clcomm.stats import CommStats
 from clcomm.synchronizer import Synchronizer
+from clcomm.trace import Trace
 from clcomm.units import format_size
 from training import engines
 from training.build_together import build_together
@@ -163,8 +165,17 @@ class Session:
     def run(self) -> Result:
         """Train, save and evaluate as asked; collective."""
         self._resume()
-        self._train()
-        return self.finish()
+        with self._trace():
+            self._train()
+            return self.finish()
+
+    def _trace(self) -> AbstractContextManager[Any]:
+        options = self.options
+        if not getattr(options, "trace", None):
+            return nullcontext()
+        return Trace(
+            self.comm, options.trace, device=self.parts.opencl, every=options.trace_every, limit=options.trace_limit
+        )
 
     @property
     def total_steps(self) -> int:
@@ -235,7 +246,8 @@ class Session:
     def _save(self, saved_at: int) -> int:
         step = self.trainer.progress.step
         if self._series is not None and step != saved_at:
-            save_snapshot(self._series, self.trainer, self._course())
+            with self.comm.phase("checkpoint"):
+                save_snapshot(self._series, self.trainer, self._course())
         return step
 
     def _resume(self) -> None:
@@ -253,7 +265,8 @@ class Session:
         assert test is not None  # left out without --eval only
         sampler = EvaluationSampler(len(test), self.comm.rank, self.comm.size)
         loader = Loader(test, sampler, EVALUATION_BATCH, prefetch=0)
-        return evaluate(self.comm, self.parts.predict, loader)
+        with self.comm.phase("evaluate"):
+            return evaluate(self.comm, self.parts.predict, loader)
 
 
 def _count(number: int, noun: str) -> str:

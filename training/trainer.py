@@ -14,6 +14,7 @@ import numpy as np
 from clcomm.clipping import clip_grad_norm
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, CheckpointError
+from clcomm.events import Phase
 from clcomm.job import note_step
 from clcomm.synchronizer import Synchronizer
 from training.engines import Parts
@@ -89,13 +90,14 @@ class Trainer:
         while self.progress.epoch < epochs:
             self.metrics.start_epoch()
             batches = self.loader.epoch(self.progress.epoch, self.progress.batch)
-            for group in self._timed_groups(batches):
-                if max_steps is not None and self.progress.step >= max_steps:
-                    self._reduce_train_loss()
-                    return
-                self._step(*group)
-                yield self.progress
-            self._finish_epoch()
+            with self.comm.phase("epoch"):
+                for group in self._timed_groups(batches):
+                    if max_steps is not None and self.progress.step >= max_steps:
+                        self._reduce_train_loss()
+                        return
+                    self._step(*group)
+                    yield self.progress
+                self._finish_epoch()
 
     def _step(self, group: list[Batch], begin: float, data_wait_s: float) -> None:
         note_step(self.progress.step + 1)
@@ -106,17 +108,22 @@ class Trainer:
             for number, (images, labels) in enumerate(group, 1):
                 with nullcontext() if number == len(group) else self.sync.no_sync():
                     loss += self._forward_backward(images, labels, len(labels) / samples)
-                    self.sync.sync_gradients(self.model)
-            if self.clip_norm is not None:
-                clip_grad_norm(self.sync, self.model, self.clip_norm)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        self._record(len(group), samples, loss, time.perf_counter() - begin, data_wait_s)
+                    with self.comm.phase("sync"):
+                        self.sync.sync_gradients(self.model)
+            with self.comm.phase("optimizer"):
+                if self.clip_norm is not None:
+                    clip_grad_norm(self.sync, self.model, self.clip_norm)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+        seconds = time.perf_counter() - begin
+        self.comm.tell_phase(Phase("step", begin, seconds))
+        self._record(len(group), samples, loss, seconds, data_wait_s)
 
     def _forward_backward(self, images: np.ndarray, labels: np.ndarray, weight: float) -> float:
         """Add `weight` times this micro-batch's gradients, and return its part of the step's loss."""
-        inputs, targets = self.parts.prepare(images, labels)
-        return weight * self.parts.forward_backward(inputs, targets, weight).item()
+        with self.comm.phase("forward_backward"):
+            inputs, targets = self.parts.prepare(images, labels)
+            return weight * self.parts.forward_backward(inputs, targets, weight).item()
 
     def _timed_groups(self, batches: Iterable[Batch]) -> Iterator[tuple[list[Batch], float, float]]:
         """Yield the micro-batches of each step, with the moment the step began and the wait for data in it."""
@@ -126,7 +133,9 @@ class Trainer:
             group = list(islice(batches, self.accumulation))
             if not group:
                 return
-            yield group, begin, time.perf_counter() - begin
+            wait_s = time.perf_counter() - begin
+            self.comm.tell_phase(Phase("data", begin, wait_s))
+            yield group, begin, wait_s
 
     def _record(self, batches: int, samples: int, loss: float, seconds: float, data_wait_s: float) -> None:
         self.progress.step += 1

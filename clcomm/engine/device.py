@@ -15,7 +15,7 @@ import numpy as np
 
 from clcomm.engine import program, selection
 from clcomm.engine.memory import Memory
-from clcomm.engine.timing import Profile
+from clcomm.engine.timing import KernelLog, Launch, Profile
 from clcomm.engine.tuning import Tuning
 from clcomm.engine.tuning import load as _load_tuning
 from clcomm.errors import ArgumentError, DeviceError
@@ -66,7 +66,7 @@ class Device:
         self._borrowed: list[Any] = []  # buffers on arrays of the caller's, kept while kernels may be queued on them
         self.recorder: Recorder | None = None  # notes what a run queues, see capture.py
         self.revision = 0  # grows when memory, hooks or requires_grad of tensors change: recordings are void then
-        self._profile: Profile | None = None
+        self._note: Callable[[Launch], None] | None = None  # told about each launch
         self._timed_queue: cl.CommandQueue | None = None
         self._enqueue = cl.enqueue_nd_range_kernel
         self._error = cl.Error
@@ -128,19 +128,19 @@ class Device:
             raise self._failed(kernel, error) from None
         if self.recorder is not None:
             self.recorder.launch(kernel, (global_size, local_size), values)
-        if self._profile is not None:
-            self._profile.note(kernel, global_size, event)
+        if self._note is not None:
+            self._note((kernel, global_size, event))
 
     def launch_all(self, launches: Iterable[tuple[Any, tuple[int, ...], tuple[int, ...] | None]]) -> None:
         """Queue kernels whose arguments are set: (kernel, global size, local size) of each."""
-        enqueue, queue, profile = self._enqueue, self.queue, self._profile
+        enqueue, queue, note = self._enqueue, self.queue, self._note
         try:
-            if profile is None:
+            if note is None:
                 for kernel, global_size, local_size in launches:
                     enqueue(queue, kernel, global_size, local_size)
             else:
                 for kernel, global_size, local_size in launches:
-                    profile.note(kernel, global_size, enqueue(queue, kernel, global_size, local_size))
+                    note((kernel, global_size, enqueue(queue, kernel, global_size, local_size)))
         except self._error as error:
             raise self._failed(kernel, error) from None
 
@@ -158,20 +158,45 @@ class Device:
     @contextmanager
     def profile(self) -> Iterator[Profile]:
         """Time the kernels queued within the block, on a queue of its own; waits at both ends."""
+        outer, profile = self._note, Profile()
+        with self._timing(profile.note):
+            begin = time.perf_counter()
+            try:
+                yield profile
+            finally:
+                self.queue.finish()
+                profile.seconds = time.perf_counter() - begin
+                if outer is not None:
+                    for launch in profile.events:
+                        outer(launch)
+                profile.close()
+
+    @contextmanager
+    def log_kernels(self) -> Iterator[KernelLog]:
+        """Note when kernels run, on a queue of its own, until the block ends; waits there only."""
+        with self._timing(None):
+            log = KernelLog(self.queue, self._tell)
+            self._tell(log.note)
+            yield log
+
+    @contextmanager
+    def _timing(self, note: Callable[[Launch], None] | None) -> Iterator[None]:
+        """Queue kernels where they are timed, and tell `note` about them; queues do not mix within a step."""
         import pyopencl as cl
 
         if self._timed_queue is None:
             self._timed_queue = cl.CommandQueue(self.context, properties=cl.command_queue_properties.PROFILING_ENABLE)
         self.finish()
-        plain, self.queue, self._profile = self.queue, self._timed_queue, Profile()
-        profile, begin = self._profile, time.perf_counter()
+        before = self.queue, self._note
+        self.queue, self._note = self._timed_queue, note
         try:
-            yield profile
+            yield
         finally:
             self.queue.finish()
-            profile.seconds = time.perf_counter() - begin
-            self.queue, self._profile = plain, None
-            profile.close()
+            self.queue, self._note = before
+
+    def _tell(self, note: Callable[[Launch], None] | None) -> None:
+        self._note = note
 
     def grid(self, count: int) -> tuple[tuple[int], tuple[int]]:
         """Return (global, local) size for a FOR_EACH kernel over `count` elements."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    import pyopencl as cl
+
     from clcomm.engine.device import Device
 
 
@@ -19,29 +22,107 @@ class KernelTime(NamedTuple):
     seconds: float
 
 
+#: What a device tells about a launch: the kernel, its global size and the event.
+Launch = tuple[Any, tuple[int, ...], Any]
+
+
 class Profile:
     """What Device.profile() saw: `launches` in order, once the block is over, and the `seconds` the block took."""
 
     def __init__(self) -> None:
         self.launches: list[KernelTime] = []
         self.seconds = 0.0
-        self._events: list[tuple[Any, tuple[int, ...], Any]] = []
+        self.events: list[Launch] = []
+        self.note = self.events.append
 
     @property
     def kernel_s(self) -> float:
         """Seconds during which kernels ran."""
         return sum(launch.seconds for launch in self.launches)
 
-    def note(self, kernel: Any, global_size: tuple[int, ...], event: Any) -> None:
-        """Remember a launch until it can be asked how long it took."""
-        self._events.append((kernel, global_size, event))
-
     def close(self) -> None:
         """Ask the launches, which must be complete."""
-        for kernel, global_size, event in self._events:
+        for kernel, global_size, event in self.events:
             seconds = (event.profile.end - event.profile.start) * 1e-9
             self.launches.append(KernelTime(kernel.function_name, global_size, seconds))
-        self._events.clear()
+        self.events.clear()
+
+
+class KernelLog:
+    """Launches of a device and when they ran, for someone who asks from time to time: nothing waits for a kernel.
+
+    Events tell the time by a clock of the device's driver. Markers, queued between two looks at the host's clock, tell
+    how far that is from `time.perf_counter_ns()`; of the latest ones the quickest counts.
+    """
+
+    _MARKERS = 8
+    _MOST_NAMES = 4096  # kernels of recordings come and go
+
+    def __init__(self, queue: cl.CommandQueue, tell: Callable[[Callable[[Launch], None] | None], None]):
+        import pyopencl as cl
+
+        self._queue, self._tell = queue, tell
+        self._marker, self._times = cl.enqueue_marker, cl.profiling_info
+        self._status, self._complete = cl.event_info.COMMAND_EXECUTION_STATUS, cl.command_execution_status.COMPLETE
+        self._launches: deque[Launch] = deque()
+        self._names: dict[Any, str] = {}
+        self._marks: deque[tuple[int, int, Any]] = deque(maxlen=self._MARKERS)
+        self._offsets: deque[tuple[int, int]] = deque(maxlen=self._MARKERS)  # (uncertainty, offset)
+        self.note = self._launches.append
+        for _ in range(self._MARKERS):
+            self._mark()
+        queue.finish()
+        self._read_marks()
+
+    def pause(self, paused: bool) -> None:
+        """Leave launches out from now on, or note them again."""
+        self._tell(None if paused else self.note)
+
+    def take(self) -> list[tuple[str, tuple[int, ...], int, int]]:
+        """Return what has run since the last time: kernel, global size, begin and end by perf_counter_ns()."""
+        self._read_marks()
+        self._mark()
+        launches, offset = self._launches, min(self._offsets)[1]
+        start, end = self._times.START, self._times.END
+        taken = []
+        for _ in range(self._completed()):
+            kernel, global_size, event = launches.popleft()
+            tell = event.get_profiling_info
+            taken.append((self._name(kernel), global_size, tell(start) + offset, tell(end) + offset))
+        return taken
+
+    @property
+    def uncertainty_ns(self) -> int:
+        """By how much the device's times may be off on the host's clock."""
+        return min(self._offsets)[0]
+
+    def _completed(self) -> int:
+        launches = self._launches
+        if launches and self._is_complete(launches[-1][2]):
+            return len(launches)  # the queue runs in order
+        return next((n for n, launch in enumerate(launches) if not self._is_complete(launch[2])), 0)
+
+    def _is_complete(self, event: Any) -> bool:
+        return event.get_info(self._status) == self._complete
+
+    def _name(self, kernel: Any) -> str:
+        name = self._names.get(kernel)
+        if name is None:
+            if len(self._names) >= self._MOST_NAMES:
+                self._names.clear()
+            name = self._names[kernel] = kernel.function_name
+        return name
+
+    def _mark(self) -> None:
+        begin = time.perf_counter_ns()
+        event = self._marker(self._queue)
+        self._marks.append((begin, time.perf_counter_ns(), event))
+
+    def _read_marks(self) -> None:
+        while self._marks and self._is_complete(self._marks[0][2]):
+            begin, end, event = self._marks.popleft()
+            queued = event.get_profiling_info(self._times.QUEUED)
+            self._offsets.append(((end - begin + 1) // 2, (begin + end) // 2 - queued))
 
 
 class Overhead(NamedTuple):

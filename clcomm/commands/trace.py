@@ -1,0 +1,32 @@
+"""`clcomm trace`: the timeline of a job that did not come to its end, made of what each rank recorded."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from clcomm.commands.command import Command
+from clcomm.trace.merge import write_from_parts
+from clcomm.trace.recorder import DEFAULT_LIMIT, checked_limit
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", type=Path, help="what the job was given as --trace")
+    parser.add_argument(
+        "--limit", default=DEFAULT_LIMIT, metavar="SIZE", help="of the file before compression; default: %(default)s"
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    """Write the trace from the parts beside it; raises ArgumentError where there are none."""
+    ranks = write_from_parts(options.file, checked_limit(options.limit, 1))
+    print(f"{options.file}: written from the parts of rank {', '.join(map(str, ranks))}")
+
+
+COMMAND = Command(
+    "trace",
+    "write the timeline of a job that was ended, from its parts",
+    "A job that ends before it can write its --trace FILE leaves FILE.rank0.part and so on; this makes FILE of them.",
+    add_arguments,
+    run,
+)

@@ -1,0 +1,7 @@
+"""A timeline of all ranks: collectives, phases of the program and kernels, in one file for Perfetto or Chrome."""
+
+from __future__ import annotations
+
+from clcomm.trace.recorder import Trace
+
+__all__ = ["Trace"]

@@ -1,0 +1,112 @@
+"""A part as JSON of the trace event format, in pieces of bounded size.
+
+The format is that of "Trace Event Format" (the Chromium project): complete events with flows bound by `bind_id`,
+instant events, and metadata that name processes and threads. A rank is a process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from clcomm.trace.clocks import aligned
+from clcomm.trace.part import Part
+from clcomm.trace.slices import THREADS, Slice, slices_of
+from clcomm.units import format_size
+
+#: Process ids are ranks and this, because 0 means the idle process to viewers.
+FIRST_PID = 1000
+#: Events go to rank 0 in pieces of about this size.
+PIECE_BYTES = 256 << 10
+#: What a rank's names and notes may take of its share.
+_RESERVED_BYTES = 4096
+_LANES = 10
+
+
+def thread_id(rank: int, thread: str, lane: int = 0) -> int:
+    """Return the number of a rank's thread, which no other rank's has."""
+    return (FIRST_PID + rank) * 100 + THREADS.index(thread) * _LANES + lane
+
+
+def microseconds(ns: int) -> float:
+    """Return ns in the format's unit, so that viewers that cut it to whole ns get the same ns."""
+    us = ns / 1000
+    return us if int(us * 1000.0) == ns else math.nextafter(us, math.inf)
+
+
+class RankEvents:
+    """The events of a part, `origin_ns` of rank 0's clock being 0; at most `limit_bytes` of them, earliest first."""
+
+    def __init__(self, part: Part, limit_bytes: int):
+        self.part, self.limit_bytes = part, limit_bytes
+        self._align = aligned(part.rows["clocks"])
+        self._slices = slices_of(part, self._align)
+        self.left_out = 0
+
+    @property
+    def begin_ns(self) -> int:
+        """When, by rank 0's clock, the first slice begins."""
+        return self._slices[0].begin_ns if self._slices else self._align(self.part.header["began_ns"])
+
+    def pieces(self, origin_ns: int) -> Iterator[str]:
+        """Yield lines of JSON with commas between them, some hundred KiB at a time."""
+        piece: list[str] = []
+        room, size = self.limit_bytes - _RESERVED_BYTES, 0
+        for number, each in enumerate(self._slices):
+            line = self._line(each, origin_ns)
+            room -= len(line) + 2
+            if room < 0:
+                self.left_out = len(self._slices) - number
+                break
+            piece.append(line)
+            size += len(line) + 2
+            if size >= PIECE_BYTES:
+                yield ",\n".join(piece)
+                piece, size = [], 0
+        yield ",\n".join([*piece, *map(json.dumps, [*self._notes(origin_ns), *self._names()])])
+
+    def _line(self, each: Slice, origin_ns: int) -> str:
+        pid, rank = FIRST_PID + self.part.rank, self.part.rank
+        event: dict[str, Any] = {
+            "ph": "X", "pid": pid, "tid": thread_id(rank, each.thread, min(each.lane, _LANES - 1)),
+            "ts": microseconds(each.begin_ns - origin_ns), "dur": microseconds(each.end_ns - each.begin_ns),
+            "name": each.name, "cat": each.category,
+        }  # fmt: skip
+        flow = each.flow_out or each.flow_in
+        if flow:
+            event["bind_id"] = hex(rank << 40 | flow)
+            event["flow_out" if each.flow_out else "flow_in"] = True
+        if each.args:
+            event["args"] = each.args
+        return json.dumps(event)
+
+    def _notes(self, origin_ns: int) -> Iterator[dict[str, Any]]:
+        pid = FIRST_PID + self.part.rank
+        notes = [(self._align(at_ns), text) for at_ns, text in self.part.rows["notes"]]
+        if self.left_out:
+            cut = self._slices[-self.left_out]
+            share = format_size(self.limit_bytes)
+            notes.append((cut.begin_ns, f"{self.left_out} slices left out: a rank's share of the limit is {share}"))
+        for at_ns, text in notes:
+            event = {"ph": "i", "s": "p", "pid": pid, "tid": thread_id(self.part.rank, THREADS[0])}
+            yield event | {"ts": microseconds(max(0, at_ns - origin_ns)), "name": text, "cat": "note"}
+
+    def _names(self) -> Iterator[dict[str, Any]]:
+        header, rank = self.part.header, self.part.rank
+        pid = FIRST_PID + rank
+        clock = self.part.rows["clocks"][-1]
+        labels = f"clock {clock[1] / 1000:+.1f} us, give or take {clock[2] / 1000:.1f} us"
+        for kind, args in (
+            ("process_name", {"name": f"rank {rank}: {header['device'] or 'no device'} on {header['host']}"}),
+            ("process_sort_index", {"sort_index": rank}),
+            ("process_labels", {"labels": labels}),
+        ):
+            yield {"ph": "M", "pid": pid, "name": kind, "args": args}
+        used = {(each.thread, min(each.lane, _LANES - 1)) for each in self._slices}
+        for thread, lane in sorted(used | {(thread, 0) for thread in THREADS}):
+            tid = thread_id(rank, thread, lane)
+            name = f"{thread} ({lane + 1})" if lane else thread
+            yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
+            yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}

@@ -1,0 +1,112 @@
+"""All ranks' events in one file: passed to rank 0 piece by piece, or read from the parts of a job that was killed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from clcomm.communicator import Communicator
+from clcomm.errors import ArgumentError
+from clcomm.trace.clocks import ClockReading
+from clcomm.trace.events import RankEvents
+from clcomm.trace.part import Part, part_path
+
+#: Under which the Communicator counts what a trace sends.
+LABEL = "trace"
+#: A good part of what gzip can do at half of its cost.
+_GZIP_LEVEL = 5
+
+
+def write_together(comm: Communicator, part: Part, path: Path, limit_bytes: int) -> None:
+    """Write all ranks' parts from rank 0; every rank raises ArgumentError where that fails. Collective."""
+    events = RankEvents(part, limit_bytes // comm.size)
+    origin_ns = min(comm.all_gather_object(events.begin_ns, label=LABEL))
+    ranks: list[dict[str, Any]] = []
+    gathered = _gathered(comm, events, origin_ns, ranks)
+    problem = ""
+    if comm.rank == 0:
+        problem = _problem(lambda: write_trace(path, gathered, lambda: _facts(ranks)), path)
+    for _ in gathered:  # the other ranks, and rank 0 after a problem, take part to the end
+        pass
+    problem = comm.broadcast_object(problem, label=LABEL)
+    if problem:
+        raise ArgumentError(problem)
+
+
+def write_from_parts(path: Path, limit_bytes: int) -> list[int]:
+    """Write a trace from the parts that lie beside it, and return whose they are.
+
+    Raises ArgumentError where there are none, where one cannot be read, and where the trace cannot be written.
+    """
+    first = part_path(path, 0).name
+    paths = list(path.parent.glob(first.replace(".rank0.", ".rank*.")))
+    if not paths:
+        raise ArgumentError(f"{path}: expected parts of a trace beside it, {first} and so on; found none")
+    parts = sorted(map(Part, paths), key=lambda part: part.rank)
+    if len({part.header["job"] for part in parts}) > 1:
+        raise ArgumentError(
+            f"{path}: expected parts of one job beside it, found those of several; remove the older ones"
+        )
+    ranks = [RankEvents(part, limit_bytes // len(parts)) for part in parts]
+    origin_ns = min(each.begin_ns for each in ranks)
+    pieces = (piece for each in ranks for piece in each.pieces(origin_ns))
+    problem = _problem(lambda: write_trace(path, pieces, lambda: _facts([_rank_facts(each) for each in ranks])), path)
+    if problem:
+        raise ArgumentError(problem)
+    return [part.rank for part in parts]
+
+
+def write_trace(path: Path, pieces: Iterable[str], facts: Callable[[], dict[str, Any]]) -> None:
+    """Write pieces of events, and facts about the whole when they have come; the file is there when it is complete.
+
+    It is compressed where its name ends in .gz. Raises OSError.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with ExitStack() as stack:
+            file: Any = stack.enter_context(temporary.open("wb"))
+            if path.suffix == ".gz":
+                file = stack.enter_context(gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0))
+            file.write(b'{"displayTimeUnit": "ns", "traceEvents": [')
+            between = b"\n"
+            for piece in pieces:
+                file.write(between + piece.encode())
+                between = b",\n"
+            file.write(b'\n], "otherData": ' + json.dumps(facts()).encode() + b"}\n")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _problem(write: Callable[[], None], path: Path) -> str:
+    try:
+        write()
+    except OSError as error:
+        return f"trace: expected a file that can be written, got {path} ({error.strerror})"
+    return ""
+
+
+def _gathered(comm: Communicator, events: RankEvents, origin_ns: int, ranks: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield all ranks' pieces on rank 0, nothing elsewhere; `ranks` then holds what is to be said about each."""
+    pieces, more = events.pieces(origin_ns), True
+    while more:
+        each_rank = comm.gather_object(next(pieces, None), label=LABEL) or []
+        yield from (piece for piece in each_rank if piece is not None)
+        more = comm.broadcast_object(any(piece is not None for piece in each_rank), label=LABEL)
+    ranks += comm.gather_object(_rank_facts(events), label=LABEL) or []
+
+
+def _rank_facts(events: RankEvents) -> dict[str, Any]:
+    header, rows = events.part.header, events.part.rows
+    clocks = [ClockReading(*row)._asdict() for row in rows["clocks"]]
+    named = {name: header[name] for name in ("rank", "host", "device", "device_uncertainty_ns")}
+    return named | {"clocks": clocks, "slices_left_out": events.left_out, "notes": [text for _, text in rows["notes"]]}
+
+
+def _facts(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"producer": "clcomm", "clock": "CLOCK_MONOTONIC of rank 0, less the first event's time", "ranks": ranks}

@@ -1,0 +1,220 @@
+"""The trace of a job: an observer that keeps what it is told, for every rank, and writes one file at the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from clcomm.communicator import Communicator
+from clcomm.errors import ArgumentError
+from clcomm.events import Collective, Phase
+from clcomm.trace.clocks import read_clock
+from clcomm.trace.merge import LABEL, write_together
+from clcomm.trace.part import Part, PartWriter, Rows, part_path
+from clcomm.units import format_size, parse_size
+
+DEFAULT_LIMIT = "64MiB"
+#: Each rank needs room for its names and a few steps.
+LEAST_BYTES = 64 << 10
+#: What events take in the file, about: a collective has its wait and its transfer within it.
+_COLLECTIVE_BYTES, _PHASE_BYTES, _KERNEL_BYTES = 600, 120, 150
+#: Records go to the part after so many bytes of trace, or so many seconds.
+_FLUSH_BYTES, _FLUSH_S = 2 << 20, 5.0
+#: Phases that are so few that all are kept.
+_ALWAYS = frozenset(("epoch", "evaluate", "checkpoint"))
+
+_log = logging.getLogger("clcomm")
+
+
+class KernelSource(Protocol):
+    """What tells when kernels ran; `clcomm.engine.timing.KernelLog` is one."""
+
+    @property
+    def uncertainty_ns(self) -> int: ...
+    def pause(self, paused: bool) -> None: ...
+    def take(self) -> list[tuple[str, tuple[int, ...], int, int]]: ...
+
+
+class TimedDevice(Protocol):
+    """What a trace needs of a `clcomm.engine.Device`."""
+
+    name: str
+
+    def log_kernels(self) -> AbstractContextManager[Any]: ...
+
+
+class Trace:
+    """Records collectives, phases and kernels on every rank of `comm`, and writes them to `path` when it is closed.
+
+    The file is in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing open; compressed where its
+    name ends in .gz. Creating and closing are collective.
+
+    path: the file; while the job runs, each rank keeps `<path>.rank<n>.part` beside it.
+    device: whose kernels to record; None: none.
+    every: trace one step of so many, by the Communicator's phases named "step"; what is outside steps counts as part
+        of the one that follows. limit: of the file before compression, over all ranks; recording ends where a rank's
+        share of it is used up, with a note in the trace.
+
+    Leaving a `with` block closes it. Left by an exception it writes nothing: the parts stay for `clcomm trace`.
+    Raises ArgumentError, on every rank, for a bad argument and for a file that cannot be written.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        path: str | os.PathLike,
+        *,
+        device: TimedDevice | None = None,
+        every: int = 1,
+        limit: int | str = DEFAULT_LIMIT,
+    ):
+        if not isinstance(every, int) or every < 1:
+            raise ArgumentError(f"every: expected a number of steps from 1 up, got {every!r}")
+        self.comm, self.path, self.every = comm, Path(path), every
+        self.limit_bytes = checked_limit(limit, comm.size)
+        self._left_bytes = self.limit_bytes // comm.size  # of this rank's share
+        self._room_bytes = min(_FLUSH_BYTES, self._left_bytes)  # until the next look at that
+        self._collectives: list[Collective] = []
+        self._phases: list[Phase] = []
+        self._kernels: list[tuple[str, tuple[int, ...], int, int]] = []
+        self._steps, self._flushed_s = 0, time.perf_counter()
+        self._is_recording = self._is_open = True
+        self._stack = ExitStack()
+        clock = read_clock(comm)
+        self._log: KernelSource | None = None
+        if device is not None:
+            self._log = self._stack.enter_context(device.log_kernels())
+        self._part = self._open_part(device)
+        self._keep(clocks=[clock])
+        comm.add_observer(self)
+
+    def _open_part(self, device: TimedDevice | None) -> PartWriter:
+        header = {
+            "job": self.comm.broadcast_object(time.time_ns(), label=LABEL),
+            "rank": self.comm.rank, "world_size": self.comm.size, "host": os.uname().nodename,
+            "device": "" if device is None else device.name, "began_ns": time.perf_counter_ns(),
+            "device_uncertainty_ns": 0 if self._log is None else self._log.uncertainty_ns,
+        }  # fmt: skip
+        part, problem = None, ""
+        try:
+            part = PartWriter(part_path(self.path, self.comm.rank), header)
+        except OSError as error:
+            problem = f"trace: expected a file that can be written, got {self.path} ({error.strerror})"
+        problems = [each for each in self.comm.all_gather_object(problem, label=LABEL) if each]
+        if problems or part is None:
+            if part is not None:
+                part.remove()
+            self._stack.close()
+            raise ArgumentError(problems[0])
+        return part
+
+    # --- what an observer is told: this runs within training steps ---
+
+    def collective_finished(self, event: Collective) -> None:
+        if self._is_recording:
+            self._collectives.append(event)
+            self._room_bytes -= _COLLECTIVE_BYTES
+            if self._room_bytes < 0:
+                self._flush()
+
+    def phase_finished(self, phase: Phase) -> None:
+        if self._is_recording or (phase[0] in _ALWAYS and self._left_bytes > 0):
+            self._phases.append(phase)
+            self._room_bytes -= _PHASE_BYTES
+            if self._room_bytes < 0:
+                self._flush()
+        if phase[0] == "step":
+            self._step_finished(phase.began_s + phase.seconds)
+
+    def _step_finished(self, now_s: float) -> None:
+        self._steps += 1
+        if self._is_recording:
+            self._take_kernels()
+            if now_s - self._flushed_s > _FLUSH_S:
+                self._flush()
+        if self.every > 1:
+            self._record(self._steps % self.every == 0)
+
+    def _record(self, wanted: bool) -> None:
+        wanted = wanted and self._left_bytes > 0
+        if wanted != self._is_recording:
+            self._is_recording = wanted
+            if self._log is not None:
+                self._log.pause(not wanted)
+
+    def _take_kernels(self) -> None:
+        if self._log is not None:
+            taken = self._log.take()
+            self._kernels += taken
+            self._room_bytes -= _KERNEL_BYTES * len(taken)
+
+    def _flush(self) -> None:
+        """Bring what was recorded into the part, and see what is left of this rank's share of the file."""
+        self._take_kernels()
+        self._left_bytes -= min(_FLUSH_BYTES, self._left_bytes) - self._room_bytes
+        self._room_bytes = min(_FLUSH_BYTES, max(0, self._left_bytes))
+        self._flushed_s = time.perf_counter()
+        self._keep(kernels=self._kernels, phases=self._phases, collectives=self._collectives)
+        self._kernels, self._phases, self._collectives = [], [], []
+        if self._left_bytes <= 0 and self._is_recording:
+            self._end_early(f"a rank's share of the limit is {format_size(self.limit_bytes // self.comm.size)}")
+
+    def _keep(self, **rows: Rows) -> None:
+        try:
+            self._part.append(**rows)
+        except OSError as error:  # no reason to end the training
+            if self._is_recording:
+                self._end_early(f"{self._part.path}: {error.strerror}")
+
+    def _end_early(self, reason: str) -> None:
+        self._left_bytes = 0
+        self._record(False)
+        text = f"recording ended after {self._steps} steps: {reason}"
+        self._keep(notes=[(time.perf_counter_ns(), text)])
+        _log.warning("trace: %s", text)
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Write the trace; collective. A second call does nothing."""
+        if not self._is_open:
+            return
+        self._stop()
+        self._keep(clocks=[read_clock(self.comm)])
+        self._part.close()
+        write_together(self.comm, Part(self._part.path), self.path, self.limit_bytes)
+        self._part.remove()
+
+    def _stop(self) -> None:
+        self._is_open = False
+        self.comm.remove_observer(self)
+        self._stack.close()  # kernels are complete after that
+        self._flush()
+
+    def __enter__(self) -> Trace:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        elif self._is_open:
+            self._stop()
+            self._part.close()
+            if self.comm.rank == 0:
+                _log.warning("trace: not written; `clcomm trace %s` makes it of what each rank recorded", self.path)
+
+
+def checked_limit(limit: int | str, world_size: int) -> int:
+    """Return a limit in bytes; ArgumentError where it leaves too little for each rank."""
+    limit_bytes = parse_size(limit, "limit")
+    if limit_bytes < LEAST_BYTES * world_size:
+        least = format_size(LEAST_BYTES * world_size)
+        raise ArgumentError(f"limit: expected at least {least} for {world_size} ranks, got {format_size(limit_bytes)}")
+    return limit_bytes

@@ -1,0 +1,141 @@
+"""From a rank's records to slices on threads: placed, properly nested, and joined by flows."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from clcomm.events import Collective, Phase
+from clcomm.trace.part import Part
+
+STEPS, COMMUNICATION, DEVICE, DATA = "steps", "communication", "device", "data"
+#: Threads in the order in which they are shown.
+THREADS = (STEPS, COMMUNICATION, DEVICE, DATA)
+_THREAD_OF = {"pack": COMMUNICATION, "unpack": COMMUNICATION, "data": DATA}
+#: Slices that overlap by less than clocks may be off follow one another.
+TOLERANCE_NS = 5_000
+
+
+class Slice(NamedTuple):
+    """A stretch of time on a thread, in ns by rank 0's clock.
+
+    `lane` counts the rows that slices which overlap without being nested need. Flows go out of slice `flow_out` into
+    those with the same number as `flow_in`; 0: none.
+    """
+
+    begin_ns: int
+    end_ns: int
+    thread: str
+    name: str
+    category: str
+    args: dict[str, Any] = {}  # noqa: RUF012 - never written to
+    lane: int = 0
+    flow_out: int = 0
+    flow_in: int = 0
+    wait_ns: int = 0
+
+
+def slices_of(part: Part, align: Callable[[int], int]) -> list[Slice]:
+    """Return a part's slices by their begin, those around others first."""
+    slices = [
+        Slice(align(begin), align(end), DEVICE, name, "kernel", {"global size": list(size)})
+        for name, size, begin, end in part.rows["kernels"]
+    ]
+    slices += [_collective(Collective(*row), align) for row in part.rows["collectives"]]
+    slices += [_phase(Phase(*row), align) for row in part.rows["phases"]]
+    joined = _joined(_placed(_ordered(slices)))
+    return _ordered(each for whole in joined for each in _split(whole))
+
+
+def _ordered(slices: Iterable[Slice]) -> list[Slice]:
+    return sorted(slices, key=lambda each: (each.begin_ns, -each.end_ns))
+
+
+def _phase(phase: Phase, align: Callable[[int], int]) -> Slice:
+    begin = align(_ns(phase.began_s))
+    args: dict[str, Any] = {"label": phase.label} if phase.label else {}
+    if phase.bucket >= 0:
+        args["bucket"] = phase.bucket
+    thread = _THREAD_OF.get(phase.name, STEPS)
+    return Slice(begin, begin + _ns(phase.seconds), thread, phase.name, "phase", args)
+
+
+def _collective(event: Collective, align: Callable[[int], int]) -> Slice:
+    begin = align(_ns(event.began_s))
+    of = f"bucket {event.bucket}" if event.bucket >= 0 else event.label
+    args: dict[str, Any] = {
+        "label": event.label, "bytes": event.nbytes, "transport": event.transport, "sequence": event.sequence,
+    }  # fmt: skip
+    if event.bucket >= 0:
+        args["bucket"] = event.bucket
+    if event.wire_nbytes is not None:
+        args["wire bytes"] = event.wire_nbytes
+    if event.exposed_s is not None:
+        args["exposed us"] = round(event.exposed_s * 1e6, 3)
+    if event.last_rank >= 0:
+        args |= {"last rank": event.last_rank, "late us": round(event.late_s * 1e6, 3)}
+    if event.failed:
+        args["failed"] = True
+    length = _ns(event.seconds)
+    return Slice(
+        begin, begin + length, COMMUNICATION, f"{event.operation} {of}".strip(), "communication", args,
+        wait_ns=min(length, _ns(event.wait_s)),
+    )  # fmt: skip
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _joined(slices: list[Slice]) -> list[Slice]:
+    """Return the slices with a flow into each bucket's all-reduce, from the last kernel that ended before it began."""
+    kernels = sorted((each.end_ns, number) for number, each in enumerate(slices) if each.category == "kernel")
+    for number, each in enumerate(slices):
+        if each.category != "communication" or "bucket" not in each.args:
+            continue
+        last = bisect_right(kernels, (each.begin_ns + TOLERANCE_NS, len(slices))) - 1
+        while last >= 0 and slices[kernels[last][1]].begin_ns >= each.begin_ns:
+            last -= 1
+        if last >= 0:
+            source = kernels[last][1]
+            slices[source] = slices[source]._replace(flow_out=source + 1)
+            slices[number] = each._replace(flow_in=source + 1)
+    return slices
+
+
+def _placed(ordered: Iterable[Slice]) -> list[Slice]:
+    """Return the slices on lanes in which they follow one another; those of STEPS may lie within each other too."""
+    lanes: dict[str, list[list[int]]] = {thread: [] for thread in THREADS}  # ends of the slices that are open
+    placed = []
+    for each in ordered:
+        rows = lanes[each.thread]
+        fits = ((lane, fitted) for lane, ends in enumerate(rows) if (fitted := _fitted(each, ends)) is not None)
+        lane, fitted = next(fits, (len(rows), each))
+        if lane == len(rows):
+            rows.append([])
+        rows[lane].append(fitted.end_ns)
+        placed.append(fitted._replace(lane=lane) if lane else fitted)
+    return placed
+
+
+def _fitted(each: Slice, ends: list[int]) -> Slice | None:
+    """Return a slice as it fits behind or into what is open in a lane, cut by as much as clocks may be off."""
+    begin, end = each.begin_ns, each.end_ns
+    nests = each.thread == STEPS
+    while ends and ends[-1] <= begin + TOLERANCE_NS and not (nests and end <= ends[-1]):
+        begin = max(begin, ends.pop())
+    if ends:
+        if not nests or end > ends[-1] + TOLERANCE_NS:
+            return None
+        end = min(end, ends[-1])
+    return each if (begin, end) == each[:2] else each._replace(begin_ns=begin, end_ns=max(begin, end))
+
+
+def _split(whole: Slice) -> list[Slice]:
+    """Return a collective with its wait and its transfer within it, where they are known; another slice alone."""
+    if not whole.wait_ns:
+        return [whole]
+    meeting = min(whole.end_ns, whole.begin_ns + whole.wait_ns)
+    inner = whole._replace(args={}, flow_in=0, wait_ns=0)
+    return [whole, inner._replace(end_ns=meeting, name="wait"), inner._replace(begin_ns=meeting, name="transfer")]

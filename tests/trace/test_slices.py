@@ -1,0 +1,162 @@
+"""Records become slices: on their threads, nested, on lanes where they overlap, joined by flows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clcomm.errors import ArgumentError
+from clcomm.events import Collective, Phase
+from clcomm.trace.clocks import agreed_offset, aligned
+from clcomm.trace.events import RankEvents, microseconds
+from clcomm.trace.merge import write_trace
+from clcomm.trace.part import Part, PartWriter
+from clcomm.transport.clock import ClockOffset
+from tests.trace import rules
+
+HEADER = {
+    "job": 1, "rank": 0, "world_size": 1, "host": "here", "device": "cpu", "began_ns": 0, "device_uncertainty_ns": 0,
+}  # fmt: skip
+CLOCK = (0, 0, 0, 0, 0)
+
+
+def reduction(began_s: float, seconds: float, bucket: int = 0, **fields: object) -> Collective:
+    event = Collective("all_reduce", "gradients", 1000, seconds, "shared", 1, bucket=bucket, began_s=began_s)
+    return event._replace(**fields)
+
+
+def trace_of(folder: Path, limit: int = 1 << 20, **rows: list) -> dict:
+    """Write one rank's records as a trace and return it, checked."""
+    writer = PartWriter(folder / "part", HEADER)
+    writer.append(**{"clocks": [CLOCK], **rows})
+    writer.close()
+    events = RankEvents(Part(folder / "part"), limit)
+    write_trace(folder / "trace.json", events.pieces(events.begin_ns), dict)
+    return rules.load(folder / "trace.json")
+
+
+def named(slices: list, name: str) -> list:
+    return [event for event in slices if event["name"] == name]
+
+
+def test_phases_and_kernels_have_their_threads(tmp_path):
+    phases = [
+        Phase("epoch", 1.0, 2.0), Phase("step", 1.0, 0.5), Phase("data", 1.0, 0.1), Phase("pack", 1.3, 0.1, "", 4),
+        Phase("forward_backward", 1.1, 0.2), Phase("step", 1.5, 0.5), Phase("mine", 1.6, 0.1, "a label"),
+    ]  # fmt: skip
+    trace = trace_of(tmp_path, phases=phases, kernels=[("gemm", (64, 2), 1_150_000_000, 1_250_000_000)])
+    steps = rules.on_thread(trace, "steps")
+    assert [event["name"] for event in steps] == ["epoch", "step", "forward_backward", "step", "mine"]
+    assert [(e["name"], e["ts"], e["dur"]) for e in rules.on_thread(trace, "data")] == [("data", 0.0, 100_000.0)]
+    (pack,) = rules.on_thread(trace, "communication")
+    assert (pack["name"], pack["args"]) == ("pack", {"bucket": 4})
+    (kernel,) = rules.on_thread(trace, "device")
+    assert (kernel["name"], kernel["ts"], kernel["dur"]) == ("gemm", 150_000.0, 100_000.0)
+    assert kernel["args"] == {"global size": [64, 2]}
+    assert steps[-1]["args"] == {"label": "a label"}
+
+
+def test_a_collective_holds_its_wait_and_its_transfer(tmp_path):
+    event = reduction(1.0, 0.010, 3, wait_s=0.004, exposed_s=0.002, last_rank=2, late_s=0.003, wire_nbytes=500)
+    whole, wait, transfer = rules.on_thread(trace_of(tmp_path, collectives=[event]), "communication")
+    assert whole["args"] == {
+        "label": "gradients", "bytes": 1000, "transport": "shared", "sequence": 1, "bucket": 3, "wire bytes": 500,
+        "exposed us": 2000.0, "last rank": 2, "late us": 3000.0,
+    }  # fmt: skip
+    times = [(event["name"], event["ts"], event["dur"]) for event in (whole, wait, transfer)]
+    assert times == [("all_reduce bucket 3", 0.0, 10_000.0), ("wait", 0.0, 4_000.0), ("transfer", 4_000.0, 6_000.0)]
+
+
+def test_a_flow_joins_the_last_kernel_before_a_bucket_to_it(tmp_path):
+    kernels = [("first", (1,), 0, 1000), ("second", (1,), 10_000, 20_000), ("third", (1,), 50_000, 90_000)]
+    buckets = [reduction(30e-6, 10e-6, 0), reduction(60e-6, 10e-6, 1), reduction(100e-6, 10e-6, 2)]
+    metrics = reduction(120e-6, 10e-6, -1, label="metrics")
+    trace = trace_of(tmp_path, kernels=kernels, collectives=[*buckets, metrics])
+    source = {event["bind_id"]: event["name"] for event in rules.on_thread(trace, "device") if "flow_out" in event}
+    into = {e["name"]: source[e["bind_id"]] for e in rules.on_thread(trace, "communication") if "flow_in" in e}
+    assert into == {"all_reduce bucket 0": "second", "all_reduce bucket 1": "second", "all_reduce bucket 2": "third"}
+
+
+def test_overlapping_collectives_get_rows_of_their_own(tmp_path):
+    events = [reduction(0.0, 10e-3, 0, wait_s=1e-3), reduction(2e-3, 10e-3, 1), reduction(3e-3, 1e-3, 2)]
+    trace = trace_of(tmp_path, collectives=[*events, reduction(20e-3, 1e-3, 3)])
+    rows = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    assert {"communication", "communication (2)", "communication (3)"} <= rows
+    assert len({event["tid"] for event in rules.on_thread(trace, "communication")}) == 3
+
+
+times = st.integers(0, 200_000)
+spans = st.lists(st.tuples(times, times, st.sampled_from(["step", "epoch", "data", "pack"])), max_size=30)
+
+
+@given(phases=spans, reductions=spans, kernels=spans)
+def test_any_records_make_a_trace_that_keeps_the_rules(tmp_path_factory, phases, reductions, kernels):
+    trace = trace_of(
+        tmp_path_factory.mktemp("any"),
+        phases=[Phase(name, begin * 1e-9, length * 1e-9) for begin, length, name in phases],
+        collectives=[reduction(begin * 1e-9, length * 1e-9, wait_s=begin * 1e-9) for begin, length, _ in reductions],
+        kernels=[(name, (1,), begin, begin + length) for begin, length, name in kernels],
+    )
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    inner = named(slices, "wait") + named(slices, "transfer")
+    assert len(slices) - len(inner) == len(phases) + len(reductions) + len(kernels)
+
+
+@given(st.integers(0, 10**15))
+def test_viewers_get_whole_nanoseconds(ns):
+    assert int(microseconds(ns) * 1000.0) == ns
+
+
+def test_a_trace_ends_at_its_limit_with_a_note(tmp_path):
+    kernels = [("kernel", (number,), number * 1000, number * 1000 + 500) for number in range(2000)]
+    trace = trace_of(tmp_path, limit=100_000, kernels=kernels)
+    assert 90_000 < (tmp_path / "trace.json").stat().st_size < 100_000
+    kept = rules.on_thread(trace, "device")
+    (note,) = [event for event in trace["traceEvents"] if event["ph"] == "i"]
+    assert [event["args"]["global size"][0] for event in kept] == list(range(len(kept)))  # the earliest
+    assert note["name"].startswith(f"{2000 - len(kept)} slices left out")
+    assert note["ts"] > kept[-1]["ts"]
+
+
+def test_numpy_numbers_are_as_good_as_pythons(tmp_path):
+    event = reduction(np.float64(1.0), np.float32(0.5), np.int64(7), nbytes=np.int32(12))
+    whole, *_ = rules.on_thread(trace_of(tmp_path, collectives=[event]), "communication")
+    assert (whole["args"]["bucket"], whole["args"]["bytes"], whole["dur"]) == (7, 12, 500_000.0)
+
+
+def test_a_part_that_breaks_off_is_read_as_far_as_it_goes(tmp_path):
+    writer = PartWriter(tmp_path / "part", HEADER)
+    for number in range(3):
+        writer.append(clocks=[CLOCK], phases=[Phase("step", float(number), 0.5)])
+    writer.close()
+    whole = (tmp_path / "part").read_bytes()
+    (tmp_path / "part").write_bytes(whole[:-5])
+    assert [row[1] for row in Part(tmp_path / "part").rows["phases"]] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff\xfe", b"something else entirely"])
+def test_what_is_no_part_is_refused(tmp_path, content):
+    (tmp_path / "part").write_bytes(content)
+    with pytest.raises(ArgumentError, match=r"part: expected a part of a trace, found something else"):
+        Part(tmp_path / "part")
+
+
+def test_clocks_on_one_host_are_one_unless_proven_otherwise():
+    measured = [(0, ClockOffset()), (0, ClockOffset(800, 900)), (0, ClockOffset(-2_000, 900))]
+    assert agreed_offset(measured, 1) == ClockOffset(0, 0)
+    assert agreed_offset(measured, 2) == ClockOffset(-2_000, 900)
+
+
+def test_ranks_of_another_host_share_their_best_measurement():
+    measured = [(0, ClockOffset()), (1, ClockOffset(5_000, 900)), (1, ClockOffset(5_100, 200))]
+    assert agreed_offset(measured, 1) == agreed_offset(measured, 2) == ClockOffset(5_100, 200)
+
+
+def test_drift_between_two_readings_is_even():
+    align = aligned([(1_000_000, 500, 0, 0, 0), (3_000_000, 700, 0, 0, 0)])
+    assert [align(ns) for ns in (1_000_000, 2_000_000, 3_000_000)] == [1_000_500, 2_000_600, 3_000_700]
+    assert aligned([(0, 42, 0, 0, 0)])(8) == 50
