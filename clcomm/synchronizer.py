@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
 
 from clcomm.agreement import require_agreement
 from clcomm.bucket_plan import GRADIENTS, BucketPlan, PlanSettings, hook_name
 from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
-from clcomm.compression import CommHook, parse_compression
+from clcomm.compression import CommHook, StatefulHook, parse_compression
 from clcomm.divergence import ReplicaGuard
 from clcomm.errors import ArgumentError
 from clcomm.shared_space import SharedSpace
@@ -142,6 +144,15 @@ class Synchronizer:
     def compression(self) -> str:
         """What reduces the gradients, in words; "none" is a plain all-reduce."""
         return hook_name(self._hook)
+
+    def state_dict(self, model: Any) -> dict[str, np.ndarray]:
+        """Return what compression keeps on this rank from step to step, by name; nothing where it keeps nothing."""
+        return self._hook.state_of(self._space(model).arrays.grads) if isinstance(self._hook, StatefulHook) else {}
+
+    def load_state_dict(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from this rank's `state_dict`; nothing in it: from the start."""
+        if state and isinstance(self._hook, StatefulHook):
+            self._hook.load_state_of(self._space(model).arrays.grads, dict(state))
 
     def leave_reduction(self, flat_space: Any, reducer: Any) -> None:
         """Let a DistributedOptimizer reduce the gradients of an engine's flat space: `sync_gradients` leaves them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +12,9 @@ from hypothesis.extra import numpy as arrays
 
 from clcomm import Communicator, Synchronizer
 from clcomm.compression import int8, parse_compression
+from clcomm.compression.feedback import FlatMemory
 from clcomm.compression.halves import from_bfloat16, to_bfloat16
+from clcomm.compression.topk import TopK
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Linear
 from clcomm.errors import ArgumentError, MismatchError
@@ -18,8 +22,9 @@ from clcomm.layout import FlatLayout, ParameterSpec
 from clcomm.optim import SGD
 from tests.helpers import one_line
 from tests.numpy_models import set_gradients, small_model
-from tests.training.test_trainer import make_trainer
+from tests.training.test_trainer import assert_same_bits, make_trainer, train
 from training.schedules import constant
+from training.snapshot import restore_snapshot, save_snapshot
 
 SCHEMES = ["fp16", "bf16", "int8", "topk:0.05", "powersgd:2"]
 FEEDBACK = SCHEMES[2:]
@@ -80,6 +85,8 @@ def test_bytes_on_the_wire_are_counted_beside_the_arrays_own(comm, scheme, share
     shape = (200, 256)  # no padding
     model = Linear(shape[1], shape[0], bias=False)
     sync = Synchronizer(comm, compression=scheme)
+    if scheme.startswith("topk"):
+        sync.register_comm_hook(TopK(0.01, warm_up=0))
     sync.broadcast_parameters(model)
     comm.stats.reset()
     for _ in range(3):
@@ -89,6 +96,101 @@ def test_bytes_on_the_wire_are_counted_beside_the_arrays_own(comm, scheme, share
     assert total["wire_bytes"] <= share * total["bytes"]
     assert scheme not in ("none", "fp16", "bf16") or total["wire_bytes"] == share * total["bytes"]
     assert {row["label"] for row in comm.stats.as_dict()["operations"]} <= {"gradients", "checks"}
+
+
+@pytest.mark.parametrize(("share", "warm_up"), [(0.01, 100), (0.3, 10), (1.0, 5), (0.001, 0), (0.001, 3)])
+def test_the_share_of_topk_comes_down_from_a_quarter_to_the_one_asked_for(share, warm_up):
+    hook = TopK(share, warm_up)
+    shares = [hook.share_at(step) for step in range(warm_up + 5)]
+    assert shares == sorted(shares, reverse=True)
+    assert set(shares[warm_up:]) == {share}
+    if warm_up:
+        assert shares[0] == max(0.25, share)
+
+
+def test_topk_sends_more_while_it_warms_up(comm):
+    hook, out, sent = TopK(0.01, warm_up=4), np.zeros(SIZE, np.float32), []
+    own = np.zeros(SIZE, np.float32)
+    for step in range(6):
+        own[:] = gradient_of(comm.rank, step)
+        comm.stats.reset()
+        hook(own, comm, out, BUCKET)
+        sent.append(comm.stats.total("all_gather")["bytes"] // comm.size // 8)
+    assert sent == [math.ceil(share * SIZE) for share in (0.25, 0.25, 0.0625, 0.015625, 0.01, 0.01)]
+
+
+# --- what is kept from step to step ---
+
+
+@pytest.mark.parametrize("cut", [{}, {"use_bucketing": False}])
+@pytest.mark.parametrize("scheme", [*SCHEMES, "none"])
+def test_a_state_goes_on_with_the_same_bits(comm, scheme, cut):
+    model, sync = small_model(), Synchronizer(comm, compression=scheme, **cut)
+    again, resumed = small_model(), Synchronizer(comm, compression=scheme, **cut)
+    for seed in range(200, 900, 100):
+        set_gradients(model, comm.rank, seed)
+        sync.sync_gradients(model)
+        if seed == 500:
+            state = {name: array.copy() for name, array in sync.state_dict(model).items()}
+            resumed.load_state_dict(again, state)
+        if seed > 500:
+            set_gradients(again, comm.rank, seed)
+            resumed.sync_gradients(again)
+            assert again.gradient_bits() == model.gradient_bits()
+    assert bool(state) == (scheme in FEEDBACK)
+
+
+@pytest.mark.parametrize("scheme", FEEDBACK)
+def test_two_models_have_residuals_of_their_own(comm, scheme):
+    sync = Synchronizer(comm, compression=scheme)
+    alone = Synchronizer(comm, compression=scheme)
+    models = [small_model() for _ in range(3)]
+    for seed in (100, 200, 300):
+        for number, (model, one) in enumerate(zip(models, (sync, sync, alone), strict=True)):
+            set_gradients(model, comm.rank, seed + 1000 * (number == 1))
+            one.sync_gradients(model)
+    assert models[0].gradient_bits() == models[2].gradient_bits()
+
+
+def test_residuals_stay_with_their_elements_when_buckets_change():
+    memory = FlatMemory()
+    flat = np.zeros(LAYOUT.span, np.uint8)
+    (whole,), parts = LAYOUT.buckets(1 << 20), LAYOUT.buckets(None)
+    for bucket in parts:
+        memory.of(flat[bucket.start : bucket.stop].view(np.float32), bucket)[:] = bucket.index + 1
+    kept = memory.of(flat[whole.start : whole.stop].view(np.float32), whole)
+    assert [kept[slot.start // 4] for slot in LAYOUT.slots] == [1, 2]
+
+
+@pytest.mark.parametrize("scheme", FEEDBACK)
+def test_resuming_has_the_bits_of_an_uninterrupted_run(comm, tmp_path, scheme):
+    path = comm.broadcast_object(str(tmp_path / "run.npz"))
+    samples = 60 * comm.size
+    whole = train(make_trainer(comm, samples, compression=scheme), 12)
+    first = make_trainer(comm, samples, compression=scheme)
+    train(first, 5)
+    save_snapshot(path, first, {})
+    resumed = make_trainer(comm, samples, compression=scheme)
+    restore_snapshot(path, resumed, {})
+    assert_same_bits(train(resumed, 12), whole)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_another_number_of_ranks_goes_on_without_the_residuals_and_says_so(auto, tmp_path, caplog):
+    path = auto.broadcast_object(str(tmp_path / "run.npz"))
+    first = make_trainer(auto, 60 * auto.size, compression="int8")
+    train(first, 3)
+    save_snapshot(path, first, {})
+    part = auto.comm.Split(auto.rank, 0)
+    with Communicator(part) as alone:
+        resumed = make_trainer(alone, 60 * auto.size, compression="int8")
+        resumed.loader.sampler.load_state_dict = lambda state: None  # it has an opinion of its own on other ranks
+        restore_snapshot(path, resumed, {})
+        assert not resumed.sync.state_dict(resumed.model)["residual"].any()
+    part.Free()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"checkpoint: was written by {auto.size} ranks, this job has 1: what compression held back is left out"
+    ]
 
 
 def test_low_rank_factors_are_what_travels(comm):

@@ -35,7 +35,7 @@ EVALUATION_BATCH = 128
 #: Settings that a resumed run has to share with the one it goes on from.
 COURSE = (
     "model", "batch_size", "optimizer", "lr", "momentum", "nesterov", "weight_decay", "schedule", "clip_norm",
-    "grad_accumulation", "sharding", "seed",
+    "grad_accumulation", "sharding", "seed", "compression",
 )  # fmt: skip
 
 

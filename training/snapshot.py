@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from pathlib import Path
@@ -15,6 +16,8 @@ from clcomm.errors import CheckpointError
 from clcomm.layout import ParameterSpec
 from training.trainer import Trainer
 
+_log = logging.getLogger("clcomm")
+
 
 def save_snapshot(series: CheckpointSeries, trainer: Trainer, job: dict[str, Any]) -> None:
     """Write the trainer's state and what the job was told, from rank 0, after comparing the replicas; collective."""
@@ -22,6 +25,7 @@ def save_snapshot(series: CheckpointSeries, trainer: Trainer, job: dict[str, Any
     trainer.sync.check_replicas(trainer.model)
     random_states = comm.gather(_random_state())
     optimizer_state = trainer.optimizer.state_dict()  # on every rank: each may hold a part of it
+    sync_states = {name: comm.gather(own) for name, own in trainer.sync.state_dict(trainer.model).items()}
     checkpoint = None
     if comm.rank == 0:
         checkpoint = Checkpoint(facts={"job": job, "training": trainer.state(), "world_size": comm.size})
@@ -29,6 +33,8 @@ def save_snapshot(series: CheckpointSeries, trainer: Trainer, job: dict[str, Any
         checkpoint.add_group("optimizer", optimizer_state)
         assert random_states is not None
         checkpoint.add_group("random", {str(rank): state for rank, state in enumerate(random_states)})
+        for name, states in sync_states.items():
+            checkpoint.add_group("sync", {f"{rank}/{name}": state for rank, state in enumerate(states or ())})
     series.save(checkpoint)
 
 
@@ -46,6 +52,13 @@ def restore_snapshot(path: str | os.PathLike, trainer: Trainer, job: dict[str, A
     trainer.load_state(checkpoint.facts.get("training", {}))
     if checkpoint.facts.get("world_size") == trainer.comm.size:
         _restore_random_state(checkpoint.group("random").get(str(trainer.comm.rank)))
+        trainer.sync.load_state_dict(trainer.model, checkpoint.group(f"sync/{trainer.comm.rank}"))
+    elif trainer.comm.rank == 0 and checkpoint.group("sync"):
+        _log.warning(
+            "checkpoint: was written by %s ranks, this job has %d: what compression held back is left out",
+            checkpoint.facts.get("world_size"),
+            trainer.comm.size,
+        )
     trainer.sync.check_replicas(trainer.model)
     return source
 

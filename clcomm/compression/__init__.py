@@ -4,12 +4,14 @@ A hook is called as `hook(gradient, comm, out, bucket)` for each bucket, in the 
 rank's, one dimension, not to be written. out: of the same shape and dtype, where the mean over the ranks is to appear,
 with the same bits on every rank; it may be memory that other ranks write the same values to. bucket: the layout's,
 whose slots tell which parameter lies where. Its traffic goes through `comm` and is counted as one all-reduce.
+
+A hook that keeps something from step to step is a `StatefulHook`, so that checkpoints can hold that too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -26,6 +28,17 @@ class CommHook(Protocol):
     """What reduces a bucket's gradient in place of a plain all-reduce."""
 
     def __call__(self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket) -> None: ...
+
+
+@runtime_checkable
+class StatefulHook(CommHook, Protocol):
+    """A hook with a memory; flat: the model's flat gradients, which its buckets' gradients are parts of."""
+
+    def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
+        """Return what this rank keeps for the model, by the same names on every rank."""
+
+    def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
+        """Go on from what `state_of` returned."""
 
 
 def parse_compression(text: str) -> CommHook | None:

@@ -7,29 +7,73 @@ import numpy as np
 from clcomm.buckets import Bucket
 
 
+class FlatMemory:
+    """Values that a scheme keeps for each element of a model's gradients, zero at first; one flat array for each model.
+
+    They belong to places in the flat space, so they stay when the space is cut into other buckets.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, np.ndarray] = {}
+
+    def of(self, gradient: np.ndarray, bucket: Bucket) -> np.ndarray:
+        """Return what is kept for a bucket's elements, to be read and written."""
+        base = model_of(gradient, bucket)
+        kept = self._kept.get(base)
+        if kept is None or kept.size < bucket.stop:
+            grown = np.zeros(bucket.stop, np.uint8)
+            if kept is not None:
+                grown[: kept.size] = kept
+            kept = self._kept[base] = grown
+        return kept[bucket.start : bucket.stop].view(gradient.dtype)
+
+    def whole(self, flat: np.ndarray) -> np.ndarray:
+        """Return what is kept for all of a model's gradients, as bytes; `flat` is where these lie."""
+        result = np.zeros(flat.nbytes, np.uint8)
+        kept = self._kept.get(address(flat), result)
+        result[: kept.size] = kept
+        return result
+
+    def load(self, flat: np.ndarray, values: np.ndarray) -> None:
+        """Take over what `whole` returned."""
+        self._kept[address(flat)] = values.copy()
+
+
 class Feedback:
     """Each bucket's residual: what this rank wanted to send so far, less what it sent."""
 
     def __init__(self) -> None:
-        self._residuals: dict[tuple[int, int, int], np.ndarray] = {}
+        self._residuals = FlatMemory()
 
     def corrected(self, gradient: np.ndarray, bucket: Bucket) -> np.ndarray:
         """Return a copy of the gradient with the bucket's residual added."""
-        residual = self._residuals.get(_key(gradient, bucket))
-        return gradient.copy() if residual is None else gradient + residual
+        return gradient + self._residuals.of(gradient, bucket)
 
     def keep(self, gradient: np.ndarray, bucket: Bucket, residual: np.ndarray) -> None:
         """Remember what was not sent; NaN and Inf are not carried on."""
-        self._residuals[_key(gradient, bucket)] = np.nan_to_num(residual, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+        self._residuals.of(gradient, bucket)[:] = np.nan_to_num(residual, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
 
     def residual(self, gradient: np.ndarray, bucket: Bucket) -> np.ndarray:
         """Return what has not been sent yet; zeros before the first step."""
-        return self._residuals.get(_key(gradient, bucket), np.zeros_like(gradient))
+        return self._residuals.of(gradient, bucket)
+
+    def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
+        """Return this rank's residuals of the model whose gradients lie in `flat`, for a checkpoint."""
+        return {"residual": self._residuals.whole(flat)}
+
+    def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
+        """Go on from what `state_of` returned."""
+        self._residuals.load(flat, state["residual"])
 
 
-def _key(gradient: np.ndarray, bucket: Bucket) -> tuple[int, int, int]:
-    """Return what tells a bucket from those of other models: where its gradient lies, which stays."""
-    return gradient.__array_interface__["data"][0], bucket.start, bucket.stop
+def address(flat: np.ndarray) -> int:
+    """Return where an array starts."""
+    return flat.__array_interface__["data"][0]
+
+
+def model_of(gradient: np.ndarray, bucket: Bucket) -> int:
+    """Return what tells a model from others: where its flat gradients start, which stays."""
+    return address(gradient) - bucket.start
 
 
 def mean_of_rows(rows: list[np.ndarray], out: np.ndarray) -> None:

@@ -25,6 +25,14 @@ class Int8:
             self.feedback.keep(gradient, bucket, wanted - unpack(packed, wanted.size))
             mean_of_rows([unpack(row, wanted.size) for row in comm.all_gather(packed)], out)
 
+    def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
+        """Return this rank's residuals of the model whose gradients lie in `flat`."""
+        return self.feedback.state_of(flat)
+
+    def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
+        """Go on from what `state_of` returned."""
+        self.feedback.load_state_of(flat, state)
+
     def __str__(self) -> str:
         return "int8"
 

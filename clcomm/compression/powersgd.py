@@ -9,7 +9,7 @@ import numpy as np
 
 from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
-from clcomm.compression.feedback import Feedback
+from clcomm.compression.feedback import Feedback, address, model_of
 
 
 class PowerSGD:
@@ -25,7 +25,7 @@ class PowerSGD:
 
     def __call__(self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket) -> None:
         wanted = self.feedback.corrected(gradient, bucket)
-        key = gradient.__array_interface__["data"][0]
+        key = model_of(gradient, bucket)
         matrices, whole = self._split(wanted, bucket)
         seconds = [self._factor(key, name, matrix.shape[1], wanted.dtype) for name, matrix in matrices]
         with np.errstate(all="ignore"):
@@ -65,6 +65,19 @@ class PowerSGD:
         if kept is not None:
             return kept
         return np.random.default_rng(list(name.encode())).standard_normal((columns, self.rank)).astype(dtype)
+
+    def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
+        """Return this rank's residuals and the factors of the model whose gradients lie in `flat`."""
+        base = address(flat)
+        factors = {f"factor/{name}": value for (key, name), value in self._factors.items() if key == base}
+        return self.feedback.state_of(flat) | factors
+
+    def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
+        """Go on from what `state_of` returned."""
+        self.feedback.load_state_of(flat, state)
+        for name, value in state.items():
+            if name.startswith("factor/"):
+                self._factors[address(flat), name.removeprefix("factor/")] = value.copy()
 
     def __str__(self) -> str:
         return f"powersgd:{self.rank}"
