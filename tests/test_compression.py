@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from clcomm import Communicator, Synchronizer
+from clcomm.checkpoint_series import CheckpointSeries
 from clcomm.compression import int8, parse_compression
 from clcomm.compression.feedback import FlatMemory
 from clcomm.compression.halves import from_bfloat16, to_bfloat16
@@ -169,7 +170,7 @@ def test_resuming_has_the_bits_of_an_uninterrupted_run(comm, tmp_path, scheme):
     whole = train(make_trainer(comm, samples, compression=scheme), 12)
     first = make_trainer(comm, samples, compression=scheme)
     train(first, 5)
-    save_snapshot(path, first, {})
+    save_snapshot(CheckpointSeries(comm, path), first, {})
     resumed = make_trainer(comm, samples, compression=scheme)
     restore_snapshot(path, resumed, {})
     assert_same_bits(train(resumed, 12), whole)
@@ -180,7 +181,7 @@ def test_another_number_of_ranks_goes_on_without_the_residuals_and_says_so(auto,
     path = auto.broadcast_object(str(tmp_path / "run.npz"))
     first = make_trainer(auto, 60 * auto.size, compression="int8")
     train(first, 3)
-    save_snapshot(path, first, {})
+    save_snapshot(CheckpointSeries(auto, path), first, {})
     part = auto.comm.Split(auto.rank, 0)
     with Communicator(part) as alone:
         resumed = make_trainer(alone, 60 * auto.size, compression="int8")
