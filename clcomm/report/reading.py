@@ -227,7 +227,7 @@ _STATS: dict[str, Check] = {
     "tallies": _list(_tally, 2048),
     "phases": _list(_row(_text, _text, _INDEX, _COUNT, _COUNT, _COUNT), 2048),
     "late": _list(_row(_whole(0, _MOST_RANKS), _whole(1), _COUNT, _COUNT)),
-    "events": _row(_COUNT, _COUNT, _COUNT),
+    "events": _row(_COUNT, _COUNT),
 }
 _TRIAL: dict[str, Check] = {
     "name": _text, "measured_s": _or_none(_number), "predicted_s": _or_none(_number), "steps": _COUNT,

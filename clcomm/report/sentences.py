@@ -152,7 +152,7 @@ def upkeep(facts: Facts) -> str:
     if checks and not any(record["replica_mismatches"] for record in facts.run.ranks):
         parts.append(f"Replicas were compared {_count(checks, 'time')} and were alike.")
     seconds = facts.counts["stats_overhead"]["seconds"]
-    if seconds is not None and facts.training_s:
+    if facts.training_s:
         parts.append(f"Keeping these figures took {seconds / facts.training_s:.3%} of the steps' time.")
     return " ".join(parts)
 

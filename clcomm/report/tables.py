@@ -162,8 +162,8 @@ def health_table(facts: Facts) -> Table:
         ("comparisons of replicas", f"{max(checks):,}, {max(mismatches):,} found a difference" if checks else ""),
         ("peak memory of a rank", _span(memory)),
         ("peak device memory of a rank", _span(device)),
-        ("counting an event", f"{overhead['event_s'] * 1e6:.2f} us" if overhead["event_s"] else ""),
-        ("counting all events", f"{overhead['seconds'] * 1e3:.2f} ms" if overhead["seconds"] else ""),
+        ("counting an event", f"{overhead['event_s'] * 1e6:.2f} us" if overhead["events"] else ""),
+        ("counting all of a rank's events", f"{overhead['seconds'] * 1e3:.2f} ms" if overhead["events"] else ""),
     ]
     columns = [Column("what", "", "text"), Column("value", "", "text")]
     return Table("health", "Health", columns, [{"what": what, "value": value} for what, value in rows if value])

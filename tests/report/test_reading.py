@@ -105,7 +105,7 @@ WRONG = {
     "ranks.0.stats.tallies.0.operation": ["\x07", None],
     "ranks.0.stats.phases.0": [[], ["pack", "", 0, 1, 2], ["pack", "", 0, 1, 2, -3]],
     "ranks.0.stats.late": [[[0, 0, 1, 1]], [[0, 1, 1, 1], [0, 1, 1, 1]]],
-    "ranks.0.stats.events": [[1, 2], None],
+    "ranks.0.stats.events": [[1, 2, 3], None],
 }
 
 
