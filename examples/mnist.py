@@ -49,6 +49,7 @@ def parse() -> Namespace:
     parser = command_line.parser("examples.mnist", "Train a network on MNIST, data-parallel over MPI.")
     command_line.add_checkpoint_options(parser)
     command_line.add_trace_options(parser)
+    command_line.add_logging_options(parser)
     options = parser.parse_args()
     command_line.check(options)
     return options

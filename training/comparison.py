@@ -18,8 +18,7 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.intervals import Estimate, estimate
-from clcomm.stats import Collective
-from clcomm.synchronizer import GRADIENTS
+from training.communication_clock import CommunicationClock, Lap
 from training.datasets import Splits
 from training.metrics import WARM_UP_STEPS, StepRecord
 from training.session import Result, Session
@@ -62,20 +61,7 @@ class Timing:
         return self.communication_s.median / self.step_s.median
 
 
-class CommunicationClock:
-    """An observer that adds up how long collectives kept this rank from anything else, and what moved the gradients."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.moved_by: set[str] = set()
-
-    def collective_finished(self, event: Collective) -> None:
-        self.seconds += event.seconds if event.exposed_s is None else event.exposed_s
-        if event.label == GRADIENTS:
-            self.moved_by.add(event.transport)
-
-
-class Contender:
+class Contender(Callback):
     """One variant's run, which goes on for a few steps whenever it is its turn; making one is collective."""
 
     def __init__(self, variant: Variant, options: Namespace, splits: Splits, console: Console):
@@ -93,7 +79,7 @@ class Contender:
         self.steps = 0
         self._steps = self.session.steps()
         self._records: list[tuple[StepRecord, float]] = []  # of this turn, each with its seconds in collectives
-        self._seen_s = self.clock.seconds
+        self._lap = Lap(self.clock)
 
     @property
     def model(self) -> object:
@@ -114,10 +100,7 @@ class Contender:
             self.windows.append(self._window())
 
     def step_finished(self, record: StepRecord) -> None:
-        self._records.append((record, self.clock.seconds - self._seen_s))
-        self._seen_s = self.clock.seconds
-
-    def epoch_finished(self, epoch: int, train_loss: float) -> None: ...
+        self._records.append((record, self._lap.seconds()))
 
     def _window(self) -> Window:
         records = self._records[1:] or self._records

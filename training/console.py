@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any, cast
 
 from clcomm.communicator import Communicator
@@ -29,5 +31,7 @@ def make_console(comm: Communicator) -> Console:
         return cast("Console", Silent())
     from rich.console import Console
 
-    console = Console(soft_wrap=True)
-    return console if console.is_terminal else Console(soft_wrap=True, width=PLAIN_WIDTH)
+    # Open MPI gives each rank a terminal of its own, and passes on whole lines, wherever its own output goes.
+    if sys.stdout.isatty() and "OMPI_COMM_WORLD_SIZE" not in os.environ:
+        return Console(soft_wrap=True)
+    return Console(soft_wrap=True, width=PLAIN_WIDTH, force_terminal=False if sys.stdout.isatty() else None)

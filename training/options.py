@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from typing import Any, NoReturn
 
 from clcomm.compression import parse_compression
@@ -133,6 +134,15 @@ def _add_output_options(parser: Parser) -> None:
     group.add_argument("--quiet", action="store_true", help="no progress, only the results")
 
 
+def add_logging_options(parser: Parser) -> None:
+    """Add the options of jobs that keep what happened step by step."""
+    group = parser.add_argument_group("logs")
+    group.add_argument("--log-csv", metavar="FILE", help="write a row for each step: loss, times, images/s, accuracy")
+    group.add_argument(
+        "--tensorboard", metavar="DIR", help="write the same for TensorBoard (needs clcomm[tensorboard])"
+    )
+
+
 def add_checkpoint_options(parser: Parser) -> None:
     """Add the options of jobs that can stop and go on."""
     group = parser.add_argument_group("checkpoints")
@@ -173,6 +183,10 @@ def check(options: argparse.Namespace) -> None:
         raise ArgumentError("--sharded-optimizer: expected no --compression with it; use one of the two")
     if options.target_accuracy is not None and not options.eval:
         raise ArgumentError("--target-accuracy: needs the evaluation that --no-eval leaves out")
+    if getattr(options, "tensorboard", None) and importlib.util.find_spec("tensorboardX") is None:
+        raise ArgumentError(
+            "--tensorboard: needs tensorboardX, which is not installed; pip install 'clcomm[tensorboard]'"
+        )
     if getattr(options, "resume", None) == "":
         if not options.checkpoint:
             raise ArgumentError("--resume: expected a file, here or with --checkpoint")

@@ -26,6 +26,7 @@ from training.loader import Loader, default_prefetch
 from training.schedules import parse_schedule
 from training.snapshot import restore_snapshot, save_snapshot
 from training.trainer import Progress, Trainer
+from training.watching import watched
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,6 +107,8 @@ class Session:
         self._build_kernels()
         self.trainer = self._make_trainer()
         self._series = self._checkpoint_series()
+        self._evaluation: Evaluation | None = None
+        self._evaluated_at = -1
 
     def _build_kernels(self) -> None:
         options, parts, train = self.options, self.parts, self.splits.train
@@ -189,14 +192,15 @@ class Session:
 
     def finish(self) -> Result:
         """Evaluate as asked and return what the steps came to; collective."""
-        evaluation = self._evaluate() if self.options.eval else None
+        if self.options.eval and self._evaluated_at != self.trainer.progress.step:
+            self._evaluate()
         metrics, comm, sync = self.trainer.metrics, self.comm, self.trainer.sync
         records = self._gather_records()
         return Result(
             steps=metrics.steps,
             images_per_s=metrics.samples_per_s(comm.size),
             train_loss=self.trainer.train_loss,
-            evaluation=evaluation,
+            evaluation=self._evaluation,
             step_p50_s=metrics.step_s(0.50),
             step_p95_s=metrics.step_s(0.95),
             data_wait_s=metrics.data_wait_s,
@@ -223,22 +227,16 @@ class Session:
 
     def _train(self) -> None:
         trainer, options = self.trainer, self.options
-        display: Any = None
-        if not options.quiet and self.comm.rank == 0:
-            from training.progress import ProgressDisplay
-
-            display = ProgressDisplay(self.console, self.comm.size, self.total_steps, trainer.progress.step)
-            trainer.callbacks.append(display)
         every = getattr(options, "checkpoint_every", None)
         saved_at = trainer.progress.step
-        try:
+        with watched(options, self.comm, self.console, self.total_steps, saved_at) as callbacks:
+            trainer.callbacks.extend(callbacks)
             for progress in self.steps():
                 epoch_done = progress.batch == len(trainer.loader)
+                if epoch_done and options.eval:
+                    self._evaluate()
                 if epoch_done or (every and progress.step % every == 0):
                     saved_at = self._save(saved_at)
-        finally:
-            if display is not None:
-                display.close()
         self._save(saved_at)
         if self._series is not None:
             self._series.wait()
@@ -260,13 +258,16 @@ class Session:
     def _course(self) -> dict[str, Any]:
         return {name: getattr(self.options, name) for name in COURSE} | {"data": self.splits.name}
 
-    def _evaluate(self) -> Evaluation:
+    def _evaluate(self) -> None:
         test = self.splits.test
         assert test is not None  # left out without --eval only
         sampler = EvaluationSampler(len(test), self.comm.rank, self.comm.size)
         loader = Loader(test, sampler, EVALUATION_BATCH, prefetch=0)
         with self.comm.phase("evaluate"):
-            return evaluate(self.comm, self.parts.predict, loader)
+            evaluation = evaluate(self.comm, self.parts.predict, loader)
+        self._evaluation, self._evaluated_at = evaluation, self.trainer.progress.step
+        for callback in self.trainer.callbacks:
+            callback.evaluation_finished(self._evaluated_at, evaluation)
 
 
 def _count(number: int, noun: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,17 +18,24 @@ from clcomm.events import Phase
 from clcomm.job import note_step
 from clcomm.synchronizer import Synchronizer
 from training.engines import Parts
+from training.evaluate import Evaluation
 from training.loader import Batch, Loader
 from training.metrics import Metrics, StepRecord
 from training.overhead import Overhead
 from training.schedules import Schedule, constant
 
 
-class Callback(Protocol):
-    """Anything that wants to follow a run; every rank calls it."""
+class Callback:
+    """Base of what wants to follow a run: it defines what it wants to be told."""
 
-    def step_finished(self, record: StepRecord) -> None: ...
-    def epoch_finished(self, epoch: int, train_loss: float) -> None: ...
+    def step_finished(self, record: StepRecord) -> None:
+        """Hear of a step of this rank."""
+
+    def evaluation_finished(self, step: int, evaluation: Evaluation) -> None:
+        """Hear what an evaluation after this step came to, before the end of the epoch if it is the epoch's last."""
+
+    def epoch_finished(self, epoch: int, train_loss: float) -> None:
+        """Hear the mean loss of an epoch (0, 1, ...) over all ranks."""
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -115,11 +116,12 @@ def test_the_published_table_of_one_epoch() -> None:
 
 
 def test_all_ways_are_compared_in_one_run(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    draws = importlib.util.find_spec("matplotlib") is not None
     report, chart = tmp_path / "all.json", tmp_path / "chart.png"
     out = run(
         "examples.compare_bucketing", "--data", "synthetic", "--max-steps", "24", "--bucket-size", "256KiB",
-        "--batch-size", "8", "--no-eval", "--quiet", "--report", str(report), "--plot", str(chart), ranks=2,
+        "--batch-size", "8", "--no-eval", "--quiet", "--report", str(report),
+        *(["--plot", str(chart)] if draws else []), ranks=2,
     )  # fmt: skip
     assert table_rows(out)["Total all-reduce calls"][:2] == ["72", "192"]
     compared = json.loads(report.read_text())
@@ -137,7 +139,7 @@ def test_all_ways_are_compared_in_one_run(tmp_path: Path) -> None:
     assert set(compared["costs"]) == {"auto", "mpi"} and all(
         each["alpha_s"] >= 0 for each in compared["costs"].values()
     )
-    assert chart.read_bytes().startswith(b"\x89PNG")
+    assert not draws or chart.read_bytes().startswith(b"\x89PNG")
 
 
 @needs_mnist

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -15,6 +17,24 @@ def test_rank_0_prints_and_the_others_do_not(capsys):
         console.print(f"rank {rank}", highlight=False)
         assert console.width == PLAIN_WIDTH and not console.is_terminal
     assert capsys.readouterr().out == "rank 0\n"
+
+
+def on_a_terminal(**environment: str) -> str:
+    """Return what a console writes in a bold style when its standard output is a terminal."""
+    code = "from types import SimpleNamespace as N; from training.console import make_console as make\n"
+    code += "console = make(N(rank=0)); console.print(console.is_terminal, console.width, style='bold')"
+    ours, theirs = pty.openpty()
+    given = {**os.environ, "TERM": "xterm", "COLUMNS": "60", "PYTHONPATH": os.getcwd(), **environment}
+    subprocess.run([sys.executable, "-c", code], stdout=theirs, env=given, check=True)
+    written = os.read(ours, 200).decode()
+    os.close(theirs)
+    os.close(ours)
+    return written
+
+
+def test_a_terminal_has_colours_but_the_one_that_open_mpi_lends_has_none():
+    assert on_a_terminal() == "\x1b[1;3;92mTrue\x1b[0m\x1b[1m \x1b[0m\x1b[1;36m60\x1b[0m\r\n"
+    assert on_a_terminal(OMPI_COMM_WORLD_SIZE="2") == f"False {PLAIN_WIDTH}\r\n"
 
 
 def test_what_takes_long_to_import_waits_until_it_is_needed():

@@ -20,13 +20,13 @@ from training.loader import Loader
 from training.metrics import StepRecord
 from training.schedules import parse_schedule
 from training.snapshot import restore_snapshot, save_snapshot
-from training.trainer import Trainer
+from training.trainer import Callback, Trainer
 
 State = dict[str, np.ndarray]
 
 
 @dataclass
-class Watcher:
+class Watcher(Callback):
     """A callback that keeps what it is told."""
 
     records: list[StepRecord] = field(default_factory=list)

@@ -1,0 +1,131 @@
+"""Callbacks that keep a run's figures as it goes on: a CSV file, and TensorBoard's event files. For rank 0."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+from typing import Any
+
+from training.communication_clock import CommunicationClock, Lap
+from training.evaluate import Evaluation
+from training.metrics import StepRecord
+from training.trainer import Callback
+
+COLUMNS = (
+    "step", "epoch", "loss", "lr", "step_ms", "data_wait_ms", "communication_ms", "images_per_s", "epoch_loss",
+    "test_loss", "test_accuracy",
+)  # fmt: skip
+#: TensorBoard gets a point for so many steps together: to write one takes a good part of a short step.
+POINT_EVERY = 10
+
+
+class CsvLogger(Callback):
+    """A row for each step, loss and times those of rank 0; an evaluation and an epoch's loss are in their last row.
+
+    path: written anew, or continued where `goes_on` and it has the same columns. world_size: for the whole world's
+    images/s. clock: an observer of rank 0's Communicator. Raises OSError where the file can't be written.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike, world_size: int, clock: CommunicationClock, goes_on: bool = False
+    ) -> None:
+        self._world_size, self._lap = world_size, Lap(clock)
+        goes_on = goes_on and _first_line(path) == ",".join(COLUMNS)
+        self._file = open(path, "a" if goes_on else "w", newline="", encoding="utf-8")  # noqa: SIM115
+        self._writer = csv.DictWriter(self._file, COLUMNS)
+        if not goes_on:
+            self._writer.writeheader()
+        self._row: dict[str, Any] = {}  # not written yet: an evaluation may belong to it
+
+    def step_finished(self, record: StepRecord) -> None:
+        self._write()
+        self._row = {
+            "step": record.step,
+            "epoch": record.epoch + 1,
+            "loss": record.loss,
+            "lr": record.lr,
+            "step_ms": f"{record.seconds * 1e3:.3f}",
+            "data_wait_ms": f"{record.data_wait_s * 1e3:.3f}",
+            "communication_ms": f"{self._lap.seconds() * 1e3:.3f}",
+            "images_per_s": f"{self._world_size * record.samples / record.seconds:.1f}",
+        }
+
+    def evaluation_finished(self, step: int, evaluation: Evaluation) -> None:
+        self._lap.seconds()
+        self._row.update(test_loss=evaluation.loss, test_accuracy=evaluation.accuracy)
+
+    def epoch_finished(self, epoch: int, train_loss: float) -> None:
+        self._lap.seconds()
+        self._row["epoch_loss"] = train_loss
+        self._write()
+        self._file.flush()
+
+    def close(self) -> None:
+        """Write what is left and close the file."""
+        self._write()
+        self._file.close()
+
+    def _write(self) -> None:
+        if self._row:
+            self._writer.writerow(self._row)
+            self._row = {}
+
+
+def _first_line(path: str | os.PathLike) -> str:
+    if not Path(path).is_file():
+        return ""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.readline().rstrip("\r\n")
+
+
+class TensorBoardLogger(Callback):
+    """Points for TensorBoard: of training and speed, each the mean of some steps; of epochs; of evaluations.
+
+    directory: where event files go, a new one for each run. Needs tensorboardX, the extra `tensorboard`. Raises OSError
+    where the directory can't be written.
+    """
+
+    def __init__(self, directory: str | os.PathLike, world_size: int, clock: CommunicationClock) -> None:
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(os.fspath(directory))
+        self._world_size, self._lap = world_size, Lap(clock)
+        self._records: list[StepRecord] = []  # since the last point
+        self._communication_s = 0.0
+
+    def step_finished(self, record: StepRecord) -> None:
+        self._records.append(record)
+        self._communication_s += self._lap.seconds()
+        if len(self._records) == POINT_EVERY:
+            self._write()
+
+    def evaluation_finished(self, step: int, evaluation: Evaluation) -> None:
+        self._lap.seconds()
+        self._writer.add_scalar("test/accuracy", evaluation.accuracy, step)
+        self._writer.add_scalar("test/loss", evaluation.loss, step)
+
+    def epoch_finished(self, epoch: int, train_loss: float) -> None:
+        self._lap.seconds()
+        self._writer.add_scalar("train/epoch_loss", train_loss, epoch + 1)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write what is left and close the files."""
+        self._write()
+        self._writer.close()
+
+    def _write(self) -> None:
+        if not self._records:
+            return
+        last, seconds = self._records[-1], sum(record.seconds for record in self._records)
+        samples = sum(record.samples for record in self._records)
+        for tag, value in (
+            ("train/loss", sum(record.loss * record.samples for record in self._records) / samples),
+            ("train/lr", last.lr),
+            ("speed/images_per_s", self._world_size * samples / seconds),
+            ("speed/step_ms", seconds / len(self._records) * 1e3),
+            ("speed/communication_share", self._communication_s / seconds),
+        ):
+            self._writer.add_scalar(tag, value, last.step)
+        self._records, self._communication_s = [], 0.0
