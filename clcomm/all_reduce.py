@@ -15,7 +15,7 @@ from clcomm.errors import ArgumentError
 from clcomm.handle import Handle
 from clcomm.running import KEPT_CALLS, CollectiveRunner
 from clcomm.stats import Collective, Observer
-from clcomm.transport import Transport
+from clcomm.transport import Pending, Transport
 from clcomm.world import World
 
 
@@ -102,28 +102,60 @@ class AllReduces(CollectiveRunner):
         """Begin an all-reduce; arguments as for `all_reduce`, the array contiguous.
 
         Neither array may be touched before `wait()` returns. Ranks may wait for several handles in any order; any
-        blocking call completes them all first. In the stats its seconds are those the caller spent in it.
+        blocking call completes them all first. In the stats its seconds are those from here to its end, exposed those
+        that the caller spent in it.
         """
+        source, target = self._background_operands(array, op, out)
+        call, chosen = self._plan(source, target, op, label, nbytes, bucket)
+        result = array if out is None else out
+        return self._start(call, partial(chosen.start_all_reduce, source, target, op), result)
+
+    def all_reduce_async_init(
+        self,
+        array: np.ndarray,
+        op: str = "sum",
+        *,
+        out: np.ndarray | None = None,
+        label: str = "",
+        nbytes: int | None = None,
+        bucket: int = -1,
+    ) -> Callable[[], Handle]:
+        """Return an all-reduce that is prepared once and begun by each call; arguments as for `all_reduce`.
+
+        What MPI_Start does with a prepared collective (MPI 4.1, section 6.13). Collective; ranks begin prepared
+        all-reduces in the same order, and wait for one before they begin it again.
+        """
+        source, target = self._background_operands(array, op, out)
+        self._settle()
+        self._prepared += 1
+        call, chosen = self._plan(source, target, op, label, nbytes, bucket, self._prepared)
+        prepare = partial(chosen.prepare_start, source, target, op)
+        start = self._carry_out(call, self._sequence, time.perf_counter(), prepare, ())
+        return partial(self._start, call, start, array if out is None else out)
+
+    def _background_operands(self, array: np.ndarray, op: str, out: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         self._require_open()
         for name, value in (("array", array), ("out", out)):
             if isinstance(value, np.ndarray) and not value.flags.c_contiguous:
                 raise ArgumentError(f"{name}: expected a C-contiguous array for a non-blocking all-reduce")
-        source, target, _ = self._reduction_operands(array, op, out)
-        call, chosen = self._plan(source, target, op, label, nbytes, bucket)
+        return self._reduction_operands(array, op, out)[:2]
+
+    def _start(self, call: Call, start: Callable[[], Pending], result: np.ndarray) -> Handle:
+        self._require_open()
         self._sequence = sequence = self._sequence + 1
         begin = time.perf_counter()
         self._meeting.announce(call.tag + sequence)
-        pending = chosen.start_all_reduce(source, target, op)
-        spent_s = time.perf_counter() - begin
+        pending = start()
 
-        def finished(seconds: float, failed: bool) -> None:
+        def finished(seconds: float, exposed_s: float, failed: bool) -> None:
             event = Collective(
-                "all_reduce", label, call.nbytes, seconds, chosen.name, sequence, failed, None, bucket, begin
-            )
+                call.operation, call.label, call.nbytes, seconds, call.transport, sequence, failed, None, call.bucket,
+                begin, exposed_s=exposed_s,
+            )  # fmt: skip
             for tell in self._finished:
                 tell(event)
 
-        return Handle(pending, array if out is None else out, finished, spent_s)
+        return Handle(pending, result, finished, begin)
 
     def run_as_all_reduce(self, reduce: Callable[[], None], *, label: str = "", nbytes: int, bucket: int = -1) -> None:
         """Run `reduce` and count all its collectives as one all-reduce of `nbytes`, with what this rank put in as wire.

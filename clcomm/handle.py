@@ -12,12 +12,19 @@ from clcomm.transport import Pending
 
 
 class Handle:
-    """A started all-reduce: `wait()` returns its result, `done()` says without blocking whether it is there."""
+    """A started all-reduce: `wait()` returns its result, `done()` says without blocking whether it is there.
 
-    def __init__(self, pending: Pending, result: np.ndarray, finished: Callable[[float, bool], None], started_s: float):
-        self._pending, self._result, self._finished = pending, result, finished
-        self._spent_s = started_s
+    finished: told (seconds from `began_s` to the end, those of them that the caller spent here, failed), once.
+    computes: says whether the caller's device computes by itself; what is spent here then is not exposed.
+    """
+
+    def __init__(
+        self, pending: Pending, result: np.ndarray, finished: Callable[[float, float, bool], None], began_s: float
+    ):
+        self._pending, self._result, self._finished, self._began_s = pending, result, finished, began_s
+        self._exposed_s = time.perf_counter() - began_s
         self._reported = False
+        self.computes: Callable[[], bool] | None = None
 
     def wait(self) -> np.ndarray:
         """Return the reduced array when it is complete on this rank."""
@@ -38,7 +45,9 @@ class Handle:
             failed = False
             return result
         finally:
-            self._spent_s += time.perf_counter() - begin
+            end = time.perf_counter()
+            if self.computes is None or not self.computes():
+                self._exposed_s += end - begin
             if failed or self._pending.finished:
                 self._reported = True
-                self._finished(self._spent_s, failed)
+                self._finished(end - self._began_s, self._exposed_s, failed)

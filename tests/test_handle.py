@@ -42,6 +42,36 @@ def test_a_started_all_reduce_needs_contiguous_arrays(comm):
         assert one_line(caught) == f"{name}: expected a C-contiguous array for a non-blocking all-reduce"
 
 
+def test_prepared_all_reduces_are_started_again_and_again(comm):
+    sources = [comm.allocate(4 * n).view(np.float32) for n in (1, 5000, 20_000)]
+    targets = [comm.allocate_common(source.nbytes).view(np.float32) for source in sources]
+    pairs = [*zip(sources, targets, strict=True), (np.zeros(3000), np.zeros(3000))]
+    starts = [comm.all_reduce_async_init(source, "mean", out=target) for source, target in pairs]
+    for step in range(5):
+        for source, _ in pairs:
+            source[:] = comm.rank + step
+        handles = [start() for start in starts]
+        for index in np.random.default_rng(comm.rank + step).permutation(len(handles)):
+            while step % 2 and not handles[index].done():
+                pass
+            assert handles[index].wait() is pairs[index][1]
+            assert (pairs[index][1] == (comm.size - 1) / 2 + step).all()
+        comm.barrier()  # common memory: the next step's results must not come before all have looked
+    total = comm.stats.total("all_reduce")
+    assert (total["calls"], total["bytes"]) == (5 * len(pairs), 5 * sum(source.nbytes for source, _ in pairs))
+    assert 0 <= total["exposed_s"] <= total["seconds"]
+
+
+def test_what_is_spent_while_a_device_computes_is_hidden(comm):
+    array = comm.allocate(4000).view(np.float32)
+    handle = comm.all_reduce_async(array)
+    handle.computes = lambda: True
+    handle.wait()
+    total = comm.stats.total("all_reduce")
+    assert total["hidden_s"] > 0
+    assert total["exposed_s"] == pytest.approx(total["seconds"] - total["hidden_s"])
+
+
 @pytest.mark.mpi(min_size=2)
 def test_a_started_all_reduce_that_fails_is_counted_once(auto):
     memory = auto.allocate(64)

@@ -44,6 +44,10 @@ class Transport(ABC):
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
         """Begin an all-reduce; `source` and `out` stay untouched by the caller until it is waited for."""
 
+    def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], Pending]:
+        """Return what begins this all-reduce, on the same memory, each time it is called; collective."""
+        return lambda: self.start_all_reduce(source, out, op)
+
     @abstractmethod
     def broadcast(self, array: np.ndarray, root: int) -> None:
         """Copy root's `array` into every other rank's."""

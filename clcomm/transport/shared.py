@@ -22,6 +22,7 @@ from clcomm.transport.meeting import MeetingPoint, kind_of
 from clcomm.transport.memory import KEPT, HostMemory, MemoryTransport, require_alike
 from clcomm.transport.mpi import SHARD_MULTIPLE
 from clcomm.transport.reduction import prepared_reduction, reduce_in_rank_order
+from clcomm.transport.started import Counters, StartedReduction
 
 #: Arrays up to this size take the way through the slots.
 SLOT_BYTES = 16 << 10
@@ -43,6 +44,7 @@ class SharedTransport(MemoryTransport):
         self._meet = self.memory.meet
         self._second_comm = comm.Dup()
         self._pending: deque[Pending] = deque() if pending is None else pending
+        self._counters = Counters(self.memory)
         # Two slots for each rank, in turn.
         self._slots = self.memory.desk.reshape(2, self.world_size, SLOT_BYTES)
         self._slot_reductions: dict[tuple, Callable[[np.ndarray, np.ndarray], None]] = {}
@@ -119,6 +121,14 @@ class SharedTransport(MemoryTransport):
 
         return Pending(self._pending, self.memory.comm.Iallgather(own, everyone), fold)
 
+    def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], Pending]:
+        everyone = self._point.exchange(self.memory.places(source, out), kind_of(source))
+        counters = self._counters.take()
+        if counters is None:
+            return super().prepare_start(source, out, op)
+        fold = self._shard_reduction(source, out, op, everyone)
+        return StartedReduction(self.memory, counters, self._pending, fold).start
+
     def _shard_reduction(
         self, source: np.ndarray, out: np.ndarray, op: str, everyone: np.ndarray
     ) -> Callable[[], None]:
@@ -171,6 +181,7 @@ class SharedTransport(MemoryTransport):
         self._point.barrier()
 
     def close(self) -> None:
+        self._counters.close()
         self.memory.close()
         self._second_comm.Free()
 

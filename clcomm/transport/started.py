@@ -1,0 +1,94 @@
+"""Reductions in shared memory that are prepared once and then started: counters take the place of MPI's requests.
+
+A rank that starts one says so with a counter and goes on. Whoever looks and finds that all have started folds its own
+shard and counts that too; the result is there when all shards are folded. Nobody waits before it has to.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from clcomm.transport.base import Pending
+from clcomm.transport.memory import HostMemory
+
+#: Bytes of a rank's two counters, on a cache line of their own.
+_LINE = 64
+#: Reductions whose counters lie in one window: windows are few, buckets may be many.
+_TOGETHER = 256
+_POLLS_BETWEEN_PROGRESS = 256
+
+
+class Counters:
+    """Two counters of each rank for every prepared reduction, in windows that hold many of them."""
+
+    def __init__(self, memory: HostMemory):
+        self._memory = memory
+        self._free: list[np.ndarray] = []
+
+    def take(self) -> np.ndarray | None:
+        """Return int64 (ranks, 8), zero, common to all ranks; None where /dev/shm has no room. Collective."""
+        if not self._free:
+            ranks, nbytes = self._memory.ranks, _TOGETHER * self._memory.ranks * _LINE
+            if not self._memory.fits(nbytes, common=True):
+                return None
+            window = self._memory.allocate(nbytes, common=True).view(np.int64)
+            self._free = list(window.reshape(_TOGETHER, ranks, _LINE // 8))
+        return self._free.pop()
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._free.clear()
+
+
+class StartedReduction:
+    """One all-reduce, prepared: `start` begins it, and the Pending that it returns folds this rank's shard in time.
+
+    fold: does that, when all ranks have started. A reduction is started again only after its Pending was waited for.
+    """
+
+    def __init__(self, memory: HostMemory, counters: np.ndarray, pending: deque[Pending], fold: Callable[[], None]):
+        self._started, self._folded = counters[:, 0].data, counters[:, 1].data
+        self._rank, self._fence, self._progress = memory.rank, memory.fence, memory.comm.Iprobe
+        self._pending, self._fold = pending, fold
+        self._count = 0
+
+    def start(self) -> Pending:
+        """Tell the others that this rank's array is written."""
+        self._count += 1
+        return Pending(self._pending, self._advance(self._started), self._fold_own)
+
+    def _fold_own(self) -> _Reached:
+        self._fold()
+        return self._advance(self._folded)
+
+    def _advance(self, counters: memoryview) -> _Reached:
+        self._fence()
+        counters[self._rank] = self._count
+        return _Reached(counters, self._count, self._fence, self._progress)
+
+
+class _Reached:
+    """A request, as MPI's, that is complete when every rank's counter has come as far."""
+
+    def __init__(self, counters: memoryview, count: int, fence: Callable[[], object], progress: Callable[[], object]):
+        self._counters, self._count, self._fence, self._progress = counters, count, fence, progress
+
+    def Test(self) -> bool:
+        count = self._count
+        for counter in self._counters:
+            if counter < count:
+                return False
+        self._fence()
+        return True
+
+    def Wait(self) -> None:
+        polls = 0
+        while not self.Test():
+            os.sched_yield()  # there may be more ranks than cores
+            polls += 1
+            if polls % _POLLS_BETWEEN_PROGRESS == 0:
+                self._progress()
