@@ -10,6 +10,8 @@ from clcomm.forecast import Candidate, Recommendation, recommend
 
 #: A fit needs sizes that are so many times apart, and calls enough for a mean.
 _LEAST_SPREAD, _LEAST_CALLS = 4, 10
+#: Errors of a fit from which on nothing should rest on it.
+_DOUBTFUL = 0.3
 #: Predictions closer than this are alike: no reason to change anything.
 ALIKE = 1.05
 
@@ -49,6 +51,8 @@ def own_costs(rows: list[dict[str, Any]]) -> Costs | str:
         found = fit(points)
     except ArgumentError as error:
         return str(error)
+    if found.median_error > _DOUBTFUL:
+        return f"time does not follow size: half of the buckets are off a fit by {found.median_error:.0%} or more"
     return Costs(found.cost, "fitted to this run's buckets", found)
 
 

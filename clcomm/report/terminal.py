@@ -9,6 +9,9 @@ from rich.text import Text
 from clcomm.report.model import Report
 from clcomm.report.shapes import Table
 
+#: Text longer than this may be folded.
+_LONG_TEXT = 40
+
 
 def show(report: Report, console: Console) -> None:
     """Print the report; tables too wide for the console are cut into pieces that repeat the first column."""
@@ -32,7 +35,8 @@ def _print_table(table: Table, console: Console) -> None:
         drawn.show_header = any(table.columns[index].heading for index in columns)
         for index in columns:
             heading, kind = table.columns[index].heading, table.columns[index].kind
-            drawn.add_column(Text(heading), justify="left" if kind == "text" else "right", no_wrap=True)
+            is_text = kind == "text"
+            drawn.add_column(Text(heading), justify="left" if is_text else "right", no_wrap=not is_text)
         for row in cells:
             drawn.add_row(*(Text(row[index]) for index in columns))
         console.print(drawn)
@@ -44,6 +48,7 @@ def _print_table(table: Table, console: Console) -> None:
 def _pieces(table: Table, cells: list[list[str]], width: int) -> list[list[int]]:
     """Return the columns of each piece, by index: as many as fit, after those that name the row."""
     widths = [max(map(len, column)) + 1 for column in zip([c.heading for c in table.columns], *cells, strict=True)]
+    widths = [min(w, _LONG_TEXT) if c.kind == "text" else w for w, c in zip(widths, table.columns, strict=True)]
     naming = [index for index, column in enumerate(table.columns) if index == 0 or column.key == "label"]
     pieces: list[list[int]] = [[]]
     for index in range(len(table.columns)):

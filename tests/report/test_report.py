@@ -1,0 +1,286 @@
+"""What a report says: its figures are those of the files, its sums come out, every form of it is whole."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+import pytest
+from rich.console import Console
+
+from clcomm import cli
+from clcomm.costmodel import Cost
+from clcomm.errors import ArgumentError, DataError
+from clcomm.report import plain
+from clcomm.report.axes import log_ticks, size_ticks, time_text
+from clcomm.report.html import as_html
+from clcomm.report.model import Report, build
+from clcomm.report.reading import read_runs
+from clcomm.report.shapes import MOST_SHOWN, Bars, Column, Distribution, Points, Table
+from clcomm.report.terminal import show
+from tests.report.runs import LAYOUT, STEPS, apart, document, written
+
+
+@pytest.fixture
+def report(tmp_path) -> Report:
+    return build(read_runs(written(tmp_path, [document()])))
+
+
+def reported(tmp_path, **figures) -> Report:
+    return build(read_runs(written(tmp_path, [document(**figures)])))
+
+
+def table(report: Report, key: str) -> Table:
+    return next(each for each in report.tables if each.key == key)
+
+
+# --- figures ---
+
+
+def test_lizardists_figures(report):
+    assert [row["value"] for row in table(report, "gradients").rows] == [275896, 3 * STEPS, STEPS * 827688]
+
+
+def test_buckets_bytes_are_the_layouts_and_the_operations(report):
+    buckets = table(report, "buckets").rows
+    assert [row["bytes"] for row in buckets] == [STEPS * sum(bucket) for bucket in LAYOUT]
+    (gradients,) = (row for row in table(report, "operations").rows if row["label"] == "gradients")
+    assert sum(row["bytes"] for row in buckets) == gradients["bytes"]
+    for name in ("seconds", "pack_s", "wait_s", "transfer_s", "unpack_s"):
+        assert sum(row[name] for row in buckets) == pytest.approx(gradients[name])
+    assert all(row["ok"] == "yes" for row in table(report, "checks").rows)
+
+
+def test_sums_that_do_not_come_out_are_shown(tmp_path):
+    checks = table(reported(tmp_path, layout=[[1000], [2000], [3000]]), "checks").rows
+    assert [row["ok"] for row in checks] == ["NO", "yes", "yes"]
+
+
+def test_the_parts_of_a_step_add_up_to_it(report):
+    *parts, whole = table(report, "step").rows
+    assert sum(row["mean_s"] for row in parts) == pytest.approx(whole["mean_s"]) == pytest.approx(7e-3)
+    assert sum(row["share"] for row in parts) == pytest.approx(1.0)
+    found = {row["part"]: row["mean_s"] for row in parts}
+    assert found["forward and backward"] == pytest.approx(4e-3) and found["wait for data"] == pytest.approx(1e-4)
+    assert found["pack"] == pytest.approx(3 * 4e-6) and found["unpack"] == pytest.approx(3 * 3e-6)
+
+
+def test_hidden_communication_is_no_part_of_a_step(tmp_path):
+    report = reported(tmp_path, overlap=True)
+    (gradients,) = (row for row in table(report, "operations").rows if row["label"] == "gradients")
+    assert gradients["hidden_s"] == pytest.approx(0.75 * gradients["seconds"], rel=1e-6)
+    parts = {row["part"]: row["mean_s"] for row in table(report, "step").rows}
+    assert parts["exposed communication"] == pytest.approx(gradients["exposed_s"] / STEPS)
+    assert "75% of communication was hidden behind computing, 25% was exposed." in report.headline
+
+
+def test_each_rank_has_its_row_and_the_slow_one_shows(report):
+    rows = table(report, "ranks").rows
+    assert [row["rank"] for row in rows] == [0, 1, 2, 3]
+    assert min(rows, key=lambda row: row["wait_step_s"])["rank"] == 2
+    assert max(rows, key=lambda row: row["last_share"])["rank"] == 2
+    assert sum(row["last_share"] for row in rows) == pytest.approx(1.0)
+    assert any(re.match(r"Rank 2 came last in \d\d% of 180 reductions, 0\.\d+ ms after", s) for s in report.headline)
+
+
+def test_ranks_that_come_alike_are_not_blamed(tmp_path):
+    whole = document()
+    for record in whole["ranks"]:
+        record["stats"]["late"] = [[rank, 45, 45 * 10**5, 2 * 10**5] for rank in range(4)]
+    (line,) = (s for s in build(read_runs(written(tmp_path, [whole]))).headline if "last" in s)
+    assert line == "No rank stands out: the last one came 0.1 ms after the one before it on average."
+
+
+def test_the_share_of_a_step_is_what_synchronising_took(report):
+    (gradients,) = (row for row in table(report, "operations").rows if row["label"] == "gradients")
+    share = (gradients["seconds"] + gradients["pack_s"] + gradients["unpack_s"]) / (STEPS * 7e-3)
+    assert any(line.startswith(f"Synchronisation took {share:.1%} of a step") for line in report.headline)
+
+
+def test_latency_and_bandwidth_are_found_again_and_advice_follows(report):
+    own, stored = table(report, "cost").rows
+    assert own["alpha_s"] == pytest.approx(20e-6, rel=0.1) and own["beta_s_per_byte"] == pytest.approx(4e-10, rel=0.1)
+    assert (stored["alpha_s"], stored["bytes_per_s"]) == (15e-6, pytest.approx(1 / 0.3e-9))
+    candidates = {row["remark"]: row for row in table(report, "advice").rows if row["remark"]}
+    assert candidates["fastest"]["buckets"] == 1 and candidates["this run's"]["buckets"] == 3
+    expected = 3 * own["alpha_s"] + 827688 * own["beta_s_per_byte"]
+    assert candidates["this run's"]["predicted_s"] == pytest.approx(expected)
+    assert any("--bucket-size 1MiB should take" in line for line in report.headline)
+
+
+def test_the_share_of_the_ceiling(report):
+    (gradients,) = (row for row in table(report, "operations").rows if row["label"] == "gradients")
+    assert gradients["ceiling_share"] == pytest.approx(Cost(15e-6, 0.3e-9).seconds(275896) / gradients["mean_s"])
+
+
+def test_what_is_not_known_is_left_out_with_a_reason(tmp_path):
+    whole = document(layout=None, training_s=None)
+    whole["ceilings"] = []
+    for record in whole["ranks"]:
+        record["training_s"] = None
+        record["stats"]["late"] = []
+        for tally in record["stats"]["tallies"]:
+            tally["wait_ns"] = 0
+            tally["bucket"] = min(tally["bucket"], 0) if tally["label"] != "gradients" else tally["bucket"]
+    report = build(read_runs(written(tmp_path, [whole])))
+    left_out = {each.what: each.why for each in report.left_out}
+    assert set(left_out) >= {
+        "share of a step", "wait for ranks", "who came last", "percent of the ceiling", "other bucket sizes"
+    }  # fmt: skip
+    assert "mpiexec -n 4 clcomm tune" in left_out["percent of the ceiling"]
+    assert not {"step", "stragglers", "advice"} & {each.key for each in report.tables}
+
+
+def test_trouble_comes_first(tmp_path):
+    whole = document()
+    whole["ranks"][1]["replica_mismatches"] = 2
+    whole["ranks"][2]["stats"]["tallies"][0]["failures"] = 3
+    report = build(read_runs(written(tmp_path, apart(whole)[:3])))
+    assert report.headline[:3] == [
+        "1 rank of 4 missing here: 3; all figures are of the others.",
+        "3 calls failed.",
+        "The replicas differed 2 times: do not trust what they learned.",
+    ]
+
+
+def test_decisions_are_shown_as_they_print(tmp_path):
+    trial = {"name": "1 MiB", "measured_s": 0.001, "predicted_s": None, "steps": 5}
+    decision = {"what": "bucket size", "chosen": "1 MiB", "measures": "step", "evidence": [trial], "at_step": 50}
+    (row,) = table(reported(tmp_path, decisions=[decision]), "decisions").rows
+    assert row["decision"] == "bucket size: 1 MiB, chosen at step 50 by step: 1 MiB (1.000 ms)"
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_any_number_of_ranks(tmp_path, ranks):
+    report = build(read_runs(written(tmp_path, [document(ranks)])))
+    assert len(table(report, "ranks").rows) == ranks
+    assert f"{ranks} rank{'s' if ranks > 1 else ''}" in report.title
+
+
+# --- forms ---
+
+
+def shown(report: Report, width: int = 120) -> str:
+    text = io.StringIO()
+    show(report, Console(width=width, file=text, highlight=False))
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_terminal_shows_every_cell_at_any_width(report, width):
+    text = shown(report, width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    words = " ".join(text.split())
+    assert all(" ".join(line.split()) in words for line in report.headline)
+    for each in report.tables:
+        assert each.title in text
+        numbers = [index for index, column in enumerate(each.columns) if column.kind != "text"]
+        assert all(row[index] in text for row in each.cells() for index in numbers)
+        assert all(word in text for row in each.cells() for cell in row for word in cell.split())
+
+
+def test_markdown_has_all_tables_and_no_live_markup(tmp_path):
+    text = plain.as_markdown(reported(tmp_path, model="a|b *c* <d>"))
+    assert text.startswith("# a\\|b \\*c\\* \\<d\\> on mnist, 4 ranks\n")
+    blocks = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
+    assert len(blocks) >= 9
+    for block in blocks:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
+
+
+def test_json_is_whole_and_plain(report):
+    found = json.loads(plain.as_json(report))
+    assert (found["format"], found["schema"], found["headline"]) == ("clcomm report", 1, report.headline)
+    assert found["tables"]["buckets"] == json.loads(json.dumps(table(report, "buckets").rows))
+    assert {chart["kind"] for chart in found["charts"]} == {"bars", "distribution", "points"}
+
+
+def test_csv_has_every_value(tmp_path):
+    report = reported(tmp_path, decisions=[])
+    rows = list(csv.DictReader(plain.as_csv(report).splitlines()))
+    sizes = {row["row"]: row["value"] for row in rows if row["table"] == "buckets" and row["field"] == "bytes"}
+    assert sizes == {str(index): str(STEPS * sum(bucket)) for index, bucket in enumerate(LAYOUT)}
+    assert {row["table"] for row in rows} == {each.key for each in report.tables}
+
+
+def test_a_spreadsheet_takes_no_text_for_a_formula():
+    hostile = Table("t", "T", [Column("a", "A", "text")], [{"a": "=1+1"}, {"a": "@x"}, {"a": "fine"}])
+    lines = plain.as_csv(Report("t", {}, [], [], [hostile], [], [])).splitlines()
+    assert lines[1:] == ["t,0,a,'=1+1", "t,1,a,'@x", "t,2,a,fine"]
+
+
+def test_html_escapes_what_files_say(tmp_path):
+    page = as_html(reported(tmp_path, model="<script>alert(1)</script>", dataset='"><img src=x>'))
+    assert "<script" not in page and "<img" not in page and "&lt;script&gt;" in page
+
+
+def test_long_tables_say_what_they_leave_out():
+    long = Table("t", "T", [Column("n", "N")], [{"n": number} for number in range(MOST_SHOWN + 1)])
+    assert (
+        len(long.cells()) == MOST_SHOWN
+        and long.left_out == f"{MOST_SHOWN} of {MOST_SHOWN + 1} rows; JSON and CSV have all."
+    )
+
+
+def test_charts_hold_what_the_tables_say(report):
+    bars = {chart.title: chart for chart in report.charts if isinstance(chart, Bars)}
+    ranks = table(report, "ranks").rows
+    for row, values in zip(ranks, bars["Synchronising, by rank"].values, strict=True):
+        parts = (row[f"{name}_step_s"] for name in ("pack", "wait", "transfer", "unpack"))
+        assert values == pytest.approx([1e3 * part for part in parts])
+    (times,) = (chart for chart in report.charts if isinstance(chart, Distribution))
+    assert sum(times.counts) == 4 * 3 * STEPS and len(times.edges_s) == len(times.counts) + 1 <= 25
+    (points,) = (chart for chart in report.charts if isinstance(chart, Points))
+    assert [nbytes for nbytes, _ in points.points] == [sum(bucket) for bucket in LAYOUT]
+
+
+@pytest.mark.parametrize(("low", "high"), [(1e-7, 1e2), (1e-3, 1.1e-3), (2e-5, 3e-4), (1e-3, 1e-3)])
+def test_ticks_are_few_round_and_inside(low, high):
+    ticks = log_ticks(low, high)
+    assert len(ticks) <= 7 and all(low * 0.999 <= tick <= high * 1.001 for tick in ticks)
+    assert all(re.fullmatch(r"[125]0{0,2} [mu]?s", time_text(tick)) or tick < 1e-6 for tick in ticks)
+    assert size_ticks(1000, 5000) == [1024.0, 2048.0, 4096.0] and len(size_ticks(1, 1 << 40)) <= 7
+
+
+# --- the command ---
+
+
+def test_the_command_writes_every_form(tmp_path, capsys):
+    names = written(tmp_path, apart(document(2)))
+    for ending, begin in {
+        "md": b"# convnet",
+        "json": b"{",
+        "csv": b"table,",
+        "html": b"<!DOCTYPE",
+        "txt": b"convnet",
+    }.items():
+        out = tmp_path / f"report.{ending}"
+        assert cli.main(["report", *names, "-o", str(out)]) == 0
+        assert out.read_bytes().startswith(begin)
+    assert cli.main(["report", *names]) == 0
+    assert capsys.readouterr().out == (tmp_path / "report.txt").read_text()
+    assert cli.main(["report", *names, "--format", "markdown"]) == 0
+    assert capsys.readouterr().out == (tmp_path / "report.md").read_text()
+
+
+def test_the_command_names_what_it_leaves_out(tmp_path, capsys):
+    (tmp_path / "bad.json").write_text("{")
+    assert cli.main(["report", str(tmp_path / "bad.json"), *written(tmp_path, [document(2)])]) == 1
+    shown = capsys.readouterr()
+    (line,) = shown.err.splitlines()
+    assert line.startswith(f"clcomm: left out {tmp_path}/bad.json: expected JSON") and "convnet" in shown.out
+    with pytest.raises(DataError, match=r"\A[^\n]*bad\.json: expected JSON[^\n]*\Z"):
+        cli.main(["report", str(tmp_path / "bad.json")])
+
+
+def test_a_picture(tmp_path):
+    (name,) = written(tmp_path, [document(2)])
+    with pytest.raises(ArgumentError, match=r"--format png: needs -o"):
+        cli.main(["report", name, "--format", "png"])
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install 'clcomm[plot]'")
+    assert cli.main(["report", name, "-o", str(tmp_path / "charts.png")]) == 0
+    assert (tmp_path / "charts.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ArgumentError, match=r"-o: expected a file to write"):
+        cli.main(["report", name, "-o", str(tmp_path / "missing" / "charts.png")])
