@@ -96,10 +96,3 @@ def scatter_header(data: Any, size: int) -> tuple:
 def address_of(array: np.ndarray) -> int:
     """Return where the array's first element lies."""
     return array.__array_interface__["data"][0]
-
-
-def aligned_zeros(nbytes: int, alignment: int = 4096) -> np.ndarray:
-    """Return zeroed bytes that start at a page, as OpenCL wants host memory it is to use in place."""
-    raw = np.zeros(nbytes + alignment, np.uint8)
-    start = -address_of(raw) % alignment
-    return raw[start : start + nbytes]

@@ -13,7 +13,7 @@ import numpy as np
 
 from clcomm import exits
 from clcomm.all_reduce import AllReduces
-from clcomm.arguments import agreed_size, aligned_zeros, size_or_error
+from clcomm.arguments import agreed_size, size_or_error
 from clcomm.collectives import ArrayCollectives
 from clcomm.lizardist import LizarDistCalls
 from clcomm.stats import CommStats, Observer

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from clcomm import optim
-from clcomm.arguments import aligned_zeros
 from clcomm.engine import CrossEntropyLoss, Device, Replay, Tensor, no_grad
 from clcomm.engine.rehearsal import Rehearsal
 from clcomm.errors import ArgumentError
+from clcomm.host_memory import aligned_zeros
 from models import MLP, ConvNet
 
 Shape = tuple[int, ...]

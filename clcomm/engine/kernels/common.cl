@@ -60,7 +60,7 @@ inline float lanes_max(lanes value) {
              i##_last = min(LANES * run_last(((count) + LANES - 1) / LANES), count); \
          i < i##_last; i += LANES)
 #define FOR_COLUMN_LANES(column, columns) for (int column = 0; column < (columns); column += LANES)
-#define GROUP_SCRATCH(name)
+#define GROUP_SCRATCH(name) __local float *const name = 0
 #define GROUP_SUM(value, name) (value)
 #define GROUP_MAX(value, name) (value)
 #define GROUP_LEADER 1

@@ -1,24 +1,36 @@
-/* Softmax and log-softmax of each row, with their gradients. The row's maximum is taken off first. */
+/* Softmax and log-softmax of each row and the cross-entropy of logits against class indices, with their gradients. The
+   row's maximum is taken off first. */
+
+INLINE float row_maximum(__global const float *from, int columns, __local float *scratch) {
+    lanes most = -INFINITY;
+    FOR_COLUMN_LANES(i, columns) {
+        const lanes value = load_lanes(from + i, columns - i, -INFINITY);
+        most = LARGER(most, value);
+    }
+    return GROUP_MAX(lanes_max(most), scratch);
+}
+
+/* Writes the row's probabilities and returns what they were divided by, the sum of exp(x - top). */
+INLINE float row_softmax(__global float *to, __global const float *from, float top, int columns,
+                         __local float *scratch) {
+    lanes sums = 0.0f;
+    FOR_COLUMN_LANES(i, columns) {
+        const lanes e = exp(load_lanes(from + i, columns - i, -INFINITY) - top);
+        store_lanes(e, to + i, columns - i);
+        sums += e;
+    }
+    const float total = GROUP_SUM(lanes_sum(sums), scratch);
+    FOR_COLUMNS(i, columns) to[i] /= total;
+    return total;
+}
 
 __kernel void softmax(__global float *restrict y, __global const float *restrict x, int rows, int columns) {
     GROUP_SCRATCH(scratch);
     FOR_ROWS(row, rows) {
         __global const float *from = x + row * columns;
         __global float *to = y + row * columns;
-        lanes most = -INFINITY;
-        FOR_COLUMN_LANES(i, columns) {
-            const lanes value = load_lanes(from + i, columns - i, -INFINITY);
-            most = LARGER(most, value);
-        }
-        const float top = GROUP_MAX(lanes_max(most), scratch);
-        lanes sums = 0.0f;
-        FOR_COLUMN_LANES(i, columns) {
-            const lanes e = exp(load_lanes(from + i, columns - i, -INFINITY) - top);
-            store_lanes(e, to + i, columns - i);
-            sums += e;
-        }
-        const float total = GROUP_SUM(lanes_sum(sums), scratch);
-        FOR_COLUMNS(i, columns) to[i] /= total;
+        const float top = row_maximum(from, columns, scratch);
+        row_softmax(to, from, top, columns, scratch);
     }
 }
 
@@ -41,12 +53,7 @@ __kernel void log_softmax(__global float *restrict y, __global const float *rest
     FOR_ROWS(row, rows) {
         __global const float *from = x + row * columns;
         __global float *to = y + row * columns;
-        lanes most = -INFINITY;
-        FOR_COLUMN_LANES(i, columns) {
-            const lanes value = load_lanes(from + i, columns - i, -INFINITY);
-            most = LARGER(most, value);
-        }
-        const float top = GROUP_MAX(lanes_max(most), scratch);
+        const float top = row_maximum(from, columns, scratch);
         lanes sums = 0.0f;
         FOR_COLUMN_LANES(i, columns) sums += exp(load_lanes(from + i, columns - i, -INFINITY) - top);
         const float log_total = log(GROUP_SUM(lanes_sum(sums), scratch));
@@ -68,5 +75,34 @@ __kernel void log_softmax_grad(__global float *restrict dx, __global const float
             const lanes probability = exp(load_lanes(y + start + i, left, 0.0f));
             store_lanes(load_lanes(g + start + i, left, 0.0f) - probability * total, dx + start + i, left);
         }
+    }
+}
+
+/* losses[row] = log(sum(exp(x))) - x[target], and the probabilities for the gradient. A target that is no class gives
+   NaN rather than a read outside the row. */
+__kernel void cross_entropy(__global float *restrict losses, __global float *restrict probabilities,
+                            __global const float *restrict x, __global const int *restrict targets, int rows,
+                            int columns) {
+    GROUP_SCRATCH(scratch);
+    FOR_ROWS(row, rows) {
+        __global const float *from = x + row * columns;
+        __global float *to = probabilities + row * columns;
+        const float top = row_maximum(from, columns, scratch);
+        const float total = row_softmax(to, from, top, columns, scratch);
+        if (GROUP_LEADER) {
+            const int target = targets[row];
+            losses[row] = target >= 0 && target < columns ? log(total) - (from[target] - top) : NAN;
+        }
+    }
+}
+
+/* dx = (probabilities - one_hot(target)) * scale * g, where g is one number (g_step 0) or one per row (g_step 1) */
+__kernel void cross_entropy_grad(__global float *restrict dx, __global const float *restrict g,
+                                 __global const float *restrict probabilities, __global const int *restrict targets,
+                                 int g_step, float scale, int rows, int columns) {
+    FOR_ROWS(row, rows) {
+        const float factor = g[row * g_step] * scale;
+        const int start = row * columns, target = targets[row];
+        FOR_COLUMNS(i, columns) dx[start + i] = factor * (probabilities[start + i] - (i == target ? 1.0f : 0.0f));
     }
 }

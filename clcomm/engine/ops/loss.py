@@ -23,7 +23,7 @@ class CrossEntropy(Op):
         device = logits.device
         rows, columns = logits.shape
         losses, probabilities = empty(device, (rows,)), empty(device, logits.shape)
-        kernel = device.kernel("loss", "cross_entropy")
+        kernel = device.kernel("softmax", "cross_entropy")
         grid = device.row_grid(rows, columns)
         device.launch(kernel, *grid, losses, probabilities, logits, targets, rows, columns)
         ctx.save(probabilities, targets)
@@ -38,7 +38,7 @@ class CrossEntropy(Op):
         device = probabilities.device
         rows, columns = probabilities.shape
         dx, g_step = ctx.out(0), len(grad.shape)
-        kernel = device.kernel("loss", "cross_entropy_grad")
+        kernel = device.kernel("softmax", "cross_entropy_grad")
         grid = device.row_grid(rows, columns)
         device.launch(kernel, *grid, dx, grad, probabilities, targets, g_step, ctx.scale, rows, columns)
         return (dx,)
