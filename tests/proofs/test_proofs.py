@@ -1,0 +1,57 @@
+"""What is promised of synchronisation on any number of ranks, by drawn cases: a sample here, all in `make proofs`.
+
+CLCOMM_PROOF_LAYOUTS: models drawn for each number of ranks. CLCOMM_PROOF_ARRIVALS: synchronisations in a row.
+CLCOMM_PROOF_SEED: what they are drawn from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.faults.launch import ROOT, clean_environment, mpiexec
+from tests.proofs.bits import CUTS
+
+LAYOUTS = int(os.environ.get("CLCOMM_PROOF_LAYOUTS", "0"))
+ARRIVALS = int(os.environ.get("CLCOMM_PROOF_ARRIVALS", "300"))
+SEED = os.environ.get("CLCOMM_PROOF_SEED", "0")
+#: Models drawn in the sample, by the number of ranks: more ranks than cores take their time.
+SAMPLE = {2: 30, 3: 6, 4: 3, 5: 2, 8: 1}
+#: More than any of it takes: what a hang is told by.
+LIMIT_S = 120 + LAYOUTS * 8 + ARRIVALS / 20
+SPARE_BYTES = 1 << 20
+
+
+def on_ranks(ranks: int, module: str, count: int) -> str:
+    """Run a module of this folder under mpiexec, and return what it printed."""
+    command = [mpiexec(), "-n", str(ranks), sys.executable, "-m", f"tests.proofs.{module}", str(count), SEED]
+    environment = clean_environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL,
+        check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return ended.stdout
+
+
+@pytest.mark.timeout(LIMIT_S + 30)
+@pytest.mark.parametrize("ranks", SAMPLE)
+def test_the_bits_of_drawn_models_are_those_of_the_documented_order(ranks):
+    layouts = LAYOUTS or SAMPLE[ranks]
+    compared = json.loads(on_ranks(ranks, "bits", layouts))
+    ways = {"shared", "mpi", "no room in shared memory"}
+    ways |= {"two hosts", "two hosts without room"} if ranks > 2 else set()
+    assert compared == dict.fromkeys(ways, CUTS * layouts)
+
+
+@pytest.mark.timeout(LIMIT_S + 30)
+def test_ranks_that_come_at_random_times_leave_no_trace():
+    grown = json.loads(on_ranks(4, "arrivals", ARRIVALS))
+    assert len(grown) == 4
+    for rank, (memory, mapped, descriptors) in enumerate(grown):
+        assert memory < SPARE_BYTES, f"rank {rank} grew by {memory} bytes"
+        assert mapped <= 0 and descriptors <= 0, f"rank {rank}: {mapped} files in /dev/shm, {descriptors} descriptors"
