@@ -15,6 +15,7 @@ from clcomm import exits
 from clcomm.all_reduce import AllReduces
 from clcomm.arguments import agreed_size, size_or_error
 from clcomm.collectives import ArrayCollectives
+from clcomm.host_memory import aligned_zeros
 from clcomm.lizardist import LizarDistCalls
 from clcomm.stats import CommStats, Observer
 from clcomm.transport import mpi as mpi_transport
