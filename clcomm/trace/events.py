@@ -13,7 +13,7 @@ from typing import Any
 
 from clcomm.trace.clocks import aligned
 from clcomm.trace.part import Part
-from clcomm.trace.slices import THREADS, Slice, slices_of
+from clcomm.trace.slices import LANES, THREADS, Slice, slices_of
 from clcomm.units import format_size
 
 #: Process ids are ranks and this, because 0 means the idle process to viewers.
@@ -22,12 +22,11 @@ FIRST_PID = 1000
 PIECE_BYTES = 256 << 10
 #: What a rank's names and notes may take of its share.
 _RESERVED_BYTES = 4096
-_LANES = 10
 
 
 def thread_id(rank: int, thread: str, lane: int = 0) -> int:
     """Return the number of a rank's thread, which no other rank's has."""
-    return (FIRST_PID + rank) * 100 + THREADS.index(thread) * _LANES + lane
+    return (FIRST_PID + rank) * 100 + THREADS.index(thread) * LANES + lane
 
 
 def microseconds(ns: int) -> float:
@@ -70,7 +69,7 @@ class RankEvents:
     def _line(self, each: Slice, origin_ns: int) -> str:
         pid, rank = FIRST_PID + self.part.rank, self.part.rank
         event: dict[str, Any] = {
-            "ph": "X", "pid": pid, "tid": thread_id(rank, each.thread, min(each.lane, _LANES - 1)),
+            "ph": "X", "pid": pid, "tid": thread_id(rank, each.thread, each.lane),
             "ts": microseconds(each.begin_ns - origin_ns), "dur": microseconds(each.end_ns - each.begin_ns),
             "name": each.name, "cat": each.category,
         }  # fmt: skip
@@ -104,7 +103,7 @@ class RankEvents:
             ("process_labels", {"labels": labels}),
         ):
             yield {"ph": "M", "pid": pid, "name": kind, "args": args}
-        used = {(each.thread, min(each.lane, _LANES - 1)) for each in self._slices}
+        used = {(each.thread, each.lane) for each in self._slices}
         for thread, lane in sorted(used | {(thread, 0) for thread in THREADS}):
             tid = thread_id(rank, thread, lane)
             name = f"{thread} ({lane + 1})" if lane else thread

@@ -13,6 +13,8 @@ STEPS, COMMUNICATION, DEVICE, DATA = "steps", "communication", "device", "data"
 #: Threads in the order in which they are shown.
 THREADS = (STEPS, COMMUNICATION, DEVICE, DATA)
 _THREAD_OF = {"pack": COMMUNICATION, "unpack": COMMUNICATION, "data": DATA}
+#: Rows that a thread may have.
+LANES = 10
 #: Slices that overlap by less than clocks may be off follow one another.
 TOLERANCE_NS = 5_000
 
@@ -112,7 +114,10 @@ def _placed(ordered: Iterable[Slice]) -> list[Slice]:
         rows = lanes[each.thread]
         fits = ((lane, fitted) for lane, ends in enumerate(rows) if (fitted := _fitted(each, ends)) is not None)
         lane, fitted = next(fits, (len(rows), each))
-        if lane == len(rows):
+        if lane == LANES:  # more at a time than anyone can read: its time is cut to what is left in the last row
+            lane, end = LANES - 1, rows[-1][-1]
+            fitted = each._replace(begin_ns=end, end_ns=max(end, each.end_ns) if each.thread != STEPS else end)
+        elif lane == len(rows):
             rows.append([])
         rows[lane].append(fitted.end_ns)
         placed.append(fitted._replace(lane=lane) if lane else fitted)

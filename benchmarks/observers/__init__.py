@@ -1,0 +1,1 @@
+"""What watching costs: stats, which are always on, and a trace."""
