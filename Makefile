@@ -12,6 +12,7 @@ TEST_RANKS ?= 2 3 4
 TEST_ARGS ?=
 # Seconds that one MPI test run may take.
 TEST_LIMIT_S ?= 600
+RUNS ?= 20
 BENCH ?= all_reduce kernels peers
 
 SETUP_mpich := mnist
@@ -40,7 +41,7 @@ FOR_LINT := $(VENV)/.has-$(SETUP),dev
 FOR_BENCH := $(VENV)/.has-$(SETUP),bench
 
 .DELETE_ON_ERROR:
-.PHONY: help mnist test test-plain test-mpi fuzz soak proofs lint format bench clean
+.PHONY: help mnist test test-plain test-mpi fuzz soak proofs lint format bench elastic clean
 
 help: ## list the targets and their variables
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -86,6 +87,10 @@ format: $(FOR_LINT) ## rewrite the sources in the house's style
 
 bench: $(FOR_BENCH) ## measure, side by side with others: BENCH="all_reduce kernels peers"
 	@set -e; for name in $(BENCH); do echo "== $$name =="; $(BIN)/python -m benchmarks.$$name $(ARGS); done
+
+# Open MPI 5 alone goes on when a rank dies: make elastic MPI=openmpi
+elastic: $(FOR_TEST) ## kill a rank in each of RUNS runs, and see the others go on (MPI=openmpi)
+	$(AS_ROOT) $(BIN)/python -m tests.faults.elastic_runs $(RUNS)
 
 clean: ## remove what builds and tests left (environments stay: they are .venv*)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

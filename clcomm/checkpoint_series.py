@@ -95,6 +95,11 @@ def load_newest(comm: Communicator, path: str | os.PathLike) -> tuple[Path, Chec
     return source, checkpoint
 
 
+def is_there(path: str | os.PathLike) -> bool:
+    """Say whether any of a series' files exists, whole or not."""
+    return any(earlier(Path(path), age).exists() for age in range(_OLDEST + 1))
+
+
 def _newest_whole(path: Path) -> tuple[Path, Checkpoint]:
     first: CheckpointError | None = None
     for age in range(_OLDEST + 1):

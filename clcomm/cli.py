@@ -8,11 +8,13 @@ from typing import Any, NoReturn
 
 from clcomm import job
 from clcomm._version import __version__
-from clcomm.commands import bench, devices, report, trace, tune, tune_kernels
+from clcomm.commands import bench, devices, report, run, trace, tune, tune_kernels
 from clcomm.transport.mpi import place_in_world
 
 #: In the order in which the help shows them.
-COMMANDS = (devices.COMMAND, tune_kernels.COMMAND, bench.COMMAND, tune.COMMAND, report.COMMAND, trace.COMMAND)
+COMMANDS = (
+    run.COMMAND, devices.COMMAND, tune_kernels.COMMAND, bench.COMMAND, tune.COMMAND, report.COMMAND, trace.COMMAND,
+)  # fmt: skip
 
 
 class Parser(argparse.ArgumentParser):

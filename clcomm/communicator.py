@@ -53,6 +53,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
     ):
         self.bucket_size = parse_size(bucket_size)
         self.use_bucketing = use_bucketing
+        self.transport = transport
         self._warned_fallback = False
         super().__init__(join(comm, transport), observers)
         if self.size > 1:
@@ -118,6 +119,17 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         if self.comm is not None:
             self.comm.Free()
         self._shared, self.comm = None, None
+
+    def abandon(self) -> None:
+        """Give the Communicator up without the other ranks, some of which are gone; no call may follow.
+
+        Ranks that wait in one of its collectives get MPI's error. What it allocated stays until the process ends.
+        """
+        self._finalized = True
+        exits.finalized(self)
+        for transport in (self._shared, self._base):
+            if transport is not None:
+                transport.revoke()
 
     def __enter__(self) -> Communicator:
         return self

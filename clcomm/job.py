@@ -12,7 +12,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import NoReturn
 
-from clcomm import lookout
+from clcomm import lookout, restarts
 from clcomm.errors import ClcommError
 from clcomm.transport import mpi
 
@@ -53,8 +53,14 @@ def run(main: Callable[[], int | None]) -> NoReturn:
 
 
 def note_step(step: int) -> None:
-    """Say which step of its training this rank is at, for messages about its end."""
+    """Say which step of its training this rank is at, for messages about its end and for `clcomm run`."""
     lookout.note_step(step)
+    restarts.note(restarts.STEP, step, lookout.rank())
+
+
+def note_saved(step: int) -> None:
+    """Say that the state after so many steps is saved, for `clcomm run`."""
+    restarts.note(restarts.SAVED, step, lookout.rank())
 
 
 def is_reported() -> bool:

@@ -30,6 +30,11 @@ def note_step(step: int) -> None:
     _Own.records[_Own.start + STEP] = step
 
 
+def rank() -> int:
+    """Return this process's rank in the job; 0 as long as it is alone or has no Communicator."""
+    return _Own.records[_Own.start + RANK]
+
+
 def note_leaving() -> None:
     """Note that this rank leaves on purpose."""
     _Own.records[_Own.start + STATE] = max(LEAVING, _Own.records[_Own.start + STATE])

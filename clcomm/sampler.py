@@ -56,9 +56,12 @@ class _ShardSampler(ABC):
         self.seed = _whole(seed, "seed", 0, "a seed of at most 64 bits")
         self.shuffle = bool(shuffle)
         self.epoch = 0
+        self.done = 0  # samples of the epoch that another number of ranks has had
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order is used from now on; call it on every rank."""
+        if epoch != self.epoch:
+            self.done = 0
         self.epoch = _whole(epoch, "epoch", 0, "the epoch's number")
 
     @abstractmethod
@@ -92,11 +95,15 @@ class _ShardSampler(ABC):
             "seed": self.seed,
             "shuffle": int(self.shuffle),
             "epoch": self.epoch,
+            "done": self.done,
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Take seed, shuffle and epoch from `state`; CheckpointError where data or ranks were others."""
-        for name in ("length", "world_size"):
+        """Take seed, shuffle and epoch from `state`; CheckpointError where the data were others, or the ranks."""
+        self._load(state, same=("length", "world_size"))
+
+    def _load(self, state: dict[str, int], same: tuple[str, ...]) -> None:
+        for name in same:
             if int(state[name]) != getattr(self, name):
                 raise CheckpointError(
                     f"sampler {name}: the checkpoint was written with {int(state[name])}, this job has "
@@ -130,14 +137,28 @@ class DistributedSampler(_ShardSampler):
                 f"drop_last: {length} samples leave {world_size} ranks without any; use drop_last=False"
             )
 
+    def leave_out(self, done: int) -> None:
+        """Leave out the first `done` samples of the epoch's global order, which another number of ranks has had."""
+        self.done = _whole(done, "done", 0, "samples of the epoch")
+        if done >= self.length:
+            raise ArgumentError(f"done: expected fewer than the {self.length} samples of an epoch, got {done}")
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Take seed, shuffle, epoch and what is done of it from `state`; CheckpointError where the data were others.
+
+        Where other ranks wrote it, `leave_out` has to be told what they had done.
+        """
+        self._load(state, same=("length",))
+        self.leave_out(int(state.get("done", 0)))
+
     def __len__(self) -> int:
-        whole, rest = divmod(self.length, self.world_size)
+        whole, rest = divmod(self.length - self.done, self.world_size)
         return whole if self.drop_last or not rest else whole + 1
 
     def global_order(self) -> np.ndarray:
-        """Return the order all ranks share, int64, (W * len(self),), padding included."""
+        """Return the order all ranks share, int64, (W * len(self),), padding included, what is done left out."""
         order = shuffled(self.length, self.seed, self.epoch) if self.shuffle else np.arange(self.length)
-        return np.resize(order, len(self) * self.world_size)
+        return np.resize(order[self.done :], len(self) * self.world_size)
 
     def indices(self) -> np.ndarray:
         return self.global_order()[self.rank :: self.world_size]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
+from clcomm import elastic
 from clcomm.communicator import Communicator
 from clcomm.job import run
 from clcomm.report.record import write_document
@@ -28,12 +29,15 @@ def main() -> int:
     comm = Communicator(
         bucket_size=options.bucket_size, use_bucketing=not options.no_bucketing, transport=options.transport
     )
+    if options.elastic:
+        elastic.require_support()
     configure(comm.rank, comm.size, options.quiet)
     console = make_console(comm)
     splits = open_session_data(options, comm, console)
     session = Session(options, comm, splits, console)
     console.print(session.headline(), highlight=False)
     result = session.run()
+    comm, console = session.comm, session.console  # others where ranks were lost
     if comm.rank == 0:
         show(result, console)
     if options.report:
@@ -50,6 +54,7 @@ def parse() -> Namespace:
     command_line.add_checkpoint_options(parser)
     command_line.add_trace_options(parser)
     command_line.add_logging_options(parser)
+    command_line.add_elastic_option(parser)
     options = parser.parse_args()
     command_line.check(options)
     return options

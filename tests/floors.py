@@ -15,7 +15,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
         (
             "clcomm/errors.py", "clcomm/units.py", "clcomm/cache.py", "clcomm/host_memory.py", "clcomm/layout.py",
             "clcomm/buckets.py",
-            "clcomm/lookout.py", "clcomm/lookout_process.py",
+            "clcomm/lookout.py", "clcomm/lookout_process.py", "clcomm/restarts.py",
             "clcomm/hashing.py", "clcomm/_version.py", "clcomm/transport/", "clcomm/intervals.py",
         ),
     ),
@@ -33,6 +33,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (
         2,
         (
+            "clcomm/elastic.py",
             "clcomm/agreement.py", "clcomm/replica.py", "clcomm/synchronizer.py", "clcomm/optim.py",
             "clcomm/bucket_plan.py", "clcomm/completion_order.py",
             "clcomm/shared_space.py", "clcomm/finiteness.py", "clcomm/compression/", "clcomm/distributed_optimizer.py",

@@ -142,8 +142,27 @@ def test_state_comes_back_and_other_jobs_state_is_refused():
     np.testing.assert_array_equal(resumed.indices(), written.indices())
     with pytest.raises(CheckpointError, match=r"length.*100.*101"):
         DistributedSampler(101, 1, 4).load_state_dict(written.state_dict())
+    written = ContiguousSampler(100, 1, 4)
     with pytest.raises(CheckpointError, match=r"world_size.*4.*2"):
-        DistributedSampler(100, 1, 2).load_state_dict(written.state_dict())
+        ContiguousSampler(100, 1, 2).load_state_dict(written.state_dict())
+
+
+def test_other_ranks_share_what_is_left_of_an_epoch():
+    whole = DistributedSampler(100, 0, 1, seed=7)
+    whole.set_epoch(3)
+    fewer = [DistributedSampler(100, rank, 3) for rank in range(3)]
+    for sampler in fewer:
+        sampler.load_state_dict(DistributedSampler(100, 2, 4, seed=7).state_dict() | {"epoch": 3})
+        sampler.leave_out(40)
+    left = np.stack([sampler.indices() for sampler in fewer], axis=1).reshape(-1)
+    np.testing.assert_array_equal(left, whole.indices()[40:])
+    again = DistributedSampler(100, 0, 3)
+    again.load_state_dict(fewer[0].state_dict())
+    np.testing.assert_array_equal(again.indices(), fewer[0].indices())
+    again.set_epoch(4)
+    assert len(again) == 34
+    with pytest.raises(ArgumentError, match=r"^done: expected fewer than the 100 samples"):
+        again.leave_out(100)
 
 
 def test_iterating_gives_the_indices_as_plain_integers():

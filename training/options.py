@@ -170,6 +170,15 @@ def add_trace_options(parser: Parser) -> None:
     )  # fmt: skip
 
 
+def add_elastic_option(parser: Parser) -> None:
+    """Add the option of jobs that can go on with fewer ranks."""
+    parser.add_argument(
+        "--elastic",
+        action="store_true",
+        help="go on with the ranks that are left when some die; needs Open MPI with ULFM; see README",
+    )
+
+
 def check(options: argparse.Namespace) -> None:
     """Raise ArgumentError where options contradict each other, and fill in what depends on others."""
     if options.lr is None:
@@ -181,6 +190,12 @@ def check(options: argparse.Namespace) -> None:
     parse_compression(options.compression)
     if options.sharded_optimizer and options.compression != "none":
         raise ArgumentError("--sharded-optimizer: expected no --compression with it; use one of the two")
+    if getattr(options, "elastic", False) and (options.sharded_optimizer or options.sharding != "interleaved"):
+        raise ArgumentError("--elastic: needs --sharding interleaved and no --sharded-optimizer")
+    if getattr(options, "elastic", False) and getattr(options, "trace", None):
+        raise ArgumentError(
+            "--elastic: expected no --trace with it, which is one file of all ranks; use one of the two"
+        )
     if options.target_accuracy is not None and not options.eval:
         raise ArgumentError("--target-accuracy: needs the evaluation that --no-eval leaves out")
     if getattr(options, "tensorboard", None) and importlib.util.find_spec("tensorboardX") is None:

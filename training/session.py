@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clcomm.checkpoint_series import CheckpointSeries
+from clcomm import elastic
+from clcomm.checkpoint_series import CheckpointSeries, is_there
 from clcomm.communicator import Communicator
 from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.job import note_saved
 from clcomm.report.record import gather_records, layout_of, run_document
+from clcomm.restarts import restart_number
 from clcomm.sampler import ContiguousSampler, DistributedSampler, EvaluationSampler
 from clcomm.stats import CommStats
 from clcomm.synchronizer import Synchronizer
@@ -19,6 +23,7 @@ from clcomm.trace import Trace
 from clcomm.units import format_size
 from training import engines
 from training.build_together import build_together
+from training.console import make_console
 from training.data_source import open_data
 from training.datasets import Splits
 from training.evaluate import Evaluation, evaluate
@@ -147,7 +152,7 @@ class Session:
             accumulation=options.grad_accumulation,
             clip_norm=options.clip_norm,
         )
-        trainer.schedule = parse_schedule(options.schedule, self.epochs * trainer.steps_per_epoch)
+        trainer.schedule = parse_schedule(options.schedule, trainer.total_steps(self.epochs))
         return trainer
 
     def _checkpoint_series(self) -> CheckpointSeries | None:
@@ -166,11 +171,17 @@ class Session:
         )
 
     def run(self) -> Result:
-        """Train, save and evaluate as asked; collective."""
+        """Train, save and evaluate as asked; collective. With --elastic it goes on where ranks die."""
         self._resume()
-        with self._trace():
-            self._train()
-            return self.finish()
+        while True:
+            try:
+                with self._trace():
+                    self._train()
+                    return self.finish()
+            except Exception as error:
+                if not getattr(self.options, "elastic", False) or not elastic.is_lost_peer(error):
+                    raise
+            self._go_on_with_survivors()
 
     def _trace(self) -> AbstractContextManager[Any]:
         options = self.options
@@ -180,10 +191,40 @@ class Session:
             self.comm, options.trace, device=self.parts.opencl, every=options.trace_every, limit=options.trace_limit
         )
 
+    def _go_on_with_survivors(self) -> None:
+        """Put everything on the ranks that are left, from the newest step that one of them completed."""
+        began, ranks, old = time.perf_counter(), self.comm.size, self.trainer
+        while True:
+            self.comm = elastic.survivors_of(self.comm)
+            try:
+                self._take_over(old)
+                break
+            except Exception as error:
+                if not elastic.is_lost_peer(error):
+                    raise
+        self.console = make_console(self.comm)
+        self._series = self._checkpoint_series()
+        self.console.print(
+            f"{_count(ranks - self.comm.size, 'rank')} of {ranks} lost; going on with {self.comm.size} from step "
+            f"{self.trainer.progress.step}, after {time.perf_counter() - began:.2f} s", highlight=False,
+        )  # fmt: skip
+
+    def _take_over(self, old: Trainer) -> None:
+        """Make a trainer for the ranks there are now, where the newest of theirs stood; collective."""
+        root = elastic.newest(self.comm, old.progress.step)
+        old.model.load_state_dict(elastic.send_arrays(self.comm, old.model.state_dict(), root))
+        optimizer_state = elastic.send_arrays(self.comm, old.optimizer.state_dict(), root)
+        state = self.comm.broadcast_object(old.state(), root, label=elastic.RECOVERY)
+        self.trainer = trainer = self._make_trainer()
+        trainer.optimizer.load_state_dict(optimizer_state)
+        trainer.load_state(state)
+        trainer.metrics = old.metrics
+        trainer.schedule = parse_schedule(self.options.schedule, trainer.total_steps(self.epochs))
+
     @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole job, those before a resume included."""
-        total = self.epochs * self.trainer.steps_per_epoch
+        total = self.trainer.total_steps(self.epochs)
         return min(total, self.options.max_steps or total)
 
     def steps(self) -> Iterator[Progress]:
@@ -246,13 +287,18 @@ class Session:
         if self._series is not None and step != saved_at:
             with self.comm.phase("checkpoint"):
                 save_snapshot(self._series, self.trainer, self._course())
+            note_saved(saved_at)  # the last one is whole by now; this one is being written
         return step
 
     def _resume(self) -> None:
         source = getattr(self.options, "resume", None)
+        own = getattr(self.options, "checkpoint", None)
+        if own and restart_number() and self.comm.broadcast_object(is_there(own), label="checkpoint"):
+            source = own
         if source:
             found = restore_snapshot(source, self.trainer, self._course())
             done = self.trainer.progress
+            note_saved(done.step)
             self.console.print(f"resumed {found}: epoch {done.epoch + 1}, step {done.step}", highlight=False)
 
     def _course(self) -> dict[str, Any]:

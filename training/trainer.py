@@ -16,6 +16,7 @@ from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, CheckpointError
 from clcomm.events import Phase
 from clcomm.job import note_step
+from clcomm.sampler import DistributedSampler
 from clcomm.synchronizer import Synchronizer
 from training.engines import Parts
 from training.evaluate import Evaluation
@@ -81,13 +82,15 @@ class Trainer:
         self.metrics = Metrics()
         self.overhead = Overhead(parts.profile, comm.stats)
         self.train_loss = float("nan")
+        self.steps_per_epoch = -(-len(loader) // accumulation)  # of a whole epoch
         sync.broadcast_parameters(self.model)
         sync.attach_optimizer(self.model, optimizer)
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Optimizer steps in a whole epoch."""
-        return -(-len(self.loader) // self.accumulation)
+    def total_steps(self, epochs: int) -> int:
+        """Return how many optimizer steps there will have been after so many epochs, from where the training is."""
+        progress = self.progress
+        left = -(-(len(self.loader) - progress.batch) // self.accumulation)
+        return progress.step + (left + (epochs - 1 - progress.epoch) * self.steps_per_epoch) * (progress.epoch < epochs)
 
     def train(self, epochs: int, max_steps: int | None = None) -> Iterator[Progress]:
         """Train until `epochs` are complete or `max_steps` steps are done, counted from the job's very start.
@@ -178,7 +181,20 @@ class Trainer:
             self.progress = Progress(**state["progress"])
             self.base_lr = float(state["base_lr"])
             self.loader.sampler.load_state_dict(state["sampler"])
+            if state["sampler"]["world_size"] != self.comm.size:
+                self._share_out(state["sampler"]["world_size"])
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(f"checkpoint: its training state is incomplete ({error})") from None
+
+    def _share_out(self, ranks: int) -> None:
+        """Share out anew what so many ranks have left of the epoch."""
+        progress, sampler = self.progress, self.loader.sampler
+        assert isinstance(sampler, DistributedSampler)  # others have refused to change their number of ranks
+        done = sampler.done + progress.batch * self.loader.batch_size * ranks
+        if done >= sampler.length:
+            progress.epoch, done = progress.epoch + 1, 0
+            sampler.set_epoch(progress.epoch)
+        sampler.leave_out(done)
+        progress.batch = 0

@@ -71,6 +71,9 @@ class Transport(ABC):
     def close(self) -> None:  # noqa: B027 - a transport with nothing to free needs none
         """Free what the transport holds; collective."""
 
+    def revoke(self) -> None:  # noqa: B027 - nor one that reaches nobody
+        """Give the transport up without the others: ranks that wait in it get MPI's error (ERR_REVOKED)."""
+
 
 class Pending:
     """A collective in phases: a first request, then as often as need be work of our own that may start another.

@@ -26,7 +26,7 @@ from clcomm.transport.base import Pending
 from clcomm.transport.hosts import Hosts
 from clcomm.transport.meeting import MeetingPoint, WorldMeeting, kind_of
 from clcomm.transport.memory import HostMemory, MemoryTransport, require_alike
-from clcomm.transport.mpi import SHARD_MULTIPLE, MpiTransport, comparison, lane_of
+from clcomm.transport.mpi import SHARD_MULTIPLE, MpiTransport, comparison, lane_of, revoke
 from clcomm.transport.reduction import partial_op, prepared_reduction, reduce_in_rank_order
 
 
@@ -148,6 +148,11 @@ class HierarchicalTransport(MemoryTransport):
         if self._peers is not None:
             self._peers.close()
             self._peers.comm.Free()
+
+    def revoke(self) -> None:
+        revoke(self.memory.comm, self._second_host)
+        if self._peers is not None:
+            self._peers.revoke()
 
 
 class _Reduction:

@@ -104,6 +104,9 @@ class MpiTransport(Transport):
     def scatter(self, source: np.ndarray | None, out: np.ndarray, root: int) -> None:
         self.comm.Scatter(None if source is None else [source, self._byte], [out, self._byte], root)
 
+    def revoke(self) -> None:
+        revoke(self.comm, self._second_comm)
+
     def close(self) -> None:
         self._second_comm.Free()
 
@@ -280,6 +283,39 @@ def reduction_name(op: Any) -> str:
         return op
     names = ((mpi.SUM, "sum"), (mpi.MIN, "min"), (mpi.MAX, "max"))
     return next((name for constant, name in names if op == constant), str(op))
+
+
+# --- ranks that die ---------------------------------------------------------------------------------------------
+
+
+def tolerates_failures() -> bool:
+    """Say whether MPI goes on when a rank dies: Open MPI whose launcher was told `--with-ft ulfm`."""
+    if not is_running():
+        return False
+    from mpi4py import MPI
+
+    enabled = os.environ.get("OMPI_MCA_mpi_ft_enable")  # noqa: SIM112 - Open MPI's own
+    return MPI.ERR_PROC_FAILED != MPI.ERR_UNKNOWN and enabled == "1"
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Say whether this is MPI's error for a call that a dead rank, or a revoked communicator, has spoilt."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not isinstance(error, mpi.Exception):
+        return False
+    return error.Get_error_class() in (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
+
+
+def revoke(*comms: Any) -> None:
+    """Let every call on these communicators, on any rank, end with an error."""
+    for comm in comms:
+        if not comm.Is_revoked():
+            comm.Revoke()
+
+
+def survivors(comm: Any) -> Any:
+    """Return a communicator of the ranks of a revoked one that still live; collective over these."""
+    return comm.Shrink()
 
 
 # --- the end of a job --------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from clcomm.layout import shard_bounds
 from clcomm.transport.base import Pending
 from clcomm.transport.meeting import MeetingPoint, kind_of
 from clcomm.transport.memory import KEPT, HostMemory, MemoryTransport, require_alike
-from clcomm.transport.mpi import SHARD_MULTIPLE
+from clcomm.transport.mpi import SHARD_MULTIPLE, revoke
 from clcomm.transport.reduction import prepared_reduction, reduce_in_rank_order
 from clcomm.transport.started import Counters, StartedReduction
 
@@ -184,6 +184,9 @@ class SharedTransport(MemoryTransport):
         self._counters.close()
         self.memory.close()
         self._second_comm.Free()
+
+    def revoke(self) -> None:
+        revoke(self.memory.comm, self._second_comm)
 
 
 def _desk_bytes(world_size: int) -> int:

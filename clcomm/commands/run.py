@@ -1,0 +1,163 @@
+"""`clcomm run`: start a job, and start it again from its newest checkpoint when it fails."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from typing import Any, NamedTuple
+
+from clcomm import restarts
+from clcomm.commands.command import Command
+from clcomm.errors import ArgumentError
+from clcomm.job import USER_ERROR
+from clcomm.transport.mpi import launched_ranks
+
+#: The longest pause before another start, and how long a job may take to end after a signal.
+LONGEST_PAUSE_S, GRACE_S = 300.0, 10.0
+#: What a shell returns for a command that can't be started.
+NOT_FOUND = 127
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--restarts", type=int, default=3, metavar="N", help="at most so many; default: %(default)s")
+    parser.add_argument(
+        "--pause",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="before the first, doubled each time; default: %(default)s",
+    )
+    parser.add_argument("job", nargs=argparse.REMAINDER, metavar="-- command", help="such as mpiexec -n 4 python ...")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the job until it ends well or there is no point in another start; return its last exit code."""
+    command = options.job[1:] if options.job[:1] == ["--"] else options.job
+    if not command:
+        raise ArgumentError("run: expected a command, as in clcomm run -- mpiexec -n 4 python train.py, got none")
+    if options.restarts < 0 or not 0 <= options.pause <= LONGEST_PAUSE_S:
+        raise ArgumentError(
+            f"run: expected --restarts from 0 up and --pause from 0 to {LONGEST_PAUSE_S:g}, got {options.restarts} "
+            f"and {options.pause:g}"
+        )
+    if launched_ranks() > 1:
+        raise ArgumentError("run: expected to be outside mpiexec, as in clcomm run -- mpiexec ..., got a rank")
+    return _Launcher(command, options.restarts, options.pause).run()
+
+
+class End(NamedTuple):
+    """How a start ended; `step`: the one under way, `saved`: the newest in a checkpoint; 0 where nobody told."""
+
+    code: int
+    step: int
+    saved: int
+
+
+def reason_to_stop(ends: list[End], allowed: int) -> str:
+    """Return why another start would be of no use, after these ends; empty when it may be."""
+    last = ends[-1]
+    if last.code == USER_ERROR:
+        return "exit code 2 is a mistake that another start would repeat"
+    if last.code == NOT_FOUND:
+        return "the command can't be started"
+    if len(ends) > 1 and last.step and last[1:] == ends[-2][1:]:
+        return f"it failed twice at step {last.step}, going on from step {last.saved}"
+    if len(ends) > allowed:
+        return f"it was started again {allowed} times" if allowed else "no restarts are allowed"
+    return ""
+
+
+class _Launcher:
+    """Starts of one command, and the signals on their way to it."""
+
+    def __init__(self, command: list[str], allowed: int, pause_s: float):
+        self._command, self._allowed, self._pause_s = command, allowed, pause_s
+        self._process: subprocess.Popen | None = None
+        self._signal = 0
+        self._was_signalled = threading.Event()
+
+    def run(self) -> int:
+        for number in FORWARDED:
+            signal.signal(number, self._forward)
+        ends: list[End] = []
+        while True:
+            ends.append(self._start(len(ends)))
+            code = ends[-1].code
+            if code == 0 or self._signal:
+                return code
+            reason = reason_to_stop(ends, self._allowed)
+            if reason:
+                say(f"exit code {code}{at(ends[-1])}; giving up: {reason}")
+                return code
+            self._wait(ends)
+            if self._signal:
+                return 128 + self._signal
+
+    def _start(self, number: int) -> End:
+        with tempfile.NamedTemporaryFile(prefix="clcomm-run-") as file:
+            file.write(bytes(restarts.FILE_BYTES))
+            file.flush()
+            progress = restarts.open_progress(file.name)
+            environment = {**os.environ, restarts.RESTART: str(number), restarts.PROGRESS: file.name}
+            try:
+                self._process = subprocess.Popen(self._command, env=environment)
+            except OSError as error:
+                say(f"{self._command[0]}: {error.strerror}")
+                return End(NOT_FOUND, 0, 0)
+            code = self._ended(self._process)
+            self._process = None
+            return End(code, progress[restarts.STEP], progress[restarts.SAVED])
+
+    def _ended(self, process: subprocess.Popen) -> int:
+        """Return the exit code; a job that a signal does not end gets SIGKILL."""
+        while True:
+            try:
+                code = process.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                if self._signal:
+                    process.kill()
+                continue
+            return code if code >= 0 else 128 - code
+
+    def _forward(self, number: int, frame: Any) -> None:
+        self._signal = number
+        self._was_signalled.set()
+        # A terminal sends Ctrl-C to the job as well.
+        if self._process is not None and not (number == signal.SIGINT and os.isatty(0)):
+            self._process.send_signal(number)
+
+    def _wait(self, ends: list[End]) -> None:
+        pause_s = min(self._pause_s * 2 ** (len(ends) - 1), LONGEST_PAUSE_S)
+        last = ends[-1]
+        whence = f"step {last.saved}" if last.saved else "its newest checkpoint, if there is one,"
+        count = f"{len(ends)} of {self._allowed}"
+        say(f"exit code {last.code}{at(last)}; going on from {whence} in {pause_s:g} s (restart {count})")
+        self._was_signalled.wait(pause_s)
+
+
+def at(end: End) -> str:
+    """Return " at step N", where a step is known."""
+    return f" at step {end.step}" if end.step else ""
+
+
+def say(line: str) -> None:
+    """Print a line of the launcher's own, apart from what the job prints."""
+    sys.stderr.write(f"clcomm run: {line}\n")
+    sys.stderr.flush()
+
+
+COMMAND = Command(
+    "run",
+    "start a job, and again from its newest checkpoint when it fails",
+    "Start a job such as clcomm run --restarts 3 -- mpiexec -n 4 python -m examples.mnist --checkpoint run.npz, and "
+    "start it again when it fails, with CLCOMM_RESTART in its environment, which lets it go on from its newest "
+    "checkpoint. It gives up after exit code 2 and after two failures at the same step. The exit code is the job's.",
+    add_arguments,
+    run,
+)

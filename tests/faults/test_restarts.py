@@ -1,0 +1,122 @@
+"""`clcomm run`: what is started again, what is not, and what a job that goes on loses: nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clcomm.checkpoint import load
+from clcomm.commands.run import End, reason_to_stop
+from tests.faults.launch import HUNG_S, ROOT, clean_environment, mpiexec
+
+
+def start(*command: str, restarts: int = 3, **environment: str) -> subprocess.Popen:
+    launcher = [sys.executable, "-m", "clcomm", "run", "--restarts", str(restarts), "--pause", "0.01", "--"]
+    return subprocess.Popen(
+        [*launcher, *command], env=clean_environment(**environment), cwd=ROOT, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def run(*command: str, **options) -> tuple[int, str, list[str]]:
+    process = start(*command, **options)
+    out, err = process.communicate(timeout=HUNG_S)
+    return process.returncode, out, err.splitlines()
+
+
+def python(statement: str) -> tuple[str, ...]:
+    return sys.executable, "-c", f"import os, sys; number = int(os.environ['CLCOMM_RESTART']); {statement}"
+
+
+def test_a_job_is_started_again_until_it_ends_well():
+    code, out, said = run(*python("print(number); sys.exit(7 if number < 2 else 0)"))
+    assert (code, out) == (0, "0\n1\n2\n")
+    assert said == [
+        f"clcomm run: exit code 7; going on from its newest checkpoint, if there is one, in {pause} s "
+        f"(restart {number} of 3)"
+        for number, pause in ((1, "0.01"), (2, "0.02"))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "reason"),
+    [
+        (python("sys.exit(2)"), 2, "exit code 2 is a mistake that another start would repeat"),
+        (("no-such-command",), 127, "the command can't be started"),
+        (python("os.kill(os.getpid(), 9)"), 137, "it was started again 1 times"),
+    ],
+)
+def test_it_gives_up_with_a_reason_and_the_jobs_exit_code(command, code, reason):
+    ended, _, said = run(*command, restarts=1)
+    assert ended == code
+    assert said[-1] == f"clcomm run: exit code {code}; giving up: {reason}"
+
+
+def test_two_failures_at_one_step_are_enough():
+    assert reason_to_stop([End(1, 7, 5)], 9) == ""
+    assert reason_to_stop([End(1, 7, 5), End(9, 7, 5)], 9) == "it failed twice at step 7, going on from step 5"
+    assert reason_to_stop([End(1, 7, 5), End(1, 8, 5)], 9) == ""
+    assert reason_to_stop([End(1, 7, 5), End(1, 7, 6)], 9) == ""
+    assert reason_to_stop([End(1, 0, 0), End(1, 0, 0)], 9) == ""  # nobody tells its steps
+
+
+def test_sigterm_reaches_the_job_which_is_not_started_again():
+    wait = "import time; print('ready', flush=True); time.sleep(60)"
+    process = start(*python(wait))
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    os.kill(process.pid, signal.SIGTERM)
+    _, err = process.communicate(timeout=HUNG_S)
+    assert (process.returncode, err) == (128 + signal.SIGTERM, "")
+
+
+def test_within_mpiexec_it_is_refused():
+    code, _, said = run("true", PMI_SIZE="2", PMI_RANK="0")
+    assert code == 2
+    assert said == ["clcomm: run: expected to be outside mpiexec, as in clcomm run -- mpiexec ..., got a rank"]
+
+
+VICTIM = """
+import os, signal
+from clcomm.job import run
+from clcomm.restarts import restart_number
+from examples.mnist import main
+from training import trainer
+
+note_step = trainer.note_step
+def noted(step):
+    note_step(step)
+    if (restart_number(), step) in ((0, 5), (1, 9)) and trainer_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def trainer_rank():
+    from clcomm.transport.mpi import place_in_world
+    return place_in_world()[0]
+
+trainer.note_step = noted
+run(main)
+"""
+
+
+def test_a_job_that_is_killed_twice_ends_with_the_bits_of_one_that_is_not(tmp_path: Path):
+    (tmp_path / "victim.py").write_text(VICTIM)
+    arguments = ["--data", "synthetic", "--model", "mlp", "--no-eval", "--quiet"]
+    arguments += ["--max-steps", "12", "--checkpoint-every", "2"]
+    job = (mpiexec(), "-n", "2", sys.executable)
+    code, _, said = run(*job, str(tmp_path / "victim.py"), *arguments, "--checkpoint", str(tmp_path / "killed.npz"))
+    own = [line for line in said if line.startswith("clcomm run: ")]
+    assert code == 0, said
+    assert len(own) == 2 and " at step 5; going on from step " in own[0] and " at step 9; going on from" in own[1], own
+    assert sum("clcomm: rank 1 died at step " in line for line in said) == 2, said
+    assert run(*job, "-m", "examples.mnist", *arguments, "--checkpoint", str(tmp_path / "whole.npz"))[0] == 0
+    killed, whole = load(tmp_path / "killed.npz"), load(tmp_path / "whole.npz")
+    assert killed.arrays.keys() == whole.arrays.keys()
+    for name, array in whole.arrays.items():
+        if name.startswith("random/"):
+            continue  # Python's own generator, which begins elsewhere in each process
+        assert np.asarray(killed.arrays[name]).tobytes() == np.asarray(array).tobytes(), name
