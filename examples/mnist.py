@@ -36,6 +36,10 @@ def main() -> int:
     splits = open_session_data(options, comm, console)
     session = Session(options, comm, splits, console)
     console.print(session.headline(), highlight=False)
+    if options.summary:
+        summary = session.describe()
+        if comm.rank == 0:
+            console.print(summary.table())
     result = session.run()
     comm, console = session.comm, session.console  # others where ranks were lost
     if comm.rank == 0:
@@ -61,7 +65,7 @@ def parse() -> Namespace:
 
 
 def show(result: Result, console: Console) -> None:
-    console.print(result.summary(), highlight=False)
+    console.print(result.headline(), highlight=False)
     console.print(result.stats.table(width=console.width))
 
 

@@ -40,7 +40,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
             "clcomm/sampler.py", "clcomm/checkpoint.py", "clcomm/checkpoint_series.py", "clcomm/adapters/",
             "clcomm/__init__.py",
             "clcomm/divergence.py", "clcomm/clipping.py", "clcomm/join.py",
-            "clcomm/report/", "clcomm/cli.py", "clcomm/__main__.py", "clcomm/commands/",
+            "clcomm/report/", "clcomm/cli.py", "clcomm/__main__.py", "clcomm/commands/", "clcomm/summary/",
             "clcomm/bench.py", "clcomm/plot.py", "clcomm/tune.py", "clcomm/tune_report.py",
         ),
     ),

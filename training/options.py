@@ -137,6 +137,7 @@ def _add_output_options(parser: Parser) -> None:
 def add_logging_options(parser: Parser) -> None:
     """Add the options of jobs that keep what happened step by step."""
     group = parser.add_argument_group("logs")
+    group.add_argument("--summary", action="store_true", help="show the model's layers, their cost, their buckets")
     group.add_argument("--log-csv", metavar="FILE", help="write a row for each step: loss, times, images/s, accuracy")
     group.add_argument(
         "--tensorboard", metavar="DIR", help="write the same for TensorBoard (needs clcomm[tensorboard])"

@@ -18,6 +18,7 @@ from clcomm.report.record import gather_records, layout_of, run_document
 from clcomm.restarts import restart_number
 from clcomm.sampler import ContiguousSampler, DistributedSampler, EvaluationSampler
 from clcomm.stats import CommStats
+from clcomm.summary import Summary, summarize
 from clcomm.synchronizer import Synchronizer
 from clcomm.trace import Trace
 from clcomm.units import format_size
@@ -60,10 +61,11 @@ class Result:
     overhead_share: float | None
     optimizer_state_nbytes: int | None
     layout: list[list[int]]
+    summary: Summary | None
     records: list[dict[str, Any]]
     stats: CommStats
 
-    def summary(self) -> str:
+    def headline(self) -> str:
         """Return the figures as one line for people."""
         parts = [f"{self.steps} steps", f"training loss {self.train_loss:.4f}"]
         if self.evaluation is not None:
@@ -96,6 +98,7 @@ class Result:
             overhead_share=self.overhead_share,
             optimizer_state_bytes=self.optimizer_state_nbytes,
             layout=self.layout,
+            summary=self.summary.as_dict() if self.summary else None,
         )
 
 
@@ -169,6 +172,12 @@ class Session:
             f"{options.model} on {_count(comm.size, 'rank')}, batch {options.batch_size} a rank, "
             f"{self.parts.device}; {_count(buckets, 'bucket')} {size}"
         )
+
+    def describe(self) -> Summary:
+        """Return what the model consists of, with the bucket plan as it is now; collective."""
+        model, sync = self.parts.model, self.trainer.sync
+        shape = (self.options.batch_size, *self.splits.train.image_shape)
+        return summarize(model, shape, sync.bucket_plan(model), sync.space_for(model).order.names)
 
     def run(self) -> Result:
         """Train, save and evaluate as asked; collective. With --elastic it goes on where ranks die."""
@@ -249,6 +258,7 @@ class Session:
             overhead_share=self.trainer.overhead.share,
             optimizer_state_nbytes=getattr(self.trainer.optimizer, "state_nbytes", None),
             layout=layout_of(sync.bucket_plan(self.parts.model)),
+            summary=self.describe() if self.options.report else None,
             records=records,
             stats=CommStats.merged((record["stats"] for record in records), comm.size),
         )
