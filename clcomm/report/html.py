@@ -8,14 +8,8 @@ from importlib.resources import files
 
 from clcomm.report import svg
 from clcomm.report.model import Report
-from clcomm.report.shapes import MOST_SHOWN, Bars, Chart, Distribution, Points, Table
+from clcomm.report.shapes import MOST_SHOWN, Bars, Chart, Distribution, Points, Table, colour_of
 
-#: A part has the same colour in every chart.
-_COLOURS = {
-    "wait for data": 0, "forward and backward": 1, "pack": 2, "wait for ranks": 3, "came last": 3, "move and add": 4,
-    "communication": 4, "exposed communication": 4, "unpack": 5, "optimizer": 6,
-}  # fmt: skip
-_OTHER_COLOUR = 7
 # Nothing may be fetched or run, whatever a file's texts hold.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
@@ -95,7 +89,7 @@ def _bars(chart: Bars) -> str:
     rows = []
     for name, values in list(zip(chart.bars, chart.values, strict=True))[:MOST_SHOWN]:
         pieces = "".join(
-            f'<i class="c{_colour(part)}" style="width:{100 * value / longest:.3f}%" '
+            f'<i class="c{colour_of(part)}" style="width:{100 * value / longest:.3f}%" '
             f'title="{escape(f"{name}, {part}: {value:.3f} {chart.unit}", quote=True)}"></i>'
             for part, value in zip(chart.parts, values, strict=True)
             if value > 0
@@ -104,15 +98,11 @@ def _bars(chart: Bars) -> str:
         rows.append(f'<span>{escape(name)}</span><div class="bar">{pieces}</div><span>{total}</span>')
     shares: Sequence[float | None] = chart.values[0] if single else [None] * len(chart.parts)
     legend = "".join(
-        f'<li><i class="c{_colour(part)}"></i>{escape(part)}{_share(value, longest, chart.unit)}</li>'
+        f'<li><i class="c{colour_of(part)}"></i>{escape(part)}{_share(value, longest, chart.unit)}</li>'
         for part, value in zip(chart.parts, shares, strict=True)
     )
     drawn = f'<div class="bars">{"".join(rows)}</div>'
     return drawn if len(chart.parts) == 1 else f'{drawn}<ul class="legend">{legend}</ul>'
-
-
-def _colour(part: str) -> int:
-    return _COLOURS.get(part, _OTHER_COLOUR)
 
 
 def _share(value: float | None, whole: float, unit: str) -> str:

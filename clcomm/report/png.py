@@ -7,7 +7,10 @@ from typing import Any
 from clcomm.errors import ArgumentError
 from clcomm.report.axes import log_ticks, size_text, size_ticks, time_text
 from clcomm.report.model import Report
-from clcomm.report.shapes import MOST_SHOWN, Bars, Chart, Distribution, Points
+from clcomm.report.shapes import MOST_SHOWN, Bars, Chart, Distribution, Points, colour_of
+
+_PALETTE = ("#8a6d3b", "#2f7d4f", "#8457b8", "#d9730d", "#1f6fc0", "#b04a8f", "#4c9a8b", "#aab2ba")
+_COLUMN, _LINE = _PALETTE[4], _PALETTE[3]
 
 
 def draw(report: Report, path: str) -> None:
@@ -48,18 +51,19 @@ def _draw_bars(axes: Any, chart: Bars) -> None:
     begin = [0.0] * len(names)
     for index, part in enumerate(chart.parts):
         values = [row[index] for row in chart.values[:MOST_SHOWN]]
-        axes.barh(range(len(names)), values, left=begin, label=part)
+        axes.barh(range(len(names)), values, 0.6, begin, label=part, color=_PALETTE[colour_of(part)])
         begin = [left + value for left, value in zip(begin, values, strict=True)]
     axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.set_xlabel(f"{chart.unit} {chart.note}".strip())
-    axes.legend(fontsize=8)
+    axes.set_ylim(len(names), -1)
+    axes.set_xlabel(", ".join(text for text in (chart.unit, chart.note) if text))
+    if len(chart.parts) > 1:
+        axes.legend(fontsize=8, ncols=4, loc="upper left", bbox_to_anchor=(0, -0.16), frameon=False)
 
 
 def _draw_distribution(axes: Any, chart: Distribution) -> None:
-    axes.stairs(chart.counts, chart.edges_s, fill=True)
-    for index, (name, seconds) in enumerate(chart.marks):
-        axes.axvline(seconds, linestyle="--", color=f"C{index + 1}", label=f"{name} {time_text(seconds)}")
+    axes.stairs(chart.counts, chart.edges_s, fill=True, color=_COLUMN)
+    for (name, seconds), line in zip(chart.marks, ("-", "--", ":"), strict=False):
+        axes.axvline(seconds, linestyle=line, color=_LINE, label=f"{name} {time_text(seconds)}")
     axes.set_xscale("log")
     _set_ticks(axes.xaxis, log_ticks(chart.edges_s[0], chart.edges_s[-1]), time_text)
     axes.set_ylabel("calls")
@@ -68,8 +72,8 @@ def _draw_distribution(axes: Any, chart: Distribution) -> None:
 
 def _draw_points(axes: Any, chart: Points) -> None:
     sizes, times = zip(*chart.points, strict=True)
-    axes.plot(*zip(*chart.line, strict=True), color="C1", label="alpha + beta n")
-    axes.plot(sizes, times, "o", color="C0", label="this run's buckets")
+    axes.plot(*zip(*chart.line, strict=True), color=_LINE, label="alpha + beta n")
+    axes.plot(sizes, times, "o", color=_COLUMN, label="this run's buckets")
     axes.set_xscale("log")
     axes.set_yscale("log")
     _set_ticks(axes.xaxis, size_ticks(min(sizes), max(sizes)), size_text)

@@ -69,6 +69,18 @@ def written(value: Any, kind: str) -> str:
 
 # --- charts ---
 
+#: A part has the same colour in every chart: its place in the palettes of page.css and png.py.
+_COLOURS = {
+    "wait for data": 0, "forward and backward": 1, "pack": 2, "wait for ranks": 3, "came last": 3, "move and add": 4,
+    "communication": 4, "exposed communication": 4, "unpack": 5, "optimizer": 6,
+}  # fmt: skip
+_OTHER_COLOUR = 7
+
+
+def colour_of(part: str) -> int:
+    """Return the number of a part's colour."""
+    return _COLOURS.get(part, _OTHER_COLOUR)
+
 
 @dataclass(frozen=True)
 class Bars:
