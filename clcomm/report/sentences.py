@@ -96,11 +96,13 @@ def sharing(facts: Facts) -> str:
     packing = facts.sync["pack_s"] + facts.sync["unpack_s"]
     parts = [
         (facts.sync["wait_s"], "waiting for other ranks"),
-        (facts.sync["transfer_s"], "moving and adding data"),
+        (facts.sync["transfer_s"] if facts.tells_waiting else 0.0, "moving and adding data"),
         (packing, "packing and unpacking"),
     ]
     words = [f"{seconds / whole:.0%} {what}" for seconds, what in parts if seconds > 0.005 * whole]
-    return f"{begin}: {', '.join(words)}." if len(words) > 1 else f"{begin}."
+    if len(words) < 2:
+        return f"{begin}."
+    return f"{begin}{'; of it and its hidden part ' if facts.sync['hidden_s'] else ': '}{', '.join(words)}."
 
 
 def arrivals(facts: Facts) -> str:
