@@ -155,7 +155,7 @@ class AllReduces(CollectiveRunner):
             for tell in self._finished:
                 tell(event)
 
-        return Handle(pending, result, finished, begin)
+        return Handle(pending, result, finished, begin, partial(self._being_in, call, sequence))
 
     def run_as_all_reduce(self, reduce: Callable[[], None], *, label: str = "", nbytes: int, bucket: int = -1) -> None:
         """Run `reduce` and count all its collectives as one all-reduce of `nbytes`, with what this rank put in as wire.

@@ -34,7 +34,8 @@ class ArrayCollectives(ObjectCollectives):
         """
         self._settle()
         if self.comm is not None:
-            mpi_transport.wait_patiently(self.comm.Ibarrier())
+            with self._being_in(self._call("rendezvous", self._base), self._sequence):
+                mpi_transport.wait_patiently(self.comm.Ibarrier())
 
     def broadcast(self, array: np.ndarray, root: int = 0, *, label: str = "", nbytes: int | None = None) -> np.ndarray:
         """Copy root's array into every rank's array of the same shape and dtype, in place, and return it.

@@ -15,11 +15,13 @@ from clcomm import exits
 from clcomm.all_reduce import AllReduces
 from clcomm.arguments import agreed_size, size_or_error
 from clcomm.collectives import ArrayCollectives
+from clcomm.flight_recorder import FlightRecorder
 from clcomm.host_memory import aligned_zeros
 from clcomm.lizardist import LizarDistCalls
 from clcomm.stats import CommStats, Observer
 from clcomm.transport import mpi as mpi_transport
 from clcomm.units import format_size, parse_size
+from clcomm.watchdog import Limits, StartWatch, Watchdog
 from clcomm.world import join
 
 _log = logging.getLogger("clcomm")
@@ -38,6 +40,8 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
     transport: "auto" reduces what `allocate` returned in the shared memory of each host, and moves the rest, and what
         goes between hosts, through MPI; "mpi" never uses shared memory; "shared" insists on it, on one host.
     observers: told about every finished collective, after `stats`.
+    stall_warning_s, timeout_s: after how long in one collective a rank says which ranks are missing, and after how long
+        it ends the job (docs/hangs.md); 0: never. CLCOMM_STALL_WARNING_S and CLCOMM_TIMEOUT_S override them.
 
     Raises ArgumentError for a bad argument and LaunchError when mpiexec belongs to another MPI.
     """
@@ -50,14 +54,24 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         use_bucketing: bool = True,
         transport: str = "auto",
         observers: Iterable[Observer] = (),
+        stall_warning_s: float = 10.0,
+        timeout_s: float = 300.0,
     ):
         self.bucket_size = parse_size(bucket_size)
         self.use_bucketing = use_bucketing
         self.transport = transport
         self._warned_fallback = False
-        super().__init__(join(comm, transport), observers)
+        limits = Limits.of(stall_warning_s, timeout_s)
+        with StartWatch(limits):
+            world = join(comm, transport)
+        super().__init__(world, observers)
+        self._watchdog: Watchdog | None = None
         if self.size > 1:
             exits.opened(self)
+        if self.size > 1 and world.board is not None and limits:
+            recorder = FlightRecorder()
+            self.add_observer(recorder)
+            self._watchdog = Watchdog(self, world.board, limits, recorder, self.size - self.local_size)
 
     @property
     def world_size(self) -> int:
@@ -110,8 +124,10 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         """
         if self._finalized:
             return
-        self._settle()
+        self._agree("finalize", lambda: None)
         self._finalized = True
+        if self._watchdog is not None:
+            self._watchdog.stop()
         exits.finalized(self)
         for transport in (self._shared, self._base):
             if transport is not None:

@@ -86,7 +86,7 @@ def _exit_now(status: int) -> None:
     """Leave without exit handlers, as os._exit() does, once the other ranks of a job under way are ended."""
     may_be_awaited = _Hooks.communicators or not _Hooks.was_open
     if os.getpid() == _Hooks.pid and not job.is_reported() and (status or may_be_awaited):
-        _end_by_force_later(status)
+        end_by_force_later(status)
         job.fail(job.Exit(status or job.FAILURE, f"left by os._exit({status})"))
     _Hooks.leave_now(status)
 
@@ -94,7 +94,7 @@ def _exit_now(status: int) -> None:
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     # Python then leaves with exit code 1 through the ordinary exit handlers, MPI's among them.
     if os.getpid() == _Hooks.pid:
-        _end_by_force_later(job.FAILURE)
+        end_by_force_later(job.FAILURE)
         job.fail(error)
     else:
         _Hooks.excepthook(kind, error, trace)
@@ -116,11 +116,11 @@ def _at_exit() -> None:
         return
     error = _Hooks.leaving_with
     if error is not None and error.code not in (None, 0):
-        _end_by_force_later(job.FAILURE)
+        end_by_force_later(job.FAILURE)
         job.fail(error)
 
 
-def _end_by_force_later(code: int) -> None:
+def end_by_force_later(code: int) -> None:
     """End this process in any case: its MPI may wait for ranks that never started theirs."""
     timer = threading.Timer(LAST_RESORT_S, _Hooks.leave_now, (code,))
     timer.daemon = True

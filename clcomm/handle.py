@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -15,20 +16,28 @@ class Handle:
     """A started all-reduce: `wait()` returns its result, `done()` says without blocking whether it is there.
 
     finished: told (seconds from `began_s` to the end, those of them that the caller spent here, failed), once.
+    waiting: a context for the time in which the caller can do nothing but wait, for the watchdog to know.
     computes: says whether the caller's device computes by itself; what is spent here then is not exposed.
     """
 
     def __init__(
-        self, pending: Pending, result: np.ndarray, finished: Callable[[float, float, bool], None], began_s: float
+        self,
+        pending: Pending,
+        result: np.ndarray,
+        finished: Callable[[float, float, bool], None],
+        began_s: float,
+        waiting: Callable[[], AbstractContextManager[None]],
     ):
         self._pending, self._result, self._finished, self._began_s = pending, result, finished, began_s
+        self._waiting = waiting
         self._exposed_s = time.perf_counter() - began_s
         self._reported = False
         self.computes: Callable[[], bool] | None = None
 
     def wait(self) -> np.ndarray:
         """Return the reduced array when it is complete on this rank."""
-        self._watched(self._pending.wait)
+        with self._waiting():
+            self._watched(self._pending.wait)
         return self._result
 
     def done(self) -> bool:

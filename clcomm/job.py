@@ -103,10 +103,10 @@ def _report_together(message: str, code: int, alone: str | None = None) -> int:
     rank, size = mpi.place_in_world()
     alike = [0] if size == 1 else mpi.ranks_in_agreement(sha256(message.encode()).digest(), AGREEMENT_S)
     if alike is None:
-        _print_line(_placed(alone or message, [rank], size))
+        print_line(_placed(alone or message, [rank], size))
         abort(code)
     elif rank == min(alike):
-        _print_line(_placed(message, alike, size))
+        print_line(_placed(message, alike, size))
     return code
 
 
@@ -118,10 +118,11 @@ def _placed(message: str, ranks: list[int], size: int) -> str:
     return message.replace("{where}", where, 1).replace("{who}", who, 1)
 
 
-def _print_line(line: str) -> None:
+def print_line(line: str) -> None:
+    """Write a line to stderr in one piece, so that ranks' lines don't mix; nothing for an empty one."""
     if line:
         sys.stdout.flush()
-        sys.stderr.write(line + "\n")  # in one piece, so that ranks' lines don't mix
+        sys.stderr.write(line + "\n")
         sys.stderr.flush()
 
 

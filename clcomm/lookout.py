@@ -7,13 +7,13 @@ the process runs; it ends with the last rank of its host.
 
 from __future__ import annotations
 
-import mmap
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from clcomm.common_memory import common_memory
 from clcomm.lookout_process import FAILING, LEAVING, PID, RANK, RECORD_BYTES, RUNNING, STATE, STEP, is_gone
 
 
@@ -68,38 +68,22 @@ def watch_host(host: Any, rank: int) -> None:
     """
     if host.Get_size() < 2 or any(host.allgather(_Own.is_watched)):
         return
-    nbytes = host.Get_size() * RECORD_BYTES
-    descriptor = _shared_memory(nbytes) if host.Get_rank() == 0 else -1
-    path = host.bcast(f"/proc/{os.getpid()}/fd/{descriptor}" if descriptor >= 0 else "", 0)
-    joined = _join(path, host.Get_rank(), rank, nbytes) if path else False
-    everyone = all(host.allgather(joined))
+    memory, descriptor = common_memory(host, "clcomm-lookout", host.Get_size() * RECORD_BYTES)
+    if memory is not None:
+        _join(memory.cast("q"), host.Get_rank(), rank)
+    host.Barrier()  # the lookout reads who there is when it starts
     if descriptor >= 0:
-        if everyone:
+        if memory is not None:
             _start(descriptor)
         os.close(descriptor)
-    _Own.is_watched = everyone
+    _Own.is_watched = memory is not None
 
 
-def _shared_memory(nbytes: int) -> int:
-    try:
-        descriptor = os.memfd_create("clcomm-lookout")
-        os.ftruncate(descriptor, nbytes)
-    except (OSError, AttributeError):
-        return -1
-    return descriptor
-
-
-def _join(path: str, local_rank: int, rank: int, nbytes: int) -> bool:
-    try:
-        with open(path, "r+b") as file:
-            records = memoryview(mmap.mmap(file.fileno(), nbytes)).cast("q")
-    except OSError:
-        return False
+def _join(records: Any, local_rank: int, rank: int) -> None:
     start = local_rank * RECORD_BYTES // 8
     records[start + STEP] = _Own.records[_Own.start + STEP]
     records[start + RANK], records[start + PID] = rank, os.getpid()
     _Own.records, _Own.start = records, start
-    return True
 
 
 def _start(descriptor: int) -> None:

@@ -74,16 +74,16 @@ def cause(pid: int) -> str:
 
 def is_gone(pid: int) -> bool:
     """Say whether a process has ended."""
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return not fields or fields[0] in ("Z", "X")
 
 
 def _status(pid: int) -> int | None:
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return int(fields[-1]) if fields and fields[0] == "Z" else None
 
 
-def _stat(pid: int) -> list[str]:
+def stat_fields(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat after the command's name; nothing for a process that is no more."""
     try:
         with open(f"/proc/{pid}/stat") as file:

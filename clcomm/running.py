@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -141,6 +142,15 @@ class CollectiveRunner:
         for finished in self._finished:
             finished(event)
 
+    @contextmanager
+    def _being_in(self, call: Call, sequence: int) -> Iterator[None]:
+        """Say for as long as this lasts that this rank is in a collective; `_carry_out` does so by itself."""
+        self.current, outer = (call, sequence, perf_counter()), self.current
+        try:
+            yield
+        finally:
+            self.current = outer
+
     # --- what was started before ---
 
     def _settle(self) -> None:
@@ -151,8 +161,10 @@ class CollectiveRunner:
         for them.
         """
         self._require_open()
-        while self._pending:
-            self._pending[0].wait()
+        if self._pending:
+            with self._being_in(self._call("wait for started all-reduces", self._base), self._sequence):
+                while self._pending:
+                    self._pending[0].wait()
 
     def _require_open(self) -> None:
         if self._finalized:

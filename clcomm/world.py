@@ -11,6 +11,7 @@ from typing import Any
 
 from clcomm import lookout
 from clcomm.errors import ArgumentError
+from clcomm.progress import ProgressBoard
 from clcomm.transport import Pending, SoloTransport, Transport
 from clcomm.transport import mpi as mpi_transport
 from clcomm.transport.hierarchical import HierarchicalTransport
@@ -30,7 +31,7 @@ class World:
 
     base: reaches all ranks with any array. shared: reduces what it allocated itself; None without shared memory.
     pending: unfinished operations of both. host, hosts: this rank's host and how many there are. checks: ranks compare
-    what they call.
+    what they call. board: what the ranks of this host are doing; None for a rank that is alone.
     """
 
     comm: Any = None
@@ -43,6 +44,7 @@ class World:
     hosts: int = 1
     cores: int = 1
     checks: bool = True
+    board: ProgressBoard | None = None
 
 
 def join(comm: Any, transport: str) -> World:
@@ -78,6 +80,7 @@ def _join_ranks(world: World, comm: Any, transport: str) -> None:
     world.host, world.hosts = hosts.host_of(comm.Get_rank()), len(hosts)
     if transport == "shared" and world.hosts > 1:
         raise ArgumentError("transport: 'shared' needs all ranks on one host; use 'auto' or 'mpi'")
+    world.board = ProgressBoard.of_host(host, hosts.ranks[world.host], comm.Get_rank())
     world.base = base = mpi_transport.MpiTransport(comm, world.pending)
     if transport == "auto" and hosts.nested:
         # So that results have the same bits where an array cannot be reduced in shared memory.

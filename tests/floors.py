@@ -15,7 +15,8 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
         (
             "clcomm/errors.py", "clcomm/units.py", "clcomm/cache.py", "clcomm/host_memory.py", "clcomm/layout.py",
             "clcomm/buckets.py",
-            "clcomm/lookout.py", "clcomm/lookout_process.py", "clcomm/restarts.py",
+            "clcomm/lookout.py", "clcomm/lookout_process.py", "clcomm/restarts.py", "clcomm/common_memory.py",
+            "clcomm/progress.py",
             "clcomm/hashing.py", "clcomm/_version.py", "clcomm/transport/", "clcomm/intervals.py",
         ),
     ),
@@ -24,7 +25,8 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
         (
             "clcomm/communicator.py", "clcomm/job.py", "clcomm/exits.py", "clcomm/arguments.py", "clcomm/handle.py",
             "clcomm/events.py", "clcomm/histogram.py", "clcomm/stats.py", "clcomm/stats_table.py",
-            "clcomm/world.py", "clcomm/call.py", "clcomm/running.py", "clcomm/collectives.py", "clcomm/all_reduce.py",
+            "clcomm/watchdog.py", "clcomm/flight_recorder.py", "clcomm/world.py", "clcomm/call.py", "clcomm/running.py",
+            "clcomm/collectives.py", "clcomm/all_reduce.py",
             "clcomm/lizardist.py", "clcomm/objects.py", "clcomm/engine/", "clcomm/costmodel.py", "clcomm/forecast.py",
             "clcomm/costfile.py", "clcomm/collective_cases.py", "clcomm/measure.py", "clcomm/decision.py",
             "clcomm/bucket_tuning.py", "clcomm/trace/",

@@ -193,6 +193,12 @@ def launched_ranks() -> int:
     return max([int(value) for value in values if value.isdigit()], default=1)
 
 
+def launched_rank() -> str:
+    """Return this process's rank as the launcher's environment variables have it, before MPI runs; else "?"."""
+    names = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID")
+    return next((os.environ[name] for name in names if name in os.environ), "?")
+
+
 def _own_mpiexec() -> str:
     candidate = os.path.join(os.path.dirname(sys.executable), "mpiexec")
     return candidate if os.path.exists(candidate) else "none found"

@@ -1,0 +1,66 @@
+"""A rank that never comes: the job says which one and where it is, and ends in time with what each rank did last."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests.faults.launch import job
+
+#: Seconds in one collective after which the job is to end.
+LIMIT_S = 2.0
+HANGING = """
+import signal
+import numpy as np
+
+def away():
+    failing()
+    {does}
+
+def main():
+    comm = Communicator(stall_warning_s=0.5, timeout_s={limit_s}, transport={transport!r})
+    gradients = comm.allocate(4000).view(np.float32)
+    for bucket in range(3):
+        comm.all_reduce(gradients, "mean", label="gradients", bucket=bucket)
+    comm.rendezvous()
+    time.sleep(0.6)  # everyone's place is known
+    if comm.rank == 1:
+        away()
+    comm.all_reduce(gradients, "mean", label="gradients", bucket=3)
+
+run(main)
+"""
+
+
+@pytest.mark.parametrize(
+    "does, transport, is_where",
+    [
+        ("time.sleep(60)", "auto", r"in no collective but at \S+job\.py:\d+ in away"),
+        (
+            "os.kill(os.getpid(), signal.SIGSTOP)",
+            "mpi",
+            r"stopped by SIGSTOP or a debugger, was in no collective but at \S+job\.py:\d+ in ",
+        ),
+    ],
+    ids=["elsewhere", "stopped"],
+)
+def test_a_rank_that_never_comes_is_named_and_the_job_ends(tmp_path, does, transport, is_where) -> None:
+    script = HANGING.format(does=does, limit_s=LIMIT_S, transport=transport)
+    ended = job(tmp_path, script, CLCOMM_DUMP_DIR=str(tmp_path))
+    assert ended.code == 124
+    assert LIMIT_S < ended.after_failing_s < LIMIT_S + 8
+    lines = [line for line in ended.clcomm_lines() if "create their Communicator" not in line]
+    stall = r"clcomm: rank 0 has waited \d\.\d s in all_reduce 'gradients' #4 \(mean of 1,000 float32, bucket 3"
+    for end in (
+        "after 2 s the job ends$",
+        "the limit is 2 s, the job ends; what each",
+    ):  # ranks' lines come in any order
+        assert any(re.search(rf"^{stall}.*; missing: rank 1 \({is_where}.*; {end}", line) for line in lines), lines
+    (folder,) = tmp_path.glob("clcomm-dump-*")
+    dumped = {path.name: json.loads(path.read_text()) for path in folder.iterdir()}
+    assert {"rank-0.json", "rank-2.json"} <= set(dumped)
+    assert [event["bucket"] for event in dumped["rank-2.json"]["operations"]] == [0, 1, 2]
+    assert any("in main" in line for line in dumped["rank-0.json"]["stack"])
+    assert any(line.startswith("clcomm: rank 2, last operations: #1 all_reduce 'gradients' bucket 0") for line in lines)

@@ -1,0 +1,70 @@
+"""The board on which a host's ranks say what they do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from clcomm.progress import ProgressBoard
+
+BYTES = 2048
+
+
+def boards(ranks: int) -> list[ProgressBoard]:
+    memory = memoryview(bytearray(BYTES * (1 + ranks)))
+    return [ProgressBoard(memory, range(4, 4 + ranks), rank) for rank in range(4, 4 + ranks)]
+
+
+def test_lines_are_read_as_they_were_written() -> None:
+    first, second, _ = boards(3)
+    first.write(77, 123, "all_reduce #1", "train.py:5 in main")
+    second.write(0, 0, "", "x" * 5000)
+    one, two, three = second.read()
+    assert (one.rank, one.key, one.began_ns, one.text, one.place) == (4, 77, 123, "all_reduce #1", "train.py:5 in main")
+    assert one.waits and one.state == "running" and not one.dumped and one.beat_ns > 0
+    assert (two.text, two.waits) == ("", False) and len(two.place) == BYTES - 129, "cut where its space ends"
+    assert (three.rank, three.beat_ns, three.text, three.place) == (6, 0, "", "")
+    first.write(0, 0, "", "b")
+    assert first.read()[0].place == "b"
+
+
+def test_what_all_have_in_common() -> None:
+    first, second = boards(2)
+    assert (second.reported_ns, second.dump_folder) == (0, "")
+    first.note_report()
+    first.dump_folder = "/somewhere/ä"
+    first.note_dump()
+    assert second.reported_ns > 0 and second.dump_folder == "/somewhere/ä"
+    assert [line.dumped for line in second.read()] == [True, False]
+
+
+def test_stopped_and_dead_processes_are_known() -> None:
+    board, _ = boards(2)
+    child = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"], stdout=-1)
+    assert child.stdout is not None
+    child.stdout.readline()
+    words, _ = board._lines[1]
+    with open(f"/proc/{child.pid}/stat") as file:
+        words[1], words[2] = child.pid, int(file.read().rpartition(")")[2].split()[19])
+
+    def becomes(state: str) -> bool:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            if board.read()[1].state == state:
+                return True
+            time.sleep(0.01)
+        return False
+
+    assert becomes("running")
+    os.kill(child.pid, signal.SIGSTOP)
+    assert becomes("stopped")
+    child.kill()
+    assert becomes("dead"), "a zombie is dead"
+    child.wait()
+    child.stdout.close()
+    assert becomes("dead")
+    words[1], words[2] = os.getpid(), words[2] - 1
+    assert becomes("dead"), "another process with its number is not it"

@@ -1,0 +1,157 @@
+"""The watchdog: who is missing, where they are, and the end of a job that hangs."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from clcomm import Communicator
+from clcomm.call import Call
+from clcomm.errors import ArgumentError
+from clcomm.flight_recorder import FlightRecorder
+from clcomm.progress import ProgressBoard
+from clcomm.watchdog import Limits, Watchdog, place_of
+from tests.helpers import one_line
+
+CALL = Call("all_reduce", "gradients", "shared", 4000, op="mean", count=1000, dtype=np.dtype("float32"), bucket=3)
+NO_LOOKING = Limits(1000.0, math.inf)  # the tests look by themselves
+
+
+class Watched:
+    current = None
+
+
+@pytest.fixture
+def dogs():
+    """Three ranks' watchdogs in one process, which share a board."""
+    memory = memoryview(bytearray(2048 * 4))
+    made = [
+        Watchdog(Watched, ProgressBoard(memory, range(3), rank), NO_LOOKING, FlightRecorder(), others=0)
+        for rank in range(3)
+    ]
+    yield made
+    for dog in made:
+        dog.stop()
+
+
+def entered(seconds_ago: float, sequence: int = 12, call: Call = CALL):
+    return call, sequence, time.perf_counter() - seconds_ago
+
+
+def test_ranks_elsewhere_in_the_program_are_told_with_their_place(dogs) -> None:
+    dogs[0].look(entered(7))
+    dogs[1].look(None)
+    dogs[2].look(entered(3))
+    told = dogs[0].stall(dogs[0]._board.read(), 7.04)
+    assert told.startswith(
+        "rank 0 has waited 7.0 s in all_reduce 'gradients' #12 (mean of 1,000 float32, bucket 3), called at "
+        "tests/test_watchdog.py:"
+    )
+    assert "; missing: rank 1 (in no collective but at tests/test_watchdog.py:" in told
+    assert "rank 2" not in told
+
+
+def test_ranks_in_another_collective_are_told_with_it(dogs) -> None:
+    dogs[0].look(entered(7))
+    for rank in (1, 2):
+        dogs[rank].look(entered(2, sequence=13, call=Call("barrier", "", "shared")))
+    assert "; missing: ranks 1 and 2 (in barrier #13 at tests/" in dogs[0].stall(dogs[0]._board.read(), 7)
+
+
+def test_a_collective_that_all_are_in_is_told_as_such(dogs) -> None:
+    for dog in dogs:
+        dog.look(entered(7))
+    assert dogs[1].stall(dogs[1]._board.read(), 7).endswith("; no rank is missing")
+    dogs[1]._ranks_elsewhere = 5
+    assert (
+        dogs[1]
+        .stall(dogs[1]._board.read(), 7)
+        .endswith("no rank is missing on this host; the 5 on other hosts are not known here")
+    )
+
+
+def test_the_lowest_waiting_rank_tells_once(dogs, capfd) -> None:
+    for dog in dogs:
+        dog._limits = Limits(5.0, 60.0)
+    stalls = {1: entered(6), 2: entered(7)}
+    dogs[0].look(None)
+    for _ in range(3):
+        for rank, current in stalls.items():
+            dogs[rank].look(current)
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("clcomm: rank 1 has waited 6.0 s in ")
+    assert lines[0].endswith("; after 60 s the job ends")
+
+
+def test_every_rank_dumps_once_when_the_job_ends(dogs, capfd, tmp_path) -> None:
+    dogs[0]._board.dump_folder = str(tmp_path)
+    for _ in range(2):
+        for dog in dogs:
+            dog.look(entered(1))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0.json", "rank-1.json", "rank-2.json"]
+    assert capfd.readouterr().err.count("last operations: none") == 3
+    assert all(line.dumped for line in dogs[0]._board.read())
+
+
+def test_the_place_is_the_programs_not_a_librarys() -> None:
+    frame = sys._getframe()
+
+    class Sorted:
+        def __lt__(self, other):
+            self.place = place_of(sys._getframe())
+            return False
+
+    element = Sorted()
+    min([Sorted(), element])
+    line = f"test_watchdog.py:{frame.f_lineno - 1}"
+    assert line in element.place and element.place.startswith("tests/test_watchdog.py:")
+    assert place_of(None) == ""
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "nan", ""])
+def test_limits_that_are_no_seconds_are_refused(value, monkeypatch) -> None:
+    monkeypatch.setenv("CLCOMM_TIMEOUT_S", value)
+    with pytest.raises(ArgumentError) as caught:
+        Communicator(transport="solo")
+    assert one_line(caught) == f"CLCOMM_TIMEOUT_S: expected seconds, 0 for no limit, got {value!r}"
+    monkeypatch.delenv("CLCOMM_TIMEOUT_S")
+    with pytest.raises(ArgumentError, match="stall_warning_s: expected seconds"):
+        Communicator(transport="solo", stall_warning_s=-2)
+
+
+def test_the_environment_overrides_the_arguments(monkeypatch) -> None:
+    monkeypatch.delenv("CLCOMM_STALL_WARNING_S", raising=False)
+    monkeypatch.setenv("CLCOMM_TIMEOUT_S", "2.5")
+    assert Limits.of(10, 300) == Limits(10, 2.5)
+    assert Limits.of(10, 300).interval_s == 0.625
+    assert Limits.of(0, 0) == Limits(math.inf, 2.5)
+    monkeypatch.setenv("CLCOMM_TIMEOUT_S", "0")
+    assert not Limits.of(0, 7), "nothing to watch for"
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+def test_a_rank_that_comes_late_is_named(transport, capfd) -> None:
+    with Communicator(transport=transport, stall_warning_s=0.3) as comm:
+        if comm.rank == comm.size - 1:
+            deadline = time.monotonic() + 1.5
+            while time.monotonic() < deadline:
+                time.sleep(0.01)
+        comm.all_reduce(np.zeros(4), label="late")
+        told = [line for line in capfd.readouterr().err.splitlines() if "in all_reduce 'late' #1" in line]
+        told = [line for lines in comm.all_gather_object(told) for line in lines]
+        assert len(told) == 1, told
+        assert told[0].startswith("clcomm: rank 0 has waited 0.")
+        assert f"; missing: rank {comm.size - 1} (in no collective but at tests/test_watchdog.py:" in told[0]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_thread_ends_with_the_communicator(several) -> None:
+    thread = several._watchdog._thread
+    assert thread.is_alive()
+    several.finalize()
+    assert not thread.is_alive()
