@@ -53,10 +53,8 @@ def test_a_rank_that_never_comes_is_named_and_the_job_ends(tmp_path, does, trans
     assert LIMIT_S < ended.after_failing_s < LIMIT_S + 8
     lines = [line for line in ended.clcomm_lines() if "create their Communicator" not in line]
     stall = r"clcomm: rank 0 has waited \d\.\d s in all_reduce 'gradients' #4 \(mean of 1,000 float32, bucket 3"
-    for end in (
-        "after 2 s the job ends$",
-        "the limit is 2 s, the job ends; what each",
-    ):  # ranks' lines come in any order
+    # Ranks' lines come in any order.
+    for end in ("after 2 s the job ends$", "the limit is 2 s, the job ends; what each"):
         assert any(re.search(rf"^{stall}.*; missing: rank 1 \({is_where}.*; {end}", line) for line in lines), lines
     (folder,) = tmp_path.glob("clcomm-dump-*")
     dumped = {path.name: json.loads(path.read_text()) for path in folder.iterdir()}
