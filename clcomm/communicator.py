@@ -125,10 +125,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         if self._finalized:
             return
         self._agree("finalize", lambda: None)
-        self._finalized = True
-        if self._watchdog is not None:
-            self._watchdog.stop()
-        exits.finalized(self)
+        self._leave()
         for transport in (self._shared, self._base):
             if transport is not None:
                 transport.close()
@@ -141,11 +138,16 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
 
         Ranks that wait in one of its collectives get MPI's error. What it allocated stays until the process ends.
         """
-        self._finalized = True
-        exits.finalized(self)
+        self._leave()
         for transport in (self._shared, self._base):
             if transport is not None:
                 transport.revoke()
+
+    def _leave(self) -> None:
+        self._finalized = True
+        exits.finalized(self)
+        if self._watchdog is not None:
+            self._watchdog.stop()
 
     def __enter__(self) -> Communicator:
         return self
