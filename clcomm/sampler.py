@@ -25,6 +25,8 @@ class Sampler(Protocol):
     def set_epoch(self, epoch: int) -> None: ...
     def indices(self) -> np.ndarray: ...
     def check_batch_size(self, batch_size: int) -> None: ...
+    @property
+    def longest_shard(self) -> int: ...
     def state_dict(self) -> dict[str, int]: ...
     def load_state_dict(self, state: dict[str, int]) -> None: ...
 
@@ -87,6 +89,11 @@ class _ShardSampler(ABC):
     def __len__(self) -> int:
         return len(self.indices())
 
+    @property
+    def longest_shard(self) -> int:
+        """Samples of the rank that has the most."""
+        return len(self) if self.equal_shards else -(-(self.length - self.done) // self.world_size)
+
     def state_dict(self) -> dict[str, int]:
         """Return what decides the order, as plain integers for a checkpoint."""
         return {
@@ -118,7 +125,8 @@ class DistributedSampler(_ShardSampler):
 
     Step s of W ranks at batch b so covers G[s*W*b : (s+1)*W*b], the very samples of one rank at batch W*b.
     Shards are equally long: the order is padded by wrapping to its start (no sample is lost, fewer than W
-    come again), or with `drop_last` cut to a multiple of W.
+    come again), or with `drop_last` cut to a multiple of W. With `pad=False` each sample occurs exactly once, and the
+    first N mod W ranks have one more than the others.
     """
 
     def __init__(
@@ -129,9 +137,11 @@ class DistributedSampler(_ShardSampler):
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
+        pad: bool = True,
     ) -> None:
         super().__init__(length, rank, world_size, shuffle, seed)
         self.drop_last = drop_last
+        self.equal_shards = pad or drop_last
         if drop_last and length < world_size:
             raise ArgumentError(
                 f"drop_last: {length} samples leave {world_size} ranks without any; use drop_last=False"
@@ -153,12 +163,18 @@ class DistributedSampler(_ShardSampler):
 
     def __len__(self) -> int:
         whole, rest = divmod(self.length - self.done, self.world_size)
-        return whole if self.drop_last or not rest else whole + 1
+        if self.drop_last or not rest:
+            return whole
+        return whole + (self.equal_shards or self.rank < rest)
 
     def global_order(self) -> np.ndarray:
-        """Return the order all ranks share, int64, (W * len(self),), padding included, what is done left out."""
+        """Return the order all ranks share, int64, what is done left out.
+
+        (W * len(self),), padding included; without `pad` the samples that are left.
+        """
         order = shuffled(self.length, self.seed, self.epoch) if self.shuffle else np.arange(self.length)
-        return np.resize(order[self.done :], len(self) * self.world_size)
+        rest = order[self.done :]
+        return np.resize(rest, len(self) * self.world_size) if self.equal_shards else rest
 
     def indices(self) -> np.ndarray:
         return self.global_order()[self.rank :: self.world_size]

@@ -53,7 +53,15 @@ class Loader:
 
     def __len__(self) -> int:
         """The number of batches in a whole epoch."""
-        whole, rest = divmod(len(self.sampler), self.batch_size)
+        return self._batches_in(len(self.sampler))
+
+    @property
+    def most_batches(self) -> int:
+        """The number of batches on the rank that has the most."""
+        return self._batches_in(self.sampler.longest_shard)
+
+    def _batches_in(self, samples: int) -> int:
+        whole, rest = divmod(samples, self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Generator[Batch, None, None]:
