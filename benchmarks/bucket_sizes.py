@@ -69,7 +69,9 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     parser = harness.parser(PROGRAM, "Bucket sizes beside the automatic one.", windows=7, window_s=0.1)
     parser.add_argument("--ranks", type=harness.positive, default=4, help="default: %(default)s")
-    parser.add_argument("--model", nargs="+", choices=TENSORS, default=["convnet", "deep"], help="default: convnet deep")
+    parser.add_argument(
+        "--model", nargs="+", choices=TENSORS, default=["convnet", "deep"], help="default: convnet deep"
+    )
     parser.add_argument("--transport", choices=("auto", "shared", "mpi"), default="auto", help="default: %(default)s")
     return parser.parse_args()
 
@@ -78,7 +80,7 @@ def measure_model(report: Report, comm: Communicator, name: str, options: argpar
     """Let auto choose, then measure it in turns with the sweep, and add table, evidence and bar; collective."""
     model = Gradients(TENSORS[name], comm.rank)
     chosen = Synchronizer(comm, bucket_size=AUTO)
-    while chosen.tuning(model):
+    while not chosen.decisions():
         chosen.sync_gradients(model)
     swept = Synchronizer(comm)
     other = Gradients(TENSORS[name], comm.rank)
@@ -98,9 +100,9 @@ def measure_model(report: Report, comm: Communicator, name: str, options: argpar
         seconds = np.array([(time.perf_counter() - begin) / repeats])
         return float(comm.all_reduce(seconds, "max")[0])
 
-    sizes: dict[str, int | None] = {format_size(size): size for size in sweep(sum(TENSORS[name]))}
+    sizes = {format_size(size): size for size in sweep(sum(TENSORS[name]))}
     measures = {}
-    for label, size in [*sizes.items(), (AUTO, None)]:
+    for label, size in {**sizes, AUTO: None}.items():
         timed(size, 1)  # prepares
         measures[label] = partial(timed, size, harness.repeats_for(timed(size, 3), options.window_s))
     add(report, name, harness.alternate(measures, options.windows), swept, other, sizes, chosen)
@@ -114,7 +116,7 @@ def sweep(nbytes: int) -> list[int]:
 
 def add(
     report: Report, name: str, samples: dict[str, Samples], swept: Synchronizer, model: Gradients,
-    sizes: dict[str, int | None], chosen: Synchronizer,
+    sizes: dict[str, int], chosen: Synchronizer,
 ) -> None:  # fmt: skip
     """Add a model's table, what auto saw, and its bar."""
     best = min(sizes, key=lambda label: samples[label].median)

@@ -15,6 +15,7 @@ from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
 from clcomm.compression import CommHook
 from clcomm.finiteness import raise_non_finite
+from clcomm.join import weigh
 from clcomm.layout import FlatLayout
 from clcomm.shared_space import SharedSpace
 from clcomm.stats import Phase
@@ -79,13 +80,19 @@ class BucketPlan:
         self._reduces = [prepared.reduce for prepared in self.prepared]
         self._in_place = space.replica.moves_in_place()
 
-    def run(self, check_finite: bool) -> None:
-        """Replace each gradient by its mean over the ranks; NonFiniteError on every rank if asked to check."""
+    def run(self, check_finite: bool, weight: float = 1.0) -> None:
+        """Replace each gradient by its mean over the ranks; NonFiniteError on every rank if asked to check.
+
+        weight: what this rank's gradients are multiplied with.
+        """
         if self._in_place is None:
-            self._run_copying(check_finite)
+            self._run_copying(check_finite, weight)
             return
         pull, push = self._in_place
         pull()
+        if weight != 1.0:
+            for prepared in self.prepared:
+                weigh(prepared.own, weight)
         for reduce in self._reduces:
             reduce()
         if check_finite:
@@ -93,9 +100,10 @@ class BucketPlan:
                 self.require_finite(prepared)
         push()
 
-    def _run_copying(self, check_finite: bool) -> None:
+    def _run_copying(self, check_finite: bool, weight: float) -> None:
         for prepared in self.prepared:
             self.pull(prepared.bucket)
+            weigh(prepared.own, weight)
             prepared.reduce()
             if check_finite:
                 self.require_finite(prepared)

@@ -24,6 +24,9 @@ from clcomm.units import format_size, parse_size
 from clcomm.watchdog import Limits, StartWatch, Watchdog
 from clcomm.world import join
 
+#: In place of a bucket size: the Synchronizer looks for the fastest.
+AUTO = "auto"
+_DEFAULT_BUCKET_SIZE = "1MiB"
 _log = logging.getLogger("clcomm")
 
 if mpi_transport.launched_ranks() > 1:
@@ -35,7 +38,8 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
 
     comm: an mpi4py communicator; None takes COMM_WORLD, and a world of one where there is no MPI. Either way a
         private duplicate carries the traffic. Creating a Communicator is collective.
-    bucket_size: bytes, or text such as "4MiB": how much of the gradients one all-reduce takes.
+    bucket_size: bytes, or text such as "4MiB": how much of the gradients one all-reduce takes. "auto" lets each
+        Synchronizer find the fastest; it is 1 MiB elsewhere.
     use_bucketing: False reduces each gradient on its own.
     transport: "auto" reduces what `allocate` returned in the shared memory of each host, and moves the rest, and what
         goes between hosts, through MPI; "mpi" never uses shared memory; "shared" insists on it, on one host.
@@ -50,14 +54,15 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         self,
         comm: Any = None,
         *,
-        bucket_size: int | str = "1MiB",
+        bucket_size: int | str = _DEFAULT_BUCKET_SIZE,
         use_bucketing: bool = True,
         transport: str = "auto",
         observers: Iterable[Observer] = (),
         stall_warning_s: float = 10.0,
         timeout_s: float = 300.0,
     ):
-        self.bucket_size = parse_size(bucket_size)
+        self.auto_bucket_size = isinstance(bucket_size, str) and bucket_size == AUTO
+        self.bucket_size = parse_size(_DEFAULT_BUCKET_SIZE if self.auto_bucket_size else bucket_size)
         self.use_bucketing = use_bucketing
         self.transport = transport
         self._warned_fallback = False

@@ -229,6 +229,21 @@ class Cluster:
         return min(terms("all_reduce", name, hosts).of(self.link).seconds(nbytes) for name in names)
 
 
+def cluster_of(fits: Sequence[Measured], algorithm: str = "ring") -> tuple[Cluster, str]:
+    """Return the cost model of hosts like the measured ones, and where its link between hosts comes from, in words.
+
+    The link is a message of the ring that the mpi transport's all-reduce is: measured between hosts where there were
+    several; else through one host's memory, on its most ranks.
+    """
+    local = {each.ranks: each.fit.cost for each in fits if each.transport == "shared" and each.hosts == 1}
+    through_mpi = [each for each in fits if each.transport == "mpi"]
+    between = [each for each in through_mpi if each.hosts == each.ranks]
+    chosen = max(between or through_mpi, key=lambda each: each.ranks)
+    link = terms("all_reduce", "ring", chosen.ranks).message(chosen.fit.cost)
+    source = f"mpi between {chosen.hosts} hosts" if between else f"mpi on one host, {chosen.ranks} ranks"
+    return Cluster(local, link, algorithm), source
+
+
 # --- buckets and steps -------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from clcomm.agreement import CHECKS, require_agreement
 from clcomm.clipping import clip_coefficient, global_norm, scale, typed_parts
 from clcomm.errors import ArgumentError
 from clcomm.finiteness import raise_non_finite
+from clcomm.join import weigh
 from clcomm.optim import Optimizer
 from clcomm.replica import FlatArrays
 from clcomm.shared_space import SharedSpace
@@ -55,6 +56,7 @@ class DistributedOptimizer:
         sync.leave_reduction(optimizer.space, self)
         self._range = start, stop
         self._shard: _Shard | None = None
+        self.weight = 1.0  # of this rank's gradients in the next mean; the Synchronizer sets it
         self._ready: Any = None  # the buffer of this rank's averaged gradients, where they were clipped
 
     @property
@@ -106,7 +108,8 @@ class DistributedOptimizer:
             return self._ready
         if self._shard is None:
             self._shard = self._open_shard()
-        gradients = self._shard.reduce()
+        gradients = self._shard.reduce(self.weight)
+        self.weight = 1.0
         if self.sync.check_finite:
             self._shard.require_finite()
         return gradients
@@ -186,12 +189,13 @@ class _Shard:
             return flat.device.allocate(nbytes)
         return flat.reduced.get_sub_region(self._start, nbytes)
 
-    def reduce(self) -> Any:
-        """Average the gradients of this rank's range, and return the buffer that holds the mean."""
+    def reduce(self, weight: float) -> Any:
+        """Average the gradients of this rank's range, its own times `weight`, and return the buffer of the mean."""
         flat = self._flat
         if flat.reduced is not self._whole_gradients:
             raise ArgumentError("optimizer: another Synchronizer took its model's memory over; use one Synchronizer")
         flat.pull_grads(0, self.space.layout.span)
+        weigh(self.space.arrays.grads.view(np.float32), weight)
         self._reduce()
         self._upload()
         return self._gradients

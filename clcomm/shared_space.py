@@ -30,6 +30,7 @@ class SharedSpace:
         reduced = grads if comm.size == 1 else comm.allocate_common(whole)
         self.move(FlatArrays(comm.allocate(whole), grads, reduced))
         self.plans: dict[Any, Any] = {}
+        self.tuning: Any = None  # AutoBuckets, where the bucket size is to be found
         self.synchronisations = 0
         self.order = CompletionOrder(comm, self.replica)
 

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from clcomm.agreement import require_agreement
+from clcomm.auto_buckets import AutoBuckets
 from clcomm.bucket_plan import GRADIENTS, BucketPlan, PlanSettings, hook_name
 from clcomm.buckets import Bucket
-from clcomm.communicator import Communicator
+from clcomm.communicator import AUTO, Communicator
 from clcomm.compression import CommHook, StatefulHook, parse_compression
+from clcomm.decision import Decision
 from clcomm.divergence import ReplicaGuard
 from clcomm.errors import ArgumentError
+from clcomm.join import turnout, weight_of
 from clcomm.shared_space import SharedSpace
 from clcomm.units import parse_size
 
 #: The label under which the Communicator's stats count parameters.
 PARAMETERS = "parameters"
+#: Averages a model's gradients: run(check_finite, weight of this rank's).
+_Run = Callable[[bool, float], None]
+_log = logging.getLogger("clcomm")
 
 
 class Synchronizer:
     """Keeps one model's replicas alike, on the ranks of a Communicator.
 
-    comm: the ranks. use_bucketing, bucket_size: as the Communicator's, unless given here.
+    comm: the ranks. use_bucketing, bucket_size: as the Communicator's, unless given here. bucket_size "auto" tries a
+        few sizes during the first steps, which changes no result, and keeps the fastest; `decisions()` tells.
     first_bucket_size: that of the first bucket, which can be smaller so that communication begins early.
     split_tensors: cut tensors larger than `bucket_size` into several buckets; else each has one of its own.
     check_replicas_every: compare the replicas' hashes after every so many synchronisations; 0: after broadcasts only.
@@ -56,7 +65,8 @@ class Synchronizer:
         self.comm = comm
         self.guard = ReplicaGuard(comm, check_replicas_every, on_divergence)
         self.use_bucketing = comm.use_bucketing if use_bucketing is None else use_bucketing
-        self.bucket_size = comm.bucket_size if bucket_size is None else parse_size(bucket_size)
+        self._auto = comm.auto_bucket_size if bucket_size is None else bucket_size == AUTO
+        self.bucket_size = comm.bucket_size if bucket_size is None or self._auto else parse_size(bucket_size)
         self.first_bucket_size: int | None = None
         if first_bucket_size is not None:
             self.first_bucket_size = parse_size(first_bucket_size, "first_bucket_size")
@@ -65,8 +75,10 @@ class Synchronizer:
         self._hook: CommHook | None = None
         self._spaces: dict[int, SharedSpace] = {}
         self._left: list[tuple[Any, Any]] = []  # flat spaces, each with the DistributedOptimizer that reduces it
-        self._ready: dict[Any, tuple[SharedSpace, Callable[[bool], None]]] = {}  # what `sync_gradients` runs
+        self._ready: dict[Any, tuple[SharedSpace, _Run]] = {}  # what `sync_gradients` runs
         self._paused = 0
+        self._joined = False
+        self._decisions: list[Decision] = []
         self.register_comm_hook(parse_compression(compression))
 
     def broadcast_parameters(self, model: Any, root: int = 0) -> None:
@@ -82,22 +94,55 @@ class Synchronizer:
         """Name the optimizer whose `state_dict` goes along where a replica that differs gets another's parameters."""
         self.guard.attach(model, optimizer)
 
-    def sync_gradients(self, model: Any, use_bucketing: bool | None = None) -> None:
+    def sync_gradients(self, model: Any, use_bucketing: bool | None = None, *, samples: float | None = None) -> None:
         """Replace each gradient by its mean over the ranks; a rank without a gradient counts as zero.
 
         Buckets of up to `bucket_size` bytes are reduced at a time, single tensors where `use_bucketing` is false; the
-        resulting bits are the same. Within `no_sync()` nothing happens, nor where a DistributedOptimizer reduces the
-        model's gradients in its step. Raises NonFiniteError where asked to check.
+        resulting bits are the same. samples: how many this rank's gradient is the mean of; the result is then the mean
+        over all ranks' samples instead. Every rank gives its number, or none does.
+
+        Within `no_sync()` nothing happens, nor where a DistributedOptimizer reduces the model's gradients in its step.
+        Raises NonFiniteError where asked to check.
         """
         if self._paused:
             return
+        if samples is not None:
+            self._synchronise(model, use_bucketing, weight_of(self.comm, samples))
+        elif self._joined:
+            raise ArgumentError("samples: expected this rank's number of samples within join(), got None")
+        else:
+            self._synchronise(model, use_bucketing, 1.0)
+
+    def _synchronise(self, model: Any, use_bucketing: bool | None, weight: float) -> None:
         ready = self._ready.get((id(model), use_bucketing, self.bucket_size))
         if ready is None:
             ready = self._make_ready(model, use_bucketing)
         if ready is not None:
             space, run = ready
-            run(self.check_finite)
+            run(self.check_finite, weight)
             self.count_synchronisation(space)
+        else:
+            self.sharded_update_of(model).weight = weight
+
+    @contextmanager
+    def join(self, model: Any, step: Callable[[], object]) -> Iterator[None]:
+        """Let ranks run out of batches at different steps: `sync_gradients(model, samples=...)` within this block.
+
+        A rank that leaves the block takes part in the others' synchronisations without samples of its own, each
+        followed by `step()`, until all ranks have left. step: what the loop does after `sync_gradients`, such as
+        clipping, the optimizer's step and its `zero_grad`; so the replicas stay alike. After an exception nothing is
+        waited for. The idea of PyTorch's Join context manager.
+        """
+        if self._joined:
+            raise ArgumentError("join: expected to be entered once, got a join() within another")
+        self._joined = True
+        try:
+            yield
+            while turnout(self.comm, None).ranks:
+                self._synchronise(model, None, 0.0)
+                step()
+        finally:
+            self._joined = False
 
     def count_synchronisation(self, space: SharedSpace) -> None:
         """Note that a model's gradients were reduced, and compare the replicas where it is time for that."""
@@ -144,6 +189,10 @@ class Synchronizer:
     def compression(self) -> str:
         """What reduces the gradients, in words; "none" is a plain all-reduce."""
         return hook_name(self._hook)
+
+    def decisions(self) -> tuple[Decision, ...]:
+        """Return what was chosen by measuring, with the evidence."""
+        return tuple(self._decisions)
 
     def state_dict(self, model: Any) -> dict[str, np.ndarray]:
         """Return what compression keeps on this rank from step to step, by name; nothing where it keeps nothing."""
@@ -195,20 +244,47 @@ class Synchronizer:
             space = self._spaces[id(model)] = SharedSpace(self.comm, model)
         return space
 
-    def _make_ready(self, model: Any, use_bucketing: bool | None) -> tuple[SharedSpace, Callable[[bool], None]] | None:
+    def _make_ready(self, model: Any, use_bucketing: bool | None) -> tuple[SharedSpace, _Run] | None:
         """Return what `sync_gradients` runs for a model, and keep it for the next time; None: nothing."""
         space = self._space(model)
         if self._left and self.sharded_update_of(model) is not None:
             return None
-        ready = space, self._plan(space, use_bucketing).run
+        ready = space, self._runner(space, use_bucketing)
         self._ready[id(model), use_bucketing, self.bucket_size] = ready
         return ready
 
+    def _runner(self, space: SharedSpace, use_bucketing: bool | None) -> _Run:
+        if not (self._auto and self._buckets(use_bucketing)):
+            return self._plan(space, use_bucketing).run
+        if space.tuning is None:
+            may_try = self._hook is None or getattr(self._hook, "elementwise", False)
+            concluded = partial(self._keep, space)
+            space.tuning = AutoBuckets(self.comm, space, partial(self._plan_of, space), may_try, concluded)
+        return self._plan(space, use_bucketing).run if space.tuning.done else space.tuning.run
+
+    def _keep(self, space: SharedSpace, decision: Decision, bucket_size: int | None) -> None:
+        """Stay with the bucket size that was found the fastest for a model."""
+        self.bucket_size = bucket_size or self.bucket_size
+        self._decisions.append(decision)
+        if self.comm.rank == 0:
+            _log.info("%s", decision)
+        space.plans.clear()
+        self._ready.clear()
+
+    def _buckets(self, use_bucketing: bool | None) -> bool:
+        return self.use_bucketing if use_bucketing is None else use_bucketing
+
     def _plan(self, space: SharedSpace, use_bucketing: bool | None) -> BucketPlan:
         """Return the plan for a model's next synchronisation; collective where it is a new one."""
+        if not self._buckets(use_bucketing):
+            return self._plan_of(space, None)
+        return self._plan_of(space, self.bucket_size if space.tuning is None else space.tuning.bucket_size)
+
+    def _plan_of(self, space: SharedSpace, bucket_size: int | None) -> BucketPlan:
+        """Return the plan of a bucket size, None: per tensor; collective where it is a new one."""
         settings = PlanSettings()
-        if self.use_bucketing if use_bucketing is None else use_bucketing:
-            settings = PlanSettings(self.bucket_size, self.first_bucket_size, self.split_tensors)
+        if bucket_size is not None:
+            settings = PlanSettings(bucket_size, self.first_bucket_size, self.split_tensors)
         settings = settings.following(space.order.names, space.layout)
         plan = space.plans.get(settings)
         if plan is None:

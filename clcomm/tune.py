@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from clcomm import costfile, forecast
 from clcomm.bench import add_schedule, schedule_of
 from clcomm.collective_cases import PreparedAllReduce
 from clcomm.communicator import Communicator
-from clcomm.costmodel import ALGORITHMS, Cluster, Cost, Measured, fit, terms
+from clcomm.costmodel import ALGORITHMS, Cluster, Cost, Measured, cluster_of, fit
 from clcomm.errors import ArgumentError
 from clcomm.forecast import MODELS, Recommendation, equal_tensors
 from clcomm.measure import Lane, Schedule, sizes_between, time_calls
@@ -114,7 +114,7 @@ def tune(
     """Measure the groups, fit, recommend, and measure the recommended plan; collective, the same on every rank."""
     groups = _groups(control)
     fits = [found for group in groups for found in _agreed(control, group, lambda g: _fits(g, sizes, schedule))]
-    cluster, link_from = cluster_of(fits, options)
+    cluster, link_from = chosen_cluster(fits, options)
     ranks, hosts = control.size, _hosts(control)
     recommendation = forecast.recommend(
         tensors, lambda nbytes: cluster.all_reduce_s(nbytes, ranks, hosts),
@@ -129,25 +129,17 @@ def tune(
     return Result(tuple(fits), cluster, link_from, tuple(tensors), recommendation, measured_s)
 
 
-def cluster_of(fits: Sequence[Measured], options: argparse.Namespace) -> tuple[Cluster, str]:
-    """Return the cost model of hosts like these, and where its link between hosts comes from.
-
-    The link is a message of the ring that the mpi transport's all-reduce is: measured between hosts where there were
-    several; else through one host's memory, on its most ranks, which the options can replace.
-    """
-    local = {each.ranks: each.fit.cost for each in fits if each.transport == "shared" and each.hosts == 1}
-    through_mpi = [each for each in fits if each.transport == "mpi"]
-    between = [each for each in through_mpi if each.hosts == each.ranks]
-    chosen = max(between or through_mpi, key=lambda each: each.ranks)
-    link = terms("all_reduce", "ring", chosen.ranks).message(chosen.fit.cost)
-    source = f"mpi between {chosen.hosts} hosts" if between else f"mpi on one host, {chosen.ranks} ranks"
+def chosen_cluster(fits: Sequence[Measured], options: argparse.Namespace) -> tuple[Cluster, str]:
+    """Return the cost model of hosts like these, with the options' link where they name one, and where it is from."""
+    cluster, source = cluster_of(fits, options.algorithm)
+    link = cluster.link
     if options.link_us is not None or options.link_gb_s is not None:
         link = Cost(
             link.alpha_s if options.link_us is None else options.link_us / 1e6,
             link.beta_s_per_byte if options.link_gb_s is None else 1e-9 / options.link_gb_s,
         )
         source = "as the options say"
-    return Cluster(local, link, options.algorithm), source
+    return replace(cluster, link=link), source
 
 
 # --- groups of ranks ---------------------------------------------------------------------------------------------

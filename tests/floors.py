@@ -41,7 +41,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
             "clcomm/shared_space.py", "clcomm/finiteness.py", "clcomm/compression/", "clcomm/distributed_optimizer.py",
             "clcomm/sampler.py", "clcomm/checkpoint.py", "clcomm/checkpoint_series.py", "clcomm/adapters/",
             "clcomm/__init__.py",
-            "clcomm/divergence.py", "clcomm/clipping.py", "clcomm/join.py",
+            "clcomm/divergence.py", "clcomm/clipping.py", "clcomm/join.py", "clcomm/auto_buckets.py",
             "clcomm/report/", "clcomm/cli.py", "clcomm/__main__.py", "clcomm/commands/", "clcomm/summary/",
             "clcomm/bench.py", "clcomm/plot.py", "clcomm/tune.py", "clcomm/tune_report.py",
         ),

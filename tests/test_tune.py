@@ -27,7 +27,7 @@ ONE_HOST = [measured("shared", 2, 1, 1e-6, 1e-10), measured("shared", 4, 1, 3e-6
 
 
 def test_on_one_host_the_link_is_a_message_of_mpi_on_the_most_ranks():
-    cluster, source = tune.cluster_of(ONE_HOST, options())
+    cluster, source = tune.chosen_cluster(ONE_HOST, options())
     assert cluster.local == {2: Cost(1e-6, 1e-10), 4: Cost(3e-6, 2e-10)}
     # A ring of 4: six messages, one and a half times the size.
     assert (cluster.link.alpha_s, cluster.link.beta_s_per_byte) == pytest.approx((1e-6, 2e-9))
@@ -35,16 +35,16 @@ def test_on_one_host_the_link_is_a_message_of_mpi_on_the_most_ranks():
 
 
 def test_between_hosts_what_was_measured_there_counts():
-    cluster, source = tune.cluster_of([*ONE_HOST, measured("mpi", 2, 2, 4e-5, 8e-9)], options())
+    cluster, source = tune.chosen_cluster([*ONE_HOST, measured("mpi", 2, 2, 4e-5, 8e-9)], options())
     assert (cluster.link.alpha_s, cluster.link.beta_s_per_byte) == pytest.approx((2e-5, 8e-9))
     assert source == "mpi between 2 hosts"
 
 
 def test_options_replace_the_link():
-    cluster, source = tune.cluster_of(ONE_HOST, options("--link-us", "20", "--link-gb-s", "1.25"))
+    cluster, source = tune.chosen_cluster(ONE_HOST, options("--link-us", "20", "--link-gb-s", "1.25"))
     assert (cluster.link.alpha_s, cluster.link.beta_s_per_byte) == pytest.approx((2e-5, 8e-10))
     assert source == "as the options say"
-    assert tune.cluster_of(ONE_HOST, options("--link-us", "20"))[0].link.beta_s_per_byte == pytest.approx(2e-9)
+    assert tune.chosen_cluster(ONE_HOST, options("--link-us", "20"))[0].link.beta_s_per_byte == pytest.approx(2e-9)
 
 
 def test_tensors_come_from_a_model_or_from_numbers():

@@ -5,7 +5,9 @@ rank's, one dimension, not to be written. out: of the same shape and dtype, wher
 with the same bits on every rank; it may be memory that other ranks write the same values to. bucket: the layout's,
 whose slots tell which parameter lies where. Its traffic goes through `comm` and is counted as one all-reduce.
 
-A hook that keeps something from step to step is a `StatefulHook`, so that checkpoints can hold that too.
+A hook that keeps something from step to step is a `StatefulHook`, so that checkpoints can hold that too. A hook with an
+attribute `elementwise` that is true promises the same result for any buckets: `bucket_size="auto"` tries sizes only
+with such.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from clcomm.compression.feedback import mean_of_rows
 class Float16:
     """Gradients travel, and are summed in rank order, as float16; divided by the ranks first, so that sums fit."""
 
+    elementwise = True
+
     def __call__(self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket) -> None:
         with np.errstate(all="ignore"):
             half = (gradient / comm.size).astype(np.float16)
@@ -23,6 +25,8 @@ class Float16:
 
 class BFloat16:
     """Gradients travel as bfloat16, float32's range with 8 bits of precision, and are summed as float32."""
+
+    elementwise = True
 
     def __call__(self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket) -> None:
         rows = comm.all_gather(to_bfloat16(gradient))

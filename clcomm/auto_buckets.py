@@ -1,0 +1,126 @@
+"""`bucket_size="auto"` at work: the ranks' first costs, the tuner's turns, and what all of them agree on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from clcomm import costfile
+from clcomm.bucket_plan import BucketPlan
+from clcomm.bucket_tuning import BucketTuner, candidates
+from clcomm.communicator import Communicator
+from clcomm.costmodel import Measured, cluster_of, fit
+from clcomm.decision import Decision
+from clcomm.errors import DataError
+from clcomm.shared_space import SharedSpace
+
+#: The label under which the Communicator's stats count what tuning itself sends.
+TUNING = "tuning"
+_SHARES = (512, 64, 8, 1)  # parts of the flat space that are reduced to fit latency and bandwidth
+_LEAST = 16  # elements
+_FEWEST_CALLS, _MOST_CALLS = 3, 20
+_BUDGET_S = 0.02  # of each part's calls, and of a single call of the next larger part
+_log = logging.getLogger("clcomm")
+
+
+class AutoBuckets:
+    """Averages a model's gradients with the bucket sizes that a tuner asks for, until it has decided; collective.
+
+    plan_of: the prepared plan of a bucket size, None: per tensor. may_try: False keeps what the cost model says, as
+    where a compression's result depends on the buckets. concluded: told the decision and the bucket size, once.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        space: SharedSpace,
+        plan_of: Callable[[int | None], BucketPlan],
+        may_try: bool,
+        concluded: Callable[[Decision, int | None], None],
+    ):
+        self._comm, self._plan_of, self._concluded = comm, plan_of, concluded
+        all_reduce_s = (lambda nbytes: 0.0) if comm.size == 1 else starting_cost(comm, space)
+        tried = candidates(space.layout, all_reduce_s)
+        self.tuner = BucketTuner(tried if may_try and comm.size > 1 else tried[:1])
+        self._told = False
+
+    @property
+    def bucket_size(self) -> int | None:
+        """The size that the next synchronisation takes; None: per tensor."""
+        return self.tuner.size
+
+    @property
+    def done(self) -> bool:
+        """Whether the decision was told: then `run` has no more to do."""
+        return self._told
+
+    def run(self, check_finite: bool, weight: float) -> None:
+        """Average the gradients once, and note how long it took.
+
+        The last rank to come has waited for nobody, so of each step the shortest of the ranks' times counts.
+        """
+        plan = self._plan_of(self.tuner.size)  # a new one is prepared before the clock runs
+        begin = time.perf_counter()
+        plan.run(check_finite, weight)
+        seconds = time.perf_counter() - begin
+        if self.tuner.decision is None and self.tuner.add(seconds):
+            self.tuner.decide(self._comm.all_reduce(self.tuner.times(), "min", label=TUNING))
+        if self.tuner.decision is not None:
+            self._told = True
+            self._concluded(self.tuner.decision, self.tuner.size)
+
+
+def starting_cost(comm: Communicator, space: SharedSpace) -> Callable[[float], float]:
+    """Return an all-reduce's seconds by its bytes: as `clcomm tune` stored them, else measured now. Collective."""
+    shared = comm.is_common_on_host(space.arrays.reduced)
+    stored = comm.broadcast_object(_stored() if comm.rank == 0 else None, label=TUNING)
+    if comm.hosts == 1:
+        transport = "shared" if shared else "mpi"
+        for each in stored:
+            if (each.transport, each.ranks, each.hosts) == (transport, comm.size, 1):
+                return each.fit.cost.seconds
+    elif shared and any(each.transport == "mpi" and each.hosts == each.ranks for each in stored):
+        cluster, _ = cluster_of(stored)
+        return lambda nbytes: cluster.all_reduce_s(nbytes, comm.size, comm.hosts)
+    return _measured(comm, space)
+
+
+def _stored() -> list[Measured]:
+    """Return this host's stored fits, none where the file is damaged: then they are measured."""
+    try:
+        return costfile.load() or []
+    except DataError as error:
+        _log.warning("%s", error)
+        return []
+
+
+def _measured(comm: Communicator, space: SharedSpace) -> Callable[[float], float]:
+    """Time all-reduces of parts of the gradients, where they lie, and fit a line; what they hold stays."""
+    slot = space.layout.slots[0]
+    own, mean = (array.view(slot.dtype) for array in (space.arrays.grads, space.arrays.reduced))
+    points: list[tuple[int, float]] = []
+    for share in _SHARES:
+        count = max(_LEAST, own.size // share // _LEAST * _LEAST)
+        nbytes = count * own.itemsize
+        if points and nbytes <= points[-1][0]:
+            continue
+        if len(points) > 1 and points[-1][1] * nbytes / points[-1][0] > _BUDGET_S:
+            break
+        reduce = comm.all_reduce_init(own[:count], "mean", out=mean[:count], label=TUNING)
+        (once,) = _shortest(comm, reduce, 1)
+        calls = int(min(max(_BUDGET_S / once, _FEWEST_CALLS), _MOST_CALLS))
+        points.append((nbytes, float(np.median(_shortest(comm, reduce, calls)))))
+    return fit(points).cost.seconds if len(points) > 1 else lambda nbytes: points[0][1]
+
+
+def _shortest(comm: Communicator, reduce: Callable[[], None], calls: int) -> np.ndarray:
+    """Return the seconds of each call, those of the rank that waited least."""
+    seconds = np.empty(calls)
+    for call in range(calls):
+        begin = time.perf_counter()
+        reduce()
+        seconds[call] = time.perf_counter() - begin
+    return np.maximum(comm.all_reduce(seconds, "min", label=TUNING), 1e-9)

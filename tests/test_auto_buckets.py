@@ -1,0 +1,138 @@
+"""Bucket sizes that choose themselves: no result changes, all ranks agree, and the decision is told."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from clcomm import Communicator, Synchronizer, costfile
+from clcomm.auto_buckets import TUNING, starting_cost
+from clcomm.costmodel import Cost, Fit, Measured
+from clcomm.errors import ArgumentError
+from tests.numpy_models import Model, set_gradients, values
+
+STEPS = 120
+
+
+def layered(rank: int = 0) -> Model:
+    """Return a model of many tensors, so that sizes make different buckets."""
+    shapes = {f"layer{n}.{kind}": shape for n in range(6) for kind, shape in (("w", (40, 50)), ("b", (50,)))}
+    return Model((name, values(n, rank, shape)) for n, (name, shape) in enumerate(shapes.items()))
+
+
+@pytest.fixture(autouse=True)
+def no_stored_fits(monkeypatch, tmp_path):
+    monkeypatch.setenv("CLCOMM_CACHE_DIR", str(tmp_path))
+
+
+def decide(comm, **options):
+    """Run a model's synchronisations until the bucket size is decided; return Synchronizer and model."""
+    model, sync = layered(), Synchronizer(comm, bucket_size="auto", **options)
+    for step in range(STEPS):
+        if sync.decisions():
+            return sync, model
+        set_gradients(model, comm.rank, step)
+        sync.sync_gradients(model)
+    raise AssertionError("no decision")
+
+
+def test_no_bit_changes_while_it_looks(comm):
+    tuned, plain = layered(), layered()
+    auto, fixed = Synchronizer(comm, bucket_size="auto"), Synchronizer(comm, bucket_size="1MiB")
+    for step in range(STEPS):
+        for model, sync in ((tuned, auto), (plain, fixed)):
+            set_gradients(model, comm.rank, step)
+            sync.sync_gradients(model)
+        assert tuned.gradient_bits() == plain.gradient_bits()
+    assert len(auto.decisions()) == 1 and fixed.decisions() == ()
+
+
+def test_all_ranks_decide_alike_and_keep_it(several):
+    sync, model = decide(several)
+    (decision,) = sync.decisions()
+    assert several.all_gather_object(decision.as_dict()) == [decision.as_dict()] * several.size
+    assert decision.what == "bucket_size" and 2 <= len(decision.evidence) <= 6
+    assert all(trial.measured_s > 0 and trial.predicted_s > 0 and trial.steps >= 5 for trial in decision.evidence)
+    last = [trial for trial in decision.evidence if trial.steps == max(each.steps for each in decision.evidence)]
+    assert decision.chosen == min(last, key=lambda trial: trial.measured_s).name
+    plan = sync.bucket_plan(model)
+    for step in range(5):
+        set_gradients(model, several.rank, step)
+        sync.sync_gradients(model)
+    assert sync.bucket_plan(model) == plan and len(sync.decisions()) == 1
+
+
+def test_the_decision_is_logged_once_on_rank_0(several, caplog):
+    with caplog.at_level(logging.INFO, logger="clcomm"):
+        sync, _ = decide(several)
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("bucket_size: ")]
+    assert lines == ([str(sync.decisions()[0])] if several.rank == 0 else [])
+
+
+def test_a_world_of_one_has_nothing_to_try():
+    sync, _ = decide(Communicator(transport="solo"))
+    assert sync.decisions()[0].at_step == 0 and len(sync.decisions()[0].evidence) == 1
+
+
+def test_the_communicators_setting_is_taken(several):
+    comm = Communicator(several.comm, bucket_size="auto")
+    assert comm.bucket_size == 1 << 20
+    model, sync = layered(), Synchronizer(comm)
+    while not sync.decisions():
+        set_gradients(model, comm.rank)
+        sync.sync_gradients(model)
+    comm.finalize()
+
+
+@pytest.mark.parametrize(("compression", "tries"), [("fp16", True), ("int8", False), ("topk:0.1", False)])
+def test_with_compression_sizes_are_tried_only_where_results_stay(several, compression, tries):
+    sync, _ = decide(several, compression=compression)
+    assert (len(sync.decisions()[0].evidence) > 1) == tries
+
+
+def test_per_tensor_is_left_alone(several):
+    model, sync = layered(), Synchronizer(several, use_bucketing=False, bucket_size="auto")
+    for step in range(5):
+        set_gradients(model, several.rank, step)
+        sync.sync_gradients(model)
+    assert len(sync.bucket_plan(model)) == 12 and sync.decisions() == ()
+
+
+def test_each_model_has_its_own(several):
+    one, other = layered(), Model([("w", np.zeros((30, 30), np.float32))])
+    sync = Synchronizer(several, bucket_size="auto")
+    for step in range(STEPS):
+        for model in (one, other):
+            set_gradients(model, several.rank, step)
+            sync.sync_gradients(model)
+    assert len(sync.decisions()) == 2
+
+
+def test_what_tune_stored_is_the_start(several):
+    stored = [Measured(name, several.size, 1, Fit(Cost(1e-3, 2e-9), 0.0, 0.0, ())) for name in ("shared", "mpi")]
+    if several.rank == 0:
+        costfile.store(stored)
+    sync = Synchronizer(several)
+    cost = starting_cost(several, sync.space_for(layered()))
+    assert cost(1000) == pytest.approx(1e-3 + 2e-6)
+    assert several.stats.total("all_reduce", TUNING)["calls"] == 0
+
+
+def test_a_damaged_store_is_told_and_measured_instead(several, caplog):
+    if several.rank == 0:
+        path = costfile.path_of_host()
+        path.parent.mkdir(parents=True)
+        path.write_text("{")
+    model, sync = layered(), Synchronizer(several)
+    cost = starting_cost(several, sync.space_for(model))
+    assert cost(1 << 20) >= cost(1 << 10) > 0
+    assert several.all_gather_object(cost(1 << 16)) == [cost(1 << 16)] * several.size
+    assert several.stats.total("all_reduce", TUNING)["calls"] > 0
+    assert ("writes it anew" in caplog.text) == (several.rank == 0)
+
+
+def test_other_words_are_refused(comm):
+    with pytest.raises(ArgumentError, match="bucket_size: expected a positive number of bytes"):
+        Synchronizer(comm, bucket_size="automatic")
