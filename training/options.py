@@ -11,6 +11,7 @@ from clcomm.divergence import ON_DIVERGENCE
 from clcomm.errors import ArgumentError
 from clcomm.trace.recorder import DEFAULT_LIMIT
 from clcomm.transport.mpi import place_in_world
+from clcomm.units import parse_size
 from training.data_source import CHOICES as DATA_CHOICES
 
 ENGINES = ("native", "netcl", "torch")
@@ -203,6 +204,8 @@ def check(options: argparse.Namespace) -> None:
         raise ArgumentError(
             "--tensorboard: needs tensorboardX, which is not installed; pip install 'clcomm[tensorboard]'"
         )
+    if getattr(options, "trace", None):
+        parse_size(options.trace_limit, "--trace-limit")
     if getattr(options, "resume", None) == "":
         if not options.checkpoint:
             raise ArgumentError("--resume: expected a file, here or with --checkpoint")

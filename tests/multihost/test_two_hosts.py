@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from tests.multihost.two_hosts import ROOT, TwoHosts, environment, refusal
+from tests.trace import rules
 
 HUNG_S = 90
 
@@ -49,3 +50,20 @@ def test_training_has_the_bits_of_the_documented_order(two_hosts: TwoHosts, rank
     assert found["orders_differ"] == (expected != [[0, 1], [2]])
     gradient_bytes = 4 * (64 * 300 + 300 + 300 * 10 + 10)
     assert two_hosts.bytes_received() - before > 25 * gradient_bytes, "five runs of five steps went by another way"
+
+
+def test_another_hosts_clock_is_measured(two_hosts: TwoHosts, tmp_path):
+    arguments = ["--data", "synthetic", "--model", "mlp", "--max-steps", "3", "--no-eval", "--quiet", "--trace"]
+    command = two_hosts.command((2, 2), ["-m", "examples.mnist", *arguments, str(tmp_path / "trace.json")])
+    ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=HUNG_S)
+    assert ended.returncode == 0, ended.stderr
+    ranks = rules.load(tmp_path / "trace.json")["otherData"]["ranks"]
+    names = [rank["host"] for rank in ranks]
+    assert names[0] == names[1] != names[2] == names[3]
+    for rank in ranks:
+        for reading in rank["clocks"]:  # both hosts are one machine, so the truth is 0
+            assert abs(reading["measured_ns"]) <= reading["measured_uncertainty_ns"]
+            assert abs(reading["offset_ns"]) <= reading["uncertainty_ns"]
+            assert (reading["uncertainty_ns"] > 0) == (rank["rank"] >= 2)
+    for first, second in zip(ranks[2]["clocks"], ranks[3]["clocks"], strict=True):
+        assert first["offset_ns"] == second["offset_ns"]  # one clock: the more certain of its ranks' measurements

@@ -88,6 +88,26 @@ def test_kernels_ran_within_what_the_host_saw(comm, device, path):
             assert begin - tolerance_ns <= rules.ns(own[0])[0] and rules.ns(own[1])[1] <= end + tolerance_ns
 
 
+def test_overlap_in_a_trace_is_the_time_that_is_reported_as_hidden(comm, device, path):
+    gradients = np.ones(1 << 18, np.float32)
+    with Trace(comm, path, device=device):
+        fill(device, 1.0)  # built before it counts
+        for _ in range(5):
+            handle = comm.all_reduce_async(gradients, label="gradients", bucket=0)
+            for _ in range(4):
+                fill(device, 1.0, 1 << 22)
+            device.finish()
+            handle.wait()
+    trace = read(comm, path)
+    for rank in range(comm.size):
+        kernels = rules.on_thread(trace, "device", rank)
+        reductions = [e for e in rules.on_thread(trace, "communication", rank) if "exposed us" in e.get("args", {})]
+        hidden_ns = [1e3 * (event["dur"] - event["args"]["exposed us"]) for event in reductions]
+        shown_ns = [rules.common_ns([event], kernels) for event in reductions]
+        # Where this process is put aside between two kernels that time is hidden too, but no kernel's: not in all five.
+        assert min(abs(shown / hidden - 1) for shown, hidden in zip(shown_ns, hidden_ns, strict=True)) < 0.05
+
+
 @pytest.mark.mpi(min_size=2)
 def test_clocks_are_measured_and_one_on_one_host(auto, tmp_path):
     for _ in range(3):
