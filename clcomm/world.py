@@ -17,7 +17,7 @@ from clcomm.transport import mpi as mpi_transport
 from clcomm.transport.hierarchical import HierarchicalTransport
 from clcomm.transport.hosts import Hosts
 from clcomm.transport.memory import MemoryTransport
-from clcomm.transport.reduction import reduce_by_hosts
+from clcomm.transport.reduction import prepared_reduction_by_hosts
 from clcomm.transport.shared import SharedTransport
 
 TRANSPORTS = ("auto", "shared", "mpi", "solo")
@@ -84,7 +84,7 @@ def _join_ranks(world: World, comm: Any, transport: str) -> None:
     world.base = base = mpi_transport.MpiTransport(comm, world.pending)
     if transport == "auto" and hosts.nested:
         # So that results have the same bits where an array cannot be reduced in shared memory.
-        base.fold = partial(reduce_by_hosts, hosts=hosts.ranks)
+        base.prepare_fold = partial(prepared_reduction_by_hosts, hosts=hosts.ranks)
     if transport == "auto" and hosts.nested and HierarchicalTransport.can_open(comm, host):
         world.shared = HierarchicalTransport(base, host, hosts)
     elif transport != "mpi" and world.hosts == 1 and SharedTransport.can_open(host):

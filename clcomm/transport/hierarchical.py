@@ -27,15 +27,15 @@ from clcomm.transport.hosts import Hosts
 from clcomm.transport.meeting import MeetingPoint, WorldMeeting, kind_of
 from clcomm.transport.memory import HostMemory, MemoryTransport, require_alike
 from clcomm.transport.mpi import SHARD_MULTIPLE, MpiTransport, comparison, lane_of, revoke
-from clcomm.transport.reduction import partial_op, prepared_reduction, reduce_in_rank_order
+from clcomm.transport.reduction import partial_op, prepared_reduction
 
 
 class HierarchicalTransport(MemoryTransport):
     """Collectives on arrays that `allocate` or `allocate_common` returned, or slices of them, over several hosts.
 
-    base: reaches all ranks; it has to fold by hosts (`reduce_by_hosts`), and remains its owner's. host: an mpi4py
-    communicator of this host's ranks, in rank order, which this transport takes over. MismatchError is raised on every
-    rank of every host where lengths or dtypes differ, or ranks call different prepared operations.
+    base: reaches all ranks; it has to fold by hosts (`prepared_reduction_by_hosts`), and remains its owner's. host: an
+    mpi4py communicator of this host's ranks, in rank order, which this transport takes over. MismatchError is raised on
+    every rank of every host where lengths or dtypes differ, or ranks call different prepared operations.
     """
 
     name = "hierarchical"
@@ -48,7 +48,7 @@ class HierarchicalTransport(MemoryTransport):
         self._lane = self.memory.rank if self.memory.rank < hosts.fewest else None
         peers = lane_of(base.comm, self._lane, hosts.host_of(self.rank))
         # A mean is divided by the number of all ranks, when the hosts' sums are added.
-        fold = partial(reduce_in_rank_order, ranks=self.world_size)
+        fold = partial(prepared_reduction, ranks=self.world_size)
         self._peers = None if peers is None else MpiTransport(peers, base.pending, fold)
         self._second_host = host.Dup()
         self.meeting = WorldMeeting(comparison(base.comm), self.memory.fence)

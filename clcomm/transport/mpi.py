@@ -23,7 +23,7 @@ import numpy as np
 from clcomm.errors import ArgumentError, LaunchError
 from clcomm.layout import shard_bounds
 from clcomm.transport.base import Pending, Transport
-from clcomm.transport.reduction import reduce_in_rank_order
+from clcomm.transport.reduction import prepared_reduction
 
 _PATIENCE_S = 1e-3
 #: Up to this many bytes of the whole world's data, one all-gather and a local fold beat two phases.
@@ -36,7 +36,7 @@ class MpiTransport(Transport):
     """Collectives through an mpi4py communicator that nobody else uses.
 
     pending: the queue of unfinished operations; transports whose operations a caller mixes share one.
-    fold: reduces the ranks' rows, `fold(rows, out, op)`; in rank order unless something else is given.
+    prepare_fold: returns what reduces the ranks' rows, `prepare_fold(rows, out, op)`; in rank order unless given.
     """
 
     name = "mpi"
@@ -45,12 +45,12 @@ class MpiTransport(Transport):
         self,
         comm: Any,
         pending: deque[Pending] | None = None,
-        fold: Callable[[list[np.ndarray], np.ndarray, str], None] = reduce_in_rank_order,
+        prepare_fold: Callable[[list[np.ndarray], np.ndarray, str], Callable[[], None]] = prepared_reduction,
     ):
         from mpi4py import MPI
 
         self._byte = MPI.BYTE
-        self.comm, self.fold = comm, fold
+        self.comm, self.prepare_fold = comm, prepare_fold
         self.rank, self.world_size = comm.Get_rank(), comm.Get_size()
         # Later phases of pending operations run here, in an order of their own.
         self._second_comm = comm.Dup()
@@ -60,32 +60,48 @@ class MpiTransport(Transport):
         self.comm.Barrier()
 
     def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
+        self.prepare_all_reduce(source, out, op)()
+
+    def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
         if source.nbytes * self.world_size <= GATHER_LIMIT_BYTES:
-            rows = np.empty((self.world_size, source.size), source.dtype)
-            self.comm.Allgather([source, self._byte], [rows, self._byte])
-            # `out` may be common to all ranks: only final values are written there, never a partial sum.
-            self.fold(list(rows), rows[0], op)
-            np.copyto(out, rows[0])
-            return
-        exchange = _ShardExchange(self, source)
-        self.comm.Alltoallv(exchange.sent, exchange.received)
-        self.comm.Allgatherv(exchange.reduce(out, op), exchange.gathered(out))
+            return self._prepare_gathered_reduction(source, out, op)
+        comm, exchange = self.comm, _ShardExchange(self, source, out, op)
+
+        def reduce() -> None:
+            comm.Alltoallv(exchange.sent, exchange.received)
+            exchange.fold()
+            comm.Allgatherv(exchange.shard, exchange.gathered)
+
+        return reduce
+
+    def _prepare_gathered_reduction(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
+        comm, rows = self.comm, np.empty((self.world_size, source.size), source.dtype)
+        sent, received = [source, self._byte], [rows, self._byte]
+        fold, result = self.prepare_fold(list(rows), rows[0], op), rows[0]
+
+        def reduce() -> None:
+            comm.Allgather(sent, received)
+            fold()
+            np.copyto(out, result)  # it may be common to all ranks: only final values go there, never a partial sum
+
+        return reduce
 
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
-        exchange = _ShardExchange(self, source)
+        exchange = _ShardExchange(self, source, out, op)
         first = self.comm.Ialltoallv(exchange.sent, exchange.received)
-        return Pending(self.pending, first, lambda: self._gather_shards(exchange, out, op))
+        return Pending(self.pending, first, lambda: self._gather_shards(exchange))
 
     def later_phases(self, source: np.ndarray, out: np.ndarray, op: str) -> list[Callable[[], Any]]:
         """Return the phases of an all-reduce that is itself a later part of another pending operation."""
-        exchange = _ShardExchange(self, source)
+        exchange = _ShardExchange(self, source, out, op)
         return [
             lambda: self._second_comm.Ialltoallv(exchange.sent, exchange.received),
-            lambda: self._gather_shards(exchange, out, op),
+            lambda: self._gather_shards(exchange),
         ]
 
-    def _gather_shards(self, exchange: _ShardExchange, out: np.ndarray, op: str) -> Any:
-        return self._second_comm.Iallgatherv(exchange.reduce(out, op), exchange.gathered(out))
+    def _gather_shards(self, exchange: _ShardExchange) -> Any:
+        exchange.fold()
+        return self._second_comm.Iallgatherv(exchange.shard, exchange.gathered)
 
     def broadcast(self, array: np.ndarray, root: int) -> None:
         self.comm.Bcast([array, self._byte], root)
@@ -96,7 +112,7 @@ class MpiTransport(Transport):
     def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
         rows = np.empty((self.world_size, out.size), source.dtype)
         self.comm.Alltoall([source, self._byte], [rows, self._byte])
-        self.fold(list(rows), out, op)
+        self.prepare_fold(list(rows), out, op)()
 
     def gather(self, source: np.ndarray, out: np.ndarray | None, root: int) -> None:
         self.comm.Gather([source, self._byte], None if out is None else [out, self._byte], root)
@@ -114,26 +130,19 @@ class MpiTransport(Transport):
 class _ShardExchange:
     """One all-reduce's buffers: each rank collects its own shard from all, folds it, and hands it to all."""
 
-    def __init__(self, transport: MpiTransport, source: np.ndarray):
-        world_size, rank, itemsize = transport.world_size, transport.rank, source.itemsize
+    def __init__(self, transport: MpiTransport, source: np.ndarray, out: np.ndarray, op: str):
+        world_size, rank, itemsize, byte = transport.world_size, transport.rank, source.itemsize, transport._byte
         bounds = shard_bounds(source.size, world_size, SHARD_MULTIPLE)
-        self._counts = [(stop - start) * itemsize for start, stop in itertools.pairwise(bounds)]
-        self._starts = [start * itemsize for start in bounds[:-1]]
-        self._byte, self._fold = transport._byte, transport.fold
+        counts = [(stop - start) * itemsize for start, stop in itertools.pairwise(bounds)]
+        starts = [start * itemsize for start in bounds[:-1]]
         own = bounds[rank + 1] - bounds[rank]
-        self._rows = np.empty((world_size, own), source.dtype)
-        self._shard = np.empty(own, source.dtype)
-        own_counts = [own * itemsize] * world_size
+        rows, shard = np.empty((world_size, own), source.dtype), np.empty(own, source.dtype)
         own_starts = [own * itemsize * r for r in range(world_size)]
-        self.sent = [source, self._counts, self._starts, self._byte]
-        self.received = [self._rows, own_counts, own_starts, self._byte]
-
-    def reduce(self, out: np.ndarray, op: str) -> list:
-        self._fold(list(self._rows), self._shard, op)
-        return [self._shard, self._byte]
-
-    def gathered(self, out: np.ndarray) -> list:
-        return [out, self._counts, self._starts, self._byte]
+        self.sent = [source, counts, starts, byte]
+        self.received = [rows, [own * itemsize] * world_size, own_starts, byte]
+        self.fold = transport.prepare_fold(list(rows), shard, op)
+        self.shard = [shard, byte]
+        self.gathered = [out, counts, starts, byte]
 
 
 # --- the world, the host, the end --------------------------------------------------------------------------------

@@ -30,16 +30,25 @@ def reduce_in_rank_order(rows: Sequence[np.ndarray], out: np.ndarray, op: str, r
     prepared_reduction(rows, out, op, ranks)()
 
 
-def reduce_by_hosts(rows: Sequence[np.ndarray], out: np.ndarray, op: str, hosts: Sequence[Sequence[int]]) -> None:
-    """Fold each host's rows in rank order, then what that gives in the order of `hosts`: tuples of their ranks.
+def prepared_reduction_by_hosts(
+    rows: Sequence[np.ndarray], out: np.ndarray, op: str, hosts: Sequence[Sequence[int]]
+) -> Callable[[], None]:
+    """Return what folds each host's rows in rank order, then what that gives in the order of `hosts`: tuples of ranks.
 
     Each element is (sum of host 0's rows) + (sum of host 1's rows) + ...; `out` may be any row or none.
     """
-    partial = partial_op(op)
     totals = [np.empty_like(out) for _ in hosts]
-    for total, ranks in zip(totals, hosts, strict=True):
-        reduce_in_rank_order([rows[rank] for rank in ranks], total, partial)
-    reduce_in_rank_order(totals, out, op, len(rows))
+    parts = [
+        prepared_reduction([rows[rank] for rank in ranks], total, partial_op(op))
+        for total, ranks in zip(totals, hosts, strict=True)
+    ]
+    parts.append(prepared_reduction(totals, out, op, len(rows)))
+
+    def reduce() -> None:
+        for part in parts:
+            part()
+
+    return reduce
 
 
 def partial_op(op: str) -> str:

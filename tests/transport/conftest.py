@@ -14,7 +14,7 @@ from clcomm.transport import Pending, SoloTransport, Transport
 from clcomm.transport.hierarchical import HierarchicalTransport
 from clcomm.transport.hosts import Hosts
 from clcomm.transport.mpi import MpiTransport, host_of, world
-from clcomm.transport.reduction import reduce_by_hosts
+from clcomm.transport.reduction import prepared_reduction_by_hosts
 from clcomm.transport.shared import SharedTransport
 from tests.transport.references import LAYOUTS, folded, layout_hosts, pretended_host
 
@@ -78,7 +78,7 @@ def _hierarchical_bench(layout: str, comm, pending=None) -> Bench:
         pytest.skip(f"hierarchical: on so many ranks the hosts are those of {alike!r}")
     host = pretended_host(layout, comm)
     hosts = Hosts.of(comm, host)
-    base = MpiTransport(comm, pending, partial(reduce_by_hosts, hosts=hosts.ranks))
+    base = MpiTransport(comm, pending, partial(prepared_reduction_by_hosts, hosts=hosts.ranks))
     made = HierarchicalTransport(base, host, hosts)
     return Bench(made, made.allocate, made.allocate_common, hosts=hosts.ranks, release=base.close)
 

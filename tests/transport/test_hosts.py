@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clcomm.transport.hosts import Hosts
-from clcomm.transport.reduction import reduce_by_hosts
+from clcomm.transport.reduction import prepared_reduction_by_hosts
 from tests.transport.references import drawn, folded, same_bits
 
 
@@ -33,7 +33,7 @@ def test_a_fold_by_hosts_adds_the_hosts_sums(op):
     hosts = ((0, 3), (1, 2), (4,))
     rows = [drawn(rank, 40_000, "float32") for rank in range(5)]
     expected = folded(rows, op, hosts)
-    reduce_by_hosts(rows, rows[0], op, hosts)  # may end in a row
+    prepared_reduction_by_hosts(rows, rows[0], op, hosts)()  # may end in a row
     assert same_bits(rows[0], expected)
 
 
