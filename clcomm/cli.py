@@ -8,12 +8,13 @@ from typing import Any, NoReturn
 
 from clcomm import job
 from clcomm._version import __version__
-from clcomm.commands import bench, devices, report, run, trace, tune, tune_kernels
+from clcomm.commands import bench, compare, devices, report, run, trace, tune, tune_kernels
 from clcomm.transport.mpi import place_in_world
 
 #: In the order in which the help shows them.
 COMMANDS = (
-    run.COMMAND, devices.COMMAND, tune_kernels.COMMAND, bench.COMMAND, tune.COMMAND, report.COMMAND, trace.COMMAND,
+    run.COMMAND, devices.COMMAND, tune_kernels.COMMAND, bench.COMMAND, tune.COMMAND, report.COMMAND,
+    compare.COMMAND, trace.COMMAND,
 )  # fmt: skip
 
 

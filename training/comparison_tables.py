@@ -10,6 +10,7 @@ import numpy as np
 
 from clcomm.costmodel import Fit
 from clcomm.intervals import METHOD, Estimate
+from clcomm.report.record import COMPARISON_FORMAT, COMPARISON_SCHEMA
 from clcomm.synchronizer import GRADIENTS
 from training.comparison import Outcome, Timing, reference_of
 
@@ -111,8 +112,8 @@ def as_report(outcomes: Sequence[Outcome], costs: Mapping[str, Fit], dataset: st
     """
     reference = reference_of(outcomes)
     return {
-        "schema": 1,
-        "kind": "comparison",
+        "format": COMPARISON_FORMAT,
+        "schema": COMPARISON_SCHEMA,
         "intervals": METHOD,
         "windows": len(reference.step_s),
         "reference": reference.variant.name,

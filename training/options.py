@@ -242,3 +242,14 @@ def _share(text: str) -> float:
     if value > 100:
         raise argparse.ArgumentTypeError(f"expected a share such as 0.98 or a percentage such as 98, got {text!r}")
     return value / 100 if value > 1 else value
+
+
+#: Options that say where a run's output goes, and nothing about the run.
+_OUTPUTS = (
+    "report", "plot", "quiet", "log_csv", "tensorboard", "summary", "trace", "checkpoint", "resume", "variants",
+)  # fmt: skip
+
+
+def settings_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what decides about a run, by the options' names, for its report."""
+    return {name: value for name, value in vars(options).items() if name not in _OUTPUTS}

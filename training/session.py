@@ -13,6 +13,7 @@ from clcomm import elastic
 from clcomm.checkpoint_series import CheckpointSeries, is_there
 from clcomm.communicator import Communicator
 from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.intervals import Estimate
 from clcomm.job import note_saved
 from clcomm.report.record import gather_records, layout_of, run_document
 from clcomm.restarts import restart_number
@@ -29,10 +30,12 @@ from training.data_source import open_data
 from training.datasets import Splits
 from training.evaluate import Evaluation, evaluate
 from training.loader import Loader, default_prefetch
+from training.options import settings_of
 from training.schedules import parse_schedule
 from training.snapshot import restore_snapshot, save_snapshot
 from training.trainer import Progress, Trainer
 from training.watching import watched
+from training.windows import StepWindows
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,6 +65,7 @@ class Result:
     optimizer_state_nbytes: int | None
     layout: list[list[int]]
     summary: Summary | None
+    intervals: dict[str, Estimate] | None
     records: list[dict[str, Any]]
     stats: CommStats
 
@@ -91,6 +95,7 @@ class Result:
             images_per_s=self.images_per_s,
             train_loss=self.train_loss,
             test_accuracy=accuracy,
+            test_samples=self.evaluation.samples if self.evaluation else None,
             test_loss=self.evaluation.loss if self.evaluation else None,
             step_ms={"p50": self.step_p50_s * 1e3, "p95": self.step_p95_s * 1e3},
             data_wait_s=self.data_wait_s,
@@ -98,6 +103,8 @@ class Result:
             overhead_share=self.overhead_share,
             optimizer_state_bytes=self.optimizer_state_nbytes,
             layout=self.layout,
+            intervals=self.intervals and {name: each.as_dict() for name, each in self.intervals.items()},
+            settings=settings_of(options),
             summary=self.summary.as_dict() if self.summary else None,
         )
 
@@ -117,6 +124,7 @@ class Session:
         self._series = self._checkpoint_series()
         self._evaluation: Evaluation | None = None
         self._evaluated_at = -1
+        self._windows = StepWindows()
 
     def _build_kernels(self) -> None:
         options, parts, train = self.options, self.parts, self.splits.train
@@ -259,6 +267,7 @@ class Session:
             optimizer_state_nbytes=getattr(self.trainer.optimizer, "state_nbytes", None),
             layout=layout_of(sync.bucket_plan(self.parts.model)),
             summary=self.describe() if self.options.report else None,
+            intervals=self._windows.estimates(),
             records=records,
             stats=CommStats.merged((record["stats"] for record in records), comm.size),
         )
@@ -280,8 +289,9 @@ class Session:
         trainer, options = self.trainer, self.options
         every = getattr(options, "checkpoint_every", None)
         saved_at = trainer.progress.step
-        with watched(options, self.comm, self.console, self.total_steps, saved_at) as callbacks:
-            trainer.callbacks.extend(callbacks)
+        watching = watched(options, self.comm, self.console, self.total_steps, saved_at)
+        with watching as callbacks, self._windows.listening(self.comm):
+            trainer.callbacks.extend([*callbacks, self._windows])
             for progress in self.steps():
                 epoch_done = progress.batch == len(trainer.loader)
                 if epoch_done and options.eval:

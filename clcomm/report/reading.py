@@ -16,7 +16,8 @@ from typing import Any
 
 from clcomm.decision import Decision, Trial
 from clcomm.errors import DataError
-from clcomm.report.record import FORMAT, SCHEMA
+from clcomm.intervals import Estimate
+from clcomm.report.record import COMPARISON_SCHEMA, FORMAT, SCHEMA
 from clcomm.stats import CommStats, Histogram
 
 MOST_BYTES = 256 << 20
@@ -75,8 +76,11 @@ def _take(path: str, found: list[dict[str, Any]], ranks: dict[int, dict[str, Any
     return ""
 
 
-def read(path: str) -> dict[str, Any]:
-    """Return the checked document of one file; raises DataError, whose text leaves out the path."""
+def read(path: str, checked: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Return the document of one file as `checked` returns it, by default `checked_run`.
+
+    Raises DataError, whose text leaves out the path.
+    """
     try:
         info = Path(path).stat()
         if not stat.S_ISREG(info.st_mode):
@@ -84,7 +88,7 @@ def read(path: str) -> dict[str, Any]:
         if info.st_size > MOST_BYTES:
             raise ValueError(f"expected at most {MOST_BYTES >> 20} MiB, got {info.st_size >> 20}")
         with open(path, "rb") as file:
-            return parse(file.read(MOST_BYTES))
+            return (checked or checked_run)(_decoded(file.read(MOST_BYTES)))
     except OSError as error:
         raise DataError(error.strerror or "cannot be read") from None
     except RecursionError:
@@ -95,14 +99,25 @@ def read(path: str) -> dict[str, Any]:
 
 
 def parse(content: bytes) -> dict[str, Any]:
-    """Return a document's known fields, checked; raises ValueError that says what is wrong."""
+    """Return the known fields of a run's document, checked; raises ValueError that says what is wrong."""
+    return checked_run(_decoded(content))
+
+
+def _decoded(content: bytes) -> dict[str, Any]:
     try:
         document = json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
     except UnicodeDecodeError:
         raise ValueError("expected JSON text in UTF-8") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"expected JSON, got a file that is damaged or cut off in line {error.lineno}") from None
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
+    if not isinstance(document, dict):
+        raise ValueError("expected the JSON of a run's --report")
+    return document
+
+
+def checked_run(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the known fields of a run's document; raises ValueError that says what is wrong."""
+    if document.get("format") != FORMAT:
         raise ValueError("expected the JSON of a run's --report")
     if document.get("schema") != SCHEMA:
         raise ValueError(f"schema: expected {SCHEMA}, got {_shown(document.get('schema'))}; run again to write it anew")
@@ -111,6 +126,17 @@ def parse(content: bytes) -> dict[str, Any]:
     if not ranks or len(set(ranks)) < len(ranks) or max(ranks) >= world_size:
         raise ValueError(f"ranks: expected different ones from 0 to {world_size - 1}")
     return checked
+
+
+def checked_comparison(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a comparison's runs, reference and variants; raises ValueError that says what is wrong."""
+    if document.get("schema") != COMPARISON_SCHEMA:
+        raise ValueError(f"schema: expected {COMPARISON_SCHEMA}, got {_shown(document.get('schema'))}")
+    checked = _fields(document, {"reference": _text, "variants": _named(_VARIANT), "runs": _named({})}, "")
+    runs = {name: checked_run(run) for name, run in document["runs"].items()}
+    if not runs or runs.keys() != checked["variants"].keys() or checked["reference"] not in runs:
+        raise ValueError("runs: expected one for each variant, the reference among them")
+    return {**checked, "runs": runs}
 
 
 # --- what each field may be: a check returns the value, or raises ValueError ---
@@ -181,6 +207,25 @@ def _row(*checks: Check) -> Check:
     return check_row
 
 
+def _named(checks: Mapping[str, Check]) -> Check:
+    def check_named(value: Any, name: str) -> dict[str, Any]:
+        if not isinstance(value, dict) or len(value) > 100:
+            raise ValueError(f"{name}: expected an object of at most 100, got {_shown(value)}")
+        return {_text(key, name): _fields(each, checks, f"{name}.{key}") for key, each in value.items()}
+
+    return check_named
+
+
+def _settings(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict) or len(value) > 100:
+        raise ValueError(f"{name}: expected an object of at most 100, got {_shown(value)}")
+    return {_text(key, name): _text("-" if each is None else str(each), f"{name}.{key}") for key, each in value.items()}
+
+
+def _estimate(value: Any, name: str) -> Estimate:
+    return Estimate(**_fields(value, {"median": _number, "low": _or_none(_number), "high": _or_none(_number)}, name))
+
+
 def _decision(value: Any, name: str) -> str:
     """Return a decision as the line that it prints as."""
     fields = _fields(value, _DECISION, name)
@@ -246,7 +291,9 @@ _DOCUMENT: dict[str, Check] = {
     "hosts": _or_none(_whole(1, _MOST_RANKS)), "model": _or_none(_text), "engine": _or_none(_text),
     "dataset": _or_none(_text), "batch_size": _or_none(_COUNT), "grad_accumulation": _or_none(_COUNT),
     "bucket_size": _or_none(_COUNT), "steps": _or_none(_COUNT), "images_per_s": _or_none(_number),
-    "test_accuracy": _or_none(_number), "overhead_share": _or_none(_number),
+    "test_accuracy": _or_none(_number), "test_samples": _or_none(_COUNT), "train_loss": _or_none(_number),
+    "settings": _or_none(_settings), "intervals": _or_none(_object(step_ms=_estimate, communication_ms=_estimate)),
+    "overhead_share": _or_none(_number),
     "step_ms": _or_none(_object(p50=_number, p95=_number)),
     "layout": _or_none(_list(_list(_COUNT))),
     "ceilings": _or_empty(
@@ -255,3 +302,4 @@ _DOCUMENT: dict[str, Check] = {
     "decisions": _or_empty(_list(_decision, 1000)),
     "ranks": _list(lambda value, name: _fields(value, _RANK, name)),
 }  # fmt: skip
+_VARIANT: dict[str, Check] = {"step_ms": _estimate, "communication_ms": _estimate, "images_per_s": _estimate}

@@ -19,6 +19,7 @@ from clcomm.layout import Bucket
 from clcomm.stats import CommStats
 
 FORMAT, SCHEMA = "clcomm run", 2
+COMPARISON_FORMAT, COMPARISON_SCHEMA = "clcomm comparison", 1
 #: In a file's name it stands for a rank's number: each rank then writes a file of its own.
 RANK = "{rank}"
 

@@ -130,6 +130,8 @@ def test_all_ways_are_compared_in_one_run(tmp_path: Path) -> None:
     assert f"all {len(compared['runs'])} runs ended with the same parameters, bit for bit" in out
     assert len({run["train_loss"] for run in compared["runs"].values()}) == 1
     assert compared["variants"]["bucketed"]["buckets"] == [5672, 802816, 19200]
+    documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "reports.md").read_text()))
+    assert {*compared, *compared["variants"]["bucketed"], *compared["costs"]["mpi"]} <= documented
     assert compared["windows"] == 6 and compared["reference"] == "per tensor"
     for name, variant in compared["variants"].items():
         assert variant["moved_by"] == ("mpi" if name.endswith("mpi") else "shared")

@@ -1,0 +1,194 @@
+"""What changed from one run to another, and which of it is more than noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from clcomm.errors import DataError
+from clcomm.intervals import Estimate
+from clcomm.report.reading import Run, checked_comparison, checked_run, read
+from clcomm.report.record import COMPARISON_FORMAT
+from clcomm.synchronizer import GRADIENTS
+
+_Z = 1.96  # standard errors on both sides of a normal distribution's mean that hold 95% of it
+#: What was run, beside the settings.
+_FACTS = ("clcomm", "world_size", "hosts", "model", "engine", "dataset", "bucket_size")
+#: Settings that a fact above tells more exactly.
+_TOLD = ("model", "engine", "data", "bucket_size", "no_bucketing")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A run to compare: the file it is from, the variant's name where the file is a comparison's, and its figures."""
+
+    path: str
+    variant: str
+    run: Run
+    estimates: dict[str, Estimate]
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}: {self.variant}" if self.variant else self.path
+
+
+class Change(NamedTuple):
+    """A figure of two runs as text, by how much it changed, and whether that is more than noise."""
+
+    figure: str
+    before: str
+    after: str
+    change: str = ""
+    verdict: str = ""
+
+
+def pairs(paths: Sequence[str]) -> list[tuple[Subject, Subject]]:
+    """Return which runs to compare: each with the first file's, or, within one comparison, with its reference.
+
+    A variant is compared with that of the same name where the first file has one. Raises DataError, naming the file,
+    for one that can't be read, and where there is nothing to compare.
+    """
+    files = [_subjects(path) for path in paths]
+    (first, reference), others = files[0], files[1:]
+    if not others:
+        found = [(reference, subject) for subject in first if subject is not reference]
+    else:
+        by_variant = {subject.variant: subject for subject in first}
+        found = [
+            (by_variant.get(subject.variant, reference), subject) for subjects, _ in others for subject in subjects
+        ]
+    if not found:
+        raise DataError(f"{paths[0]}: expected another run to compare it with; name two files, or a comparison's")
+    return found
+
+
+def _subjects(path: str) -> tuple[list[Subject], Subject]:
+    """Return a file's runs and, of these, the one to compare others with."""
+    try:
+        document = read(path, _checked)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    if "runs" not in document:
+        only = Subject(path, "", _run(document), document["intervals"] or {})
+        return [only], only
+    found = {name: Subject(path, name, _run(run), document["variants"][name]) for name, run in document["runs"].items()}
+    return list(found.values()), found[document["reference"]]
+
+
+def _checked(document: dict[str, Any]) -> dict[str, Any]:
+    return checked_comparison(document) if document.get("format") == COMPARISON_FORMAT else checked_run(document)
+
+
+def _run(document: dict[str, Any]) -> Run:
+    return Run({name: value for name, value in document.items() if name != "ranks"}, document["ranks"])
+
+
+def settings_changed(before: Subject, after: Subject) -> list[Change]:
+    """Return what was set or given differently."""
+    first, second = _settings(before.run), _settings(after.run)
+    names = dict.fromkeys([*first, *second])
+    return [
+        Change(name, first.get(name, "-"), second.get(name, "-"))
+        for name in names
+        if first.get(name, "-") != second.get(name, "-")
+    ]
+
+
+def _settings(run: Run) -> dict[str, str]:
+    facts = {name: "-" if run.figures[name] is None else str(run.figures[name]) for name in _FACTS}
+    settings = run.figures["settings"] or {}
+    return facts | {name: value for name, value in settings.items() if name not in _TOLD}
+
+
+def figures_changed(before: Subject, after: Subject) -> list[Change]:
+    """Return speed, communication, bytes and accuracy of two runs, those that both have."""
+    found = [_change(name, write, of(before), of(after)) for name, of, write in _MEASURED]
+    found += [_counted(name, of(before), of(after)) for name, of in _COUNTED]
+    found += [_accuracy_changed(before.run, after.run)]
+    return [change for change in found if change is not None]
+
+
+def _change(
+    name: str, write: Callable[[Estimate], str], before: Estimate | None, after: Estimate | None
+) -> Change | None:
+    if before is None or after is None:
+        return None
+    verdict = {True: "more than noise", False: "within noise", None: "no interval"}[after.differs_from(before)]
+    return Change(name, write(before), write(after), _relative(before.median, after.median), verdict)
+
+
+def _counted(name: str, before: float | None, after: float | None) -> Change | None:
+    if before is None or after is None:
+        return None
+    verdict = "exact" if before != after else "same"
+    return Change(name, f"{before:,.10g}", f"{after:,.10g}", _relative(before, after), verdict)
+
+
+def _relative(before: float, after: float) -> str:
+    return f"{after / before - 1:+.1%}" if before else ""
+
+
+def _accuracy_changed(before: Run, after: Run) -> Change | None:
+    """Compare accuracies as shares of samples drawn at random (the normal approximation of the binomial)."""
+    first, second = before.figures["test_accuracy"], after.figures["test_accuracy"]
+    if first is None or second is None:
+        return None
+    verdict = "no interval"
+    if before.figures["test_samples"] and after.figures["test_samples"]:
+        parts = ((first, before.figures["test_samples"]), (second, after.figures["test_samples"]))
+        error = math.sqrt(sum(share * (1 - share) / samples for share, samples in parts))
+        verdict = "more than noise" if abs(second - first) > _Z * error else "within noise"
+        verdict = "same" if first == second else verdict
+    return Change("test accuracy", f"{first:.2%}", f"{second:.2%}", f"{100 * (second - first):+.2f} points", verdict)
+
+
+# --- the figures: of a subject, None where it has none ---
+
+
+def _step_ms(subject: Subject) -> Estimate | None:
+    if "step_ms" in subject.estimates:
+        return subject.estimates["step_ms"]
+    step_ms = subject.run.figures["step_ms"]
+    return Estimate(step_ms["p50"]) if step_ms else None
+
+
+def _steps_per_s(subject: Subject) -> Estimate | None:
+    step_ms = _step_ms(subject)
+    if step_ms is None or not step_ms.median:
+        return None
+    low, high = (None, None) if step_ms.low is None else (1e3 / (step_ms.high or math.inf), 1e3 / step_ms.low)
+    return Estimate(1e3 / step_ms.median, low, high)
+
+
+def _communication_ms(subject: Subject) -> Estimate | None:
+    return subject.estimates.get("communication_ms")
+
+
+def _images_per_s(subject: Subject) -> Estimate | None:
+    if "images_per_s" in subject.estimates:
+        return subject.estimates["images_per_s"]
+    value = subject.run.figures["images_per_s"]
+    return None if value is None else Estimate(value)
+
+
+def _per_step(key: str) -> Callable[[Subject], float | None]:
+    def of(subject: Subject) -> float | None:
+        steps = subject.run.figures["steps"]
+        return subject.run.stats().total("all_reduce", GRADIENTS)[key] / steps if steps else None
+
+    return of
+
+
+_MEASURED: Sequence[tuple[str, Callable[[Subject], Estimate | None], Callable[[Estimate], str]]] = (
+    ("steps/s", _steps_per_s, lambda found: found.text(2)),
+    ("images/s", _images_per_s, lambda found: found.text(0)),
+    ("step (ms)", _step_ms, lambda found: found.text(3)),
+    ("communicating in a step (ms)", _communication_ms, lambda found: found.text(3)),
+)
+_COUNTED: Sequence[tuple[str, Callable[[Subject], float | None]]] = (
+    ("all-reduces a step", _per_step("calls")),
+    ("bytes a step", _per_step("bytes")),
+    ("bytes a step on the wire", _per_step("wire_bytes")),
+)

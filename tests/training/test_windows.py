@@ -1,0 +1,51 @@
+"""Windows of steps: what counts, what they come to, and that their number stays bounded."""
+
+from __future__ import annotations
+
+import pytest
+
+from clcomm.communicator import Communicator
+from clcomm.stats import Collective
+from training.metrics import WARM_UP_STEPS, StepRecord
+from training.windows import StepWindows
+
+
+def take(windows: StepWindows, comm: Communicator, steps: range) -> None:
+    for step in steps:
+        comm.barrier()  # a collective whose time the clock sees
+        seconds = 9.0 if step <= WARM_UP_STEPS else 0.001 * (1 + step % 2)
+        windows.step_finished(StepRecord(step, 0, step, 32, 1.0, 0.1, seconds, 0.0))
+
+
+def test_the_first_steps_do_not_count_and_windows_are_whole() -> None:
+    comm, windows = Communicator(transport="solo"), StepWindows()
+    with windows.listening(comm):
+        take(windows, comm, range(1, WARM_UP_STEPS + 4))
+        assert windows.estimates() is None
+        take(windows, comm, range(WARM_UP_STEPS + 4, WARM_UP_STEPS + 4 * 7))
+    found = windows.estimates()
+    assert found is not None
+    assert tuple(found["step_ms"]) == pytest.approx((1.5, 1.5, 1.5))
+    assert 0 < found["communication_ms"].median < 1.5
+
+
+@pytest.mark.parametrize("steps", [200, 255, 256, 257, 5000, 100_000])
+def test_memory_is_bounded_and_nothing_is_lost(steps: int) -> None:
+    windows = StepWindows()
+    for step in range(1, WARM_UP_STEPS + steps + 1):
+        windows.step_finished(StepRecord(step, 0, step, 32, 1.0, 0.1, 0.002, 0.0))
+    count, size = len(windows._windows), windows._size
+    assert 32 <= count < 64 and steps - size < count * size <= steps
+    found = windows.estimates()
+    assert found is not None and found["step_ms"].median == pytest.approx(2.0)
+
+
+def test_communication_outside_steps_is_not_theirs() -> None:
+    comm, windows = Communicator(transport="solo"), StepWindows()
+    with windows.listening(comm):
+        windows._lap._clock.collective_finished(Collective("all_reduce", "metrics", 8, 5.0, "mpi", 0))
+        windows.epoch_finished(0, 1.0)
+        for step in range(1, WARM_UP_STEPS + 30):
+            windows.step_finished(StepRecord(step, 0, step, 32, 1.0, 0.1, 0.002, 0.0))
+    found = windows.estimates()
+    assert found is not None and found["communication_ms"].high == 0.0

@@ -1,0 +1,71 @@
+"""How steady a run was: its steps in windows, from which intervals come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from clcomm.communicator import Communicator
+from clcomm.intervals import Estimate, estimate
+from training.communication_clock import CommunicationClock, Lap
+from training.metrics import WARM_UP_STEPS, StepRecord
+from training.trainer import Callback
+
+_FEWEST_STEPS, _MOST_WINDOWS = 4, 64
+
+
+class StepWindows(Callback):
+    """A callback that keeps mean step and communication times of windows of steps that follow one another.
+
+    The first steps don't count. When there are 64 windows, neighbours are put together, so that memory stays bounded;
+    neighbouring steps are alike, windows of many steps hardly, which is what makes an interval of theirs hold.
+    """
+
+    def __init__(self) -> None:
+        self._windows: list[tuple[float, float]] = []  # seconds of all steps, and of communication, of each window
+        self._size = _FEWEST_STEPS
+        self._steps, self._open = 0, (0, 0.0, 0.0)
+        self._lap = Lap(CommunicationClock())
+
+    @contextmanager
+    def listening(self, comm: Communicator) -> Iterator[None]:
+        """Hear of a Communicator's collectives within the block."""
+        clock = CommunicationClock()
+        self._lap = Lap(clock)
+        comm.add_observer(clock)
+        try:
+            yield
+        finally:
+            comm.remove_observer(clock)
+
+    def step_finished(self, record: StepRecord) -> None:
+        self._steps += 1
+        communication_s = self._lap.seconds()
+        if self._steps <= WARM_UP_STEPS:
+            return
+        steps, seconds, of_it_s = self._open
+        self._open = steps, seconds, of_it_s = steps + 1, seconds + record.seconds, of_it_s + communication_s
+        if steps == self._size:
+            self._windows.append((seconds, of_it_s))
+            self._open = (0, 0.0, 0.0)
+            if len(self._windows) == _MOST_WINDOWS:
+                pairs = zip(self._windows[::2], self._windows[1::2], strict=True)
+                self._windows = [(a + c, b + d) for (a, b), (c, d) in pairs]
+                self._size *= 2
+
+    def evaluation_finished(self, step: int, evaluation: Any) -> None:
+        self._lap.seconds()
+
+    def epoch_finished(self, epoch: int, train_loss: float) -> None:
+        self._lap.seconds()
+
+    def estimates(self) -> dict[str, Estimate] | None:
+        """Return a step's time and its time in communication, in ms; None before the first whole window."""
+        if not self._windows:
+            return None
+        scale = 1e3 / self._size
+        return {
+            "step_ms": estimate(seconds * scale for seconds, _ in self._windows),
+            "communication_ms": estimate(seconds * scale for _, seconds in self._windows),
+        }
