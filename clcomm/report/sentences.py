@@ -102,7 +102,7 @@ def sharing(facts: Facts) -> str:
     words = [f"{seconds / whole:.0%} {what}" for seconds, what in parts if seconds > 0.005 * whole]
     if len(words) < 2:
         return f"{begin}."
-    return f"{begin}{'; of it and its hidden part ' if facts.sync['hidden_s'] else ': '}{', '.join(words)}."
+    return f"{begin}{'. With what was hidden: ' if facts.sync['hidden_s'] else ': '}{', '.join(words)}."
 
 
 def arrivals(facts: Facts) -> str:
