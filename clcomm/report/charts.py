@@ -51,7 +51,9 @@ def late_chart(facts: Facts) -> Chart | None:
         return None
     ranks = [record["rank"] for record in facts.run.ranks]
     values = [[late.get(rank, 0.0)] for rank in ranks]
-    return Bars("Who came last", ["came last"], [f"rank {rank}" for rank in ranks], values, "%", "of all reductions")
+    return Bars(
+        "Who came last", ["came last"], [f"rank {rank}" for rank in ranks], values, "%", "of all collectives that tell"
+    )
 
 
 def distribution(facts: Facts) -> Chart | None:

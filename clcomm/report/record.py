@@ -12,10 +12,10 @@ from typing import Any
 
 from clcomm import costfile
 from clcomm._version import __version__
+from clcomm.buckets import Bucket
 from clcomm.cache import write_whole
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, DataError
-from clcomm.layout import Bucket
 from clcomm.stats import CommStats
 
 FORMAT, SCHEMA = "clcomm run", 2
@@ -62,8 +62,8 @@ def run_document(records: Sequence[Mapping[str, Any]], **figures: Any) -> dict[s
 
 
 def layout_of(plan: Sequence[Bucket]) -> list[list[int]]:
-    """Return a bucket plan as the bytes of each bucket's tensors."""
-    return [[slot.nbytes for slot in bucket.slots] for bucket in plan]
+    """Return a bucket plan as the bytes of each bucket's tensors, or of the parts of them that it holds."""
+    return [[min(bucket.stop, slot.stop) - max(bucket.start, slot.start) for slot in bucket.slots] for bucket in plan]
 
 
 def _ceilings(world_size: int, hosts: int) -> list[dict[str, Any]]:

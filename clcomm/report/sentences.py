@@ -10,6 +10,8 @@ from clcomm.units import format_size
 
 #: A rank stands out when it came last so many times as often as an even share, and the calls were not just a few.
 _STANDS_OUT, _LEAST_SEEN = 1.5, 10
+#: The share of synchronising from which on it mostly is waiting.
+_MOSTLY = 0.75
 
 
 def title(facts: Facts) -> str:
@@ -102,7 +104,10 @@ def sharing(facts: Facts) -> str:
     words = [f"{seconds / whole:.0%} {what}" for seconds, what in parts if seconds > 0.005 * whole]
     if len(words) < 2:
         return f"{begin}."
-    return f"{begin}{'. With what was hidden: ' if facts.sync['hidden_s'] else ': '}{', '.join(words)}."
+    uneven = "" if facts.sync["wait_s"] < _MOSTLY * whole else (
+        " What makes ranks arrive apart costs more than the data: no bucket size, and no faster network, mends that."
+    )  # fmt: skip
+    return f"{begin}{'. With what was hidden: ' if facts.sync['hidden_s'] else ': '}{', '.join(words)}.{uneven}"
 
 
 def arrivals(facts: Facts) -> str:
@@ -114,7 +119,7 @@ def arrivals(facts: Facts) -> str:
     worst = max(rows, key=lambda row: (row["share"], -row["rank"]))
     if worst["share"] * ranks >= _STANDS_OUT and worst["last"] >= _LEAST_SEEN:
         return (
-            f"Rank {worst['rank']} came last in {worst['share']:.0%} of {seen:,} reductions, "
+            f"Rank {worst['rank']} came last in {worst['share']:.0%} of {seen:,} collectives, "
             f"{_ms(worst['mean_late_s'])} after the one before it on average and {_ms(worst['max_late_s'])} at most."
         )
     late_s = sum(row["late_s"] for row in rows) / max(1, seen)
