@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,10 @@ from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
 from clcomm.compression import CommHook
 from clcomm.finiteness import raise_non_finite
+from clcomm.handle import Handle
 from clcomm.join import weigh
 from clcomm.layout import FlatLayout
+from clcomm.replica import Mark
 from clcomm.shared_space import SharedSpace
 from clcomm.stats import Phase
 
@@ -61,6 +63,13 @@ class PreparedBucket:
         reduce = partial(comm.run_as_all_reduce, call, label=label, nbytes=nbytes, bucket=index)
         return cls(bucket, own, mean, reduce, hook)
 
+    def prepare_start(self, comm: Communicator) -> Callable[[], Handle] | None:
+        """Return what begins the bucket's all-reduce, None where a hook reduces it; collective."""
+        if self.hook is not None:
+            return None
+        label, nbytes, index = GRADIENTS, self.bucket.nbytes, self.bucket.index
+        return comm.all_reduce_async_init(self.own, "mean", out=self.mean, label=label, nbytes=nbytes, bucket=index)
+
 
 class BucketPlan:
     """The buckets of one model, in the order in which they are reduced; making one is collective.
@@ -78,6 +87,7 @@ class BucketPlan:
         require_agreement(comm, "bucket plan", lines, "give every rank the same settings")
         self.prepared = tuple(PreparedBucket.of(comm, space, bucket, hook) for bucket in self.buckets)
         self._reduces = [prepared.reduce for prepared in self.prepared]
+        self._starts: list[Callable[[], Handle] | None] | None = None
         self._in_place = space.replica.moves_in_place()
 
     def run(self, check_finite: bool, weight: float = 1.0) -> None:
@@ -102,24 +112,38 @@ class BucketPlan:
 
     def _run_copying(self, check_finite: bool, weight: float) -> None:
         for prepared in self.prepared:
-            self.pull(prepared.bucket)
+            self._timed("pack", self.space.replica.pull_gradients, prepared.bucket)
             weigh(prepared.own, weight)
             prepared.reduce()
             if check_finite:
                 self.require_finite(prepared)
-            self.push(prepared.bucket)
+            self._timed("unpack", self.space.replica.push_gradients, prepared.bucket)
 
-    def pull(self, bucket: Bucket) -> None:
-        """Bring a bucket's gradients to where they are reduced."""
-        begin = time.perf_counter()
-        self.space.replica.pull_gradients(bucket)
-        self.comm.tell_phase(Phase("pack", begin, time.perf_counter() - begin, GRADIENTS, bucket.index))
+    def starts(self) -> list[Callable[[], Handle] | None]:
+        """Return what begins each bucket's all-reduce; None for one that a hook reduces. Collective the first time."""
+        if self._starts is None:
+            self._starts = [prepared.prepare_start(self.comm) for prepared in self.prepared]
+        return self._starts
 
-    def push(self, bucket: Bucket) -> None:
-        """Give the model a bucket's averaged gradients."""
+    def pull(self, bucket: Bucket, mark: Mark | None) -> None:
+        """Bring a bucket's gradients to where they are reduced, as they are when `mark` is reached; None: now."""
+        if self._in_place is None:
+            self._timed("pack", self.space.replica.send_gradients, bucket, mark)
+        else:
+            self.space.replica.send_gradients(bucket, mark)
+
+    def push_all(self) -> None:
+        """Give the model its averaged gradients, after each `pull`."""
+        if self._in_place is not None:
+            self._in_place[1]()
+            return
+        for bucket in self.buckets:
+            self._timed("unpack", self.space.replica.push_gradients, bucket)
+
+    def _timed(self, name: str, move: Callable[..., None], bucket: Bucket, *args: Any) -> None:
         begin = time.perf_counter()
-        self.space.replica.push_gradients(bucket)
-        self.comm.tell_phase(Phase("unpack", begin, time.perf_counter() - begin, GRADIENTS, bucket.index))
+        move(bucket, *args)
+        self.comm.tell_phase(Phase(name, begin, time.perf_counter() - begin, GRADIENTS, bucket.index))
 
     def require_finite(self, prepared: PreparedBucket) -> None:
         """Raise NonFiniteError on every rank, if a bucket's mean holds NaN or Inf."""

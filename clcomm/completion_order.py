@@ -14,7 +14,8 @@ _PATIENCE = 2
 class CompletionOrder:
     """Notes the order in which gradients become complete, until rank 0 has seen a backward; all ranks take rank 0's.
 
-    names: in that order; empty until it is known. It stays so for a library that does not tell.
+    names: in that order; empty until it is known. It stays so for a library that does not tell. is_told: whether it
+    does.
     """
 
     def __init__(self, comm: Communicator, replica: Replica):
@@ -23,6 +24,7 @@ class CompletionOrder:
         self._seen: dict[str, None] = {}
         self._asked = 0
         self._stop: Callable[[], None] | None = replica.watch_gradients(self._note)
+        self.is_told = self._stop is not None
 
     @property
     def is_open(self) -> bool:
@@ -33,10 +35,10 @@ class CompletionOrder:
         self._seen.setdefault(name)
 
     def close(self) -> bool:
-        """Take the order that rank 0 saw, after a synchronisation, and say whether there is one; collective."""
+        """Take the order that rank 0 saw, after a synchronisation, and say whether the search is over; collective."""
         self._asked += 1
         self.names = tuple(self._comm.broadcast_object(list(self._seen), label="checks"))
         if (self.names or self._asked == _PATIENCE) and self._stop is not None:
             self._stop()
             self._stop = None
-        return bool(self.names)
+        return not self.is_open

@@ -18,7 +18,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Decision:
-    """A choice that was made at a step, and its evidence: `measures` says what the trials' seconds are."""
+    """A choice that was made at a step, and its evidence: `measures` says what the trials' seconds are.
+
+    Without trials it says why there are none.
+    """
 
     what: str
     chosen: str
@@ -31,6 +34,8 @@ class Decision:
         return asdict(self) | {"evidence": [asdict(trial) for trial in self.evidence]}
 
     def __str__(self) -> str:
+        if not self.evidence:
+            return f"{self.what}: {self.chosen}, chosen at step {self.at_step} {self.measures}"
         trials = ", ".join(_in_words(trial) for trial in self.evidence)
         return f"{self.what}: {self.chosen}, chosen at step {self.at_step} by {self.measures}: {trials}"
 

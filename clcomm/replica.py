@@ -30,6 +30,19 @@ class FlatArrays:
 OnComplete = Callable[[str], Callable[[], None] | None]
 
 
+class Mark(Protocol):
+    """A place in a device's queue. leaves_cores: whether what computes there needs none of the host's cores."""
+
+    leaves_cores: bool
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the device has done everything before it."""
+
+    def wait(self) -> None:
+        """Return when it has."""
+
+
 class Replica(Protocol):
     """One rank's copy of a model, whatever library it was written with; `clcomm.adapters` holds one class for each."""
 
@@ -48,18 +61,28 @@ class Replica(Protocol):
     def pull_gradients(self, bucket: Bucket) -> None:
         """Make `arrays.grads` hold the gradients that open in the bucket; a missing one counts as zero."""
 
+    def send_gradients(self, bucket: Bucket, mark: Mark | None) -> None:
+        """As `pull_gradients`, as soon as `mark` is reached; no backward may follow before `push_gradients`."""
+
     def push_gradients(self, bucket: Bucket) -> None:
         """Give the model those gradients in `arrays.reduced` that close in the bucket, missing ones included."""
 
     def moves_in_place(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
         """Return what pulls and what pushes all gradients, where they lie in the arrays; None where they are copied."""
 
-    def watch_gradients(self, complete: OnComplete) -> Callable[[], None] | None:
+    def watch_gradients(
+        self, complete: OnComplete, begins: Callable[[], None] | None = None
+    ) -> Callable[[], None] | None:
         """Call `complete(name)` as backward completes each gradient, and then what it returns, if anything.
+
+        begins: called before the first of these in each backward, by libraries that can tell.
 
         Where launches are recorded and queued again, `complete` is called in the recorded run alone, and what it
         returned then is run at the same place of each replay. Returns what ends this; None: the library can't tell.
         """
+
+    def mark(self) -> Mark | None:
+        """Return a mark behind all that is queued; None where nothing is, as what was called is done already."""
 
     def extra_state(self) -> dict[str, np.ndarray]:
         """Return what is not trained but must be alike on all ranks: frozen parameters, buffers."""

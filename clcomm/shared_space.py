@@ -32,6 +32,7 @@ class SharedSpace:
         self.plans: dict[Any, Any] = {}
         self.tuning: Any = None  # AutoBuckets, where the bucket size is to be found
         self.synchronisations = 0
+        self.overlap: Any = None  # the OverlapChoice, if any
         self.order = CompletionOrder(comm, self.replica)
 
     def move(self, padded: FlatArrays) -> None:

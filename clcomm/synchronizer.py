@@ -20,6 +20,7 @@ from clcomm.decision import Decision
 from clcomm.divergence import ReplicaGuard
 from clcomm.errors import ArgumentError
 from clcomm.join import turnout, weight_of
+from clcomm.overlap_choice import OverlapChoice, check_overlap
 from clcomm.shared_space import SharedSpace
 from clcomm.units import parse_size
 
@@ -37,6 +38,10 @@ class Synchronizer:
         few sizes during the first steps, which changes no result, and keeps the fastest; `decisions()` tells.
     first_bucket_size: that of the first bucket, which can be smaller so that communication begins early.
     split_tensors: cut tensors larger than `bucket_size` into several buckets; else each has one of its own.
+    overlap: begin a bucket as soon as backward has completed it; the results are the same. "auto": if that turns out
+        to be faster in the first steps; `decisions()` tells. Between a backward and its `sync_gradients` nothing may
+        change the gradients then, all but the last micro-batch of a step belong into `no_sync()`, and every rank runs
+        the same collectives.
     check_replicas_every: compare the replicas' hashes after every so many synchronisations; 0: after broadcasts only.
     on_divergence: where they differ, "raise" MismatchError on every rank, or "rebroadcast" the parameters that most
         ranks have (of equally many the lowest rank's), and the state of the optimizer that `attach_optimizer` named.
@@ -57,6 +62,7 @@ class Synchronizer:
         bucket_size: int | str | None = None,
         first_bucket_size: int | str | None = None,
         split_tensors: bool = False,
+        overlap: bool | str = False,
         check_replicas_every: int = 0,
         on_divergence: str = "raise",
         check_finite: bool = False,
@@ -71,6 +77,7 @@ class Synchronizer:
         if first_bucket_size is not None:
             self.first_bucket_size = parse_size(first_bucket_size, "first_bucket_size")
         self.split_tensors = split_tensors
+        self.overlap = check_overlap(overlap)
         self.check_finite = check_finite
         self._hook: CommHook | None = None
         self._spaces: dict[int, SharedSpace] = {}
@@ -107,11 +114,22 @@ class Synchronizer:
         if self._paused:
             return
         if samples is not None:
+            self._refuse_overlap()
             self._synchronise(model, use_bucketing, weight_of(self.comm, samples))
         elif self._joined:
             raise ArgumentError("samples: expected this rank's number of samples within join(), got None")
         else:
             self._synchronise(model, use_bucketing, 1.0)
+
+    def _refuse_overlap(self) -> None:
+        """Rule overlap out, before it was used."""
+        used = any(space.overlap is not None and space.overlap.overlap is not None for space in self._spaces.values())
+        if used or self.overlap is True:
+            raise ArgumentError(
+                "samples: expected None with overlap, where gradients are on their way before they could be weighed; "
+                "use overlap=False"
+            )
+        self.overlap = False
 
     def _synchronise(self, model: Any, use_bucketing: bool | None, weight: float) -> None:
         ready = self._ready.get((id(model), use_bucketing, self.bucket_size))
@@ -160,6 +178,9 @@ class Synchronizer:
             yield
         finally:
             self._paused -= 1
+            for space in self._spaces.values():
+                if space.overlap is not None:
+                    space.overlap.expect_all()
 
     def check_replicas(self, model: Any) -> None:
         """Compare the parameters' bits over the ranks; where they differ do what `on_divergence` says. Collective."""
@@ -184,6 +205,8 @@ class Synchronizer:
         self._ready.clear()
         for space in self._spaces.values():
             space.plans.clear()
+            if space.overlap is not None:
+                space.overlap.close()
 
     @property
     def compression(self) -> str:
@@ -207,6 +230,9 @@ class Synchronizer:
         """Let a DistributedOptimizer reduce the gradients of an engine's flat space: `sync_gradients` leaves them."""
         self._left.append((flat_space, reducer))
         self._ready.clear()
+        for space in self._spaces.values():
+            if space.overlap is not None and getattr(space.replica, "flat_space", None) is flat_space:
+                space.overlap.close()
 
     def sharded_update_of(self, model: Any) -> Any:
         """Return the DistributedOptimizer that reduces a model's gradients, None where `sync_gradients` does."""
@@ -254,22 +280,31 @@ class Synchronizer:
         return ready
 
     def _runner(self, space: SharedSpace, use_bucketing: bool | None) -> _Run:
-        if not (self._auto and self._buckets(use_bucketing)):
-            return self._plan(space, use_bucketing).run
-        if space.tuning is None:
-            may_try = self._hook is None or getattr(self._hook, "elementwise", False)
-            concluded = partial(self._keep, space)
-            space.tuning = AutoBuckets(self.comm, space, partial(self._plan_of, space), may_try, concluded)
-        return self._plan(space, use_bucketing).run if space.tuning.done else space.tuning.run
+        if self._auto and self._buckets(use_bucketing):
+            if space.tuning is None:
+                may_try = self._hook is None or getattr(self._hook, "elementwise", False)
+                concluded = partial(self._keep, space)
+                space.tuning = AutoBuckets(self.comm, space, partial(self._plan_of, space), may_try, concluded)
+            if not space.tuning.done:
+                return space.tuning.run
+        plan = self._plan(space, use_bucketing)
+        if not self.overlap or space.order.is_open:
+            return plan.run
+        if space.overlap is None:
+            space.overlap = OverlapChoice(self.comm, space, self.overlap, lambda: self._paused > 0, self._note)
+        return space.overlap.runner(plan)
+
+    def _note(self, decision: Decision) -> None:
+        self._decisions.append(decision)
+        if self.comm.rank == 0:
+            _log.info("%s", decision)
+        self._ready.clear()
 
     def _keep(self, space: SharedSpace, decision: Decision, bucket_size: int | None) -> None:
         """Stay with the bucket size that was found the fastest for a model."""
         self.bucket_size = bucket_size or self.bucket_size
-        self._decisions.append(decision)
-        if self.comm.rank == 0:
-            _log.info("%s", decision)
         space.plans.clear()
-        self._ready.clear()
+        self._note(decision)
 
     def _buckets(self, use_bucketing: bool | None) -> bool:
         return self.use_bucketing if use_bucketing is None else use_bucketing

@@ -37,7 +37,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
         (
             "clcomm/elastic.py",
             "clcomm/agreement.py", "clcomm/replica.py", "clcomm/synchronizer.py", "clcomm/optim.py",
-            "clcomm/bucket_plan.py", "clcomm/completion_order.py",
+            "clcomm/bucket_plan.py", "clcomm/completion_order.py", "clcomm/overlap.py", "clcomm/overlap_choice.py",
             "clcomm/shared_space.py", "clcomm/finiteness.py", "clcomm/compression/", "clcomm/distributed_optimizer.py",
             "clcomm/sampler.py", "clcomm/checkpoint.py", "clcomm/checkpoint_series.py", "clcomm/adapters/",
             "clcomm/__init__.py",

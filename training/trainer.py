@@ -117,9 +117,11 @@ class Trainer:
         with self.overhead.sampled():
             for number, (images, labels) in enumerate(group, 1):
                 with nullcontext() if number == len(group) else self.sync.no_sync():
-                    loss += self._forward_backward(images, labels, len(labels) / samples)
+                    share = len(labels) / samples
+                    part = self._forward_backward(images, labels, share)
                     with self.comm.phase("sync"):
                         self.sync.sync_gradients(self.model)
+                    loss += share * part.item()  # waits for the device, so after what goes on beside it
             with self.comm.phase("optimizer"):
                 if self.clip_norm is not None:
                     clip_grad_norm(self.sync, self.model, self.clip_norm)
@@ -129,11 +131,11 @@ class Trainer:
         self.comm.tell_phase(Phase("step", begin, seconds))
         self._record(len(group), samples, loss, seconds, data_wait_s)
 
-    def _forward_backward(self, images: np.ndarray, labels: np.ndarray, weight: float) -> float:
-        """Add `weight` times this micro-batch's gradients, and return its part of the step's loss."""
+    def _forward_backward(self, images: np.ndarray, labels: np.ndarray, weight: float) -> Any:
+        """Add `weight` times this micro-batch's gradients, and return its loss."""
         with self.comm.phase("forward_backward"):
             inputs, targets = self.parts.prepare(images, labels)
-            return weight * self.parts.forward_backward(inputs, targets, weight).item()
+            return self.parts.forward_backward(inputs, targets, weight)
 
     def _timed_groups(self, batches: Iterable[Batch]) -> Iterator[tuple[list[Batch], float, float]]:
         """Yield the micro-batches of each step, with the moment the step began and the wait for data in it."""

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clcomm.buckets import Bucket
+from clcomm.engine.autograd import backwards
 from clcomm.engine.hashing import hash_buffer
+from clcomm.engine.mark import QueueMark
 from clcomm.errors import ArgumentError
 from clcomm.layout import FlatLayout
 
@@ -57,6 +59,10 @@ class NativeReplica:
         """Make the bucket's range of the host's array hold the gradients; a missing one becomes zero."""
         self.flat_space.pull_grads(bucket.start, bucket.stop)
 
+    def send_gradients(self, bucket: Bucket, mark: Any) -> None:
+        """As `pull_gradients` once the device is at `mark`; until they are pushed backward refuses to add to them."""
+        self.flat_space.send_grads(bucket.start, bucket.stop, mark)
+
     def push_gradients(self, bucket: Bucket) -> None:
         """Make the bucket's averaged gradients the parameters' gradients."""
         self.flat_space.push_grads(bucket.start, bucket.stop)
@@ -66,15 +72,27 @@ class NativeReplica:
         space = self.flat_space
         return None if space.is_staged else space.grad_moves(0, space.layout.span)
 
-    def watch_gradients(self, complete: OnComplete) -> Callable[[], None]:
+    def watch_gradients(self, complete: OnComplete, begins: Callable[[], None] | None = None) -> Callable[[], None]:
         """Call `complete(name)` once the last kernel of a parameter's gradient is queued, and then what that returns.
 
         A Replay calls `complete` in the run that it records, and what that returned in all later ones.
         """
         space = self.flat_space
+        latest: tuple[int, Any] = -1, None  # the backward that was seen last, and who recorded it
 
         def hook_of(name: str) -> Callable[[Any], Any]:
-            return lambda parameter: complete(name)
+            def hook(_: Any) -> Any:
+                nonlocal latest
+                backward, recorder = backwards(), space.device.recorder
+                if backward != latest[0]:
+                    if recorder is not None and recorder is latest[1]:
+                        recorder.refuse("it runs backward more than once")
+                    latest = backward, recorder
+                    if begins is not None:
+                        begins()
+                return complete(name)
+
+            return hook
 
         removers = [
             parameter.register_post_accumulate_grad_hook(hook_of(place.name), planned=True)
@@ -86,6 +104,11 @@ class NativeReplica:
                 remove()
 
         return stop
+
+    def mark(self) -> QueueMark | None:
+        """Return a mark behind all that the device has queued; None where kernels run in the calling thread."""
+        device = self.flat_space.device
+        return None if device.runs_in_caller else QueueMark(device)
 
     def extra_state(self) -> dict[str, np.ndarray]:
         """Return frozen parameters and buffers by name: what the module's state holds beside trained parameters."""

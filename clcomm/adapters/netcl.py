@@ -13,7 +13,7 @@ Written for netcl 0.4.4. What of it is worked around is said where that happens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from clcomm.errors import ArgumentError
 from clcomm.layout import FlatLayout, ParameterSpec
 
 if TYPE_CHECKING:
-    from clcomm.replica import FlatArrays, OnComplete
+    from clcomm.replica import FlatArrays, Mark, OnComplete
 
 __all__ = ["NetclModel", "NetclParameter", "NetclReplica", "NetclTensor", "cross_entropy", "prepare"]
 
@@ -262,6 +262,10 @@ class NetclReplica:
             gradient = self._parameters[slot.name].grad
             self._layout.view(self._arrays.grads, slot.name)[...] = 0 if gradient is None else gradient.numpy()
 
+    def send_gradients(self, bucket: Bucket, mark: Mark | None) -> None:
+        """Copy a bucket's gradients into the flat space."""
+        self.pull_gradients(bucket)
+
     def push_gradients(self, bucket: Bucket) -> None:
         """Copy a bucket's averaged gradients into the model; one that was missing appears."""
         for slot in bucket.closing:
@@ -270,8 +274,11 @@ class NetclReplica:
     def moves_in_place(self) -> None:
         """Return None: gradients are copied."""
 
-    def watch_gradients(self, complete: OnComplete) -> None:
+    def watch_gradients(self, complete: OnComplete, begins: Callable[[], None] | None = None) -> None:
         """Do nothing: netcl does not tell when a gradient is complete."""
+
+    def mark(self) -> None:
+        """Return None: what was called is done."""
 
     def extra_state(self) -> dict[str, np.ndarray]:
         """Return frozen parameters and buffers by name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -12,7 +12,7 @@ from clcomm.errors import ArgumentError
 from clcomm.layout import FlatLayout, ParameterSpec
 
 if TYPE_CHECKING:
-    from clcomm.replica import FlatArrays, OnComplete
+    from clcomm.replica import FlatArrays, Mark, OnComplete
 
 
 class NumpyParameter(Protocol):
@@ -76,6 +76,10 @@ class NumpyReplica:
                 casting="same_kind",
             )
 
+    def send_gradients(self, bucket: Bucket, mark: Mark | None) -> None:
+        """Copy a bucket's gradients into the flat space."""
+        self.pull_gradients(bucket)
+
     def push_gradients(self, bucket: Bucket) -> None:
         """Copy a bucket's averaged gradients into the model; one that was missing appears."""
         for slot in bucket.closing:
@@ -89,8 +93,11 @@ class NumpyReplica:
     def moves_in_place(self) -> None:
         """Return None: gradients are copied."""
 
-    def watch_gradients(self, complete: OnComplete) -> None:
+    def watch_gradients(self, complete: OnComplete, begins: Callable[[], None] | None = None) -> None:
         """Do nothing: NumPy does not tell when a gradient is complete."""
+
+    def mark(self) -> None:
+        """Return None: what was called is done."""
 
     def extra_state(self) -> dict[str, np.ndarray]:
         """Return the model's own extra state, if it has any."""

@@ -17,7 +17,7 @@ except ImportError:
     raise ArgumentError("PyTorch is not installed; do: pip install 'clcomm[torch]'") from None
 
 if TYPE_CHECKING:
-    from clcomm.replica import FlatArrays, OnComplete
+    from clcomm.replica import FlatArrays, Mark, OnComplete
 
 # Half precision has no arithmetic in NumPy (bfloat16) or MPI (both), and too few bits for a sum over ranks.
 _FLAT_DTYPES = {
@@ -77,6 +77,10 @@ class TorchReplica:
             else:
                 self._grads[slot.name].copy_(_real(gradient.to_dense() if gradient.is_sparse else gradient))
 
+    def send_gradients(self, bucket: Bucket, mark: Mark | None) -> None:
+        """Copy a bucket's gradients into the flat space."""
+        self.pull_gradients(bucket)
+
     @torch.no_grad()
     def push_gradients(self, bucket: Bucket) -> None:
         """Copy a bucket's averaged gradients into the model; one that was missing appears.
@@ -92,7 +96,7 @@ class TorchReplica:
     def moves_in_place(self) -> None:
         """Return None: gradients are copied."""
 
-    def watch_gradients(self, complete: OnComplete) -> Callable[[], None]:
+    def watch_gradients(self, complete: OnComplete, begins: Callable[[], None] | None = None) -> Callable[[], None]:
         """Call `complete(name)` when backward has added up a parameter's gradient, and then what that returns."""
 
         def hook_of(name: str) -> Callable[[torch.Tensor], None]:
@@ -112,6 +116,9 @@ class TorchReplica:
                 hook.remove()
 
         return stop
+
+    def mark(self) -> None:
+        """Return None: what was called is done."""
 
     def extra_state(self) -> dict[str, np.ndarray]:
         """Return frozen parameters and buffers by name, as their own bits."""

@@ -28,6 +28,12 @@ from clcomm.errors import ArgumentError
 
 _orders = itertools.count()
 _recording = True
+_backwards = 0
+
+
+def backwards() -> int:
+    """Return how often backward() was called so far."""
+    return _backwards
 
 
 class no_grad(ContextDecorator):
@@ -122,6 +128,8 @@ class Op:
 
 def backward(root: Tensor, gradient: Tensor | float | None = None) -> None:
     """Add the gradients of `root` to its leaves; see Tensor.backward."""
+    global _backwards
+    _backwards += 1
     if not root._requires_grad:
         raise ArgumentError("backward: this tensor needs no gradient (no leaf with requires_grad, or no_grad() is on)")
     seed = _seed(root, gradient)

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -147,6 +148,13 @@ class Device:
     def _failed(self, kernel: Any, error: BaseException) -> DeviceError:
         text = " | ".join(line.strip() for line in str(error).splitlines() if line.strip())
         return DeviceError(f"kernel {kernel.function_name} on {self.name}: {text}")
+
+    @cached_property
+    def side_queue(self) -> cl.CommandQueue:
+        """A second queue, for copies that don't wait for all that is queued in the first."""
+        import pyopencl as cl
+
+        return cl.CommandQueue(self.context)
 
     def on_host(self, function: Callable[..., Any], *args: Any) -> None:
         """Run `function`; while a step is recorded, note that each replay has to run it at this point."""

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.device import HOST_POINTER_ALIGNMENT, Device
+from clcomm.engine.mark import QueueMark
 from clcomm.engine.tensor import Parameter, Tensor, wrap
 from clcomm.errors import ArgumentError
 from clcomm.layout import FlatLayout, ParameterSpec
 
-#: What a parameter's place in `grads` holds: nothing yet, this rank's gradient, or the averaged one (in `reduced`).
-NONE, LOCAL, REDUCED = range(3)
+#: What a parameter's place in `grads` holds: nothing yet, this rank's gradient, or the averaged one (in `reduced`);
+#: or this rank's gradient on its way to the others, which nobody may change.
+NONE, LOCAL, REDUCED, SENT = range(4)
 
 
 class GradSlot:
@@ -36,7 +38,7 @@ class GradSlot:
         """Return the gradient, None before the first backward."""
         if self.state == NONE:
             return None
-        return self.local if self.state == LOCAL else self.reduced
+        return self.reduced if self.state == REDUCED else self.local
 
     def claim(self) -> Tensor | None:
         """Return where the first gradient is to be written, or None when there is a gradient already."""
@@ -48,6 +50,7 @@ class GradSlot:
 
     def for_update(self) -> Tensor:
         """Return this rank's own gradient, which starts from the averaged one after a synchronisation."""
+        self.require_here()
         self.space.note_states()
         if self.state == REDUCED and self.reduced.buffer is not self.local.buffer:
             _copy(self.local, self.reduced)
@@ -56,6 +59,7 @@ class GradSlot:
 
     def assign(self, value: Tensor | None) -> None:
         """Set the gradient to a copy of `value`; None means that there is none."""
+        self.require_here()
         self.space.note_states()
         if value is None:
             self.state = NONE
@@ -63,6 +67,14 @@ class GradSlot:
             if value.buffer is not self.local.buffer:
                 _copy(self.local, value)
             self.state = LOCAL
+
+    def require_here(self) -> None:
+        """Raise ArgumentError for a gradient that was begun to be averaged."""
+        if self.state == SENT:
+            raise ArgumentError(
+                "gradient: expected sync_gradients() after the last backward, as its average is on the way; "
+                "with overlap, all but the last micro-batch belong into no_sync()"
+            )
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
@@ -220,11 +232,26 @@ class FlatSpace:
         """Return what `pull_grads` and `push_grads` of a range do, each to be called every time it is needed."""
         found = self._moves.get((start, stop))
         if found is None:
-            pairs = list(zip(self.layout.slots, self.slots, strict=True))
-            opening = [slot for place, slot in pairs if start <= place.start < stop]
+            pairs = zip(self.layout.slots, self.slots, strict=True)
             closing = [slot for place, slot in pairs if start < place.stop <= stop]
-            found = self._moves[start, stop] = self._pull(opening, start, stop), self._push(closing, start, stop)
+            pull, push = self._pull(self._opening(start, stop), start, stop), self._push(closing, start, stop)
+            found = self._moves[start, stop] = pull, push
         return found
+
+    def send_grads(self, start: int, stop: int, mark: QueueMark | None) -> None:
+        """As `pull_grads`, as soon as `mark` is reached; until `push_grads` nothing may change these gradients."""
+        opening = self._opening(start, stop)
+        if mark is None or any(slot.state != LOCAL for slot in opening):
+            self.pull_grads(start, stop)
+        elif self._staged:
+            mark.read(self.grads, self._bound("grads")[start:stop], start)
+        else:
+            mark.wait()
+        for slot in opening:
+            slot.state = SENT
+
+    def _opening(self, start: int, stop: int) -> list[GradSlot]:
+        return [slot for place, slot in zip(self.layout.slots, self.slots, strict=True) if start <= place.start < stop]
 
     def _pull(self, opening: list[GradSlot], start: int, stop: int) -> Callable[[], None]:
         def pull() -> None:
@@ -279,6 +306,8 @@ class FlatSpace:
         """Forget all gradients; nothing is written."""
         self.note_states()
         for slot in self.slots:
+            if slot.state == SENT:
+                slot.require_here()
             slot.state = NONE
 
     def note_states(self) -> None:

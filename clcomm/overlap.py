@@ -1,0 +1,143 @@
+"""Overlap: a bucket's all-reduce begins when backward has completed its last gradient, and goes on behind the rest.
+
+Where kernels run in the calling thread, and in PyTorch, a bucket begins at once, in the middle of backward. Where a
+device computes by itself, backward is queued whole; then each bucket begins when the device has come to its last
+kernel, and moves while the device works on the next ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+
+from clcomm.bucket_plan import BucketPlan
+from clcomm.errors import ArgumentError
+from clcomm.handle import Handle
+from clcomm.replica import Mark
+from clcomm.shared_space import SharedSpace
+
+
+class Overlap:
+    """Follows one model's backward, and begins the buckets of its plan as they become complete, in their order.
+
+    is_paused: whether gradients are to accumulate, so that nothing may begin. `is_active` can be set to False: then
+    nothing begins before `run`. All ranks set it alike, between `run` and the next backward.
+    """
+
+    def __init__(self, space: SharedSpace, is_paused: Callable[[], bool]):
+        self.is_active = True
+        self._replica = space.replica
+        self._is_paused = is_paused
+        self._plan: BucketPlan | None = None
+        self._stop: Callable[[], None] | None = None
+
+    def run(self, plan: BucketPlan, check_finite: bool, weight: float = 1.0) -> None:
+        """Average all gradients: complete what has begun, begin the rest; `plan` is that of the next time.
+
+        weight: see `BucketPlan.run`; 1 where anything can have begun.
+        """
+        if self._plan is not None and self.is_active:
+            self._finish(self._plan, check_finite)
+        else:
+            plan.run(check_finite, weight)
+            self._reset()
+        if plan is not self._plan:
+            self._follow(plan)
+
+    def stop(self) -> None:
+        """Follow backward no more; only after a `run`."""
+        if self._stop is not None:
+            self._stop()
+        self._stop = self._plan = None
+
+    def _follow(self, plan: BucketPlan) -> None:
+        self.stop()
+        self._plan = plan
+        self._starts = plan.starts()
+        self._buckets_of: dict[str, list[int]] = {}
+        for bucket in plan.buckets:
+            for slot in bucket.slots:
+                self._buckets_of.setdefault(slot.name, []).append(bucket.index)
+        self._reset()
+        self._stop = self._replica.watch_gradients(self._complete, self.expect_all)
+
+    def expect_all(self) -> None:
+        """Note that another backward begins: it has to complete all gradients of a bucket itself."""
+        if self._plan is not None:
+            self._missing = [{slot.name for slot in bucket.slots} for bucket in self._plan.buckets]
+
+    def _reset(self) -> None:
+        self.expect_all()
+        self._marks: dict[int, Mark | None] = {}  # of complete buckets
+        self._handles: list[Handle] = []
+        self._next = 0  # the first bucket that has not begun
+
+    # --- in backward ---
+
+    def _complete(self, name: str) -> Callable[[], None] | None:
+        """Note a complete gradient; return what is to be done where that makes buckets complete."""
+        if self._buckets_of[name][0] < self._next:
+            raise ArgumentError(
+                f"gradient of {name!r}: expected sync_gradients() between two backwards, as its average is on the way; "
+                "with overlap, all but the last micro-batch belong into no_sync()"
+            )
+        complete = []
+        for index in self._buckets_of[name]:
+            missing = self._missing[index]
+            missing.discard(name)
+            if not missing:
+                complete.append(index)
+        return partial(self._begin, complete) if complete else None
+
+    def _begin(self, complete: list[int]) -> None:
+        plan = self._plan
+        if plan is None or not self.is_active or self._is_paused():
+            return
+        mark = self._replica.mark()
+        self._marks.update(dict.fromkeys(complete, mark))
+        if mark is not None:
+            return  # the device is on its way there
+        while self._next in self._marks and self._starts[self._next] is not None:
+            self._start(plan, None)
+        if self._handles:
+            self._handles[-1].done()  # fold what all ranks have begun
+
+    def _start(self, plan: BucketPlan, mark: Mark | None) -> None:
+        """Begin the next bucket; one that a hook reduces is reduced here, as a whole."""
+        prepared, start = plan.prepared[self._next], self._starts[self._next]
+        plan.pull(prepared.bucket, mark)
+        if start is None:
+            prepared.reduce()
+        else:
+            self._handles.append(start())
+        self._next += 1
+
+    # --- after backward ---
+
+    def _finish(self, plan: BucketPlan, check_finite: bool) -> None:
+        end = self._replica.mark() if self._marks else None
+        computes = None if end is None else lambda: not end.is_reached
+        while self._next < len(plan.buckets):
+            mark = self._marks.get(self._next)
+            if mark is not None:
+                self._progress_until(mark)
+            self._start(plan, mark)
+            if self._handles:
+                self._handles[-1].computes = computes
+        for handle in self._handles:
+            handle.wait()
+        if check_finite:
+            for prepared in plan.prepared:
+                plan.require_finite(prepared)
+        plan.push_all()
+        self._reset()
+
+    def _progress_until(self, mark: Mark) -> None:
+        """Wait for the device; meanwhile move what has begun, unless that would take a core from its kernels."""
+        if self._handles:
+            self._handles[-1].done()
+            while mark.leaves_cores and not mark.is_reached:
+                self._handles[-1].done()
+                os.sched_yield()
+        mark.wait()

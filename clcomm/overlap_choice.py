@@ -1,0 +1,119 @@
+"""Whether a model's synchronisation overlaps with its backward: as told, or as the first steps show."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from clcomm.agreement import CHECKS
+from clcomm.bucket_plan import BucketPlan
+from clcomm.communicator import Communicator
+from clcomm.decision import Decision, Trial
+from clcomm.errors import ArgumentError
+from clcomm.overlap import Overlap
+from clcomm.shared_space import SharedSpace
+
+#: Steps before any counts: kernels are built, steps recorded.
+_WARM_UP = 4
+#: Steps with overlap, and as many without, in turns.
+_STEPS_EACH = 8
+#: Overlap has to be faster by more than this: less is noise.
+_WORTH = 0.98
+
+
+def check_overlap(setting: bool | str) -> bool | str:
+    """Return the setting; ArgumentError unless it is True, False or "auto"."""
+    if setting not in (True, False, "auto"):
+        raise ArgumentError(f"overlap: expected True, False or 'auto', got {setting!r}")
+    return setting
+
+
+class OverlapChoice:
+    """Runs one model's synchronisations with overlap or without; making one is collective.
+
+    setting: True, or "auto": steps with and without take turns, and the ranks keep what took less time on average;
+    the results are the same. Where nothing can be gained "auto" decides at once. is_paused: see Overlap. decided:
+    told the Decision of "auto" when it is known.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        space: SharedSpace,
+        setting: bool | str,
+        is_paused: Callable[[], bool],
+        decided: Callable[[Decision], None],
+    ):
+        self.overlap: Overlap | None = Overlap(space, is_paused)
+        self._comm, self._space, self._decided = comm, space, decided
+        self._seconds: tuple[list[float], list[float]] = [], []
+        self._steps, self._ended = 0, 0.0
+        self._is_settled = setting is True
+        refusals = "" if self._is_settled else _refusals(comm, space)
+        if refusals:
+            self._decide(False, f"without measuring: {refusals}")
+
+    def runner(self, plan: BucketPlan) -> Callable[[bool, float], None]:
+        """Return what averages all gradients with this plan, as its own `run` does."""
+        if self.overlap is None:
+            return plan.run
+        if self._is_settled:
+            return partial(self.overlap.run, plan)
+        return partial(self._try, self.overlap, plan)
+
+    def expect_all(self) -> None:
+        """Note that another backward begins."""
+        if self.overlap is not None:
+            self.overlap.expect_all()
+
+    def close(self) -> None:
+        """Follow the model's backward no more."""
+        if self.overlap is not None:
+            self.overlap.stop()
+
+    def _try(self, overlap: Overlap, plan: BucketPlan, check_finite: bool, weight: float) -> None:
+        """Run a step of the comparison."""
+        overlap.run(plan, check_finite, weight)
+        now = time.perf_counter()
+        if self._steps >= _WARM_UP:
+            self._seconds[overlap.is_active].append(now - self._ended)
+        self._steps += 1
+        self._ended = now
+        overlap.is_active = not overlap.is_active
+        if self._steps == _WARM_UP + 2 * _STEPS_EACH:
+            self._compare()
+
+    def _compare(self) -> None:
+        medians = np.array([np.median(seconds) for seconds in self._seconds])
+        off_s, on_s = map(float, self._comm.all_reduce(medians, "mean", label=CHECKS))
+        trials = Trial("off", off_s, None, _STEPS_EACH), Trial("on", on_s, None, _STEPS_EACH)
+        self._decide(on_s < _WORTH * off_s, "time of a step", *trials)
+
+    def _decide(self, chosen: bool, measures: str, *trials: Trial) -> None:
+        self._is_settled = True
+        if self.overlap is not None:
+            self.overlap.is_active = chosen
+            if not chosen:
+                self.overlap.stop()
+                self.overlap = None
+        step = self._space.synchronisations + 1
+        self._decided(Decision("overlap", "on" if chosen else "off", measures, trials, step))
+
+
+def _refusals(comm: Communicator, space: SharedSpace) -> str:
+    """Return why overlap can gain nothing, the same on every rank; empty where it can on some rank."""
+    told = comm.all_gather_object(_refusal(comm, space), label=CHECKS)
+    return told[0] if all(told) else ""
+
+
+def _refusal(comm: Communicator, space: SharedSpace) -> str:
+    if comm.size == 1:
+        return "there is one rank"
+    if not space.order.is_told:
+        return "the model's library does not tell when a gradient is complete"
+    if comm.hosts == 1 and comm.cores == 1 and space.replica.mark() is None:
+        return "the ranks are on one host, and each computes and communicates on the same core"
+    return ""
