@@ -60,7 +60,10 @@ def test_every_field_of_a_report_is_documented(tmp_path: Path) -> None:
     arguments = ["--model", "mlp", "--data", "synthetic", "--max-steps", "12", "--quiet", "--report", str(report)]
     subprocess.run([sys.executable, "-m", "examples.mnist", *arguments], cwd=ROOT, check=True, capture_output=True)
     documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "reports.md").read_text()))
-    assert fields(json.loads(report.read_text())) <= documented
+    found = json.loads(report.read_text())
+    settings = {f"--{name.replace('_', '-')}" for name in found["settings"]}
+    assert settings <= set(re.findall(r"`(--[a-z][a-z-]+)", README))
+    assert fields({**found, "settings": None}) <= documented
 
 
 def fields(value: object) -> set[str]:
