@@ -1,0 +1,200 @@
+"""Runs the fault matrix: `python -m tests.faults.matrix [PATTERN]`; `make faults` writes docs/faults.md.
+
+As root each job gets a /dev/shm of its own, so that what it leaves there is seen; elsewhere that is not looked at.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clcomm.checkpoint import load
+from tests.faults.cases import SAVED, Case, all_cases
+from tests.faults.launch import END_S, ROOT, clean_environment, mpiexec
+
+#: How long a job may take on a busy machine before we call it hung, and processes after its end.
+LIMIT_S, GONE_S = 120.0, 5.0
+_IN_OWN_SHM = (
+    'mount -t tmpfs -o size="$0" clcomm-faults /dev/shm && "$@"; code=$?; ls -A /dev/shm > "$LEFT"; exit $code'
+)
+_PAGE_HEAD = """# Faults
+
+What was made to go wrong in a job of two ranks, where, and on which of them; and what became of the job: its exit code
+and the first line that it wrote about it. In each case the harness checks that the job ends within {end_s:g} s of the
+fault (or finishes with the right result), that the message names rank and cause, that the newest checkpoint is whole
+and no older than it has to be, and that no process and no file in /dev/shm is left. `make faults` runs all {count}
+cases and writes this page; CI runs a dozen. Ended here by MPICH; exit codes of ranks that are killed are the launcher's.
+
+| fault | place | rank | exit code | what the user reads |
+|---|---|---|---|---|
+"""
+
+
+@dataclass
+class Outcome:
+    """How a case ended; `problems` is empty where it ended as it has to."""
+
+    case: Case
+    code: int
+    said: str
+    problems: list[str] = field(default_factory=list)
+
+    def first_line(self) -> str:
+        """Return what the user reads first, rank and cause."""
+        lines = [line for line in self.said.splitlines() if re.match(r"(WARNING )?clcomm|finished|YOUR APP", line)]
+        return lines[0] if lines else ""
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """What a job without any fault comes to, and the checkpoints that it leaves."""
+
+    result: str
+    files: Path
+
+
+@functools.cache
+def undisturbed() -> Undisturbed:
+    """Run the job once without a fault."""
+    directory = Path(tempfile.mkdtemp(prefix="clcomm-faults-"))
+    case = Case("nothing", "exit", 0, "", 0)
+    code, said, _ = _run(case, directory)
+    found = re.search(r"finished from step 0 with (\S+)", said)
+    assert code == 0 and found, said
+    return Undisturbed(found[1], directory)
+
+
+def run_case(case: Case, directory: Path) -> Outcome:
+    """Run a case in a directory of its own and look at all that it left."""
+    expected = undisturbed()
+    _damage(case, expected.files, directory)
+    code, said, seconds = _run(case, directory)
+    outcome = Outcome(case, code, said)
+    problems = outcome.problems
+    if seconds is None:
+        problems.append("it hung")
+    elif not case.survives and not case.damage and seconds > END_S:
+        problems.append(f"it ended {seconds:.1f} s after the fault")
+    if (code == 0) != case.survives or (case.code is not None and code != case.code):
+        problems.append(f"exit code {code}, expected {'any but 0' if case.code is None else case.code}")
+    if not re.search(case.says.replace("{rank}", str(case.rank)), said):
+        problems.append(f"it does not say {case.says!r}")
+    if said.count("planted") > 3:
+        problems.append("it says so several times")
+    if case.survives and f"with {expected.result}\n" not in said:
+        problems.append("its result is another")
+    problems += _what_is_saved(case, directory) + _what_is_left(directory)
+    return outcome
+
+
+def _run(case: Case, directory: Path) -> tuple[int, str, float | None]:
+    """Return exit code, all output, and the seconds from the fault to the end; None where it had to be killed."""
+    place = "/proc/nowhere" if case.damage == "read-only" else str(directory)
+    command = [mpiexec(), "-n", "2", sys.executable, str(ROOT / "tests" / "faults" / "victim.py")]
+    if _has_own_shm():
+        command = ["unshare", "--mount", "sh", "-c", _IN_OWN_SHM, "9m" if case.damage == "shm" else "256m", *command]
+    environment = {"CLCOMM_TEST_FAULT": case.name, "CLCOMM_TEST_DIR": place, "LEFT": str(directory / "left")}
+    process = subprocess.Popen(
+        command, env=clean_environment(**environment, CLCOMM_TEST_ID=str(directory), OMP_NUM_THREADS="1"), text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, cwd=ROOT,
+    )  # fmt: skip
+    try:
+        said = process.communicate(timeout=LIMIT_S)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.wait(), process.communicate()[0], None
+    now = time.monotonic()
+    stamps = [float(line.split()[-1]) for line in said.splitlines() if line.startswith("failing at")]
+    return process.returncode, said, now - max(stamps, default=now)
+
+
+@functools.cache
+def _has_own_shm() -> bool:
+    tried = ["unshare", "--mount", "sh", "-c", "mount -t tmpfs clcomm-faults /dev/shm"]
+    return (
+        shutil.which("unshare") is not None and subprocess.run(tried, capture_output=True, check=False).returncode == 0
+    )
+
+
+def _damage(case: Case, files: Path, directory: Path) -> None:
+    if case.damage in ("newest", "all"):
+        for number, name in enumerate(("run.npz", "run.npz.1")):
+            content = (files / name).read_bytes()
+            whole = number and case.damage == "newest"
+            (directory / name).write_bytes(content if whole else content[: len(content) // 2])
+
+
+def _what_is_saved(case: Case, directory: Path) -> list[str]:
+    least = 0 if case.damage else SAVED[case.place]
+    if not least:
+        return []
+    step = load(directory / "run.npz").facts["step"]  # raises where it is not whole
+    return [f"the newest checkpoint is of step {step}, expected {least} or later"] if step < least else []
+
+
+def _what_is_left(directory: Path) -> list[str]:
+    deadline = time.monotonic() + GONE_S
+    while (left := _processes(directory)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    problems = [f"processes are left: {left}"] if left else []
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    if _has_own_shm():
+        files = (directory / "left").read_text().split()
+        problems += [f"/dev/shm holds {', '.join(files)}"] if files else []
+    return problems
+
+
+def _processes(directory: Path) -> list[int]:
+    """Return the processes of a case's job, by their environment."""
+    mark, found = f"CLCOMM_TEST_ID={directory}".encode(), []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def page(outcomes: list[Outcome]) -> str:
+    """Return docs/faults.md."""
+    rows = []
+    for outcome in outcomes:
+        case = outcome.case
+        line = outcome.first_line().replace("|", "\\|")
+        line = re.sub(r"/\S*/(run\.npz\S*)", r"\1", line)
+        rows.append(f"| {case.fault} | {case.place} | {case.rank} | {outcome.code} | {f'`{line}`' if line else ''} |")
+    return _PAGE_HEAD.format(end_s=END_S, count=len(outcomes)) + "\n".join(rows) + "\n"
+
+
+def main(pattern: str) -> int:
+    """Run the cases whose names the pattern fits, all for "", and write the page of all; return 1 where some fail."""
+    outcomes = []
+    cases = [case for case in all_cases() if re.search(pattern, case.name)]
+    for case in cases:
+        with tempfile.TemporaryDirectory(prefix="clcomm-faults-") as directory:
+            outcome = run_case(case, Path(directory))
+        outcomes.append(outcome)
+        print(f"{case.name}: {'; '.join(outcome.problems) or 'as it has to be'}", flush=True)
+        if outcome.problems:
+            print(outcome.said)
+    failed = sum(bool(outcome.problems) for outcome in outcomes)
+    print(f"{len(outcomes) - failed} of {len(outcomes)} as they have to be")
+    if not pattern:
+        (ROOT / "docs" / "faults.md").write_text(page(outcomes))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else ""))

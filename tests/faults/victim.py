@@ -1,0 +1,255 @@
+"""A small training job in which something goes wrong: CLCOMM_TEST_FAULT=FAULT:PLACE:RANK says what, where, on whom.
+
+Places: "start-up" before the rank has a Communicator, "forward" in step 5, "collective" while it reduces step 5's
+gradients, "checkpoint" while step 6 is saved, "exit" after the last step. Steps 2, 4, 6 and 8 are saved.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from clcomm import Communicator, Synchronizer, checkpoint, job
+from clcomm.checkpoint import Checkpoint
+from clcomm.checkpoint_series import CheckpointSeries, is_there, load_newest
+
+FAULT, PLACE, RANK = os.environ["CLCOMM_TEST_FAULT"].split(":")
+PATH = Path(os.environ["CLCOMM_TEST_DIR"]) / "run.npz"
+STEPS, FAULTY_STEP = 8, 5
+#: How far into a wait a signal comes, and how long the rank that is waited for takes.
+INTO_S, WAIT_S = 0.2, 0.8
+_own_rank = os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+
+
+def is_victim() -> bool:
+    """Say whether this rank is the one on which it happens."""
+    return _own_rank == RANK
+
+
+def stamp() -> None:
+    """Tell the harness when it happened."""
+    sys.stderr.write(f"failing at {time.monotonic():.3f}\n")
+    sys.stderr.flush()
+
+
+def fail() -> None:
+    raise RuntimeError("planted")
+
+
+def crash() -> None:
+    ctypes.string_at(0)
+
+
+def jump() -> None:
+    """Set this process's wall clock an hour ahead, and a day back when it is asked the second time."""
+    real, asked = time.time, []
+
+    def jumped() -> float:
+        asked.append(None)
+        return real() + (3600 if len(asked) % 2 else -86400)
+
+    time.time = jumped
+
+
+def in_thread() -> None:
+    threading.Thread(target=fail).start()
+    time.sleep(30)  # the main thread never gets what the other was to do
+
+
+def send(number: int) -> Callable[[], None]:
+    def to_this_process() -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(30)
+
+    return to_this_process
+
+
+#: What a fault does where it happens.
+ACTS: dict[str, Callable[[], Any]] = {
+    "exception": fail,
+    "exception in a thread": in_thread,
+    "sys.exit": lambda: sys.exit(5),
+    "os._exit": lambda: os._exit(7),
+    "os._exit(0)": lambda: os._exit(0),
+    "SIGKILL": send(signal.SIGKILL),
+    "SIGSEGV": crash,
+    "SIGTERM": send(signal.SIGTERM),
+    "SIGINT": send(signal.SIGINT),
+    "SIGSTOP": send(signal.SIGSTOP),
+    "slow rank": lambda: time.sleep(1.5),
+    "clock jump": jump,
+}
+#: What strikes a rank while it waits in somebody's call, from outside.
+SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT, "SIGSTOP": signal.SIGSTOP}
+
+
+def at(place: str) -> None:
+    """Let happen what is to happen here."""
+    if place == PLACE and is_victim() and FAULT in ACTS:
+        stamp()
+        ACTS[FAULT]()
+
+
+def within(place: str, comm: Communicator) -> None:
+    """Let it happen in the collective that follows, while this rank waits there for the others."""
+    if place != PLACE or FAULT not in ACTS:
+        return
+    if not is_victim():
+        time.sleep(WAIT_S)
+    elif FAULT in SIGNALS:
+        threading.Thread(target=strike, daemon=True).start()
+    else:
+        comm.add_observer(Striking(comm))
+
+
+def strike() -> None:
+    time.sleep(INTO_S)
+    stamp()
+    os.kill(os.getpid(), SIGNALS[FAULT])
+
+
+class Striking:
+    """An observer: what it does happens within the collective that it is told of."""
+
+    def __init__(self, comm: Communicator):
+        self.comm = comm
+
+    def collective_finished(self, event: Any) -> None:
+        self.comm.remove_observer(self)
+        stamp()
+        ACTS[FAULT]()
+
+
+def while_writing() -> None:
+    """Let it happen in the middle of a checkpoint's file."""
+    fsync = os.fsync
+
+    def struck(descriptor: int) -> None:
+        if not done:
+            done.append(True)
+            stamp()
+            if FAULT == "disk full":
+                raise OSError(28, "No space left on device")
+            ACTS[FAULT]()
+        fsync(descriptor)
+
+    done: list[bool] = []
+    checkpoint.os = SimpleNamespace(**{**vars(os), "fsync": struck})  # type: ignore[attr-defined]
+
+
+def disagree(place: str, comm: Communicator) -> None:
+    """Call something else than the other ranks."""
+    if place != PLACE:
+        return
+    size = 100
+    if is_victim() and FAULT in ("mismatched shapes", "mismatched order", "missing call"):
+        stamp()
+        size += FAULT == "mismatched shapes"
+        if FAULT == "mismatched order":
+            comm.broadcast(np.zeros(3))
+    if not (is_victim() and FAULT == "missing call"):
+        comm.all_reduce(np.zeros(size), label="metrics")
+    if FAULT == "mismatched order" and not is_victim():
+        comm.broadcast(np.zeros(3))
+
+
+class Model:
+    """A linear model of 2 x 50 parameters; its gradient depends on rank and step alone."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.parts = [(f"part{i}", SimpleNamespace(data=rng.normal(size=50), grad=None)) for i in range(2)]
+
+    def named_parameters(self) -> list[tuple[str, SimpleNamespace]]:
+        return self.parts
+
+    def backward(self, rank: int, step: int) -> None:
+        for number, (_, part) in enumerate(self.parts):
+            part.grad = np.random.default_rng([rank, step, number]).normal(size=50)
+            if FAULT == "NaN" and step == FAULTY_STEP and is_victim() and number == 1:
+                stamp()
+                part.grad[7] = np.nan
+
+    def flip(self) -> None:
+        """Flip one bit of this replica."""
+        stamp()
+        self.parts[1][1].data.view(np.uint64)[3] ^= np.uint64(1 << 20)
+
+
+def main() -> None:
+    at("start-up")
+    comm = Communicator()
+    sync = Synchronizer(comm, check_replicas_every=1, check_finite=True)
+    model, series = Model(), CheckpointSeries(comm, PATH, keep=2)
+    disagree("start-up", comm)
+    sync.broadcast_parameters(model)
+    done = resume(comm, model)
+    for step in range(done + 1, STEPS + 1):
+        train(comm, sync, model, step)
+        if step % 2 == 0:
+            save(comm, series, model, step)
+    at("exit")
+    disagree("exit", comm)
+    comm.barrier()
+    if comm.rank == 0:
+        total = sum(float(np.abs(part.data).sum()) for _, part in model.parts)
+        print(f"finished from step {done} with {total!r}")
+
+
+def resume(comm: Communicator, model: Model) -> int:
+    if not comm.broadcast_object(is_there(PATH)):
+        return 0
+    found = load_newest(comm, PATH)[1]
+    for name, part in model.parts:
+        part.data[...] = found.group("parameter")[name]
+    return int(found.facts["step"])
+
+
+def train(comm: Communicator, sync: Synchronizer, model: Model, step: int) -> None:
+    job.note_step(step)
+    faulty = step == FAULTY_STEP
+    if faulty:
+        at("forward")
+        if FAULT == "flipped bit" and PLACE == "forward" and is_victim():
+            model.flip()
+    model.backward(comm.rank, step)
+    if faulty:
+        within("collective", comm)
+        disagree("collective", comm)
+    sync.sync_gradients(model)
+    for _, part in model.parts:
+        part.data -= 0.1 * part.grad
+    if faulty and FAULT == "flipped bit" and PLACE == "collective" and is_victim():
+        model.flip()
+
+
+def save(comm: Communicator, series: CheckpointSeries, model: Model, step: int) -> None:
+    if step == FAULTY_STEP + 1:
+        if PLACE == "checkpoint" and FAULT == "flipped bit" and is_victim():
+            model.flip()
+        if PLACE == "checkpoint" and comm.rank == 0 and is_victim() and FAULT in {*ACTS, "disk full"}:
+            while_writing()
+        else:
+            within("checkpoint", comm)
+        disagree("checkpoint", comm)
+    state = Checkpoint(facts={"step": step})
+    state.add_group("parameter", {name: part.data.copy() for name, part in model.parts})
+    series.save(state if comm.rank == 0 else None)
+    job.note_saved(step)
+
+
+if __name__ == "__main__":
+    if FAULT == "plain":
+        main()
+    else:
+        job.run(main)
