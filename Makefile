@@ -41,7 +41,7 @@ FOR_LINT := $(VENV)/.has-$(SETUP),dev
 FOR_BENCH := $(VENV)/.has-$(SETUP),bench
 
 .DELETE_ON_ERROR:
-.PHONY: help mnist test test-plain test-mpi fuzz soak proofs lint format bench elastic clean
+.PHONY: help mnist test test-plain test-mpi fuzz soak proofs lint format bench elastic faults clean
 
 help: ## list the targets and their variables
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -91,6 +91,9 @@ bench: $(FOR_BENCH) ## measure, side by side with others: BENCH="all_reduce kern
 # Open MPI 5 alone goes on when a rank dies: make elastic MPI=openmpi
 elastic: $(FOR_TEST) ## kill a rank in each of RUNS runs, and see the others go on (MPI=openmpi)
 	$(AS_ROOT) $(BIN)/python -m tests.faults.elastic_runs $(RUNS)
+
+faults: $(FOR_TEST) ## the whole fault matrix; writes docs/faults.md
+	$(BIN)/python -m tests.faults.matrix "" 2
 
 clean: ## remove what builds and tests left (environments stay: they are .venv*)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -66,7 +66,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         self.use_bucketing = use_bucketing
         self.transport = transport
         self._warned_fallback = False
-        limits = Limits.of(stall_warning_s, timeout_s)
+        self.limits = limits = Limits.of(stall_warning_s, timeout_s)
         with StartWatch(limits):
             world = join(comm, transport)
         super().__init__(world, observers)

@@ -45,8 +45,9 @@ def survivors_of(comm: Communicator) -> Communicator:
         shrunk = mpi.survivors(old)
         try:
             return Communicator(
-                shrunk, bucket_size=comm.bucket_size, use_bucketing=comm.use_bucketing, transport=comm.transport
-            )
+                shrunk, bucket_size=comm.bucket_size, use_bucketing=comm.use_bucketing, transport=comm.transport,
+                stall_warning_s=comm.limits.stall_warning_s, timeout_s=comm.limits.timeout_s,
+            )  # fmt: skip
         except Exception as error:
             if not is_lost_peer(error):
                 raise

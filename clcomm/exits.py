@@ -7,6 +7,7 @@ one of several; a Communicator also hooks SIGTERM and Ctrl-C while it is open, w
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import sys
@@ -16,6 +17,8 @@ from types import FrameType, TracebackType
 from typing import Any, ClassVar, NoReturn
 
 from clcomm import job, lookout
+from clcomm.lookout_process import stat_fields
+from clcomm.transport import mpi
 
 #: How long a signal may wait for the main thread, which may be deep in an MPI call, until another thread ends the job.
 REACTION_S = 1.0
@@ -122,9 +125,31 @@ def _at_exit() -> None:
 
 def end_by_force_later(code: int) -> None:
     """End this process in any case: its MPI may wait for ranks that never started theirs."""
-    timer = threading.Timer(LAST_RESORT_S, _Hooks.leave_now, (code,))
+    timer = threading.Timer(LAST_RESORT_S, leave_by_force, (code,))
     timer.daemon = True
     timer.start()
+
+
+def leave_by_force(code: int) -> None:
+    """End this process, and where MPI has not started, the other ranks that the same launcher runs on this host.
+
+    Launchers see nothing wrong in a rank that leaves before MPI has started, so a rank that has stopped would stay.
+    """
+    if not mpi.is_running():
+        for pid in _siblings():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+    _Hooks.leave_now(code)
+
+
+def _siblings() -> list[int]:
+    """Return the other ranks on this host: processes with the same parent, which is the launcher's."""
+    found = []
+    for entry in os.listdir("/proc") if mpi.launched_ranks() > 1 else []:
+        fields = stat_fields(int(entry)) if entry.isdigit() else []
+        if len(fields) > 1 and int(fields[1]) == os.getppid() and int(entry) != os.getpid():
+            found.append(int(entry))
+    return found
 
 
 class _Signals:

@@ -77,7 +77,8 @@ def fail(error: BaseException) -> int:
     if isinstance(error, ClcommError) and not os.environ.get("CLCOMM_TRACEBACK"):
         return _report_together(f"clcomm: {{where}}{error}", USER_ERROR)
     if isinstance(error, KeyboardInterrupt):
-        return _report_together("clcomm: {where}interrupted", INTERRUPTED)
+        said = "clcomm: {where}interrupted"
+        return _report_together(said, INTERRUPTED, alone=said + lookout.at_step())
     trace = "".join(traceback.format_exception(error)).rstrip()
     code = USER_ERROR if isinstance(error, ClcommError) else FAILURE
     return _report_together(f"clcomm: {{who}} failed{lookout.at_step()}:\n{trace}", code)

@@ -339,7 +339,9 @@ def survivors(comm: Any) -> Any:
 def is_running() -> bool:
     """Say whether MPI was initialised in this process and not finalised yet."""
     mpi = sys.modules.get("mpi4py.MPI")
-    return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+    if mpi is None or not hasattr(mpi, "Is_finalized"):  # not imported, or just being
+        return False
+    return mpi.Is_initialized() and not mpi.Is_finalized()
 
 
 def place_in_world() -> tuple[int, int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tests.faults.launch import END_S
+
 PLACES = ("start-up", "forward", "collective", "checkpoint", "exit")
 RANKS = (0, 1)
 #: The newest step that is surely saved when something goes wrong at a place.
@@ -20,6 +22,7 @@ class Case:
     says: str
     code: int | None
     damage: str = ""
+    within_s: float = END_S
 
     @property
     def name(self) -> str:
@@ -32,6 +35,8 @@ class Case:
         return self.code == 0
 
 
+#: How long a collective may take in these jobs; far more than any does on a busy machine.
+STALL_WARNING_S, TIMEOUT_S = 4.0, 8.0
 #: How each way to end a rank ends the job, wherever it happens.
 ENDINGS = {
     "exception": (r"clcomm: rank {rank} failed{step}:\n(.*\n)*RuntimeError: planted", 1),
@@ -59,6 +64,7 @@ def all_cases() -> list[Case]:
     for fault in MISMATCHES:
         for place in MISMATCH_PLACES:
             cases += [Case(fault, place, rank, r"clcomm: collective: .*rank {rank}\b", 2) for rank in RANKS]
+    cases += [stopped(place, rank) for place in PLACES for rank in RANKS]
     cases += [Case("NaN", "forward", rank, r"clcomm: gradient: .*rank {rank}\b", 2) for rank in RANKS]
     for place in ("forward", "collective", "checkpoint"):
         cases += [Case("flipped bit", place, rank, r"clcomm: replicas: .*'part1'.*rank", 2) for rank in RANKS]
@@ -79,18 +85,25 @@ def ending(fault: str, place: str, rank: int) -> Case:
     says, code = ENDINGS[fault]
     step = {"start-up": "", "forward": " at step 5", "collective": " at step 5", "checkpoint": " at step 6"}
     says = says.replace("{step}", step.get(place, " at step 8"))
-    if place == "start-up" and fault in ("SIGKILL", "SIGSEGV"):
-        says = "(?i)signal (9|11)|KILLED BY SIGNAL"  # nobody knows it yet: the launcher tells
-    if fault == "SIGINT" and place == "start-up":
-        says = "clcomm: rank {rank}: interrupted"
+    if place == "start-up" and fault in ("SIGKILL", "SIGSEGV", "SIGTERM"):
+        return Case(fault, place, rank, r"(?i)signal (9|11|15)\b", None)  # nobody knows it yet: the launcher tells
     if place == "checkpoint" and rank == 0 and fault in ("exception", "sys.exit"):
         return Case(fault, place, rank, r"clcomm: checkpoint .*could not be written", 2)  # in the writer's thread
     return Case(fault, place, rank, says, code)
 
 
+def stopped(place: str, rank: int) -> Case:
+    """Return the case of a rank that stops for longer than the time-out."""
+    said = rf"clcomm: rank \d has waited .*; missing: rank {rank} \(stopped by SIGSTOP.* the job ends"
+    if place == "start-up":
+        said = rf"clcomm: rank {1 - rank} has waited {TIMEOUT_S:g} s for the other ranks to create .*; the job ends"
+    return Case("SIGSTOP", place, rank, said, 124, within_s=TIMEOUT_S + 2 * END_S)
+
+
 #: What CI runs: one of each mechanism.
 SAMPLE = (
-    "exception:collective:1", "exception in a thread:forward:0", "sys.exit:start-up:1", "os._exit(0):exit:1",
-    "SIGKILL:checkpoint:0", "SIGTERM:collective:1", "mismatched order:collective:1", "missing call:checkpoint:0",
-    "NaN:forward:1", "flipped bit:forward:1", "truncated checkpoint:start-up:0", "clock jump:collective:0",
+    "exception:collective:1", "SIGSTOP:forward:1", "exception in a thread:forward:0", "sys.exit:start-up:1",
+    "os._exit(0):exit:1", "SIGKILL:checkpoint:0", "SIGTERM:collective:1", "mismatched order:collective:1",
+    "missing call:checkpoint:0", "NaN:forward:1", "flipped bit:forward:1", "truncated checkpoint:start-up:0",
+    "clock jump:collective:0",
 )  # fmt: skip

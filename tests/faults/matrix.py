@@ -1,4 +1,4 @@
-"""Runs the fault matrix: `python -m tests.faults.matrix [PATTERN]`; `make faults` writes docs/faults.md.
+"""Runs the fault matrix: `python -m tests.faults.matrix [PATTERN [AT ONCE]]`; `make faults` writes docs/faults.md.
 
 As root each job gets a /dev/shm of its own, so that what it leaves there is seen; elsewhere that is not looked at.
 """
@@ -14,11 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from clcomm.checkpoint import load
-from tests.faults.cases import SAVED, Case, all_cases
+from tests.faults.cases import SAVED, STALL_WARNING_S, TIMEOUT_S, Case, all_cases
 from tests.faults.launch import END_S, ROOT, clean_environment, mpiexec
 
 #: How long a job may take on a busy machine before we call it hung, and processes after its end.
@@ -30,9 +31,10 @@ _PAGE_HEAD = """# Faults
 
 What was made to go wrong in a job of two ranks, where, and on which of them; and what became of the job: its exit code
 and the first line that it wrote about it. In each case the harness checks that the job ends within {end_s:g} s of the
-fault (or finishes with the right result), that the message names rank and cause, that the newest checkpoint is whole
-and no older than it has to be, and that no process and no file in /dev/shm is left. `make faults` runs all {count}
-cases and writes this page; CI runs a dozen. Ended here by MPICH; exit codes of ranks that are killed are the launcher's.
+fault, or of the time-out where a rank stops (or that it finishes with the right result), that the message names rank
+and cause, that the newest checkpoint is whole and no older than it has to be, and that no process and no file in
+/dev/shm is left. `make faults` runs all {count} cases and writes this page; CI runs a dozen. Under MPICH: exit codes of
+ranks that are killed are the launcher's.
 
 | fault | place | rank | exit code | what the user reads |
 |---|---|---|---|---|
@@ -82,7 +84,7 @@ def run_case(case: Case, directory: Path) -> Outcome:
     problems = outcome.problems
     if seconds is None:
         problems.append("it hung")
-    elif not case.survives and not case.damage and seconds > END_S:
+    elif not case.survives and not case.damage and seconds > case.within_s:
         problems.append(f"it ended {seconds:.1f} s after the fault")
     if (code == 0) != case.survives or (case.code is not None and code != case.code):
         problems.append(f"exit code {code}, expected {'any but 0' if case.code is None else case.code}")
@@ -103,6 +105,7 @@ def _run(case: Case, directory: Path) -> tuple[int, str, float | None]:
     if _has_own_shm():
         command = ["unshare", "--mount", "sh", "-c", _IN_OWN_SHM, "9m" if case.damage == "shm" else "256m", *command]
     environment = {"CLCOMM_TEST_FAULT": case.name, "CLCOMM_TEST_DIR": place, "LEFT": str(directory / "left")}
+    environment |= {"CLCOMM_STALL_WARNING_S": str(STALL_WARNING_S), "CLCOMM_TIMEOUT_S": str(TIMEOUT_S)}
     process = subprocess.Popen(
         command, env=clean_environment(**environment, CLCOMM_TEST_ID=str(directory), OMP_NUM_THREADS="1"), text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, cwd=ROOT,
@@ -178,17 +181,20 @@ def page(outcomes: list[Outcome]) -> str:
     return _PAGE_HEAD.format(end_s=END_S, count=len(outcomes)) + "\n".join(rows) + "\n"
 
 
-def main(pattern: str) -> int:
+def report(case: Case) -> Outcome:
+    """Run a case and print how it ended."""
+    with tempfile.TemporaryDirectory(prefix="clcomm-faults-") as directory:
+        outcome = run_case(case, Path(directory))
+    words = f"{case.name}: {'; '.join(outcome.problems) or 'as it has to be'}"
+    print(words + (f"\n{outcome.said}" if outcome.problems else ""), flush=True)
+    return outcome
+
+
+def main(pattern: str = "", at_once: str = "1") -> int:
     """Run the cases whose names the pattern fits, all for "", and write the page of all; return 1 where some fail."""
-    outcomes = []
-    cases = [case for case in all_cases() if re.search(pattern, case.name)]
-    for case in cases:
-        with tempfile.TemporaryDirectory(prefix="clcomm-faults-") as directory:
-            outcome = run_case(case, Path(directory))
-        outcomes.append(outcome)
-        print(f"{case.name}: {'; '.join(outcome.problems) or 'as it has to be'}", flush=True)
-        if outcome.problems:
-            print(outcome.said)
+    undisturbed()
+    with ThreadPoolExecutor(int(at_once)) as pool:
+        outcomes = list(pool.map(report, [case for case in all_cases() if re.search(pattern, case.name)]))
     failed = sum(bool(outcome.problems) for outcome in outcomes)
     print(f"{len(outcomes) - failed} of {len(outcomes)} as they have to be")
     if not pattern:
@@ -197,4 +203,4 @@ def main(pattern: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else ""))
+    sys.exit(main(*sys.argv[1:]))
