@@ -228,6 +228,8 @@ class Synchronizer:
 
     def leave_reduction(self, flat_space: Any, reducer: Any) -> None:
         """Let a DistributedOptimizer reduce the gradients of an engine's flat space: `sync_gradients` leaves them."""
+        if self.overlap is True:
+            raise ArgumentError("sync: expected one without overlap for a sharded update, got overlap=True")
         self._left.append((flat_space, reducer))
         self._ready.clear()
         for space in self._spaces.values():

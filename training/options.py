@@ -105,6 +105,16 @@ def _add_communication_options(parser: Parser) -> None:
     )
     group.add_argument("--no-bucketing", action="store_true", help="reduce each tensor on its own")
     group.add_argument(
+        "--first-bucket-size", metavar="SIZE", help="of the first bucket, so that communication begins early"
+    )
+    group.add_argument("--split-tensors", action="store_true", help="cut tensors larger than the bucket size")
+    group.add_argument(
+        "--overlap",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="reduce buckets while backward goes on; auto: if that is faster in the first steps; default: %(default)s",
+    )
+    group.add_argument(
         "--transport", choices=("auto", "shared", "mpi"), default="auto", help="how arrays travel; default: %(default)s"
     )
     group.add_argument(
@@ -190,6 +200,8 @@ def check(options: argparse.Namespace) -> None:
     if options.sharded_optimizer and options.engine != "native":
         raise ArgumentError(f"--sharded-optimizer: needs --engine native, got {options.engine}")
     parse_compression(options.compression)
+    if options.sharded_optimizer and options.overlap == "on":
+        raise ArgumentError("--sharded-optimizer: expected no --overlap on with it; use one of the two")
     if options.sharded_optimizer and options.compression != "none":
         raise ArgumentError("--sharded-optimizer: expected no --compression with it; use one of the two")
     if getattr(options, "elastic", False) and (options.sharded_optimizer or options.sharding != "interleaved"):

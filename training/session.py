@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 #: Samples a rank evaluates at a time.
 EVALUATION_BATCH = 128
+#: What the Synchronizer calls the choices of --overlap.
+OVERLAP: dict[str, bool | str] = {"auto": "auto", "on": True, "off": False}
 #: Settings that a resumed run has to share with the one it goes on from.
 COURSE = (
     "model", "batch_size", "optimizer", "lr", "momentum", "nesterov", "weight_decay", "schedule", "clip_norm",
@@ -64,6 +66,7 @@ class Result:
     overhead_share: float | None
     optimizer_state_nbytes: int | None
     layout: list[list[int]]
+    decisions: list[dict[str, Any]]
     summary: Summary | None
     intervals: dict[str, Estimate] | None
     records: list[dict[str, Any]]
@@ -103,6 +106,7 @@ class Result:
             overhead_share=self.overhead_share,
             optimizer_state_bytes=self.optimizer_state_nbytes,
             layout=self.layout,
+            decisions=self.decisions,
             intervals=self.intervals and {name: each.as_dict() for name, each in self.intervals.items()},
             settings=settings_of(options),
             summary=self.summary.as_dict() if self.summary else None,
@@ -143,6 +147,9 @@ class Session:
         sync = Synchronizer(
             comm,
             use_bucketing=not options.no_bucketing,
+            first_bucket_size=options.first_bucket_size,
+            split_tensors=options.split_tensors,
+            overlap=OVERLAP[options.overlap],
             check_replicas_every=options.check_replicas,
             on_divergence=options.on_divergence,
             check_finite=options.check_finite,
@@ -266,6 +273,7 @@ class Session:
             overhead_share=self.trainer.overhead.share,
             optimizer_state_nbytes=getattr(self.trainer.optimizer, "state_nbytes", None),
             layout=layout_of(sync.bucket_plan(self.parts.model)),
+            decisions=[decision.as_dict() for decision in sync.decisions()],
             summary=self.describe() if self.options.report else None,
             intervals=self._windows.estimates(),
             records=records,
