@@ -41,7 +41,7 @@ FOR_LINT := $(VENV)/.has-$(SETUP),dev
 FOR_BENCH := $(VENV)/.has-$(SETUP),bench
 
 .DELETE_ON_ERROR:
-.PHONY: help mnist test test-plain test-mpi fuzz soak proofs lint format bench elastic faults clean
+.PHONY: help mnist test test-plain test-mpi fuzz soak proofs lint format bench example-report elastic faults clean
 
 help: ## list the targets and their variables
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -87,6 +87,9 @@ format: $(FOR_LINT) ## rewrite the sources in the house's style
 
 bench: $(FOR_BENCH) ## measure, side by side with others: BENCH="all_reduce kernels peers"
 	@set -e; for name in $(BENCH); do echo "== $$name =="; $(BIN)/python -m benchmarks.$$name $(ARGS); done
+
+example-report: $(FOR_BENCH) ## take the figures of docs/reading-a-report.md anew
+	$(BIN)/python -m benchmarks.example_report
 
 # Open MPI 5 alone goes on when a rank dies: make elastic MPI=openmpi
 elastic: $(FOR_TEST) ## kill a rank in each of RUNS runs, and see the others go on (MPI=openmpi)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -17,14 +19,18 @@ def show(report: Report, console: Console) -> None:
     """Print the report; tables too wide for the console are cut into pieces that repeat the first column."""
     console.print(Text(report.title, "bold"))
     for line in report.headline:
-        console.print(Text(f"- {line}"))
+        console.print(Text(_item(line, console.width)))
     for table in report.tables:
         console.print()
         _print_table(table, console)
     if report.left_out:
         console.print(Text("\nLeft out", "bold"))
         for each in report.left_out:
-            console.print(Text(f"- {each.what}: {each.why}"))
+            console.print(Text(_item(f"{each.what}: {each.why}", console.width)))
+
+
+def _item(line: str, width: int) -> str:
+    return textwrap.fill(f"- {line}", width, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _print_table(table: Table, console: Console) -> None:

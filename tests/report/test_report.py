@@ -10,6 +10,7 @@ import re
 import pytest
 from rich.console import Console
 
+from benchmarks import example_report
 from clcomm import cli
 from clcomm.costmodel import Cost
 from clcomm.errors import ArgumentError, DataError
@@ -166,6 +167,17 @@ def shown(report: Report, width: int = 120) -> str:
     text = io.StringIO()
     show(report, Console(width=width, file=text, highlight=False))
     return text.getvalue()
+
+
+def test_the_page_that_reads_a_report_takes_its_parts_from_one(report):
+    page = example_report.PAGE.read_text()
+    filled = example_report.filled(page, shown(report))
+    parts = re.findall(r"<!-- report: (.*) -->\n```\n(.*)\n", filled)
+    titles = {table.title for table in report.tables} | {"first"}
+    assert {name for name, _ in parts} <= titles | {"Left out"}
+    assert all(line == (report.title if name == "first" else name) for name, line in parts if name in titles)
+    assert example_report.filled(filled, shown(report)) == filled  # taken again it is replaced, and nothing else
+    assert re.sub(r"```.*?```", "", filled, flags=re.DOTALL) == re.sub(r"```.*?```", "", page, flags=re.DOTALL)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

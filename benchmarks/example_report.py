@@ -1,0 +1,47 @@
+"""Takes the figures of docs/reading-a-report.md anew: `python -m benchmarks.example_report`, `make example-report`.
+
+Runs the training that the page names, on 4 ranks, and puts each part of its report below the page's mark for it.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.workers import mpi_launch
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reading-a-report.md"
+RANKS = 4
+ARGUMENTS = ("--bucket-size", "256KiB", "--check-replicas", "100", "--quiet")
+_MARK = re.compile(r"<!-- report: (?P<part>.+?) -->\n```\n(?:.*?\n)??```\n", re.DOTALL)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        run = f"{folder}/run.json"
+        train = [*mpi_launch(RANKS), sys.executable, "-m", "examples.mnist", *ARGUMENTS, "--report", run]
+        subprocess.run(train, check=True)
+        show = [sys.executable, "-m", "clcomm", "report", run]
+        told = subprocess.run(show, check=True, stdout=subprocess.PIPE, text=True)
+    PAGE.write_text(filled(PAGE.read_text(), told.stdout))
+
+
+def filled(page: str, report: str) -> str:
+    """Return the page with the report's parts below its marks; a part that the report lacks says so."""
+    parts = {text.split("\n", 1)[0]: text for text in report.rstrip().split("\n\n")}
+    first = next(iter(parts))
+
+    def part(mark: re.Match[str]) -> str:
+        name = mark["part"]
+        text = parts.get(first if name == "first" else name, "(nothing, in this run)")
+        lines = "\n".join(line.rstrip() for line in text.splitlines())
+        return f"<!-- report: {name} -->\n```\n{lines}\n```\n"
+
+    return _MARK.sub(part, page)
+
+
+if __name__ == "__main__":
+    main()
