@@ -8,6 +8,7 @@ into the caches and meets ranks that are not all there yet.
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clcomm.communicator import Communicator
+from clcomm.communicator import AUTO, Communicator
 from clcomm.intervals import Estimate, estimate
 from training.communication_clock import CommunicationClock, Lap
 from training.datasets import Splits
@@ -74,16 +75,11 @@ class Contender(Callback):
         )  # fmt: skip
         self.session = Session(settings, self.comm, splits, console)
         self.session.trainer.callbacks.append(self)
-        self.buckets = tuple(bucket.nbytes for bucket in self.session.trainer.sync.bucket_plan(self.model))
         self.windows: list[Window] = []
         self.steps = 0
         self._steps = self.session.steps()
         self._records: list[tuple[StepRecord, float]] = []  # of this turn, each with its seconds in collectives
         self._lap = Lap(self.clock)
-
-    @property
-    def model(self) -> object:
-        return self.session.parts.model
 
     @property
     def moved_by(self) -> str:
@@ -93,14 +89,20 @@ class Contender(Callback):
     def advance(self, count: int, counts: bool) -> None:
         """Take so many steps, or those that are left, as one window."""
         self._records.clear()
+        settled = self._is_settled
         for _ in zip(range(count), self._steps, strict=False):
             pass
         self.steps += len(self._records)
         if counts:
-            self.windows.append(self._window())
+            self.windows.append(self._window() if settled else Window(math.nan, math.nan, math.nan))
 
     def step_finished(self, record: StepRecord) -> None:
         self._records.append((record, self._lap.seconds()))
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether nothing is being tried out any more."""
+        return self.variant.bucket_size != AUTO or bool(self.session.trainer.sync.decisions())
 
     def _window(self) -> Window:
         records = self._records[1:] or self._records
@@ -116,12 +118,17 @@ class Contender(Callback):
         own = np.array([(w.step_s, w.communication_s, w.images_per_s) for w in self.windows], np.float64)
         result = self.session.finish()
         columns = self.comm.all_gather(own.reshape(-1, 3)).mean(0).T
-        return Outcome(self.variant, self.buckets, self.moved_by, self.session, result, *columns)
+        plan = self.session.trainer.sync.bucket_plan(self.session.parts.model)
+        buckets = tuple(bucket.nbytes for bucket in plan)
+        return Outcome(self.variant, buckets, self.moved_by, self.session, result, *columns)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A variant's finished run: its plan in bytes, what moved the gradients, and the windows' figures (windows,)."""
+    """A variant's finished run: its plan in bytes, what moved the gradients, and the windows' figures (windows,).
+
+    Windows in which "auto" was still trying sizes are NaN.
+    """
 
     variant: Variant
     buckets: tuple[int, ...]
@@ -134,10 +141,8 @@ class Outcome:
 
     def timing(self, reference: Outcome) -> Timing:
         """Return the figures with their intervals, the ratio to another outcome of the same rounds among them."""
-        return Timing(
-            estimate(self.step_s), estimate(self.communication_s), estimate(self.images_per_s),
-            estimate(self.step_s / reference.step_s),
-        )  # fmt: skip
+        figures = (self.step_s, self.communication_s, self.images_per_s, self.step_s / reference.step_s)
+        return Timing(*(estimate(values[np.isfinite(values)]) for values in figures))
 
 
 def compare(

@@ -50,8 +50,12 @@ def curves(outcomes: Sequence[Outcome], costs: Mapping[str, Fit]) -> dict[str, l
     """
     if not costs:
         return {}
-    rest = [o.step_s - plan_s(o.buckets, costs[o.variant.transport].cost.seconds) for o in outcomes]
-    rest_s = statistics.median(float(np.median(values)) for values in rest)
+    rest = [
+        float(np.nanmedian(o.step_s)) - plan_s(o.buckets, costs[o.variant.transport].cost.seconds)
+        for o in outcomes
+        if not o.variant.overlap and np.isfinite(o.step_s).any()
+    ]
+    rest_s = statistics.median(rest)
     tensors = reference_of(outcomes).buckets[::-1]
     return {
         name: [(c.bucket_size, rest_s + c.seconds) for c in recommend(tensors, its.cost.seconds).candidates]
@@ -71,7 +75,7 @@ def draw(
         axes = figure.subplots()
         colours = {name: f"C{index}" for index, name in enumerate(sorted({o.variant.transport for o in outcomes}))}
         for name, points in predicted.items():
-            at, step_ms = _steps(points, max(sum(outcomes[0].buckets), _largest(outcomes)))
+            at, step_ms = _steps(points, max(sum(outcomes[0].buckets), *map(_place, outcomes)))
             axes.plot(at, step_ms, color=colours[name], drawstyle="steps-post", alpha=0.6, label=f"{name}: cost model")
         for name, colour in colours.items():
             _draw_points(axes, [o for o in outcomes if o.variant.transport == name], colour, f"{name}: measured")
@@ -88,12 +92,19 @@ def _draw_points(axes: Any, outcomes: Sequence[Outcome], colour: str, label: str
         below = above = 0.0
         if step.low is not None and step.high is not None:
             below, above = step.median - step.low, step.high - step.median
-        at = outcome.variant.bucket_size or _PER_TENSOR_AT
+        at = _place(outcome)
         axes.errorbar(
-            [at], [step.median], [[below], [above]], color=colour, marker="o", capsize=4, linestyle="none",
+            [at], [step.median], [[below], [above]], color=colour, capsize=4, linestyle="none",
+            marker="^" if outcome.variant.overlap else "o",
             label=label if index == 0 else None,
         )  # fmt: skip
-        axes.annotate(outcome.variant.name, (at, step.median), (6, 6), textcoords="offset points", fontsize=8)
+        axes.annotate(
+            outcome.variant.name,
+            (at, step.median),
+            (6, -12 if index % 2 else 6),
+            textcoords="offset points",
+            fontsize=8,
+        )
 
 
 def _steps(points: Sequence[tuple[int | None, float]], end: int) -> tuple[list[int], list[float]]:
@@ -103,8 +114,10 @@ def _steps(points: Sequence[tuple[int | None, float]], end: int) -> tuple[list[i
     return [*at, max(end, at[-1])], [*step_ms, step_ms[-1]]
 
 
-def _largest(outcomes: Sequence[Outcome]) -> int:
-    return max(outcome.variant.bucket_size or 0 for outcome in outcomes)
+def _place(outcome: Outcome) -> int:
+    """Return where on the axis of bucket sizes an outcome has its place: with "auto" at its largest bucket."""
+    size = outcome.variant.bucket_size
+    return max(outcome.buckets) if isinstance(size, str) else size or _PER_TENSOR_AT
 
 
 def _label(axes: Any, title: str) -> None:

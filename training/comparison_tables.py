@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -136,7 +137,8 @@ def _figures(outcome: Outcome, reference: Outcome) -> dict[str, Any]:
     }
     return {
         "transport": outcome.variant.transport,
+        "overlap": outcome.variant.overlap,
         "moved_by": outcome.moved_by,
         "buckets": list(outcome.buckets),
-        **{name: each.as_dict() for name, each in estimates.items()},
+        **{name: None if math.isnan(each.median) else each.as_dict() for name, each in estimates.items()},
     }

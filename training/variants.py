@@ -6,27 +6,36 @@ from argparse import Namespace
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from clcomm.communicator import AUTO
 from clcomm.errors import ArgumentError
 from clcomm.units import parse_size
 
 BUCKETED, PER_TENSOR = "bucketed", "per tensor"
 _TRANSPORTS = ("auto", "shared", "mpi")
 #: What is compared beside bucketed and per tensor unless one says otherwise.
-DEFAULTS = ("64KiB", "256KiB", "bucketed+mpi", "tensor+mpi")
-GRAMMAR = "bucketed, tensor or a size such as 256KiB, and then, if wanted, +shared or +mpi"
+DEFAULTS = ("64KiB", "64KiB+overlap", "256KiB", "auto", "bucketed+mpi", "tensor+mpi")
+GRAMMAR = "bucketed, tensor, auto or a size such as 256KiB, and then, if wanted, +overlap, +shared or +mpi"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to synchronise: what is reduced at a time (None: each tensor on its own), and how it travels."""
+    """One way to synchronise: what is reduced at a time, how it travels, and whether while backward goes on.
+
+    bucket_size: bytes; "auto": what turns out to be the fastest; None: each tensor on its own.
+    """
 
     name: str
-    bucket_size: int | None
+    bucket_size: int | str | None
     transport: str
+    overlap: bool = False
 
     def applied_to(self, options: Namespace) -> Namespace:
         """Return the options of a run that synchronises this way."""
-        changed = {"no_bucketing": self.bucket_size is None, "transport": self.transport}
+        changed = {
+            "no_bucketing": self.bucket_size is None,
+            "transport": self.transport,
+            "overlap": "on" if self.overlap else "off",
+        }
         if self.bucket_size is not None:
             changed["bucket_size"] = self.bucket_size
         return Namespace(**{**vars(options), **changed})
@@ -34,7 +43,7 @@ class Variant:
     @property
     def way(self) -> tuple[object, ...]:
         """All but the name: what makes two variants the same."""
-        return self.bucket_size, self.transport
+        return self.bucket_size, self.transport, self.overlap
 
 
 def variants_of(options: Namespace) -> list[Variant]:
@@ -50,18 +59,25 @@ def variants_of(options: Namespace) -> list[Variant]:
 
 
 def parse_variant(text: str, options: Namespace) -> Variant:
-    """Return the variant that a text such as "256KiB+mpi" names; what it leaves open is as the options say."""
+    """Return the variant that a text such as "256KiB+mpi" names; what it leaves open is as the options say.
+
+    Only overlap that is left to be tried out is none: it would change in the middle of the comparison.
+    """
     what, *ways = text.split("+")
     transports = [way for way in ways if way in _TRANSPORTS]
-    if len(transports) < len(ways) or len(transports) > 1:
+    overlaps = ways.count("overlap")
+    if len(transports) + overlaps < len(ways) or len(transports) > 1 or overlaps > 1:
         raise ArgumentError(f"--variants: expected {GRAMMAR}, got {text!r}")
     name = ", ".join([{"tensor": PER_TENSOR}.get(what, what), *ways])
-    return Variant(name, _bucket_size(what, text, options), transports[0] if transports else options.transport)
+    transport = transports[0] if transports else options.transport
+    return Variant(name, _bucket_size(what, text, options), transport, bool(overlaps) or options.overlap == "on")
 
 
-def _bucket_size(what: str, text: str, options: Namespace) -> int | None:
+def _bucket_size(what: str, text: str, options: Namespace) -> int | str | None:
     if what == "tensor":
         return None
+    if what == AUTO or (what == BUCKETED and options.bucket_size == AUTO):
+        return AUTO
     if what == BUCKETED:
         return parse_size(options.bucket_size, "--bucket-size")
     try:

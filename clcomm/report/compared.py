@@ -73,7 +73,11 @@ def _subjects(path: str) -> tuple[list[Subject], Subject]:
     if "runs" not in document:
         only = Subject(path, "", _run(document), document["intervals"] or {})
         return [only], only
-    found = {name: Subject(path, name, _run(run), document["variants"][name]) for name, run in document["runs"].items()}
+    estimates = {
+        name: {figure: each for figure, each in figures.items() if each is not None}
+        for name, figures in document["variants"].items()
+    }
+    found = {name: Subject(path, name, _run(run), estimates[name]) for name, run in document["runs"].items()}
     return list(found.values()), found[document["reference"]]
 
 

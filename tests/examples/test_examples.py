@@ -125,9 +125,9 @@ def test_all_ways_are_compared_in_one_run(tmp_path: Path) -> None:
     )  # fmt: skip
     assert table_rows(out)["Total all-reduce calls"][:2] == ["72", "192"]
     compared = json.loads(report.read_text())
-    names = ["bucketed", "per tensor", "64KiB", "bucketed, mpi", "per tensor, mpi"]  # 256KiB is bucketed itself
-    assert [name for name in compared["runs"] if name in names] == names
-    assert f"all {len(compared['runs'])} runs ended with the same parameters, bit for bit" in out
+    names = ["bucketed", "per tensor", "64KiB", "64KiB, overlap", "auto", "bucketed, mpi", "per tensor, mpi"]
+    assert list(compared["runs"]) == names  # 256KiB is bucketed itself
+    assert f"all {len(names)} runs ended with the same parameters, bit for bit" in out
     assert len({run["train_loss"] for run in compared["runs"].values()}) == 1
     assert compared["variants"]["bucketed"]["buckets"] == [5672, 802816, 19200]
     documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "reports.md").read_text()))
@@ -135,6 +135,8 @@ def test_all_ways_are_compared_in_one_run(tmp_path: Path) -> None:
     assert compared["windows"] == 6 and compared["reference"] == "per tensor"
     for name, variant in compared["variants"].items():
         assert variant["moved_by"] == ("mpi" if name.endswith("mpi") else "shared")
+        if name == "auto":
+            continue  # it may still be trying sizes
         for figure in ("step_ms", "communication_ms", "images_per_s", "step_ratio"):
             assert 0 < variant[figure]["low"] <= variant[figure]["median"] <= variant[figure]["high"]
     assert compared["variants"]["per tensor"]["step_ratio"] == {"median": 1, "low": 1, "high": 1}

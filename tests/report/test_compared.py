@@ -106,6 +106,16 @@ def test_a_comparison_is_compared_with_its_reference_and_with_another_by_name(tm
     assert found["images/s"].verdict == "more than noise" and found["step (ms)"].change == "-10.0%"
 
 
+def test_a_variant_that_was_never_settled_has_no_times_of_its_own(tmp_path: Path) -> None:
+    path = Path(stored_comparison(tmp_path / "a.json", {"per tensor": 10.0, "auto": 9.0}))
+    text = json.loads(path.read_text())
+    text["variants"]["auto"] = {"step_ms": None, "communication_ms": None, "images_per_s": None}
+    path.write_text(json.dumps(text))
+    ((before, after),) = pairs([str(path)])
+    found = {change.figure: change for change in figures_changed(before, after)}
+    assert (found["step (ms)"].after, found["step (ms)"].verdict) == ("7.000", "no interval")  # the whole run's
+
+
 def test_the_command_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = stored(tmp_path / "a.json", intervals=estimates(10.0, 0.05), settings={"lr": 0.1})
     second = stored(tmp_path / "b.json", intervals=estimates(20.0, 0.05), settings={"lr": 0.2})

@@ -17,8 +17,8 @@ from training.comparison_tables import times_table
 from training.variants import Variant, variants_of
 
 
-def named(*texts: str, bucket_size: str = "1MiB", transport: str = "auto") -> list[Variant]:
-    return variants_of(Namespace(variants=texts, bucket_size=bucket_size, transport=transport))
+def named(*texts: str, bucket_size: str = "1MiB", transport: str = "auto", overlap: str = "auto") -> list[Variant]:
+    return variants_of(Namespace(variants=texts, bucket_size=bucket_size, transport=transport, overlap=overlap))
 
 
 def test_bucketed_and_per_tensor_come_first_and_each_way_once() -> None:
@@ -29,21 +29,31 @@ def test_bucketed_and_per_tensor_come_first_and_each_way_once() -> None:
         ("per tensor, mpi", None, "mpi"),
     ]
     assert [v.name for v in named("tensor+mpi", transport="mpi")] == ["bucketed", "per tensor"]
+    assert named("auto", "auto+mpi+overlap", "64KiB+overlap")[2:] == [
+        Variant("auto", "auto", "auto"), Variant("auto, mpi, overlap", "auto", "mpi", True),
+        Variant("64KiB, overlap", 1 << 16, "auto", True),
+    ]  # fmt: skip
+    assert [v.bucket_size for v in named("1MiB", bucket_size="auto")] == ["auto", None, 1 << 20]
 
 
-@pytest.mark.parametrize("text", ["", "fast", "64KiB+fast", "64KiB+mpi+shared", "+mpi", "0"])
+@pytest.mark.parametrize("text", ["", "fast", "64KiB+fast", "64KiB+mpi+shared", "+mpi", "0", "auto+overlap+overlap"])
 def test_a_way_that_is_none(text: str) -> None:
     with pytest.raises(
-        ArgumentError, match=f"--variants: expected bucketed, tensor or a size .* got '{text}'".replace("+", r"\+")
+        ArgumentError,
+        match=f"--variants: expected bucketed, tensor, auto or a size .* got '{text}'".replace("+", r"\+"),
     ):
         named(text)
 
 
 def test_a_way_sets_the_options_of_its_run() -> None:
-    options = Namespace(variants=["64KiB+mpi"], bucket_size="1MiB", transport="auto", no_bucketing=False, lr=0.1)
+    options = Namespace(
+        variants=["64KiB+mpi+overlap"], bucket_size="1MiB", transport="auto", overlap="auto", no_bucketing=False, lr=0.1
+    )
     bucketed, tensor, other = (v.applied_to(options) for v in variants_of(options))
     assert (bucketed.no_bucketing, bucketed.bucket_size, bucketed.transport) == (False, 1 << 20, "auto")
     assert tensor.no_bucketing is True
+    assert (bucketed.overlap, tensor.overlap, other.overlap) == ("off", "off", "on")
+    assert all(variant.overlap for variant in named("64KiB+mpi", overlap="on"))
     assert (other.no_bucketing, other.bucket_size, other.transport, other.lr) == (False, 1 << 16, "mpi", 0.1)
 
 
