@@ -1,0 +1,1 @@
+"""What it costs that ranks compare what they call."""
