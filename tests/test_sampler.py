@@ -34,6 +34,16 @@ def test_distributed_shards_are_equal_and_lose_nothing(length, world, seed, epoc
         assert counts.max() <= 2
 
 
+@given(lengths, worlds, seeds, epochs)
+def test_without_padding_each_sample_comes_once(length, world, seed, epoch):
+    parts, samplers = shards(DistributedSampler, length, world, epoch, seed=seed, pad=False)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(length))
+    sizes = [len(part) for part in parts]
+    assert sizes == [len(sampler) for sampler in samplers] and max(sizes) - min(sizes) <= 1
+    assert {sampler.longest_shard for sampler in samplers} == {max(sizes)} == {sizes[0]}
+    assert all(not sampler.equal_shards for sampler in samplers)
+
+
 @given(lengths, worlds, seeds)
 def test_drop_last_never_repeats(length, world, seed):
     if length < world:

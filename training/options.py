@@ -59,6 +59,11 @@ def _add_model_options(parser: Parser) -> None:
         "--sharding", choices=("interleaved", "contiguous"), default="interleaved",
         help="which samples a rank gets: every N-th of one shuffled order, or an unbroken block; default: %(default)s",
     )  # fmt: skip
+    group.add_argument(
+        "--uneven-inputs", choices=("pad", "join"), default="pad",
+        help="samples that the ranks don't divide: some come twice, or ranks with fewer wait for none; "
+        "default: %(default)s",
+    )  # fmt: skip
     group.add_argument("--batch-size", type=_positive, default=32, metavar="N", help="a rank's; default: %(default)s")
     group.add_argument("--epochs", type=_positive, metavar="N", help="default: 1 for MNIST, 40 for the small digits")
     group.add_argument("--max-steps", type=_positive, metavar="N", help="stop after so many steps in all")
@@ -101,7 +106,7 @@ def _add_optimizer_options(parser: Parser) -> None:
 def _add_communication_options(parser: Parser) -> None:
     group = parser.add_argument_group("communication")
     group.add_argument(
-        "--bucket-size", default="1MiB", metavar="SIZE", help="of gradients reduced at a time; default: %(default)s"
+        "--bucket-size", default="1MiB", metavar="SIZE|auto", help="of gradients reduced at a time; default: %(default)s"
     )
     group.add_argument("--no-bucketing", action="store_true", help="reduce each tensor on its own")
     group.add_argument(

@@ -47,7 +47,7 @@ OVERLAP: dict[str, bool | str] = {"auto": "auto", "on": True, "off": False}
 #: Settings that a resumed run has to share with the one it goes on from.
 COURSE = (
     "model", "batch_size", "optimizer", "lr", "momentum", "nesterov", "weight_decay", "schedule", "clip_norm",
-    "grad_accumulation", "sharding", "seed", "compression",
+    "grad_accumulation", "sharding", "uneven_inputs", "seed", "compression",
 )  # fmt: skip
 
 
@@ -142,7 +142,9 @@ class Session:
     def _make_trainer(self) -> Trainer:
         options, comm = self.options, self.comm
         sampler_class = ContiguousSampler if options.sharding == "contiguous" else DistributedSampler
-        sampler = sampler_class(len(self.splits.train), comm.rank, comm.size, seed=options.seed)
+        sampler = sampler_class(
+            len(self.splits.train), comm.rank, comm.size, seed=options.seed, pad=options.uneven_inputs == "pad"
+        )
         loader = Loader(self.splits.train, sampler, options.batch_size, prefetch=default_prefetch(comm.cores))
         sync = Synchronizer(
             comm,
@@ -301,7 +303,7 @@ class Session:
         with watching as callbacks, self._windows.listening(self.comm):
             trainer.callbacks.extend([*callbacks, self._windows])
             for progress in self.steps():
-                epoch_done = progress.batch == len(trainer.loader)
+                epoch_done = progress.batch == trainer.loader.most_batches
                 if epoch_done and options.eval:
                     self._evaluate()
                 if epoch_done or (every and progress.step % every == 0):

@@ -54,6 +54,8 @@ class Trainer:
     parts: model, loss, optimizer and conversions of one engine. accumulation: micro-batches a step; the gradients are
     those of one batch of all their samples. schedule: factor on the optimizer's initial learning rate by step.
     clip_norm: the largest norm of the averaged gradients together; None: as large as they are.
+    Where the ranks' shards are uneven gradients are weighed by samples, and a rank that has none left steps on with the
+    others' gradients.
     Raises ArgumentError for an accumulation below 1.
     """
 
@@ -82,14 +84,14 @@ class Trainer:
         self.metrics = Metrics()
         self.overhead = Overhead(parts.profile, comm.stats)
         self.train_loss = float("nan")
-        self.steps_per_epoch = -(-len(loader) // accumulation)  # of a whole epoch
+        self.steps_per_epoch = -(-loader.most_batches // accumulation)  # of a whole epoch
         sync.broadcast_parameters(self.model)
         sync.attach_optimizer(self.model, optimizer)
 
     def total_steps(self, epochs: int) -> int:
         """Return how many optimizer steps there will have been after so many epochs, from where the training is."""
         progress = self.progress
-        left = -(-(len(self.loader) - progress.batch) // self.accumulation)
+        left = -(-(self.loader.most_batches - progress.batch) // self.accumulation)
         return progress.step + (left + (epochs - 1 - progress.epoch) * self.steps_per_epoch) * (progress.epoch < epochs)
 
     def train(self, epochs: int, max_steps: int | None = None) -> Iterator[Progress]:
@@ -99,7 +101,7 @@ class Trainer:
         """
         while self.progress.epoch < epochs:
             self.metrics.start_epoch()
-            batches = self.loader.epoch(self.progress.epoch, self.progress.batch)
+            batches = self.loader.epoch(self.progress.epoch, min(self.progress.batch, len(self.loader)))
             with self.comm.phase("epoch"):
                 for group in self._timed_groups(batches):
                     if max_steps is not None and self.progress.step >= max_steps:
@@ -119,9 +121,10 @@ class Trainer:
                 with nullcontext() if number == len(group) else self.sync.no_sync():
                     share = len(labels) / samples
                     part = self._forward_backward(images, labels, share)
-                    with self.comm.phase("sync"):
-                        self.sync.sync_gradients(self.model)
+                    self._synchronise(samples)
                     loss += share * part.item()  # waits for the device, so after what goes on beside it
+            if not group:
+                self._synchronise(0)
             with self.comm.phase("optimizer"):
                 if self.clip_norm is not None:
                     clip_grad_norm(self.sync, self.model, self.clip_norm)
@@ -129,7 +132,7 @@ class Trainer:
                 self.optimizer.zero_grad()
         seconds = time.perf_counter() - begin
         self.comm.tell_phase(Phase("step", begin, seconds))
-        self._record(len(group), samples, loss, seconds, data_wait_s)
+        self._record(samples, loss, seconds, data_wait_s)
 
     def _forward_backward(self, images: np.ndarray, labels: np.ndarray, weight: float) -> Any:
         """Add `weight` times this micro-batch's gradients, and return its loss."""
@@ -137,21 +140,28 @@ class Trainer:
             inputs, targets = self.parts.prepare(images, labels)
             return self.parts.forward_backward(inputs, targets, weight)
 
+    def _synchronise(self, samples: int) -> None:
+        with self.comm.phase("sync"):
+            self.sync.sync_gradients(self.model, samples=None if self.loader.sampler.equal_shards else samples)
+
     def _timed_groups(self, batches: Iterable[Batch]) -> Iterator[tuple[list[Batch], float, float]]:
-        """Yield the micro-batches of each step, with the moment the step began and the wait for data in it."""
+        """Yield the micro-batches of each step, with the moment the step began and the wait for data in it.
+
+        They are none where other ranks have more.
+        """
         batches = iter(batches)
         while True:
             begin = time.perf_counter()
             group = list(islice(batches, self.accumulation))
-            if not group:
+            if not group and self.progress.batch >= self.loader.most_batches:
                 return
             wait_s = time.perf_counter() - begin
             self.comm.tell_phase(Phase("data", begin, wait_s))
             yield group, begin, wait_s
 
-    def _record(self, batches: int, samples: int, loss: float, seconds: float, data_wait_s: float) -> None:
+    def _record(self, samples: int, loss: float, seconds: float, data_wait_s: float) -> None:
         self.progress.step += 1
-        self.progress.batch += batches
+        self.progress.batch = min(self.progress.batch + self.accumulation, self.loader.most_batches)
         record = StepRecord(
             self.progress.step, self.progress.epoch, self.progress.batch, samples, loss, self.optimizer.lr, seconds,
             data_wait_s,

@@ -52,11 +52,12 @@ def make_trainer(
     accumulation: int = 1,
     sharded: bool = False,
     clip_norm: float | None = None,
+    pad: bool = True,
     **sync_options: object,
 ) -> Trainer:
     dataset = data(samples)
     parts = engines.build("native", model, dataset.image_shape, dataset.classes, seed=3, device="cpu")
-    loader = Loader(dataset, DistributedSampler(samples, comm.rank, comm.size, seed=5), batch, prefetch=0)
+    loader = Loader(dataset, DistributedSampler(samples, comm.rank, comm.size, seed=5, pad=pad), batch, prefetch=0)
     chosen = parts.make_optimizer(optimizer, 0.02 if optimizer == "sgd" else 1e-3, momentum=0.9)
     sync = Synchronizer(comm, **sync_options)  # type: ignore[arg-type]
     chosen = DistributedOptimizer(chosen, sync) if sharded else chosen
@@ -107,6 +108,45 @@ def test_bits_do_not_depend_on_buckets_or_transport(model: str) -> None:
         assert_same_bits(train(make_trainer(comm, model=model, bucket_size=size), 12), reference)
     assert_same_bits(train(make_trainer(comm, model=model, use_bucketing=False), 12), reference)
     assert_same_bits(train(make_trainer(through_mpi, model=model), 12), reference)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_uneven_shards_equal_one_rank_with_all_samples(accumulation: int, sharded: bool) -> None:
+    comm = Communicator()
+    samples = 4 * comm.size * 6 + 1  # rank 0 has one more, which takes a step of its own
+    options = {"samples": samples, "accumulation": accumulation, "pad": False}
+    trainer = make_trainer(comm, sharded=sharded, **options)
+    together, steps = epochs_of(trainer, 2)
+    alone, steps_alone = epochs_of(make_trainer(solo(), **{**options, "batch": 4 * comm.size}), 2)
+    assert steps == steps_alone == trainer.total_steps(2) == 2 * -(-7 // accumulation)
+    assert relative_difference(together, alone) < 1e-5
+    everyone = comm.all_gather_object({name: value.tobytes() for name, value in together.items()})
+    assert all(each == everyone[0] for each in everyone)
+    assert trainer.metrics.epoch_samples == len(trainer.loader.sampler)
+    comm.finalize()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_uneven_shards_go_on_where_they_stopped(tmp_path: Path) -> None:
+    comm = Communicator()
+    folder = comm.broadcast_object(str(tmp_path))
+    options = {"samples": 4 * comm.size * 6 + 1, "pad": False}
+    whole, _ = epochs_of(make_trainer(comm, **options), 2)
+    first = make_trainer(comm, **options)
+    train(first, 6)  # rank 0 alone has a batch left
+    save_snapshot(CheckpointSeries(comm, f"{folder}/c"), first, {})
+    second = make_trainer(comm, **options)
+    restore_snapshot(f"{folder}/c", second, {})
+    assert_same_bits(epochs_of(second, 2)[0], whole)
+    comm.finalize()
+
+
+def epochs_of(trainer: Trainer, epochs: int) -> tuple[State, int]:
+    """Train whole epochs, and return the parameters and the number of steps."""
+    steps = sum(1 for _ in trainer.train(epochs))
+    return trainer.model.state_dict(), steps
 
 
 @pytest.mark.mpi
