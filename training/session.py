@@ -65,6 +65,7 @@ class Result:
     seconds: float
     overhead_share: float | None
     optimizer_state_nbytes: int | None
+    bucket_size: int
     layout: list[list[int]]
     decisions: list[dict[str, Any]]
     summary: Summary | None
@@ -93,7 +94,7 @@ class Result:
             dataset=dataset,
             batch_size=options.batch_size,
             grad_accumulation=options.grad_accumulation,
-            bucket_size=None if options.no_bucketing else comm.bucket_size,
+            bucket_size=None if options.no_bucketing else self.bucket_size,
             steps=self.steps,
             images_per_s=self.images_per_s,
             train_loss=self.train_loss,
@@ -184,7 +185,9 @@ class Session:
         """Return what is about to run, as one line."""
         options, comm, sync = self.options, self.comm, self.trainer.sync
         buckets = len(sync.bucket_plan(self.parts.model))
-        size = "per tensor" if options.no_bucketing else f"of {format_size(comm.bucket_size)}"
+        size = "per tensor" if options.no_bucketing else f"of {format_size(sync.bucket_size)}"
+        if comm.auto_bucket_size and not options.no_bucketing:
+            size += " to begin with"
         return (
             f"{options.model} on {_count(comm.size, 'rank')}, batch {options.batch_size} a rank, "
             f"{self.parts.device}; {_count(buckets, 'bucket')} {size}"
@@ -273,6 +276,7 @@ class Session:
             data_wait_s=metrics.data_wait_s,
             seconds=metrics.seconds,
             overhead_share=self.trainer.overhead.share,
+            bucket_size=self.trainer.sync.bucket_size,
             optimizer_state_nbytes=getattr(self.trainer.optimizer, "state_nbytes", None),
             layout=layout_of(sync.bucket_plan(self.parts.model)),
             decisions=[decision.as_dict() for decision in sync.decisions()],
