@@ -106,7 +106,10 @@ def _add_optimizer_options(parser: Parser) -> None:
 def _add_communication_options(parser: Parser) -> None:
     group = parser.add_argument_group("communication")
     group.add_argument(
-        "--bucket-size", default="1MiB", metavar="SIZE|auto", help="of gradients reduced at a time; default: %(default)s"
+        "--bucket-size",
+        default="1MiB",
+        metavar="SIZE|auto",
+        help="of gradients reduced at a time; default: %(default)s",
     )
     group.add_argument("--no-bucketing", action="store_true", help="reduce each tensor on its own")
     group.add_argument(
