@@ -34,7 +34,9 @@ class Estimate(NamedTuple):
         return Estimate(*(None if value is None else value * factor for value in self))  # type: ignore[arg-type]
 
     def text(self, digits: int = 3) -> str:
-        """Return the figure and its interval as people write them: 10.224 (10.120-10.371)."""
+        """Return the figure and its interval as people write them: 10.224 (10.120-10.371); "-" for NaN."""
+        if math.isnan(self.median):
+            return "-"
         around = "" if not self.has_interval else f" ({self.low:,.{digits}f}-{self.high:,.{digits}f})"
         return f"{self.median:,.{digits}f}{around}"
 

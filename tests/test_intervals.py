@@ -52,4 +52,4 @@ def test_how_it_is_written() -> None:
     assert Estimate(0.010224, 0.01012, 0.010371).scaled(1e3).text() == "10.224 (10.120-10.371)"
     assert Estimate(1234.5).text(1) == "1,234.5"
     assert Estimate(1.0, 0.5).as_dict() == {"median": 1.0, "low": 0.5, "high": None}
-    assert math.isnan(estimate([]).median)
+    assert math.isnan(estimate([]).median) and estimate([]).text() == "-"

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -145,20 +146,39 @@ class Outcome:
         return Timing(*(estimate(values[np.isfinite(values)]) for values in figures))
 
 
-def compare(
-    variants: Sequence[Variant],
-    options: Namespace,
-    splits: Splits,
-    console: Console,
-    callbacks: Sequence[Callback] = (),
-) -> list[Outcome]:
+def compare(variants: Sequence[Variant], options: Namespace, splits: Splits, console: Console) -> list[Outcome]:
     """Train all variants, taking turns, and return their outcomes in the same order; collective."""
     contenders = [Contender(variant, options, splits, console) for variant in variants]
-    console.print(contenders[0].session.headline(), highlight=False)
-    for contender in contenders:
-        contender.session.trainer.callbacks.extend(callbacks)
-    take_turns([contender.advance for contender in contenders], contenders[0].session.total_steps, options.seed)
+    first = contenders[0].session
+    console.print(first.headline(), highlight=False)
+    console.print(f"in turns: {'; '.join(variant.name for variant in variants)}", highlight=False)
+    with _shown(first.comm, console, len(variants) * first.total_steps, options.quiet) as display:
+        for contender in contenders:
+            contender.session.trainer.callbacks.append(display)
+        take_turns([contender.advance for contender in contenders], first.total_steps, options.seed)
     return [contender.finish() for contender in contenders]
+
+
+class _StepsOnly(Callback):
+    """Passes on steps: the same epoch ends in every run."""
+
+    def __init__(self, display: Callback):
+        self._display = display
+
+    def step_finished(self, record: StepRecord) -> None:
+        self._display.step_finished(record)
+
+
+@contextmanager
+def _shown(comm: Communicator, console: Console, total_steps: int, quiet: bool) -> Iterator[Callback]:
+    """Show on rank 0 how far all runs together have come."""
+    if quiet or comm.rank != 0:
+        yield Callback()
+        return
+    from training.progress import ProgressDisplay  # here, because one rank needs Rich
+
+    with closing(ProgressDisplay(console, comm.size, total_steps)) as display:
+        yield _StepsOnly(display)
 
 
 def take_turns(advances: Sequence[Callable[[int, bool], None]], total_steps: int, seed: int) -> None:

@@ -70,24 +70,33 @@ def _table(title: str, **settings: Any) -> Table:
 
 Write = Callable[[Outcome, Timing], str]
 _BUCKETS: tuple[str, Write] = ("buckets", lambda outcome, timing: str(len(outcome.buckets)))
-_STEP: tuple[str, Write] = ("step ms", lambda outcome, timing: timing.step_s.scaled(1e3).text(2))
+_STEP: tuple[str, Write] = ("step ms", lambda outcome, timing: _milliseconds(timing.step_s))
 _RATIO: tuple[str, Write] = ("x per tensor", lambda outcome, timing: timing.ratio.text(2))
 _WIDE: tuple[tuple[str, Write], ...] = (
     _BUCKETS,
     ("via", lambda outcome, timing: outcome.moved_by),
     _STEP,
     _RATIO,
-    ("communicating ms", lambda outcome, timing: timing.communication_s.scaled(1e3).text(2)),
-    ("share", lambda outcome, timing: f"{timing.communication_share:.1%}"),
+    ("communicating ms", lambda outcome, timing: _milliseconds(timing.communication_s)),
+    ("share", lambda outcome, timing: _or_dash(timing.communication_share, ".1%")),
     ("images/s", lambda outcome, timing: timing.images_per_s.text(0)),
 )
 _NARROW: tuple[tuple[str, Write], ...] = (
     _BUCKETS,
     _STEP,
     _RATIO,
-    ("comm ms", lambda outcome, timing: f"{timing.communication_s.median * 1e3:.2f}"),
-    ("images/s", lambda outcome, timing: f"{timing.images_per_s.median:,.0f}"),
+    ("comm ms", lambda outcome, timing: _or_dash(timing.communication_s.median * 1e3, ".2f")),
+    ("images/s", lambda outcome, timing: _or_dash(timing.images_per_s.median, ",.0f")),
 )
+
+
+def _milliseconds(found: Estimate) -> str:
+    """Return a time in as many digits as the table has room for."""
+    return found.scaled(1e3).text(2 if found.median < 0.1 else 0)
+
+
+def _or_dash(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else format(value, form)
 
 
 def same_parameters(outcomes: Sequence[Outcome]) -> str:

@@ -105,13 +105,14 @@ def test_the_table_of_times_fits(width: int) -> None:
     from rich.console import Console
 
     outcomes = [outcome("bucketed", (16,), [0.01] * 7), outcome("per tensor, mpi", (8, 8), [0.02] * 7)]
-    outcomes.append(outcome("per tensor", (8, 8), [0.02] * 7))
+    outcomes += [outcome("per tensor", (8, 8), [0.02] * 7), outcome("auto", (8, 8), [float("nan")] * 7)]
     console = Console(width=width, file=io.StringIO())
     console.print(times_table(outcomes, width))
     shown = console.file.getvalue()
     assert "…" not in shown and "per tensor, mpi" in shown
     assert "10.00 (10.00-10.00) 0.50 (0.50-0.50)" in shown and max(map(len, shown.splitlines())) <= width
     assert ("communicating ms" in shown) == (width >= 120)
+    assert "nan" not in shown and re.search(r"auto +2( shared)? +- +- +-", shown)  # it was never settled
     assert "too few windows" not in shown
 
 
