@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from argparse import Namespace
 from types import SimpleNamespace
 
