@@ -17,7 +17,8 @@ class Call:
 
     nbytes: the size to count. transport: the name of the one that carries it. through_mpi: ranks meet before it, as
     it has no meeting of its own. count, dtype: the array's. root: -1 where there is none. prepared: the number of a
-    prepared operation, 0 for others.
+    prepared operation, 0 for others. is_counted: it has a sequence number of its own; else it is one by which ranks
+    agree on something.
     """
 
     operation: str
@@ -31,6 +32,7 @@ class Call:
     bucket: int = -1
     root: int = -1
     prepared: int = 0
+    is_counted: bool = True
 
     @cached_property
     def tag(self) -> int:
@@ -53,7 +55,9 @@ class Call:
             details.append(f"prepared as number {self.prepared}")
         if self.through_mpi and self.dtype is not None:
             details.append("memory that is not shared")
-        return f"{name} #{sequence}" + (f" ({', '.join(details)})" if details else "")
+        return f"{name}{'' if self.is_counted else ' after'} #{sequence}" + (
+            f" ({', '.join(details)})" if details else ""
+        )
 
 
 def disagreement(descriptions: list[str]) -> MismatchError:

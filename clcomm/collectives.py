@@ -34,7 +34,7 @@ class ArrayCollectives(ObjectCollectives):
         """
         self._settle()
         if self.comm is not None:
-            with self._being_in(self._call("rendezvous", self._base), self._sequence):
+            with self._being_in(self._call("rendezvous", self._base, is_counted=False), self._sequence):
                 mpi_transport.wait_patiently(self.comm.Ibarrier())
 
     def broadcast(self, array: np.ndarray, root: int = 0, *, label: str = "", nbytes: int | None = None) -> np.ndarray:

@@ -107,7 +107,8 @@ class CollectiveRunner:
     def _agree(self, operation: str, move: Callable[..., Any], *args: Any) -> Any:
         """Run a collective by which ranks agree on something before `operation`; it is not counted."""
         self._settle()
-        return self._carry_out(self._call(operation, self._base), self._sequence, perf_counter(), move, args)
+        call = self._call(operation, self._base, is_counted=False)
+        return self._carry_out(call, self._sequence, perf_counter(), move, args)
 
     def _carry_out(self, call: Call, sequence: int, begin: float, move: Callable[..., Any], args: tuple) -> Any:
         meeting = self._meeting
@@ -162,7 +163,9 @@ class CollectiveRunner:
         """
         self._require_open()
         if self._pending:
-            with self._being_in(self._call("wait for started all-reduces", self._base), self._sequence):
+            with self._being_in(
+                self._call("wait for started all-reduces", self._base, is_counted=False), self._sequence
+            ):
                 while self._pending:
                     self._pending[0].wait()
 

@@ -6,6 +6,7 @@ program that is, so that others can say it of a rank that does not come. A colle
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import sys
@@ -35,6 +36,8 @@ INTERVAL_S = 1.0
 SILENT_S = 3.0
 #: How long a job's end waits for the other ranks to dump what they did.
 DUMP_S = 2.0
+
+_log = logging.getLogger("clcomm")
 
 _OURS = str(Path(__file__).parent) + os.sep
 _LIBRARIES = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -105,7 +108,11 @@ class Watchdog:
                 return
             current = watched.current
             del watched
-            self.look(current)
+            try:
+                self.look(current)
+            except Exception:  # a job must not fail because nobody watches it
+                _log.exception("the watchdog of rank %d ends; the job goes on unwatched", self._board.own)
+                return
 
     def look(self, current: tuple[Any, int, float] | None) -> None:
         """Write this rank's line, and act if its collective has taken too long or another rank ends the job."""

@@ -137,4 +137,5 @@ def test_calls_in_words() -> None:
     call = Call("all_reduce", "gradients", "shared", op="sum", count=1000, dtype=np.dtype("float32"), bucket=3)
     assert call.describe(12) == "all_reduce 'gradients' #12 (sum of 1,000 float32, bucket 3)"
     assert Call("barrier", "", "shared").describe(5) == "barrier #5"
+    assert Call("finalize", "", "mpi", is_counted=False).describe(5) == "finalize after #5"
     assert Call("broadcast_object", "", "mpi", through_mpi=True, root=2).describe(5) == "broadcast_object #5 (root 2)"

@@ -149,6 +149,22 @@ def test_a_rank_that_comes_late_is_named(transport, capfd) -> None:
         assert f"; missing: rank {comm.size - 1} (in no collective but at tests/test_watchdog.py:" in told[0]
 
 
+def test_its_own_failure_is_no_reason_for_the_job_to_end(monkeypatch, caplog) -> None:
+    watched = Watched()
+    dog = Watchdog(watched, ProgressBoard.alone(0), Limits(0.04, math.inf), FlightRecorder(), others=0)
+    monkeypatch.setattr(dog, "look", lambda current: 1 / 0)
+    dog._thread.join(20)
+    assert not dog._thread.is_alive() and "goes on unwatched" in caplog.text
+
+
+def test_it_does_not_keep_what_it_watches_alive() -> None:
+    watched = Watched()
+    dog = Watchdog(watched, ProgressBoard.alone(0), Limits(0.04, math.inf), FlightRecorder(), others=0)
+    del watched
+    dog._thread.join(20)
+    assert not dog._thread.is_alive()
+
+
 @pytest.mark.mpi(min_size=2)
 def test_the_thread_ends_with_the_communicator(several) -> None:
     thread = several._watchdog._thread
