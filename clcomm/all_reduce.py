@@ -25,6 +25,7 @@ class AllReduces(CollectiveRunner):
     def __init__(self, world: World, observers: Iterable[Observer]):
         super().__init__(world, observers)
         self._prepared = 0  # all-reduces prepared so far
+        self._idle_from_s = 0.0  # when the last of those in the background was done
         self._planned: dict[tuple, tuple[Call, Transport]] = {}  # valid until memory is allocated or freed
 
     def all_reduce(
@@ -102,8 +103,8 @@ class AllReduces(CollectiveRunner):
         """Begin an all-reduce; arguments as for `all_reduce`, the array contiguous.
 
         Neither array may be touched before `wait()` returns. Ranks may wait for several handles in any order; any
-        blocking call completes them all first. In the stats its seconds are those from here to its end, exposed those
-        that the caller spent in it.
+        blocking call completes them all first. In the stats its seconds are those from its turn, when what was started
+        before it is done, to its end, exposed those that the caller spent in it.
         """
         source, target = self._background_operands(array, op, out)
         call, chosen = self._plan(source, target, op, label, nbytes, bucket)
@@ -148,9 +149,13 @@ class AllReduces(CollectiveRunner):
         pending = start()
 
         def finished(seconds: float, exposed_s: float, failed: bool) -> None:
+            end = begin + seconds
+            turn = min(end, max(begin, self._idle_from_s))
+            self._idle_from_s = max(end, self._idle_from_s)
+            own_s = end - turn
             event = Collective(
-                call.operation, call.label, call.nbytes, seconds, call.transport, sequence, failed, None, call.bucket,
-                begin, exposed_s=exposed_s,
+                call.operation, call.label, call.nbytes, own_s, call.transport, sequence, failed, None, call.bucket,
+                turn, exposed_s=min(exposed_s, own_s), queued_s=turn - begin,
             )  # fmt: skip
             for tell in self._finished:
                 tell(event)

@@ -16,7 +16,9 @@ class Collective(NamedTuple):
     `bucket` is the index of the bucket it reduces, -1: none. `began_s` is time.perf_counter() when the caller entered
     it: one clock for all processes of a host. `wait_s` is the part of `seconds` spent waiting for other ranks to come,
     `exposed_s` the part in which the caller could do nothing else; None: all of it. `last_rank` is the rank that came
-    last, -1: not known, and `late_s` by how much it came after the one before it.
+    last, -1: not known, and `late_s` by how much it came after the one before it. One that is started in the background
+    begins, here, when its turn comes: when all that were started before it are done; `queued_s` is how long before that
+    it was started. So the times of those that are in flight together add up.
     """
 
     operation: str
@@ -33,6 +35,7 @@ class Collective(NamedTuple):
     exposed_s: float | None = None
     last_rank: int = -1
     late_s: float = 0.0
+    queued_s: float = 0.0
 
 
 class Phase(NamedTuple):

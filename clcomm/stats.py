@@ -51,7 +51,7 @@ class Tally:
         self.histogram = Histogram()
 
     def add(self, event: Collective) -> None:
-        _, _, nbytes, seconds, _, _, failed, wire_nbytes, _, _, wait_s, exposed_s, _, _ = event
+        _, _, nbytes, seconds, _, _, failed, wire_nbytes, _, _, wait_s, exposed_s, *_ = event
         if failed:
             self.failures += 1
             return

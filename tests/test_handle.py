@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+
 import numpy as np
 import pytest
 
 from clcomm.errors import ArgumentError, MismatchError
-from tests.helpers import one_line
+from tests.helpers import Recorder, one_line
 
 
 def test_started_all_reduces(comm):
@@ -81,3 +84,22 @@ def test_a_started_all_reduce_that_fails_is_counted_once(auto):
             handle.wait()
     assert auto.stats.total("all_reduce")["failures"] == 1
     auto.barrier()
+
+
+def test_those_in_flight_together_take_turns_in_the_stats(comm):
+    watcher = Recorder()
+    comm.add_observer(watcher)
+    arrays = [comm.allocate(40_000).view(np.float32) for _ in range(4)]
+    begin = time.perf_counter()
+    handles = [comm.all_reduce_async(array, bucket=number) for number, array in enumerate(arrays)]
+    time.sleep(0.01)
+    for handle in handles:
+        handle.wait()
+    whole_s = time.perf_counter() - begin
+    events = watcher.events
+    assert [event.bucket for event in events] == [0, 1, 2, 3]
+    for before, after in itertools.pairwise(events):
+        assert after.began_s == pytest.approx(before.began_s + before.seconds, abs=1e-9)
+        assert begin <= after.began_s - after.queued_s <= after.began_s
+    assert sum(event.seconds for event in events) <= whole_s
+    assert all(event.exposed_s <= event.seconds for event in events)

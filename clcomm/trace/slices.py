@@ -36,6 +36,7 @@ class Slice(NamedTuple):
     flow_out: int = 0
     flow_in: int = 0
     wait_ns: int = 0
+    queued_ns: int = 0
 
 
 def slices_of(part: Part, align: Callable[[int], int]) -> list[Slice]:
@@ -74,7 +75,7 @@ def _collective(event: Collective, align: Callable[[int], int]) -> Slice:
     if event.wire_nbytes is not None:
         args["wire bytes"] = event.wire_nbytes
     if event.exposed_s is not None:
-        args["exposed us"] = round(event.exposed_s * 1e6, 3)
+        args |= {"exposed us": round(event.exposed_s * 1e6, 3), "queued us": round(event.queued_s * 1e6, 3)}
     if event.last_rank >= 0:
         args |= {"last rank": event.last_rank, "late us": round(event.late_s * 1e6, 3)}
     if event.failed:
@@ -82,7 +83,7 @@ def _collective(event: Collective, align: Callable[[int], int]) -> Slice:
     length = _ns(event.seconds)
     return Slice(
         begin, begin + length, COMMUNICATION, f"{event.operation} {of}".strip(), "communication", args,
-        wait_ns=min(length, _ns(event.wait_s)),
+        wait_ns=min(length, _ns(event.wait_s)), queued_ns=_ns(event.queued_s),
     )  # fmt: skip
 
 
@@ -91,13 +92,14 @@ def _ns(seconds: float) -> int:
 
 
 def _joined(slices: list[Slice]) -> list[Slice]:
-    """Return the slices with a flow into each bucket's all-reduce, from the last kernel that ended before it began."""
+    """Return the slices with a flow into each bucket's all-reduce, from the last kernel before it was started."""
     kernels = sorted((each.end_ns, number) for number, each in enumerate(slices) if each.category == "kernel")
     for number, each in enumerate(slices):
         if each.category != "communication" or "bucket" not in each.args:
             continue
-        last = bisect_right(kernels, (each.begin_ns + TOLERANCE_NS, len(slices))) - 1
-        while last >= 0 and slices[kernels[last][1]].begin_ns >= each.begin_ns:
+        started_ns = each.begin_ns - each.queued_ns
+        last = bisect_right(kernels, (started_ns + TOLERANCE_NS, len(slices))) - 1
+        while last >= 0 and slices[kernels[last][1]].begin_ns >= started_ns:
             last -= 1
         if last >= 0:
             source = kernels[last][1]

@@ -65,7 +65,7 @@ def test_a_collective_holds_its_wait_and_its_transfer(tmp_path):
     whole, wait, transfer = rules.on_thread(trace_of(tmp_path, collectives=[event]), "communication")
     assert whole["args"] == {
         "label": "gradients", "bytes": 1000, "transport": "shared", "sequence": 1, "bucket": 3, "wire bytes": 500,
-        "exposed us": 2000.0, "last rank": 2, "late us": 3000.0,
+        "exposed us": 2000.0, "queued us": 0.0, "last rank": 2, "late us": 3000.0,
     }  # fmt: skip
     times = [(event["name"], event["ts"], event["dur"]) for event in (whole, wait, transfer)]
     assert times == [("all_reduce bucket 3", 0.0, 10_000.0), ("wait", 0.0, 4_000.0), ("transfer", 4_000.0, 6_000.0)]
@@ -73,12 +73,14 @@ def test_a_collective_holds_its_wait_and_its_transfer(tmp_path):
 
 def test_a_flow_joins_the_last_kernel_before_a_bucket_to_it(tmp_path):
     kernels = [("first", (1,), 0, 1000), ("second", (1,), 10_000, 20_000), ("third", (1,), 50_000, 90_000)]
-    buckets = [reduction(30e-6, 10e-6, 0), reduction(60e-6, 10e-6, 1), reduction(100e-6, 10e-6, 2)]
+    buckets = [
+        reduction(30e-6, 10e-6, 0), reduction(60e-6, 10e-6, 1), reduction(100e-6, 10e-6, 2, queued_s=35e-6)
+    ]  # fmt: skip
     metrics = reduction(120e-6, 10e-6, -1, label="metrics")
     trace = trace_of(tmp_path, kernels=kernels, collectives=[*buckets, metrics])
     source = {event["bind_id"]: event["name"] for event in rules.on_thread(trace, "device") if "flow_out" in event}
     into = {e["name"]: source[e["bind_id"]] for e in rules.on_thread(trace, "communication") if "flow_in" in e}
-    assert into == {"all_reduce bucket 0": "second", "all_reduce bucket 1": "second", "all_reduce bucket 2": "third"}
+    assert into == {"all_reduce bucket 0": "second", "all_reduce bucket 1": "second", "all_reduce bucket 2": "second"}
 
 
 def test_overlapping_collectives_get_rows_of_their_own(tmp_path):
