@@ -39,6 +39,8 @@ class Advice(NamedTuple):
 
 def own_costs(rows: list[dict[str, Any]]) -> Costs | str:
     """Return the fit to a run's reductions, from the rows of their buckets, or why there is none."""
+    if any(row["hidden_s"] for row in rows):
+        return "all-reduces went on behind computing, which makes them longer; --overlap off shows what they cost"
     usable = [row for row in rows if row["calls"] >= _LEAST_CALLS and row["bytes"] and row["seconds"] > 0]
     points = [(round(row["average_bytes_per_call"]), moving_s(row)) for row in usable]
     points = [(nbytes, seconds) for nbytes, seconds in points if seconds > 0]

@@ -88,7 +88,7 @@ def read(path: str, checked: Callable[[dict[str, Any]], dict[str, Any]] | None =
         if info.st_size > MOST_BYTES:
             raise ValueError(f"expected at most {MOST_BYTES >> 20} MiB, got {info.st_size >> 20}")
         with open(path, "rb") as file:
-            return (checked or checked_run)(_decoded(file.read(MOST_BYTES)))
+            return (checked or checked_run)(_decoded(file.read(info.st_size)))
     except OSError as error:
         raise DataError(error.strerror or "cannot be read") from None
     except RecursionError:
@@ -171,10 +171,14 @@ def _number(value: Any, name: str) -> float:
     return float(value)
 
 
-def _text(value: Any, name: str) -> str:
-    if not isinstance(value, str) or len(value) > _MOST_TEXT or not value.isprintable():
-        raise ValueError(f"{name}: expected at most {_MOST_TEXT} printable characters, got {_shown(value)}")
+def _text(value: Any, name: str, most: int = _MOST_TEXT) -> str:
+    if not isinstance(value, str) or len(value) > most or not value.isprintable():
+        raise ValueError(f"{name}: expected at most {most} printable characters, got {_shown(value)}")
     return value
+
+
+def _long_text(value: Any, name: str) -> str:
+    return _text(value, name, 10 * _MOST_TEXT)
 
 
 def _or_none(check: Check) -> Check:
@@ -278,7 +282,8 @@ _TRIAL: dict[str, Check] = {
     "name": _text, "measured_s": _or_none(_number), "predicted_s": _or_none(_number), "steps": _COUNT,
 }  # fmt: skip
 _DECISION: dict[str, Check] = {
-    "what": _text, "chosen": _text, "measures": _text, "evidence": _list(_object(**_TRIAL), 100), "at_step": _COUNT,
+    "what": _text, "chosen": _text, "measures": _long_text, "evidence": _list(_object(**_TRIAL), 100),
+    "at_step": _COUNT,
 }  # fmt: skip
 _RANK: dict[str, Check] = {
     "rank": _whole(0, _MOST_RANKS), "host": _or_none(_whole(0, _MOST_RANKS)), "host_name": _or_none(_text),

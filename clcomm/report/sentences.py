@@ -102,12 +102,14 @@ def sharing(facts: Facts) -> str:
         (packing, "packing and unpacking"),
     ]
     words = [f"{seconds / whole:.0%} {what}" for seconds, what in parts if seconds > 0.005 * whole]
-    if len(words) < 2:
+    if (
+        len(words) < 2 or facts.sync["hidden_s"]
+    ):  # how long a call that goes on behind computing moves data is not known
         return f"{begin}."
     uneven = "" if facts.sync["wait_s"] < _MOSTLY * whole else (
-        " What makes ranks arrive apart costs more than the data: no bucket size, and no faster network, mends that."
+        " What makes ranks arrive apart costs more than moving the data."
     )  # fmt: skip
-    return f"{begin}{'. With what was hidden: ' if facts.sync['hidden_s'] else ': '}{', '.join(words)}.{uneven}"
+    return f"{begin}: {', '.join(words)}.{uneven}"
 
 
 def arrivals(facts: Facts) -> str:
@@ -141,7 +143,8 @@ def advice(facts: Facts) -> str:
     if facts.advice is None or facts.costs is None:
         return ""
     best, cost = facts.advice.recommendation.best, facts.costs.cost
-    price = f"A call costs {written(cost.alpha_s, 'us')} us and {written(cost.beta_s_per_byte, 'ns_per_kib')} ns a KiB"
+    alpha, beta = written(cost.alpha_s, "us"), written(cost.beta_s_per_byte, "ns_per_kib")
+    price = f"Moving costs {alpha} us a call and {beta} ns a KiB"
     buckets = _count(facts.advice.current_buckets, "bucket")
     if facts.advice.is_good:
         return f"{price}: this run's {buckets} a step are as good as any."

@@ -20,7 +20,10 @@ from clcomm import checkpoint, costfile
 from clcomm.costmodel import Cost, Fit, Measured
 from clcomm.engine import Device, kernel_cache, tuning
 from clcomm.errors import ClcommError
+from clcomm.report import build, read_runs
+from clcomm.report.html import as_html
 from tests.fuzz.mutation import mutated
+from tests.report.runs import document, written
 from training.idx import read_idx, write_idx
 
 INPUTS, SEED = int(os.environ.get("CLCOMM_FUZZ_INPUTS", "3000")), int(os.environ.get("CLCOMM_FUZZ_SEED", "1"))
@@ -73,6 +76,11 @@ def seals(folder: Path) -> Target:
     return good, _says_value_error(lambda path: kernel_cache.damaged(folder, kernel_cache.read_seal(path)))
 
 
+def reports(folder: Path) -> Target:
+    (name,) = written(folder, [document(2, overlap=True)])
+    return Path(name).read_bytes(), lambda path: as_html(build(read_runs([str(path)])))
+
+
 def _says_value_error(parse: Callable[[Path], Any]) -> Callable[[Path], Any]:
     """Return a parser whose refusal is a ValueError, or deep nesting, which its caller turns into one clean line."""
 
@@ -85,7 +93,7 @@ def _says_value_error(parse: Callable[[Path], Any]) -> Callable[[Path], Any]:
     return parse_cleanly
 
 
-TARGETS = (checkpoints, idx_files, gzipped_idx_files, cost_files, tuning_files, seals)
+TARGETS = (checkpoints, idx_files, gzipped_idx_files, cost_files, tuning_files, seals, reports)
 
 
 @pytest.mark.timeout(3600)

@@ -74,6 +74,7 @@ def test_hidden_communication_is_no_part_of_a_step(tmp_path):
     assert gradients["hidden_s"] == pytest.approx(0.75 * gradients["seconds"], rel=1e-6)
     parts = {row["part"]: row["mean_s"] for row in table(report, "step").rows}
     assert parts["exposed communication"] == pytest.approx(gradients["exposed_s"] / STEPS)
+    assert "latency and bandwidth of this run" in {each.what for each in report.left_out}
     assert "75% of communication was hidden behind computing, 25% was exposed." in report.headline
 
 
