@@ -9,7 +9,9 @@ from clcomm import Communicator, Synchronizer
 from clcomm.engine import CrossEntropyLoss, Device, Generator, Linear, Module, Replay, Tensor
 from clcomm.errors import ArgumentError, NonFiniteError
 from clcomm.optim import SGD
+from clcomm.transport import mpi as mpi_module
 from tests.helpers import Recorder, one_line
+from tests.transport.references import pretended_host
 
 torch = pytest.importorskip("torch")
 
@@ -309,3 +311,15 @@ def test_gradients_that_are_weighed_and_overlap_exclude_each_other(comm, device)
                 sync.sync_gradients(side.model, samples=4)
         else:
             sync.sync_gradients(side.model, samples=4)
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("layout", ["halves", "first-alone"])
+def test_between_hosts_the_bits_are_those_without_overlap(device, monkeypatch, layout):
+    results = []
+    for options in ({}, {"overlap": True, "bucket_size": 1500}, {"overlap": True, "use_bucketing": False}):
+        monkeypatch.setattr(mpi_module, "host_of", lambda comm: pretended_host(layout, comm))
+        with Communicator() as comm:
+            assert comm.hosts == 2
+            results += [trained(kind, comm, device, monkeypatch, **options)[0] for kind in ("native", "queued")]
+    assert all(result == results[0] for result in results)
