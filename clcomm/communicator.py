@@ -22,7 +22,7 @@ from clcomm.stats import CommStats, Observer
 from clcomm.transport import mpi as mpi_transport
 from clcomm.units import format_size, parse_size
 from clcomm.watchdog import Limits, StartWatch, Watchdog
-from clcomm.world import join
+from clcomm.world import NO_ROOM, join
 
 #: In place of a bucket size: the Synchronizer looks for the fastest.
 AUTO = "auto"
@@ -108,12 +108,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
 
     def _warn_fallback(self, nbytes: int) -> None:
         if self.rank == 0 and not self._warned_fallback:
-            _log.warning(
-                "/dev/shm has no room for %s a rank on %d ranks: reducing through MPI instead; enlarge it "
-                "(docker run --shm-size=1g) for faster synchronisation",
-                format_size(nbytes),
-                self.size,
-            )
+            _log.warning(NO_ROOM, f"{format_size(nbytes)} a rank", self.size)
         self._warned_fallback = True
 
     # --- stats and the end ---

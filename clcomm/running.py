@@ -36,8 +36,8 @@ class CollectiveRunner:
         self._sequence = 0
         self._calls: dict[tuple, Call] = {}
         self._address = address_of if self.comm is None else address_function()
-        self._checked = self._shared is not None and world.checks
-        self._meeting: Meeting = self._shared.meeting if self._shared is not None and world.checks else NoMeeting()
+        self._meeting: Meeting = world.meeting()
+        self._checked = not isinstance(self._meeting, NoMeeting)
         #: The collective this rank is in: call, sequence number, when it began (perf_counter); None: in none.
         self.current: tuple[Call, int, float] | None = None
         self.stats = CommStats(self.size)

@@ -16,11 +16,18 @@ from clcomm.transport import Pending, SoloTransport, Transport
 from clcomm.transport import mpi as mpi_transport
 from clcomm.transport.hierarchical import HierarchicalTransport
 from clcomm.transport.hosts import Hosts
+from clcomm.transport.meeting import Meeting, NoMeeting, WorldMeeting
 from clcomm.transport.memory import MemoryTransport
 from clcomm.transport.reduction import prepared_reduction_by_hosts
 from clcomm.transport.shared import SharedTransport
 
 TRANSPORTS = ("auto", "shared", "mpi", "solo")
+
+#: What is said once where shared memory is too small.
+NO_ROOM = (
+    "/dev/shm has no room for %s on %d ranks: reducing through MPI instead; enlarge it (docker run --shm-size=1g) for "
+    "faster synchronisation"
+)
 
 _log = logging.getLogger("clcomm")
 
@@ -45,6 +52,14 @@ class World:
     cores: int = 1
     checks: bool = True
     board: ProgressBoard | None = None
+
+    def meeting(self) -> Meeting:
+        """Return where ranks compare what they call: in shared memory, else through MPI; where they don't, nowhere."""
+        if not self.checks or self.base.world_size == 1:
+            return NoMeeting()
+        if self.shared is not None:
+            return self.shared.meeting
+        return WorldMeeting(mpi_transport.comparison(self.comm), fence=lambda: None)
 
 
 def join(comm: Any, transport: str) -> World:
@@ -85,12 +100,15 @@ def _join_ranks(world: World, comm: Any, transport: str) -> None:
     if transport == "auto" and hosts.nested:
         # So that results have the same bits where an array cannot be reduced in shared memory.
         base.prepare_fold = partial(prepared_reduction_by_hosts, hosts=hosts.ranks)
-    if transport == "auto" and hosts.nested and HierarchicalTransport.can_open(comm, host):
-        world.shared = HierarchicalTransport(base, host, hosts)
+    if transport == "auto" and hosts.nested:
+        if HierarchicalTransport.can_open(comm, host):
+            world.shared = HierarchicalTransport(base, host, hosts)
     elif transport != "mpi" and world.hosts == 1 and SharedTransport.can_open(host):
         world.shared = SharedTransport(host, world.pending)
-    else:
+    if world.shared is None:
         host.Free()
+        if transport != "mpi" and (world.hosts == 1 or hosts.nested) and comm.Get_rank() == 0:
+            _log.warning(NO_ROOM, "the transport itself", comm.Get_size())
 
 
 def _share_of_cores(comm: Any) -> int:

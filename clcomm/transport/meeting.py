@@ -141,7 +141,10 @@ class MeetingPoint:
 
 
 class WorldMeeting:
-    """A meeting of the ranks of several hosts through MPI. alike: see `mpi.comparison`. fence: a memory barrier."""
+    """A meeting through MPI: of several hosts, or of ranks without shared memory.
+
+    alike: see `mpi.comparison`. fence: a memory barrier.
+    """
 
     arrivals: list[int] | None = None  # hosts have clocks of their own
 
@@ -163,7 +166,7 @@ class WorldMeeting:
 
 
 class NoMeeting:
-    """Ranks that do not compare what they call: a rank that is alone, or one without shared memory."""
+    """Ranks that do not compare what they call: a rank that is alone, or all where nobody wants it."""
 
     tag = waited_ns = 0
     arrivals: list[int] | None = None

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,13 +72,15 @@ def clean_environment(**extra: str) -> dict[str, str]:
     return {**kept, **open_mpi, "PYTHONPATH": str(ROOT), **extra}
 
 
-def start(path: Path, script: str, *, ranks: int = 3, launcher: bool = True, **environment: str) -> subprocess.Popen:
+def start(
+    path: Path, script: str, *, ranks: int = 3, launcher: bool = True, under: Sequence[str] = (), **environment: str
+) -> subprocess.Popen:
     """Start a script of ours on some ranks, or without a launcher, and return at once."""
     path = path / "job.py"
     path.write_text(PREAMBLE + script)
     command = [mpiexec(), "-n", str(ranks)] if launcher else []
     return subprocess.Popen(
-        [*command, sys.executable, str(path)],
+        [*under, *command, sys.executable, str(path)],
         env=clean_environment(**environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
