@@ -6,9 +6,12 @@ program that is, so that others can say it of a rank that does not come. A colle
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import logging
 import math
 import os
+import signal
 import sys
 import sysconfig
 import threading
@@ -36,6 +39,8 @@ INTERVAL_S = 1.0
 SILENT_S = 3.0
 #: How long a job's end waits for the other ranks to dump what they did.
 DUMP_S = 2.0
+#: By how much the alarm comes after the thread that can explain itself.
+ALARM_MARGIN_S = 2.0
 
 _log = logging.getLogger("clcomm")
 
@@ -253,7 +258,10 @@ def _name(frame: FrameType) -> str:
 
 
 class StartWatch:
-    """Watches the creation of a Communicator, when there is no board yet to tell who is missing: a context manager."""
+    """Watches the creation of a Communicator, when there is no board yet to tell who is missing: a context manager.
+
+    While MPI starts, mpi4py lets no thread work; then SIGALRM ends a rank whose others don't come, with its traceback.
+    """
 
     def __init__(self, limits: Limits):
         self._timers = [
@@ -262,8 +270,15 @@ class StartWatch:
             for limit_s, act in ((limits.stall_warning_s, job.print_line), (limits.timeout_s, self._end_job))
             if limit_s < math.inf and mpi.launched_ranks() > 1
         ]  # fmt: skip
+        starts = mpi.launched_ranks() > 1 and limits.timeout_s < math.inf and not mpi.is_running()
+        is_ours = starts and signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+        self._alarm_s = limits.timeout_s + ALARM_MARGIN_S if is_ours else 0.0
 
     def __enter__(self) -> None:
+        if self._alarm_s:
+            with contextlib.suppress(ValueError, OSError, AttributeError):  # a stderr that is no file
+                faulthandler.register(signal.SIGALRM, all_threads=False, chain=True)
+            signal.setitimer(signal.ITIMER_REAL, self._alarm_s)
         for timer in self._timers:
             timer.daemon = True
             timer.start()
@@ -271,6 +286,9 @@ class StartWatch:
     def __exit__(self, *error: object) -> None:
         for timer in self._timers:
             timer.cancel()
+        if self._alarm_s:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            faulthandler.unregister(signal.SIGALRM)
 
     def _end_job(self, said: str) -> None:
         exits.end_by_force_later(TIMED_OUT)

@@ -24,7 +24,7 @@ from clcomm.errors import MismatchError
 _COUNTER_WORDS, _BOARD_WORDS, _FIRST_WORD = 8, 16, 2
 _CELL_WORDS = _COUNTER_WORDS + 2 * _BOARD_WORDS
 #: Polls between two looks at MPI, which may need us to move on what we started earlier.
-_POLLS_BETWEEN_PROGRESS = 256
+_POLLS_BETWEEN_PROGRESS = 16
 
 
 class DifferentOperations(MismatchError):

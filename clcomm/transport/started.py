@@ -19,7 +19,7 @@ from clcomm.transport.memory import HostMemory
 _LINE = 64
 #: Reductions whose counters lie in one window: windows are few, buckets may be many.
 _TOGETHER = 256
-_POLLS_BETWEEN_PROGRESS = 256
+_POLLS_BETWEEN_PROGRESS = 16
 
 
 class Counters:

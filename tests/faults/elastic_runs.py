@@ -94,7 +94,7 @@ def main(runs: int) -> int:
     worst = undisturbed.accuracy - min((outcome.accuracy for outcome in finished), default=0.0)
     median_s = statistics.median([o.next_step_s for o in finished if o.next_step_s == o.next_step_s] or [float("nan")])
     print(
-        f"{len(finished)} of {runs} finished; at worst {worst:+.2f} points; next step after {median_s:.2f} s (median)"
+        f"{len(finished)} of {runs} finished; at worst {-worst:+.2f} points; next step after {median_s:.2f} s, median"
     )
     return 0 if len(finished) == runs and worst <= LOST_POINTS and median_s < NEXT_STEP_S else 1
 

@@ -33,8 +33,10 @@ What was made to go wrong in a job of two ranks, where, and on which of them; an
 and the first line that it wrote about it. In each case the harness checks that the job ends within {end_s:g} s of the
 fault, or of the time-out where a rank stops (or that it finishes with the right result), that the message names rank
 and cause, that the newest checkpoint is whole and no older than it has to be, and that no process and no file in
-/dev/shm is left. `make faults` runs all {count} cases and writes this page; CI runs a dozen. Under MPICH: exit codes of
-ranks that are killed are the launcher's.
+/dev/shm is left. `make faults` runs all {count} cases and writes this page; CI runs a dozen.
+
+Under MPICH: exit codes of ranks that are killed are the launcher's. While MPI starts nobody knows the ranks yet: then
+the launcher alone tells what happened, and MPICH's own file (4 MB) stays in /dev/shm.
 
 | fault | place | rank | exit code | what the user reads |
 |---|---|---|---|---|
@@ -78,6 +80,8 @@ def undisturbed() -> Undisturbed:
 def run_case(case: Case, directory: Path) -> Outcome:
     """Run a case in a directory of its own and look at all that it left."""
     expected = undisturbed()
+    if case.damage == "shm" and not _has_own_shm():
+        return Outcome(case, 0, "clcomm was not tried: it needs a /dev/shm of its own, and so root")
     _damage(case, expected.files, directory)
     code, said, seconds = _run(case, directory)
     outcome = Outcome(case, code, said)
@@ -94,7 +98,7 @@ def run_case(case: Case, directory: Path) -> Outcome:
         problems.append("it says so several times")
     if case.survives and f"with {expected.result}\n" not in said:
         problems.append("its result is another")
-    problems += _what_is_saved(case, directory) + _what_is_left(directory)
+    problems += _what_is_saved(case, directory) + _what_is_left(case, directory)
     return outcome
 
 
@@ -103,7 +107,7 @@ def _run(case: Case, directory: Path) -> tuple[int, str, float | None]:
     place = "/proc/nowhere" if case.damage == "read-only" else str(directory)
     command = [mpiexec(), "-n", "2", sys.executable, str(ROOT / "tests" / "faults" / "victim.py")]
     if _has_own_shm():
-        command = ["unshare", "--mount", "sh", "-c", _IN_OWN_SHM, "9m" if case.damage == "shm" else "256m", *command]
+        command = ["unshare", "--mount", "sh", "-c", _IN_OWN_SHM, "64m", *command]
     environment = {"CLCOMM_TEST_FAULT": case.name, "CLCOMM_TEST_DIR": place, "LEFT": str(directory / "left")}
     environment |= {"CLCOMM_STALL_WARNING_S": str(STALL_WARNING_S), "CLCOMM_TIMEOUT_S": str(TIMEOUT_S)}
     process = subprocess.Popen(
@@ -144,7 +148,7 @@ def _what_is_saved(case: Case, directory: Path) -> list[str]:
     return [f"the newest checkpoint is of step {step}, expected {least} or later"] if step < least else []
 
 
-def _what_is_left(directory: Path) -> list[str]:
+def _what_is_left(case: Case, directory: Path) -> list[str]:
     deadline = time.monotonic() + GONE_S
     while (left := _processes(directory)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -152,8 +156,9 @@ def _what_is_left(directory: Path) -> list[str]:
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     if _has_own_shm():
-        files = (directory / "left").read_text().split()
-        problems += [f"/dev/shm holds {', '.join(files)}"] if files else []
+        listed = directory / "left"  # missing after a job that hung
+        files = listed.read_text().split() if listed.exists() else []
+        problems += [f"/dev/shm holds {name}" for name in files if not re.fullmatch(case.leaves, name)]
     return problems
 
 

@@ -6,6 +6,8 @@ gradients, "checkpoint" while step 6 is saved, "exit" after the last step. Steps
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import os
 import signal
@@ -163,6 +165,15 @@ def disagree(place: str, comm: Communicator) -> None:
         comm.broadcast(np.zeros(3))
 
 
+def fill_shared_memory() -> None:
+    """Leave no room in /dev/shm, which is this job's own, until the job ends."""
+    filler = Path("/dev/shm/filler")
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(1 << 20)):
+            pass
+    atexit.register(filler.unlink)
+
+
 class Model:
     """A linear model of 2 x 50 parameters; its gradient depends on rank and step alone."""
 
@@ -189,6 +200,9 @@ class Model:
 def main() -> None:
     at("start-up")
     comm = Communicator()
+    if FAULT == "/dev/shm full" and comm.rank == 0:
+        fill_shared_memory()
+    comm.barrier()
     sync = Synchronizer(comm, check_replicas_every=1, check_finite=True)
     model, series = Model(), CheckpointSeries(comm, PATH, keep=2)
     disagree("start-up", comm)
