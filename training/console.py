@@ -34,4 +34,6 @@ def make_console(comm: Communicator) -> Console:
     # Open MPI gives each rank a terminal of its own, and passes on whole lines, wherever its own output goes.
     if sys.stdout.isatty() and "OMPI_COMM_WORLD_SIZE" not in os.environ:
         return Console(soft_wrap=True)
-    return Console(soft_wrap=True, width=PLAIN_WIDTH, force_terminal=False if sys.stdout.isatty() else None)
+    columns = os.environ.get("COLUMNS", "")  # mpiexec's ranks have no terminal that could tell
+    width = int(columns) if columns.isdecimal() else PLAIN_WIDTH
+    return Console(soft_wrap=True, width=width, force_terminal=False if sys.stdout.isatty() else None)

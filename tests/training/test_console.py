@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from training.console import PLAIN_WIDTH, make_console
 
 
-def test_rank_0_prints_and_the_others_do_not(capsys):
+def test_rank_0_prints_and_the_others_do_not(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     for rank in range(3):
         console = make_console(SimpleNamespace(rank=rank))
         console.print(f"rank {rank}", highlight=False)
@@ -34,7 +35,8 @@ def on_a_terminal(**environment: str) -> str:
 
 def test_a_terminal_has_colours_but_the_one_that_open_mpi_lends_has_none():
     assert on_a_terminal() == "\x1b[1;3;92mTrue\x1b[0m\x1b[1m \x1b[0m\x1b[1;36m60\x1b[0m\r\n"
-    assert on_a_terminal(OMPI_COMM_WORLD_SIZE="2") == f"False {PLAIN_WIDTH}\r\n"
+    assert on_a_terminal(OMPI_COMM_WORLD_SIZE="2", COLUMNS="") == f"False {PLAIN_WIDTH}\r\n"
+    assert on_a_terminal(OMPI_COMM_WORLD_SIZE="2", COLUMNS="80") == "False 80\r\n"
 
 
 def test_what_takes_long_to_import_waits_until_it_is_needed():
