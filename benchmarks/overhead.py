@@ -28,6 +28,9 @@ from clcomm.job import run
 PROGRAM = "benchmarks.overhead"
 #: The largest share of a step at batch 64 that may not be kernels, in percent.
 TARGETS = {"convnet": 10.0, "mlp": 30.0}
+#: How much of the ConvNet's step synchronisation may take, in percent, and how many times that each tensor on its own.
+SYNC_TARGET, BUCKETING_TARGET = 5.0, 3.0
+BUCKETED, PER_TENSOR, SYNC = "bucketed", "per tensor", "sync"
 _WARM_UP_STEPS = 5
 
 
@@ -104,23 +107,40 @@ def add_kernels(report: Report, options: argparse.Namespace, model: str, shape: 
 
 
 def add_phases(report: Report, options: argparse.Namespace, model: str, shape: tuple[int, ...], path: Path) -> None:
-    """Add the table of phases on all ranks."""
+    """Add the table of phases on all ranks, bucketed and with each tensor on its own, and what is asked of sync."""
     arguments = ["--model", model, "--batches", str(path), "--shape", *map(str, shape)]
     with Job("benchmarks.peers.engine", *arguments, ranks=options.ranks) as job:
-        trial = job.ask(steps=10, settings={"phases": True})
+        settings = {BUCKETED: {"phases": True}, PER_TENSOR: {"phases": True, "per_tensor": True}}
+        trial = job.ask(steps=10, settings=settings[BUCKETED])
+        job.ask(steps=10, settings=settings[PER_TENSOR])  # prepares its reductions
         steps = harness.repeats_for(sum(trial[0]["phases"]["wall"].values()) / 10, options.window_s)
-        windows = [job.ask(steps=steps, settings={"phases": True}) for _ in range(options.windows)]
+        windows = [
+            {cut: job.ask(steps=steps, settings=settings[cut]) for cut in settings} for _ in range(options.windows)
+        ]
+    title = f"{model}, {options.ranks} ranks, batch {options.batch} a rank: phases, waiting after each"
+    grid = Grid(title, ("phase", "ms a step", "share", "processor ms", "share"))
+    bucketed, per_tensor = (phase_means([window[cut] for window in windows], steps) for cut in settings)
+    walls, processor = (sum(column) for column in zip(*bucketed.values(), strict=True))
+    for phase, (wall, cpu) in bucketed.items():
+        grid.add(phase, f"{wall * 1e3:.3f}", f"{wall / walls:.1%}", f"{cpu * 1e3:.3f}", f"{cpu / processor:.1%}")
+    wall, cpu = per_tensor[SYNC]
+    grid.add(f"{SYNC}, {PER_TENSOR}", f"{wall * 1e3:.3f}", "", f"{cpu * 1e3:.3f}", "")
+    report.grids.append(grid)
+    if model == "convnet" and options.batch == 64:
+        for index, (clock, whole) in enumerate((("by the clock", walls), ("in processor time", processor))):
+            share, gain = bucketed[SYNC][index] / whole, per_tensor[SYNC][index] / bucketed[SYNC][index]
+            where = f"{model}, {options.ranks} ranks, {clock}"
+            report.bars.append(Bar(f"{where}: sync of a step", 100 * share, SYNC_TARGET, "%", at_least=False))
+            report.bars.append(Bar(f"{where}: sync per tensor against bucketed", gain, BUCKETING_TARGET))
+
+
+def phase_means(windows: list[list[dict]], steps: int) -> dict[str, list[float]]:
+    """Return each phase's seconds a step, by the clock and in processor time: medians over windows and ranks."""
     answers = [answer["phases"] for window in windows for answer in window]
-    means = {
+    return {
         phase: [statistics.median(answer[clock][phase] / steps for answer in answers) for clock in ("wall", "cpu")]
         for phase in PHASES
     }
-    walls, processor = (sum(column) for column in zip(*means.values(), strict=True))
-    title = f"{model}, {options.ranks} ranks, batch {options.batch} a rank: phases, waiting after each"
-    grid = Grid(title, ("phase", "ms a step", "share", "processor ms", "share"))
-    for phase, (wall, cpu) in means.items():
-        grid.add(phase, f"{wall * 1e3:.3f}", f"{wall / walls:.1%}", f"{cpu * 1e3:.3f}", f"{cpu / processor:.1%}")
-    report.grids.append(grid)
 
 
 if __name__ == "__main__":

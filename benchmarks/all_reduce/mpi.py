@@ -19,6 +19,7 @@ class Buffers:
         self.comm, self.nbytes = comm, nbytes
         self.grads = comm.allocate(nbytes).view(np.float32)
         self.reduced = comm.allocate_common(nbytes).view(np.float32)
+        self.prepared = comm.all_reduce_init(self.grads, "mean", out=self.reduced)
         self.plain = np.zeros(nbytes // 4, np.float32)
         self.other = np.ones_like(self.plain)
 
@@ -27,6 +28,9 @@ class Buffers:
         expected = expected_sum(self.grads.size, self.comm.size)
         self.grads[...] = self.plain[...] = rank_values(self.grads.size, self.comm.rank)
         np.testing.assert_array_equal(self.comm.all_reduce(self.grads, out=self.reduced), expected)
+        self.comm.barrier()
+        self.prepared()
+        np.testing.assert_array_equal(self.reduced, expected / np.float32(self.comm.size))
         self.allreduce()
         np.testing.assert_array_equal(self.plain, expected)
         self.comm.barrier()
@@ -38,9 +42,10 @@ class Buffers:
         self.comm.comm.Allreduce(MPI.IN_PLACE, self.plain)
 
     def once(self, system: str) -> Once:
-        """Return what a system does: "clcomm", "mpi" or "copy"."""
+        """Return what a system does: "clcomm", "unprepared", "mpi" or "copy"."""
         ways: dict[str, Once] = {
-            "clcomm": lambda: self.comm.all_reduce(self.grads, "mean", out=self.reduced),
+            "clcomm": self.prepared,
+            "unprepared": lambda: self.comm.all_reduce(self.grads, "mean", out=self.reduced),
             "mpi": self.allreduce,
             "copy": lambda: np.copyto(self.other, self.plain),
         }

@@ -15,7 +15,10 @@ PHASES = ("upload", "forward and backward", "sync", "update")
 
 
 class Native:
-    """A step of the native engine; with the setting "phases" it waits after each phase and adds up their times."""
+    """A step of the native engine; with the setting "phases" it waits after each phase and adds up their times.
+
+    The setting "per_tensor" reduces each gradient on its own.
+    """
 
     def __init__(self, model: str, shape: tuple[int, ...], batches: list[Batch], comm: Communicator):
         self.device = Device.select(local_rank=comm.local_rank, local_size=comm.local_size, cores=comm.cores)
@@ -27,10 +30,12 @@ class Native:
         self._initial = self.parts.model.state_dict()
         self._loss: Any = None
         self._by_phase = False
+        self._bucketing: bool | None = None  # as the Synchronizer has it
         self.phases = _no_time()
 
     def configure(self, settings: dict[str, Any]) -> None:
         self._by_phase = bool(settings.get("phases"))
+        self._bucketing = False if settings.get("per_tensor") else None
 
     def reset(self) -> None:
         self.parts.model.load_state_dict(self._initial)
@@ -41,7 +46,7 @@ class Native:
             return
         inputs, targets = self.parts.prepare(*self.batches[number])
         self._loss = self.parts.forward_backward(inputs, targets, 1.0)
-        self.sync.sync_gradients(self.parts.model)
+        self.sync.sync_gradients(self.parts.model, self._bucketing)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -56,7 +61,7 @@ class Native:
         mark()
         self._loss = self.parts.forward_backward(inputs, targets, 1.0)
         mark()
-        self.sync.sync_gradients(self.parts.model)
+        self.sync.sync_gradients(self.parts.model, self._bucketing)
         mark()
         self.optimizer.step()
         self.optimizer.zero_grad()
