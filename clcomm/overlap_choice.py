@@ -22,6 +22,7 @@ _WARM_UP = 4
 _STEPS_EACH = 8
 #: Overlap has to be faster by more than this: less is noise.
 _WORTH = 0.98
+_ACCUMULATES = "several backwards came before a synchronisation, outside no_sync()"
 
 
 def check_overlap(setting: bool | str) -> bool | str:
@@ -104,8 +105,10 @@ class OverlapChoice:
 
 
 def _refusals(comm: Communicator, space: SharedSpace) -> str:
-    """Return why overlap can gain nothing, the same on every rank; empty where it can on some rank."""
+    """Return why overlap can gain nothing, or is not possible, the same on every rank; empty where neither is so."""
     told = comm.all_gather_object(_refusal(comm, space), label=CHECKS)
+    if _ACCUMULATES in told:
+        return _ACCUMULATES
     return told[0] if all(told) else ""
 
 
@@ -114,6 +117,8 @@ def _refusal(comm: Communicator, space: SharedSpace) -> str:
         return "there is one rank"
     if not space.order.is_told:
         return "the model's library does not tell when a gradient is complete"
+    if space.order.accumulates:
+        return _ACCUMULATES
     if comm.hosts == 1 and comm.cores == 1 and space.replica.mark() is None:
         return "the ranks are on one host, and each computes and communicates on the same core"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from clcomm.adapters import replica_of
@@ -17,10 +18,11 @@ class SharedSpace:
     """A model's replica with its flat space in the Communicator's memory; making one is collective.
 
     arrays: the flat arrays, of `layout.span` bytes. padded: the same memory up to equal shards for all ranks.
+    is_paused: whether gradients are to accumulate, now.
     MismatchError is raised on every rank where the ranks' parameters differ in name, shape or dtype.
     """
 
-    def __init__(self, comm: Communicator, model: Any):
+    def __init__(self, comm: Communicator, model: Any, is_paused: Callable[[], bool] = lambda: False):
         self.model = model  # kept, so that no other model can get its id
         self.replica = _replica_on_all(comm, model)
         self.layout = FlatLayout(self.replica.specs)
@@ -33,7 +35,7 @@ class SharedSpace:
         self.tuning: Any = None  # AutoBuckets, where the bucket size is to be found
         self.synchronisations = 0
         self.overlap: Any = None  # the OverlapChoice, if any
-        self.order = CompletionOrder(comm, self.replica)
+        self.order = CompletionOrder(comm, self.replica, is_paused)
 
     def move(self, padded: FlatArrays) -> None:
         """Let the flat space live in other memory, as large as `padded`; its values are kept."""

@@ -266,10 +266,13 @@ class Synchronizer:
 
     # --- parts ---
 
+    def _is_paused(self) -> bool:
+        return self._paused > 0
+
     def _space(self, model: Any) -> SharedSpace:
         space = self._spaces.get(id(model))
         if space is None:
-            space = self._spaces[id(model)] = SharedSpace(self.comm, model)
+            space = self._spaces[id(model)] = SharedSpace(self.comm, model, self._is_paused)
         return space
 
     def _make_ready(self, model: Any, use_bucketing: bool | None) -> tuple[SharedSpace, _Run] | None:
@@ -293,7 +296,7 @@ class Synchronizer:
         if not self.overlap or space.order.is_open:
             return plan.run
         if space.overlap is None:
-            space.overlap = OverlapChoice(self.comm, space, self.overlap, lambda: self._paused > 0, self._note)
+            space.overlap = OverlapChoice(self.comm, space, self.overlap, self._is_paused, self._note)
         return space.overlap.runner(plan)
 
     def _note(self, decision: Decision) -> None:

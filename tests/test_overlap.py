@@ -294,6 +294,49 @@ def test_auto_measures_both_and_keeps_one_on_all_ranks_with_the_same_bits(severa
     assert (off.name, on.name, off.steps, on.steps) == ("off", "on", 8, 8)
 
 
+@pytest.mark.parametrize("kind", ["native", "torch"])
+@pytest.mark.mpi(min_size=2)
+def test_auto_is_off_where_backwards_accumulate_without_being_told(several, device, monkeypatch, kind):
+    monkeypatch.setattr(several, "cores", 2)
+    results = []
+    for overlap in (False, "auto"):
+        side = (Torch if kind == "torch" else Native)(device, several.rank)
+        sync = Synchronizer(several, overlap=overlap)
+        sync.broadcast_parameters(side.model)
+        for step in range(4):
+            side.backward(step)
+            side.backward(50 + step)
+            sync.sync_gradients(side.model)
+            side.update()
+        results.append(side.bits())
+    assert results[0] == results[1]
+    assert "several backwards came before a synchronisation" in str(sync.decisions()[0])
+
+
+def test_a_replayed_function_of_two_backwards_runs_as_it_is(comm, device):
+    """Where its first backward completes a bucket a replay could not know that the second adds to it."""
+    net, loss_fn = Net(device), CrossEntropyLoss()
+    net.flat_space()
+
+    def twice(x, y):
+        for _ in range(2):
+            loss_fn(net(x), y).backward()
+
+    sync, run = Synchronizer(comm, overlap=True), Replay(twice)
+    sync.broadcast_parameters(net)
+    x, y = (Tensor(array, device) for array in batch(comm.rank, 0))
+    for _ in range(2):
+        net.zero_grad()
+        with sync.no_sync():
+            run(x, y)
+        sync.sync_gradients(net)
+    for _ in range(2):
+        net.zero_grad()
+        with sync.no_sync():
+            run(x, y)
+    assert run.refusal == "it runs backward more than once"
+
+
 @pytest.mark.parametrize("setting", ["on", None, 2])
 def test_refused_settings(setting):
     with Communicator(transport="solo") as comm, pytest.raises(ArgumentError) as caught:
