@@ -18,6 +18,7 @@ from clcomm.transport.hierarchical import HierarchicalTransport
 from clcomm.transport.hosts import Hosts
 from clcomm.transport.meeting import Meeting, NoMeeting, WorldMeeting
 from clcomm.transport.memory import MemoryTransport
+from clcomm.transport.mpi_transport import MpiTransport
 from clcomm.transport.reduction import prepared_reduction_by_hosts
 from clcomm.transport.shared import SharedTransport
 
@@ -96,7 +97,7 @@ def _join_ranks(world: World, comm: Any, transport: str) -> None:
     if transport == "shared" and world.hosts > 1:
         raise ArgumentError("transport: 'shared' needs all ranks on one host; use 'auto' or 'mpi'")
     world.board = ProgressBoard.of_host(host, hosts.ranks[world.host], comm.Get_rank())
-    world.base = base = mpi_transport.MpiTransport(comm, world.pending)
+    world.base = base = MpiTransport(comm, world.pending)
     if transport == "auto" and hosts.nested:
         # So that results have the same bits where an array cannot be reduced in shared memory.
         base.prepare_fold = partial(prepared_reduction_by_hosts, hosts=hosts.ranks)

@@ -52,7 +52,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
 
 ENGINE = "clcomm/engine/"
 #: benchmarks/ measures what uses mpi4py itself.
-MAY_IMPORT_MPI4PY = ("clcomm/transport/mpi.py", "clcomm/transport/shared.py", "benchmarks/")
+MAY_IMPORT_MPI4PY = ("clcomm/transport/mpi.py", "benchmarks/")
 #: Its imports wait for a model of their library, so they close no cycle.
 LAZY = ("clcomm/adapters/__init__.py",)
 
@@ -87,7 +87,7 @@ def breaches(sources: Mapping[str, str]) -> list[str]:
 
 def _problems(path: str, imported: Import) -> Iterator[str]:
     if imported.module.split(".")[0] == "mpi4py" and not path.startswith(MAY_IMPORT_MPI4PY):
-        yield "imports mpi4py; of clcomm only transport/mpi.py and transport/shared.py do"
+        yield "imports mpi4py; of clcomm only transport/mpi.py does"
     target = imported.file
     if target is None:
         if imported.module.split(".")[0] in PACKAGES:

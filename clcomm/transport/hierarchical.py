@@ -26,7 +26,8 @@ from clcomm.transport.base import Pending
 from clcomm.transport.hosts import Hosts
 from clcomm.transport.meeting import MeetingPoint, WorldMeeting, kind_of
 from clcomm.transport.memory import HostMemory, MemoryTransport, require_alike
-from clcomm.transport.mpi import SHARD_MULTIPLE, MpiTransport, comparison, lane_of, revoke
+from clcomm.transport.mpi import comparison, lane_of, revoke
+from clcomm.transport.mpi_transport import SHARD_MULTIPLE, MpiTransport
 from clcomm.transport.reduction import partial_op, prepared_reduction
 
 

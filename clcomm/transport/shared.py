@@ -20,7 +20,8 @@ from clcomm.layout import shard_bounds
 from clcomm.transport.base import Pending
 from clcomm.transport.meeting import MeetingPoint, kind_of
 from clcomm.transport.memory import KEPT, HostMemory, MemoryTransport, require_alike
-from clcomm.transport.mpi import SHARD_MULTIPLE, revoke
+from clcomm.transport.mpi import revoke
+from clcomm.transport.mpi_transport import SHARD_MULTIPLE
 from clcomm.transport.reduction import prepared_reduction, reduce_in_rank_order
 from clcomm.transport.started import Counters, StartedReduction
 

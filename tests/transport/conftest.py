@@ -13,7 +13,8 @@ import pytest
 from clcomm.transport import Pending, SoloTransport, Transport
 from clcomm.transport.hierarchical import HierarchicalTransport
 from clcomm.transport.hosts import Hosts
-from clcomm.transport.mpi import MpiTransport, host_of, world
+from clcomm.transport.mpi import host_of, world
+from clcomm.transport.mpi_transport import MpiTransport
 from clcomm.transport.reduction import prepared_reduction_by_hosts
 from clcomm.transport.shared import SharedTransport
 from tests.transport.references import LAYOUTS, folded, layout_hosts, pretended_host
