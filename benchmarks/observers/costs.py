@@ -25,7 +25,7 @@ def event_costs() -> dict[str, float]:
     """Return seconds by kind of event and by who is told; of a trace, the way into its part included."""
     comm = Communicator(transport="solo")
     comm.remove_observer(comm.stats)
-    costs = {"phase, nobody listens": _each(lambda: _phases(comm))}
+    costs = {"phase, nobody": _each(lambda: _phases(comm))}
     costs |= _told("stats", CommStats())
     with tempfile.TemporaryDirectory(prefix="clcomm-bench-") as folder:
         device = Device.select("cpu", cores=1)

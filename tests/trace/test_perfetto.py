@@ -22,7 +22,7 @@ group by c.id
 def test_perfetto_finds_what_is_in_a_trace(tmp_path):
     comm, device = Communicator(transport="solo"), Device.select("cpu", cores=1)
     path, kernel = tmp_path / "trace.json.gz", device.kernel("elementwise", "fill")
-    buffer, size = device.allocate(4 << 22), np.int32(1 << 22)
+    buffer, size = device.allocate(4 << 24), np.int32(1 << 24)
     gradients = np.ones(1000, np.float32)
     with Trace(comm, path, device=device):
         for _ in range(10):
