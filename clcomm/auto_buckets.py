@@ -22,7 +22,7 @@ TUNING = "tuning"
 _SHARES = (512, 64, 8, 1)  # parts of the flat space that are reduced to fit latency and bandwidth
 _LEAST = 16  # elements
 _FEWEST_CALLS, _MOST_CALLS = 3, 20
-_BUDGET_S = 0.02  # of each part's calls, and of a single call of the next larger part
+_BUDGET_S = 0.02  # of each part's calls
 _log = logging.getLogger("clcomm")
 
 
@@ -107,12 +107,15 @@ def _measured(comm: Communicator, space: SharedSpace) -> Callable[[float], float
         nbytes = count * own.itemsize
         if points and nbytes <= points[-1][0]:
             continue
-        if len(points) > 1 and points[-1][1] * nbytes / points[-1][0] > _BUDGET_S:
-            break
+        is_slow = len(points) > 1 and points[-1][1] * nbytes / points[-1][0] > _BUDGET_S
+        if is_slow and share > 1:
+            continue
         reduce = comm.all_reduce_init(own[:count], "mean", out=mean[:count], label=TUNING)
-        (once,) = _shortest(comm, reduce, 1)
-        calls = int(min(max(_BUDGET_S / once, _FEWEST_CALLS), _MOST_CALLS))
-        points.append((nbytes, float(np.median(_shortest(comm, reduce, calls)))))
+        seconds = _shortest(comm, reduce, 1)  # the whole once at least: no longer than a synchronisation takes
+        if not is_slow:
+            calls = int(min(max(_BUDGET_S / seconds[0], _FEWEST_CALLS), _MOST_CALLS))
+            seconds = _shortest(comm, reduce, calls)
+        points.append((nbytes, float(np.median(seconds))))
     return fit(points).cost.seconds if len(points) > 1 else lambda nbytes: points[0][1]
 
 
