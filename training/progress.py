@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import NamedTuple
 
@@ -11,15 +12,14 @@ from rich.text import Text
 
 from training.communication_clock import CommunicationClock, Lap
 from training.evaluate import Evaluation
-from training.metrics import StepRecord
+from training.metrics import WARM_UP_STEPS, StepRecord
 from training.trainer import Callback
 
 #: Seconds between two lines where there is no terminal, and between two redraws of the bar.
 LINE_EVERY_S, REDRAW_EVERY_S = 5.0, 0.2
-#: Weight of the newest value in the displayed, smoothed loss and speed.
-_SMOOTHING = 0.1
-#: Characters of the bar, and what the figures leave for it and the step's number.
-_BAR_WIDTH = 12
+#: Weight of the newest value in the displayed, smoothed loss, and in the speed that the time left comes from.
+_LOSS_WEIGHT, _SPEED_WEIGHT = 0.1, 0.3
+_BAR_WIDTH = 8
 
 
 class Figure(NamedTuple):
@@ -51,7 +51,7 @@ class ProgressDisplay(Callback):
         self._accuracy: float | None = None
         self._last_step, self._tested_at = done_steps, -1
         self._step_s: float | None = None  # smoothed, evaluations and pauses included
-        self._samples, self._steps = 0, 0
+        self._samples, self._steps, self._taken = 0, 0, 0
         self._since = time.perf_counter()
         self._bar: Progress | None = None
         if console.is_terminal:
@@ -60,9 +60,10 @@ class ProgressDisplay(Callback):
             self._bar.start()
 
     def step_finished(self, record: StepRecord) -> None:
-        self._loss = record.loss if self._loss is None else self._loss + _SMOOTHING * (record.loss - self._loss)
+        self._loss = record.loss if self._loss is None else self._loss + _LOSS_WEIGHT * (record.loss - self._loss)
         self._samples += record.samples * self._world_size
         self._steps += 1
+        self._taken += 1
         self._done += 1
         self._last_step = record.step
         waited_s = time.perf_counter() - self._since
@@ -94,15 +95,16 @@ class ProgressDisplay(Callback):
 
     def _figures(self, waited_s: float) -> list[Figure]:
         """Return what there is to show of the last `waited_s` seconds."""
-        step_s = waited_s / self._steps
-        self._step_s = step_s if self._step_s is None else self._step_s + _SMOOTHING * (step_s - self._step_s)
+        if self._bar is None or self._taken > WARM_UP_STEPS:  # a bar comes soon, when kernels are still being built
+            step_s = waited_s / self._steps
+            self._step_s = step_s if self._step_s is None else self._step_s + _SPEED_WEIGHT * (step_s - self._step_s)
         found = [Figure(0, f"loss {self._loss:.4f}")]
         if self._accuracy is not None:
             found.append(Figure(3, f"accuracy {self._accuracy:.2%}"))
         found.append(Figure(1, f"{self._samples / waited_s:,.0f} images/s"))
         if self._lap is not None:
             found.append(Figure(4, f"communication {self._lap.seconds() / waited_s:.0%}"))
-        if self._done < self._total:
+        if self._step_s is not None and self._done < self._total:
             found.append(Figure(2, f"{_duration((self._total - self._done) * self._step_s)} left"))
         return found
 
@@ -116,7 +118,7 @@ class _FiguresColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """Return the task's figures, joined."""
-        room = self._console.width - _BAR_WIDTH - 2 * len(str(task.total)) - 4
+        room = self._console.width - _BAR_WIDTH - 2 * len(str(task.total)) - 3
         return Text(fitting(task.fields["figures"], room), no_wrap=True)
 
 
@@ -131,7 +133,7 @@ def fitting(figures: list[Figure], room: int) -> str:
 def _bar(console: Console) -> Progress:
     return Progress(
         BarColumn(_BAR_WIDTH), TextColumn("{task.completed}/{task.total}"), _FiguresColumn(console), console=console,
-        transient=True, auto_refresh=False,
+        transient=True, auto_refresh=False, redirect_stderr=sys.stderr.isatty(),
     )  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import pty
 import subprocess
@@ -9,6 +11,7 @@ import sys
 from types import SimpleNamespace
 
 from training.console import PLAIN_WIDTH, make_console
+from training.logs import configure
 
 
 def test_rank_0_prints_and_the_others_do_not(capsys, monkeypatch):
@@ -44,3 +47,16 @@ def test_what_takes_long_to_import_waits_until_it_is_needed():
     code = f"import sys, examples.mnist; print([name for name in {heavy} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+def test_log_records_go_to_what_standard_error_is_at_the_moment(monkeypatch):
+    kept = logging.getLogger("clcomm")
+    monkeypatch.setattr(kept, "propagate", kept.propagate)  # as all that configure() changes
+    monkeypatch.setattr(kept, "level", kept.level)
+    monkeypatch.setattr(kept, "handlers", list(kept.handlers))
+    earlier, now = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", earlier)
+    logger = configure(1, 2)
+    monkeypatch.setattr(sys, "stderr", now)
+    logger.warning("late")
+    assert (earlier.getvalue(), now.getvalue()) == ("", "clcomm: rank 1: late\n")
