@@ -92,7 +92,7 @@ _NARROW: tuple[tuple[str, Write], ...] = (
 
 def _milliseconds(found: Estimate) -> str:
     """Return a time in as many digits as the table has room for."""
-    return found.scaled(1e3).text(2 if found.median < 0.1 else 0)
+    return found.scaled(1e3).text(3 if found.median < 0.001 else 2 if found.median < 0.1 else 0)
 
 
 def _or_dash(value: float, form: str) -> str:
