@@ -35,6 +35,8 @@ from clcomm.transport import mpi
 TIMED_OUT = 124
 #: How often a thread wakes, at most; with limits below some seconds more often.
 INTERVAL_S = 1.0
+#: Ranks may start so far apart without a word: imports from a network's disk take their time.
+START_S = 30.0
 #: A rank that has not written its line for so long, though its process runs, is in code that lets no thread work.
 SILENT_S = 3.0
 #: How long a job's end waits for the other ranks to dump what they did.
@@ -264,10 +266,11 @@ class StartWatch:
     """
 
     def __init__(self, limits: Limits):
+        warning_s = max(limits.stall_warning_s, START_S)
         self._timers = [
             threading.Timer(limit_s, act, (f"clcomm: rank {mpi.launched_rank()} has waited {limit_s:g} s for the other "
                                            f"ranks to create their Communicator",))
-            for limit_s, act in ((limits.stall_warning_s, job.print_line), (limits.timeout_s, self._end_job))
+            for limit_s, act in ((warning_s, job.print_line), (limits.timeout_s, self._end_job))
             if limit_s < math.inf and mpi.launched_ranks() > 1
         ]  # fmt: skip
         starts = mpi.launched_ranks() > 1 and limits.timeout_s < math.inf and not mpi.is_running()
