@@ -57,14 +57,19 @@ class Facts:
 
 
 def synchronisation(stats: CommStats) -> dict[str, float]:
-    """Return the time parts of all that keeps replicas alike: reductions of gradients, all-gathers of parameters."""
+    """Return the time parts of all that keeps replicas alike: reductions of gradients, all-gathers of parameters.
+
+    `in_update_s` is what of it a sharded update does in the optimizer's step.
+    """
+    in_update = (("reduce_scatter", GRADIENTS), ("all_gather", PARAMETERS))
     rows = [
         row
         for row in stats.as_dict()["operations"]
-        if row["label"] == GRADIENTS or (row["operation"], row["label"]) == ("all_gather", PARAMETERS)
+        if row["label"] == GRADIENTS or (row["operation"], row["label"]) in in_update
     ]
     names = (*PART_KEYS, "exposed_s", "hidden_s", "seconds")
-    return {name: sum(row[name] for row in rows) for name in names}
+    sums = {name: sum(row[name] for row in rows) for name in names}
+    return sums | {"in_update_s": sum(row["seconds"] for row in rows if (row["operation"], row["label"]) in in_update)}
 
 
 def step_parts(facts: Facts) -> list[tuple[str, float]]:
@@ -84,7 +89,7 @@ def step_parts(facts: Facts) -> list[tuple[str, float]]:
         ("pack", sync["pack_s"]),
         *moving,
         ("unpack", sync["unpack_s"]),
-        ("optimizer", facts.phases.get("optimizer", 0.0)),
+        ("optimizer", max(0.0, facts.phases.get("optimizer", 0.0) - sync["in_update_s"])),
     ]
     rest = facts.training_s - sum(seconds for _, seconds in known)
     name = "the rest" if facts.phases.get("forward_backward") else "computing and the rest"

@@ -53,20 +53,26 @@ def build(run: Run) -> Report:
 
 def left_out(facts: Facts) -> list[LeftOut]:
     """Return what could not be shown, with the reason and what to do about it."""
-    found = []
-    if not facts.training_s:
-        found.append(LeftOut("share of a step", "the files do not say how long the steps took"))
-    if facts.run.world_size > 1 and not facts.sync["wait_s"]:
-        found.append(LeftOut("wait for ranks", "this transport does not tell waiting from moving data"))
-    if facts.run.world_size > 1 and not facts.counts["stragglers"]:
-        found.append(LeftOut("who came last", "this transport does not tell which rank came last"))
-    if isinstance(facts.own_costs, str):
-        found.append(LeftOut("latency and bandwidth of this run", facts.own_costs))
-    if not facts.ceiling:
-        command = f"mpiexec -n {facts.run.world_size} clcomm tune"
-        found.append(
-            LeftOut("percent of the ceiling", f"no such calls were measured on rank 0's host before; `{command}` does")
-        )
-    if not facts.layout:
-        found.append(LeftOut("other bucket sizes", "the files do not hold the bucket plan"))
-    return found
+    several, mute = facts.run.world_size > 1, "this transport does not tell"
+    command = f"mpiexec -n {facts.run.world_size} clcomm tune"
+    candidates = [
+        (not facts.training_s, "share of a step", "the files do not say how long the steps took"),
+        (
+            several and not facts.sync["wait_s"],
+            "wait for ranks",
+            f"{mute} waiting from moving data",
+        ),
+        (
+            several and not facts.counts["stragglers"],
+            "who came last",
+            f"{mute} which rank it was",
+        ),
+        (several and isinstance(facts.own_costs, str), "latency and bandwidth of this run", str(facts.own_costs)),
+        (
+            several and not facts.ceiling,
+            "percent of the ceiling",
+            f"no such calls were measured on rank 0's host before; `{command}` does",
+        ),
+        (not facts.layout, "other bucket sizes", "the files do not hold the bucket plan"),
+    ]
+    return [LeftOut(what, why) for missing, what, why in candidates if missing]

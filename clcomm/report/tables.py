@@ -37,7 +37,7 @@ def lizardist_table(facts: Facts) -> Table:
 
 def step_table(facts: Facts) -> Table:
     parts = step_parts(facts)
-    whole = sum(seconds for _, seconds in parts)
+    whole = facts.per_step(facts.training_s) or 0.0
     rows: list[dict[str, Any]] = [{"part": what, "mean_s": s, "share": s / whole} for what, s in parts]
     rows += [{"part": "a whole step", "mean_s": whole, "share": 1.0}] if rows else []
     columns = [Column("part", "", "text"), Column("mean_s", "ms", "ms"), Column("share", "share", "share")]

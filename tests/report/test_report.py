@@ -21,6 +21,7 @@ from clcomm.report.model import Report, build
 from clcomm.report.reading import read_runs
 from clcomm.report.shapes import MOST_SHOWN, Bars, Column, Distribution, Points, Table
 from clcomm.report.terminal import show
+from clcomm.stats import Collective, CommStats, Phase
 from tests.report.runs import LAYOUT, STEPS, apart, document, written
 
 
@@ -76,6 +77,28 @@ def test_hidden_communication_is_no_part_of_a_step(tmp_path):
     assert parts["exposed communication"] == pytest.approx(gradients["exposed_s"] / STEPS)
     assert "latency and bandwidth of this run" in {each.what for each in report.left_out}
     assert "75% of communication was hidden behind computing, 25% was exposed." in report.headline
+
+
+def test_a_sharded_update_communicates_in_the_optimizers_step(tmp_path):
+    whole = document(2)
+    for number, each in enumerate(whole["ranks"]):
+        stats = CommStats(2)
+        for _ in range(STEPS):
+            stats.collective_finished(Collective("reduce_scatter", "gradients", 4000, 3e-3, "shared", 1, wait_s=1e-3))
+            stats.collective_finished(Collective("all_gather", "parameters", 4000, 1e-3, "shared", 2))
+            stats.phase_finished(Phase("optimizer", 0.0, 5e-3))
+        whole["ranks"][number] = {**each, "stats": stats.state()}
+    rows = table(build(read_runs(written(tmp_path, [whole]))), "step").rows
+    assert {row["part"]: 1e3 * row["mean_s"] for row in rows} == pytest.approx(
+        {"wait for data": 0.1, "wait for ranks": 1, "move and add": 3, "optimizer": 1, "computing and the rest": 1.9,
+         "a whole step": 7}
+    )  # fmt: skip
+
+
+def test_one_rank_misses_nothing(tmp_path):
+    whole = document(1)
+    whole["ceilings"] = []
+    assert build(read_runs(written(tmp_path, [whole]))).left_out == []
 
 
 def test_each_rank_has_its_row_and_the_slow_one_shows(report):
