@@ -87,7 +87,7 @@ def _clear_damaged(stamp: Path) -> None:
             kernel_cache.clear(kernel_cache.used_since(cache, marker.stat().st_mtime))
             marker.unlink()
     try:
-        broken = kernel_cache.damaged(cache, kernel_cache.read_seal(stamp))
+        broken = kernel_cache.damaged(cache, kernel_cache.read_seal(stamp), stamp.stat().st_mtime)
     except FileNotFoundError:
         return
     except (OSError, ValueError, RecursionError):

@@ -17,8 +17,8 @@ _MOST_BYTES = 1 << 22
 #: PoCL touches this file of a program's folder at each use, by a clock that ticks every few milliseconds.
 _TOUCHED, _TICK_S = "last_accessed", 1.0
 
-#: Digests of a program folder's files by their names, of all folders by theirs; both relative to what they lie in.
-Seal = dict[str, dict[str, str]]
+#: Length and digest of a program folder's files by their names, of all folders by theirs; both relative.
+Seal = dict[str, dict[str, list]]
 
 
 def used_since(cache: Path, since: float) -> list[Path]:
@@ -31,10 +31,28 @@ def seal(cache: Path, folders: list[Path]) -> str:
     return json.dumps({str(folder.relative_to(cache)): _digests(folder) for folder in sorted(folders)})
 
 
-def damaged(cache: Path, text: str) -> list[Path]:
-    """Return the folders that have lost or changed a file since they were sealed; ValueError for what is no seal."""
-    sealed = _parse(text)
-    return [cache / name for name, digests in sealed.items() if not digests.items() <= _digests(cache / name).items()]
+def damaged(cache: Path, text: str, sealed_s: float) -> list[Path]:
+    """Return the folders that have lost or changed a file since they were sealed; ValueError for what is no seal.
+
+    A file that is newer than `sealed_s` (seconds of the epoch) and no shorter was built again: PoCL puts a file there
+    in one piece.
+    """
+    folders = []
+    for name, sealed in _parse(text).items():
+        found = _digests(cache / name)
+        for file, (length, digest) in sealed.items():
+            now = found.get(file)
+            if now is None or now[0] < length or (now[1] != digest and _changed_s(cache / name / file) <= sealed_s):
+                folders.append(cache / name)
+                break
+    return folders
+
+
+def _changed_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def read_seal(path: Path) -> str:
@@ -50,16 +68,17 @@ def clear(folders: list[Path]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _digests(folder: Path) -> dict[str, str]:
-    found = {}
+def _digests(folder: Path) -> dict[str, list]:
+    found: dict[str, list] = {}
     for directory, _, names in os.walk(folder):
         for name in names:
             path = Path(directory, name)
             if name != _TOUCHED:
                 try:
-                    found[str(path.relative_to(folder))] = blake2b(path.read_bytes(), digest_size=16).hexdigest()
+                    content = path.read_bytes()
                 except OSError:
                     continue  # gone in the meantime, or not to be read: PoCL could not either
+                found[str(path.relative_to(folder))] = [len(content), blake2b(content, digest_size=16).hexdigest()]
     return found
 
 
@@ -69,6 +88,10 @@ def _parse(text: str) -> Seal:
         raise ValueError("expected folders by name")
     for name, digests in value.items():
         inside = not os.path.isabs(name) and ".." not in Path(name).parts and len(Path(name).parts) == 2
-        if not inside or not isinstance(digests, dict) or not all(isinstance(d, str) for d in digests.values()):
-            raise ValueError("expected the digests of a program folder's files")
+        if not inside or not isinstance(digests, dict) or not all(map(_is_digest, digests.values())):
+            raise ValueError("expected lengths and digests of a program folder's files")
     return value
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, list) and [type(each) for each in value] == [int, str]

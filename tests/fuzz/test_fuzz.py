@@ -73,7 +73,7 @@ def seals(folder: Path) -> Target:
     program.mkdir(parents=True)
     (program / "kernel.so").write_bytes(b"built")
     good = kernel_cache.seal(folder, [program]).encode()
-    return good, _says_value_error(lambda path: kernel_cache.damaged(folder, kernel_cache.read_seal(path)))
+    return good, _says_value_error(lambda path: kernel_cache.damaged(folder, kernel_cache.read_seal(path), 0.0))
 
 
 def reports(folder: Path) -> Target:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 
 import numpy as np
 import pytest
@@ -153,6 +154,17 @@ def test_what_was_damaged_since_is_built_anew(monkeypatch, tmp_path, device, dam
     (other / "program.bc").write_bytes(b"nobody sealed this one")
     assert builds(comm, device) and not builds(comm, device)
     assert folder.exists() == (damage == "seal") and other.exists()
+
+
+def test_what_was_built_again_is_not_damaged(monkeypatch, tmp_path, device):
+    comm = Communicator(transport="solo")
+    cache = use_cache(monkeypatch, comm, tmp_path)
+    folder = program_folder(cache, "ours")
+    assert builds(comm, device)
+    (folder / "kernel" / "kernel.so").write_bytes(b"linked again")
+    later = time.time() + 5
+    os.utime(folder / "kernel" / "kernel.so", (later, later))
+    assert not builds(comm, device)
 
 
 def test_what_a_dead_job_was_building_is_thrown_away(monkeypatch, tmp_path, device):
