@@ -29,6 +29,8 @@ class Overlap:
         self.is_active = True
         self._replica = space.replica
         self._is_paused = is_paused
+        self._is_first = True
+        self._marks: dict[int, Mark | None] = {}  # of complete buckets
         self._plan: BucketPlan | None = None
         self._stop: Callable[[], None] | None = None
 
@@ -66,10 +68,11 @@ class Overlap:
         """Note that another backward begins: it has to complete all gradients of a bucket itself."""
         if self._plan is not None:
             self._missing = [{slot.name for slot in bucket.slots} for bucket in self._plan.buckets]
+            self._is_first = True  # the gradient that is complete next, in its backward
 
     def _reset(self) -> None:
         self.expect_all()
-        self._marks: dict[int, Mark | None] = {}  # of complete buckets
+        self._marks = {}
         self._handles: list[Handle] = []
         self._next = 0  # the first bucket that has not begun
 
@@ -82,16 +85,18 @@ class Overlap:
                 f"gradient of {name!r}: expected sync_gradients() between two backwards, as its average is on the way; "
                 "with overlap, all but the last micro-batch belong into no_sync()"
             )
-        complete = []
+        complete, is_first, self._is_first = [], self._is_first, False
         for index in self._buckets_of[name]:
             missing = self._missing[index]
             missing.discard(name)
             if not missing:
                 complete.append(index)
-        return partial(self._begin, complete) if complete else None
+        return partial(self._begin, complete, is_first) if complete or is_first else None
 
-    def _begin(self, complete: list[int]) -> None:
+    def _begin(self, complete: list[int], is_first: bool) -> None:
         plan = self._plan
+        if is_first:
+            self._marks.clear()  # this backward adds to what an earlier one completed
         if plan is None or not self.is_active or self._is_paused():
             return
         mark = self._replica.mark()
