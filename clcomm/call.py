@@ -54,7 +54,7 @@ class Call:
         if self.prepared:
             details.append(f"prepared as number {self.prepared}")
         if self.through_mpi and self.dtype is not None:
-            details.append("memory that is not shared")
+            details.append("through MPI")
         return f"{name}{'' if self.is_counted else ' after'} #{sequence}" + (
             f" ({', '.join(details)})" if details else ""
         )

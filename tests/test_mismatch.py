@@ -64,7 +64,7 @@ def test_every_rank_raises_before_data_moves(auto, arrays, where) -> None:
 
 @pytest.mark.mpi(min_size=2)
 def test_ranks_in_different_memory_are_told_apart(auto, arrays) -> None:
-    with pytest.raises(MismatchError, match="memory that is not shared"):
+    with pytest.raises(MismatchError, match="100 float32, through MPI"):
         auto.all_reduce(arrays[1 if auto.rank == 1 else 0])
 
 
@@ -104,9 +104,11 @@ def test_checks_stay_on_where_some_rank_wants_them(monkeypatch, auto) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
-def test_without_shared_memory_nothing_is_compared() -> None:
+def test_without_shared_memory_ranks_compare_through_mpi() -> None:
     with Communicator(transport="mpi") as comm:
-        comm.all_reduce(np.ones(4), label=f"rank {comm.rank}")
+        with pytest.raises(MismatchError, match=r"'rank 0' #1 \(sum of 4 float64, through MPI\); rank 1 in "):
+            comm.all_reduce(np.ones(4), label=f"rank {comm.rank}")
+        assert comm.all_reduce(np.ones(4)).tolist() == [comm.size] * 4
 
 
 @pytest.mark.mpi(min_size=2)
