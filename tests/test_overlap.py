@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
+from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import CrossEntropyLoss, Device, Generator, Linear, Module, Replay, Tensor
 from clcomm.errors import ArgumentError, NonFiniteError
 from clcomm.optim import SGD
@@ -367,3 +368,19 @@ def test_between_hosts_the_bits_are_those_without_overlap(device, monkeypatch, l
             assert comm.hosts == 2
             results += [trained(kind, comm, device, monkeypatch, **options)[0] for kind in ("native", "queued")]
     assert all(result == results[0] for result in results)
+
+
+def test_a_sharded_update_and_overlap_exclude_each_other(comm, device):
+    side = Native(device, comm.rank)
+    with pytest.raises(ArgumentError) as caught:
+        DistributedOptimizer(SGD(side.model, 0.1), Synchronizer(comm, overlap=True))
+    assert one_line(caught) == "sync: expected one without overlap for a sharded update, got overlap=True"
+    sync = Synchronizer(comm, overlap="auto")
+    sync.broadcast_parameters(side.model)
+    optimizer = DistributedOptimizer(SGD(side.model, 0.1), sync)
+    for step in range(3):
+        side.backward(step)
+        sync.sync_gradients(side.model)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert sync.decisions() == ()
