@@ -65,9 +65,16 @@ class ArrayCollectives(ObjectCollectives):
         Where it is one memory on all ranks nothing moves: they only wait for each other. nbytes: the size to count,
         where part of the array is padding.
         """
+        self.all_gather_in_place_init(array, label=label, nbytes=nbytes)()
+        return array
+
+    def all_gather_in_place_init(
+        self, array: np.ndarray, *, label: str = "", nbytes: int | None = None
+    ) -> Callable[[], None]:
+        """Return an `all_gather_in_place` of this memory, prepared once and called each time it is needed."""
         if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
             raise ArgumentError("array: expected a C-contiguous array to gather in place")
-        values, finish = writable(array, "array")
+        values, _ = writable(array, "array")
         if values.size % self.size:
             raise ArgumentError(f"array: expected a number of elements that {self.size} divides, got {values.size}")
         count = values.size // self.size
@@ -78,9 +85,11 @@ class ArrayCollectives(ObjectCollectives):
         elif chosen is self._shared:
             move = partial(chosen.all_gather, block, values)
         else:
-            move = partial(chosen.all_gather, block.copy(), values)  # MPI wants source and target apart
-        self._run(self._call("all_gather", chosen, label, array=values, nbytes=nbytes), move)
-        return finish()
+            # MPI wants source and target apart.
+            def move() -> None:
+                chosen.all_gather(block.copy(), values)
+
+        return partial(self._run, self._call("all_gather", chosen, label, array=values, nbytes=nbytes), move)
 
     def is_common(self, array: np.ndarray) -> bool:
         """Say whether an array is one memory on all ranks."""

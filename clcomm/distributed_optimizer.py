@@ -160,7 +160,8 @@ class _Shard:
             self._reduce = partial(
                 self._comm.reduce_scatter, grads, "mean", out=self._mean, label=GRADIENTS, nbytes=nbytes
             )
-        self._params = space.padded.params.view(np.float32)
+        params = space.padded.params.view(np.float32)
+        self._all_gather = self._comm.all_gather_in_place_init(params, label=PARAMETERS, nbytes=nbytes)
         self._gradients = self._gradient_buffer()
         self._whole_gradients = self._flat.reduced
 
@@ -226,11 +227,11 @@ class _Shard:
 
     def gather(self) -> None:
         """Give every rank all parts of the updated parameters."""
-        flat, layout = self._flat, self.space.layout
+        flat = self._flat
         if flat.is_staged:
             flat.device.read(flat.params, self.space.arrays.params[self._start : self._stop], self._start)
         else:
             flat.device.finish()
-        self._comm.all_gather_in_place(self._params, label=PARAMETERS, nbytes=layout.nbytes)
+        self._all_gather()
         if flat.is_staged:
             flat.push_params()

@@ -73,3 +73,17 @@ def test_ranks_in_different_orders_all_get_an_error(auto: Communicator, size: in
     reductions[0]()  # the ranks are in step again
     with pytest.raises(MismatchError):
         reductions[0]() if auto.rank == 0 else auto.all_reduce(arrays[0])
+
+
+def test_blocks_are_gathered_in_place_again_and_again(comm: Communicator) -> None:
+    memories = (comm.allocate(8 * comm.size), comm.allocate_common(8 * comm.size), np.zeros(8 * comm.size, np.uint8))
+    arrays = [memory.view(np.int64) for memory in memories]
+    gathers = [comm.all_gather_in_place_init(array, label="blocks", nbytes=5) for array in arrays]
+    for turn in range(4):
+        for array, gather in zip(arrays, gathers, strict=True):
+            array[comm.rank] = 10 * turn + comm.rank
+            gather()
+            assert array.tolist() == [10 * turn + rank for rank in range(comm.size)]
+            comm.barrier()  # before anyone's next values
+    total = comm.stats.total("all_gather", "blocks")
+    assert (total["calls"], total["bytes"]) == (12, 60)

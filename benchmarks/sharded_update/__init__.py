@@ -1,0 +1,1 @@
+"""The sharded update beside the plain one: `python -m benchmarks.sharded_update`."""

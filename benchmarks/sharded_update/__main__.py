@@ -1,0 +1,79 @@
+"""`python -m benchmarks.sharded_update`: steps with the sharded update against steps with the plain one, on one host.
+
+The plain update reads every rank's gradients once, writes their mean, and then each rank goes over all parameters and
+state; the sharded one goes over each of them once a host. The limit on what that saves is told by the bytes: each rank
+leaves out (ranks - 1) / ranks of its update.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+
+from benchmarks import harness
+from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
+from benchmarks.workers import Job
+from clcomm.job import run
+
+PROGRAM = "benchmarks.sharded_update"
+MODELS, OPTIMIZERS = ("convnet", "wide"), ("sgd", "adam")
+#: Arrays of the parameters' size that an update reads and writes: parameters twice, gradients, state twice each.
+PASSES = {"sgd": 5, "adam": 7}
+#: How fast a step with the sharded update has to be, as a part of the plain one's speed.
+TARGET = 1.0
+
+
+def main() -> None:
+    options, console = parse(), harness.make_console()
+    report = Report("sharded update", harness.command_line(PROGRAM))
+    columns = ("model, optimizer", "plain ms", "sharded ms", "speed", "plain processor ms", "sharded", "left out, MB")
+    grid = Grid(f"a step, {options.ranks} ranks, batch {options.batch} a rank", columns)
+    with Job("benchmarks.sharded_update.worker", ranks=options.ranks) as job, console.status("starting") as status:
+        for model in options.models:
+            for optimizer in OPTIMIZERS:
+                status.update(f"{model}, {optimizer}")
+                add(report, grid, job, model, optimizer, options)
+    report.grids.append(grid)
+    harness.conclude(report, console, options.record)
+
+
+def parse() -> argparse.Namespace:
+    parser = harness.parser(PROGRAM, "The sharded update beside the plain one.", windows=7, window_s=0.5)
+    parser.add_argument("--ranks", type=harness.positive, default=4, help="default: %(default)s")
+    parser.add_argument("--batch", type=harness.positive, default=16, help="of a rank; default: %(default)s")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="default: both")
+    return parser.parse_args()
+
+
+def add(report: Report, grid: Grid, job: Job, model: str, optimizer: str, options: argparse.Namespace) -> None:
+    """Measure one model with one optimizer in alternating windows, and add its row and bar."""
+    processor: dict[bool, list[float]] = {False: [], True: []}
+    nbytes = 0
+
+    def speed(sharded: bool, steps: int) -> float:
+        nonlocal nbytes
+        asked = {"model": model, "optimizer": optimizer, "sharded": sharded, "batch": options.batch}
+        answers = job.ask(**asked, steps=steps)
+        nbytes = answers[0]["nbytes"]
+        processor[sharded].append(sum(answer["cpu"] for answer in answers) / steps)
+        return steps / (max(a["stop"] for a in answers) - min(a["start"] for a in answers))
+
+    speed(True, 1)
+    steps = harness.repeats_for(1 / speed(False, 3), options.window_s)
+    processor = {False: [], True: []}
+    ways = {"plain": partial(speed, False, steps), "sharded": partial(speed, True, steps)}
+    samples = harness.alternate(ways, options.windows)
+    ratio = Ratio.of(samples["sharded"], samples["plain"])
+    times = [f"{1e3 / samples[way].median:.2f}" for way in ways]
+    used = [Samples(tuple(processor[sharded])).median for sharded in (False, True)]
+    left_out = PASSES[optimizer] * nbytes * (options.ranks - 1)
+    cells = [*times, str(ratio), *(f"{1e3 * each:.2f}" for each in used), f"{left_out / 1e6:.1f}"]
+    grid.add(f"{model}, {optimizer}", *cells)
+    name = f"{model}, {optimizer}, {options.ranks} ranks"
+    report.bars.append(Bar(f"{name}: steps a second against the plain update's", ratio.value, TARGET))
+    gain = used[0] / used[1]
+    report.bars.append(Bar(f"{name}: processor time of the plain update's step", gain, TARGET))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,81 @@
+"""On MPI ranks: training steps with the plain optimizer and with the sharded one, on models of their own."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from benchmarks.workers import serve
+from clcomm import Communicator, Synchronizer
+from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.engine import CrossEntropyLoss, Device, Generator, Linear, Module, ReLU, Sequential, Tensor
+from clcomm.optim import SGD, Adam
+from models import ConvNet
+
+OPTIMIZERS = {"sgd": lambda model: SGD(model, 1e-3, momentum=0.9), "adam": lambda model: Adam(model, 1e-4)}
+#: Units of the wide model's hidden layers: 5.3 million parameters.
+WIDE = (784, 2048, 1800, 10)
+_SETTLING_STEPS = 3
+
+
+def wide_model(device: Device) -> Module:
+    """Return an MLP whose parameters matter more than its arithmetic."""
+    rng = Generator(0)
+    layers: list[Module] = []
+    for inputs, outputs in itertools.pairwise(WIDE):
+        layers += [Linear(inputs, outputs, rng=rng, device=device), ReLU()]
+    return Sequential(*layers[:-1])
+
+
+class System:
+    """One model with its optimizer; a step is forward, backward, sync_gradients, step."""
+
+    def __init__(self, comm: Communicator, device: Device, model: str, optimizer: str, sharded: bool, batch: int):
+        rng = np.random.default_rng(comm.rank)
+        shape = (batch, 784) if model == "wide" else (batch, 1, 28, 28)
+        self.model = wide_model(device) if model == "wide" else ConvNet((1, 28, 28), 10, device=device, seed=0)
+        self.images = Tensor(rng.standard_normal(shape).astype(np.float32), device)
+        self.labels = Tensor(rng.integers(0, 10, batch).astype(np.int32), device)
+        self.sync, self.device, self.loss = Synchronizer(comm), device, CrossEntropyLoss()
+        self.optimizer: Any = OPTIMIZERS[optimizer](self.model)
+        if sharded:
+            self.optimizer = DistributedOptimizer(self.optimizer, self.sync)
+        self.sync.broadcast_parameters(self.model)
+        self.nbytes = self.model.flat_space().layout.nbytes
+
+    def step(self) -> None:
+        self.loss(self.model(self.images), self.labels).backward()
+        self.sync.sync_gradients(self.model)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def main() -> None:
+    comm = Communicator()
+    device = Device.select(local_rank=comm.local_rank, local_size=comm.local_size, cores=comm.cores)
+    systems: dict[tuple, System] = {}
+
+    def handle(request: dict[str, Any]) -> dict[str, Any]:
+        key = request["model"], request["optimizer"], request["sharded"], request["batch"]
+        if key not in systems:
+            systems[key] = System(comm, device, *key)
+        system = systems[key]
+        for _ in range(_SETTLING_STEPS):
+            system.step()
+        device.finish()
+        start, used = time.monotonic(), time.process_time()
+        for _ in range(request["steps"]):
+            system.step()
+        device.finish()
+        used = time.process_time() - used
+        return {"start": start, "stop": time.monotonic(), "cpu": used, "nbytes": system.nbytes}
+
+    serve(sys.argv[1], comm.rank, handle)
+
+
+if __name__ == "__main__":
+    main()
