@@ -181,6 +181,28 @@ def test_hooks_fire_in_order_with_complete_gradients(device):
     assert twin.replay.recorded == 1 and twin.replay.replayed == 4
 
 
+def test_a_planned_hook_is_asked_when_recorded_and_its_answer_is_replayed(device):
+    twin = Twin(device)
+    asked, done = [0, 0], [0, 0]
+    for side, model in enumerate(twin.models):
+
+        def answer(side=side):
+            done[side] += 1
+
+        def plan(parameter, side=side, answer=answer):
+            asked[side] += 1
+            return answer
+
+        silent, followed, *_ = model.parameters()
+        silent.register_post_accumulate_grad_hook(lambda parameter: None, planned=True)
+        followed.register_post_accumulate_grad_hook(plan, planned=True)
+    for _ in range(6):
+        twin.step()
+        twin.update()
+    assert (asked, done) == ([6, 2], [6, 6])  # as it is, recorded, then four replays
+    twin.assert_same_parameters()
+
+
 def test_a_hook_may_change_the_gradient_and_come_and_go(device):
     twin = Twin(device)
     removals: list[Callable[[], None]] = []
