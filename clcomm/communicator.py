@@ -143,6 +143,10 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
             if transport is not None:
                 transport.revoke()
 
+    def leave_program(self) -> str:
+        """Look back when this rank's program is over: return what another waits in that needs this rank, or ""."""
+        return "" if self._watchdog is None else self._watchdog.leave(self._sequence)
+
     def _leave(self) -> None:
         self._finalized = True
         exits.finalized(self)

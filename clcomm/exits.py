@@ -39,6 +39,7 @@ class _Hooks:
     leaving_with: job.Exit | None = None
     was_open = False
     communicators: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
+    latest: Any = None  # kept, as it may be a variable of a main() that is over when the program looks back
     signals: _Signals | None = None
 
 
@@ -58,6 +59,7 @@ def opened(communicator: Any) -> None:
     """Note an open Communicator of several ranks: from now on signals end the job in order."""
     watch()
     _Hooks.communicators.add(communicator)
+    _Hooks.latest = communicator
     _Hooks.was_open = True
     if _Hooks.signals is None:
         _Hooks.signals = _Signals.installed()
@@ -66,6 +68,8 @@ def opened(communicator: Any) -> None:
 def finalized(communicator: Any) -> None:
     """Note that a Communicator is done with; with the last one the signals' handlers are again what they were."""
     _Hooks.communicators.discard(communicator)
+    if _Hooks.latest is communicator:
+        _Hooks.latest = None
     if not _Hooks.communicators and _Hooks.signals is not None:
         _Hooks.signals.restore()
         _Hooks.signals = None
@@ -118,7 +122,11 @@ def _at_exit() -> None:
     if job.is_reported():
         return
     error = _Hooks.leaving_with
-    if error is not None and error.code not in (None, 0):
+    if error is None or error.code in (None, 0):
+        # Not sys.exit(): the program's end, or a SystemExit of its own, whose code nobody can see.
+        reasons = [communicator.leave_program() for communicator in list(_Hooks.communicators)]
+        error = next((job.Exit(job.FAILURE, reason) for reason in reasons if reason), None)
+    if error is not None:
         end_by_force_later(job.FAILURE)
         job.fail(error)
 

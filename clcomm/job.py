@@ -47,7 +47,6 @@ def run(main: Callable[[], int | None]) -> NoReturn:
         code = main() or 0
     except BaseException as error:
         code = fail(error)
-    _Ending.is_reported = True
     sys.stdout.flush()
     sys.exit(code)
 
@@ -64,7 +63,7 @@ def note_saved(step: int) -> None:
 
 
 def is_reported() -> bool:
-    """Say whether `fail` has dealt with this process's end, or `run` is done."""
+    """Say whether `fail` or `abort` has dealt with this process's end."""
     return _Ending.is_reported
 
 

@@ -18,6 +18,8 @@ RECORD_BYTES = 64
 STATE, STEP, RANK, PID = range(4)
 #: What a rank is doing: its work, leaving on purpose, ending the job with words of its own.
 RUNNING, LEAVING, FAILING = range(3)
+#: Where /proc/PID/stat has a process's flags, counted from behind its name, and the kernel's flag of one that ends.
+_FLAGS, _PF_EXITING = 6, 0x4
 #: Ranks that die so soon after one that failed were ended by the launcher.
 ENDED_BY_LAUNCHER_S = 2.0
 
@@ -42,7 +44,7 @@ def main(descriptor: int) -> None:
     while True:
         lost = [record for record in dead if record[STATE] == RUNNING]
         if lost and time.monotonic() > quiet_until and not any(record[STATE] == FAILING for record in records):
-            os.write(2, message(lost).encode())
+            os.write(2, message(lost, records).encode())
             quiet_until = time.monotonic() + ENDED_BY_LAUNCHER_S
         if not watched:
             return
@@ -52,9 +54,16 @@ def main(descriptor: int) -> None:
             dead.append(watched.pop(handle))
 
 
-def message(lost: list[memoryview]) -> str:
-    """Return the lines that name the ranks which died without a word."""
-    return "".join(f"clcomm: rank {record[RANK]} died{at(record[STEP])}{cause(record[PID])}\n" for record in lost)
+def message(lost: list[memoryview], records: list[memoryview]) -> str:
+    """Return the line that names the rank which died without a word.
+
+    The launcher ends the others at once; on a busy machine one of them may be gone before. So it names those as well.
+    """
+    first = lost[0]
+    gone = [record for record in records if record[STATE] == RUNNING and (record in lost or is_ending(record[PID]))]
+    others = [f"rank {record[RANK]}" for record in gone if record is not first]
+    same = f", at the same time as {', '.join(others)}" if others else ""
+    return f"clcomm: rank {first[RANK]} died{at(first[STEP])}{cause(first[PID])}{same}\n"
 
 
 def at(step: int) -> str:
@@ -76,6 +85,12 @@ def is_gone(pid: int) -> bool:
     """Say whether a process has ended."""
     fields = stat_fields(pid)
     return not fields or fields[0] in ("Z", "X")
+
+
+def is_ending(pid: int) -> bool:
+    """Say whether a process has ended, or is about to."""
+    fields = stat_fields(pid)
+    return not fields or bool(int(fields[_FLAGS]) & _PF_EXITING)
 
 
 def _status(pid: int) -> int | None:

@@ -11,6 +11,7 @@ import faulthandler
 import logging
 import math
 import os
+import re
 import signal
 import sys
 import sysconfig
@@ -41,6 +42,8 @@ START_S = 30.0
 SILENT_S = 3.0
 #: How long a job's end waits for the other ranks to dump what they did.
 DUMP_S = 2.0
+#: What a rank's line says when it has left the program; how long it looks back then, and at waits of how long.
+LEFT, LOOK_BACK_S, AWAITED_S = "has left the program", 4.0, 1.5
 #: By how much the alarm comes after the thread that can explain itself.
 ALARM_MARGIN_S = 2.0
 
@@ -139,6 +142,28 @@ class Watchdog:
             self._warned_of = current
             self._warn(waited_s)
 
+    def leave(self, sequence: int) -> str:
+        """Tell the others that this rank leaves the program, after so many collectives; end the thread.
+
+        Returns, in words, what another rank of the host waits in that needs this one; "" when all leave or nobody has
+        waited after some seconds: they may have work of their own.
+        """
+        self.stop()
+        self._board.write(0, 0, LEFT, "")
+        deadline = perf_counter() + LOOK_BACK_S
+        while perf_counter() < deadline:
+            others = [line for line in self._board.read() if line.rank != self._board.own]
+            if all(line.text == LEFT or line.state != "running" for line in others):
+                return ""
+            for line in others:
+                number = re.search(r"#(\d+)(?: \(|$)", line.text)
+                waited_s = (perf_counter_ns() - line.began_ns) / 1e9
+                if line.waits and number and int(number[1]) > sequence and waited_s > AWAITED_S:
+                    where = f", called at {line.place}" if line.place else ""
+                    return f"left while rank {line.rank} waits for it in {line.text}{where}"
+            sleep(0.05)
+        return ""
+
     # --- after a while: who is missing ---
 
     def _warn(self, waited_s: float) -> None:
@@ -225,6 +250,8 @@ class Watchdog:
 
 
 def _doing(line: Progress) -> str:
+    if line.text == LEFT:
+        return LEFT
     at = f" at {line.place}" if line.place else ""
     inside = f"in {line.text}{at}" if line.waits else f"in no collective but{at or ' elsewhere'}"
     if line.state == "stopped":

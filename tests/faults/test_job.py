@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.faults.launch import END_S, interrupt_when_ready, job, start
@@ -191,6 +193,18 @@ def test_a_rank_that_leaves_well_lets_the_others_work_on(tmp_path):
     work = 'time.sleep(0.5); sys.stdout.write("worked on\\n")'
     ended = job(tmp_path, on_all(f"if comm.rank == 0: sys.exit(0)\n    {work}"))
     assert (ended.code, ended.out, ended.err) == (0, "worked on\n" * 2, "")
+
+
+@pytest.mark.parametrize("call", ["run(main)", "main()"], ids=["run", "plain script"])
+@pytest.mark.parametrize("statement", ["return", "raise SystemExit(5)"])
+def test_a_rank_that_leaves_while_others_wait_for_it_ends_them(tmp_path, statement, call):
+    ended = job(tmp_path, on_one(statement, call))
+    seen = call == "run(main)" and statement != "return"  # a plain script's own SystemExit is seen by Python alone
+    assert ended.code == (5 if seen else 1)
+    assert ended.after_failing_s < END_S
+    (line,) = ended.clcomm_lines()
+    waits = r"left while rank [02] waits for it in barrier #\d+, called at \S*job.py:\d+ in main"
+    assert re.fullmatch(f"clcomm: rank 1: {'left with exit code 5' if seen else waits}", line.split(", from")[0])
 
 
 # --- Ctrl-C ---
