@@ -134,8 +134,8 @@ class CollectiveRunner:
         meeting, last_rank, late_s = self._meeting, -1, 0.0
         arrivals = meeting.arrivals
         if arrivals is not None:
-            last_ns = max(arrivals)
-            last_rank, late_s = arrivals.index(last_ns), (last_ns - sorted(arrivals)[-2]) * 1e-9
+            *_, next_ns, last_ns = sorted(arrivals)
+            last_rank, late_s = arrivals.index(last_ns), (last_ns - next_ns) * 1e-9
         event = Collective(
             call.operation, call.label, call.nbytes, seconds, call.transport, sequence, failed, None, call.bucket,
             begin, meeting.waited_ns * 1e-9, None, last_rank, late_s,
