@@ -302,7 +302,7 @@ class Synchronizer:
     def _note(self, decision: Decision) -> None:
         self._decisions.append(decision)
         if self.comm.rank == 0:
-            _log.info("%s", decision)
+            _log.log(logging.INFO if decision.evidence else logging.DEBUG, "%s", decision)
         self._ready.clear()
 
     def _keep(self, space: SharedSpace, decision: Decision, bucket_size: int | None) -> None:
