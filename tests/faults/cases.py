@@ -43,6 +43,8 @@ class Case:
 STALL_WARNING_S, TIMEOUT_S = 4.0, 8.0
 #: On a busy machine the other rank, which the launcher kills at once, may be gone first.
 KILLED = r"clcomm: rank {rank} died{step} |clcomm: rank . died.*, at the same time as rank {rank}\b"
+#: What stays in /dev/shm of a job that ends while MPI starts: MPICH's own file.
+MPI_STARTING = r"mpich_shm_\w+"
 #: How each way to end a rank ends the job, wherever it happens.
 ENDINGS = {
     "exception": (r"clcomm: rank {rank} failed{step}:\n(.*\n)*RuntimeError: planted", 1),
@@ -92,7 +94,8 @@ def ending(fault: str, place: str, rank: int) -> Case:
     step = {"start-up": "", "forward": " at step 5", "collective": " at step 5", "checkpoint": " at step 6"}
     says = says.replace("{step}", step.get(place, " at step 8"))
     if place == "start-up" and fault in ("SIGKILL", "SIGSEGV", "SIGTERM"):
-        return Case(fault, place, rank, r"(?i)signal (9|11|15)\b", None)  # nobody knows it yet: the launcher tells
+        # Nobody knows it yet: the launcher tells.
+        return Case(fault, place, rank, r"(?i)signal (9|11|15)\b", None, leaves=MPI_STARTING)
     if place == "checkpoint" and rank == 0 and fault in ("exception", "sys.exit"):
         return Case(fault, place, rank, r"clcomm: checkpoint .*could not be written", 2)  # in the writer's thread
     return Case(fault, place, rank, says, code)
@@ -104,7 +107,7 @@ def stopped(place: str, rank: int) -> Case:
     if place == "start-up":
         # MPI, which is starting, does not know who is missing, and has nobody who would unlink its file.
         said, code = r"in _mpi4py\n(.*\n)*.*[Aa]larm clock", None
-    leaves = r"mpich_shm_\w+" if place == "start-up" else "nothing"
+    leaves = MPI_STARTING if place == "start-up" else "nothing"
     return Case("SIGSTOP", place, rank, said, code, within_s=TIMEOUT_S + END_S, leaves=leaves)
 
 

@@ -24,6 +24,8 @@ from tests.faults.launch import END_S, ROOT, clean_environment, mpiexec
 
 #: How long a job may take on a busy machine before we call it hung, and processes after its end.
 LIMIT_S, GONE_S = 120.0, 5.0
+#: How much of a message the page shows.
+LINE = 160
 _IN_OWN_SHM = (
     'mount -t tmpfs -o size="$0" clcomm-faults /dev/shm && "$@"; code=$?; ls -A /dev/shm > "$LEFT"; exit $code'
 )
@@ -180,8 +182,8 @@ def page(outcomes: list[Outcome]) -> str:
     rows = []
     for outcome in outcomes:
         case = outcome.case
-        line = outcome.first_line().replace("|", "\\|")
-        line = re.sub(r"/\S*/(run\.npz\S*)", r"\1", line)
+        line = re.sub(r"/\S*/", "", outcome.first_line()).replace("|", "\\|")
+        line = line if len(line) <= LINE else f"{line[:LINE]} …"
         rows.append(f"| {case.fault} | {case.place} | {case.rank} | {outcome.code} | {f'`{line}`' if line else ''} |")
     return _PAGE_HEAD.format(end_s=END_S, count=len(outcomes)) + "\n".join(rows) + "\n"
 

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from tests.faults.cases import SAMPLE, Case, all_cases
-from tests.faults.matrix import run_case
+from tests.faults.cases import SAMPLE, all_cases
+from tests.faults.matrix import Outcome, run_case, undisturbed
 
-CASES = {case.name: case for case in all_cases()}
+#: They mostly wait.
+AT_ONCE = 3
 
 
-@pytest.mark.parametrize("case", [CASES[name] for name in SAMPLE], ids=SAMPLE)
-def test_a_fault_ends_as_it_has_to(case: Case, tmp_path: Path) -> None:
-    outcome = run_case(case, tmp_path)
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Outcome]]]:
+    """The sample's outcomes, several cases running at a time."""
+    undisturbed()
+    cases = {case.name: case for case in all_cases()}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {name: pool.submit(run_case, cases[name], tmp_path_factory.mktemp("fault")) for name in SAMPLE}
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_fault_ends_as_it_has_to(name: str, outcomes: dict[str, Future[Outcome]]) -> None:
+    outcome = outcomes[name].result()
     assert outcome.problems == [], outcome.said
 
 
