@@ -19,7 +19,17 @@ from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
 from benchmarks.machine import cores
 from benchmarks.peers.batches import default_data, write_batches
-from benchmarks.peers.systems import NETCL, NETCL_HELPED, OURS, OURS_ALONE, PEERS, System, calibrate, start
+from benchmarks.peers.systems import (
+    NETCL,
+    NETCL_HELPED,
+    OURS,
+    OURS_ALONE,
+    OURS_SHARDED,
+    PEERS,
+    System,
+    calibrate,
+    start,
+)
 from clcomm.errors import MismatchError
 from clcomm.job import run
 
@@ -123,14 +133,15 @@ def table(title: str, systems: list[System], samples: dict[str, Samples]) -> Gri
 def bars(model: str, batch: int, ranks: int, systems: list[System], samples: dict[str, Samples]) -> list[Bar]:
     """Return what was asked for, beside what came out."""
     result: list[Bar] = []
-    alone: Any = (OURS, OURS_ALONE, NETCL, NETCL_HELPED)
-    peers = [system.name for system in systems if system.name not in alone]
+    not_peers: Any = (OURS, OURS_SHARDED, OURS_ALONE, NETCL, NETCL_HELPED)
+    peers = [system.name for system in systems if system.name not in not_peers]
     label = f"{model}, batch {batch}"
     if peers:
         best = harness.best_of(samples, peers)
         target = BEST_PEER_TARGETS[model] if batch == 64 else 1.0
-        value = Ratio.of(samples[OURS], samples[best]).value
-        result.append(Bar(f"{label}, {ranks} ranks, against the best peer ({best})", value, target))
+        ours = harness.best_of(samples, [name for name in (OURS, OURS_SHARDED) if name in samples])
+        value = Ratio.of(samples[ours], samples[best]).value
+        result.append(Bar(f"{label}, {ranks} ranks, {ours} against the best peer ({best})", value, target))
     if NETCL in samples:
         value = Ratio.of(samples[OURS_ALONE if ranks > 1 else OURS], samples[NETCL]).value
         result.append(Bar(f"{label}, 1 rank, against {NETCL}", value, NETCL_TARGET))

@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.peers.batches import Batch
 from benchmarks.peers.worker import LR, options, work
 from clcomm import Communicator, Synchronizer
+from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Device
 from training import engines
 
@@ -17,15 +18,19 @@ PHASES = ("upload", "forward and backward", "sync", "update")
 class Native:
     """A step of the native engine; with the setting "phases" it waits after each phase and adds up their times.
 
-    The setting "per_tensor" reduces each gradient on its own.
+    The setting "per_tensor" reduces each gradient on its own. sharded: each rank updates a part of the parameters.
     """
 
-    def __init__(self, model: str, shape: tuple[int, ...], batches: list[Batch], comm: Communicator):
+    def __init__(
+        self, model: str, shape: tuple[int, ...], batches: list[Batch], comm: Communicator, sharded: bool = False
+    ):
         self.device = Device.select(local_rank=comm.local_rank, local_size=comm.local_size, cores=comm.cores)
         self.parts = engines.build("native", model, shape, 10, seed=0, device=self.device)
         self.comm, self.batches = comm, batches
         self.sync = Synchronizer(comm)
-        self.optimizer = self.parts.make_optimizer("sgd", LR)
+        self.optimizer: Any = self.parts.make_optimizer("sgd", LR)
+        if sharded:
+            self.optimizer = DistributedOptimizer(self.optimizer, self.sync)
         self.sync.broadcast_parameters(self.parts.model)
         self._initial = self.parts.model.state_dict()
         self._loss: Any = None
@@ -82,7 +87,7 @@ def _no_time() -> dict[str, dict[str, float]]:
 
 def main() -> None:
     given, comm = options(), Communicator()
-    work(given, comm.rank, lambda batches: Native(given.model, tuple(given.shape), batches, comm))
+    work(given, comm.rank, lambda batches: Native(given.model, tuple(given.shape), batches, comm, given.sharded))
 
 
 if __name__ == "__main__":

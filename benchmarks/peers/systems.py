@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.workers import Job
 
-OURS, OURS_ALONE = "clcomm", "clcomm, 1 rank"
+OURS, OURS_SHARDED, OURS_ALONE = "clcomm", "clcomm, sharded update", "clcomm, 1 rank"
 NETCL, NETCL_HELPED = "netcl as published", "netcl under clcomm's adapter"
 PEERS = ("ddp", "lizardist", "netcl")
 
@@ -50,10 +50,12 @@ def start(peers: list[str], ranks: int, batch: int, arguments: list[str]) -> Ite
     """Start every job that the chosen peers need, beside ours, and end them all afterwards."""
     with ExitStack() as stack:
 
-        def job(module: str, size: int = ranks, mpi: bool = True) -> Job:
-            return stack.enter_context(Job(f"benchmarks.peers.{module}", *arguments, ranks=size, mpi=mpi))
+        def job(module: str, size: int = ranks, mpi: bool = True, *more: str) -> Job:
+            return stack.enter_context(Job(f"benchmarks.peers.{module}", *arguments, *more, ranks=size, mpi=mpi))
 
         systems = [System(OURS, job("engine"), batch)]
+        if ranks > 1:
+            systems.append(System(OURS_SHARDED, job("engine", ranks, True, "--sharded"), batch))
         if "ddp" in peers:
             systems.append(System("PyTorch DDP, gloo", job("ddp", mpi=False), batch, {"threads": 1}))
         if "lizardist" in peers:
