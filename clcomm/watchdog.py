@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import logging
 import math
 import os
@@ -232,8 +233,9 @@ class Watchdog:
             return
         self._has_dumped = True
         own = next(line for line in self._board.read() if line.rank == self._board.own)
-        frame = sys._current_frames().get(self._program)
-        stack = [] if frame is None else [line.rstrip() for line in traceback.format_stack(frame)]
+        with _no_collection():
+            frame = sys._current_frames().get(self._program)
+            stack = [] if frame is None else [line.rstrip() for line in traceback.format_stack(frame)]
         try:
             self._recorder.dump(
                 folder, own.rank, host=os.uname().nodename, pid=os.getpid(), collective=own.text, place=own.place,
@@ -246,7 +248,8 @@ class Watchdog:
 
     def place(self) -> str:
         """Return where in the program this rank is: "train.py:57 in load, from train.py:80 in main"."""
-        return place_of(sys._current_frames().get(self._program))
+        with _no_collection():
+            return place_of(sys._current_frames().get(self._program))
 
 
 def _doing(line: Progress) -> str:
@@ -260,6 +263,22 @@ def _doing(line: Progress) -> str:
         return f"its process has ended, was {inside}"
     silent_s = (perf_counter_ns() - line.beat_ns) / 1e9
     return f"lets no other thread work for {silent_s:.0f} s, was {inside}" if silent_s > SILENT_S else inside
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector still while another thread's frames are looked at.
+
+    CPython 3.11 makes frame objects while it holds a lock of the interpreter. Were it to collect then, an object that
+    lets other threads run as it goes (mmap's, for one) would end in a deadlock, or in frames that are no more.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def place_of(frame: FrameType | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 import time
@@ -110,6 +111,20 @@ def test_the_place_is_the_programs_not_a_librarys() -> None:
     line = f"test_watchdog.py:{frame.f_lineno - 1}"
     assert line in element.place and element.place.startswith("tests/test_watchdog.py:")
     assert place_of(None) == ""
+
+
+def test_no_garbage_is_collected_while_another_threads_frames_are_looked_at(dogs, monkeypatch) -> None:
+    seen = []
+    monkeypatch.setattr("clcomm.watchdog.place_of", lambda frame: seen.append((frame, gc.isenabled())) or "here")
+    assert dogs[0].place() == "here"
+    ((frame, was_collecting),) = seen
+    assert frame is not None and not was_collecting and gc.isenabled()
+    gc.disable()
+    try:
+        dogs[0].place()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", "nan", ""])
