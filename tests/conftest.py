@@ -65,6 +65,23 @@ def auto(request):
     yield from _lent(Communicator(), request)
 
 
+@pytest.fixture(autouse=True)
+def closed_at_the_end(request):
+    """Finalize what a test on several ranks leaves open: MPI has some 2,000 communicators for a whole run."""
+    made, create = [], Communicator.__init__
+
+    def create_and_note(self, *args, **settings):
+        create(self, *args, **settings)
+        made.append(self)
+
+    Communicator.__init__ = create_and_note
+    yield
+    Communicator.__init__ = create
+    if not request.node.has_failed:
+        for each in made:
+            each.finalize()
+
+
 def _lent(made, request):
     yield made
     if not request.node.has_failed:  # then the other ranks are elsewhere, and it would wait for them
