@@ -80,10 +80,7 @@ class AllReduces(CollectiveRunner):
         checks and look-ups need not be repeated. Collective; so is each call. Ranks whose calls come in different
         orders get a MismatchError where memory is shared.
         """
-        for name, value in (("array", array), ("out", out)):
-            if isinstance(value, np.ndarray) and not value.flags.c_contiguous:
-                raise ArgumentError(f"{name}: expected a C-contiguous array for a prepared all-reduce")
-        source, target, _ = self._reduction_operands(array, op, out)
+        source, target = self._contiguous_operands(array, op, out, "prepared")
         self._settle()
         self._prepared += 1
         call, chosen = self._plan(source, target, op, label, nbytes, bucket, self._prepared)
@@ -106,7 +103,7 @@ class AllReduces(CollectiveRunner):
         blocking call completes them all first. In the stats its seconds are those from its turn, when what was started
         before it is done, to its end, exposed those that the caller spent in it.
         """
-        source, target = self._background_operands(array, op, out)
+        source, target = self._contiguous_operands(array, op, out, "non-blocking")
         call, chosen = self._plan(source, target, op, label, nbytes, bucket)
         result = array if out is None else out
         return self._start(call, partial(chosen.start_all_reduce, source, target, op), result)
@@ -126,7 +123,7 @@ class AllReduces(CollectiveRunner):
         What MPI_Start does with a prepared collective (MPI 4.1, section 6.13). Collective; ranks begin prepared
         all-reduces in the same order, and wait for one before they begin it again.
         """
-        source, target = self._background_operands(array, op, out)
+        source, target = self._contiguous_operands(array, op, out, "non-blocking")
         self._settle()
         self._prepared += 1
         call, chosen = self._plan(source, target, op, label, nbytes, bucket, self._prepared)
@@ -134,11 +131,13 @@ class AllReduces(CollectiveRunner):
         start = self._carry_out(call, self._sequence, time.perf_counter(), prepare, ())
         return partial(self._start, call, start, array if out is None else out)
 
-    def _background_operands(self, array: np.ndarray, op: str, out: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    def _contiguous_operands(
+        self, array: np.ndarray, op: str, out: np.ndarray | None, kind: str
+    ) -> tuple[np.ndarray, np.ndarray]:
         self._require_open()
         for name, value in (("array", array), ("out", out)):
             if isinstance(value, np.ndarray) and not value.flags.c_contiguous:
-                raise ArgumentError(f"{name}: expected a C-contiguous array for a non-blocking all-reduce")
+                raise ArgumentError(f"{name}: expected a C-contiguous array for a {kind} all-reduce")
         return self._reduction_operands(array, op, out)[:2]
 
     def _start(self, call: Call, start: Callable[[], Pending], result: np.ndarray) -> Handle:

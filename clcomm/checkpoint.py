@@ -30,8 +30,8 @@ _KINDS = "biufcU"
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 #: What reading a damaged file runs into: the zip's structure, a CRC, JSON, a header that is no literal.
 _DAMAGE = (
-    zipfile.BadZipFile, zlib.error, KeyError, ValueError, TypeError, EOFError, MemoryError, RecursionError, SyntaxError,
-    NotImplementedError, OverflowError, struct.error, RuntimeError,
+    zipfile.BadZipFile, zlib.error, KeyError, ValueError, TypeError, EOFError, MemoryError, SyntaxError, OverflowError,
+    struct.error, RuntimeError,
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from clcomm.engine.flat import NONE, FlatSpace
 from clcomm.engine.nn.module import Module
-from clcomm.engine.tensor import Parameter
+from clcomm.engine.parameter import Parameter
 from clcomm.errors import ArgumentError
 
 #: Bytes of an element: parameters and state are float32.

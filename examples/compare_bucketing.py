@@ -21,7 +21,8 @@ from training import options as command_line
 from training.comparison import Outcome, compare
 from training.console import make_console
 from training.logs import configure
-from training.session import missed_target, open_session_data
+from training.result import missed_target
+from training.session import open_session_data
 from training.variants import DEFAULTS, GRAMMAR, variants_of
 
 if TYPE_CHECKING:

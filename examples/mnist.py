@@ -15,7 +15,8 @@ from clcomm.report.record import write_document
 from training import options as command_line
 from training.console import make_console
 from training.logs import configure
-from training.session import Result, Session, missed_target, open_session_data
+from training.result import Result, missed_target
+from training.session import Session, open_session_data
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -23,7 +23,8 @@ from clcomm.intervals import Estimate, estimate
 from training.communication_clock import CommunicationClock, Lap
 from training.datasets import Splits
 from training.metrics import WARM_UP_STEPS, StepRecord
-from training.session import Result, Session
+from training.result import Result
+from training.session import Session
 from training.trainer import Callback
 from training.variants import PER_TENSOR, Variant
 

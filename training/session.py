@@ -6,16 +6,14 @@ import argparse
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clcomm import elastic
 from clcomm.checkpoint_series import CheckpointSeries, is_there
 from clcomm.communicator import Communicator
 from clcomm.distributed_optimizer import DistributedOptimizer
-from clcomm.intervals import Estimate
 from clcomm.job import note_saved
-from clcomm.report.record import gather_records, layout_of, run_document
+from clcomm.report.record import gather_records, layout_of
 from clcomm.restarts import restart_number
 from clcomm.sampler import ContiguousSampler, DistributedSampler, EvaluationSampler
 from clcomm.stats import CommStats
@@ -30,7 +28,7 @@ from training.data_source import open_data
 from training.datasets import Splits
 from training.evaluate import Evaluation, evaluate
 from training.loader import Loader, default_prefetch
-from training.options import settings_of
+from training.result import Result
 from training.schedules import parse_schedule
 from training.snapshot import restore_snapshot, save_snapshot
 from training.trainer import Progress, Trainer
@@ -49,69 +47,6 @@ COURSE = (
     "model", "batch_size", "optimizer", "lr", "momentum", "nesterov", "weight_decay", "schedule", "clip_norm",
     "grad_accumulation", "sharding", "uneven_inputs", "seed", "compression",
 )  # fmt: skip
-
-
-@dataclass
-class Result:
-    """What a run came to; the figures are the whole world's, `stats` those of an average rank."""
-
-    steps: int
-    images_per_s: float
-    train_loss: float
-    evaluation: Evaluation | None
-    step_p50_s: float
-    step_p95_s: float
-    data_wait_s: float
-    seconds: float
-    overhead_share: float | None
-    optimizer_state_nbytes: int | None
-    bucket_size: int
-    layout: list[list[int]]
-    decisions: list[dict[str, Any]]
-    summary: Summary | None
-    intervals: dict[str, Estimate] | None
-    records: list[dict[str, Any]]
-    stats: CommStats
-
-    def headline(self) -> str:
-        """Return the figures as one line for people."""
-        parts = [f"{self.steps} steps", f"training loss {self.train_loss:.4f}"]
-        if self.evaluation is not None:
-            parts.append(f"test accuracy {self.evaluation.accuracy:.2%}")
-        parts.append(f"{self.images_per_s:,.0f} images/s")
-        parts.append(f"step p50 {self.step_p50_s * 1e3:.2f} ms, p95 {self.step_p95_s * 1e3:.2f} ms")
-        if self.overhead_share is not None:
-            parts.append(f"Python and launches {self.overhead_share:.0%} of a step")
-        return "; ".join(parts)
-
-    def as_report(self, options: argparse.Namespace, comm: Communicator, dataset: str) -> dict[str, Any]:
-        """Return the figures as the JSON of --report; docs/reports.md names its fields."""
-        accuracy = self.evaluation.accuracy if self.evaluation else None
-        return run_document(
-            self.records,
-            model=options.model,
-            engine=options.engine,
-            dataset=dataset,
-            batch_size=options.batch_size,
-            grad_accumulation=options.grad_accumulation,
-            bucket_size=None if options.no_bucketing else self.bucket_size,
-            steps=self.steps,
-            images_per_s=self.images_per_s,
-            train_loss=self.train_loss,
-            test_accuracy=accuracy,
-            test_samples=self.evaluation.samples if self.evaluation else None,
-            test_loss=self.evaluation.loss if self.evaluation else None,
-            step_ms={"p50": self.step_p50_s * 1e3, "p95": self.step_p95_s * 1e3},
-            data_wait_s=self.data_wait_s,
-            training_s=self.seconds,
-            overhead_share=self.overhead_share,
-            optimizer_state_bytes=self.optimizer_state_nbytes,
-            layout=self.layout,
-            decisions=self.decisions,
-            intervals=self.intervals and {name: each.as_dict() for name, each in self.intervals.items()},
-            settings=settings_of(options),
-            summary=self.summary.as_dict() if self.summary else None,
-        )
 
 
 class Session:
@@ -357,10 +292,3 @@ def _count(number: int, noun: str) -> str:
 def open_session_data(options: argparse.Namespace, comm: Communicator, console: Console) -> Splits:
     """Return the data that --data names, telling on rank 0 which it is; collective."""
     return open_data(options.data, comm, lambda line: console.print(line, highlight=False), with_test=options.eval)
-
-
-def missed_target(options: argparse.Namespace, evaluation: Evaluation | None) -> str:
-    """Return a line that says by how much the target was missed; empty when it was reached or none was set."""
-    if options.target_accuracy is None or evaluation is None or evaluation.accuracy >= options.target_accuracy:
-        return ""
-    return f"test accuracy {evaluation.accuracy:.2%} is below the target of {options.target_accuracy:.2%}"

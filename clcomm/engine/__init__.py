@@ -6,7 +6,8 @@ from clcomm.engine.capture import Replay
 from clcomm.engine.device import Device, default_device, set_default_device
 from clcomm.engine.flat import FlatSpace
 from clcomm.engine.nn import *  # noqa: F403 - what it exports in its __all__
-from clcomm.engine.tensor import Parameter, Tensor
+from clcomm.engine.parameter import Parameter
+from clcomm.engine.tensor import Tensor
 from clcomm.engine.timing import measure_overhead
 from clcomm.errors import ArgumentError, DeviceError
 

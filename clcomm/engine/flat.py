@@ -14,7 +14,8 @@ import numpy as np
 
 from clcomm.engine.device import HOST_POINTER_ALIGNMENT, Device
 from clcomm.engine.mark import QueueMark
-from clcomm.engine.tensor import Parameter, Tensor, wrap
+from clcomm.engine.parameter import Parameter
+from clcomm.engine.tensor import Tensor, wrap
 from clcomm.errors import ArgumentError
 from clcomm.layout import FlatLayout, ParameterSpec
 

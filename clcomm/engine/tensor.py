@@ -274,36 +274,6 @@ class Tensor:
         return self._functional.argmax(self)
 
 
-class Parameter(Tensor):
-    """A tensor that a module trains; its gradient lives in the flat space once the module has one."""
-
-    __slots__ = ("slot",)
-
-    def __init__(self, array_like: Any, device: Device | str | None = None, requires_grad: bool = True):
-        self.slot: Any = None
-        super().__init__(array_like, device, requires_grad)
-
-    @property
-    def grad(self) -> Tensor | None:
-        """The gradient, or None; a tensor on the flat gradients (or on the averaged ones after a synchronisation)."""
-        return self._grad if self.slot is None else self.slot.gradient()
-
-    @grad.setter
-    def grad(self, value: Tensor | None) -> None:
-        if value is not None and value.shape != self.shape:
-            raise ArgumentError(f"grad: expected shape {self.shape}, got {value.shape}")
-        if self.slot is None:
-            self._grad = value
-        else:
-            self.slot.assign(value)
-
-    def claim_gradient(self) -> Tensor | None:
-        return super().claim_gradient() if self.slot is None else self.slot.claim()
-
-    def gradient_for_update(self) -> Tensor:
-        return super().gradient_for_update() if self.slot is None else self.slot.for_update()
-
-
 def wrap(device: Device, buffer: Any, shape: Shape, dtype: np.dtype = FLOAT32) -> Tensor:
     """Return a tensor on a given buffer."""
     tensor = Tensor.__new__(Tensor)

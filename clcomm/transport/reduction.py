@@ -17,7 +17,7 @@ FOLDS: dict[str, Callable[..., np.ndarray]] = {
 }
 
 #: Elements are reduced in pieces of this many bytes, so that a piece stays in a core's second-level cache while all
-#: ranks' values are folded into it; smaller ones cost more calls than they save (64 KiB: 1.4 times as long).
+#: ranks' values are folded into it; smaller ones cost more calls than they save.
 PIECE_BYTES = 512 << 10
 
 

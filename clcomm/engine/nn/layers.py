@@ -6,7 +6,8 @@ from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.nn.init import Generator, layer_values
 from clcomm.engine.nn.module import Module
-from clcomm.engine.tensor import Parameter, Tensor
+from clcomm.engine.parameter import Parameter
+from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
 

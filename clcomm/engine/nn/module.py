@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.flat import FlatSpace
-from clcomm.engine.tensor import Parameter, Tensor
+from clcomm.engine.parameter import Parameter
+from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
 
