@@ -23,7 +23,7 @@ from contextlib import ContextDecorator
 from typing import Any
 
 from clcomm.engine.ops.broadcasting import expand
-from clcomm.engine.tensor import Shape, Tensor, constant, empty, float_tensor
+from clcomm.engine.tensor import Shape, Tensor, constant, copy_into, empty, float_tensor
 from clcomm.errors import ArgumentError
 
 _orders = itertools.count()
@@ -212,7 +212,7 @@ def _accumulate(leaf: Tensor, grad: Tensor) -> None:
         return
     claimed = leaf.claim_gradient()
     assert claimed is not None
-    _copy_into(claimed, grad)
+    copy_into(claimed, grad)
 
 
 def _add_to_node(node: Any, grad: Tensor) -> None:
@@ -222,7 +222,7 @@ def _add_to_node(node: Any, grad: Tensor) -> None:
         _add_into(node.grad, grad)
     else:  # the first gradient may be shared with another node
         total = empty(grad.device, grad.shape)
-        _copy_into(total, node.grad)
+        copy_into(total, node.grad)
         _add_into(total, grad)
         node.grad, node.owns_grad = total, True
 
@@ -230,11 +230,6 @@ def _add_to_node(node: Any, grad: Tensor) -> None:
 def _add_into(total: Tensor, grad: Tensor) -> None:
     device, size = total.device, total.size
     device.launch(device.kernel("elementwise", "add_into"), *device.grid(size), total.buffer, grad.buffer, size)
-
-
-def _copy_into(target: Tensor, source: Tensor) -> None:
-    device, size = target.device, target.size
-    device.launch(device.kernel("elementwise", "copy"), *device.grid(size), target.buffer, source.buffer, size)
 
 
 def _run_hooks(leaf: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Tensors: a device buffer with a shape, and the operators that make them read like NumPy.
+"""Tensors: a device buffer with a shape, and a place on the tape.
 
 Data are float32; int32 holds class indices. Memory is C-contiguous, so a reshape shares its tensor's buffer.
 """
@@ -6,12 +6,13 @@ Data are float32; int32 holds class indices. Memory is C-contiguous, so a reshap
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from clcomm.engine.device import Device, default_device
+from clcomm.engine.tensor_operators import TensorOperators
 from clcomm.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _MOST_ELEMENTS = 2**31 - 1
 Shape = tuple[int, ...]
 
 
-class Tensor:
+class Tensor(TensorOperators):
     """A float32 (or, from integers, int32) array on a device.
 
     `array_like` is copied; with `copy` False the tensor may lie in the array's memory where the device can use that,
@@ -35,8 +36,7 @@ class Tensor:
 
     __slots__ = ("__weakref__", "_grad", "_hooks", "_node", "_requires_grad", "buffer", "device", "dtype", "shape")
 
-    #: The module of differentiable functions, which stands above this file and enters itself here.
-    _functional: ClassVar[Any]
+    #: The walk of autograd.py, which stands above this file and enters itself here.
     _backward: ClassVar[Any]
 
     buffer: Any
@@ -192,87 +192,6 @@ class Tensor:
         """Return a tensor on the same memory that is no part of the tape."""
         return wrap(self.device, self.buffer, self.shape, self.dtype)
 
-    # -- operations
-
-    def __add__(self, other: Tensor | float) -> Tensor:
-        return self._functional.add(self, other)
-
-    def __sub__(self, other: Tensor | float) -> Tensor:
-        return self._functional.sub(self, other)
-
-    def __mul__(self, other: Tensor | float) -> Tensor:
-        return self._functional.mul(self, other)
-
-    def __truediv__(self, other: Tensor | float) -> Tensor:
-        return self._functional.div(self, other)
-
-    __radd__ = __add__
-    __rmul__ = __mul__
-
-    def __rsub__(self, other: float) -> Tensor:
-        return self._functional.sub(other, self)
-
-    def __rtruediv__(self, other: float) -> Tensor:
-        return self._functional.div(other, self)
-
-    def __neg__(self) -> Tensor:
-        return self._functional.mul(self, -1.0)
-
-    def __matmul__(self, other: Tensor) -> Tensor:
-        return self._functional.matmul(self, other)
-
-    #: NumPy arrays on the left leave the operation to the methods above, which refuse them.
-    __array_ufunc__ = None
-
-    def reshape(self, *shape: int | Sequence[int]) -> Tensor:
-        """Return the same elements in another shape, one dimension of which may be -1; shares memory."""
-        return self._functional.reshape(self, _sizes(shape))
-
-    def flatten(self, start_dim: int = 0) -> Tensor:
-        """Return the tensor with the dimensions from `start_dim` on made one."""
-        return self._functional.flatten(self, start_dim)
-
-    def transpose(self, *axes: int | Sequence[int]) -> Tensor:
-        """Return the tensor with its dimensions in the order of `axes`, reversed by default, as in NumPy."""
-        return self._functional.transpose(self, _sizes(axes) or None)
-
-    @property
-    def T(self) -> Tensor:
-        """The tensor with its dimensions reversed."""
-        return self._functional.transpose(self, None)
-
-    def sum(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-        """Return the sum over all elements, or over the dimensions `axis`."""
-        return self._functional.sum(self, axis, keepdims)
-
-    def mean(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-        """Return the mean over all elements, or over the dimensions `axis`."""
-        return self._functional.mean(self, axis, keepdims)
-
-    def relu(self) -> Tensor:
-        """Return max(x, 0) of each element."""
-        return self._functional.relu(self)
-
-    def sigmoid(self) -> Tensor:
-        """Return 1 / (1 + exp(-x)) of each element."""
-        return self._functional.sigmoid(self)
-
-    def tanh(self) -> Tensor:
-        """Return the hyperbolic tangent of each element."""
-        return self._functional.tanh(self)
-
-    def softmax(self, axis: int = -1) -> Tensor:
-        """Return exp(x) / sum(exp(x)) along `axis`."""
-        return self._functional.softmax(self, axis)
-
-    def log_softmax(self, axis: int = -1) -> Tensor:
-        """Return x - log(sum(exp(x))) along `axis`."""
-        return self._functional.log_softmax(self, axis)
-
-    def argmax(self) -> Tensor:
-        """Return the int32 index of the largest element along the last dimension (no gradient)."""
-        return self._functional.argmax(self)
-
 
 def wrap(device: Device, buffer: Any, shape: Shape, dtype: np.dtype = FLOAT32) -> Tensor:
     """Return a tensor on a given buffer."""
@@ -289,6 +208,12 @@ def wrap(device: Device, buffer: Any, shape: Shape, dtype: np.dtype = FLOAT32) -
 def empty(device: Device, shape: Shape, dtype: np.dtype = FLOAT32) -> Tensor:
     """Return a tensor of undefined values on pooled memory."""
     return wrap(device, device.allocate(math.prod(shape) * 4), shape, dtype)
+
+
+def copy_into(target: Tensor, source: Tensor) -> None:
+    """Queue a copy of the elements of one tensor to another of the same size."""
+    device, size = target.device, target.size
+    device.launch(device.kernel("elementwise", "copy"), *device.grid(size), target.buffer, source.buffer, size)
 
 
 def constant(device: Device, value: float) -> Tensor:
@@ -333,9 +258,3 @@ def _device(device: Device | str | None) -> Device:
     if device is None:
         return default_device()
     return device if isinstance(device, Device) else Device.select(device)
-
-
-def _sizes(given: tuple[int | Sequence[int], ...]) -> Shape:
-    if len(given) == 1 and not isinstance(given[0], (int, np.integer)):
-        return tuple(int(n) for n in given[0])
-    return tuple(int(n) for n in given)  # type: ignore[arg-type]
