@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.engine.flat import NONE, FlatSpace
+from clcomm.engine.flat import FlatSpace
+from clcomm.engine.grad_slot import NONE
 from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
 from clcomm.errors import ArgumentError

@@ -13,74 +13,12 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.device import HOST_POINTER_ALIGNMENT, Device
+from clcomm.engine.grad_slot import LOCAL, NONE, REDUCED, SENT, GradSlot
 from clcomm.engine.mark import QueueMark
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor, wrap
 from clcomm.errors import ArgumentError
 from clcomm.layout import FlatLayout, ParameterSpec
-
-#: What a parameter's place in `grads` holds: nothing yet, this rank's gradient, or the averaged one (in `reduced`);
-#: or this rank's gradient on its way to the others, which nobody may change.
-NONE, LOCAL, REDUCED, SENT = range(4)
-
-
-class GradSlot:
-    """A parameter's gradient in the flat space: its state and its tensors on `grads` and on `reduced`."""
-
-    __slots__ = ("local", "reduced", "space", "state")
-
-    def __init__(self, space: FlatSpace) -> None:
-        self.space = space
-        self.state = NONE
-        self.local: Tensor = None  # type: ignore[assignment]
-        self.reduced: Tensor = None  # type: ignore[assignment]
-
-    def gradient(self) -> Tensor | None:
-        """Return the gradient, None before the first backward."""
-        if self.state == NONE:
-            return None
-        return self.reduced if self.state == REDUCED else self.local
-
-    def claim(self) -> Tensor | None:
-        """Return where the first gradient is to be written, or None when there is a gradient already."""
-        if self.state != NONE:
-            return None
-        self.space.note_states()
-        self.state = LOCAL
-        return self.local
-
-    def for_update(self) -> Tensor:
-        """Return this rank's own gradient, which starts from the averaged one after a synchronisation."""
-        self.require_here()
-        self.space.note_states()
-        if self.state == REDUCED and self.reduced.buffer is not self.local.buffer:
-            _copy(self.local, self.reduced)
-        self.state = LOCAL
-        return self.local
-
-    def assign(self, value: Tensor | None) -> None:
-        """Set the gradient to a copy of `value`; None means that there is none."""
-        self.require_here()
-        self.space.note_states()
-        if value is None:
-            self.state = NONE
-        else:
-            if value.buffer is not self.local.buffer:
-                _copy(self.local, value)
-            self.state = LOCAL
-
-    def require_here(self) -> None:
-        """Raise ArgumentError for a gradient that was begun to be averaged."""
-        if self.state == SENT:
-            raise ArgumentError(
-                "gradient: expected sync_gradients() after the last backward, as its average is on the way; "
-                "with overlap, all but the last micro-batch belong into no_sync()"
-            )
-
-
-def _copy(target: Tensor, source: Tensor) -> None:
-    device, size = target.device, target.size
-    device.launch(device.kernel("elementwise", "copy"), *device.grid(size), target, source, size)
 
 
 class FlatSpace:
@@ -258,7 +196,7 @@ class FlatSpace:
         def pull() -> None:
             for slot in opening:
                 if slot.state != LOCAL:
-                    self._make_own(slot)
+                    slot.make_own()
             if self._staged:
                 self.device.read(self.grads, self._bound("grads")[start:stop], start)
             else:
@@ -277,20 +215,10 @@ class FlatSpace:
 
         return push
 
-    def _make_own(self, slot: GradSlot) -> None:
-        if slot.state == NONE:
-            self._zero(slot)
-        else:
-            slot.for_update()
-
     def _bound(self, name: str) -> np.ndarray:
         if self._host is None:
             raise ArgumentError("FlatSpace: no host arrays yet; call rebind() first")
         return self._host[name]
-
-    def _zero(self, slot: GradSlot) -> None:
-        device, size = self.device, slot.local.size
-        device.launch(device.kernel("elementwise", "fill"), *device.grid(size), slot.local, 0.0, size)
 
     def complete_grads(self) -> None:
         """Make `current_grads` whole: parameters without a gradient have zeros in it.
@@ -301,7 +229,7 @@ class FlatSpace:
         if states.count(REDUCED) == len(states) or states.count(LOCAL) == len(states):
             return
         for slot in self.slots:
-            self._make_own(slot)
+            slot.make_own()
 
     def zero_grad(self) -> None:
         """Forget all gradients; nothing is written."""

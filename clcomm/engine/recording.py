@@ -16,7 +16,8 @@ from clcomm.engine.tensor import Tensor, wrap
 
 if TYPE_CHECKING:
     from clcomm.engine.device import Device
-    from clcomm.engine.flat import FlatSpace, GradSlot
+    from clcomm.engine.flat import FlatSpace
+    from clcomm.engine.grad_slot import GradSlot
 
 Results = Tensor | tuple[Tensor, ...] | None
 States = dict["FlatSpace", list[int]]

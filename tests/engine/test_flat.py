@@ -9,7 +9,7 @@ import pytest
 
 from clcomm.engine import Conv2d, FlatSpace, Linear, Parameter, ReLU, Sequential, Tensor
 from clcomm.engine import functional as F
-from clcomm.engine.flat import LOCAL, NONE, REDUCED
+from clcomm.engine.grad_slot import LOCAL, NONE, REDUCED
 from clcomm.errors import ArgumentError
 
 
