@@ -6,10 +6,12 @@ Standard library only, and started without site-packages: it is there in 20 ms a
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import select
 import signal
+import struct
 import sys
 import time
 
@@ -18,8 +20,8 @@ RECORD_BYTES = 64
 STATE, STEP, RANK, PID = range(4)
 #: What a rank is doing: its work, leaving on purpose, ending the job with words of its own.
 RUNNING, LEAVING, FAILING = range(3)
-#: Where /proc/PID/stat has a process's flags, counted from behind its name, and the kernel's flag of one that ends.
-_FLAGS, _PF_EXITING = 6, 0x4
+#: The kernel's request for what it knows of a process, and its flag for how that ended (linux/pidfd.h).
+_PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 0x8
 #: Ranks that die so soon after one that failed were ended by the launcher.
 ENDED_BY_LAUNCHER_S = 2.0
 
@@ -31,48 +33,45 @@ def main(descriptor: int) -> None:
     size = os.fstat(descriptor).st_size
     words = memoryview(mmap.mmap(descriptor, size)).cast("q")
     records = [words[start : start + RECORD_BYTES // 8] for start in range(0, len(words), RECORD_BYTES // 8)]
-    poll, watched, dead = select.poll(), {}, []
+    # It hands out ends in the order in which they came, those of before we looked too: the first is the culprit's, the
+    # launcher ends the others at once.
+    ends, watched = select.epoll(), {}
+    dead: list[tuple[memoryview, int | None]] = []
     for record in records:
         try:
             handle = os.pidfd_open(record[PID])
         except ProcessLookupError:
-            dead.append(record)
+            dead.append((record, None))
             continue
         watched[handle] = record
-        poll.register(handle, select.POLLIN)
+        ends.register(handle, select.EPOLLIN)
     quiet_until = 0.0
     while True:
-        lost = [record for record in dead if record[STATE] == RUNNING]
+        lost = [each for each in dead if each[0][STATE] == RUNNING]
         if lost and time.monotonic() > quiet_until and not any(record[STATE] == FAILING for record in records):
-            os.write(2, message(lost, records).encode())
+            os.write(2, message(*lost[0]).encode())
             quiet_until = time.monotonic() + ENDED_BY_LAUNCHER_S
         if not watched:
             return
-        dead = []
-        for handle, _ in poll.poll():
-            poll.unregister(handle)
-            dead.append(watched.pop(handle))
+        dead = [(watched.pop(handle), handle) for handle, _ in ends.poll()]
+        for _, handle in dead:
+            ends.unregister(handle)
 
 
-def message(lost: list[memoryview], records: list[memoryview]) -> str:
-    """Return the line that names the rank which died without a word.
-
-    The launcher ends the others at once; on a busy machine one of them may be gone before. So it names those as well.
-    """
-    first = lost[0]
-    gone = [record for record in records if record[STATE] == RUNNING and (record in lost or is_ending(record[PID]))]
-    others = [f"rank {record[RANK]}" for record in gone if record is not first]
-    same = f", at the same time as {', '.join(others)}" if others else ""
-    return f"clcomm: rank {first[RANK]} died{at(first[STEP])}{cause(first[PID])}{same}\n"
+def message(record: memoryview, handle: int | None) -> str:
+    """Return the line that names the rank which died without a word; handle: its pidfd, if there was one."""
+    return f"clcomm: rank {record[RANK]} died{at(record[STEP])}{cause(record[PID], handle)}\n"
 
 
 def at(step: int) -> str:
     return f" at step {step}" if step else ""
 
 
-def cause(pid: int) -> str:
-    """Return what ended a process, as long as its parent has not asked for that."""
+def cause(pid: int, handle: int | None = None) -> str:
+    """Return what ended a process."""
     status = _status(pid)
+    if status is None:
+        status = _status_after_wait(handle)
     if status is None:
         return " without a word"
     if os.WIFSIGNALED(status):
@@ -87,15 +86,22 @@ def is_gone(pid: int) -> bool:
     return not fields or fields[0] in ("Z", "X")
 
 
-def is_ending(pid: int) -> bool:
-    """Say whether a process has ended, or is about to."""
-    fields = stat_fields(pid)
-    return not fields or bool(int(fields[_FLAGS]) & _PF_EXITING)
-
-
 def _status(pid: int) -> int | None:
     fields = stat_fields(pid)
     return int(fields[-1]) if fields and fields[0] == "Z" else None
+
+
+def _status_after_wait(handle: int | None) -> int | None:
+    """Return the wait status of a process whose parent has asked for it already; None before Linux 6.15."""
+    if handle is None:
+        return None
+    info = bytearray(struct.pack("=Q56x", _PIDFD_INFO_EXIT))
+    try:
+        fcntl.ioctl(handle, _PIDFD_GET_INFO, info)
+    except OSError:
+        return None
+    mask, status = struct.unpack("=Q52xi", info)
+    return status if mask & _PIDFD_INFO_EXIT else None
 
 
 def stat_fields(pid: int) -> list[str]:
