@@ -39,12 +39,12 @@ def main(descriptor: int) -> None:
     dead: list[tuple[memoryview, int | None]] = []
     for record in records:
         try:
-            handle = os.pidfd_open(record[PID])
+            opened = os.pidfd_open(record[PID])
         except ProcessLookupError:
             dead.append((record, None))
             continue
-        watched[handle] = record
-        ends.register(handle, select.EPOLLIN)
+        watched[opened] = record
+        ends.register(opened, select.EPOLLIN)
     quiet_until = 0.0
     while True:
         lost = [each for each in dead if each[0][STATE] == RUNNING]
@@ -53,9 +53,10 @@ def main(descriptor: int) -> None:
             quiet_until = time.monotonic() + ENDED_BY_LAUNCHER_S
         if not watched:
             return
-        dead = [(watched.pop(handle), handle) for handle, _ in ends.poll()]
-        for _, handle in dead:
+        dead = []
+        for handle, _ in ends.poll():
             ends.unregister(handle)
+            dead.append((watched.pop(handle), handle))
 
 
 def message(record: memoryview, handle: int | None) -> str:
