@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -192,6 +193,19 @@ def test_memory_comes_back_to_the_pool(device):
     address = first.int_ptr
     del first
     assert device.allocate(4096).int_ptr == address
+
+
+def test_peak_bytes_count_every_kind_of_buffer(device):
+    gc.collect()
+    device.memory.release_unused()
+    before, peak = device.active_bytes, device.peak_bytes
+    size = max(peak, 1 << 20) // 4 * 4
+    kept = [Tensor(np.zeros(size // 4, np.float32), device), device.allocate(size)]
+    assert device.active_bytes >= before + 2 * size
+    assert device.peak_bytes >= peak + size
+    kept.clear()
+    device.finish()
+    assert device.active_bytes <= before + 64
 
 
 def test_uploads_do_not_keep_the_callers_array(device):
