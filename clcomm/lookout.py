@@ -8,8 +8,11 @@ the process runs; it ends with the last rank of its host.
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +69,22 @@ def watch_host(host: Any, rank: int) -> None:
 
     Where a rank is watched already, or the system refuses something, there is none: it only helps to explain.
     """
-    if host.Get_size() < 2 or any(host.allgather(_Own.is_watched)):
+    if host.Get_size() < 2:
+        return
+    watched, pids = zip(*host.allgather((_Own.is_watched, os.getpid())), strict=True)
+    if any(watched):
         return
     memory, descriptor = common_memory(host, "clcomm-lookout", host.Get_size() * RECORD_BYTES)
     if memory is not None:
         _join(memory.cast("q"), host.Get_rank(), rank)
-    host.Barrier()  # the lookout reads who there is when it starts
-    if descriptor >= 0:
-        if memory is not None:
-            _start(descriptor)
-        os.close(descriptor)
+    with ExitStack() as opened:
+        ends = None
+        if descriptor >= 0:
+            opened.callback(os.close, descriptor)
+            ends = ends_of(pids, opened) if memory is not None else None
+        host.Barrier()  # all records are written, and all ends noted from here on
+        if ends is not None:
+            _start(descriptor, *ends)
     _Own.is_watched = memory is not None
 
 
@@ -86,13 +95,28 @@ def _join(records: Any, local_rank: int, rank: int) -> None:
     _Own.records, _Own.start = records, start
 
 
-def _start(descriptor: int) -> None:
-    script = Path(__file__).with_name("lookout_process.py")
+def ends_of(pids: Sequence[int], opened: ExitStack) -> tuple[select.epoll, list[int]] | None:
+    """Return what notes these processes' ends in the order in which they come, and their pidfds.
+
+    The kernel does so from now on, so none is missed while the lookout starts. None where it cannot; `opened` closes.
+    """
     try:
+        ends = opened.enter_context(select.epoll())
+        handles = []
+        for pid in pids:
+            handles.append(os.pidfd_open(pid))
+            opened.callback(os.close, handles[-1])
+            ends.register(handles[-1], select.EPOLLIN)
+    except (OSError, AttributeError):  # AttributeError: not Linux
+        return None
+    return ends, handles
+
+
+def _start(memory: int, ends: select.epoll, handles: Sequence[int]) -> None:
+    script = Path(__file__).with_name("lookout_process.py")
+    descriptors = (memory, ends.fileno(), *handles)
+    with suppress(OSError):
         subprocess.Popen(
-            [sys.executable, "-I", "-S", str(script), str(descriptor)],
-            pass_fds=(descriptor,), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
-            cwd="/",
+            [sys.executable, "-I", "-S", str(script), *map(str, descriptors)],
+            pass_fds=descriptors, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True, cwd="/",
         ).returncode = 0  # not ours to wait for: it outlives us  # fmt: skip
-    except OSError:
-        return

@@ -26,41 +26,32 @@ _PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 0x8
 ENDED_BY_LAUNCHER_S = 2.0
 
 
-def main(descriptor: int) -> None:
-    """Watch the ranks whose records lie in the memory behind `descriptor` until the last is gone."""
+def main(memory: int, ends: int, *handles: int) -> None:
+    """Watch ranks until the last is gone.
+
+    memory: descriptor of their records. handles: their pidfds, in the same order. ends: an epoll that knows these, and
+    hands out ends in the order in which they came: the first is the culprit's, the launcher ends the others at once.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    size = os.fstat(descriptor).st_size
-    words = memoryview(mmap.mmap(descriptor, size)).cast("q")
+    size = os.fstat(memory).st_size
+    words = memoryview(mmap.mmap(memory, size)).cast("q")
     records = [words[start : start + RECORD_BYTES // 8] for start in range(0, len(words), RECORD_BYTES // 8)]
-    # It hands out ends in the order in which they came, those of before we looked too: the first is the culprit's, the
-    # launcher ends the others at once.
-    ends, watched = select.epoll(), {}
-    dead: list[tuple[memoryview, int | None]] = []
-    for record in records:
-        try:
-            opened = os.pidfd_open(record[PID])
-        except ProcessLookupError:
-            dead.append((record, None))
-            continue
-        watched[opened] = record
-        ends.register(opened, select.EPOLLIN)
+    watched = dict(zip(handles, records, strict=True))
+    coming = select.epoll.fromfd(ends)
     quiet_until = 0.0
-    while True:
-        lost = [each for each in dead if each[0][STATE] == RUNNING]
-        if lost and time.monotonic() > quiet_until and not any(record[STATE] == FAILING for record in records):
-            os.write(2, message(*lost[0]).encode())
-            quiet_until = time.monotonic() + ENDED_BY_LAUNCHER_S
-        if not watched:
-            return
-        dead = []
-        for handle, _ in ends.poll():
-            ends.unregister(handle)
-            dead.append((watched.pop(handle), handle))
+    while watched:
+        for handle, _ in coming.poll():
+            coming.unregister(handle)
+            record = watched.pop(handle)
+            explained = record[STATE] != RUNNING or any(other[STATE] == FAILING for other in records)
+            if not explained and time.monotonic() > quiet_until:
+                os.write(2, message(record, handle).encode())
+                quiet_until = time.monotonic() + ENDED_BY_LAUNCHER_S
 
 
-def message(record: memoryview, handle: int | None) -> str:
-    """Return the line that names the rank which died without a word; handle: its pidfd, if there was one."""
+def message(record: memoryview, handle: int) -> str:
+    """Return the line that names the rank which died without a word; handle: its pidfd."""
     return f"clcomm: rank {record[RANK]} died{at(record[STEP])}{cause(record[PID], handle)}\n"
 
 
@@ -68,7 +59,7 @@ def at(step: int) -> str:
     return f" at step {step}" if step else ""
 
 
-def cause(pid: int, handle: int | None = None) -> str:
+def cause(pid: int, handle: int) -> str:
     """Return what ended a process."""
     status = _status(pid)
     if status is None:
@@ -92,10 +83,8 @@ def _status(pid: int) -> int | None:
     return int(fields[-1]) if fields and fields[0] == "Z" else None
 
 
-def _status_after_wait(handle: int | None) -> int | None:
+def _status_after_wait(handle: int) -> int | None:
     """Return the wait status of a process whose parent has asked for it already; None before Linux 6.15."""
-    if handle is None:
-        return None
     info = bytearray(struct.pack("=Q56x", _PIDFD_INFO_EXIT))
     try:
         fcntl.ioctl(handle, _PIDFD_GET_INFO, info)
@@ -115,5 +104,5 @@ def stat_fields(pid: int) -> list[str]:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(OSError):  # a system without pidfds: nobody explains
-        main(int(sys.argv[1]))
+    with contextlib.suppress(OSError):  # nobody explains
+        main(*map(int, sys.argv[1:]))
