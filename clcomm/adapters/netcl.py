@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clcomm.adapters.netcl_runtime import prepare, quiet
+from clcomm.adapters.netcl_tensors import FLAT_DTYPES, NetclParameter, NetclTensor, named_tensors
 from clcomm.buckets import Bucket
 from clcomm.engine.autograd import is_recording
 from clcomm.errors import ArgumentError
@@ -29,99 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NetclModel", "NetclParameter", "NetclReplica", "NetclTensor", "cross_entropy", "prepare"]
 
-_FLAT_DTYPES = {
-    "float": "float32",
-    "float32": "float32",
-    "half": "float32",
-    "float16": "float32",
-    "double": "float64",
-    "float64": "float64",
-}
-
-
-class NetclTensor:
-    """A value that netcl computed: `shape`, `numpy()`, `item()`, and `backward()` where it was recorded."""
-
-    def __init__(self, value: Any, node: Any = None, transposed: bool = False):
-        self.value, self.node, self._transposed = value, node, transposed
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Dimensions."""
-        shape = tuple(int(length) for length in self.value.shape)
-        return shape[::-1] if self._transposed else shape
-
-    def numpy(self) -> np.ndarray:
-        """Return a copy of the values on the host; waits for the device."""
-        values = self.value.to_host()
-        return np.ascontiguousarray(values.T) if self._transposed else values
-
-    def item(self) -> float:
-        """Return the value of a tensor of one element; waits for the device."""
-        if self.value.size != 1:
-            raise ArgumentError(f"item: expected a tensor of one element, got shape {self.shape}")
-        return float(self.value.to_host().reshape(-1)[0])
-
-    def backward(self, gradient: float = 1.0) -> None:
-        """Add to the parameters' gradients those of this value, times `gradient`; once for each forward."""
-        from netcl import autograd
-        from netcl.core.tensor import Tensor
-
-        if self.node is None:
-            raise ArgumentError("backward: expected a value recorded since the last backward(), got none; run forward")
-        seed = Tensor.from_shape(self.value.queue, self.value.shape, fill=float(gradient))
-        with quiet():
-            autograd.Tape(retain_grads=False).backward(self.node, seed)
-        self.value.grad = self.node = None  # gives the graph's buffers back to netcl's pool
-
-
-class NetclParameter:
-    """A parameter of a netcl module, by the name and in the shape that PyTorch would give it."""
-
-    def __init__(self, name: str, tensor: Any, transposed: bool):
-        self.name, self.tensor, self.transposed = name, tensor, transposed
-        self.dtype = _FLAT_DTYPES.get(tensor.dtype, tensor.dtype)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Dimensions, PyTorch's way round."""
-        shape = tuple(int(length) for length in self.tensor.shape)
-        return shape[::-1] if self.transposed else shape
-
-    @property
-    def requires_grad(self) -> bool:
-        """Whether backward() computes its gradient."""
-        return bool(self.tensor.requires_grad) and not getattr(self.tensor, "_frozen", False)
-
-    @property
-    def grad(self) -> NetclTensor | None:
-        """The gradient, or None."""
-        return None if self.tensor.grad is None else NetclTensor(self.tensor.grad, transposed=self.transposed)
-
-    def numpy(self) -> np.ndarray:
-        """Return a copy of the values on the host; waits for the device."""
-        return NetclTensor(self.tensor, transposed=self.transposed).numpy()
-
-    def copy_from(self, values: Any) -> None:
-        """Overwrite the values with a host array of the same shape."""
-        array = np.asarray(values)
-        if array.shape != self.shape:
-            raise ArgumentError(f"parameter {self.name!r}: expected shape {self.shape}, got {array.shape}")
-        self._write(self.tensor, array)
-
-    def set_gradient(self, values: np.ndarray) -> None:
-        """Make `values` the gradient, in memory of its own: netcl's may be shared with another parameter's."""
-        from netcl.core.tensor import Tensor
-
-        gradient = Tensor.from_shape(self.tensor.queue, self.tensor.shape, dtype=self.tensor.dtype)
-        self._write(gradient, values)
-        self.tensor.grad = gradient
-
-    def _write(self, tensor: Any, values: np.ndarray) -> None:
-        from netcl.core.transfer import write_tensor
-
-        write_tensor(tensor, values.T if self.transposed else values)
-
 
 class NetclModel:
     """A netcl module that takes host arrays and is trained, checkpointed and synchronised like a native one.
@@ -131,7 +39,7 @@ class NetclModel:
 
     def __init__(self, module: Any):
         self.module = module
-        self._tensors = list(_named_tensors(module))
+        self._tensors = list(named_tensors(module))
         if not any(parameter.requires_grad for parameter in self._tensors):
             raise ArgumentError("model: expected a netcl module with parameters, got none that needs gradients")
         self._queue = self._tensors[0].tensor.queue
@@ -237,7 +145,7 @@ class NetclReplica:
         self._model = model if isinstance(model, NetclModel) else NetclModel(model)
         self._parameters = dict(self._model.named_parameters())
         for name, parameter in self._parameters.items():
-            if parameter.tensor.dtype not in _FLAT_DTYPES:
+            if parameter.tensor.dtype not in FLAT_DTYPES:
                 raise ArgumentError(f"parameter {name!r}: expected a floating-point dtype, got {parameter.dtype}")
         self.specs = tuple(ParameterSpec(name, p.shape, p.dtype) for name, p in self._parameters.items())
 
@@ -294,35 +202,3 @@ class NetclReplica:
 
 def _value(result: Any) -> Any:
     return getattr(result, "value", result)
-
-
-def _named_tensors(module: Any) -> Iterator[NetclParameter]:
-    """Yield every tensor of a module once: those of public attributes by path, others that it calls parameters."""
-    seen: set[int] = set()
-    yield from _walk(module, "", seen)
-    for index, tensor in enumerate(module.parameters()):
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            yield NetclParameter(f"parameter{index}", tensor, False)
-
-
-def _walk(owner: Any, prefix: str, seen: set[int]) -> Iterator[NetclParameter]:
-    from netcl.core.tensor import Tensor
-    from netcl.nn import Linear
-    from netcl.nn.layers import Module
-
-    seen.add(id(owner))
-    if isinstance(owner, dict):
-        members = [(str(key), member) for key, member in owner.items()]
-    elif isinstance(owner, (list, tuple)):
-        members = [(str(index), member) for index, member in enumerate(owner)]
-    else:  # private attributes hold caches made from the public ones
-        members = [(name, member) for name, member in vars(owner).items() if not name.startswith("_")]
-    for name, member in members:
-        if id(member) in seen:
-            continue
-        if isinstance(member, Tensor):
-            seen.add(id(member))
-            yield NetclParameter(prefix + name, member, isinstance(owner, Linear) and name == "weight")
-        elif isinstance(member, (Module, dict, list, tuple)):
-            yield from _walk(member, f"{prefix}{name}.", seen)
