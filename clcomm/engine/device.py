@@ -5,16 +5,15 @@ Everything is queued and nothing waits, except where a caller asks for values on
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clcomm.engine import program, selection
+from clcomm.engine import program, selection, timing
 from clcomm.engine.memory import Memory
 from clcomm.engine.timing import KernelLog, Launch, Profile
 from clcomm.engine.tuning import Tuning
@@ -67,8 +66,7 @@ class Device:
         self._borrowed: list[Any] = []  # buffers on arrays of the caller's, kept while kernels may be queued on them
         self.recorder: Recorder | None = None  # notes what a run queues, see capture.py
         self.revision = 0  # grows when memory, hooks or requires_grad of tensors change: recordings are void then
-        self._note: Callable[[Launch], None] | None = None  # told about each launch
-        self._timed_queue: cl.CommandQueue | None = None
+        self.note: Callable[[Launch], None] | None = None  # told about each launch
         self._enqueue = cl.enqueue_nd_range_kernel
         self._error = cl.Error
 
@@ -129,12 +127,12 @@ class Device:
             raise self._failed(kernel, error) from None
         if self.recorder is not None:
             self.recorder.launch(kernel, (global_size, local_size), values)
-        if self._note is not None:
-            self._note((kernel, global_size, event))
+        if self.note is not None:
+            self.note((kernel, global_size, event))
 
     def launch_all(self, launches: Iterable[tuple[Any, tuple[int, ...], tuple[int, ...] | None]]) -> None:
         """Queue kernels whose arguments are set: (kernel, global size, local size) of each."""
-        enqueue, queue, note = self._enqueue, self.queue, self._note
+        enqueue, queue, note = self._enqueue, self.queue, self.note
         try:
             if note is None:
                 for kernel, global_size, local_size in launches:
@@ -156,6 +154,13 @@ class Device:
 
         return cl.CommandQueue(self.context)
 
+    @cached_property
+    def timed_queue(self) -> cl.CommandQueue:
+        """A queue whose kernels can be asked when they ran."""
+        import pyopencl as cl
+
+        return cl.CommandQueue(self.context, properties=cl.command_queue_properties.PROFILING_ENABLE)
+
     def on_host(self, function: Callable[..., Any], *args: Any) -> None:
         """Run `function`; while a step is recorded, note that each replay has to run it at this point."""
         if self.recorder is None:
@@ -163,48 +168,13 @@ class Device:
         else:
             self.recorder.on_host(function, args)
 
-    @contextmanager
-    def profile(self) -> Iterator[Profile]:
+    def profile(self) -> AbstractContextManager[Profile]:
         """Time the kernels queued within the block, on a queue of its own; waits at both ends."""
-        outer, profile = self._note, Profile()
-        with self._timing(profile.note):
-            begin = time.perf_counter()
-            try:
-                yield profile
-            finally:
-                self.queue.finish()
-                profile.seconds = time.perf_counter() - begin
-                if outer is not None:
-                    for launch in profile.events:
-                        outer(launch)
-                profile.close()
+        return timing.profile(self)
 
-    @contextmanager
-    def log_kernels(self) -> Iterator[KernelLog]:
+    def log_kernels(self) -> AbstractContextManager[KernelLog]:
         """Note when kernels run, on a queue of its own, until the block ends; waits there only."""
-        with self._timing(None):
-            log = KernelLog(self.queue, self._tell)
-            self._tell(log.note)
-            yield log
-
-    @contextmanager
-    def _timing(self, note: Callable[[Launch], None] | None) -> Iterator[None]:
-        """Queue kernels where they are timed, and tell `note` about them; queues do not mix within a step."""
-        import pyopencl as cl
-
-        if self._timed_queue is None:
-            self._timed_queue = cl.CommandQueue(self.context, properties=cl.command_queue_properties.PROFILING_ENABLE)
-        self.finish()
-        before = self.queue, self._note
-        self.queue, self._note = self._timed_queue, note
-        try:
-            yield
-        finally:
-            self.queue.finish()
-            self.queue, self._note = before
-
-    def _tell(self, note: Callable[[Launch], None] | None) -> None:
-        self._note = note
+        return timing.log_kernels(self)
 
     def grid(self, count: int) -> tuple[tuple[int], tuple[int]]:
         """Return (global, local) size for a FOR_EACH kernel over `count` elements."""

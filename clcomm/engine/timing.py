@@ -5,12 +5,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    import pyopencl as cl
-
     from clcomm.engine.device import Device
 
 
@@ -48,6 +47,45 @@ class Profile:
         self.events.clear()
 
 
+@contextmanager
+def profile(device: Device) -> Iterator[Profile]:
+    """Time the kernels that a device queues within the block; waits at both ends."""
+    outer, seen = device.note, Profile()
+    with _timed(device, seen.note):
+        begin = time.perf_counter()
+        try:
+            yield seen
+        finally:
+            device.queue.finish()
+            seen.seconds = time.perf_counter() - begin
+            if outer is not None:
+                for launch in seen.events:
+                    outer(launch)
+            seen.close()
+
+
+@contextmanager
+def log_kernels(device: Device) -> Iterator[KernelLog]:
+    """Note when a device's kernels run, until the block ends; waits there only."""
+    with _timed(device, None):
+        log = KernelLog(device)
+        device.note = log.note
+        yield log
+
+
+@contextmanager
+def _timed(device: Device, note: Callable[[Launch], None] | None) -> Iterator[None]:
+    """Queue kernels where they are timed, and tell `note` about them; queues do not mix within a step."""
+    device.finish()
+    before = device.queue, device.note
+    device.queue, device.note = device.timed_queue, note
+    try:
+        yield
+    finally:
+        device.queue.finish()
+        device.queue, device.note = before
+
+
 class KernelLog:
     """Launches of a device and when they ran, for someone who asks from time to time: nothing waits for a kernel.
 
@@ -58,10 +96,10 @@ class KernelLog:
     _MARKERS = 8
     _MOST_NAMES = 4096  # kernels of recordings come and go
 
-    def __init__(self, queue: cl.CommandQueue, tell: Callable[[Callable[[Launch], None] | None], None]):
+    def __init__(self, device: Device):
         import pyopencl as cl
 
-        self._queue, self._tell = queue, tell
+        self._device, self._queue = device, device.queue
         self._marker, self._times = cl.enqueue_marker, cl.profiling_info
         self._status, self._complete = cl.event_info.COMMAND_EXECUTION_STATUS, cl.command_execution_status.COMPLETE
         self._launches: deque[Launch] = deque()
@@ -71,12 +109,12 @@ class KernelLog:
         self.note = self._launches.append
         for _ in range(self._MARKERS):
             self._mark()
-        queue.finish()
+        self._queue.finish()
         self._read_marks()
 
     def pause(self, paused: bool) -> None:
         """Leave launches out from now on, or note them again."""
-        self._tell(None if paused else self.note)
+        self._device.note = None if paused else self.note
 
     def take(self) -> list[tuple[str, tuple[int, ...], int, int]]:
         """Return what has run since the last time: kernel, global size, begin and end by perf_counter_ns()."""
