@@ -8,20 +8,16 @@ that `python tests/multihost/two_hosts.py 2 2 -m benchmarks.bucket_sizes` measur
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
-import time
 from functools import partial
 
 import numpy as np
 
 from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
-from benchmarks.workers import mpi_launch
+from benchmarks.on_ranks import relaunch, slowest_s
 from clcomm import Communicator, Synchronizer
 from clcomm.forecast import MODELS
 from clcomm.job import run
-from clcomm.transport.mpi import launched_ranks
 from clcomm.units import format_size
 
 PROGRAM = "benchmarks.bucket_sizes"
@@ -52,9 +48,9 @@ class _Parameter:
 
 def main() -> int:
     options, console = parse(), harness.make_console()
-    if launched_ranks() < 2:
-        command = [*mpi_launch(options.ranks), sys.executable, "-m", PROGRAM, *sys.argv[1:]]
-        return subprocess.run(command, check=False).returncode
+    ended = relaunch(PROGRAM, options.ranks)
+    if ended is not None:
+        return ended
     report = Report("bucket sizes", harness.command_line(PROGRAM))
     with Communicator(transport=options.transport) as comm:
         for model in options.model:
@@ -93,12 +89,7 @@ def measure_model(report: Report, comm: Communicator, name: str, options: argpar
             swept.bucket_size = size
             once = partial(swept.sync_gradients, other)
         once()
-        comm.barrier()
-        begin = time.perf_counter()
-        for _ in range(repeats):
-            once()
-        seconds = np.array([(time.perf_counter() - begin) / repeats])
-        return float(comm.all_reduce(seconds, "max")[0])
+        return slowest_s(comm, once, repeats)
 
     sizes = {format_size(size): size for size in sweep(sum(TENSORS[name]))}
     measures = {}

@@ -9,9 +9,6 @@ benchmarks.overlap` measures two hosts.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
-import time
 from functools import partial
 from typing import Any
 
@@ -19,11 +16,10 @@ import numpy as np
 
 from benchmarks import harness
 from benchmarks.harness import Grid, Ratio, Report
-from benchmarks.workers import mpi_launch
+from benchmarks.on_ranks import relaunch, slowest_s
 from clcomm import Communicator, Synchronizer
 from clcomm.bucket_plan import GRADIENTS
 from clcomm.job import run
-from clcomm.transport.mpi import launched_ranks
 from training import engines
 
 PROGRAM = "benchmarks.overlap"
@@ -56,11 +52,7 @@ class Side:
 
     def window(self, steps: int) -> float:
         """Return the seconds of a step, those of the slowest rank; collective."""
-        self.comm.barrier()
-        begin = time.perf_counter()
-        for _ in range(steps):
-            self.step()
-        return float(self.comm.all_reduce(np.array([(time.perf_counter() - begin) / steps]), "max")[0])
+        return slowest_s(self.comm, self.step, steps)
 
     def communication(self, steps: int) -> tuple[float, float]:
         """Return the exposed and the hidden seconds of a step's all-reduces, of an average rank; collective."""
@@ -73,9 +65,9 @@ class Side:
 
 def main() -> int:
     options, console = parse(), harness.make_console()
-    if launched_ranks() < 2:
-        command = [*mpi_launch(options.ranks), sys.executable, "-m", PROGRAM, *sys.argv[1:]]
-        return subprocess.run(command, check=False).returncode
+    ended = relaunch(PROGRAM, options.ranks)
+    if ended is not None:
+        return ended
     report = Report("overlap", harness.command_line(PROGRAM))
     with Communicator(transport=options.transport) as comm:
         place = engines.select_device(None, comm.local_rank, comm.local_size, comm.cores)
