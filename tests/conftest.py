@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from clcomm import Communicator
+from clcomm.engine import Device
 
 # Kernel builds and a busy machine make single examples slow: time is no measure of a test's result.
 settings.register_profile(
@@ -63,6 +64,12 @@ def several(request):
 def auto(request):
     """All ranks' Communicator, with shared memory where there is any."""
     yield from _lent(Communicator(), request)
+
+
+@pytest.fixture(scope="session")
+def device():
+    """This rank's CPU device."""
+    return Device.select("cpu")
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clcomm.engine import Device, Tensor, manual_seed
+from clcomm.engine import Tensor, manual_seed
 from clcomm.engine import functional as F
 from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
@@ -44,11 +44,6 @@ def torch_mlp(torch, in_shape=(1, 28, 28), classes=10):
 
 
 PAIRS = {"convnet": (ConvNet, torch_convnet), "mlp": (MLP, torch_mlp)}
-
-
-@pytest.fixture(scope="module")
-def device() -> Device:
-    return Device.select("cpu")
 
 
 def test_convnet_has_lizardists_parameters_in_its_order(device):

@@ -1,0 +1,86 @@
+"""Whether to overlap: as told, where it can be, or as the first steps show."""
+
+from __future__ import annotations
+
+import pytest
+
+from clcomm import Communicator, Synchronizer
+from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.errors import ArgumentError
+from clcomm.optim import SGD
+from tests.helpers import one_line
+from tests.overlap_sides import begun, side_of, trained
+
+
+def test_auto_decides_at_once_where_nothing_can_be_gained(comm, device, monkeypatch):
+    _, sync = trained("native", comm, device, monkeypatch, overlap="auto", steps=3)
+    if comm.size == 1 or (comm.cores == 1 and device.runs_in_caller):
+        (decision,) = sync.decisions()
+        assert (decision.what, decision.chosen, decision.evidence) == ("overlap", "off", ())
+        assert str(decision).startswith("overlap: off, chosen at step 2 without measuring: ")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", ["queued", "torch"])
+def test_auto_measures_both_and_keeps_one_on_all_ranks_with_the_same_bits(several, device, monkeypatch, kind):
+    monkeypatch.setattr(several, "cores", 2)
+    expected, _ = trained(kind, several, device, monkeypatch, steps=26)
+    monkeypatch.setattr(several, "cores", 2)
+    bits, sync = trained(kind, several, device, monkeypatch, steps=26, overlap="auto")
+    assert bits == expected
+    (decision,) = sync.decisions()
+    assert several.all_gather_object(decision) == [decision] * several.size
+    off, on = decision.evidence
+    assert decision.chosen == ("on" if on.measured_s < 0.98 * off.measured_s else "off")
+    assert (off.name, on.name, off.steps, on.steps) == ("off", "on", 8, 8)
+
+
+@pytest.mark.parametrize("kind", ["native", "torch"])
+@pytest.mark.mpi(min_size=2)
+def test_auto_is_off_where_backwards_accumulate_without_being_told(several, device, monkeypatch, kind):
+    monkeypatch.setattr(several, "cores", 2)
+    results = []
+    for overlap in (False, "auto"):
+        side, sync = begun(kind, several, device, overlap=overlap)
+        for step in range(4):
+            side.backward(step)
+            side.backward(50 + step)
+            sync.sync_gradients(side.model)
+            side.update()
+        results.append(side.bits())
+    assert results[0] == results[1]
+    assert "several backwards came before a synchronisation" in str(sync.decisions()[0])
+
+
+@pytest.mark.parametrize("setting", ["on", None, 2])
+def test_refused_settings(setting):
+    with Communicator(transport="solo") as comm, pytest.raises(ArgumentError) as caught:
+        Synchronizer(comm, overlap=setting)
+    assert one_line(caught) == f"overlap: expected True, False or 'auto', got {setting!r}"
+
+
+def test_gradients_that_are_weighed_and_overlap_exclude_each_other(comm, device):
+    for setting, refused in ((True, True), ("auto", False)):
+        side, sync = begun("torch", comm, device, overlap=setting)
+        side.backward(0)
+        if refused:
+            with pytest.raises(ArgumentError, match=r"^samples: expected None with overlap, .*; use overlap=False$"):
+                sync.sync_gradients(side.model, samples=4)
+        else:
+            sync.sync_gradients(side.model, samples=4)
+
+
+def test_a_sharded_update_and_overlap_exclude_each_other(comm, device):
+    side = side_of("native", device, comm.rank)
+    with pytest.raises(ArgumentError) as caught:
+        DistributedOptimizer(SGD(side.model, 0.1), Synchronizer(comm, overlap=True))
+    assert one_line(caught) == "sync: expected one without overlap for a sharded update, got overlap=True"
+    sync = Synchronizer(comm, overlap="auto")
+    sync.broadcast_parameters(side.model)
+    optimizer = DistributedOptimizer(SGD(side.model, 0.1), sync)
+    for step in range(3):
+        side.backward(step)
+        sync.sync_gradients(side.model)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert sync.decisions() == ()
