@@ -63,12 +63,16 @@ def test_several_models_each_have_their_space(comm):
 @pytest.mark.parametrize("options", [{}, {"use_bucketing": False}, {"bucket_size": 100}, {"bucket_size": "1KiB"}])
 def test_gradients_become_their_mean(comm, options):
     model = small_model(comm.rank)
-    sync = Synchronizer(comm, **options)
+    assert_means(Synchronizer(comm, **options), model)
+
+
+def assert_means(sync: Synchronizer, model: Model) -> None:
+    """Synchronise twice, and compare the bits with those of the documented order."""
     for seed in (100, 200):
-        set_gradients(model, comm.rank, seed)
+        set_gradients(model, sync.comm.rank, seed)
         sync.sync_gradients(model)
         for n, parameter in enumerate(model.parameters.values()):
-            expected = mean_over_ranks(n, parameter.data.shape, comm.size, seed=seed)
+            expected = mean_over_ranks(n, parameter.data.shape, sync.comm.size, seed=seed)
             assert parameter.grad.tobytes() == expected.tobytes()
 
 
@@ -155,12 +159,7 @@ def test_a_smaller_first_bucket_and_split_tensors(comm):
     assert [(b.nbytes, [s.name for s in b.slots]) for b in sync.bucket_plan(model)] == [
         (4096, ["w2"]), (4096, ["w2"]), (376, ["w2", "b1", "w1"])
     ]  # fmt: skip
-    for seed in (100, 200):
-        set_gradients(model, comm.rank, seed)
-        sync.sync_gradients(model)
-        for n, parameter in enumerate(model.parameters.values()):
-            expected = mean_over_ranks(n, parameter.data.shape, comm.size, seed=seed)
-            assert parameter.grad.tobytes() == expected.tobytes()
+    assert_means(sync, model)
 
 
 # --- accumulation ---
