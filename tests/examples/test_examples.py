@@ -39,9 +39,8 @@ def parameters(path: Path) -> dict[str, np.ndarray]:
     return load(path).group("parameter")
 
 
-@pytest.mark.parametrize("ranks", [0, 1, 3, 8])
-@pytest.mark.parametrize("model", ["mlp", "convnet"])
-def test_mnist_reports_on_any_number_of_ranks(tmp_path: Path, ranks: int, model: str) -> None:
+@pytest.mark.parametrize(("model", "ranks"), [("mlp", 0), ("convnet", 1), ("convnet", 3), ("mlp", 8)])
+def test_mnist_reports_on_any_number_of_ranks(tmp_path: Path, model: str, ranks: int) -> None:
     out = run(
         "examples.mnist", "--data", "synthetic", "--model", model, "--batch-size", "16", "--max-steps", "15",
         "--report", str(tmp_path / "report.json"), ranks=ranks,
@@ -85,15 +84,14 @@ def test_four_ranks_at_16_train_as_one_at_64(tmp_path: Path) -> None:
     assert np.linalg.norm(four - one) / np.linalg.norm(one) < 1e-5
 
 
-@pytest.mark.parametrize("engine", ["netcl", "torch"])
-def test_other_engines_train_in_the_same_loop(tmp_path: Path, engine: str) -> None:
-    pytest.importorskip(engine)
+def test_other_engines_train_in_the_same_loop(tmp_path: Path) -> None:
     job = ["--data", "synthetic", "--model", "mlp", "--batch-size", "8", "--max-steps", "4", "--no-eval", "--quiet"]
     losses = {}
-    for name in ("native", engine):
-        run("examples.mnist", *job, "--engine", name, "--report", str(tmp_path / f"{name}.json"), ranks=2)
-        losses[name] = json.loads((tmp_path / f"{name}.json").read_text())["train_loss"]
-    assert losses[engine] == pytest.approx(losses["native"], rel=1e-4)
+    for engine in ("native", "netcl", "torch"):
+        if engine == "native" or importlib.util.find_spec(engine):
+            run("examples.mnist", *job, "--engine", engine, "--report", str(tmp_path / f"{engine}.json"), ranks=2)
+            losses[engine] = json.loads((tmp_path / f"{engine}.json").read_text())["train_loss"]
+    assert losses == pytest.approx(dict.fromkeys(losses, losses["native"]), rel=1e-4)
 
 
 def table_rows(out: str) -> dict[str, list[str]]:

@@ -106,15 +106,15 @@ def every_transport():
     ]
 
 
-@pytest.fixture(params=every_transport())
+@pytest.fixture(scope="module", params=every_transport())
 def bench(request) -> Iterator[Bench]:
-    """One transport after the other."""
+    """One transport after the other, each for all of a file's tests."""
     if request.param == "solo":
         yield make_bench("solo", None)
         return
     comm = world().Dup()
     made = make_bench(request.param, comm)
     yield made
-    if not request.node.has_failed:  # then the other ranks are elsewhere, and it would wait for them
+    if not request.session.testsfailed:  # then the other ranks are elsewhere, and it would wait for them
         made.close()
         comm.Free()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,16 +32,22 @@ def pretended_host(layout: str, comm: Any) -> Any:
 FOLDS = {"sum": np.add, "mean": np.add, "min": np.minimum, "max": np.maximum}
 
 
+@lru_cache(maxsize=1024)  # drawing them for all ranks takes longer than most of what is tested with them
 def drawn(rank: int, size: int, dtype: str, seed: int = 0) -> np.ndarray:
-    """Return the values that `rank` contributes: any rank can compute those of all."""
+    """Return the values that `rank` contributes, not to be written to: any rank can compute those of all."""
+    values = _drawn(rank, size, np.dtype(dtype), seed)
+    values.flags.writeable = False
+    return values
+
+
+def _drawn(rank: int, size: int, dtype: np.dtype, seed: int) -> np.ndarray:
     rng = np.random.default_rng([seed, rank, size])
-    kind = np.dtype(dtype).kind
-    if kind == "b":
+    if dtype.kind == "b":
         return rng.integers(0, 2, size).astype(dtype)
-    if kind in "iu":
+    if dtype.kind in "iu":
         return rng.integers(0, 20, size).astype(dtype)
     values = rng.standard_normal(size) * 10.0 ** rng.integers(-3, 4, size)
-    return (values + 1j * rng.standard_normal(size)).astype(dtype) if kind == "c" else values.astype(dtype)
+    return (values + 1j * rng.standard_normal(size)).astype(dtype) if dtype.kind == "c" else values.astype(dtype)
 
 
 def folded(rows: list[np.ndarray], op: str, hosts: Iterable[Iterable[int]] | None = None) -> np.ndarray:
