@@ -31,7 +31,7 @@ def test_hosts_from_each_ranks_lowest_neighbour(leaders, ranks, fewest, even, ne
 @pytest.mark.parametrize("op", ["sum", "mean", "min", "max"])
 def test_a_fold_by_hosts_adds_the_hosts_sums(op):
     hosts = ((0, 3), (1, 2), (4,))
-    rows = [drawn(rank, 40_000, "float32") for rank in range(5)]
+    rows = [drawn(rank, 40_000, "float32").copy() for rank in range(5)]
     expected = folded(rows, op, hosts)
     prepared_reduction_by_hosts(rows, rows[0], op, hosts)()  # may end in a row
     assert same_bits(rows[0], expected)
