@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from clcomm import Communicator
-from clcomm.engine import Device
+from tests.helpers import cpu_device
 
 # Kernel builds and a busy machine make single examples slow: time is no measure of a test's result.
 settings.register_profile(
@@ -69,7 +69,7 @@ def auto(request):
 @pytest.fixture(scope="session")
 def device():
     """This rank's CPU device."""
-    return Device.select("cpu")
+    return cpu_device("cpu")
 
 
 @pytest.fixture(autouse=True)

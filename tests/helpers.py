@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from clcomm import ClcommError
+from clcomm.engine import Device
+
+
+@cache
+def cpu_device(kind: str) -> Device:
+    """Return this process's CPU device, treated as one of `kind`; a new one would compile its kernels anew."""
+    return Device.select("cpu") if kind == "cpu" else Device(cpu_device("cpu").cl_device, kind=kind)
 
 
 def one_line(caught) -> str:

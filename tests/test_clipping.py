@@ -7,11 +7,11 @@ import pytest
 
 from clcomm import Synchronizer, clip_grad_norm
 from clcomm.distributed_optimizer import DistributedOptimizer
-from clcomm.engine import Device, Tensor
+from clcomm.engine import Tensor
 from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
 from models import MLP
-from tests.helpers import one_line
+from tests.helpers import cpu_device, one_line
 from tests.numpy_models import Model, set_gradients, small_model
 
 SHAPE = (1, 8, 8)
@@ -105,7 +105,7 @@ def test_other_norms_are_refused(comm, max_norm):
 
 def trained(comm, kind, sharded, max_norm):
     """Return norms and parameters of some steps on the engine."""
-    device = Device(Device.select("cpu").cl_device, kind=kind)
+    device = cpu_device(kind)
     model = MLP(SHAPE, 10, device=device, seed=comm.rank)
     sync = Synchronizer(comm, bucket_size="8KiB", check_finite=True)
     optimizer = SGD(model, 0.1, momentum=0.9)

@@ -10,11 +10,11 @@ import pytest
 from clcomm import Synchronizer
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.divergence import describe
-from clcomm.engine import Device, Tensor
+from clcomm.engine import Tensor
 from clcomm.errors import ArgumentError, MismatchError
 from clcomm.optim import SGD, Adam
 from models import MLP
-from tests.helpers import one_line
+from tests.helpers import cpu_device, one_line
 from tests.numpy_models import set_gradients, small_model
 
 SHAPE = (1, 4, 4)
@@ -72,7 +72,7 @@ def test_the_majoritys_parameters_are_sent_and_told_once(several, caplog):
 
 
 def engine_job(comm, **options):
-    device = Device.select("cpu")
+    device = cpu_device("cpu")
     model = MLP(SHAPE, 10, device=device, seed=comm.rank)
     sync = Synchronizer(comm, on_divergence="rebroadcast", check_replicas_every=1, **options)
     sync.broadcast_parameters(model)

@@ -7,11 +7,11 @@ import pytest
 
 from clcomm import Communicator, Synchronizer, clip_grad_norm
 from clcomm.distributed_optimizer import DistributedOptimizer
-from clcomm.engine import CrossEntropyLoss, Device, Tensor
+from clcomm.engine import CrossEntropyLoss, Tensor
 from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
 from models import MLP
-from tests.helpers import one_line
+from tests.helpers import cpu_device, one_line
 from tests.numpy_models import set_gradients, small_model
 
 SHAPE = (1, 6, 6)
@@ -19,7 +19,7 @@ SHAPE = (1, 6, 6)
 
 def job_of(comm, sharded=False, **options):
     """Return device, model, Synchronizer and optimizer, alike on all ranks."""
-    device = Device.select("cpu")
+    device = cpu_device("cpu")
     model = MLP(SHAPE, 10, device=device, seed=3)
     sync = Synchronizer(comm, **options)
     optimizer = SGD(model, 0.05, momentum=0.9, weight_decay=1e-3)

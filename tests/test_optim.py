@@ -8,6 +8,7 @@ import pytest
 from clcomm.engine import Device, FlatSpace, Linear, Parameter, Sequential, Tensor
 from clcomm.errors import ArgumentError
 from clcomm.optim import SGD, Adam, AdamW, RMSProp
+from tests.helpers import cpu_device
 
 CASES = [
     (SGD, "SGD", {"lr": 0.1}),
@@ -28,8 +29,7 @@ SHAPES = [(7,), (3, 5), (130,), (1,)]
 
 @pytest.fixture(scope="module", params=["cpu kernels", "gpu kernels"])
 def device(request: pytest.FixtureRequest) -> Device:
-    own = Device.select("cpu")
-    return own if request.param == "cpu kernels" else Device(own.cl_device, kind="gpu")
+    return cpu_device(request.param.split()[0])
 
 
 def start_values() -> list[np.ndarray]:

@@ -10,6 +10,7 @@ import pytest
 
 from clcomm import Communicator, Synchronizer
 from clcomm.errors import ArgumentError, CheckpointError, DeviceError
+from tests.helpers import cpu_device
 from training import engines
 
 SHAPE, CLASSES, BATCH = (1, 8, 8), 10, 4
@@ -25,7 +26,8 @@ OPTIMIZERS = [
 def build(engine, model="mlp", seed=3):
     if engine != "native":
         pytest.importorskip(engine, reason=f"{engine} is not installed")
-    return engines.build(engine, model, SHAPE, CLASSES, seed, device="cpu")
+    device = "cpu" if engine == "torch" else cpu_device("cpu")
+    return engines.build(engine, model, SHAPE, CLASSES, seed, device)
 
 
 def batch(seed=0, rows=BATCH):

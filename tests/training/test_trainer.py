@@ -14,6 +14,7 @@ from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.errors import ArgumentError, CheckpointError, MismatchError, NonFiniteError
 from clcomm.sampler import DistributedSampler
 from clcomm.synchronizer import Synchronizer
+from tests.helpers import cpu_device
 from training import engines
 from training.datasets import ArrayDataset, load_synthetic
 from training.loader import Loader
@@ -56,7 +57,7 @@ def make_trainer(
     **sync_options: object,
 ) -> Trainer:
     dataset = data(samples)
-    parts = engines.build("native", model, dataset.image_shape, dataset.classes, seed=3, device="cpu")
+    parts = engines.build("native", model, dataset.image_shape, dataset.classes, seed=3, device=cpu_device("cpu"))
     loader = Loader(dataset, DistributedSampler(samples, comm.rank, comm.size, seed=5, pad=pad), batch, prefetch=0)
     chosen = parts.make_optimizer(optimizer, 0.02 if optimizer == "sgd" else 1e-3, momentum=0.9)
     sync = Synchronizer(comm, **sync_options)  # type: ignore[arg-type]
