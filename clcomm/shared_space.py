@@ -32,10 +32,22 @@ class SharedSpace:
         reduced = grads if comm.size == 1 else comm.allocate_common(whole)
         self.move(FlatArrays(comm.allocate(whole), grads, reduced))
         self.plans: dict[Any, Any] = {}
+        self.runs: dict[Any, Any] = {}  # what averages the gradients, until something changes
         self.tuning: Any = None  # AutoBuckets, where the bucket size is to be found
         self.synchronisations = 0
         self.overlap: Any = None  # the OverlapChoice, if any
         self.order = CompletionOrder(comm, self.replica, is_paused)
+
+    def forget_plans(self) -> None:
+        """Make bucket plans anew, with overlap and what is chosen of it, at the next synchronisation."""
+        self.plans.clear()
+        self.runs.clear()
+        self.stop_overlap()
+
+    def stop_overlap(self) -> None:
+        """Follow the model's backward no more."""
+        if self.overlap is not None:
+            self.overlap.close()
 
     def move(self, padded: FlatArrays) -> None:
         """Let the flat space live in other memory, as large as `padded`; its values are kept."""

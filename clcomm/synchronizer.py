@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from clcomm.agreement import require_agreement
-from clcomm.auto_buckets import AutoBuckets
-from clcomm.bucket_plan import GRADIENTS, BucketPlan, PlanSettings, hook_name
+from clcomm.averaging import Averaging
+from clcomm.bucket_plan import GRADIENTS, hook_name
 from clcomm.buckets import Bucket
-from clcomm.communicator import AUTO, Communicator
+from clcomm.communicator import Communicator
 from clcomm.compression import CommHook, StatefulHook, parse_compression
 from clcomm.decision import Decision
 from clcomm.divergence import ReplicaGuard
 from clcomm.errors import ArgumentError
 from clcomm.join import turnout, weight_of
-from clcomm.overlap_choice import OverlapChoice, check_overlap
 from clcomm.shared_space import SharedSpace
-from clcomm.units import parse_size
 
 #: The label under which the Communicator's stats count parameters.
 PARAMETERS = "parameters"
-#: Averages a model's gradients: run(check_finite, weight of this rank's).
-_Run = Callable[[bool, float], None]
-_log = logging.getLogger("clcomm")
 
 
 class Synchronizer:
@@ -70,23 +63,29 @@ class Synchronizer:
     ):
         self.comm = comm
         self.guard = ReplicaGuard(comm, check_replicas_every, on_divergence)
-        self.use_bucketing = comm.use_bucketing if use_bucketing is None else use_bucketing
-        self._auto = comm.auto_bucket_size if bucket_size is None else bucket_size == AUTO
-        self.bucket_size = comm.bucket_size if bucket_size is None or self._auto else parse_size(bucket_size)
-        self.first_bucket_size: int | None = None
-        if first_bucket_size is not None:
-            self.first_bucket_size = parse_size(first_bucket_size, "first_bucket_size")
-        self.split_tensors = split_tensors
-        self.overlap = check_overlap(overlap)
         self.check_finite = check_finite
-        self._hook: CommHook | None = None
+        self._averaging = Averaging(
+            comm, use_bucketing, bucket_size, first_bucket_size, split_tensors, overlap, self._is_paused
+        )
         self._spaces: dict[int, SharedSpace] = {}
         self._left: list[tuple[Any, Any]] = []  # flat spaces, each with the DistributedOptimizer that reduces it
-        self._ready: dict[Any, tuple[SharedSpace, _Run]] = {}  # what `sync_gradients` runs
         self._paused = 0
         self._joined = False
-        self._decisions: list[Decision] = []
         self.register_comm_hook(parse_compression(compression))
+
+    @property
+    def use_bucketing(self) -> bool:
+        """Whether gradients are reduced in buckets where a call does not say."""
+        return self._averaging.use_bucketing
+
+    @property
+    def bucket_size(self) -> int:
+        """Bytes of a bucket at the most, as given or, with "auto", as chosen; settable between steps."""
+        return self._averaging.bucket_size
+
+    @bucket_size.setter
+    def bucket_size(self, nbytes: int) -> None:
+        self._averaging.bucket_size = nbytes
 
     def broadcast_parameters(self, model: Any, root: int = 0) -> None:
         """Give every rank root's parameters, in one broadcast, and check that the replicas are alike."""
@@ -124,23 +123,21 @@ class Synchronizer:
     def _refuse_overlap(self) -> None:
         """Rule overlap out, before it was used."""
         used = any(space.overlap is not None and space.overlap.overlap is not None for space in self._spaces.values())
-        if used or self.overlap is True:
+        if used or self._averaging.overlap is True:
             raise ArgumentError(
                 "samples: expected None with overlap, where gradients are on their way before they could be weighed; "
                 "use overlap=False"
             )
-        self.overlap = False
+        self._averaging.overlap = False
 
     def _synchronise(self, model: Any, use_bucketing: bool | None, weight: float) -> None:
-        ready = self._ready.get((id(model), use_bucketing, self.bucket_size))
-        if ready is None:
-            ready = self._make_ready(model, use_bucketing)
-        if ready is not None:
-            space, run = ready
-            run(self.check_finite, weight)
-            self.count_synchronisation(space)
-        else:
-            self.sharded_update_of(model).weight = weight
+        reducer = self.sharded_update_of(model) if self._left else None
+        if reducer is not None:
+            reducer.weight = weight
+            return
+        space = self._space(model)
+        self._averaging.run_of(space, use_bucketing)(self.check_finite, weight)
+        self.count_synchronisation(space)
 
     @contextmanager
     def join(self, model: Any, step: Callable[[], object]) -> Iterator[None]:
@@ -166,7 +163,7 @@ class Synchronizer:
         """Note that a model's gradients were reduced, and compare the replicas where it is time for that."""
         space.synchronisations += 1
         if space.order.is_open and space.order.close():
-            self._ready.clear()  # the buckets may be others from now on
+            space.runs.clear()  # the buckets may be others from now on
         if self.guard.is_due(space):
             self.check_replicas(space.model)
 
@@ -188,53 +185,45 @@ class Synchronizer:
 
     def bucket_plan(self, model: Any, use_bucketing: bool | None = None) -> tuple[Bucket, ...]:
         """Return the buckets that `sync_gradients` reduces, in order; collective the first time."""
-        return self._plan(self._space(model), use_bucketing).buckets
+        return self._averaging.plan(self._space(model), use_bucketing).buckets
 
     def register_comm_hook(self, hook: CommHook | None) -> None:
         """Let `hook(gradient, comm, out, bucket)` reduce each floating bucket from now on; None: a plain all-reduce.
 
         `clcomm.compression` tells what a hook is given and has to do. Every rank registers the same one.
         """
-        if hook is not None and not callable(hook):
-            raise ArgumentError(
-                f"hook: expected something to call with (gradient, comm, out, bucket), got {type(hook).__name__}"
-            )
-        if hook is not None and self.split_tensors:
-            raise ArgumentError("split_tensors: expected False with a compression or a hook, which want whole tensors")
-        self._hook = hook
-        self._ready.clear()
+        self._averaging.use_hook(hook)
         for space in self._spaces.values():
-            space.plans.clear()
-            if space.overlap is not None:
-                space.overlap.close()
+            space.forget_plans()
 
     @property
     def compression(self) -> str:
         """What reduces the gradients, in words; "none" is a plain all-reduce."""
-        return hook_name(self._hook)
+        return hook_name(self._averaging.hook)
 
     def decisions(self) -> tuple[Decision, ...]:
         """Return what was chosen by measuring, with the evidence."""
-        return tuple(self._decisions)
+        return tuple(self._averaging.decisions)
 
     def state_dict(self, model: Any) -> dict[str, np.ndarray]:
         """Return what compression keeps on this rank from step to step, by name; nothing where it keeps nothing."""
-        return self._hook.state_of(self._space(model).arrays.grads) if isinstance(self._hook, StatefulHook) else {}
+        hook = self._averaging.hook
+        return hook.state_of(self._space(model).arrays.grads) if isinstance(hook, StatefulHook) else {}
 
     def load_state_dict(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
         """Go on from this rank's `state_dict`; nothing in it: from the start."""
-        if state and isinstance(self._hook, StatefulHook):
-            self._hook.load_state_of(self._space(model).arrays.grads, dict(state))
+        hook = self._averaging.hook
+        if state and isinstance(hook, StatefulHook):
+            hook.load_state_of(self._space(model).arrays.grads, dict(state))
 
     def leave_reduction(self, flat_space: Any, reducer: Any) -> None:
         """Let a DistributedOptimizer reduce the gradients of an engine's flat space: `sync_gradients` leaves them."""
-        if self.overlap is True:
+        if self._averaging.overlap is True:
             raise ArgumentError("sync: expected one without overlap for a sharded update, got overlap=True")
         self._left.append((flat_space, reducer))
-        self._ready.clear()
         for space in self._spaces.values():
-            if space.overlap is not None and getattr(space.replica, "flat_space", None) is flat_space:
-                space.overlap.close()
+            if getattr(space.replica, "flat_space", None) is flat_space:
+                space.stop_overlap()
 
     def sharded_update_of(self, model: Any) -> Any:
         """Return the DistributedOptimizer that reduces a model's gradients, None where `sync_gradients` does."""
@@ -274,62 +263,6 @@ class Synchronizer:
         if space is None:
             space = self._spaces[id(model)] = SharedSpace(self.comm, model, self._is_paused)
         return space
-
-    def _make_ready(self, model: Any, use_bucketing: bool | None) -> tuple[SharedSpace, _Run] | None:
-        """Return what `sync_gradients` runs for a model, and keep it for the next time; None: nothing."""
-        space = self._space(model)
-        if self._left and self.sharded_update_of(model) is not None:
-            return None
-        ready = space, self._runner(space, use_bucketing)
-        self._ready[id(model), use_bucketing, self.bucket_size] = ready
-        return ready
-
-    def _runner(self, space: SharedSpace, use_bucketing: bool | None) -> _Run:
-        if self._auto and self._buckets(use_bucketing):
-            if space.tuning is None:
-                may_try = self._hook is None or getattr(self._hook, "elementwise", False)
-                concluded = partial(self._keep, space)
-                space.tuning = AutoBuckets(self.comm, space, partial(self._plan_of, space), may_try, concluded)
-            if not space.tuning.done:
-                return space.tuning.run
-        plan = self._plan(space, use_bucketing)
-        if not self.overlap or space.order.is_open:
-            return plan.run
-        if space.overlap is None:
-            space.overlap = OverlapChoice(self.comm, space, self.overlap, self._is_paused, self._note)
-        return space.overlap.runner(plan)
-
-    def _note(self, decision: Decision) -> None:
-        self._decisions.append(decision)
-        if self.comm.rank == 0:
-            _log.log(logging.INFO if decision.evidence else logging.DEBUG, "%s", decision)
-        self._ready.clear()
-
-    def _keep(self, space: SharedSpace, decision: Decision, bucket_size: int | None) -> None:
-        """Stay with the bucket size that was found the fastest for a model."""
-        self.bucket_size = bucket_size or self.bucket_size
-        space.plans.clear()
-        self._note(decision)
-
-    def _buckets(self, use_bucketing: bool | None) -> bool:
-        return self.use_bucketing if use_bucketing is None else use_bucketing
-
-    def _plan(self, space: SharedSpace, use_bucketing: bool | None) -> BucketPlan:
-        """Return the plan for a model's next synchronisation; collective where it is a new one."""
-        if not self._buckets(use_bucketing):
-            return self._plan_of(space, None)
-        return self._plan_of(space, self.bucket_size if space.tuning is None else space.tuning.bucket_size)
-
-    def _plan_of(self, space: SharedSpace, bucket_size: int | None) -> BucketPlan:
-        """Return the plan of a bucket size, None: per tensor; collective where it is a new one."""
-        settings = PlanSettings()
-        if bucket_size is not None:
-            settings = PlanSettings(bucket_size, self.first_bucket_size, self.split_tensors)
-        settings = settings.following(space.order.names, space.layout)
-        plan = space.plans.get(settings)
-        if plan is None:
-            plan = space.plans[settings] = BucketPlan(self.comm, space, settings, self._hook)
-        return plan
 
     def _broadcast_extra_state(self, space: SharedSpace, root: int) -> None:
         state = space.replica.extra_state()

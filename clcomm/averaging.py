@@ -1,0 +1,116 @@
+"""What averages a model's gradients: a bucket plan, with overlap or without, or the sizes that are being tried."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from clcomm.auto_buckets import AutoBuckets
+from clcomm.bucket_plan import BucketPlan, PlanSettings
+from clcomm.communicator import AUTO, Communicator
+from clcomm.compression import CommHook
+from clcomm.decision import Decision
+from clcomm.errors import ArgumentError
+from clcomm.overlap_choice import OverlapChoice, check_overlap
+from clcomm.shared_space import SharedSpace
+from clcomm.units import parse_size
+
+#: Averages a model's gradients: run(check_finite, weight of this rank's).
+Run = Callable[[bool, float], None]
+_log = logging.getLogger("clcomm")
+
+
+class Averaging:
+    """Chooses what averages a model's gradients, as the settings say and, where they leave it open, as steps show.
+
+    use_bucketing, bucket_size, first_bucket_size, split_tensors, overlap: as the Synchronizer's. is_paused: whether
+    gradients are to accumulate, now. `hook` reduces buckets, None: a plain all-reduce. `decisions` are what was chosen.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        use_bucketing: bool | None,
+        bucket_size: int | str | None,
+        first_bucket_size: int | str | None,
+        split_tensors: bool,
+        overlap: bool | str,
+        is_paused: Callable[[], bool],
+    ):
+        self._comm, self._is_paused = comm, is_paused
+        self.use_bucketing = comm.use_bucketing if use_bucketing is None else use_bucketing
+        self._auto = comm.auto_bucket_size if bucket_size is None else bucket_size == AUTO
+        self.bucket_size = comm.bucket_size if bucket_size is None or self._auto else parse_size(bucket_size)
+        self._first_bucket_size: int | None = None
+        if first_bucket_size is not None:
+            self._first_bucket_size = parse_size(first_bucket_size, "first_bucket_size")
+        self._split_tensors = split_tensors
+        self.overlap = check_overlap(overlap)
+        self.hook: CommHook | None = None
+        self.decisions: list[Decision] = []
+
+    def use_hook(self, hook: CommHook | None) -> None:
+        """Let a hook reduce the buckets of plans made from now on; ArgumentError for one that cannot."""
+        if hook is not None and not callable(hook):
+            raise ArgumentError(
+                f"hook: expected something to call with (gradient, comm, out, bucket), got {type(hook).__name__}"
+            )
+        if hook is not None and self._split_tensors:
+            raise ArgumentError("split_tensors: expected False with a compression or a hook, which want whole tensors")
+        self.hook = hook
+
+    def run_of(self, space: SharedSpace, use_bucketing: bool | None) -> Run:
+        """Return what averages a model's gradients this time; collective where a plan is a new one."""
+        run = space.runs.get((use_bucketing, self.bucket_size))
+        if run is None:
+            run = space.runs[use_bucketing, self.bucket_size] = self._chosen(space, use_bucketing)
+        return run
+
+    def plan(self, space: SharedSpace, use_bucketing: bool | None) -> BucketPlan:
+        """Return the plan for a model's next synchronisation; collective where it is a new one."""
+        if not self._buckets(use_bucketing):
+            return self._plan_of(space, None)
+        return self._plan_of(space, self.bucket_size if space.tuning is None else space.tuning.bucket_size)
+
+    def _chosen(self, space: SharedSpace, use_bucketing: bool | None) -> Run:
+        if self._auto and self._buckets(use_bucketing):
+            if space.tuning is None:
+                may_try = self.hook is None or getattr(self.hook, "elementwise", False)
+                concluded = partial(self._keep, space)
+                space.tuning = AutoBuckets(self._comm, space, partial(self._plan_of, space), may_try, concluded)
+            if not space.tuning.done:
+                return space.tuning.run
+        plan = self.plan(space, use_bucketing)
+        if not self.overlap or space.order.is_open:
+            return plan.run
+        if space.overlap is None:
+            decided = partial(self._note, space)
+            space.overlap = OverlapChoice(self._comm, space, self.overlap, self._is_paused, decided)
+        return space.overlap.runner(plan)
+
+    def _buckets(self, use_bucketing: bool | None) -> bool:
+        return self.use_bucketing if use_bucketing is None else use_bucketing
+
+    def _plan_of(self, space: SharedSpace, bucket_size: int | None) -> BucketPlan:
+        """Return the plan of a bucket size, None: per tensor; collective where it is a new one."""
+        settings = PlanSettings()
+        if bucket_size is not None:
+            settings = PlanSettings(bucket_size, self._first_bucket_size, self._split_tensors)
+        settings = settings.following(space.order.names, space.layout)
+        plan = space.plans.get(settings)
+        if plan is None:
+            plan = space.plans[settings] = BucketPlan(self._comm, space, settings, self.hook)
+        return plan
+
+    def _keep(self, space: SharedSpace, decision: Decision, bucket_size: int | None) -> None:
+        """Stay with the bucket size that was found the fastest for a model."""
+        self.bucket_size = bucket_size or self.bucket_size
+        space.plans.clear()
+        self._note(space, decision)
+
+    def _note(self, space: SharedSpace, decision: Decision) -> None:
+        self.decisions.append(decision)
+        if self._comm.rank == 0:
+            _log.log(logging.INFO if decision.evidence else logging.DEBUG, "%s", decision)
+        space.runs.clear()
