@@ -31,6 +31,9 @@ def assert_product(actual: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
 @given(rows=SIZES, columns=SIZES, depth=DEPTHS)
 @example(rows=1, columns=1, depth=1)
 @example(rows=8, columns=17, depth=1025)
+@example(rows=16, columns=128, depth=10)
+@example(rows=8, columns=32, depth=512)
+@example(rows=257, columns=48, depth=5)
 def test_matmul_and_its_gradients(device: Device, rows: int, columns: int, depth: int) -> None:
     a_host, b_host, g_host = drawn(1, rows, depth), drawn(2, depth, columns), drawn(3, rows, columns)
     a, b = Tensor(a_host, device, requires_grad=True), Tensor(b_host, device, requires_grad=True)
@@ -46,6 +49,7 @@ def test_matmul_and_its_gradients(device: Device, rows: int, columns: int, depth
 @example(rows=33, outputs=10, inputs=128, has_bias=True, relu=True)
 @example(rows=1, outputs=1, inputs=64, has_bias=False, relu=False)
 @example(rows=16, outputs=7, inputs=1031, has_bias=True, relu=False)
+@example(rows=18, outputs=6, inputs=72, has_bias=True, relu=True)
 def test_linear_and_its_gradients(
     device: Device, rows: int, outputs: int, inputs: int, has_bias: bool, relu: bool
 ) -> None:
@@ -132,12 +136,14 @@ def test_same_bits_every_time_and_on_any_number_of_cores(device: Device, monkeyp
     a, b = Tensor(drawn(1, 131, 700), device), Tensor(drawn(2, 700, 33), device)
     first = matmul(a, b).numpy().tobytes()
     assert all(matmul(a, b).numpy().tobytes() == first for _ in range(3))
-    w = Tensor(drawn(3, 9, 700), device)
-    narrow = linear(a, w).numpy().tobytes()
+    w, panels = Tensor(drawn(3, 9, 700), device), Tensor(drawn(4, 33, 64), device)
+    c = Tensor(drawn(5, 23, 33), device)
+    narrow, few_rows = linear(a, w).numpy().tobytes(), matmul(c, panels).numpy().tobytes()
     for units in (1, 3, 16):
         monkeypatch.setattr(device, "compute_units", units)
         assert matmul(a, b).numpy().tobytes() == first
         assert linear(a, w).numpy().tobytes() == narrow
+        assert matmul(c, panels).numpy().tobytes() == few_rows
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it(device: Device) -> None:
@@ -148,6 +154,13 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(device: Device) -> None:
         for row in range(23):
             alone = linear(Tensor(x[row : row + 1], device), weight, bias).numpy()
             np.testing.assert_array_equal(alone[0], whole[row])
+
+
+def test_bits_are_the_same_whichever_kernel_takes_a_product(device: Device) -> None:
+    a, b = drawn(1, 23, 300), drawn(2, 300, 48)
+    whole_panels = matmul(Tensor(a, device), Tensor(b, device)).numpy()
+    part_of_one = matmul(Tensor(a, device), Tensor(b[:, :47].copy(), device)).numpy()
+    np.testing.assert_array_equal(whole_panels[:, :47], part_of_one)
 
 
 def test_a_matrix_used_twice_gets_both_gradients(device: Device) -> None:

@@ -1,23 +1,28 @@
-/* Matrix products C[M,N] = A[M,K] B[K,N] (+ bias[N], then ReLU). A and B are given by the strides of their rows and
-   columns, one of which is 1, so the same kernels serve NN, NT and TN. Sums over K run in one fixed order for each
-   element of C, whatever the grid, so results do not depend on the number of cores. */
+/* Matrix products C[M,N] = A[M,K] B[K,N] (+ bias[N], then ReLU). `turned` says which operands lie the other way round,
+   as A^T or B^T, so the same kernels serve NN, NT and TN. Sums over K run in one fixed order for each element of C,
+   whatever the grid, so results do not depend on the number of cores. */
+
+#define A_TURNED 1
+#define B_TURNED 2
+#define STRIDES \
+    const int a_row = turned & A_TURNED ? 1 : depth, a_column = turned & A_TURNED ? rows : 1, \
+              b_row = turned & B_TURNED ? 1 : columns, b_column = turned & B_TURNED ? depth : 1
 
 #ifdef ON_CPU
 
-/* A work-item takes a panel of PANEL columns of B and a run of rows of A. It copies DEPTH rows of the panel into local
-   memory, where they lie in the order they are read and stay in the first-level cache, then walks down the rows of A
-   in tiles of TILE_ROWS x PANEL sums: with 6 x 16 they are 12 vectors of 8 lanes, the most that 16 registers hold with
-   their operands. Where A's rows are few, and B's lie as the panel wants them, the first tile copies as it goes. */
+/* A work-item takes a panel of PANEL columns of B and a run of rows of A. It copies DEPTH rows of the panel, which then
+   lie in the order they are read and stay in the first-level cache, and walks down the rows of A in tiles of
+   TILE_ROWS x PANEL sums: with 6 x 16 they are 12 vectors of 8 lanes, the most that 16 registers hold with their
+   operands. The panel is private: PoCL allocates local memory at each launch. */
 
-#define MANY_ROWS 256 /* from here on packing is little beside the products, and faster on its own */
 #define SHORT_ROWS (TILE_ROWS < 4 ? TILE_ROWS : 4)
 #define SIDES (PANEL / 8)
 
 /* Columns past the last one repeat it or keep old values: they only reach sums that are never stored. */
 INLINE void pack_panel(
-    __local float8 *panel, __global const float *b, long b_row, long b_column, int depth, int columns)
+    float8 *panel, __global const float *b, long b_row, long b_column, int depth, int columns)
 {
-    __local float *flat = (__local float *)panel;
+    float *flat = (float *)panel;
     int k = 0;
     if (b_column == 1 && columns == PANEL)
         for (; k < depth; ++k)
@@ -35,10 +40,10 @@ INLINE void pack_panel(
         for (int j = 0; j < columns; ++j) flat[k * PANEL + j] = b[k * b_row + j * b_column];
 }
 
-/* `rows` sums a tile of that many rows; rows past `valid` read the last one and are not stored. With `fills_panel` the
-   columns come from B, and go to the panel for the tiles to come. */
+/* `rows` sums a tile of that many rows; rows past `valid` read the last one and are not stored. What is read of B goes
+   to the panel with `fills_panel`. */
 INLINE void tile(
-    __global const float *a, long a_row, long a_column, __global const float *b, long b_row, __local float8 *panel,
+    __global const float *a, long a_row, long a_column, __global const float *b, long b_row, float8 *panel,
     __global float *c, int c_row, __global const float *bias, int depth, int columns, int valid, int is_first,
     int is_last, const int rows, const int fills_panel)
 {
@@ -51,16 +56,15 @@ INLINE void tile(
     for (int k = 0; k < depth; ++k) {
         float8 right[SIDES];
         UNROLL for (int side = 0; side < SIDES; ++side) {
-            right[side] = fills_panel ? load8(b + 8 * side) : panel[side];
-            if (fills_panel) panel[side] = right[side];
+            right[side] = load8(b + 8 * side);
+            if (fills_panel) panel[SIDES * k + side] = right[side];
         }
         UNROLL for (int r = 0; r < TILE_ROWS; ++r) if (r < rows) {
             const float value = a[row[r]];
             UNROLL for (int side = 0; side < SIDES; ++side) sum[r][side] += value * right[side];
         }
         a += a_column;
-        b += fills_panel ? b_row : 0;
-        panel += SIDES;
+        b += b_row;
     }
     const float8 zero = 0.0f;
     UNROLL for (int side = 0; side < SIDES; ++side) {
@@ -75,60 +79,103 @@ INLINE void tile(
     }
 }
 
+/* Up to where full tiles go: 8 rows left are two short tiles, not a full one and a quarter. */
+INLINE int full_tiles_end(int first, int last)
+{
+    return last - SHORT_ROWS * 2 * ((last - first) % TILE_ROWS == SHORT_ROWS * 2 % TILE_ROWS);
+}
+
 __kernel void gemm(
     __global const float *a, __global const float *b, __global float *c, __global const float *bias,
-    int rows, int columns, int depth, int a_row, int a_column, int b_row, int b_column, int rows_each)
+    int rows, int columns, int depth, int turned)
 {
-    __local float8 panel[SIDES * DEPTH];
+    float8 panel[SIDES * DEPTH];
+    STRIDES;
     const int n = get_global_id(0) * PANEL, width = smaller(PANEL, columns - n);
+    const int tiles = TILE_ROWS * (int)get_global_size(1), rows_each = (rows + tiles - 1) / tiles * TILE_ROWS;
     const int first = get_global_id(1) * rows_each, last = smaller(first + rows_each, rows);
     for (int k = 0; k < depth; k += DEPTH) {
         const int run = smaller(DEPTH, depth - k);
-        const int is_first = k == 0, is_last = k + run == depth;
-        __global const float *left = a + (long)k * a_column, *top = b + (long)k * b_row + (long)n * b_column;
+        pack_panel(panel, b + (long)k * b_row + (long)n * b_column, b_row, b_column, run, width);
+        __global const float *left = a + (long)k * a_column, *right = (__global const float *)(size_t)panel;
+#define TILE(columns_, valid, rows_) \
+    tile(left + (long)m * a_row, a_row, a_column, right, PANEL, panel, c + (long)m * columns + n, columns, bias + n, \
+         run, columns_, valid, k == 0, k + run == depth, rows_, 0)
         int m = first;
-#define TILE(columns_, valid, rows_, fills_panel) \
-    tile(left + (long)m * a_row, a_row, a_column, top, b_row, panel, c + (long)m * columns + n, columns, bias + n, \
-         run, columns_, valid, is_first, is_last, rows_, fills_panel)
-        if (b_column == 1 && width == PANEL && last - m >= TILE_ROWS && last - m < MANY_ROWS) {
-            TILE(PANEL, TILE_ROWS, TILE_ROWS, 1);
-            m += TILE_ROWS;
-        } else {
-            pack_panel(panel, top, b_row, b_column, run, width);
-        }
-        /* 8 rows left are two short tiles, not a full one and a quarter. */
-        const int full_end = last - SHORT_ROWS * 2 * ((last - m) % TILE_ROWS == SHORT_ROWS * 2 % TILE_ROWS);
-        for (; m + TILE_ROWS <= full_end; m += TILE_ROWS)
-            if (width == PANEL) TILE(PANEL, TILE_ROWS, TILE_ROWS, 0); /* without a look at each side's width */
-            else TILE(width, TILE_ROWS, TILE_ROWS, 0);
-        for (; m < last; m += SHORT_ROWS) TILE(width, smaller(SHORT_ROWS, last - m), SHORT_ROWS, 0);
+        for (const int end = full_tiles_end(first, last); m + TILE_ROWS <= end; m += TILE_ROWS)
+            if (width == PANEL) TILE(PANEL, TILE_ROWS, TILE_ROWS); /* without a look at each side's width */
+            else TILE(width, TILE_ROWS, TILE_ROWS);
+        for (; m < last; m += SHORT_ROWS) TILE(width, smaller(SHORT_ROWS, last - m), SHORT_ROWS);
     }
 }
 
-/* C = A B^T (+ bias, then ReLU) where B has so few rows that a panel would be half empty: the lanes run along K, and
-   their eight sums are added up at the end. K is at least 8. */
+/* C = A B where B lies as the panels want it, A has few rows, and their sums at most DEPTH terms: a work-item goes
+   through many panels, and the first tile of each copies it as it goes. No other case is looked after, as what a
+   work-item has to find out first takes as long as a small product. */
+__kernel void gemm_few_rows(
+    __global const float *a, __global const float *b, __global float *c, int rows, int columns, int depth, int turned)
+{
+    float8 panel[SIDES * DEPTH];
+    STRIDES;
+    FOR_EACH(i, columns / PANEL) {
+        __global const float *right = b + i * PANEL;
+        __global float *to = c + i * PANEL;
+        int m = 0, right_row = columns;
+#define FULL_TILE(valid, rows_, fills_panel) \
+    tile(a + m * a_row, a_row, a_column, right, right_row, panel, to + m * columns, columns, 0, depth, PANEL, valid, \
+         1, 1, rows_, fills_panel)
+        if (rows > TILE_ROWS) {
+            FULL_TILE(TILE_ROWS, TILE_ROWS, 1);
+            m = TILE_ROWS;
+            right = (__global const float *)(size_t)panel;
+            right_row = PANEL;
+        }
+        for (const int end = full_tiles_end(m, rows); m + TILE_ROWS <= end; m += TILE_ROWS) FULL_TILE(TILE_ROWS, TILE_ROWS, 0);
+        for (; m < rows; m += SHORT_ROWS) FULL_TILE(smaller(SHORT_ROWS, rows - m), SHORT_ROWS, 0);
+    }
+}
+
+/* C = A B^T (+ bias, then ReLU) where B has so few rows that a panel would be half empty: the lanes run along K. Eight
+   elements of C at a time have their lanes added up. K is at least 8, and B has at most MOST_DOTS rows. */
 
 #define DOT_ROWS 2
 #define DOT_COLUMNS 5
+#define DOT_RUN 16 /* rows of C whose lanes are kept */
 
+/* The sums of the lanes of each of eight vectors, in the order of lanes_sum. */
+INLINE float8 lanes_sums(const float8 *r)
+{
+    float8 s[4], t[2];
+    UNROLL for (int i = 0; i < 4; ++i) s[i] = (float8)(r[i].lo, r[i + 4].lo) + (float8)(r[i].hi, r[i + 4].hi);
+    UNROLL for (int i = 0; i < 2; ++i) {
+        const float8 even = s[2 * i], odd = s[2 * i + 1];
+        t[i] = (float8)(even.s01, odd.s01, even.s45, odd.s45) + (float8)(even.s23, odd.s23, even.s67, odd.s67);
+    }
+    return (float8)(t[0].s02, t[1].s02, t[0].s46, t[1].s46) + (float8)(t[0].s13, t[1].s13, t[0].s57, t[1].s57);
+}
+
+/* The lanes of `rows` rows of C by DOT_COLUMNS columns go to to[row * to_row + column]; columns past the last of those
+   that are `left` repeat it. */
 INLINE void dots(
-    __global const float *a, __global const float *b, __global float *c, int c_row, __global const float *bias,
-    int depth, int columns, const int rows)
+    __global const float *a, __global const float *b, __global const float *bias, float8 *to, int to_row, int depth,
+    int left, const int rows)
 {
     const float8 zero = 0.0f;
     float8 sum[DOT_ROWS][DOT_COLUMNS];
     int place[DOT_COLUMNS];
     UNROLL for (int j = 0; j < DOT_COLUMNS; ++j) {
-        place[j] = smaller(j, columns - 1) * depth;
-        UNROLL for (int r = 0; r < DOT_ROWS; ++r) sum[r][j] = zero;
+        const int column = smaller(j, left - 1);
+        const float8 start = HAS_BIAS ? (float8)(bias[column], 0, 0, 0, 0, 0, 0, 0) : zero;
+        place[j] = column * depth;
+        UNROLL for (int r = 0; r < DOT_ROWS; ++r) sum[r][j] = start;
     }
 #define ADD_DOTS(k, keep) \
     { \
-        float8 left[DOT_ROWS]; \
-        UNROLL for (int r = 0; r < DOT_ROWS; ++r) if (r < rows) left[r] = keep(load8(a + r * depth + (k))); \
+        float8 of_a[DOT_ROWS]; \
+        UNROLL for (int r = 0; r < DOT_ROWS; ++r) if (r < rows) of_a[r] = keep(load8(a + r * depth + (k))); \
         UNROLL for (int j = 0; j < DOT_COLUMNS; ++j) { \
-            const float8 right = keep(load8(b + place[j] + (k))); \
-            UNROLL for (int r = 0; r < DOT_ROWS; ++r) if (r < rows) sum[r][j] += left[r] * right; \
+            const float8 of_b = keep(load8(b + place[j] + (k))); \
+            UNROLL for (int r = 0; r < DOT_ROWS; ++r) if (r < rows) sum[r][j] += of_a[r] * of_b; \
         } \
     }
 #define ALL_LANES(value) (value)
@@ -140,24 +187,32 @@ INLINE void dots(
         ADD_DOTS(depth - 8, NEW_LANES)
     }
     UNROLL for (int r = 0; r < DOT_ROWS; ++r) if (r < rows)
-        UNROLL for (int j = 0; j < DOT_COLUMNS; ++j) if (j < columns) {
-            const float value = lanes_sum(sum[r][j]) + (HAS_BIAS ? bias[j] : 0.0f);
-            c[r * c_row + j] = HAS_RELU && value <= 0.0f ? 0.0f : value;
-        }
+        UNROLL for (int j = 0; j < DOT_COLUMNS; ++j) to[r * to_row + j] = sum[r][j];
 }
 
 __kernel void gemm_dots(
     __global const float *a, __global const float *b, __global float *c, __global const float *bias,
-    int rows, int columns, int depth, int rows_each)
+    int rows, int columns, int depth)
 {
-    const int first = get_global_id(0) * rows_each, last = smaller(first + rows_each, rows);
-    int m = first;
+    float8 lanes[DOT_RUN * MOST_DOTS + DOT_COLUMNS];
+    const int last = run_last(rows);
+    for (int first = run_first(rows); first < last; first += DOT_RUN) {
+        const int run = smaller(DOT_RUN, last - first);
+        /* From the last columns to the first ones: what there is too much of a row lies where the next is put later. */
+        for (int n = (columns - 1) / DOT_COLUMNS * DOT_COLUMNS; n >= 0; n -= DOT_COLUMNS) {
+            int m = 0;
 #define DOTS(rows) \
-    for (int n = 0; n < columns; n += DOT_COLUMNS) \
-        dots(a + (long)m * depth, b + (long)n * depth, c + (long)m * columns + n, columns, bias + n, depth, \
-             columns - n, rows)
-    for (; m + DOT_ROWS <= last; m += DOT_ROWS) DOTS(DOT_ROWS);
-    if (m < last) DOTS(1);
+    dots(a + (long)(first + m) * depth, b + n * depth, bias + n, lanes + m * columns + n, columns, depth, \
+         columns - n, rows)
+            for (; m + DOT_ROWS <= run; m += DOT_ROWS) DOTS(DOT_ROWS);
+            if (m < run) DOTS(1);
+        }
+        for (int i = 0; i < run * columns; i += 8) {
+            float8 value = lanes_sums(lanes + i);
+            if (HAS_RELU) value = value <= 0.0f ? (float8)0.0f : value;
+            store_lanes(value, c + (long)first * columns + i, run * columns - i);
+        }
+    }
 }
 
 /* to[columns][rows] = from[rows][columns]. Sixteen rows at a time fill whole cache lines of `to`. */
@@ -214,8 +269,9 @@ INLINE void load_slice(
 
 __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void gemm(
     __global const float *a, __global const float *b, __global float *c, __global const float *bias,
-    int rows, int columns, int depth, int a_row, int a_column, int b_row, int b_column, int rows_each)
+    int rows, int columns, int depth, int turned)
 {
+    STRIDES;
     __local float left[SLICE][BLOCK + 1], right[SLICE][BLOCK + 1];
     const int x = get_local_id(0), y = get_local_id(1), item = y * SIDE + x;
     const int n = get_group_id(0) * BLOCK, m = get_group_id(1) * BLOCK;

@@ -16,9 +16,11 @@ from clcomm.errors import ArgumentError
 _DEPTH = 512  # rows of a panel in local memory; it decides where long sums are cut, so no tuning changes it
 _MOST_DOTS, _LEAST_DEPTH = 10, 64  # columns, and terms of a sum, for which sums lie along the lanes
 _DOT_ROWS = 16  # rows that are worth a CPU work-item of their own
+_FEW_ROWS = 256  # up to here packing a panel on its own costs more than while the first rows are multiplied
+_A_TURNED, _B_TURNED = 1, 2  # as in gemm.cl
 _SUM_COLUMNS = 16  # columns that one CPU work-item adds up, as in gemm.cl
 
-Grid = tuple[tuple[int, int], tuple[int, int], int]
+Grid = tuple[tuple[int, int], tuple[int, int]]
 
 
 class MatMul(Op):
@@ -125,59 +127,68 @@ def multiply(
             return
         if transpose_a and min(rows, columns, depth) >= device.tuning.transpose_from:
             a, transpose_a = _transposed(a), False
-    a_strides = (1, rows) if transpose_a else (depth, 1)
-    b_strides = (1, depth) if transpose_b else (columns, 1)
-    kernel = device.kernel("gemm", "gemm", DEPTH=_DEPTH, HAS_BIAS=int(bias is not None), HAS_RELU=int(relu))
+        plain = bias is None and not relu and not transpose_b
+        if plain and rows <= _FEW_ROWS and depth <= _DEPTH and columns % device.tuning.gemm_tile[1] == 0:
+            _multiply_few_rows(a, b, out, depth, _A_TURNED * transpose_a)
+            return
+    turned = _A_TURNED * transpose_a + _B_TURNED * transpose_b
+    kernel = device.kernel("gemm", "gemm", DEPTH=_DEPTH, MOST_DOTS=_MOST_DOTS, HAS_BIAS=int(bias is not None), HAS_RELU=int(relu))
     tuning, units = device.tuning, device.compute_units
     if device.is_cpu:
-        global_size, local_size, rows_each = _panel_grid(units, *tuning.gemm_tile, rows, columns)
+        global_size, local_size = _panel_grid(units, *tuning.gemm_tile, rows, columns)
     else:
-        global_size, local_size, rows_each = _block_grid(*tuning.gemm_block[:2], rows, columns)
-    device.launch(
-        kernel, global_size, local_size, a, b, out, a if bias is None else bias,
-        rows, columns, depth, *a_strides, *b_strides, rows_each,
-    )  # fmt: skip
+        global_size, local_size = _block_grid(*tuning.gemm_block[:2], rows, columns)
+    added = a if bias is None else bias
+    device.launch(kernel, global_size, local_size, a, b, out, added, rows, columns, depth, turned)
 
 
 def _multiply_dots(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, relu: bool, depth: int) -> None:
     """Queue out = a b^T for a narrow result."""
     device = out.device
     rows, columns = out.shape
-    kernel = device.kernel("gemm", "gemm_dots", DEPTH=_DEPTH, HAS_BIAS=int(bias is not None), HAS_RELU=int(relu))
-    rows_each = -(-rows // min(device.compute_units, -(-rows // _DOT_ROWS)))
-    grid = (-(-rows // rows_each),)
-    device.launch(kernel, grid, (1,), a, b, out, a if bias is None else bias, rows, columns, depth, rows_each)
+    kernel = device.kernel("gemm", "gemm_dots", DEPTH=_DEPTH, MOST_DOTS=_MOST_DOTS, HAS_BIAS=int(bias is not None), HAS_RELU=int(relu))
+    grid = (min(device.compute_units, -(-rows // _DOT_ROWS)),)
+    device.launch(kernel, grid, (1,), a, b, out, a if bias is None else bias, rows, columns, depth)
+
+
+def _multiply_few_rows(a: Tensor, b: Tensor, out: Tensor, depth: int, turned: int) -> None:
+    """Queue out = op(a) b for few rows and whole panels."""
+    device = out.device
+    rows, columns = out.shape
+    kernel = device.kernel("gemm", "gemm_few_rows", DEPTH=_DEPTH, MOST_DOTS=_MOST_DOTS, HAS_BIAS=0, HAS_RELU=0)
+    grid = (min(columns // device.tuning.gemm_tile[1], 2 * device.compute_units),)
+    device.launch(kernel, grid, (1,), a, b, out, rows, columns, depth, turned)
 
 
 def _transposed(matrix: Tensor) -> Tensor:
     device = matrix.device
     rows, columns = matrix.shape
     out = empty(device, (columns, rows))
-    kernel = device.kernel("gemm", "transpose", DEPTH=_DEPTH, HAS_BIAS=0, HAS_RELU=0)
+    kernel = device.kernel("gemm", "transpose", DEPTH=_DEPTH, MOST_DOTS=_MOST_DOTS, HAS_BIAS=0, HAS_RELU=0)
     device.launch(kernel, (-(-rows // 16),), (1,), matrix, out, rows, columns)
     return out
 
 
 @lru_cache(maxsize=1024)
 def _panel_grid(units: int, tile_rows: int, panel: int, rows: int, columns: int) -> Grid:
-    """Return (global size, local size, rows a work-item takes); rows are split only to feed every core."""
+    """Return (global size, local size); rows are split only to feed every core."""
     panels = -(-columns // panel)
     splits = min(-(-2 * units // panels), -(-rows // (4 * tile_rows)))
     rows_each = -(-rows // (splits * tile_rows)) * tile_rows
-    return (panels, -(-rows // rows_each)), (1, 1), rows_each
+    return (panels, -(-rows // rows_each)), (1, 1)
 
 
 @lru_cache(maxsize=1024)
 def _block_grid(side: int, each: int, rows: int, columns: int) -> Grid:
     """Return the same for work-groups of `side` x `side` items, which compute `each` x `each` sums apiece."""
     block = side * each
-    return (-(-columns // block) * side, -(-rows // block) * side), (side, side), 0
+    return (-(-columns // block) * side, -(-rows // block) * side), (side, side)
 
 
 def _column_sums(matrix: Tensor, sums: Tensor) -> None:
     device = sums.device
     rows, columns = matrix.shape
-    kernel = device.kernel("gemm", "column_sums", DEPTH=_DEPTH, HAS_BIAS=0, HAS_RELU=0)
+    kernel = device.kernel("gemm", "column_sums", DEPTH=_DEPTH, MOST_DOTS=_MOST_DOTS, HAS_BIAS=0, HAS_RELU=0)
     global_size, local_size = ((-(-columns // _SUM_COLUMNS),), (1,)) if device.is_cpu else device.grid(columns)
     device.launch(kernel, global_size, local_size, matrix, sums, rows, columns)
 
@@ -186,7 +197,7 @@ def _masked(grad: Tensor, activated: Tensor) -> Tensor:
     """Return grad where ReLU let its input through, else 0."""
     out = empty(grad.device, grad.shape)
     device, size = grad.device, grad.size
-    kernel = device.kernel("gemm", "relu_gradient", DEPTH=_DEPTH, HAS_BIAS=0, HAS_RELU=0)
+    kernel = device.kernel("gemm", "relu_gradient", DEPTH=_DEPTH, MOST_DOTS=_MOST_DOTS, HAS_BIAS=0, HAS_RELU=0)
     device.launch(kernel, *device.grid(size), grad, activated, out, size)
     return out
 
