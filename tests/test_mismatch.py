@@ -124,11 +124,14 @@ def test_who_came_last_and_how_long_the_others_waited(arrays, auto) -> None:
             while time.perf_counter() < deadline:
                 pass
         move()
-    for event in recorder.events[1::2]:
-        assert event.last_rank == last
+    events = recorder.events[1::2]
+    began = np.array(auto.all_gather_object([event.began_s for event in events]))
+    for event, by_rank in zip(events, began.T, strict=True):
+        # The one that means to be, unless a busy machine has held up another even longer.
+        assert by_rank[event.last_rank] > by_rank.max() - 0.02
         assert event.late_s > 0
         assert 0 <= event.wait_s <= event.seconds
-        if auto.rank != last:
+        if auto.rank != event.last_rank:
             assert event.wait_s >= event.late_s * 0.999
 
 

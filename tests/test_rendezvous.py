@@ -24,9 +24,9 @@ def test_nobody_leaves_before_the_last_one_came(auto):
     if auto.rank == auto.size - 1:
         time.sleep(0.3)
     auto.rendezvous()
-    spent = time.process_time() - spent
-    assert time.perf_counter() - begin > 0.25
-    assert max(auto.all_gather_object(spent)) < 0.2, "who waits leaves the cores to others"
+    spent, waited = time.process_time() - spent, time.perf_counter() - begin
+    assert waited > 0.25
+    assert max(auto.all_gather_object(spent / waited)) < 0.6, "who waits leaves the cores to others"
 
 
 @pytest.mark.mpi(min_size=2)

@@ -46,6 +46,12 @@ class Counting:
         time.sleep(self.wait_s)
         return indices.astype(np.float32), indices.astype(np.int32)
 
+    def wait_until_gathered(self, batches):
+        """Wait until another thread has asked for so many batches; it has a minute, more than it takes anywhere."""
+        deadline = time.monotonic() + 60
+        while self.gathered < batches and time.monotonic() < deadline:
+            time.sleep(0.005)
+
 
 @given(st.integers(1, 60), st.integers(1, 4), st.integers(1, 20), st.integers(0, 4), st.booleans(), st.integers(0, 3))
 def test_batches_are_the_samplers_order_in_slices(count, world, batch_size, prefetch, drop_last, epoch):
@@ -123,9 +129,7 @@ def test_only_so_many_batches_are_gathered_ahead(prefetch):
     dataset = Counting()
     batches = Loader(dataset, DistributedSampler(40, 0, 1), 1, prefetch=prefetch).batches()
     next(batches)
-    deadline = time.monotonic() + 5
-    while dataset.gathered < prefetch + 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    dataset.wait_until_gathered(prefetch + 2)
     time.sleep(0.05)
     assert dataset.gathered == prefetch + 2  # one handed out, `prefetch` ready, one waiting for its place
     batches.close()
@@ -134,11 +138,13 @@ def test_only_so_many_batches_are_gathered_ahead(prefetch):
 def test_waiting_for_data_is_counted_and_prefetch_hides_it():
     waits = {}
     for prefetch in (0, 2):
-        loader = Loader(Counting(wait_s=0.01), DistributedSampler(20, 0, 1), 1, prefetch=prefetch)
-        for _ in loader:
-            time.sleep(0.015)  # the step's own work
+        dataset = Counting(wait_s=0.02)
+        loader = Loader(dataset, DistributedSampler(20, 0, 1), 1, prefetch=prefetch)
+        for taken, _ in enumerate(loader, 1):
+            if prefetch:  # the step's own work: the next batch is ready once the one after it is begun
+                dataset.wait_until_gathered(min(taken + 2, 20))
         waits[prefetch] = loader.data_wait_s
-    assert waits[0] >= 0.2 and waits[2] < waits[0] / 2
+    assert waits[0] >= 0.4 and waits[2] < waits[0] / 2
 
 
 def test_the_order_is_fixed_when_the_iteration_is_asked_for():
