@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -13,6 +16,7 @@ from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool
 from clcomm.engine.ops.pool import max_pool2d
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
+from tests.engine.slopes import assert_gradients_are_slopes
 
 Pair = tuple[int, int]
 
@@ -110,21 +114,7 @@ def test_chosen_shapes(device: Device, x_shape, outputs: int, kernel: Pair, stri
 @pytest.mark.parametrize("stride", [1, 2])
 def test_by_central_differences(device: Device, stride: int) -> None:
     hosts = [drawn(1, 2, 2, 5, 4), drawn(2, 3, 2, 3, 2), drawn(3, 3)]
-    leaves = [Tensor(host, device, requires_grad=True) for host in hosts]
-    y = conv2d(*leaves, stride=stride, padding=1)
-    weights = drawn(9, *y.shape)
-    y.backward(Tensor(weights, device))
-    step = 1e-2
-    for index, host in enumerate(hosts):
-        for place in np.ndindex(host.shape):
-            losses = []
-            for sign in (1, -1):
-                moved = [h.copy() for h in hosts]
-                moved[index][place] += sign * step
-                y = conv2d(*(Tensor(h, device) for h in moved), stride=stride, padding=1)
-                losses.append((y.numpy().astype(np.float64) * weights).sum())
-            slope = (losses[0] - losses[1]) / (2 * step)
-            assert leaves[index].grad.numpy()[place] == pytest.approx(slope, rel=1e-3, abs=2e-3)
+    assert_gradients_are_slopes(partial(conv2d, stride=stride, padding=1), hosts, device, tolerance=2e-3)
 
 
 @given(
@@ -175,12 +165,15 @@ def test_an_infinite_weight_does_not_spoil_borders_through_padding(device: Devic
     np.testing.assert_array_equal(leaf.grad.numpy()[0, 0], expected)
 
 
-def test_same_bits_every_time_and_on_any_number_of_cores(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts = drawn(1, 70, 3, 9, 9), drawn(2, 6, 3, 3, 3), drawn(3, 6)
+@pytest.mark.parametrize(("op", "channels"), [(conv2d, 3), (conv_relu_pool, 2)])
+def test_same_bits_every_time_and_on_any_number_of_cores(
+    device: Device, monkeypatch: pytest.MonkeyPatch, op: Callable[..., Tensor], channels: int
+) -> None:
+    hosts = drawn(1, 70, channels, 9, 9), drawn(2, 6, channels, 3, 3), drawn(3, 6)
 
     def bits() -> list[bytes]:
         leaves = [Tensor(host, device, requires_grad=True) for host in hosts]
-        y = conv2d(*leaves, padding=1)
+        y = op(*leaves, padding=1)
         y.backward(1.0)
         return [t.numpy().tobytes() for t in (y, *(leaf.grad for leaf in leaves))]
 
@@ -330,18 +323,3 @@ def test_conv_relu_pool_keeps_nan_and_the_first_of_equals(device: Device) -> Non
     result.backward(Tensor(g_host, device))
     expected.backward(torch.tensor(g_host))
     np.testing.assert_array_equal(ours.grad.numpy(), theirs.grad.numpy())
-
-
-def test_conv_relu_pool_gives_the_same_bits_every_time(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts = drawn(1, 70, 2, 9, 9), drawn(2, 6, 2, 3, 3), drawn(3, 6)
-
-    def bits() -> list[bytes]:
-        leaves = [Tensor(host, device, requires_grad=True) for host in hosts]
-        y = conv_relu_pool(*leaves, padding=1)
-        y.backward(1.0)
-        return [t.numpy().tobytes() for t in (y, *(leaf.grad for leaf in leaves))]
-
-    first = bits()
-    for units in (1, 3, 16):
-        monkeypatch.setattr(device, "compute_units", units)
-        assert bits() == first

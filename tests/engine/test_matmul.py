@@ -11,6 +11,7 @@ from clcomm.engine.device import Device
 from clcomm.engine.ops.matmul import linear, matmul
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
+from tests.engine.slopes import assert_gradients_are_slopes
 
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([47, 48, 49, 64, 67, 97, 128, 203]))
 DEPTHS = st.one_of(SIZES, st.sampled_from([511, 512, 513, 1031]))
@@ -73,20 +74,7 @@ def test_linear_and_its_gradients(
 
 def test_linear_by_central_differences(device: Device) -> None:
     hosts = [drawn(seed, *shape) for seed, shape in enumerate([(5, 7), (3, 7), (3,)])]
-    leaves = [Tensor(host, device, requires_grad=True) for host in hosts]
-    weights = drawn(9, 5, 3)
-    linear(*leaves).backward(Tensor(weights, device))
-    step = 1e-2
-    for index, host in enumerate(hosts):
-        for place in np.ndindex(host.shape):
-            losses = []
-            for sign in (1, -1):
-                moved = [h.copy() for h in hosts]
-                moved[index][place] += sign * step
-                y = linear(*(Tensor(h, device) for h in moved)).numpy().astype(np.float64)
-                losses.append((y * weights).sum())
-            slope = (losses[0] - losses[1]) / (2 * step)
-            assert leaves[index].grad.numpy()[place] == pytest.approx(slope, rel=1e-3, abs=1e-3)
+    assert_gradients_are_slopes(linear, hosts, device, tolerance=1e-3)
 
 
 def test_agrees_with_pytorch(device: Device) -> None:
