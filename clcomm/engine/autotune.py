@@ -148,7 +148,7 @@ def product(variant: str, m: int, n: int, k: int) -> Work:
 
         return run
 
-    return Work(make, ("gemm", "gemm_few_rows", "transpose"))
+    return Work(make, ("gemm", "gemm_few_rows", "gemm_few_rows_turned", "transpose"))
 
 
 def convolution(images: int, channels: int, side: int, outputs: int, kernels: tuple[str, ...]) -> Work:

@@ -72,7 +72,8 @@ INLINE void tile(
         const float8 start = HAS_BIAS && is_first ? load_lanes(bias + 8 * side, count, 0.0f) : zero;
         UNROLL for (int r = 0; r < TILE_ROWS; ++r) if (r < rows && r < valid) {
             __global float *to = c + r * c_row + 8 * side;
-            float8 value = sum[r][side] + (is_first ? start : load_lanes(to, count, 0.0f));
+            float8 value = sum[r][side];
+            if (HAS_BIAS || !is_first) value += is_first ? start : load_lanes(to, count, 0.0f);
             if (HAS_RELU && is_last) value = value <= zero ? zero : value;
             store_lanes(value, to, count);
         }
@@ -109,30 +110,43 @@ __kernel void gemm(
     }
 }
 
-/* C = A B where B lies as the panels want it, A has few rows, and their sums at most DEPTH terms: a work-item goes
-   through many panels, and the first tile of each copies it as it goes. No other case is looked after, as what a
-   work-item has to find out first takes as long as a small product. */
-__kernel void gemm_few_rows(
-    __global const float *a, __global const float *b, __global float *c, int rows, int columns, int depth, int turned)
+/* C = A B where B lies as the panels want it, A has few rows, but SHORT_ROWS of them, and the sums at most DEPTH terms: a
+   work-item goes through many panels, and the first tile of each copies it as it goes. No other case is looked after,
+   as what a work-item has to find out first takes as long as a small product. */
+INLINE void few_rows(
+    __global const float *a, __global const float *b, __global float *c, int rows, int columns, int depth, long a_row,
+    long a_column)
 {
     float8 panel[SIDES * DEPTH];
-    STRIDES;
     FOR_EACH(i, columns / PANEL) {
         __global const float *right = b + i * PANEL;
         __global float *to = c + i * PANEL;
         int m = 0, right_row = columns;
-#define FULL_TILE(valid, rows_, fills_panel) \
-    tile(a + m * a_row, a_row, a_column, right, right_row, panel, to + m * columns, columns, 0, depth, PANEL, valid, \
-         1, 1, rows_, fills_panel)
+#define FULL_TILE(m, rows_, fills_panel) \
+    tile(a + (m) * a_row, a_row, a_column, right, right_row, panel, to + (m) * columns, columns, 0, depth, PANEL, \
+         rows_, 1, 1, rows_, fills_panel)
         if (rows > TILE_ROWS) {
-            FULL_TILE(TILE_ROWS, TILE_ROWS, 1);
+            FULL_TILE(0, TILE_ROWS, 1);
             m = TILE_ROWS;
             right = (__global const float *)(size_t)panel;
             right_row = PANEL;
         }
-        for (const int end = full_tiles_end(m, rows); m + TILE_ROWS <= end; m += TILE_ROWS) FULL_TILE(TILE_ROWS, TILE_ROWS, 0);
-        for (; m < rows; m += SHORT_ROWS) FULL_TILE(smaller(SHORT_ROWS, rows - m), SHORT_ROWS, 0);
+        for (const int end = full_tiles_end(m, rows); m + TILE_ROWS <= end; m += TILE_ROWS) FULL_TILE(m, TILE_ROWS, 0);
+        for (; m < rows; m += SHORT_ROWS) /* the last one goes over rows that are done where too few are left */
+            FULL_TILE(smaller(m, rows - SHORT_ROWS), SHORT_ROWS, 0);
     }
+}
+
+__kernel void gemm_few_rows(
+    __global const float *a, __global const float *b, __global float *c, int rows, int columns, int depth)
+{
+    few_rows(a, b, c, rows, columns, depth, depth, 1);
+}
+
+__kernel void gemm_few_rows_turned(
+    __global const float *a, __global const float *b, __global float *c, int rows, int columns, int depth)
+{
+    few_rows(a, b, c, rows, columns, depth, 1, rows);
 }
 
 /* C = A B^T (+ bias, then ReLU) where B has so few rows that a panel would be half empty: the lanes run along K. Eight
@@ -181,6 +195,10 @@ INLINE void dots(
 #define ALL_LANES(value) (value)
 #define NEW_LANES(value) (is_new ? (value) : zero)
     int k = 0;
+    for (; k + 16 <= depth; k += 16) {
+        ADD_DOTS(k, ALL_LANES)
+        ADD_DOTS(k + 8, ALL_LANES)
+    }
     for (; k + 8 <= depth; k += 8) ADD_DOTS(k, ALL_LANES)
     if (k < depth) { /* the last eight without those that were added before */
         const int8 is_new = (int8)(0, 1, 2, 3, 4, 5, 6, 7) >= 8 - (depth - k);

@@ -16,7 +16,7 @@ from clcomm.errors import ArgumentError
 _DEPTH = 512  # rows of a panel in local memory; it decides where long sums are cut, so no tuning changes it
 _MOST_DOTS, _LEAST_DEPTH = 10, 64  # columns, and terms of a sum, for which sums lie along the lanes
 _DOT_ROWS = 16  # rows that are worth a CPU work-item of their own
-_FEW_ROWS = 256  # up to here packing a panel on its own costs more than while the first rows are multiplied
+_FEW_ROWS = range(4, 257)  # no less than a short tile; beyond, packing panels on their own costs little
 _A_TURNED, _B_TURNED = 1, 2  # as in gemm.cl
 _SUM_COLUMNS = 16  # columns that one CPU work-item adds up, as in gemm.cl
 
@@ -128,11 +128,11 @@ def multiply(
         if transpose_a and min(rows, columns, depth) >= device.tuning.transpose_from:
             a, transpose_a = _transposed(a), False
         plain = bias is None and not relu and not transpose_b
-        if plain and rows <= _FEW_ROWS and depth <= _DEPTH and columns % device.tuning.gemm_tile[1] == 0:
-            _multiply_few_rows(a, b, out, depth, _A_TURNED * transpose_a)
+        if plain and rows in _FEW_ROWS and depth <= _DEPTH and columns % device.tuning.gemm_tile[1] == 0:
+            _multiply_few_rows(a, b, out, depth, transpose_a)
             return
     turned = _A_TURNED * transpose_a + _B_TURNED * transpose_b
-    kernel = device.kernel("gemm", "gemm", DEPTH=_DEPTH, MOST_DOTS=_MOST_DOTS, HAS_BIAS=int(bias is not None), HAS_RELU=int(relu))
+    kernel = _kernel(device, "gemm", bias, relu)
     tuning, units = device.tuning, device.compute_units
     if device.is_cpu:
         global_size, local_size = _panel_grid(units, *tuning.gemm_tile, rows, columns)
@@ -142,29 +142,34 @@ def multiply(
     device.launch(kernel, global_size, local_size, a, b, out, added, rows, columns, depth, turned)
 
 
+def _kernel(device: Device, name: str, bias: Tensor | None = None, relu: bool = False) -> Any:
+    has_bias = int(bias is not None)
+    return device.kernel("gemm", name, DEPTH=_DEPTH, MOST_DOTS=_MOST_DOTS, HAS_BIAS=has_bias, HAS_RELU=int(relu))
+
+
 def _multiply_dots(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, relu: bool, depth: int) -> None:
     """Queue out = a b^T for a narrow result."""
     device = out.device
     rows, columns = out.shape
-    kernel = device.kernel("gemm", "gemm_dots", DEPTH=_DEPTH, MOST_DOTS=_MOST_DOTS, HAS_BIAS=int(bias is not None), HAS_RELU=int(relu))
+    kernel = _kernel(device, "gemm_dots", bias, relu)
     grid = (min(device.compute_units, -(-rows // _DOT_ROWS)),)
     device.launch(kernel, grid, (1,), a, b, out, a if bias is None else bias, rows, columns, depth)
 
 
-def _multiply_few_rows(a: Tensor, b: Tensor, out: Tensor, depth: int, turned: int) -> None:
+def _multiply_few_rows(a: Tensor, b: Tensor, out: Tensor, depth: int, transpose_a: bool) -> None:
     """Queue out = op(a) b for few rows and whole panels."""
     device = out.device
     rows, columns = out.shape
-    kernel = device.kernel("gemm", "gemm_few_rows", DEPTH=_DEPTH, MOST_DOTS=_MOST_DOTS, HAS_BIAS=0, HAS_RELU=0)
-    grid = (min(columns // device.tuning.gemm_tile[1], 2 * device.compute_units),)
-    device.launch(kernel, grid, (1,), a, b, out, rows, columns, depth, turned)
+    kernel = _kernel(device, "gemm_few_rows_turned" if transpose_a else "gemm_few_rows")
+    grid = (min(columns // device.tuning.gemm_tile[1], device.compute_units),)
+    device.launch(kernel, grid, (1,), a, b, out, rows, columns, depth)
 
 
 def _transposed(matrix: Tensor) -> Tensor:
     device = matrix.device
     rows, columns = matrix.shape
     out = empty(device, (columns, rows))
-    kernel = device.kernel("gemm", "transpose", DEPTH=_DEPTH, MOST_DOTS=_MOST_DOTS, HAS_BIAS=0, HAS_RELU=0)
+    kernel = _kernel(device, "transpose")
     device.launch(kernel, (-(-rows // 16),), (1,), matrix, out, rows, columns)
     return out
 
@@ -188,7 +193,7 @@ def _block_grid(side: int, each: int, rows: int, columns: int) -> Grid:
 def _column_sums(matrix: Tensor, sums: Tensor) -> None:
     device = sums.device
     rows, columns = matrix.shape
-    kernel = device.kernel("gemm", "column_sums", DEPTH=_DEPTH, MOST_DOTS=_MOST_DOTS, HAS_BIAS=0, HAS_RELU=0)
+    kernel = _kernel(device, "column_sums")
     global_size, local_size = ((-(-columns // _SUM_COLUMNS),), (1,)) if device.is_cpu else device.grid(columns)
     device.launch(kernel, global_size, local_size, matrix, sums, rows, columns)
 
@@ -197,7 +202,7 @@ def _masked(grad: Tensor, activated: Tensor) -> Tensor:
     """Return grad where ReLU let its input through, else 0."""
     out = empty(grad.device, grad.shape)
     device, size = grad.device, grad.size
-    kernel = device.kernel("gemm", "relu_gradient", DEPTH=_DEPTH, MOST_DOTS=_MOST_DOTS, HAS_BIAS=0, HAS_RELU=0)
+    kernel = _kernel(device, "relu_gradient")
     device.launch(kernel, *device.grid(size), grad, activated, out, size)
     return out
 
