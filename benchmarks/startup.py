@@ -11,8 +11,6 @@ import json
 import os
 import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,14 +18,12 @@ from pathlib import Path
 from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Report, alternate
 from benchmarks.resident import FIELDS
-from benchmarks.workers import ROOT, mpi_launch
-from clcomm.errors import LaunchError
+from benchmarks.workers import run_to_end
 from clcomm.job import run
 
 PROGRAM = "benchmarks.startup"
 JOB = ("examples.mnist", "--max-steps", "1")
 WARM_TARGET_S, COLD_TARGET_S, MEMORY_TARGET_MB = 2.0, 8.0, 200.0
-_LIMIT_S = 120.0
 
 
 def main() -> None:
@@ -98,13 +94,7 @@ def memory(options: argparse.Namespace) -> list[dict[str, float]]:
 def _run(options: argparse.Namespace, arguments: list[str], cache: str | None) -> None:
     environment = {**os.environ, **({"POCL_CACHE_DIR": cache} if cache else {})}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [*mpi_launch(options.ranks), sys.executable, *arguments]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT_S,
-        check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise LaunchError(f"{' '.join(arguments)} ended with exit code {done.returncode}:\n{done.stderr.strip()}")
+    run_to_end(options.ranks, *arguments, environment=environment)
 
 
 if __name__ == "__main__":

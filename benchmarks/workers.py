@@ -27,6 +27,7 @@ from clcomm.errors import LaunchError
 ROOT = Path(__file__).resolve().parents[1]
 _START_LIMIT_S = 180.0
 _STOP_LIMIT_S = 10.0
+_RUN_LIMIT_S = 300.0
 _SHOWN_CHARACTERS = 2000
 
 
@@ -43,6 +44,17 @@ def mpi_launch(ranks: int) -> list[str]:
         if os.geteuid() == 0:
             command.append("--allow-run-as-root")
     return [*command, "-n", str(ranks)]
+
+
+def run_to_end(ranks: int, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+    """Run Python with these arguments on so many ranks. Raises LaunchError with its last words where it fails."""
+    command = [*mpi_launch(ranks), sys.executable, *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=_RUN_LIMIT_S, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise LaunchError(f"{' '.join(arguments)} ended with exit code {done.returncode}:\n{done.stderr.strip()}")
 
 
 class Job:
