@@ -10,11 +10,11 @@ import numpy as np
 
 from clcomm import costfile
 from clcomm.bucket_plan import BucketPlan
-from clcomm.bucket_tuning import BucketTuner, candidates
+from clcomm.bucket_tuning import BucketTuner, candidates, elapsed
 from clcomm.communicator import Communicator
 from clcomm.costmodel import Measured, cluster_of, fit
-from clcomm.decision import Decision
 from clcomm.errors import DataError
+from clcomm.overlap import Overlap
 from clcomm.shared_space import SharedSpace
 
 #: The label under which the Communicator's stats count what tuning itself sends.
@@ -30,7 +30,8 @@ class AutoBuckets:
     """Averages a model's gradients with the bucket sizes that a tuner asks for, until it has decided; collective.
 
     plan_of: the prepared plan of a bucket size, None: per tensor. may_try: False keeps what the cost model says, as
-    where a compression's result depends on the buckets. concluded: told the decision and the bucket size, once.
+    where a compression's result depends on the buckets. concluded: called once the decision is known. overlap: what
+    begins the buckets in backward; then it is whole steps that are compared, as what is hidden shows nowhere else.
     """
 
     def __init__(
@@ -39,12 +40,16 @@ class AutoBuckets:
         space: SharedSpace,
         plan_of: Callable[[int | None], BucketPlan],
         may_try: bool,
-        concluded: Callable[[Decision, int | None], None],
+        concluded: Callable[[], None],
+        overlap: Overlap | None = None,
     ):
-        self._comm, self._plan_of, self._concluded = comm, plan_of, concluded
+        self._comm, self._plan_of, self._concluded, self._overlap = comm, plan_of, concluded, overlap
         all_reduce_s = (lambda nbytes: 0.0) if comm.size == 1 else starting_cost(comm, space)
         tried = candidates(space.layout, all_reduce_s)
-        self.tuner = BucketTuner(tried if may_try and comm.size > 1 else tried[:1])
+        measures = "time in synchronisation" if overlap is None else "time of a step with overlap"
+        self.tuner = BucketTuner(tried if may_try and comm.size > 1 else tried[:1], measures, predicts=overlap is None)
+        self._hosts = comm.all_gather(np.array([comm.host]), label=TUNING).reshape(-1)
+        self._ended = 0.0
         self._told = False
 
     @property
@@ -58,19 +63,28 @@ class AutoBuckets:
         return self._told
 
     def run(self, check_finite: bool, weight: float) -> None:
-        """Average the gradients once, and note how long it took.
-
-        The last rank to come has waited for nobody, so of each step the shortest of the ranks' times counts.
-        """
+        """Average the gradients once, and note how long it took."""
         plan = self._plan_of(self.tuner.size)  # a new one is prepared before the clock runs
         begin = time.perf_counter()
-        plan.run(check_finite, weight)
-        seconds = time.perf_counter() - begin
-        if self.tuner.decision is None and self.tuner.add(seconds):
-            self.tuner.decide(self._comm.all_reduce(self.tuner.times(), "min", label=TUNING))
-        if self.tuner.decision is not None:
+        if self._overlap is None:
+            plan.run(check_finite, weight)
+        else:
+            begin = self._ended
+            self._overlap.run(plan, check_finite, weight)
+        self._note(begin, time.perf_counter())
+        if self._overlap is not None:
+            self._overlap.follow(self._plan_of(self.tuner.size))
+        self._ended = time.perf_counter()
+
+    def _note(self, begin: float, end: float) -> None:
+        tuner = self.tuner
+        if tuner.decision is None and tuner.add(begin, end):
+            own = tuner.times()
+            everyone = self._comm.all_gather(own, label=TUNING).reshape(self._comm.size, *own.shape)
+            tuner.decide(elapsed(everyone, self._hosts))
+        if tuner.decision is not None:
             self._told = True
-            self._concluded(self.tuner.decision, self.tuner.size)
+            self._concluded()
 
 
 def starting_cost(comm: Communicator, space: SharedSpace) -> Callable[[float], float]:

@@ -69,25 +69,46 @@ class Averaging:
 
     def plan(self, space: SharedSpace, use_bucketing: bool | None) -> BucketPlan:
         """Return the plan for a model's next synchronisation; collective where it is a new one."""
-        if not self._buckets(use_bucketing):
-            return self._plan_of(space, None)
-        return self._plan_of(space, self.bucket_size if space.tuning is None else space.tuning.bucket_size)
+        return self._plan(space, use_bucketing, self._ways(space)[-1])
 
     def _chosen(self, space: SharedSpace, use_bucketing: bool | None) -> Run:
-        if self._auto and self._buckets(use_bucketing):
-            if space.tuning is None:
-                may_try = self.hook is None or getattr(self.hook, "elementwise", False)
-                concluded = partial(self._keep, space)
-                space.tuning = AutoBuckets(self._comm, space, partial(self._plan_of, space), may_try, concluded)
-            if not space.tuning.done:
-                return space.tuning.run
-        plan = self.plan(space, use_bucketing)
-        if not self.overlap or space.order.is_open:
-            return plan.run
-        if space.overlap is None:
-            decided = partial(self._note, space)
+        if self.overlap and space.overlap is None and not space.order.is_open:
+            decided = partial(self._overlap_decided, space)
             space.overlap = OverlapChoice(self._comm, space, self.overlap, self._is_paused, decided)
-        return space.overlap.runner(plan)
+        choice = space.overlap
+        if self._auto and self._buckets(use_bucketing):
+            for overlaps in self._ways(space):
+                if overlaps and choice is None:
+                    break  # its time comes
+                tuning = self._tuning(space, overlaps)
+                if not tuning.done:
+                    return tuning.run
+        if choice is None:
+            return self._plan(space, use_bucketing, False).run
+        return choice.runner(partial(self._plan, space, use_bucketing))
+
+    def _ways(self, space: SharedSpace) -> tuple[bool, ...]:
+        """Return how a model's buckets may come to be reduced: False, without overlap, or True, or either."""
+        if space.overlap is not None:
+            return space.overlap.ways
+        return (False, True) if self.overlap == AUTO else (bool(self.overlap),)
+
+    def _tuning(self, space: SharedSpace, overlaps: bool) -> AutoBuckets:
+        """Return what looks for a model's fastest bucket size without or with overlap; collective the first time."""
+        tuning = space.tunings.get(overlaps)
+        if tuning is None:
+            may_try = self.hook is None or getattr(self.hook, "elementwise", False)
+            plan_of, concluded = partial(self._plan_of, space), partial(self._size_concluded, space)
+            overlap = space.overlap.overlap if overlaps else None
+            tuning = AutoBuckets(self._comm, space, plan_of, may_try, concluded, overlap)
+            space.tunings[overlaps] = tuning
+        return tuning
+
+    def _plan(self, space: SharedSpace, use_bucketing: bool | None, overlaps: bool) -> BucketPlan:
+        if not self._buckets(use_bucketing):
+            return self._plan_of(space, None)
+        tuning = space.tunings.get(overlaps)
+        return self._plan_of(space, self.bucket_size if tuning is None else tuning.bucket_size)
 
     def _buckets(self, use_bucketing: bool | None) -> bool:
         return self.use_bucketing if use_bucketing is None else use_bucketing
@@ -103,11 +124,23 @@ class Averaging:
             plan = space.plans[settings] = BucketPlan(self._comm, space, settings, self.hook)
         return plan
 
-    def _keep(self, space: SharedSpace, decision: Decision, bucket_size: int | None) -> None:
-        """Stay with the bucket size that was found the fastest for a model."""
-        self.bucket_size = bucket_size or self.bucket_size
-        space.plans.clear()
+    def _size_concluded(self, space: SharedSpace) -> None:
+        space.runs.clear()
+        ways = self._ways(space)
+        if len(ways) == 1:
+            self._keep_size(space, ways[0])
+
+    def _overlap_decided(self, space: SharedSpace, decision: Decision) -> None:
         self._note(space, decision)
+        self._keep_size(space, decision.chosen == "on")
+
+    def _keep_size(self, space: SharedSpace, overlaps: bool) -> None:
+        """Stay with the bucket size that was found for a model without or with overlap, if one was."""
+        tuning = space.tunings.get(overlaps)
+        if tuning is not None and tuning.done:
+            self.bucket_size = tuning.bucket_size or self.bucket_size
+            space.plans.clear()
+            self._note(space, tuning.tuner.decision)
 
     def _note(self, space: SharedSpace, decision: Decision) -> None:
         self.decisions.append(decision)

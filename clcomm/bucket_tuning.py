@@ -1,9 +1,10 @@
 """Which bucket size is fastest: candidates from the cost model, tried in turns during the first steps.
 
 The tuner is fed times and answers which size the next step takes; it knows neither MPI nor models. Candidates take
-turns step by step, so that whatever else the machine does meets all alike. After each round the slower half goes and
-the rest is tried twice as long: successive halving (K. Jamieson, A. Talwalkar, "Non-stochastic best arm identification
-and hyperparameter optimization", AISTATS 2016).
+turns of a few steps each, so that whatever else the machine does meets all alike, and that what a step leaves behind,
+such as ranks that go on one after the other, meets the same candidate. After each round the slower half goes, and what
+is far behind; the rest is tried twice as long: successive halving (K. Jamieson, A. Talwalkar, "Non-stochastic best arm
+identification and hyperparameter optimization", AISTATS 2016).
 """
 
 from __future__ import annotations
@@ -19,22 +20,23 @@ from clcomm.units import format_size
 
 #: Steps before anything counts: kernels are built, caches filled.
 WARM_UP_STEPS = 3
-_FIRST_ROUND_STEPS = 5
+#: Steps in a row with the same size.
+TURN_STEPS = 3
+_FIRST_ROUND_TURNS = 3
 _MOST_CANDIDATES = 6
 _WORTH_TRYING = 3.0  # times the best prediction: the model's error and caches, which it does not know
+_FAR_BEHIND = 1.3  # times the best measured: more than noise
 
 
-def candidates(
-    layout: FlatLayout, all_reduce_s: Callable[[float], float], *, backward_s: float = 0.0, overlap: bool = False
-) -> tuple[Candidate, ...]:
+def candidates(layout: FlatLayout, all_reduce_s: Callable[[float], float]) -> tuple[Candidate, ...]:
     """Return the bucket sizes to try for a layout, the best predicted first; each makes other buckets than the rest.
 
-    all_reduce_s: seconds of an all-reduce by its bytes. backward_s: what there is to overlap with.
+    all_reduce_s: seconds of an all-reduce by its bytes.
     """
     tensors = [spec.nbytes for spec in layout.specs if spec.nbytes]
     if not tensors:
         return (Candidate(None, (), 0.0),)
-    found = recommend(tensors, all_reduce_s, backward_s=backward_s, overlap=overlap)
+    found = recommend(tensors, all_reduce_s)
     ceiling = _WORTH_TRYING * found.best.seconds
     rest = [each for each in found.candidates if each is not found.best and each.seconds <= ceiling]
     return (found.best, *_thinned(rest, _MOST_CANDIDATES - 1))
@@ -47,68 +49,76 @@ def _thinned(values: list[Candidate], most: int) -> list[Candidate]:
     return [values[round(index * (len(values) - 1) / (most - 1))] for index in range(most)]
 
 
+def elapsed(times: np.ndarray, hosts: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return how long each step took all ranks, float64 (...), from when each began and ended it: (ranks, ..., 2).
+
+    On a host that is from when its last rank begins, which waits for nobody, to when its last one ends: one rank's own
+    time would leave out what the others did before it came, or do after it has gone. Hosts have a clock each; of
+    several the mean counts. hosts: that of each rank.
+    """
+    own = np.asarray(hosts)
+    lasts = [times[own == host].max(axis=0) for host in np.unique(own)]
+    return np.mean([last[..., 1] - last[..., 0] for last in lasts], axis=0)
+
+
 class BucketTuner:
     """Says which bucket size the next step takes, until it knows the fastest.
 
-    `size` is that of the next step (None: per tensor); `add` takes its seconds. Where `add` returns True a round is
-    over: the ranks agree on its `times()`, rank by rank the same, and `decide` drops the slower half or ends.
+    `size` is that of the next step (None: per tensor); `add` takes its begin and end. Where `add` returns True a round
+    is over: the ranks put their `times()` together, and `decide` drops the slower ones or ends.
+
+    predicts: whether the candidates' predictions are of what is measured.
     """
 
-    def __init__(self, tried: Sequence[Candidate], measures: str = "time in synchronisation"):
+    def __init__(self, tried: Sequence[Candidate], measures: str = "time in synchronisation", *, predicts: bool = True):
         self._all, self._left = tuple(tried), list(tried)
-        self._measures = measures
-        self._seconds: dict[Candidate, list[float]] = {each: [] for each in tried}
-        self._known: dict[Candidate, tuple[float, int]] = {}  # medians of the last round each was in, steps in all
-        self._round_steps = _FIRST_ROUND_STEPS
-        self._warm_up = WARM_UP_STEPS
-        self._turn = 0
+        self._measures, self._predicts = measures, predicts
+        self._turns: dict[Candidate, list[float]] = {each: [] for each in tried}  # agreed seconds of a step in each
+        self._round_turns = _FIRST_ROUND_TURNS
+        self._times: list[tuple[float, float]] = []  # of this round's steps
         self._steps = 0
         self.decision: Decision | None = None
         if len(self._left) == 1:
             self._conclude()
 
     @property
-    def done(self) -> bool:
-        """Whether the fastest size is known."""
-        return self.decision is not None
-
-    @property
     def size(self) -> int | None:
         """The bucket size of the next step; None: each tensor on its own."""
-        return self._left[self._turn].bucket_size
+        return self._left[len(self._times) // TURN_STEPS % len(self._left)].bucket_size
 
-    def add(self, seconds: float) -> bool:
-        """Take the seconds of the step that `size` was for; return whether the ranks are to agree on `times()`."""
+    def add(self, begin: float, end: float) -> bool:
+        """Take when a step of `size` began and ended; return whether the ranks are to put `times()` together."""
         self._steps += 1
-        if self._warm_up:
-            self._warm_up -= 1
-            return False
-        self._seconds[self._left[self._turn]].append(seconds)
-        self._turn = (self._turn + 1) % len(self._left)
-        return self._turn == 0 and len(self._seconds[self._left[0]]) == self._round_steps
+        if self._steps > WARM_UP_STEPS:
+            self._times.append((begin, end))
+        return len(self._times) == self._round_turns * len(self._left) * TURN_STEPS
 
     def times(self) -> np.ndarray:
-        """Return this round's seconds, float64 (candidates left, steps of each)."""
-        return np.array([self._seconds[each] for each in self._left], np.float64)
+        """Return when this round's steps began and ended, float64 (turns, candidates left, steps of a turn, 2)."""
+        return np.array(self._times, np.float64).reshape(self._round_turns, len(self._left), TURN_STEPS, 2)
 
-    def decide(self, agreed: np.ndarray) -> None:
-        """Keep the faster half by the medians of `agreed`, which is `times()` as all ranks see it."""
-        medians = np.median(agreed, axis=1)
-        for each, median in zip(self._left, medians, strict=True):
-            steps = self._known.get(each, (0.0, 0))[1]
-            self._known[each] = float(median), steps + agreed.shape[1]
-            self._seconds[each] = []
-        ranking = sorted(self._left, key=lambda each: self._known[each][0])
-        self._left = ranking[: -(-len(ranking) // 2)]
-        self._round_steps *= 2
+    def decide(self, seconds: np.ndarray) -> None:
+        """Keep the faster half; `seconds`: what each of this round's steps took all ranks, as `times()` are ordered."""
+        for turn in seconds.mean(axis=2):
+            for each, mean in zip(self._left, turn, strict=True):
+                self._turns[each].append(float(mean))
+        ranking = sorted(self._left, key=self._median)
+        worst = _FAR_BEHIND * self._median(ranking[0])
+        self._left = [each for each in ranking[: -(-len(ranking) // 2)] if self._median(each) <= worst]
+        self._round_turns *= 2
+        self._times = []
         if len(self._left) == 1:
             self._conclude()
+
+    def _median(self, candidate: Candidate) -> float:
+        return float(np.median(self._turns[candidate]))
 
     def _conclude(self) -> None:
         trials = []
         for each in self._all:
-            median, steps = self._known.get(each, (None, 0))
-            trials.append(Trial(_name(each), median, each.seconds, steps))
+            turns = len(self._turns[each])
+            predicted_s = each.seconds if self._predicts else None
+            trials.append(Trial(_name(each), self._median(each) if turns else None, predicted_s, turns * TURN_STEPS))
         self.decision = Decision("bucket_size", _name(self._left[0]), self._measures, tuple(trials), self._steps)
 
 

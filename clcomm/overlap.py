@@ -19,86 +19,85 @@ from clcomm.shared_space import SharedSpace
 
 
 class Overlap:
-    """Follows one model's backward, and begins the buckets of its plan as they become complete, in their order.
+    """Follows one model's backward, and begins the buckets of a plan as they become complete, in their order.
 
-    is_paused: whether gradients are to accumulate, so that nothing may begin. `is_active` can be set to False: then
-    nothing begins before `run`. All ranks set it alike, between `run` and the next backward.
+    is_paused: whether gradients are to accumulate, so that nothing may begin. plan: that which the next backward is
+    followed for; None: nothing begins in it. `follow` sets it.
     """
 
     def __init__(self, space: SharedSpace, is_paused: Callable[[], bool]):
-        self.is_active = True
+        self.plan: BucketPlan | None = None
         self._replica = space.replica
         self._is_paused = is_paused
-        self._is_first = True
+        self._is_first = True  # whether the gradient that is complete next is the first in its backward
         self._marks: dict[int, Mark | None] = {}  # of complete buckets
-        self._plan: BucketPlan | None = None
+        self._handles: list[Handle] = []
+        self._next = 0  # the first bucket that has not begun
         self._stop: Callable[[], None] | None = None
 
     def run(self, plan: BucketPlan, check_finite: bool, weight: float = 1.0) -> None:
-        """Average all gradients: complete what has begun, begin the rest; `plan` is that of the next time.
+        """Average all gradients: complete what has begun and begin the rest; with `plan` where nothing was followed.
 
         weight: see `BucketPlan.run`; 1 where anything can have begun.
         """
-        if self._plan is not None and self.is_active:
-            self._finish(self._plan, check_finite)
+        if self.plan is not None:
+            self._finish(self.plan, check_finite)
         else:
             plan.run(check_finite, weight)
-            self._reset()
-        if plan is not self._plan:
-            self._follow(plan)
+
+    def follow(self, plan: BucketPlan | None) -> None:
+        """Begin the buckets of `plan` in the backwards to come; None: none. After a `run`, on all ranks alike."""
+        if plan is not None and plan is not self.plan:
+            self._starts = plan.starts()
+            self._buckets_of: dict[str, list[int]] = {}
+            for bucket in plan.buckets:
+                for slot in bucket.slots:
+                    self._buckets_of.setdefault(slot.name, []).append(bucket.index)
+        self.plan = plan
+        self._marks, self._handles, self._next = {}, [], 0
+        self.expect_all()
+        if self._stop is None:
+            self._stop = self._replica.watch_gradients(self._action, self.expect_all)
 
     def stop(self) -> None:
         """Follow backward no more; only after a `run`."""
         if self._stop is not None:
             self._stop()
-        self._stop = self._plan = None
-
-    def _follow(self, plan: BucketPlan) -> None:
-        self.stop()
-        self._plan = plan
-        self._starts = plan.starts()
-        self._buckets_of: dict[str, list[int]] = {}
-        for bucket in plan.buckets:
-            for slot in bucket.slots:
-                self._buckets_of.setdefault(slot.name, []).append(bucket.index)
-        self._reset()
-        self._stop = self._replica.watch_gradients(self._complete, self.expect_all)
+        self._stop = self.plan = None
 
     def expect_all(self) -> None:
         """Note that another backward begins: it has to complete all gradients of a bucket itself."""
-        if self._plan is not None:
-            self._missing = [{slot.name for slot in bucket.slots} for bucket in self._plan.buckets]
-            self._is_first = True  # the gradient that is complete next, in its backward
-
-    def _reset(self) -> None:
-        self.expect_all()
-        self._marks = {}
-        self._handles: list[Handle] = []
-        self._next = 0  # the first bucket that has not begun
+        self._is_first = True
 
     # --- in backward ---
 
-    def _complete(self, name: str) -> Callable[[], None] | None:
-        """Note a complete gradient; return what is to be done where that makes buckets complete."""
+    def _action(self, name: str) -> Callable[[], None]:
+        """Return what is to be done where this gradient is complete, whatever plan is followed by then."""
+        is_first, self._is_first = self._is_first, False
+        return partial(self._complete, name, is_first)
+
+    def _complete(self, name: str, is_first: bool) -> None:
+        """Note a complete gradient, and begin what can be begun with it."""
+        plan = self.plan
+        if plan is None:
+            return
         if self._buckets_of[name][0] < self._next:
             raise ArgumentError(
                 f"gradient of {name!r}: expected sync_gradients() between two backwards, as its average is on the way; "
                 "with overlap, all but the last micro-batch belong into no_sync()"
             )
-        complete, is_first, self._is_first = [], self._is_first, False
-        for index in self._buckets_of[name]:
-            missing = self._missing[index]
-            missing.discard(name)
-            if not missing:
-                complete.append(index)
-        return partial(self._begin, complete, is_first) if complete or is_first else None
-
-    def _begin(self, complete: list[int], is_first: bool) -> None:
-        plan = self._plan
         if is_first:
+            self._missing = [{slot.name for slot in bucket.slots} for bucket in plan.buckets]
             self._marks.clear()  # this backward adds to what an earlier one completed
-        if plan is None or not self.is_active or self._is_paused():
-            return
+        complete = []
+        for index in self._buckets_of[name]:
+            self._missing[index].discard(name)
+            if not self._missing[index]:
+                complete.append(index)
+        if complete and not self._is_paused():
+            self._begin(plan, complete)
+
+    def _begin(self, plan: BucketPlan, complete: list[int]) -> None:
         mark = self._replica.mark()
         self._marks.update(dict.fromkeys(complete, mark))
         if mark is not None:
@@ -136,7 +135,6 @@ class Overlap:
             for prepared in plan.prepared:
                 plan.require_finite(prepared)
         plan.push_all()
-        self._reset()
 
     def _progress_until(self, mark: Mark) -> None:
         """Wait for the device; meanwhile move what has begun, unless that would take a core from its kernels."""

@@ -37,7 +37,7 @@ class OverlapChoice:
 
     setting: True, or "auto": steps with and without take turns, and the ranks keep what took less time on average;
     the results are the same. Where nothing can be gained "auto" decides at once. is_paused: see Overlap. decided:
-    told the Decision of "auto" when it is known.
+    told the Decision of "auto" when it is known. ways: what can still come of it, False: without, True: with overlap.
     """
 
     def __init__(
@@ -57,13 +57,19 @@ class OverlapChoice:
         if refusals:
             self._decide(False, f"without measuring: {refusals}")
 
-    def runner(self, plan: BucketPlan) -> Callable[[bool, float], None]:
-        """Return what averages all gradients with this plan, as its own `run` does."""
+    @property
+    def ways(self) -> tuple[bool, ...]:
+        if not self._is_settled:
+            return False, True
+        return (self.overlap is not None,)
+
+    def runner(self, plan_of: Callable[[bool], BucketPlan]) -> Callable[[bool, float], None]:
+        """Return what averages all gradients, as a plan's `run` does; plan_of: the plan without or with overlap."""
         if self.overlap is None:
-            return plan.run
+            return plan_of(False).run
         if self._is_settled:
-            return partial(self.overlap.run, plan)
-        return partial(self._try, self.overlap, plan)
+            return partial(self._run, self.overlap, plan_of(True))
+        return partial(self._try, self.overlap, plan_of(False), plan_of(True))
 
     def expect_all(self) -> None:
         """Note that another backward begins."""
@@ -75,17 +81,23 @@ class OverlapChoice:
         if self.overlap is not None:
             self.overlap.stop()
 
-    def _try(self, overlap: Overlap, plan: BucketPlan, check_finite: bool, weight: float) -> None:
-        """Run a step of the comparison."""
+    @staticmethod
+    def _run(overlap: Overlap, plan: BucketPlan, check_finite: bool, weight: float) -> None:
         overlap.run(plan, check_finite, weight)
+        overlap.follow(plan)
+
+    def _try(self, overlap: Overlap, off: BucketPlan, on: BucketPlan, check_finite: bool, weight: float) -> None:
+        """Run a step of the comparison."""
+        is_on = overlap.plan is not None
+        overlap.run(off, check_finite, weight)
         now = time.perf_counter()
         if self._steps >= _WARM_UP:
-            self._seconds[overlap.is_active].append(now - self._ended)
+            self._seconds[is_on].append(now - self._ended)
         self._steps += 1
-        self._ended = now
-        overlap.is_active = not overlap.is_active
+        overlap.follow(None if is_on else on)
         if self._steps == _WARM_UP + 2 * _STEPS_EACH:
             self._compare()
+        self._ended = time.perf_counter()
 
     def _compare(self) -> None:
         medians = np.array([np.median(seconds) for seconds in self._seconds])
@@ -95,11 +107,9 @@ class OverlapChoice:
 
     def _decide(self, chosen: bool, measures: str, *trials: Trial) -> None:
         self._is_settled = True
-        if self.overlap is not None:
-            self.overlap.is_active = chosen
-            if not chosen:
-                self.overlap.stop()
-                self.overlap = None
+        if self.overlap is not None and not chosen:
+            self.overlap.stop()
+            self.overlap = None
         step = self._space.synchronisations + 1
         self._decided(Decision("overlap", "on" if chosen else "off", measures, trials, step))
 

@@ -33,7 +33,7 @@ class SharedSpace:
         self.move(FlatArrays(comm.allocate(whole), grads, reduced))
         self.plans: dict[Any, Any] = {}
         self.runs: dict[Any, Any] = {}  # what averages the gradients, until something changes
-        self.tuning: Any = None  # AutoBuckets, where the bucket size is to be found
+        self.tunings: dict[bool, Any] = {}  # AutoBuckets, where the bucket size is to be found: False without overlap
         self.synchronisations = 0
         self.overlap: Any = None  # the OverlapChoice, if any
         self.order = CompletionOrder(comm, self.replica, is_paused)

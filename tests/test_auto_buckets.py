@@ -13,7 +13,7 @@ from clcomm.costmodel import Cost, Fit, Measured
 from clcomm.errors import ArgumentError
 from tests.numpy_models import Model, set_gradients, values
 
-STEPS = 120
+STEPS = 220
 
 
 def layered(rank: int = 0) -> Model:
@@ -54,7 +54,7 @@ def test_all_ranks_decide_alike_and_keep_it(several):
     (decision,) = sync.decisions()
     assert several.all_gather_object(decision.as_dict()) == [decision.as_dict()] * several.size
     assert decision.what == "bucket_size" and 2 <= len(decision.evidence) <= 6
-    assert all(trial.measured_s > 0 and trial.predicted_s > 0 and trial.steps >= 5 for trial in decision.evidence)
+    assert all(trial.measured_s > 0 and trial.predicted_s > 0 and trial.steps >= 9 for trial in decision.evidence)
     last = [trial for trial in decision.evidence if trial.steps == max(each.steps for each in decision.evidence)]
     assert decision.chosen == min(last, key=lambda trial: trial.measured_s).name
     plan = sync.bucket_plan(model)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.bucket_tuning import WARM_UP_STEPS, BucketTuner, candidates
+from clcomm.bucket_tuning import TURN_STEPS, WARM_UP_STEPS, BucketTuner, candidates, elapsed
 from clcomm.costmodel import Cost
 from clcomm.forecast import Candidate
 from clcomm.layout import FlatLayout, ParameterSpec
@@ -27,11 +27,11 @@ def tried(*sizes: int) -> list[Candidate]:
 def run_to_the_end(tuner: BucketTuner, seconds_of) -> list[int | None]:
     """Feed the tuner `seconds_of(size, step)`, and return the sizes of the steps."""
     sizes = []
-    while not tuner.done:
+    while tuner.decision is None:
         sizes.append(tuner.size)
         assert len(sizes) < 1000
-        if tuner.add(seconds_of(tuner.size, len(sizes))):
-            tuner.decide(tuner.times())
+        if tuner.add(0.0, seconds_of(tuner.size, len(sizes))):
+            tuner.decide(elapsed(tuner.times()[np.newaxis], [0]))
     return sizes
 
 
@@ -45,43 +45,57 @@ def test_candidates_make_different_buckets_and_start_with_the_best_predicted():
     assert all(each.seconds <= 3 * found[0].seconds for each in found)
 
 
-def test_with_overlap_the_best_predicted_is_no_single_bucket():
-    layout = layout_of(*[400_000] * 16)
-    found = candidates(layout, COST.seconds, backward_s=8e-3, overlap=True)
-    assert len(found[0].buckets) > 1
-
-
 def test_one_tensor_leaves_nothing_to_try():
     tuner = BucketTuner(candidates(layout_of(4096), COST.seconds))
-    assert tuner.done and tuner.decision.at_step == 0 and len(tuner.decision.evidence) == 1
-    assert BucketTuner(candidates(FlatLayout([]), COST.seconds)).done
+    assert tuner.decision.at_step == 0 and len(tuner.decision.evidence) == 1
+    assert BucketTuner(candidates(FlatLayout([]), COST.seconds)).decision
 
 
 def test_turns_rounds_and_what_is_kept():
     tuner = BucketTuner(tried(1, 2, 3, 4))
-    sizes = run_to_the_end(tuner, lambda size, step: {1: 4.0, 2: 3.0, 3: 1.0, 4: 2.0}[size])
-    first = WARM_UP_STEPS + 4 * 5
+    sizes = run_to_the_end(tuner, lambda size, step: {1: 4.0, 2: 3.0, 3: 1.0, 4: 1.2}[size])
+    first = WARM_UP_STEPS + 4 * TURN_STEPS * 3
     assert sizes[:WARM_UP_STEPS] == [1] * WARM_UP_STEPS
-    assert sizes[WARM_UP_STEPS:first] == [1, 2, 3, 4] * 5
-    assert sizes[first:] == [3, 4] * 10
+    assert sizes[WARM_UP_STEPS:first] == [size for size in (1, 2, 3, 4) for _ in range(TURN_STEPS)] * 3
+    assert sizes[first:] == [size for size in (3, 4) for _ in range(TURN_STEPS)] * 6
     assert tuner.size == 3
     decision = tuner.decision
     assert (decision.what, decision.chosen, decision.at_step) == ("bucket_size", "3 B", len(sizes))
     assert [(t.name, t.measured_s, t.steps) for t in decision.evidence] == [
-        ("1 B", 4.0, 5), ("2 B", 3.0, 5), ("3 B", 1.0, 15), ("4 B", 2.0, 15),
+        ("1 B", 4.0, 9), ("2 B", 3.0, 9), ("3 B", 1.0, 27), ("4 B", pytest.approx(1.2), 27),
     ]  # fmt: skip
     assert all(trial.predicted_s == 1e-3 for trial in decision.evidence)
     assert "3 B (1000.000 ms, predicted 1.000 ms)" in str(decision)
     assert decision.as_dict()["evidence"][2]["measured_s"] == 1.0
 
 
-def test_the_ranks_agreement_decides_and_not_the_own_times():
+def test_what_is_far_behind_is_tried_no_longer():
+    tuner = BucketTuner(tried(1, 2, 3, 4))
+    sizes = run_to_the_end(tuner, lambda size, step: {1: 1.0, 2: 3.0, 3: 3.0, 4: 1.5}[size])
+    assert len(sizes) == WARM_UP_STEPS + 4 * TURN_STEPS * 3 and tuner.size == 1
+
+
+def test_predictions_of_something_else_are_left_out():
+    tuner = BucketTuner(tried(1, 2), "time of a step", predicts=False)
+    run_to_the_end(tuner, lambda size, step: float(size))
+    assert "by time of a step: 1 B (1000.000 ms), 2 B (2000.000 ms)" in str(tuner.decision)
+
+
+def test_what_all_ranks_agree_on_decides_and_not_the_own_times():
     tuner = BucketTuner(tried(1, 2))
-    while not tuner.add(1.0 if tuner.size == 1 else 2.0):
+    while not tuner.add(0.0, 1.0 if tuner.size == 1 else 2.0):
         pass
-    assert tuner.times().tolist() == [[1.0] * 5, [2.0] * 5]
-    tuner.decide(tuner.times()[::-1].copy())
-    assert tuner.done and tuner.size == 2
+    times = tuner.times()
+    assert times.shape == (3, 2, TURN_STEPS, 2) and (times[..., 1] == np.array([[1.0], [2.0]])).all()
+    tuner.decide(elapsed(times[np.newaxis, :, ::-1], [0]))
+    assert tuner.size == 2
+
+
+def test_a_step_takes_from_the_last_begin_to_the_last_end_on_a_host_and_the_mean_over_hosts():
+    clocks = [0.0, 0.0, 1e6]  # hosts have a clock each
+    times = np.array([[[1.0, 9.0]], [[4.0, 7.0]], [[2.0, 6.0]]]) + np.array(clocks).reshape(3, 1, 1)
+    assert elapsed(times[:2], [0, 0]).tolist() == [9.0 - 4.0]
+    assert elapsed(times, [0, 0, 1]).tolist() == [(5.0 + 4.0) / 2]
 
 
 def test_single_slow_steps_do_not_mislead():
@@ -106,5 +120,5 @@ def test_ends_within_the_noise_of_the_best(best, spread, noise, seed):
 
 def test_a_candidate_per_tensor_has_a_name():
     tuner = BucketTuner([Candidate(None, (1, 2), 1.0)])
-    assert tuner.done and tuner.decision.chosen == "per tensor"
+    assert tuner.decision.chosen == "per tensor"
     assert str(tuner.decision).endswith("per tensor (predicted 1000.000 ms)")

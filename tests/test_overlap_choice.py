@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clcomm import Communicator, Synchronizer
+from clcomm import Communicator, Synchronizer, bucket_tuning
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
@@ -33,6 +33,39 @@ def test_auto_measures_both_and_keeps_one_on_all_ranks_with_the_same_bits(severa
     off, on = decision.evidence
     assert decision.chosen == ("on" if on.measured_s < 0.98 * off.measured_s else "off")
     assert (off.name, on.name, off.steps, on.steps) == ("off", "on", 8, 8)
+
+
+@pytest.fixture
+def few_trials(monkeypatch):
+    monkeypatch.setattr(bucket_tuning, "_MOST_CANDIDATES", 3)
+    monkeypatch.setattr(bucket_tuning, "_FIRST_ROUND_TURNS", 1)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", ["native", "queued", "torch"])
+def test_sizes_are_tried_with_overlap_and_no_bit_changes(several, device, monkeypatch, few_trials, kind):
+    bits, sync = trained(kind, several, device, monkeypatch, steps=35, overlap=True, bucket_size="auto")
+    assert bits == trained(kind, several, device, monkeypatch, steps=35)[0]
+    (decision,) = sync.decisions()
+    assert several.all_gather_object(decision) == [decision] * several.size
+    assert (decision.what, decision.measures) == ("bucket_size", "time of a step with overlap")
+    assert decision.chosen in [trial.name for trial in decision.evidence if trial.steps >= 3]
+    assert len(decision.evidence) > 1 and all(trial.predicted_s is None for trial in decision.evidence)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", ["queued", "torch"])
+def test_the_best_sizes_of_both_ways_are_compared_and_that_which_holds_is_told(
+    several, device, monkeypatch, few_trials, kind
+):
+    monkeypatch.setattr(several, "cores", 2)
+    bits, sync = trained(kind, several, device, monkeypatch, steps=80, overlap="auto", bucket_size="auto")
+    assert bits == trained(kind, several, device, monkeypatch, steps=80)[0]
+    overlap, size = sync.decisions()
+    assert several.all_gather_object((overlap, size)) == [(overlap, size)] * several.size
+    assert (overlap.what, size.what, len(overlap.evidence)) == ("overlap", "bucket_size", 2)
+    assert size.measures == ("time of a step with overlap" if overlap.chosen == "on" else "time in synchronisation")
+    assert size.at_step < overlap.at_step
 
 
 @pytest.mark.parametrize("kind", ["native", "torch"])

@@ -104,7 +104,8 @@ class Contender(Callback):
     @property
     def _is_settled(self) -> bool:
         """Whether nothing is being tried out any more."""
-        return self.variant.bucket_size != AUTO or bool(self.session.trainer.sync.decisions())
+        decided = [decision.what for decision in self.session.trainer.sync.decisions()]
+        return self.variant.bucket_size != AUTO or "bucket_size" in decided
 
     def _window(self) -> Window:
         records = self._records[1:] or self._records
