@@ -101,7 +101,8 @@ class AllReduces(CollectiveRunner):
 
         Neither array may be touched before `wait()` returns. Ranks may wait for several handles in any order; any
         blocking call completes them all first. In the stats its seconds are those from its turn, when what was started
-        before it is done, to its end, exposed those that the caller spent in it.
+        before it is done, to its end; exposed are those of them in which the caller was in this call, in `wait()` or
+        in `done()`, its own or another's.
         """
         source, target = self._contiguous_operands(array, op, out, "non-blocking")
         call, chosen = self._plan(source, target, op, label, nbytes, bucket)
@@ -117,11 +118,12 @@ class AllReduces(CollectiveRunner):
         label: str = "",
         nbytes: int | None = None,
         bucket: int = -1,
-    ) -> Callable[[], Handle]:
+    ) -> Callable[..., Handle]:
         """Return an all-reduce that is prepared once and begun by each call; arguments as for `all_reduce`.
 
         What MPI_Start does with a prepared collective (MPI 4.1, section 6.13). Collective; ranks begin prepared
-        all-reduces in the same order, and wait for one before they begin it again.
+        all-reduces in the same order, and wait for one before they begin it again. What is returned may be given a
+        function that says whether the caller's device computes by itself: what the caller spends here is hidden then.
         """
         source, target = self._contiguous_operands(array, op, out, "non-blocking")
         self._settle()
@@ -140,26 +142,33 @@ class AllReduces(CollectiveRunner):
                 raise ArgumentError(f"{name}: expected a C-contiguous array for a {kind} all-reduce")
         return self._reduction_operands(array, op, out)[:2]
 
-    def _start(self, call: Call, start: Callable[[], Pending], result: np.ndarray) -> Handle:
+    def _start(
+        self,
+        call: Call,
+        start: Callable[[], Pending],
+        result: np.ndarray,
+        computes: Callable[[], bool] | None = None,
+    ) -> Handle:
         self._require_open()
         self._sequence = sequence = self._sequence + 1
         begin = time.perf_counter()
         self._meeting.announce(call.tag + sequence)
         pending = start()
 
-        def finished(seconds: float, exposed_s: float, failed: bool) -> None:
-            end = begin + seconds
+        def finished(end: float, failed: bool) -> None:
             turn = min(end, max(begin, self._idle_from_s))
             self._idle_from_s = max(end, self._idle_from_s)
-            own_s = end - turn
+            exposed = self._visits.take_since(turn)
             event = Collective(
-                call.operation, call.label, call.nbytes, own_s, call.transport, sequence, failed, None, call.bucket,
-                turn, exposed_s=min(exposed_s, own_s), queued_s=turn - begin,
+                call.operation, call.label, call.nbytes, end - turn, call.transport, sequence, failed, None,
+                call.bucket, turn, exposed_s=min(end - turn, sum(stop - came for came, stop in exposed)),
+                queued_s=turn - begin, exposed=exposed,
             )  # fmt: skip
             for tell in self._finished:
                 tell(event)
 
-        return Handle(pending, result, finished, begin, partial(self._being_in, call, sequence))
+        waiting = partial(self._being_in, call, sequence)
+        return Handle(pending, result, finished, begin, self._visits, waiting, computes)
 
     def run_as_all_reduce(self, reduce: Callable[[], None], *, label: str = "", nbytes: int, bucket: int = -1) -> None:
         """Run `reduce` and count all its collectives as one all-reduce of `nbytes`, with what this rank put in as wire.

@@ -63,7 +63,7 @@ class PreparedBucket:
         reduce = partial(comm.run_as_all_reduce, call, label=label, nbytes=nbytes, bucket=index)
         return cls(bucket, own, mean, reduce, hook)
 
-    def prepare_start(self, comm: Communicator) -> Callable[[], Handle] | None:
+    def prepare_start(self, comm: Communicator) -> Callable[..., Handle] | None:
         """Return what begins the bucket's all-reduce, None where a hook reduces it; collective."""
         if self.hook is not None:
             return None
@@ -87,7 +87,7 @@ class BucketPlan:
         require_agreement(comm, "bucket plan", lines, "give every rank the same settings")
         self.prepared = tuple(PreparedBucket.of(comm, space, bucket, hook) for bucket in self.buckets)
         self._reduces = [prepared.reduce for prepared in self.prepared]
-        self._starts: list[Callable[[], Handle] | None] | None = None
+        self._starts: list[Callable[..., Handle] | None] | None = None
         self._in_place = space.replica.moves_in_place()
 
     def run(self, check_finite: bool, weight: float = 1.0) -> None:
@@ -119,7 +119,7 @@ class BucketPlan:
                 self.require_finite(prepared)
             self._timed("unpack", self.space.replica.push_gradients, prepared.bucket)
 
-    def starts(self) -> list[Callable[[], Handle] | None]:
+    def starts(self) -> list[Callable[..., Handle] | None]:
         """Return what begins each bucket's all-reduce; None for one that a hook reduces. Collective the first time."""
         if self._starts is None:
             self._starts = [prepared.prepare_start(self.comm) for prepared in self.prepared]

@@ -18,7 +18,8 @@ class Collective(NamedTuple):
     `exposed_s` the part in which the caller could do nothing else; None: all of it. `last_rank` is the rank that came
     last, -1: not known, and `late_s` by how much it came after the one before it. One that is started in the background
     begins, here, when its turn comes: when all that were started before it are done; `queued_s` is how long before that
-    it was started. So the times of those that are in flight together add up.
+    it was started. So the times of those that are in flight together add up. `exposed` says when its `exposed_s` were:
+    (begin, end) of each of the caller's stays in those that are in flight, by the clock of `began_s`.
     """
 
     operation: str
@@ -36,6 +37,7 @@ class Collective(NamedTuple):
     last_rank: int = -1
     late_s: float = 0.0
     queued_s: float = 0.0
+    exposed: tuple[tuple[float, float], ...] = ()
 
 
 class Phase(NamedTuple):

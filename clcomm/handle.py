@@ -10,29 +10,32 @@ from typing import Any
 import numpy as np
 
 from clcomm.transport import Pending
+from clcomm.visits import Visits
 
 
 class Handle:
     """A started all-reduce: `wait()` returns its result, `done()` says without blocking whether it is there.
 
-    finished: told (seconds from `began_s` to the end, those of them that the caller spent here, failed), once.
+    finished: told (when the caller saw its end, failed), once.
+    began_s: when its start began; from there to now is the first of the `visits`, each call here another.
     waiting: a context for the time in which the caller can do nothing but wait, for the watchdog to know.
-    computes: says whether the caller's device computes by itself; what is spent here then is not exposed.
+    computes: says whether the caller's device computes by itself; a visit at whose end it does is none.
     """
 
     def __init__(
         self,
         pending: Pending,
         result: np.ndarray,
-        finished: Callable[[float, float, bool], None],
+        finished: Callable[[float, bool], None],
         began_s: float,
+        visits: Visits,
         waiting: Callable[[], AbstractContextManager[None]],
+        computes: Callable[[], bool] | None = None,
     ):
-        self._pending, self._result, self._finished, self._began_s = pending, result, finished, began_s
-        self._waiting = waiting
-        self._exposed_s = time.perf_counter() - began_s
+        self._pending, self._result, self._finished = pending, result, finished
+        self._visits, self._waiting, self._computes = visits, waiting, computes
         self._reported = False
-        self.computes: Callable[[], bool] | None = None
+        self._note(began_s, time.perf_counter())
 
     def wait(self) -> np.ndarray:
         """Return the reduced array when it is complete on this rank."""
@@ -48,15 +51,18 @@ class Handle:
         if self._reported:
             return advance()
         failed = True
-        begin = time.perf_counter()
+        begin_s = time.perf_counter()
         try:
             result = advance()
             failed = False
             return result
         finally:
-            end = time.perf_counter()
-            if self.computes is None or not self.computes():
-                self._exposed_s += end - begin
+            end_s = time.perf_counter()
+            self._note(begin_s, end_s)
             if failed or self._pending.finished:
                 self._reported = True
-                self._finished(end - self._began_s, self._exposed_s, failed)
+                self._finished(end_s, failed)
+
+    def _note(self, begin_s: float, end_s: float) -> None:
+        if self._computes is None or not self._computes():
+            self._visits.add(begin_s, end_s)

@@ -103,18 +103,21 @@ class Overlap:
         if mark is not None:
             return  # the device is on its way there
         while self._next in self._marks and self._starts[self._next] is not None:
-            self._start(plan, None)
+            self._start(plan)
         if self._handles:
             self._handles[-1].done()  # fold what all ranks have begun
 
-    def _start(self, plan: BucketPlan, mark: Mark | None) -> None:
-        """Begin the next bucket; one that a hook reduces is reduced here, as a whole."""
+    def _start(self, plan: BucketPlan, mark: Mark | None = None, computes: Callable[[], bool] | None = None) -> None:
+        """Begin the next bucket; one that a hook reduces is reduced here, as a whole.
+
+        computes: says whether the device is at work meanwhile; what the caller spends on the all-reduce is hidden then.
+        """
         prepared, start = plan.prepared[self._next], self._starts[self._next]
         plan.pull(prepared.bucket, mark)
         if start is None:
             prepared.reduce()
         else:
-            self._handles.append(start())
+            self._handles.append(start(computes))
         self._next += 1
 
     # --- after backward ---
@@ -126,9 +129,7 @@ class Overlap:
             mark = self._marks.get(self._next)
             if mark is not None:
                 self._progress_until(mark)
-            self._start(plan, mark)
-            if self._handles:
-                self._handles[-1].computes = computes
+            self._start(plan, mark, computes)
         for handle in self._handles:
             handle.wait()
         if check_finite:

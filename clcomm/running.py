@@ -17,6 +17,7 @@ from clcomm.stats import CommStats
 from clcomm.transport import Transport
 from clcomm.transport.meeting import DifferentOperations, Meeting, NoMeeting
 from clcomm.transport.mpi import address_function
+from clcomm.visits import Visits
 from clcomm.world import World
 
 #: More different calls than any program makes.
@@ -32,6 +33,7 @@ class CollectiveRunner:
         self.host, self.hosts, self.cores = world.host, world.hosts, world.cores
         self.rank, self.size = self._base.rank, self._base.world_size
         self._pending = world.pending
+        self._visits = Visits()  # of what is pending
         self._finalized = False
         self._sequence = 0
         self._calls: dict[tuple, Call] = {}
@@ -163,11 +165,13 @@ class CollectiveRunner:
         """
         self._require_open()
         if self._pending:
+            begin = perf_counter()
             with self._being_in(
                 self._call("wait for started all-reduces", self._base, is_counted=False), self._sequence
             ):
                 while self._pending:
                     self._pending[0].wait()
+            self._visits.add(begin, perf_counter())
 
     def _require_open(self) -> None:
         if self._finalized:

@@ -274,7 +274,7 @@ class CommStats:
     def table(self, title: str = "Communication", *, width: int = 120) -> Table:
         """Return the counts as a rich table, most bytes first; times in ms, bandwidths in GB/s (10^9 bytes).
 
-        In less than 110 characters the columns that others can be reckoned from are left out.
+        Columns for which `width` characters have no room are left out, in a fixed order; the caption names them.
         """
         from clcomm.stats_table import make_table  # here, because most programs need it once, at their end
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rich.table import Table
@@ -11,16 +11,12 @@ from rich.text import Text
 if TYPE_CHECKING:
     from clcomm.stats import CommStats
 
-#: Characters from which on all columns are shown.
-WIDE = 110
-
 
 class Column(NamedTuple):
-    """A heading, and how a row's cell is written; `wide_only` ones can be reckoned from the others."""
+    """A heading, and how a row's cell is written."""
 
     heading: str
     write: Callable[[dict[str, Any]], str]
-    wide_only: bool = False
     justify: Literal["left", "right"] = "right"
 
 
@@ -38,26 +34,45 @@ COLUMNS = [
     Column("bytes", lambda row: f"{row['bytes']:,}"),
     Column("bytes/call", lambda row: f"{row['average_bytes_per_call']:,.0f}"),
     Column("total", _milliseconds("seconds", 1)),
-    Column("waiting", _waiting, wide_only=True),
+    Column("waiting", _waiting),
     Column("p50", _milliseconds("p50_s")),
-    Column("p95", _milliseconds("p95_s"), wide_only=True),
-    Column("max", _milliseconds("max_s"), wide_only=True),
-    Column("algbw", lambda row: f"{row['algbw_bytes_per_s'] / 1e9:,.2f}", wide_only=True),
+    Column("p95", _milliseconds("p95_s")),
+    Column("max", _milliseconds("max_s")),
+    Column("algbw", lambda row: f"{row['algbw_bytes_per_s'] / 1e9:,.2f}"),
     Column("busbw", lambda row: f"{row['busbw_bytes_per_s'] / 1e9:,.2f}"),
-    Column("failed", lambda row: str(row["failures"]), wide_only=True),
+    Column("failed", lambda row: str(row["failures"])),
 ]
+#: What goes first where there is too little room for all.
+DROPPED_FIRST = ("algbw", "p95", "waiting", "max", "failed", "busbw", "p50", "bytes/call", "bytes")
+
+
+def fitting(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, dropped_first: Sequence[str]
+) -> tuple[list[int], list[str]]:
+    """Return the indices of the columns that a line of `width` has room for, and the headings of those left out."""
+    widths = [max(map(len, column)) + 1 for column in zip(headings, *rows, strict=True)]
+    left_out: list[str] = []
+    for heading in (None, *dropped_first):
+        left_out += [heading] if heading is not None else []
+        kept = [index for index, each in enumerate(headings) if each not in left_out]
+        if sum(widths[index] for index in kept) - 1 <= width:
+            break
+    return kept, [heading for heading in headings if heading in left_out]
 
 
 def make_table(stats: CommStats, title: str, width: int) -> Table:
     """Return the counts as a table, most bytes first; times in ms, bandwidths in GB/s (10^9 bytes)."""
     whose = "" if stats.ranks == 1 else f", mean of {stats.ranks} ranks"
+    found = sorted(stats.as_dict()["operations"], key=lambda row: -row["bytes"])
+    rows = [[column.write(row) for column in COLUMNS] for row in found]
+    kept, left_out = fitting([column.heading for column in COLUMNS], rows, width, DROPPED_FIRST)
+    missing = f"; no room for {', '.join(left_out)}" if left_out else ""
     table = Table(
         title=f"{title} per rank{whose}", title_justify="left", box=None, header_style="bold", pad_edge=False,
-        collapse_padding=True, caption="times in ms, bandwidths in GB/s", caption_justify="left",
+        collapse_padding=True, caption=f"times in ms, bandwidths in GB/s{missing}", caption_justify="left",
     )  # fmt: skip
-    columns = [column for column in COLUMNS if width >= WIDE or not column.wide_only]
-    for column in columns:
-        table.add_column(column.heading, justify=column.justify, no_wrap=True)
-    for row in sorted(stats.as_dict()["operations"], key=lambda row: -row["bytes"]):
-        table.add_row(*(Text(column.write(row)) for column in columns))
+    for index in kept:
+        table.add_column(COLUMNS[index].heading, justify=COLUMNS[index].justify, no_wrap=index > 0, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(row[index]) for index in kept))
     return table

@@ -79,6 +79,7 @@ def parse() -> Namespace:
         help=f"to compare beside bucketed and per tensor: {GRAMMAR}; default: {' '.join(DEFAULTS)}",
     )  # fmt: skip
     group.add_argument("--plot", metavar="FILE.png", help="draw step time by bucket size (needs clcomm[plot])")
+    command_line.add_trace_options(parser)
     options = parser.parse_args()
     command_line.check(options)
     if options.plot and importlib.util.find_spec("matplotlib") is None:

@@ -59,6 +59,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
             "clcomm/stats.py",
             "clcomm/stats_table.py",
             "clcomm/trace/",
+            "clcomm/visits.py",
             "clcomm/watchdog.py",
             "clcomm/world.py",
         ),

@@ -67,12 +67,13 @@ def test_prepared_all_reduces_are_started_again_and_again(comm):
 
 def test_what_is_spent_while_a_device_computes_is_hidden(comm):
     array = comm.allocate(4000).view(np.float32)
-    handle = comm.all_reduce_async(array)
-    handle.computes = lambda: True
-    handle.wait()
+    start = comm.all_reduce_async_init(array)
+    start(lambda: True).wait()
     total = comm.stats.total("all_reduce")
-    assert total["hidden_s"] > 0
-    assert total["exposed_s"] == pytest.approx(total["seconds"] - total["hidden_s"])
+    assert total["hidden_s"] == total["seconds"] > 0
+    start(lambda: False).wait()
+    both = comm.stats.total("all_reduce")
+    assert both["hidden_s"] - total["hidden_s"] < both["seconds"] - total["seconds"]
 
 
 @pytest.mark.mpi(min_size=2)
@@ -102,4 +103,26 @@ def test_those_in_flight_together_take_turns_in_the_stats(comm):
         assert after.began_s == pytest.approx(before.began_s + before.seconds, abs=1e-9)
         assert begin <= after.began_s - after.queued_s <= after.began_s
     assert sum(event.seconds for event in events) <= whole_s
-    assert all(event.exposed_s <= event.seconds for event in events)
+    for event in events:
+        assert event.exposed_s == pytest.approx(sum(end - begin for begin, end in event.exposed), abs=1e-9)
+        for begin, end in event.exposed:
+            assert event.began_s <= begin <= end <= event.began_s + event.seconds + 1e-9
+    assert sum(event.exposed_s for event in events) <= whole_s - 0.01  # of the sleep nothing
+
+
+def test_what_a_rank_spends_on_another_is_exposed_of_the_one_whose_turn_it_is(comm):
+    watcher = Recorder()
+    arrays = [comm.allocate(4000).view(np.float32) for _ in range(2)]
+    comm.add_observer(watcher)
+    first, second = [comm.all_reduce_async(array, bucket=number) for number, array in enumerate(arrays)]
+    came_s = time.perf_counter()
+    while not second.done():
+        pass
+    went_s = time.perf_counter()
+    comm.barrier()  # completes what is pending
+    first.wait()
+    by_bucket = {event.bucket: event for event in watcher.events if event.bucket >= 0}
+    assert sum(end - begin for begin, end in by_bucket[1].exposed if end > came_s) <= went_s - came_s
+    for event in by_bucket.values():
+        ends = [end for _, end in event.exposed]
+        assert ends == sorted(ends) and max(ends) == pytest.approx(event.began_s + event.seconds, abs=1e-9)

@@ -298,11 +298,17 @@ def test_an_empty_table_renders():
     assert "operation" in rendered(CommStats())
 
 
-def test_a_narrow_table_keeps_to_its_width():
-    stats = stats_of([event(0.0015, 827_688, label="gradients")] * 235)
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_narrow_table_keeps_to_its_width(width):
+    slow = event(0.1, 1000, "broadcast", label="parameters")
+    stats = stats_of([event(0.0015, 827_688, label="gradients")] * 235 + [slow])
     with open(os.devnull, "w") as nowhere:
-        console = Console(width=80, record=True, file=nowhere)
-        console.print(stats.table(width=80))
+        console = Console(width=width, record=True, file=nowhere)
+        console.print(stats.table(width=width))
     lines = console.export_text().splitlines()
-    assert any("194,506,680" in line and "827,688" in line for line in lines)
-    assert max(map(len, lines)) <= 80
+    assert max(map(len, lines)) <= width and not any("…" in line for line in lines)
+    heading, row = lines[1].split(), next(line for line in lines if "235" in line)
+    assert row.startswith("all_reduce gradients")
+    missing = " ".join(lines).partition("no room for ")[2]
+    for column, least in (("calls", 40), ("total", 40), ("bytes", 60), ("bytes/call", 60), ("p50", 80), ("max", 120)):
+        assert (column in heading) == (width >= least) == (column not in missing.replace(",", "").split())

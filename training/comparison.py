@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class Contender(Callback):
     def __init__(self, variant: Variant, options: Namespace, splits: Splits, console: Console):
         self.variant = variant
         self.clock = CommunicationClock()
-        settings = variant.applied_to(options)
+        self._settings = settings = variant.applied_to(options)
         self.comm = Communicator(
             bucket_size=settings.bucket_size, use_bucketing=not settings.no_bucketing, transport=settings.transport,
             observers=[self.clock],
@@ -87,6 +87,10 @@ class Contender(Callback):
     def moved_by(self) -> str:
         """What carried the gradients, which is not what was asked for where shared memory had no room."""
         return "+".join(sorted(self.clock.moved_by)) or "-"
+
+    def traced(self) -> AbstractContextManager[Any]:
+        """Return a context in which this variant's turns are recorded, where a timeline is asked for; collective."""
+        return self.session.traced(self._settings)
 
     def advance(self, count: int, counts: bool) -> None:
         """Take so many steps, or those that are left, as one window."""
@@ -154,11 +158,14 @@ def compare(variants: Sequence[Variant], options: Namespace, splits: Splits, con
     first = contenders[0].session
     console.print(first.headline(), highlight=False)
     console.print(f"in turns: {'; '.join(variant.name for variant in variants)}", highlight=False)
-    with _shown(first.comm, console, len(variants) * first.total_steps, options.quiet) as display:
+    with ExitStack() as traces:
         for contender in contenders:
-            contender.session.trainer.callbacks.append(display)
-        take_turns([contender.advance for contender in contenders], first.total_steps, options.seed)
-    return [contender.finish() for contender in contenders]
+            traces.enter_context(contender.traced())
+        with _shown(first.comm, console, len(variants) * first.total_steps, options.quiet) as display:
+            for contender in contenders:
+                contender.session.trainer.callbacks.append(display)
+            take_turns([contender.advance for contender in contenders], first.total_steps, options.seed)
+        return [contender.finish() for contender in contenders]
 
 
 class _StepsOnly(Callback):

@@ -12,21 +12,19 @@ import numpy as np
 from clcomm.costmodel import Fit
 from clcomm.intervals import METHOD, Estimate
 from clcomm.report.record import COMPARISON_FORMAT, COMPARISON_SCHEMA
+from clcomm.stats_table import fitting
 from clcomm.synchronizer import GRADIENTS
 from training.comparison import Outcome, Timing, reference_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-#: Characters from which on the table of times has all its columns.
-_WIDE_FROM = 120
-
 
 def calls_table(first: Outcome, second: Outcome) -> Table:
     """Return LizarDist's table: gradient all-reduces of two runs as each rank counts them, and the ratio."""
     table = _table("Gradient all-reduce, per rank")
     for heading in ("", first.variant.name, second.variant.name, "ratio"):
-        table.add_column(heading, justify="right" if heading else "left")
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=bool(heading), overflow="fold")
     totals = [outcome.result.stats.total("all_reduce", GRADIENTS) for outcome in (first, second)]
     for name, key, form in (
         ("Average bytes/call", "average_bytes_per_call", "{:,.0f}"),
@@ -41,14 +39,20 @@ def calls_table(first: Outcome, second: Outcome) -> Table:
 
 def times_table(outcomes: Sequence[Outcome], width: int) -> Table:
     """Return a row for each variant: its step, its collectives and its speed, with intervals and ratios."""
-    table = _table("Time", caption=caption(outcomes), collapse_padding=True)
-    table.add_column("", no_wrap=True)
-    columns = _WIDE if width >= _WIDE_FROM else _NARROW
-    for heading, _ in columns:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for outcome in outcomes:
-        timing = outcome.timing(reference_of(outcomes))
-        table.add_row(outcome.variant.name, *(write(outcome, timing) for _, write in columns))
+    reference = reference_of(outcomes)
+    timings = [(outcome, outcome.timing(reference)) for outcome in outcomes]
+    for columns in (_WIDE, _NARROW, _NARROWEST):
+        headings = ["", *(heading for heading, _ in columns)]
+        rows = [[o.variant.name, *(write(o, timing) for _, write in columns)] for o, timing in timings]
+        if not fitting(headings, rows, width, headings[1:])[1]:
+            break
+    left_out = [heading for heading, _ in _WIDE if heading not in headings]
+    missing = f"; no room for {', '.join(left_out)}" if left_out else ""
+    table = _table("Time", caption=caption(outcomes) + missing, collapse_padding=True)
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=bool(heading), overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -77,7 +81,7 @@ _WIDE: tuple[tuple[str, Write], ...] = (
     ("via", lambda outcome, timing: outcome.moved_by),
     _STEP,
     _RATIO,
-    ("communicating ms", lambda outcome, timing: _milliseconds(timing.communication_s)),
+    ("comm ms", lambda outcome, timing: _milliseconds(timing.communication_s)),
     ("share", lambda outcome, timing: _or_dash(timing.communication_share, ".1%")),
     ("images/s", lambda outcome, timing: timing.images_per_s.text(0)),
 )
@@ -87,6 +91,11 @@ _NARROW: tuple[tuple[str, Write], ...] = (
     _RATIO,
     ("comm ms", lambda outcome, timing: _or_dash(timing.communication_s.median * 1e3, ".2f")),
     ("images/s", lambda outcome, timing: _or_dash(timing.images_per_s.median, ",.0f")),
+)
+_NARROWEST: tuple[tuple[str, Write], ...] = (
+    ("step ms", lambda outcome, timing: _or_dash(timing.step_s.median * 1e3, ".2f")),
+    _RATIO,
+    ("comm ms", lambda outcome, timing: _or_dash(timing.communication_s.median * 1e3, ".2f")),
 )
 
 

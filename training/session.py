@@ -139,7 +139,7 @@ class Session:
         self._resume()
         while True:
             try:
-                with self._trace():
+                with self.traced(self.options):
                     self._train()
                     return self.finish()
             except Exception as error:
@@ -147,8 +147,8 @@ class Session:
                     raise
             self._go_on_with_survivors()
 
-    def _trace(self) -> AbstractContextManager[Any]:
-        options = self.options
+    def traced(self, options: argparse.Namespace) -> AbstractContextManager[Any]:
+        """Return a context in which a timeline is recorded, where the options name a file for it; collective."""
         if not getattr(options, "trace", None):
             return nullcontext()
         return Trace(

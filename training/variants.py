@@ -31,14 +31,22 @@ class Variant:
 
     def applied_to(self, options: Namespace) -> Namespace:
         """Return the options of a run that synchronises this way."""
-        changed = {
+        changed: dict[str, object] = {
             "no_bucketing": self.bucket_size is None,
             "transport": self.transport,
             "overlap": "on" if self.overlap else "off",
         }
         if self.bucket_size is not None:
             changed["bucket_size"] = self.bucket_size
+        if getattr(options, "trace", None):
+            changed["trace"] = self.file_of(options.trace)
         return Namespace(**{**vars(options), **changed})
+
+    def file_of(self, path: str) -> str:
+        """Return the name of this variant's own file: run.json.gz becomes run.per-tensor+mpi.json.gz."""
+        base = path.removesuffix(".gz").removesuffix(".json")
+        ending = path[len(base) :]
+        return f"{base}.{self.name.replace(', ', '+').replace(' ', '-')}{ending}"
 
     @property
     def way(self) -> tuple[object, ...]:

@@ -23,7 +23,8 @@ class Slice(NamedTuple):
     """A stretch of time on a thread, in ns by rank 0's clock.
 
     `lane` counts the rows that slices which overlap without being nested need. Flows go out of slice `flow_out` into
-    those with the same number as `flow_in`; 0: none.
+    those with the same number as `flow_in`; 0: none. `exposed` are the (begin, end) in a collective in the background
+    in which its rank could do nothing else.
     """
 
     begin_ns: int
@@ -37,6 +38,7 @@ class Slice(NamedTuple):
     flow_in: int = 0
     wait_ns: int = 0
     queued_ns: int = 0
+    exposed: tuple[tuple[int, int], ...] = ()
 
 
 def slices_of(part: Part, align: Callable[[int], int]) -> list[Slice]:
@@ -84,6 +86,7 @@ def _collective(event: Collective, align: Callable[[int], int]) -> Slice:
     return Slice(
         begin, begin + length, COMMUNICATION, f"{event.operation} {of}".strip(), "communication", args,
         wait_ns=min(length, _ns(event.wait_s)), queued_ns=_ns(event.queued_s),
+        exposed=tuple((align(_ns(begin_s)), align(_ns(end_s))) for begin_s, end_s in event.exposed),
     )  # fmt: skip
 
 
@@ -140,9 +143,10 @@ def _fitted(each: Slice, ends: list[int]) -> Slice | None:
 
 
 def _split(whole: Slice) -> list[Slice]:
-    """Return a collective with its wait and its transfer within it, where they are known; another slice alone."""
-    if not whole.wait_ns:
-        return [whole]
-    meeting = min(whole.end_ns, whole.begin_ns + whole.wait_ns)
-    inner = whole._replace(args={}, flow_in=0, wait_ns=0)
-    return [whole, inner._replace(end_ns=meeting, name="wait"), inner._replace(begin_ns=meeting, name="transfer")]
+    """Return a slice with what is known of its inside: wait and transfer, or when it was exposed."""
+    inner = whole._replace(args={}, flow_in=0, wait_ns=0, exposed=())
+    if whole.wait_ns:
+        meeting = min(whole.end_ns, whole.begin_ns + whole.wait_ns)
+        return [whole, inner._replace(end_ns=meeting, name="wait"), inner._replace(begin_ns=meeting, name="transfer")]
+    cut = ((max(begin, whole.begin_ns), min(end, whole.end_ns)) for begin, end in whole.exposed)
+    return [whole, *(inner._replace(begin_ns=b, end_ns=e, name="exposed") for b, e in cut if b < e)]

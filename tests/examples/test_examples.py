@@ -15,6 +15,7 @@ import pytest
 
 from clcomm.checkpoint import load
 from tests.faults.launch import HUNG_S, clean_environment, mpiexec
+from tests.trace import rules
 
 ROOT = Path(__file__).resolve().parents[2]
 MNIST = os.environ.get("CLCOMM_DATA", "")
@@ -119,7 +120,7 @@ def test_all_ways_are_compared_in_one_run(tmp_path: Path) -> None:
     out = run(
         "examples.compare_bucketing", "--data", "synthetic", "--max-steps", "24", "--bucket-size", "256KiB",
         "--batch-size", "8", "--no-eval", "--quiet", "--report", str(report),
-        *(["--plot", str(chart)] if draws else []), ranks=2,
+        "--trace", str(tmp_path / "run.json.gz"), *(["--plot", str(chart)] if draws else []), ranks=2,
     )  # fmt: skip
     assert table_rows(out)["Total all-reduce calls"][:2] == ["72", "192"]
     compared = json.loads(report.read_text())
@@ -142,6 +143,14 @@ def test_all_ways_are_compared_in_one_run(tmp_path: Path) -> None:
         each["alpha_s"] >= 0 for each in compared["costs"].values()
     )
     assert not draws or chart.read_bytes().startswith(b"\x89PNG")
+    assert len(list(tmp_path.glob("run.*"))) == len(names)
+    for name, calls in (("bucketed", 3), ("64KiB+overlap", 3), ("per-tensor+mpi", 8)):
+        trace = rules.load(tmp_path / f"run.{name}.json.gz")
+        for rank in range(2):
+            steps = [event for event in rules.on_thread(trace, "steps", rank) if event["name"] == "step"]
+            reductions = [e for e in rules.on_thread(trace, "communication", rank) if "bucket" in e.get("args", {})]
+            assert (len(steps), len(reductions)) == (24, 24 * calls)
+            assert rules.on_thread(trace, "device", rank)
 
 
 @needs_mnist

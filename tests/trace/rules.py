@@ -111,6 +111,16 @@ def common_ns(first: list[Event], second: list[Event]) -> int:
     return total
 
 
+def hidden_ns(communication: list[Event]) -> int:
+    """Return how long all-reduces in the background were on their way while their rank did something else.
+
+    That is what their slices show outside of those named "exposed".
+    """
+    background = [event for event in communication if "exposed us" in event.get("args", {})]
+    exposed = [event for event in communication if event["name"] == "exposed"]
+    return sum(end - begin for begin, end in merged(background)) - common_ns(background, exposed)
+
+
 def merged(slices: list[Event]) -> list[tuple[int, int]]:
     """Return the slices' (begin, end) in ns, those that overlap as one."""
     result: list[tuple[int, int]] = []

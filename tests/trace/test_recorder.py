@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -17,6 +16,9 @@ from clcomm.trace import Trace
 from clcomm.transport.clock import measure_offset
 from tests.helpers import one_line
 from tests.trace import rules
+
+#: Markers tell the device's clock as well as the machine lets them: mostly to a microsecond, but not on a busy one.
+CLOCKS_APART_NS = 50_000
 
 
 @pytest.fixture
@@ -80,34 +82,38 @@ def test_kernels_ran_within_what_the_host_saw(comm, device, path):
     with Trace(comm, path, device=device):
         steps(comm, device, 5)
     trace = read(comm, path)
-    tolerance_ns = 2000 + max(rank["device_uncertainty_ns"] for rank in trace["otherData"]["ranks"])
     for rank in range(comm.size):
         phases = [e for e in rules.on_thread(trace, "steps", rank) if e["name"] == "forward_backward"]
         kernels = rules.on_thread(trace, "device", rank)
         for number, phase in enumerate(phases):
             (begin, end), own = rules.ns(phase), kernels[2 * number : 2 * number + 2]
-            assert begin - tolerance_ns <= rules.ns(own[0])[0] and rules.ns(own[1])[1] <= end + tolerance_ns
+            assert begin - CLOCKS_APART_NS <= rules.ns(own[0])[0] and rules.ns(own[1])[1] <= end + CLOCKS_APART_NS
 
 
 def test_overlap_in_a_trace_is_the_time_that_is_reported_as_hidden(comm, device, path):
     gradients = np.ones(1 << 18, np.float32)
+    comm.stats.reset()
     with Trace(comm, path, device=device):
-        fill(device, 1.0)  # built before it counts
-        for _ in range(16):
+        for _ in range(8):
             handle = comm.all_reduce_async(gradients, label="gradients", bucket=0)
-            fill(device, 1.0, 1 << 24)
-            device.finish()
+            with comm.phase("computing"):
+                fill(device, 1.0, 1 << 22)
+                device.finish()
             handle.wait()
+        reported_s = comm.all_gather_object(comm.stats.total("all_reduce", "gradients")["hidden_s"])
     trace = read(comm, path)
     for rank in range(comm.size):
-        kernels = rules.on_thread(trace, "device", rank)
-        reductions = [e for e in rules.on_thread(trace, "communication", rank) if "exposed us" in e.get("args", {})]
-        hidden_ns = [1e3 * (event["dur"] - event["args"]["exposed us"]) for event in reductions]
-        shown_ns = [rules.common_ns([event], kernels) for event in reductions]
-        # Where this process is put aside before or after a kernel that time is hidden too, but not in all sixteen: the
-        # best is within 5% where nothing else wants the cores.
-        apart = min(abs(shown / hidden - 1) for shown, hidden in zip(shown_ns, hidden_ns, strict=True))
-        assert apart < (0.25 if comm.size <= len(os.sched_getaffinity(0)) else 0.5)
+        communication, kernels = rules.on_thread(trace, "communication", rank), rules.on_thread(trace, "device", rank)
+        assert abs(rules.hidden_ns(communication) * 1e-9 / reported_s[rank] - 1) < 0.001
+        exposed = [event for event in communication if event["name"] == "exposed"]
+        assert rules.common_ns(kernels, exposed) <= CLOCKS_APART_NS * len(exposed)
+        computing = [event for event in rules.on_thread(trace, "steps", rank) if event["name"] == "computing"]
+        reductions = [event for event in communication if "exposed us" in event.get("args", {})]
+        for work, reduction in zip(computing, reductions, strict=True):
+            overlap_ns = rules.common_ns([work], [reduction])
+            assert overlap_ns == pytest.approx(rules.ns(work)[1] - rules.ns(work)[0], abs=10)
+            assert overlap_ns <= 1e3 * (reduction["dur"] - reduction["args"]["exposed us"]) + 10
+        assert rules.common_ns(computing, exposed) <= 10 * len(exposed)
 
 
 @pytest.mark.mpi(min_size=2)

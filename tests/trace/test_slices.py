@@ -71,6 +71,16 @@ def test_a_collective_holds_its_wait_and_its_transfer(tmp_path):
     assert times == [("all_reduce bucket 3", 0.0, 10_000.0), ("wait", 0.0, 4_000.0), ("transfer", 4_000.0, 6_000.0)]
 
 
+def test_what_was_exposed_of_a_collective_in_the_background_lies_within_it(tmp_path):
+    exposed = ((0.999, 1.001), (1.002, 1.003), (1.009, 1.011))
+    event = reduction(1.0, 0.010, exposed_s=0.003, exposed=exposed)
+    whole, *inner = rules.on_thread(trace_of(tmp_path, collectives=[event]), "communication")
+    assert [(e["name"], e["ts"], e["dur"]) for e in inner] == [
+        ("exposed", 0.0, 1_000.0), ("exposed", 2_000.0, 1_000.0), ("exposed", 9_000.0, 1_000.0),
+    ]  # fmt: skip
+    assert rules.hidden_ns([whole, *inner]) == 7_000_000
+
+
 def test_a_flow_joins_the_last_kernel_before_a_bucket_to_it(tmp_path):
     kernels = [("first", (1,), 0, 1000), ("second", (1,), 10_000, 20_000), ("third", (1,), 50_000, 90_000)]
     buckets = [

@@ -14,7 +14,7 @@ from clcomm.costmodel import Cost, Fit
 from clcomm.errors import ArgumentError
 from training.comparison import Outcome, take_turns
 from training.comparison_plot import curves
-from training.comparison_tables import times_table
+from training.comparison_tables import calls_table, times_table
 from training.variants import Variant, variants_of
 
 
@@ -56,6 +56,19 @@ def test_a_way_sets_the_options_of_its_run() -> None:
     assert (bucketed.overlap, tensor.overlap, other.overlap) == ("off", "off", "on")
     assert all(variant.overlap for variant in named("64KiB+mpi", overlap="on"))
     assert (other.no_bucketing, other.bucket_size, other.transport, other.lr) == (False, 1 << 16, "mpi", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "own"),
+    [
+        ("run.json.gz", "run.per-tensor+mpi.json.gz"), ("a/run.v2.json", "a/run.v2.per-tensor+mpi.json"),
+        ("run", "run.per-tensor+mpi"), ("run.gz", "run.per-tensor+mpi.gz"),
+    ],
+)  # fmt: skip
+def test_each_way_has_a_trace_of_its_own(asked: str, own: str) -> None:
+    options = Namespace(variants=["tensor+mpi"], bucket_size="1MiB", transport="auto", overlap="auto", trace=asked)
+    assert variants_of(options)[2].applied_to(options).trace == own
+    assert not hasattr(named("64KiB")[2].applied_to(Namespace()), "trace")
 
 
 @pytest.mark.parametrize("total", [1, 2, 3, 4, 7, 24, 235, 1000])
@@ -101,7 +114,7 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert timing.images_per_s.median == 64
 
 
-@pytest.mark.parametrize("width", [80, 120, 140])
+@pytest.mark.parametrize("width", [60, 80, 120, 140])
 def test_the_table_of_times_fits(width: int) -> None:
     from rich.console import Console
 
@@ -111,10 +124,28 @@ def test_the_table_of_times_fits(width: int) -> None:
     console.print(times_table(outcomes, width))
     shown = console.file.getvalue()
     assert "…" not in shown and "per tensor, mpi" in shown
-    assert "10.00 (10.00-10.00) 0.50 (0.50-0.50)" in shown and max(map(len, shown.splitlines())) <= width
-    assert ("communicating ms" in shown) == (width >= 120)
-    assert "nan" not in shown and re.search(r"auto +2( shared)? +- +- +-", shown)  # it was never settled
+    assert "0.50 (0.50-0.50)" in shown and max(map(len, shown.splitlines())) <= width
+    assert ("10.00 (10.00-10.00)" in shown) == (width >= 80)
+    for heading, least in (("buckets", 80), ("images/s", 80), ("via", 120), ("share", 120)):
+        assert len(re.findall(rf"{heading}\b", shown)) == 1  # as a heading, or as what there is no room for
+        assert bool(re.search(rf"^ .*{heading}\b", shown, re.MULTILINE)) == (width >= least)
+    assert "nan" not in shown and re.search(r"auto +(2 +)?(shared +)?- +- +-", shown)  # it was never settled
     assert "too few windows" not in shown
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_lizardists_table_fits_with_figures_of_a_long_run(width: int) -> None:
+    from rich.console import Console
+
+    totals = {"average_bytes_per_call": 52_900_000.0, "calls": 12_345_678, "bytes": 653_086_413_810_000}
+    outcomes = [outcome("bucketed", (16,), [0.01]), outcome("per tensor", (8, 8), [0.02])]
+    for each in outcomes:
+        each.__dict__["result"] = SimpleNamespace(stats=SimpleNamespace(total=lambda *names: totals))
+    console = Console(width=width, file=io.StringIO())
+    console.print(calls_table(*outcomes))
+    shown = console.file.getvalue()
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= width
+    assert shown.count("653,086,413,810,000") == 2 and shown.count("1x") == 3
 
 
 def test_the_curve_is_what_the_cost_model_says_above_the_rest_of_a_step() -> None:
