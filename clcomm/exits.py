@@ -1,6 +1,6 @@
 """All ways out of a rank's process that `run(main)` does not see: none of them leaves the other ranks waiting.
 
-`watch()` hooks uncaught exceptions, in threads too, sys.exit() and os._exit() in a process that a launcher started as
+`watch()` hooks uncaught exceptions, in threads too, SystemExit and os._exit() in a process that a launcher started as
 one of several; a Communicator also hooks SIGTERM and Ctrl-C while it is open, where nobody else has.
 """
 
@@ -17,6 +17,7 @@ from types import FrameType, TracebackType
 from typing import Any, ClassVar, NoReturn
 
 from clcomm import job, lookout
+from clcomm.exit_code import tell_of_the_last
 from clcomm.lookout_process import stat_fields
 from clcomm.transport import mpi
 
@@ -33,7 +34,6 @@ class _Hooks:
 
     pid = 0
     leave_now: Any = os._exit
-    exit: Any = sys.exit
     excepthook: Any = sys.excepthook
     threading_excepthook: Any = threading.excepthook
     leaving_with: job.Exit | None = None
@@ -48,7 +48,8 @@ def watch() -> None:
     if _Hooks.pid:
         return
     _Hooks.pid = os.getpid()
-    sys.excepthook, sys.exit = _excepthook, _exit
+    sys.excepthook = _excepthook
+    tell_of_the_last(_leaves)
     os._exit = _exit_now  # type: ignore[assignment]
     if threading.excepthook is threading.__excepthook__:
         threading.excepthook = _threading_excepthook
@@ -75,18 +76,11 @@ def finalized(communicator: Any) -> None:
         _Hooks.signals = None
 
 
-class _Exit(job.Exit):
-    """What our sys.exit() raises; it notes whether it was what ended the program."""
-
-    def __del__(self) -> None:
-        # A program may catch it and go on. Only when the interpreter itself drops it, it is called from nowhere.
-        if sys is not None and sys._getframe().f_back is None:
-            _Hooks.leaving_with = job.Exit(self.code, self.reason)
-
-
-def _exit(code: Any = None, /) -> NoReturn:
-    """Raise SystemExit, as sys.exit() does."""
-    raise _Exit(code)
+def _leaves(error: SystemExit) -> None:
+    """Note with what code the program ends; Python itself has written the text of one that is no number."""
+    if error.code is not None:
+        code = error.code if isinstance(error.code, int) else job.FAILURE
+        _Hooks.leaving_with = job.Exit(code, getattr(error, "reason", ""))
 
 
 def _exit_now(status: int) -> None:
@@ -122,12 +116,11 @@ def _at_exit() -> None:
     if job.is_reported():
         return
     error = _Hooks.leaving_with
-    if error is None or error.code in (None, 0):
-        # Not sys.exit(): the program's end, or a SystemExit of its own, whose code nobody can see.
+    if error is None or error.code == 0:
         reasons = [communicator.leave_program() for communicator in list(_Hooks.communicators)]
         error = next((job.Exit(job.FAILURE, reason) for reason in reasons if reason), None)
     if error is not None:
-        end_by_force_later(job.FAILURE)
+        end_by_force_later(int(error.code or job.FAILURE))
         job.fail(error)
 
 
@@ -202,7 +195,7 @@ class _Signals:
 
     def _terminated(self, number: int, frame: FrameType | None) -> NoReturn:
         self._reacted.set()
-        raise _terminated(_Exit)
+        raise _terminated()
 
     def _interrupted(self, number: int, frame: FrameType | None) -> NoReturn:
         self._reacted.set()
@@ -217,10 +210,10 @@ class _Signals:
             if numbers[0] not in (signal.SIGTERM, signal.SIGINT):
                 continue
             if not self._reacted.wait(REACTION_S) and not job.is_reported():
-                error = _terminated(job.Exit) if numbers[0] == signal.SIGTERM else KeyboardInterrupt()
+                error = _terminated() if numbers[0] == signal.SIGTERM else KeyboardInterrupt()
                 _Hooks.leave_now(job.fail(error))
             self._reacted.clear()
 
 
-def _terminated(kind: type[job.Exit]) -> job.Exit:
-    return kind(SIGNALLED + signal.SIGTERM, "ended by SIGTERM")
+def _terminated() -> job.Exit:
+    return job.Exit(SIGNALLED + signal.SIGTERM, "ended by SIGTERM")

@@ -174,9 +174,13 @@ Communicator().barrier()
     assert ended.clcomm_lines()[0].startswith("clcomm: rank 2: bucket_size: expected a positive number of bytes")
 
 
-@pytest.mark.parametrize("call", ["run(main)", "main()"], ids=["run", "plain script"])
-def test_sys_exit_on_one_rank_ends_all_with_its_code(tmp_path, call):
-    ended = job(tmp_path, on_one("sys.exit(5)", call))
+@pytest.mark.parametrize(
+    ("statement", "call"),
+    [("sys.exit(5)", "run(main)"), ("sys.exit(5)", "main()"), ("raise Exit(5)", "main()")],
+    ids=["run", "plain script", "an exit of its own"],
+)
+def test_an_exit_on_one_rank_ends_all_with_its_code(tmp_path, statement, call):
+    ended = job(tmp_path, "class Exit(SystemExit): pass\n" + on_one(statement, call))
     assert ended.code == 5
     assert ended.after_failing_s < END_S
     assert ended.clcomm_lines() == ["clcomm: rank 1: left with exit code 5"]
@@ -193,6 +197,19 @@ def test_sys_exit_with_a_text(tmp_path):
     assert (ended.code, ended.err) == (1, "no such option: --fast\n")
 
 
+def test_a_plain_script_that_leaves_with_a_text(tmp_path):
+    ended = job(tmp_path, on_one('raise SystemExit("no such option: --fast")', "main()"))
+    assert ended.code == 1
+    assert ended.err.count("no such option: --fast\n") == 1
+    assert ended.clcomm_lines() == ["clcomm: rank 1: left with exit code 1"]
+
+
+def test_an_exit_of_a_thread_is_the_threads_own(tmp_path):
+    exits = "import threading\n    thread = threading.Thread(target=sys.exit, args=(5,)); thread.start(); thread.join()"
+    ended = job(tmp_path, on_all(exits, "main()"))
+    assert (ended.code, ended.err) == (0, "")
+
+
 def test_a_rank_that_leaves_well_lets_the_others_work_on(tmp_path):
     work = 'time.sleep(0.5); sys.stdout.write("worked on\\n")'
     ended = job(tmp_path, on_all(f"if comm.rank == 0: sys.exit(0)\n    {work}"))
@@ -203,7 +220,7 @@ def test_a_rank_that_leaves_well_lets_the_others_work_on(tmp_path):
 @pytest.mark.parametrize("statement", ["return", "raise SystemExit(5)"])
 def test_a_rank_that_leaves_while_others_wait_for_it_ends_them(tmp_path, statement, call):
     ended = job(tmp_path, on_one(statement, call))
-    seen = call == "run(main)" and statement != "return"  # a plain script's own SystemExit is seen by Python alone
+    seen = statement != "return"
     assert ended.code == (5 if seen else 1)
     assert ended.after_failing_s < END_S
     (line,) = ended.clcomm_lines()
