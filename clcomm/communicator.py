@@ -17,11 +17,13 @@ from clcomm.arguments import agreed_size, size_or_error
 from clcomm.collectives import ArrayCollectives
 from clcomm.flight_recorder import FlightRecorder
 from clcomm.host_memory import aligned_zeros
+from clcomm.limits import Limits
 from clcomm.lizardist import LizarDistCalls
+from clcomm.start_watch import StartWatch
 from clcomm.stats import CommStats, Observer
 from clcomm.transport import mpi as mpi_transport
 from clcomm.units import format_size, parse_size
-from clcomm.watchdog import Limits, StartWatch, Watchdog
+from clcomm.watchdog import Watchdog
 from clcomm.world import NO_ROOM, join
 
 #: In place of a bucket size: the Synchronizer looks for the fastest.
@@ -45,7 +47,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         goes between hosts, through MPI; "mpi" never uses shared memory; "shared" insists on it, on one host.
     observers: told about every finished collective, after `stats`.
     stall_warning_s, timeout_s: after how long in one collective a rank says which ranks are missing, and after how long
-        it ends the job (docs/hangs.md); 0: never. CLCOMM_STALL_WARNING_S and CLCOMM_TIMEOUT_S override them.
+        it ends the job (docs/robustness.md); 0: never. CLCOMM_STALL_WARNING_S and CLCOMM_TIMEOUT_S override them.
 
     Raises ArgumentError for a bad argument and LaunchError when mpiexec belongs to another MPI.
     """
@@ -70,13 +72,13 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         with StartWatch(limits):
             world = join(comm, transport)
         super().__init__(world, observers)
-        self._watchdog: Watchdog | None = None
+        self._elsewhere, self._watchdog = world.elsewhere, None
         if self.size > 1:
             exits.opened(self)
         if self.size > 1 and world.board is not None and limits:
             recorder = FlightRecorder()
             self.add_observer(recorder)
-            self._watchdog = Watchdog(self, world.board, limits, recorder, self.size - self.local_size)
+            self._watchdog = Watchdog(self, world.board, limits, recorder, world.elsewhere)
 
     @property
     def world_size(self) -> int:
@@ -152,6 +154,8 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         exits.finalized(self)
         if self._watchdog is not None:
             self._watchdog.stop()
+        if self._elsewhere is not None:
+            self._elsewhere.close()
 
     def __enter__(self) -> Communicator:
         return self

@@ -80,7 +80,7 @@ def _leaves(error: SystemExit) -> None:
     """Note with what code the program ends; Python itself has written the text of one that is no number."""
     if error.code is not None:
         code = error.code if isinstance(error.code, int) else job.FAILURE
-        _Hooks.leaving_with = job.Exit(code, getattr(error, "reason", ""))
+        _Hooks.leaving_with = job.Exit(int(code), getattr(error, "reason", ""))
 
 
 def _exit_now(status: int) -> None:
@@ -116,12 +116,14 @@ def _at_exit() -> None:
     if job.is_reported():
         return
     error = _Hooks.leaving_with
-    if error is None or error.code == 0:
-        reasons = [communicator.leave_program() for communicator in list(_Hooks.communicators)]
-        error = next((job.Exit(job.FAILURE, reason) for reason in reasons if reason), None)
-    if error is not None:
-        end_by_force_later(int(error.code or job.FAILURE))
+    if error is not None and error.code:
+        end_by_force_later(int(error.code))
         job.fail(error)
+        return
+    reasons = [communicator.leave_program() for communicator in list(_Hooks.communicators)]
+    if any(reasons):
+        end_by_force_later(job.FAILURE)
+        job.end(job.FAILURE, next(filter(None, reasons)))
 
 
 def end_by_force_later(code: int) -> None:

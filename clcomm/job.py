@@ -5,8 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import stat
+import struct
 import sys
+import termios
+import time
 import traceback
 from collections.abc import Callable
 from hashlib import sha256
@@ -16,10 +22,12 @@ from clcomm import lookout, restarts
 from clcomm.errors import ClcommError
 from clcomm.transport import mpi
 
-#: Exit codes: a user's mistake, a program's, an interrupt (128 + SIGINT).
-USER_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
+#: Exit codes: a user's mistake, a program's, an interrupt (128 + SIGINT), a hang (as timeout(1) has it).
+USER_ERROR, FAILURE, INTERRUPTED, TIMED_OUT = 2, 1, 130, 124
 #: How long a failing rank waits for the others to fail alike before it ends them.
 AGREEMENT_S = 2.0
+#: How long the end of a job waits for the launcher to read what was written.
+READ_S = 1.0
 
 
 class Exit(SystemExit):
@@ -83,6 +91,13 @@ def fail(error: BaseException) -> int:
     return _report_together(f"clcomm: {{who}} failed{lookout.at_step()}:\n{trace}", code)
 
 
+def end(code: int, reason: str) -> None:
+    """Say why this rank ends the job, which others wait for already, and end it."""
+    rank, size = mpi.place_in_world()
+    print_line(_placed(f"clcomm: {{where}}{reason}{lookout.at_step()}", [rank], size))
+    abort(code)
+
+
 def _leave(error: SystemExit) -> int:
     """Honour sys.exit(): a clean exit is this rank's own affair, any other ends the ranks that don't exit too."""
     if error.code is None or error.code == 0:
@@ -132,6 +147,23 @@ def abort(code: int) -> None:
     lookout.note_failing()
     sys.stdout.flush()
     sys.stderr.flush()
+    _wait_for_reader()
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     mpi.abort(code)
+
+
+def _wait_for_reader() -> None:
+    """Wait until the launcher has read the output: MPICH's may end on a busy machine without what it had not read."""
+    deadline = time.monotonic() + READ_S
+    while any(_unread(descriptor) for descriptor in (1, 2)) and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def _unread(descriptor: int) -> int:
+    """Return how many bytes wait in a pipe or a socket to be read at its other end; 0 where nobody can tell."""
+    told = bytes(4)
+    with contextlib.suppress(OSError):  # a file, or closed
+        of_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+        told = fcntl.ioctl(descriptor, termios.FIONREAD if of_pipe else termios.TIOCOUTQ, told)
+    return int(struct.unpack("i", told)[0])

@@ -11,6 +11,7 @@ from typing import Any
 
 from clcomm import lookout
 from clcomm.errors import ArgumentError
+from clcomm.other_hosts import OtherHosts
 from clcomm.progress import ProgressBoard
 from clcomm.transport import Pending, SoloTransport, Transport
 from clcomm.transport import mpi as mpi_transport
@@ -39,7 +40,8 @@ class World:
 
     base: reaches all ranks with any array. shared: reduces what it allocated itself; None without shared memory.
     pending: unfinished operations of both. host, hosts: this rank's host and how many there are. checks: ranks compare
-    what they call. board: what the ranks of this host are doing; None for a rank that is alone.
+    what they call. board: what the ranks of this host are doing; None for a rank that is alone. elsewhere: tells what
+    those of other hosts do; None where there are none.
     """
 
     comm: Any = None
@@ -53,6 +55,7 @@ class World:
     cores: int = 1
     checks: bool = True
     board: ProgressBoard | None = None
+    elsewhere: OtherHosts | None = None
 
     def meeting(self) -> Meeting:
         """Return where ranks compare what they call: in shared memory, else through MPI; where they don't, nowhere."""
@@ -97,6 +100,8 @@ def _join_ranks(world: World, comm: Any, transport: str) -> None:
     if transport == "shared" and world.hosts > 1:
         raise ArgumentError("transport: 'shared' needs all ranks on one host; use 'auto' or 'mpi'")
     world.board = ProgressBoard.of_host(host, hosts.ranks[world.host], comm.Get_rank())
+    if world.hosts > 1:
+        world.elsewhere = OtherHosts.of(comm, hosts.ranks, world.board)
     world.base = base = MpiTransport(comm, world.pending)
     if transport == "auto" and hosts.nested:
         # So that results have the same bits where an array cannot be reduced in shared memory.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import math
-import sys
 import time
 
 import numpy as np
@@ -12,11 +10,11 @@ import pytest
 
 from clcomm import Communicator
 from clcomm.call import Call
-from clcomm.errors import ArgumentError
 from clcomm.flight_recorder import FlightRecorder
+from clcomm.limits import Limits
 from clcomm.progress import ProgressBoard
-from clcomm.watchdog import Limits, Watchdog, place_of
-from tests.helpers import one_line
+from clcomm.stall import describe
+from clcomm.watchdog import Watchdog
 
 CALL = Call("all_reduce", "gradients", "shared", 4000, op="mean", count=1000, dtype=np.dtype("float32"), bucket=3)
 NO_LOOKING = Limits(1000.0, math.inf)  # the tests look by themselves
@@ -30,10 +28,7 @@ class Watched:
 def dogs():
     """Three ranks' watchdogs in one process, which share a board."""
     memory = memoryview(bytearray(2048 * 4))
-    made = [
-        Watchdog(Watched, ProgressBoard(memory, range(3), rank), NO_LOOKING, FlightRecorder(), others=0)
-        for rank in range(3)
-    ]
+    made = [Watchdog(Watched, ProgressBoard(memory, range(3), rank), NO_LOOKING, FlightRecorder()) for rank in range(3)]
     yield made
     for dog in made:
         dog.stop()
@@ -47,7 +42,7 @@ def test_ranks_elsewhere_in_the_program_are_told_with_their_place(dogs) -> None:
     dogs[0].look(entered(7))
     dogs[1].look(None)
     dogs[2].look(entered(3))
-    told = dogs[0].stall(dogs[0]._board.read(), 7.04)
+    told = describe(0, dogs[0]._board.read(), 7.04)
     assert told.startswith(
         "rank 0 has waited 7.0 s in all_reduce 'gradients' #12 (mean of 1,000 float32, bucket 3), called at "
         "tests/test_watchdog.py:"
@@ -60,19 +55,13 @@ def test_ranks_in_another_collective_are_told_with_it(dogs) -> None:
     dogs[0].look(entered(7))
     for rank in (1, 2):
         dogs[rank].look(entered(2, sequence=13, call=Call("barrier", "", "shared")))
-    assert "; missing: ranks 1 and 2 (in barrier #13 at tests/" in dogs[0].stall(dogs[0]._board.read(), 7)
+    assert "; missing: ranks 1 and 2 (in barrier #13 at tests/" in describe(0, dogs[0]._board.read(), 7)
 
 
 def test_a_collective_that_all_are_in_is_told_as_such(dogs) -> None:
     for dog in dogs:
         dog.look(entered(7))
-    assert dogs[1].stall(dogs[1]._board.read(), 7).endswith("; no rank is missing")
-    dogs[1]._ranks_elsewhere = 5
-    assert (
-        dogs[1]
-        .stall(dogs[1]._board.read(), 7)
-        .endswith("no rank is missing on this host; the 5 on other hosts are not known here")
-    )
+    assert describe(1, dogs[1]._board.read(), 7).endswith("; no rank is missing")
 
 
 def test_the_lowest_waiting_rank_tells_once(dogs, capfd) -> None:
@@ -98,56 +87,6 @@ def test_every_rank_dumps_once_when_the_job_ends(dogs, capfd, tmp_path) -> None:
     assert all(line.dumped for line in dogs[0]._board.read())
 
 
-def test_the_place_is_the_programs_not_a_librarys() -> None:
-    frame = sys._getframe()
-
-    class Sorted:
-        def __lt__(self, other):
-            self.place = place_of(sys._getframe())
-            return False
-
-    element = Sorted()
-    min([Sorted(), element])
-    line = f"test_watchdog.py:{frame.f_lineno - 1}"
-    assert line in element.place and element.place.startswith("tests/test_watchdog.py:")
-    assert place_of(None) == ""
-
-
-def test_no_garbage_is_collected_while_another_threads_frames_are_looked_at(dogs, monkeypatch) -> None:
-    seen = []
-    monkeypatch.setattr("clcomm.watchdog.place_of", lambda frame: seen.append((frame, gc.isenabled())) or "here")
-    assert dogs[0].place() == "here"
-    ((frame, was_collecting),) = seen
-    assert frame is not None and not was_collecting and gc.isenabled()
-    gc.disable()
-    try:
-        dogs[0].place()
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-
-
-@pytest.mark.parametrize("value", ["soon", "-1", "nan", ""])
-def test_limits_that_are_no_seconds_are_refused(value, monkeypatch) -> None:
-    monkeypatch.setenv("CLCOMM_TIMEOUT_S", value)
-    with pytest.raises(ArgumentError) as caught:
-        Communicator(transport="solo")
-    assert one_line(caught) == f"CLCOMM_TIMEOUT_S: expected seconds, 0 for no limit, got {value!r}"
-    monkeypatch.delenv("CLCOMM_TIMEOUT_S")
-    with pytest.raises(ArgumentError, match="stall_warning_s: expected seconds"):
-        Communicator(transport="solo", stall_warning_s=-2)
-
-
-def test_the_environment_overrides_the_arguments(monkeypatch) -> None:
-    monkeypatch.delenv("CLCOMM_STALL_WARNING_S", raising=False)
-    monkeypatch.setenv("CLCOMM_TIMEOUT_S", "2.5")
-    assert Limits.of(10, 300) == Limits(10, 2.5)
-    assert Limits.of(10, 300).interval_s == 0.625
-    assert Limits.of(0, 0) == Limits(math.inf, 2.5)
-    monkeypatch.setenv("CLCOMM_TIMEOUT_S", "0")
-    assert not Limits.of(0, 7), "nothing to watch for"
-
-
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
 def test_a_rank_that_comes_late_is_named(transport, capfd) -> None:
@@ -166,7 +105,7 @@ def test_a_rank_that_comes_late_is_named(transport, capfd) -> None:
 
 def test_its_own_failure_is_no_reason_for_the_job_to_end(monkeypatch, caplog) -> None:
     watched = Watched()
-    dog = Watchdog(watched, ProgressBoard.alone(0), Limits(0.04, math.inf), FlightRecorder(), others=0)
+    dog = Watchdog(watched, ProgressBoard.alone(0), Limits(0.04, math.inf), FlightRecorder())
     monkeypatch.setattr(dog, "look", lambda current: 1 / 0)
     dog._thread.join(20)
     assert not dog._thread.is_alive() and "goes on unwatched" in caplog.text
@@ -174,7 +113,7 @@ def test_its_own_failure_is_no_reason_for_the_job_to_end(monkeypatch, caplog) ->
 
 def test_it_does_not_keep_what_it_watches_alive() -> None:
     watched = Watched()
-    dog = Watchdog(watched, ProgressBoard.alone(0), Limits(0.04, math.inf), FlightRecorder(), others=0)
+    dog = Watchdog(watched, ProgressBoard.alone(0), Limits(0.04, math.inf), FlightRecorder())
     del watched
     dog._thread.join(20)
     assert not dog._thread.is_alive()

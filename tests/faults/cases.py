@@ -16,7 +16,8 @@ SAVED = {"start-up": 0, "forward": 4, "collective": 4, "checkpoint": 4, "exit": 
 class Case:
     """One fault. `says`: a pattern in what the job writes, {rank} filled in; `code`: None for any but 0.
 
-    `damage`: what is wrong before the job starts. `leaves`: a pattern of what may stay in /dev/shm.
+    `damage`: what is wrong before the job starts. `disk`: how the disk for its checkpoints is mounted, where it has one
+    of its own. `leaves`: a pattern of what may stay in /dev/shm.
     """
 
     fault: str
@@ -25,6 +26,7 @@ class Case:
     says: str
     code: int | None
     damage: str = ""
+    disk: str = ""
     within_s: float = END_S
     leaves: str = "nothing"
 
@@ -59,6 +61,11 @@ ENDINGS = {
 #: What a job takes in its stride.
 HARMLESS = ("slow rank", "clock jump")
 FINISHED = r"finished from step \d+ with "
+#: Whatever comes between two things that it says.
+THEN = r"(.*\n)*"
+PASSED_OVER = r"damaged.*going on from .*run.npz.1"
+REBUILT = r"kernel cache .*: damaged; building anew"
+UNWRITTEN = r"clcomm: checkpoint .*could not be written \("
 #: Calls that don't fit together, and where the victim makes them.
 MISMATCHES = ("mismatched shapes", "mismatched order", "missing call")
 MISMATCH_PLACES = ("start-up", "collective", "checkpoint", "exit")
@@ -76,13 +83,28 @@ def all_cases() -> list[Case]:
     for place in ("forward", "collective", "checkpoint"):
         cases += [Case("flipped bit", place, rank, r"clcomm: replicas: .*'part1'.*rank", 2) for rank in RANKS]
     cases += [
-        Case("disk full", "checkpoint", 0, r"clcomm: checkpoint .*could not be written \(No space left", 2),
-        Case("read-only directory", "checkpoint", 0, r"clcomm: checkpoint .*could not be written \(", 2, "read-only"),
-        Case(
-            "truncated checkpoint", "start-up", 0, r"damaged.*going on from .*run.npz.1(.*\n)*" + FINISHED, 0, "newest"
-        ),
+        Case("disk full", "checkpoint", 0, rf"{UNWRITTEN}No space left on device\)", 2, disk="size=1m"),
+        Case("read-only directory", "start-up", 0, rf"{UNWRITTEN}Read-only file system\)", 2, disk="ro"),
+        Case("read-only directory", "checkpoint", 0, rf"{UNWRITTEN}Read-only file system\)", 2, disk="size=1m"),
+        Case("truncated checkpoint", "start-up", 0, PASSED_OVER + THEN + FINISHED, 0, "newest"),
         Case("truncated checkpoints", "start-up", 0, r"clcomm: checkpoint .*damaged", 2, "all"),
-        Case("/dev/shm full", "start-up", 0, r"/dev/shm has no room(.*\n)*" + FINISHED, 0, "shm"),
+        Case(
+            "truncated kernel cache",
+            "start-up",
+            0,
+            REBUILT + THEN + FINISHED,
+            0,
+            "cut",
+        ),
+        Case(
+            "corrupt kernel cache",
+            "start-up",
+            0,
+            REBUILT + THEN + FINISHED,
+            0,
+            "flip",
+        ),
+        Case("/dev/shm full", "start-up", 0, r"/dev/shm has no room" + THEN + FINISHED, 0, "shm"),
     ]
     return cases
 
@@ -115,5 +137,6 @@ SAMPLE = (
     "exception:collective:1", "SIGSTOP:forward:1", "exception in a thread:forward:0", "sys.exit:start-up:1",
     "os._exit(0):exit:1", "SIGKILL:checkpoint:0", "SIGTERM:collective:1", "mismatched order:collective:1",
     "missing call:checkpoint:0", "NaN:forward:1", "flipped bit:forward:1", "truncated checkpoint:start-up:0",
-    "clock jump:collective:0",
+    "clock jump:collective:0", "disk full:checkpoint:0", "read-only directory:checkpoint:0",
+    "truncated kernel cache:start-up:0",
 )  # fmt: skip

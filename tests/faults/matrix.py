@@ -1,6 +1,7 @@
 """Runs the fault matrix: `python -m tests.faults.matrix [PATTERN [AT ONCE]]`; `make faults` writes docs/faults.md.
 
-As root each job gets a /dev/shm of its own, so that what it leaves there is seen; elsewhere that is not looked at.
+Where the system allows it each job has mounts of its own, which go with it: a /dev/shm, so that what it leaves there is
+seen, and a disk for its checkpoints where that is to fail. Elsewhere that is not looked at, and not tried.
 """
 
 from __future__ import annotations
@@ -26,16 +27,24 @@ from tests.faults.launch import END_S, ROOT, clean_environment, mpiexec
 LIMIT_S, GONE_S = 120.0, 5.0
 #: How much of a message the page shows.
 LINE = 160
-_IN_OWN_SHM = (
-    'mount -t tmpfs -o size="$0" clcomm-faults /dev/shm && "$@"; code=$?; ls -A /dev/shm > "$LEFT"; exit $code'
-)
+#: Runs the job within its own mounts, and copies what is kept on its disk before this goes.
+_IN_OWN_MOUNTS = """
+mount -t tmpfs -o size=64m clcomm-faults /dev/shm || exit 99
+if [ "$DISK" ]; then mount -t tmpfs -o "$DISK" clcomm-faults "$CLCOMM_TEST_DIR" || exit 99; fi
+"$@"
+code=$?
+ls -A /dev/shm > "$LEFT"
+if [ "$DISK" ]; then cp -a "$CLCOMM_TEST_DIR"/. "$0"; fi
+exit $code
+"""
 _PAGE_HEAD = """# Faults
 
 What was made to go wrong in a job of two ranks, where, and on which of them; and what became of the job: its exit code
 and the first line that it wrote about it. In each case the harness checks that the job ends within {end_s:g} s of the
 fault, or of the time-out where a rank stops (or that it finishes with the right result), that the message names rank
 and cause, that the newest checkpoint is whole and no older than it has to be, and that no process and no file in
-/dev/shm is left. `make faults` runs all {count} cases and writes this page; CI runs a dozen.
+/dev/shm is left. A full or read-only disk is a small file system of the job's own. `make faults` runs all {count} cases
+and writes this page; CI runs one of each mechanism.
 
 Under MPICH: exit codes of ranks that are killed are the launcher's. While MPI starts nobody knows the ranks yet: then
 the launcher alone tells what happened, and MPICH's own file (4 MB) stays in /dev/shm.
@@ -82,8 +91,10 @@ def undisturbed() -> Undisturbed:
 def run_case(case: Case, directory: Path) -> Outcome:
     """Run a case in a directory of its own and look at all that it left."""
     expected = undisturbed()
-    if case.damage == "shm" and not _has_own_shm():
-        return Outcome(case, 0, "clcomm was not tried: it needs a /dev/shm of its own, and so root")
+    if (case.disk or case.damage == "shm") and not _own_mounts():
+        return Outcome(case, 0, "clcomm was not tried: it needs mounts of its own, which the system refuses")
+    if case.damage in ("cut", "flip") and not _build_kernels(directory):
+        return Outcome(case, 0, "clcomm was not tried: it needs a PoCL that keeps kernels in files")
     _damage(case, expected.files, directory)
     code, said, seconds = _run(case, directory)
     outcome = Outcome(case, code, said)
@@ -106,12 +117,15 @@ def run_case(case: Case, directory: Path) -> Outcome:
 
 def _run(case: Case, directory: Path) -> tuple[int, str, float | None]:
     """Return exit code, all output, and the seconds from the fault to the end; None where it had to be killed."""
-    place = "/proc/nowhere" if case.damage == "read-only" else str(directory)
+    place = directory / "disk" if case.disk else directory
+    place.mkdir(exist_ok=True)
     command = [mpiexec(), "-n", "2", sys.executable, str(ROOT / "tests" / "faults" / "victim.py")]
-    if _has_own_shm():
-        command = ["unshare", "--mount", "sh", "-c", _IN_OWN_SHM, "64m", *command]
-    environment = {"CLCOMM_TEST_FAULT": case.name, "CLCOMM_TEST_DIR": place, "LEFT": str(directory / "left")}
-    environment |= {"CLCOMM_STALL_WARNING_S": str(STALL_WARNING_S), "CLCOMM_TIMEOUT_S": str(TIMEOUT_S)}
+    if _own_mounts():
+        command = [*_own_mounts(), "sh", "-c", _IN_OWN_MOUNTS, str(directory), *command]
+    environment = {"CLCOMM_TEST_FAULT": case.name, "CLCOMM_TEST_DIR": str(place), "LEFT": str(directory / "left")}
+    if not case.survives:  # what has to finish may take its time
+        environment |= {"CLCOMM_STALL_WARNING_S": str(STALL_WARNING_S), "CLCOMM_TIMEOUT_S": str(TIMEOUT_S)}
+    environment |= {"DISK": case.disk, "POCL_CACHE_DIR": str(directory / "kernels"), "POCL_DEVICES": "basic"}
     process = subprocess.Popen(
         command, env=clean_environment(**environment, CLCOMM_TEST_ID=str(directory), OMP_NUM_THREADS="1"), text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, cwd=ROOT,
@@ -127,11 +141,26 @@ def _run(case: Case, directory: Path) -> tuple[int, str, float | None]:
 
 
 @functools.cache
-def _has_own_shm() -> bool:
-    tried = ["unshare", "--mount", "sh", "-c", "mount -t tmpfs clcomm-faults /dev/shm"]
-    return (
-        shutil.which("unshare") is not None and subprocess.run(tried, capture_output=True, check=False).returncode == 0
-    )
+def _own_mounts() -> tuple[str, ...]:
+    """Return the command under which a job has mounts of its own; nothing where the system refuses them."""
+    for options in (("--mount",), ("--map-root-user", "--mount")):
+        tried = ["unshare", *options, "sh", "-c", "mount -t tmpfs clcomm-faults /dev/shm"]
+        if shutil.which("unshare") and subprocess.run(tried, capture_output=True, check=False).returncode == 0:
+            return "unshare", *options
+    return ()
+
+
+def _built(directory: Path) -> list[Path]:
+    return sorted([*directory.glob("kernels/**/*.so"), *directory.glob("kernels/**/*.bc")])
+
+
+def _build_kernels(directory: Path) -> bool:
+    """Fill a cache of kernels by a first job; say whether there are files in it."""
+    code, said, _ = _run(Case("cold kernel cache", "start-up", 0, "", 0), directory)
+    assert code == 0, said
+    for path in directory.glob("run.npz*"):
+        path.unlink()
+    return bool(_built(directory))
 
 
 def _damage(case: Case, files: Path, directory: Path) -> None:
@@ -140,10 +169,22 @@ def _damage(case: Case, files: Path, directory: Path) -> None:
             content = (files / name).read_bytes()
             whole = number and case.damage == "newest"
             (directory / name).write_bytes(content if whole else content[: len(content) // 2])
+    if case.damage in ("cut", "flip"):
+        for path in _built(directory)[::2]:
+            _spoil(path, case.damage)
+
+
+def _spoil(path: Path, damage: str) -> None:
+    """Cut a file in half, or flip bits in its middle, which a disk does without another time of change."""
+    status, content = path.stat(), bytearray(path.read_bytes())
+    half = len(content) // 2
+    content[half : half + 64] = bytes(255 - byte for byte in content[half : half + 64])
+    path.write_bytes(content[:half] if damage == "cut" else content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def _what_is_saved(case: Case, directory: Path) -> list[str]:
-    least = 0 if case.damage else SAVED[case.place]
+    least = 0 if case.damage or case.disk == "ro" else SAVED[case.place]
     if not least:
         return []
     step = load(directory / "run.npz").facts["step"]  # raises where it is not whole
@@ -157,10 +198,13 @@ def _what_is_left(case: Case, directory: Path) -> list[str]:
     problems = [f"processes are left: {left}"] if left else []
     for pid in left:
         os.kill(pid, signal.SIGKILL)
-    if _has_own_shm():
+    if _own_mounts():
         listed = directory / "left"  # missing after a job that hung
         files = listed.read_text().split() if listed.exists() else []
         problems += [f"/dev/shm holds {name}" for name in files if not re.fullmatch(case.leaves, name)]
+    if case.disk:
+        kept = {path.name for path in directory.iterdir()} - {"run.npz", "run.npz.1", "filler", "left", "disk"}
+        problems += [f"the disk holds {name}" for name in sorted(kept)]
     return problems
 
 

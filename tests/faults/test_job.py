@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 
 import pytest
 
+from clcomm.job import _unread
 from tests.faults.launch import END_S, interrupt_when_ready, job, start
 
 #: A rank that fails alone waits for others to fail with it, in vain here: only some of the tests take that whole time.
@@ -226,6 +229,22 @@ def test_a_rank_that_leaves_while_others_wait_for_it_ends_them(tmp_path, stateme
     (line,) = ended.clcomm_lines()
     waits = r"left while rank [02] waits for it in barrier #\d+, called at \S*job.py:\d+ in main"
     assert re.fullmatch(f"clcomm: rank 1: {'left with exit code 5' if seen else waits}", line.split(", from")[0])
+
+
+def test_what_a_launcher_has_not_read_is_known(tmp_path):
+    reader, writer = os.pipe()
+    ours, theirs = socket.socketpair()
+    with ours, theirs, (tmp_path / "file").open("wb", buffering=0) as file:
+        for far, near in ((reader, writer), (theirs.fileno(), ours.fileno())):
+            os.write(near, b"last words")
+            assert _unread(near) > 0
+            os.read(far, 10)
+            assert _unread(near) == 0
+        file.write(b"last words")
+        assert _unread(file.fileno()) == 0
+    os.close(reader)
+    os.close(writer)
+    assert _unread(writer) == 0
 
 
 # --- Ctrl-C ---

@@ -97,8 +97,11 @@ SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signa
 
 def at(place: str) -> None:
     """Let happen what is to happen here."""
-    if place == PLACE and is_victim() and FAULT in ACTS:
+    if place != PLACE or FAULT not in ACTS:
+        return
+    if is_victim() or place == "start-up":  # a rank that has not come as far can't end any sooner
         stamp()
+    if is_victim():
         ACTS[FAULT]()
 
 
@@ -140,8 +143,6 @@ def while_writing() -> None:
         if not done:
             done.append(True)
             stamp()
-            if FAULT == "disk full":
-                raise OSError(28, "No space left on device")
             ACTS[FAULT]()
         fsync(descriptor)
 
@@ -165,13 +166,42 @@ def disagree(place: str, comm: Communicator) -> None:
         comm.broadcast(np.zeros(3))
 
 
-def fill_shared_memory() -> None:
-    """Leave no room in /dev/shm, which is this job's own, until the job ends."""
-    filler = Path("/dev/shm/filler")
+def fill(directory: Path) -> Path:
+    """Leave no room on the disk that a directory is on, which is this job's own; return the file that takes it."""
+    filler = directory / "filler"
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(1 << 20)):
             pass
-    atexit.register(filler.unlink)
+    return filler
+
+
+def make_read_only(directory: Path) -> None:
+    """Let a disk, which is this job's own, take nothing more, as after an error of the disk itself."""
+    remount, read_only = 32, 1  # MS_REMOUNT, MS_RDONLY of mount(2)
+    if ctypes.CDLL(None, use_errno=True).mount(None, bytes(directory), None, remount | read_only, None):
+        raise OSError(ctypes.get_errno(), "not made read-only")
+
+
+def use_kernels(comm: Communicator) -> None:
+    """Build the kernels of a small computation with the other ranks, and see that they compute what they have to."""
+    from clcomm.engine import Tensor, default_device
+    from clcomm.engine.rehearsal import Rehearsal
+    from training.build_together import build_together
+
+    left, right = (np.arange(12, dtype=np.float32).reshape(shape) for shape in ((3, 4), (4, 3)))
+    device = default_device()
+
+    def rehearse() -> Rehearsal:
+        rehearsal = Rehearsal(device)
+        (Tensor(left, rehearsal) @ Tensor(right, rehearsal)).relu()
+        return rehearsal
+
+    build_together(comm, device, rehearse, "faults")
+    assert np.array_equal((Tensor(left, device) @ Tensor(right, device)).relu().numpy(), left @ right)
+
+
+#: What happens to the disk that checkpoints go to.
+DISKS = {"disk full": fill, "read-only directory": make_read_only}
 
 
 class Model:
@@ -201,8 +231,10 @@ def main() -> None:
     at("start-up")
     comm = Communicator()
     if FAULT == "/dev/shm full" and comm.rank == 0:
-        fill_shared_memory()
+        atexit.register(fill(Path("/dev/shm")).unlink)
     comm.barrier()
+    if "kernel cache" in FAULT:
+        use_kernels(comm)
     sync = Synchronizer(comm, check_replicas_every=1, check_finite=True)
     model, series = Model(), CheckpointSeries(comm, PATH, keep=2)
     disagree("start-up", comm)
@@ -251,7 +283,10 @@ def save(comm: Communicator, series: CheckpointSeries, model: Model, step: int) 
     if step == FAULTY_STEP + 1:
         if PLACE == "checkpoint" and FAULT == "flipped bit" and is_victim():
             model.flip()
-        if PLACE == "checkpoint" and comm.rank == 0 and is_victim() and FAULT in {*ACTS, "disk full"}:
+        if PLACE == "checkpoint" and comm.rank == 0 and is_victim() and FAULT in DISKS:
+            stamp()
+            DISKS[FAULT](PATH.parent)
+        if PLACE == "checkpoint" and comm.rank == 0 and is_victim() and FAULT in ACTS:
             while_writing()
         else:
             within("checkpoint", comm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 
 import pytest
@@ -67,3 +68,28 @@ def test_another_hosts_clock_is_measured(two_hosts: TwoHosts, tmp_path):
             assert (reading["uncertainty_ns"] > 0) == (rank["rank"] >= 2)
     for first, second in zip(ranks[2]["clocks"], ranks[3]["clocks"], strict=True):
         assert first["offset_ns"] == second["offset_ns"]  # one clock: the more certain of its ranks' measurements
+
+
+@pytest.mark.parametrize(
+    ("ranks", "told"),
+    [
+        (
+            (2, 2),
+            r"rank 3 \(stopped by SIGSTOP or a debugger, was in no collective but at multihost/late.py:\d+ in main",
+        ),
+        ((1, 1), r"rank 1 \(nobody on its host answers\)"),
+    ],
+    ids=["its neighbour tells", "nobody tells"],
+)
+def test_a_rank_of_the_other_host_that_does_not_come_is_named(two_hosts: TwoHosts, tmp_path, ranks, told):
+    command = two_hosts.command(ranks, ["-m", "tests.multihost.late"])
+    dumps = {"CLCOMM_DUMP_DIR": str(tmp_path)}
+    ended = subprocess.run(
+        command, cwd=ROOT, env={**environment(), **dumps}, capture_output=True, text=True, timeout=HUNG_S
+    )
+    assert ended.returncode == 124, ended.stderr
+    waits = r"^clcomm: rank [02] has waited [\d.]+ s in all_reduce 'late' #2 \(sum of 4 float64[^;]*; missing: .*"
+    for end in ("; after 2.5 s the job ends$", "; the limit is 2.5 s, the job ends; what each rank did last is in "):
+        assert re.search(f"{waits}{told}[^;]*{end}", ended.stderr, re.MULTILINE), ended.stderr
+    written = {path.name for path in tmp_path.glob("clcomm-dump-*/rank-*.json")}
+    assert written == {f"rank-{rank}.json" for rank in range(sum(ranks) - 1)}, "all but the one that is stopped"

@@ -1,0 +1,24 @@
+"""A job whose last rank stops before an all-reduce."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+
+from clcomm import Communicator
+from clcomm.job import run
+
+
+def main() -> None:
+    comm = Communicator(stall_warning_s=0.5, timeout_s=2.5)
+    comm.barrier()
+    comm._watchdog.look(None)  # so that everyone's place is known
+    if comm.rank == comm.size - 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    comm.all_reduce(np.zeros(4), label="late")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,103 @@
+"""Questions between hosts: what is answered, and what is not."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from clcomm import other_hosts
+from clcomm.other_hosts import DUMP, LARGEST, PROGRESS, TOKEN_BYTES, Address, OtherHosts, packed, unpacked
+from clcomm.progress import ProgressBoard
+from clcomm.stall import UNKNOWN
+
+TOKEN = bytes(range(TOKEN_BYTES))
+HERE = ["127.0.0.1"]
+
+
+def boards(ranks: list[int]) -> list[ProgressBoard]:
+    memory = memoryview(bytearray(2048 * (1 + len(ranks))))
+    return [ProgressBoard(memory, ranks, own) for own in ranks]
+
+
+@pytest.fixture
+def hosts():
+    """Rank 0 on a host of its own, and ranks 1 and 2, which share one, without their network: only rank 2 answers."""
+    alone, pair = boards([0]), boards([1, 2])
+    asking, answering = OtherHosts(alone[0], TOKEN), OtherHosts(pair[1], TOKEN)
+    silent = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    silent.bind(("127.0.0.1", 0))  # rank 1, which is stopped
+    asking.know([{1: Address(HERE, silent.getsockname()[1]), 2: answering.address(HERE)}])
+    yield asking, answering, pair, silent
+    for each in (asking, answering, silent):
+        each.close()
+
+
+def test_one_rank_that_can_answer_answers_for_its_host(hosts) -> None:
+    asking, _, pair, _ = hosts
+    pair[0].write(7, 1, "barrier #3", "train.py:5 in main")
+    pair[1].write(0, 0, "", "train.py:9 in load")
+    first, second = asking.ask()
+    assert (first.rank, first.key, first.text, first.place) == (1, 7, "barrier #3", "train.py:5 in main")
+    assert (second.rank, second.waits, second.place) == (2, False, "train.py:9 in load")
+    assert first.state == second.state == "running" and first.began_ns < second.beat_ns
+
+
+def test_a_host_on_which_nobody_answers_is_unknown(hosts, monkeypatch) -> None:
+    asking, answering, _, _ = hosts
+    monkeypatch.setattr(other_hosts, "ASK_S", 0.3)
+    answering.close()
+    assert [(line.rank, line.state) for line in asking.ask()] == [(1, UNKNOWN), (2, UNKNOWN)]
+    asking.know([{1: Address([], 1), 2: Address([], 1)}])
+    assert [(line.rank, line.state) for line in asking.ask()] == [(1, UNKNOWN), (2, UNKNOWN)]
+
+
+def test_who_does_not_know_the_token_is_not_answered(hosts) -> None:
+    _, answering, pair, silent = hosts
+    address = ("127.0.0.1", answering.address(HERE).port)
+    for question in (b"", b"?", bytes(TOKEN_BYTES) + PROGRESS, TOKEN[:-1] + DUMP, bytes(LARGEST)):
+        silent.sendto(question, address)
+    silent.sendto(TOKEN + PROGRESS, address)
+    silent.settimeout(60)
+    answer = silent.recv(LARGEST)
+    assert answer.startswith(TOKEN) and [line.rank for line in unpacked(answer[TOKEN_BYTES:])] == [1, 2]
+    silent.setblocking(False)
+    with pytest.raises(BlockingIOError):  # questions are answered in their order: nothing came of the others
+        silent.recv(1)
+    assert pair[0].dump_folder == ""
+
+
+def test_ranks_of_another_host_dump_when_they_are_asked_to(hosts, tmp_path, monkeypatch, capfd) -> None:
+    asking, _, pair, _ = hosts
+    monkeypatch.setenv("CLCOMM_DUMP_DIR", str(tmp_path))
+    for _ in range(2):
+        asking.ask(DUMP)
+    (folder,) = tmp_path.iterdir()
+    assert pair[0].dump_folder == str(folder)
+    assert capfd.readouterr().err.count(f"what each rank did last is in {folder}/rank-*.json") == 1
+
+
+def test_lines_of_many_ranks_fit_into_one_datagram() -> None:
+    several = boards(list(range(256)))
+    for board in several:
+        board.write(1, 1, "all_reduce 'ä' #1", "é" * 900)
+    datagram = packed(several[0].read())
+    assert len(datagram) + TOKEN_BYTES <= LARGEST
+    assert [line.rank for line in unpacked(datagram)] == list(range(256))
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"{", b"[1]", b"[[]]", b'[["x",1,1,1,1,"","",""]]', b"\xff", b"[" * 60_000, b'{"a": 1}', b"null"]
+)
+def test_an_answer_that_is_none_is_passed_over(answer) -> None:
+    assert unpacked(answer) == []
+
+
+def test_a_line_keeps_what_it_says_and_its_age() -> None:
+    (board,) = boards([5])
+    board.write(9, 1, "x", "y")
+    (line,) = unpacked(packed(board.read()))
+    assert line[4:] == board.read()[0][4:] and line.key == 9
+    assert abs(line.beat_ns - board.read()[0].beat_ns) < 60e9
+    assert json.loads(packed(board.read()))[0][0] == 5
