@@ -116,11 +116,11 @@ class Watchdog:
         limit_s = self._limits.stall_warning_s
         if not is_lowest(self._board.own, self._board.read(), limit_s) or not self._is_first_to_report():
             return
-        self._board.note_report()
         lines = self._everyone(PROGRESS)
         if is_lowest(self._board.own, lines, limit_s):
             end = f"; after {self._limits.timeout_s:g} s the job ends" if self._limits.timeout_s < math.inf else ""
             job.print_line(f"clcomm: {describe(self._board.own, lines, waited_s)}{end}")
+            self._board.note_report()
 
     def _is_first_to_report(self) -> bool:
         last_ns = self._board.reported_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 
 import numpy as np
@@ -92,15 +93,19 @@ def test_every_rank_dumps_once_when_the_job_ends(dogs, capfd, tmp_path) -> None:
 def test_a_rank_that_comes_late_is_named(transport, capfd) -> None:
     with Communicator(transport=transport, stall_warning_s=0.3) as comm:
         if comm.rank == comm.size - 1:
-            deadline = time.monotonic() + 1.5
-            while time.monotonic() < deadline:
+            comm._watchdog.look(None)  # so that its place is known
+            deadline = time.monotonic() + 60
+            while not comm._watchdog._board.reported_ns and time.monotonic() < deadline:
                 time.sleep(0.01)
         comm.all_reduce(np.zeros(4), label="late")
         told = [line for line in capfd.readouterr().err.splitlines() if "in all_reduce 'late' #1" in line]
         told = [line for lines in comm.all_gather_object(told) for line in lines]
-        assert len(told) == 1, told
-        assert told[0].startswith("clcomm: rank 0 has waited 0.")
-        assert f"; missing: rank {comm.size - 1} (in no collective but at tests/test_watchdog.py:" in told[0]
+        assert told, "nobody has told"
+        here = rf"\brank {comm.size - 1} \(in no collective but at tests/test_watchdog.py:"
+        for line in told:  # whichever of the others comes first
+            assert re.match(r"clcomm: rank \d has waited [\d.]+ s in ", line) and re.search(
+                f"; missing: .*{here}", line
+            )
 
 
 def test_its_own_failure_is_no_reason_for_the_job_to_end(monkeypatch, caplog) -> None:

@@ -65,8 +65,8 @@ class Outcome:
 
     def first_line(self) -> str:
         """Return what the user reads first, rank and cause."""
-        lines = [line for line in self.said.splitlines() if re.match(r"(WARNING )?clcomm|finished|YOUR APP", line)]
-        return lines[0] if lines else ""
+        begins = re.compile("clcomm|WARNING clcomm|kernel cache|finished|YOUR APP")
+        return next((line for line in self.said.splitlines() if begins.match(line)), "")
 
 
 @dataclass(frozen=True)
