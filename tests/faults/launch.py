@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.pace import Pace
+
 ROOT = Path(__file__).resolve().parents[2]
 #: What a launcher tells its ranks: a job started from within another must not inherit it.
 LAUNCHERS = ("PMI_", "PMIX_", "MPI_LOCAL", "OMPI_", "PRTE_", "HYDRA", "HYDI_", "MPIEXEC", "CLCOMM_", "SLURM_")
@@ -25,7 +27,7 @@ HUNG_S = 90.0
 
 @dataclass
 class Ended:
-    """A finished job. `after_failing_s`: from the script's last `failing()` to the end of mpiexec."""
+    """A finished job. `after_failing_s`: from the script's last `failing()` to the end of mpiexec, at full pace."""
 
     code: int
     out: str
@@ -90,17 +92,22 @@ def start(
     )
 
 
-def finish(process: subprocess.Popen) -> Ended:
-    """Wait for a job's end; a job that hangs is killed and fails the test."""
-    try:
-        out, err = process.communicate(timeout=HUNG_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
-        pytest.fail(f"the job hung; it wrote:\n{out}\n{err}")
+def finish(process: subprocess.Popen, failed: float | None = None) -> Ended:
+    """Wait for a job's end; a job that hangs is killed and fails the test.
+
+    failed: when it failed (time.time()), where the script does not say so itself.
+    """
+    with Pace() as pace:
+        try:
+            out, err = process.communicate(timeout=HUNG_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, err = process.communicate()
+            pytest.fail(f"the job hung; it wrote:\n{out}\n{err}")
     now = time.time()
     stamps = [float(line.split()[-1]) for line in err.splitlines() if line.startswith("failing at")]
-    return Ended(process.returncode, out, err, now - max(stamps, default=now))
+    stamps += [] if failed is None else [failed]
+    return Ended(process.returncode, out, err, (now - max(stamps, default=now)) / pace.slowdown())
 
 
 def job(path: Path, script: str, **options) -> Ended:
@@ -119,6 +126,4 @@ def interrupt_when_ready(process: subprocess.Popen, ready_ranks: int) -> Ended:
     time.sleep(0.3)  # into the wait that follows `ready()`
     pressed = time.time()
     os.killpg(process.pid, signal.SIGINT)
-    ended = finish(process)
-    ended.after_failing_s = time.time() - pressed
-    return ended
+    return finish(process, pressed)

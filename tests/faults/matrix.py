@@ -22,6 +22,7 @@ from pathlib import Path
 from clcomm.checkpoint import load
 from tests.faults.cases import SAVED, STALL_WARNING_S, TIMEOUT_S, Case, all_cases
 from tests.faults.launch import END_S, ROOT, clean_environment, mpiexec
+from tests.faults.pace import Pace
 
 #: How long a job may take on a busy machine before we call it hung, and processes after its end.
 LIMIT_S, GONE_S = 120.0, 5.0
@@ -88,8 +89,8 @@ def undisturbed() -> Undisturbed:
     return Undisturbed(found[1], directory)
 
 
-def run_case(case: Case, directory: Path) -> Outcome:
-    """Run a case in a directory of its own and look at all that it left."""
+def run_case(case: Case, directory: Path, pace: Pace | None = None) -> Outcome:
+    """Run a case in a directory of its own and look at all that it left; bounds hold at this pace, else as they are."""
     expected = undisturbed()
     if (case.disk or case.damage == "shm") and not _own_mounts():
         return Outcome(case, 0, "clcomm was not tried: it needs mounts of its own, which the system refuses")
@@ -101,7 +102,7 @@ def run_case(case: Case, directory: Path) -> Outcome:
     problems = outcome.problems
     if seconds is None:
         problems.append("it hung")
-    elif not case.survives and not case.damage and seconds > case.within_s:
+    elif not case.survives and not case.damage and seconds > case.within_s * (pace.slowdown() if pace else 1):
         problems.append(f"it ended {seconds:.1f} s after the fault")
     if (code == 0) != case.survives or (case.code is not None and code != case.code):
         problems.append(f"exit code {code}, expected {'any but 0' if case.code is None else case.code}")

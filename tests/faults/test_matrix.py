@@ -10,6 +10,7 @@ import pytest
 
 from tests.faults.cases import SAMPLE, all_cases
 from tests.faults.matrix import Outcome, run_case, undisturbed
+from tests.faults.pace import Pace
 
 #: They mostly wait.
 AT_ONCE = 3
@@ -20,8 +21,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fut
     """The sample's outcomes, several cases running at a time."""
     undisturbed()
     cases = {case.name: case for case in all_cases()}
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {name: pool.submit(run_case, cases[name], tmp_path_factory.mktemp("fault")) for name in SAMPLE}
+    with Pace() as pace, ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {name: pool.submit(run_case, cases[name], tmp_path_factory.mktemp("fault"), pace) for name in SAMPLE}
 
 
 @pytest.mark.parametrize("name", SAMPLE)
