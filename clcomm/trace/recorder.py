@@ -21,8 +21,8 @@ from clcomm.units import format_size, parse_size
 DEFAULT_LIMIT = "64MiB"
 #: Each rank needs room for its names and a few steps.
 LEAST_BYTES = 64 << 10
-#: What events take in the file, about: a collective has its wait and its transfer within it.
-_COLLECTIVE_BYTES, _PHASE_BYTES, _KERNEL_BYTES = 600, 120, 150
+#: What events take in the file, about: a collective has its wait and its transfer within it, or when it was exposed.
+_COLLECTIVE_BYTES, _PHASE_BYTES, _KERNEL_BYTES, _EXPOSED_BYTES = 600, 120, 150, 130
 #: Records go to the part after so many bytes of trace, or so many seconds.
 _FLUSH_BYTES, _FLUSH_S = 2 << 20, 5.0
 #: Phases that are so few that all are kept.
@@ -118,7 +118,7 @@ class Trace:
     def collective_finished(self, event: Collective) -> None:
         if self._is_recording:
             self._collectives.append(event)
-            self._room_bytes -= _COLLECTIVE_BYTES
+            self._room_bytes -= _COLLECTIVE_BYTES + _EXPOSED_BYTES * len(event.exposed)
             if self._room_bytes < 0:
                 self._flush()
 
