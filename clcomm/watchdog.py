@@ -25,8 +25,8 @@ from clcomm.stall import LEFT, describe, is_lowest
 
 #: How long a job's end waits for the other ranks to dump what they did.
 DUMP_S = 2.0
-#: How long a rank that leaves the program looks back, and at waits of how long.
-LOOK_BACK_S, AWAITED_S = 4.0, 1.5
+#: How long a rank that leaves the program looks back, at waits of how long, and how often.
+LOOK_BACK_S, AWAITED_S, BETWEEN_LOOKS_S = 4.0, 1.5, 0.2
 
 _log = logging.getLogger("clcomm")
 
@@ -91,14 +91,14 @@ class Watchdog:
     def leave(self, sequence: int) -> str:
         """Tell the others that this rank leaves the program, after so many collectives; end the thread.
 
-        Returns, in words, what another rank of the host waits in that needs this one; "" when all leave or nobody has
+        Returns, in words, what another rank waits in that needs this one; "" when all leave or nobody has
         waited after some seconds: they may have work of their own.
         """
         self.stop()
         self._board.write(0, 0, LEFT, "")
         deadline = perf_counter() + LOOK_BACK_S
         while True:
-            others = [line for line in self._board.read() if line.rank != self._board.own]
+            others = [line for line in self._everyone(PROGRESS) if line.rank != self._board.own]
             if all(line.text == LEFT or line.state != "running" for line in others):
                 return ""
             waiting = [line for line in others if line.state == "running" and _is_in_later(line, sequence)]
@@ -108,7 +108,7 @@ class Watchdog:
                     return f"left while rank {line.rank} waits for it in {line.text}{where}"
             if not waiting and perf_counter() > deadline:
                 return ""
-            sleep(0.05)
+            sleep(BETWEEN_LOOKS_S)
 
     # --- after a while: who is missing ---
 

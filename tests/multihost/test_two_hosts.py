@@ -93,3 +93,13 @@ def test_a_rank_of_the_other_host_that_does_not_come_is_named(two_hosts: TwoHost
         assert re.search(f"{waits}{told}[^;]*{end}", ended.stderr, re.MULTILINE), ended.stderr
     written = {path.name for path in tmp_path.glob("clcomm-dump-*/rank-*.json")}
     assert written == {f"rank-{rank}.json" for rank in range(sum(ranks) - 1)}, "all but the one that is stopped"
+
+
+def test_a_rank_that_leaves_while_the_other_host_waits_for_it_ends_the_job(two_hosts: TwoHosts):
+    command = two_hosts.command((1, 1), ["-m", "tests.multihost.late", "leaves"])
+    waits = {"CLCOMM_STALL_WARNING_S": "60", "CLCOMM_TIMEOUT_S": "0"}
+    ended = subprocess.run(
+        command, cwd=ROOT, env={**environment(), **waits}, capture_output=True, text=True, timeout=HUNG_S
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert "clcomm: rank 1: left while rank 0 waits for it in all_reduce 'late' #2 (" in ended.stderr
