@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from clcomm import ClcommError
+from clcomm import ClcommError, auto_buckets, bucket_tuning
 from clcomm.engine import Device
 
 
@@ -30,3 +30,9 @@ class Recorder:
 
     def collective_finished(self, event):
         self.events.append(event)
+
+
+def try_sizes_at_once() -> None:
+    """Let `bucket_size="auto"` of this process try another size in each step, and spend little on its first guess."""
+    bucket_tuning.WARM_UP_STEPS, bucket_tuning.TURN_STEPS, bucket_tuning._FIRST_ROUND_TURNS = 0, 1, 1
+    auto_buckets._BUDGET_S = 0.0

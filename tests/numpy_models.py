@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+
+from clcomm.adapters.numpy import NumpyReplica
+from clcomm.replica import OnComplete
 
 
 class Parameter:
@@ -41,6 +44,34 @@ class Model:
     def gradient_bits(self) -> list[bytes | None]:
         """Return each gradient's bytes, None where it has none."""
         return [None if p.grad is None else p.grad.tobytes() for p in self.parameters.values()]
+
+
+class TellingModel(Model):
+    """A model whose backward tells of each gradient as it is complete, so that overlap can begin its bucket."""
+
+    def __init__(self, parameters: Iterable[tuple[str, np.ndarray]]):
+        super().__init__(parameters)
+        self.watchers: list[OnComplete] = []
+
+    def as_replica(self) -> NumpyReplica:
+        return _TellingReplica(self)
+
+    def backward(self, gradients: dict[str, np.ndarray | None]) -> None:
+        """Take copies of the gradients in the order given; None: this backward leaves the parameter out."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        for name, gradient in gradients.items():
+            if gradient is not None:
+                self[name].grad = gradient.copy()
+                for action in [complete(name) for complete in self.watchers]:
+                    if action is not None:
+                        action()
+
+
+class _TellingReplica(NumpyReplica):
+    def watch_gradients(self, complete: OnComplete, begins: Callable[[], None] | None = None) -> Callable[[], None]:
+        self._model.watchers.append(complete)
+        return lambda: self._model.watchers.remove(complete)
 
 
 def values(seed: int, rank: int, shape: Sequence[int], dtype: str = "float32") -> np.ndarray:

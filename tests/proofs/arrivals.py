@@ -1,6 +1,7 @@
 """Synchronisations to which the ranks come at random times: no wrong value, no hang, no growth.
 
-`python -m tests.proofs.arrivals COUNT SEED`, under mpiexec, half of them each through shared memory and through MPI.
+`python -m tests.proofs.arrivals COUNT SEED`, under mpiexec, half of them each through shared memory and through MPI,
+and of these half with overlap.
 Rank 0 prints what each rank's memory, and the files in /dev/shm, grew by after the first quarter.
 """
 
@@ -11,12 +12,13 @@ import os
 import random
 import sys
 import time
+from functools import partial
 
 import numpy as np
 
 from clcomm import Communicator, Synchronizer
 from clcomm.job import run
-from tests.numpy_models import Model
+from tests.numpy_models import TellingModel
 
 #: How late a rank may be: now and then by much, most often by about as long as a synchronisation takes.
 OFTEN_S, SELDOM_S, SELDOM = 3e-4, 0.02, 0.01
@@ -50,15 +52,17 @@ def main() -> None:
     comms = [Communicator(), Communicator(transport="mpi")]
     rank, size = comms[0].rank, comms[0].size
     late = random.Random(1000 * seed + rank)
-    models = [Model((name, np.zeros(shape, np.float32)) for name, shape in SHAPES.items()) for _ in comms]
-    syncs = [Synchronizer(comm, bucket_size=BUCKET_SIZE) for comm in comms]
+    syncs = [Synchronizer(comm, bucket_size=BUCKET_SIZE, overlap=on) for on in (False, True) for comm in comms]
+    models = [TellingModel((name, np.zeros(shape, np.float32)) for name, shape in SHAPES.items()) for _ in syncs]
     before = None
     for step in range(count):
-        model, sync = models[step % 2], syncs[step % 2]
-        for name, parameter in model.parameters.items():
-            parameter.grad = gradient_of(rank, step, name)
-        time.sleep(late.random() * (SELDOM_S if late.random() < SELDOM else OFTEN_S))
-        sync.sync_gradients(model)
+        model, sync = models[step % len(syncs)], syncs[step % len(syncs)]
+        for what in (
+            partial(model.backward, {name: gradient_of(rank, step, name) for name in reversed(SHAPES)}),
+            partial(sync.sync_gradients, model),
+        ):
+            time.sleep(late.random() * (SELDOM_S if late.random() < SELDOM else OFTEN_S))
+            what()
         for name, parameter in model.parameters.items():
             mean = gradient_of(0, step, name) * np.float32(size * (size + 1) // 2) / np.float32(size)
             assert np.array_equal(parameter.grad, mean), f"step {step}, {name}"

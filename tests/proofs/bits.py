@@ -1,13 +1,15 @@
-"""Drawn models, cut into buckets in many ways, on every transport: the mean gradient's bits against NumPy's fold.
+"""Drawn models, cut into buckets in many ways, with overlap and without: the mean gradient's bits against NumPy's fold.
 
 `python -m tests.proofs.bits LAYOUTS SEED`, under mpiexec. All ranks draw the same models and know all ranks' gradients,
-so each rank folds them itself in the order that docs/summation-order.md promises. Rank 0 prints how many were compared.
+so each rank folds them itself in the order that docs/summation-order.md promises. Each model takes one of the ways that
+gradients can go, and is cut in one way, both drawn. Rank 0 prints how many were compared, by way and by cut.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,14 +19,15 @@ from clcomm import Communicator, Synchronizer
 from clcomm.job import run
 from clcomm.transport import memory
 from clcomm.transport import mpi as mpi_transport
-from tests.numpy_models import Model, values
+from tests.helpers import try_sizes_at_once
+from tests.numpy_models import TellingModel, values
 from tests.transport.references import folded, layout_hosts, pretended_host
 
 #: Pretended hosts of the way over several: ranks alternate between two.
 HOSTS = "interleaved"
 LARGEST = 3000
-#: Ways to cut each model into buckets.
-CUTS = 2
+#: Steps: with overlap buckets begin in backward from the third on; auto tries a size in each.
+STEPS, AUTO_STEPS = 3, 8
 Gradients = list[list[np.ndarray | None]]
 
 
@@ -81,17 +84,20 @@ def draw(rng: np.random.Generator, ranks: int) -> tuple[list[tuple[tuple[int, ..
     return parameters, gradients
 
 
-def cuts(rng: np.random.Generator, nbytes: int) -> list[dict]:
-    """Return two ways to cut a model of so many bytes: 1 B to whole, per tensor, tensors split or not."""
-    drawn = [int(size) for size in np.exp(rng.uniform(0, np.log(nbytes + 1), 2))]
-    every: list[dict] = [
-        {"bucket_size": 1},
-        {"bucket_size": drawn[0]},
-        {"bucket_size": drawn[1], "split_tensors": True, "first_bucket_size": max(1, drawn[1] // 3)},
-        {"bucket_size": nbytes},
-        {"use_bucketing": False},
-    ]
-    return [every[index] for index in rng.choice(len(every), CUTS, replace=False)]
+def cut(rng: np.random.Generator, nbytes: int) -> tuple[str, dict]:
+    """Return a way to cut a model of so many bytes, by name: 1 B to whole, per tensor, auto; overlap or not."""
+    size = int(np.exp(rng.uniform(0, np.log(nbytes + 1))))
+    every: dict[str, dict] = {
+        "1 B": {"bucket_size": 1},
+        "drawn": {"bucket_size": size},
+        "first": {"bucket_size": size, "first_bucket_size": max(1, size // 3)},
+        "split": {"bucket_size": size, "split_tensors": True, "first_bucket_size": max(1, size // 3)},
+        "whole": {"bucket_size": nbytes},
+        "per tensor": {"use_bucketing": False},
+        "auto": {"bucket_size": "auto"},
+    }
+    name, overlap = list(every)[rng.integers(len(every))], bool(rng.integers(2))
+    return f"{name}{', overlap' if overlap else ''}", {**every[name], "overlap": overlap}
 
 
 def mean_of(gradients: Gradients, parameters: list, hosts: tuple) -> list[bytes]:
@@ -103,33 +109,32 @@ def mean_of(gradients: Gradients, parameters: list, hosts: tuple) -> list[bytes]
     return [np.asarray(folded(list(column), "mean", hosts)).tobytes() for column in zip(*rows, strict=True)]
 
 
-def synchronised(comm: Communicator, parameters: list, own: list[np.ndarray | None], cut: dict) -> list[bytes | None]:
-    """Return the bits of the mean gradients that this rank has after a synchronisation."""
-    model = Model((f"p{n}", np.zeros(shape, dtype)) for n, (shape, dtype) in enumerate(parameters))
-    sync = Synchronizer(comm, **cut)
-    for _ in range(2):  # the second time buckets are prepared, and memory holds the first time's values
-        for parameter, gradient in zip(model.parameters.values(), own, strict=True):
-            parameter.grad = None if gradient is None else gradient.copy()
+def require_bits(way: Way, parameters: list, order: list[int], gradients: Gradients, options: dict, what: str) -> None:
+    """Synchronise a model in some steps, and require the mean's bits after each."""
+    named = [(f"p{n}", np.zeros(shape, dtype)) for n, (shape, dtype) in enumerate(parameters)]
+    model, sync = TellingModel(named), Synchronizer(way.comm, **options)
+    expected = mean_of(gradients, parameters, way.hosts)
+    for step in range(AUTO_STEPS if options.get("bucket_size") == "auto" else STEPS):
+        model.backward({f"p{n}": gradients[way.comm.rank][n] for n in order})
         sync.sync_gradients(model)
-    return model.gradient_bits()
+        assert model.gradient_bits() == expected, f"{what}, {parameters}, {way.name}, {options}, step {step}"
 
 
 def main() -> None:
     layouts, seed = int(sys.argv[1]), int(sys.argv[2])
+    try_sizes_at_once()
     all_ways = ways()
-    compared = {way.name: 0 for way in all_ways}
+    compared = {"ways": dict.fromkeys((way.name for way in all_ways), 0), "cuts": Counter[str]()}
     for number in range(layouts):
         rng = np.random.default_rng([seed, number])
         parameters, gradients = draw(rng, all_ways[0].comm.size)
         nbytes = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in parameters)
-        each = cuts(rng, nbytes)
-        for way in all_ways:
-            expected = mean_of(gradients, parameters, way.hosts)
-            with room(way.full):
-                for cut in each:
-                    found = synchronised(way.comm, parameters, gradients[way.comm.rank], cut)
-                    assert found == expected, f"seed {seed}, layout {number} {parameters}, {way.name}, {cut}"
-                    compared[way.name] += 1
+        order = [int(n) for n in rng.permutation(len(parameters))]
+        way, (name, options) = all_ways[rng.integers(len(all_ways))], cut(rng, nbytes)
+        with room(way.full):
+            require_bits(way, parameters, order, gradients, options, f"seed {seed}, layout {number}")
+        compared["ways"][way.name] += 1
+        compared["cuts"][name] += 1
     if all_ways[0].comm.rank == 0:
         print(json.dumps(compared))
     for way in all_ways:
