@@ -143,15 +143,18 @@ def multiply(
 
 
 def _kernel(device: Device, name: str, bias: Tensor | None = None, relu: bool = False) -> Any:
-    has_bias = int(bias is not None)
-    return device.kernel("gemm", name, DEPTH=_DEPTH, MOST_DOTS=_MOST_DOTS, HAS_BIAS=has_bias, HAS_RELU=int(relu))
+    return device.kernel("gemm", name, DEPTH=_DEPTH, **_ending(bias, relu))
+
+
+def _ending(bias: Tensor | None, relu: bool) -> dict[str, Any]:
+    return {"HAS_BIAS": int(bias is not None), "HAS_RELU": int(relu)}
 
 
 def _multiply_dots(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, relu: bool, depth: int) -> None:
     """Queue out = a b^T for a narrow result."""
     device = out.device
     rows, columns = out.shape
-    kernel = _kernel(device, "gemm_dots", bias, relu)
+    kernel = device.kernel("gemm_dots", "gemm_dots", MOST_DOTS=_MOST_DOTS, **_ending(bias, relu))
     grid = (min(device.compute_units, -(-rows // _DOT_ROWS)),)
     device.launch(kernel, grid, (1,), a, b, out, a if bias is None else bias, rows, columns, depth)
 
