@@ -54,7 +54,7 @@ def train(mpiexec: str, kill: str, *options: str) -> Outcome:
     script = str(ROOT / "tests" / "faults" / "elastic_victim.py")
     ended = subprocess.run(
         [*launcher, sys.executable, script, "--elastic", *TRAINING, *options],
-        env=clean_environment(CLCOMM_TEST_KILL=kill, OMPI_MCA_osc="^ucx", **DATA), stdin=subprocess.DEVNULL,
+        env=clean_environment(CLCOMM_TEST_KILL=kill, **DATA), stdin=subprocess.DEVNULL,
         capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=ROOT,
     )  # fmt: skip
     killed, went_on = (_stamps(ended.stderr, what) for what in ("killed", "went on"))

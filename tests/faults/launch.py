@@ -69,6 +69,7 @@ def clean_environment(**extra: str) -> dict[str, str]:
     open_mpi = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_osc": "^ucx",  # PyPI's build says at each start that this part of it doesn't work
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }
     return {**kept, **open_mpi, "PYTHONPATH": str(ROOT), **extra}
