@@ -25,6 +25,8 @@ AUTO = "auto"
 #: How much slower than the best of the sweep the chosen size may be.
 TARGET = 1.10
 _SWEPT = 12
+#: Synchronisations before each window: auto has memory of its own, which the caches don't hold at first.
+_SETTLING = 5
 #: Gradients in bytes, tensor by tensor; "deep" has 24 layers of a weight and a bias each, 6 MiB in all.
 TENSORS = {**MODELS, "deep": (262144, 1024) * 24}
 
