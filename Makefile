@@ -75,7 +75,7 @@ fuzz: $(FOR_TEST) ## 100,000 hostile files for all parsers: some minutes
 soak: $(FOR_TEST) ## half an hour of training with random stalls on 8 ranks: nothing may gather
 	CLCOMM_SOAK_S=1800 CLCOMM_SOAK_RANKS=8 $(BIN)/python -m pytest tests/soak -s
 
-proofs: $(FOR_TEST) ## 1,000 drawn models on 2, 3, 4, 5 and 8 ranks, and 10,000 random arrivals: half an hour
+proofs: $(FOR_TEST) ## 1,000 drawn models on 2, 3, 4, 5 and 8 ranks, and 10,000 random arrivals: some 10 minutes
 	CLCOMM_PROOF_LAYOUTS=1000 CLCOMM_PROOF_ARRIVALS=10000 $(BIN)/python -m pytest tests/proofs
 
 lint: $(FOR_LINT) ## style and types
