@@ -10,7 +10,6 @@ The tag tells what a rank has come for. All ranks compare all of them, so those 
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
@@ -19,12 +18,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from clcomm.errors import MismatchError
+from clcomm.transport.bell import Bell
 
 #: Words (int64) of a cell: the counter on a cache line of its own, then two boards of tag, arrival and 14 words.
 _COUNTER_WORDS, _BOARD_WORDS, _FIRST_WORD = 8, 16, 2
 _CELL_WORDS = _COUNTER_WORDS + 2 * _BOARD_WORDS
-#: Polls between two looks at MPI, which may need us to move on what we started earlier.
-_POLLS_BETWEEN_PROGRESS = 16
 
 
 class DifferentOperations(MismatchError):
@@ -65,7 +63,7 @@ class MeetingPoint:
     """Barrier and all-gather of a few words between ranks that share memory.
 
     memory: `nbytes(world_size)` zeroed bytes that are one memory on all ranks. fence: a memory barrier.
-    progress: lets MPI move on; called now and then while waiting.
+    progress: lets MPI move on; called now and then while waiting. sleeps: see Bell.
     """
 
     def __init__(
@@ -75,15 +73,18 @@ class MeetingPoint:
         world_size: int,
         fence: Callable[[], object],
         progress: Callable[[], object],
+        sleeps: bool = False,
     ):
-        cells = memory.view(np.int64).reshape(world_size, _CELL_WORDS)
+        cells, bell = np.split(memory, [world_size * _CELL_WORDS * 8])
+        self._bell = Bell(bell, rank, world_size, fence, progress, sleeps)
+        cells = cells.view(np.int64).reshape(world_size, _CELL_WORDS)
         self.counters = cells[:, 0].data  # a memoryview: reading one word takes 20 ns
         self._boards = [cells[:, start : start + _BOARD_WORDS] for start in (8, 8 + _BOARD_WORDS)]
         self._columns = [(board[:, 0].data, board[:, 1].data) for board in self._boards]
         self._own_words = [board[rank, _FIRST_WORD:].data for board in self._boards]
         self._rank, self._ranks = rank, world_size
         self._others = [other for other in range(world_size) if other != rank]
-        self._fence, self._progress = fence, progress
+        self._fence = fence
         self._count = 0
         self.tag = self.waited_ns = 0
         self.arrivals: list[int] | None = None
@@ -91,7 +92,7 @@ class MeetingPoint:
     @staticmethod
     def nbytes(world_size: int) -> int:
         """Return how much memory a meeting point of so many ranks needs."""
-        return world_size * _CELL_WORDS * 8
+        return world_size * _CELL_WORDS * 8 + Bell.nbytes(world_size)
 
     @property
     def parity(self) -> int:
@@ -114,23 +115,33 @@ class MeetingPoint:
         rank = self._rank
         tags[rank] = tag = self.tag + kind
         arrivals[rank] = came_ns = perf_counter_ns()
-        self._fence()
-        counters = self.counters
-        counters[rank] = count
-        polls = 0
-        for other in self._others:
-            while counters[other] < count:
-                os.sched_yield()  # there may be more ranks than cores
-                polls += 1
-                if polls % _POLLS_BETWEEN_PROGRESS == 0:
-                    self._progress()
-        self._fence()
-        if polls:
-            self.waited_ns += perf_counter_ns() - came_ns
+        self._come(count, came_ns)
         if self.arrivals is None:
             self.arrivals = arrivals.tolist()
         if tags.tolist().count(tag) != self._ranks:
             raise DifferentOperations
+
+    def leave(self) -> None:
+        """Return when every rank has come: a barrier of ranks that have met before in the same operation."""
+        self._count = count = self._count + 1
+        self._come(count, perf_counter_ns())
+
+    def _come(self, count: int, came_ns: int) -> None:
+        """Advance this rank's counter and wait for the others; who finds that all have come rings for who sleeps."""
+        fence, counters = self._fence, self.counters
+        fence()
+        counters[self._rank] = count
+        fence()
+        waited = False
+        for other in self._others:
+            if counters[other] < count:
+                self._bell.wait(counters, other, count)
+                waited = True
+        fence()
+        if waited:
+            self.waited_ns += perf_counter_ns() - came_ns
+        else:
+            self._bell.ring()
 
     def exchange(self, words: Sequence[int], kind: int = 0) -> np.ndarray:
         """Return every rank's words, int64, (world_size, len(words)); up to 14 of them."""

@@ -59,7 +59,8 @@ class HostMemory:
         self._window.Lock_all()  # Sync, MPI's memory barrier, wants an access epoch
         self.fence = self._window.Sync
         self.desk, cells = np.split(memory, [desk_bytes])
-        self.point = MeetingPoint(cells, self.rank, self.ranks, self.fence, comm.Iprobe)
+        cores = set().union(*comm.allgather(_cores()))
+        self.point = MeetingPoint(cells, self.rank, self.ranks, self.fence, comm.Iprobe, self.ranks > len(cores))
 
     # --- room ---
 
@@ -245,3 +246,9 @@ def _free_shared_memory() -> int:
     except OSError:
         return 0
     return stat.f_bavail * stat.f_frsize
+
+
+def _cores() -> set[int]:
+    """Return the cores that this process may run on."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return affinity(0) if affinity else set(range(os.cpu_count() or 1))

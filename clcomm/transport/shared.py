@@ -67,18 +67,19 @@ class SharedTransport(MemoryTransport):
             return
         everyone = self._point.exchange(self.memory.places(source, out), kind_of(source))
         self.memory.kept((op, everyone.tobytes()), lambda: self._shard_reduction(source, out, op, everyone))()
-        self._point.barrier()
+        self._point.leave()
 
     def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
         everyone = self._point.exchange(self.memory.places(source, out), kind_of(source))
         if 0 < source.nbytes <= SLOT_BYTES:
             return partial(self._slot_reduction(source, op), source, out)
-        meet, reduce = self._point.barrier, self._shard_reduction(source, out, op, everyone)
+        meet, leave = self._point.barrier, self._point.leave
+        reduce = self._shard_reduction(source, out, op, everyone)
 
         def run() -> None:
             meet()
             reduce()
-            meet()
+            leave()
 
         return run
 

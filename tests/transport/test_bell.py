@@ -1,0 +1,104 @@
+"""Ranks that outnumber their cores sleep until another one rings; here ranks are threads."""
+
+from __future__ import annotations
+
+import platform
+import threading
+
+import numpy as np
+import pytest
+
+from clcomm.transport import bell
+from clcomm.transport.bell import Bell
+
+RANKS = 3
+
+
+class Sleepers:
+    """Rank 0 and 1 wait for rank 2, each in a thread of its own."""
+
+    def __init__(self, progress=lambda: None):
+        self.memory = np.zeros(Bell.nbytes(RANKS), np.uint8)
+        self.asleep = self.memory[64:].view(np.int64)
+        self.counters = np.zeros(RANKS, np.int64)
+        self.bells = [Bell(self.memory, rank, RANKS, lambda: None, progress, True) for rank in range(RANKS)]
+        self.failures: list[BaseException] = []
+        self.threads = [threading.Thread(target=self._wait, args=(rank,)) for rank in range(2)]
+        for thread in self.threads:
+            thread.start()
+
+    def _wait(self, rank: int) -> None:
+        try:
+            self.bells[rank].wait(self.counters.data, 2, 1)
+        except Interrupted as error:
+            self.failures.append(error)
+
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join()
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.fixture
+def long_naps(monkeypatch):
+    """Naps that outlast any test, so that only a ring ends one."""
+    monkeypatch.setattr(bell, "NAP_NS", 3600 * 10**9)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no futex here that Bell knows")
+@pytest.mark.usefixtures("long_naps")
+def test_a_ring_wakes_all_who_sleep():
+    sleepers = Sleepers()
+    while sleepers.asleep[:2].sum() < 2:
+        pass
+    sleepers.counters[2] = 1
+    sleepers.bells[2].ring()
+    sleepers.join()
+    assert sleepers.asleep.tolist() == [0, 0, 0]
+
+
+@pytest.mark.usefixtures("long_naps")
+def test_who_has_come_already_is_not_waited_for():
+    sleepers = Sleepers()
+    sleepers.counters[2] = 1
+    while any(thread.is_alive() for thread in sleepers.threads):
+        sleepers.bells[2].ring()
+    assert sleepers.asleep.tolist() == [0, 0, 0]
+
+
+def test_a_nap_ends_without_a_ring():
+    sleepers = Sleepers()
+    while not sleepers.asleep[:2].any():
+        pass
+    sleepers.counters[2] = 1
+    sleepers.join()
+    assert sleepers.asleep.tolist() == [0, 0, 0]
+
+
+def test_progress_can_end_a_wait():
+    def progress() -> None:
+        raise Interrupted
+
+    sleepers = Sleepers(progress)
+    sleepers.join()
+    assert len(sleepers.failures) == 2
+    assert sleepers.asleep.tolist() == [0, 0, 0]
+
+
+def test_ranks_poll_where_the_system_call_is_not_known(monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "another")
+    looks: list[int] = []
+    counters = np.zeros(2, np.int64)
+    polled = 3 * bell.POLLS
+
+    def progress() -> None:
+        looks.append(1)
+        counters[1] = len(looks) * bell.POLLS_BETWEEN_PROGRESS >= polled
+
+    waiting = Bell(np.zeros(Bell.nbytes(2), np.uint8), 0, 2, lambda: None, progress, True)
+    waiting.ring()
+    waiting.wait(counters.data, 1, 1)
+    assert len(looks) == polled // bell.POLLS_BETWEEN_PROGRESS
