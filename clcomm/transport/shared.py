@@ -25,8 +25,8 @@ from clcomm.transport.mpi_transport import SHARD_MULTIPLE
 from clcomm.transport.reduction import prepared_reduction, reduce_in_rank_order
 from clcomm.transport.started import Counters, StartedReduction
 
-#: Arrays up to this size take the way through the slots.
-SLOT_BYTES = 16 << 10
+#: Arrays up to this size take the way through the slots; to fold larger ones whole costs more than a second meeting.
+SLOT_BYTES = 8 << 10
 
 
 class SharedTransport(MemoryTransport):
