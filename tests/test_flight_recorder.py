@@ -41,7 +41,7 @@ def test_a_dump_is_its_owners_alone(tmp_path, monkeypatch) -> None:
     with open(path) as file:
         dumped = json.load(file)
     assert (dumped["schema"], dumped["rank"], dumped["place"]) == (1, 5, "train.py:3 in main")
-    assert dumped["operations"] == filled(2).operations()
+    assert dumped["operations"] == json.loads(json.dumps(filled(2).operations()))
 
 
 def test_nothing_is_overwritten_and_no_link_is_followed(tmp_path) -> None:

@@ -81,9 +81,10 @@ def start(
     """Start a script of ours on some ranks, or without a launcher, and return at once."""
     path = path / "job.py"
     path.write_text(PREAMBLE + script)
-    command = [mpiexec(), "-n", str(ranks)] if launcher else []
+    # A suite that a shell runs in the background ignores Ctrl-C, and so would all that it starts.
+    command = ["env", "--default-signal=INT", *under, *([mpiexec(), "-n", str(ranks)] if launcher else [])]
     return subprocess.Popen(
-        [*under, *command, sys.executable, str(path)],
+        [*command, sys.executable, str(path)],
         env=clean_environment(**environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
