@@ -16,7 +16,7 @@ import weakref
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, NoReturn
 
-from clcomm import job, lookout
+from clcomm import bounded_end, job, lookout
 from clcomm.exit_code import tell_of_the_last
 from clcomm.lookout_process import stat_fields
 from clcomm.transport import mpi
@@ -38,6 +38,7 @@ class _Hooks:
     threading_excepthook: Any = threading.excepthook
     leaving_with: job.Exit | None = None
     was_open = False
+    has_lost_ranks = False
     communicators: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
     latest: Any = None  # kept, as it may be a variable of a main() that is over when the program looks back
     signals: _Signals | None = None
@@ -74,6 +75,11 @@ def finalized(communicator: Any) -> None:
     if not _Hooks.communicators and _Hooks.signals is not None:
         _Hooks.signals.restore()
         _Hooks.signals = None
+
+
+def lost_ranks() -> None:
+    """Note that ranks have died without which the others go on: MPI_Finalize may wait for them."""
+    _Hooks.has_lost_ranks = True
 
 
 def _leaves(error: SystemExit) -> None:
@@ -124,6 +130,8 @@ def _at_exit() -> None:
     if any(reasons):
         end_by_force_later(job.FAILURE)
         job.end(job.FAILURE, next(filter(None, reasons)))
+    elif _Hooks.has_lost_ranks:
+        bounded_end.start(os.getpid(), LAST_RESORT_S)
 
 
 def end_by_force_later(code: int) -> None:

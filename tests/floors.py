@@ -15,6 +15,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
         0,
         (
             "clcomm/_version.py",
+            "clcomm/bounded_end.py",
             "clcomm/buckets.py",
             "clcomm/cache.py",
             "clcomm/common_memory.py",

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the looko
 def test_the_first_to_die_is_named_even_when_all_are_gone_before_anybody_looks(order):
     said = what_is_said(order, lookout.RUNNING)
     assert said.startswith(f"clcomm: rank {order[0]} died at step {order[0] + 1} ")
+    assert all(f"rank {other} at step {other + 1}" in said.partition("at the same time")[2] for other in order[1:])
     assert said.count("\n") == 1
 
 
