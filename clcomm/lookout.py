@@ -71,21 +71,25 @@ def watch_host(host: Any, rank: int) -> None:
     """
     if host.Get_size() < 2:
         return
-    watched, pids = zip(*host.allgather((_Own.is_watched, os.getpid())), strict=True)
-    if any(watched):
-        return
-    memory, descriptor = common_memory(host, "clcomm-lookout", host.Get_size() * RECORD_BYTES)
-    if memory is not None:
-        _join(memory.cast("q"), host.Get_rank(), rank)
+    reading, writing = os.pipe()  # its end comes with ours
+    watched, pids, pipes = zip(*host.allgather((_Own.is_watched, os.getpid(), reading)), strict=True)
     with ExitStack() as opened:
+        opened.callback(os.close, reading)
+        memory, descriptor = None, -1
+        if not any(watched):
+            memory, descriptor = common_memory(host, "clcomm-lookout", host.Get_size() * RECORD_BYTES)
+        if memory is None:
+            os.close(writing)
+        else:
+            _join(memory.cast("q"), host.Get_rank(), rank)
+            _Own.is_watched = True
         ends = None
         if descriptor >= 0:
             opened.callback(os.close, descriptor)
-            ends = ends_of(pids, opened) if memory is not None else None
+            ends = ends_of(pids, pipes, opened) if memory is not None else None
         host.Barrier()  # all records are written, and all ends noted from here on
         if ends is not None:
             _start(descriptor, *ends)
-    _Own.is_watched = memory is not None
 
 
 def _join(records: Any, local_rank: int, rank: int) -> None:
@@ -95,18 +99,22 @@ def _join(records: Any, local_rank: int, rank: int) -> None:
     _Own.records, _Own.start = records, start
 
 
-def ends_of(pids: Sequence[int], opened: ExitStack) -> tuple[select.epoll, list[int]] | None:
-    """Return what notes these processes' ends in the order in which they come, and their pidfds.
+def ends_of(pids: Sequence[int], pipes: Sequence[int], opened: ExitStack) -> tuple[select.epoll, list[int]] | None:
+    """Return what notes these processes' ends in the order in which they come, their pidfds and then their pipes.
 
-    The kernel does so from now on, so none is missed while the lookout starts. None where it cannot; `opened` closes.
+    pipes: of each process, the descriptor to read from of a pipe that it alone writes to. The kernel closes what was
+    opened last first: so a rank's pipe ends before its launcher, which ends the others, can know of its death. A pidfd
+    tells a moment later, and where a child has the pipe too. None is missed while the lookout starts. Returns None
+    where the system cannot; `opened` closes.
     """
     try:
         ends = opened.enter_context(select.epoll())
-        handles = []
-        for pid in pids:
-            handles.append(os.pidfd_open(pid))
-            opened.callback(os.close, handles[-1])
-            ends.register(handles[-1], select.EPOLLIN)
+        handles = [os.pidfd_open(pid) for pid in pids]
+        flags = os.O_RDONLY | os.O_NONBLOCK  # not to wait for somebody who writes
+        handles += [os.open(f"/proc/{pid}/fd/{pipe}", flags) for pid, pipe in zip(pids, pipes, strict=True)]
+        for handle in handles:
+            opened.callback(os.close, handle)
+            ends.register(handle, select.EPOLLIN)  # a pipe's end is told in any case
     except (OSError, AttributeError):  # AttributeError: not Linux
         return None
     return ends, handles

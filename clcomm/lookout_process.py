@@ -20,48 +20,45 @@ RECORD_BYTES = 64
 STATE, STEP, RANK, PID = range(4)
 #: What a rank is doing: its work, leaving on purpose, ending the job with words of its own.
 RUNNING, LEAVING, FAILING = range(3)
-#: Where /proc/PID/stat has a process's flags, counted from behind its name, and the kernel's flag of one that ends.
-_FLAGS, _PF_EXITING = 6, 0x4
 #: The kernel's request for what it knows of a process, and its flag for how that ended (linux/pidfd.h).
 _PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 0x8
 #: Ranks that die so soon after one that failed were ended by the launcher.
 ENDED_BY_LAUNCHER_S = 2.0
+#: How long a process may take from the end of its pipe to its own.
+DYING_S = 1.0
 
 
 def main(memory: int, ends: int, *handles: int) -> None:
     """Watch ranks until the last is gone.
 
-    memory: descriptor of their records. handles: their pidfds, in the same order. ends: an epoll that knows these, and
-    hands out ends in the order in which they came: most often the culprit's first, as the launcher ends the others.
+    memory: descriptor of their records. handles: their pidfds and then their pipes, in the same order. ends: an epoll
+    that knows these, and hands out ends in the order in which they came: the culprit's first.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     size = os.fstat(memory).st_size
     words = memoryview(mmap.mmap(memory, size)).cast("q")
     records = [words[start : start + RECORD_BYTES // 8] for start in range(0, len(words), RECORD_BYTES // 8)]
-    watched = dict(zip(handles, records, strict=True))
+    pidfds, pipes = handles[: len(records)], handles[len(records) :]
+    watched = set(range(len(records)))
     coming = select.epoll.fromfd(ends)
     quiet_until = 0.0
     while watched:
-        gone = [(handle, watched.pop(handle)) for handle, _ in coming.poll()]
-        for handle, record in gone:
+        for handle, _ in coming.poll():
             coming.unregister(handle)
+            which = (pidfds if handle in pidfds else pipes).index(handle)
+            record = records[which]
             explained = record[STATE] != RUNNING or any(other[STATE] == FAILING for other in records)
-            if not explained and time.monotonic() > quiet_until:
-                with_it = [other for other in records if other is not record and is_ending(other[PID])]
-                os.write(2, message(record, handle, with_it).encode())
+            if which in watched and not explained and time.monotonic() > quiet_until:
+                os.write(2, message(record, pidfds[which]).encode())
                 quiet_until = time.monotonic() + ENDED_BY_LAUNCHER_S
+            watched.discard(which)
 
 
-def message(record: memoryview, handle: int, with_it: list[memoryview]) -> str:
-    """Return the line that names the rank which died without a word; handle: its pidfd.
-
-    Where we come late, on a busy machine, the launcher has ended others by then, and one of those may have been the
-    first: it learns of a death a moment before the kernel notes the end. So these are named as well.
-    """
-    others = [f"rank {other[RANK]}{at(other[STEP])}" for other in with_it if other[STATE] == RUNNING]
-    same = f", at the same time as {', '.join(others)}" if others else ""
-    return f"clcomm: rank {record[RANK]} died{at(record[STEP])}{cause(record[PID], handle)}{same}\n"
+def message(record: memoryview, handle: int) -> str:
+    """Return the line that names the rank which died without a word, once it has; handle: its pidfd."""
+    select.select([handle], [], [], DYING_S)
+    return f"clcomm: rank {record[RANK]} died{at(record[STEP])}{cause(record[PID], handle)}\n"
 
 
 def at(step: int) -> str:
@@ -85,12 +82,6 @@ def is_gone(pid: int) -> bool:
     """Say whether a process has ended."""
     fields = stat_fields(pid)
     return not fields or fields[0] in ("Z", "X")
-
-
-def is_ending(pid: int) -> bool:
-    """Say whether a process has ended, or is about to."""
-    fields = stat_fields(pid)
-    return not fields or bool(int(fields[_FLAGS]) & _PF_EXITING)
 
 
 def _status(pid: int) -> int | None:

@@ -120,7 +120,7 @@ def test_who_came_last_and_how_long_the_others_waited(arrays, auto) -> None:
     for move in (lambda: auto.all_reduce(own), lambda: auto.broadcast(elsewhere), auto.barrier):
         auto.barrier()
         if auto.rank == last:
-            deadline = recorder.events[-1].began_s + recorder.events[-1].seconds + 0.05
+            deadline = recorder.events[-1].began_s + recorder.events[-1].seconds + 0.15
             while time.perf_counter() < deadline:
                 pass
         move()
@@ -128,7 +128,7 @@ def test_who_came_last_and_how_long_the_others_waited(arrays, auto) -> None:
     began = np.array(auto.all_gather_object([event.began_s for event in events]))
     for event, by_rank in zip(events, began.T, strict=True):
         # The one that means to be, unless a busy machine has held up another even longer.
-        assert by_rank[event.last_rank] > by_rank.max() - 0.02
+        assert by_rank[event.last_rank] > by_rank.max() - 0.1
         assert event.late_s > 0
         assert 0 <= event.wait_s <= event.seconds
         if auto.rank != event.last_rank:

@@ -25,7 +25,7 @@ def test_nobody_leaves_before_the_last_one_came(auto):
         time.sleep(0.3)
     auto.rendezvous()
     spent, waited = time.process_time() - spent, time.perf_counter() - begin
-    assert waited > 0.25
+    assert waited > 0.1
     assert max(auto.all_gather_object(spent / waited)) < 0.6, "who waits leaves the cores to others"
 
 

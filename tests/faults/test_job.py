@@ -112,10 +112,7 @@ def test_a_rank_that_is_killed_is_named(tmp_path):
     assert ended.code != 0
     assert ended.after_failing_s < END_S
     assert len(ended.clcomm_lines()) == 1
-    # On a busy machine the others, which the launcher kills at once, may be gone first.
-    assert re.match(
-        r"clcomm: rank 1 died at step 3 |.*, at the same time as .*\brank 1 at step 3\b", ended.clcomm_lines()[0]
-    )
+    assert ended.clcomm_lines()[0].startswith("clcomm: rank 1 died at step 3 ")
 
 
 @pytest.mark.parametrize("does", ["time.sleep(60)", "comm.barrier()"], ids=["computes", "waits in MPI"])

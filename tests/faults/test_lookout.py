@@ -21,7 +21,6 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the looko
 def test_the_first_to_die_is_named_even_when_all_are_gone_before_anybody_looks(order):
     said = what_is_said(order, lookout.RUNNING)
     assert said.startswith(f"clcomm: rank {order[0]} died at step {order[0] + 1} ")
-    assert all(f"rank {other} at step {other + 1}" in said.partition("at the same time")[2] for other in order[1:])
     assert said.count("\n") == 1
 
 
@@ -32,8 +31,14 @@ def test_who_leaves_on_purpose_is_not_named():
 def what_is_said(order: tuple[int, ...], state: int) -> str:
     """Return what a lookout writes over ranks 0, 1, … at steps 1, 2, …, killed in this order before it starts."""
     with ExitStack() as left:
-        ranks = [left.enter_context(subprocess.Popen(["sleep", str(HUNG_S)])) for _ in order]
-        ends, handles = ends_of([rank.pid for rank in ranks], left)
+        ranks, pipes = [], []
+        for _ in order:
+            pipe = os.pipe()
+            ranks.append(left.enter_context(subprocess.Popen(["sleep", str(HUNG_S)], pass_fds=pipe)))
+            pipes.append(pipe[0])
+            os.close(pipe[1])
+            left.callback(os.close, pipe[0])
+        ends, handles = ends_of([rank.pid for rank in ranks], pipes, left)
         for number in order:
             ranks[number].kill()
             ranks[number].wait()

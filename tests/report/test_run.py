@@ -15,6 +15,7 @@ from clcomm.report.record import layout_of
 from tests.numpy_models import Model
 
 STEPS = 12
+LATE_S = 0.03
 
 
 @pytest.fixture
@@ -24,7 +25,10 @@ def place(comm, tmp_path) -> Path:
 
 
 def trained(comm: Communicator, tensors: int, elements: int):
-    """Synchronise a model a few times; return its plan, and what each time took by a clock of our own."""
+    """Synchronise a model a few times; return its plan, each time by a clock of our own, and its parts' sum.
+
+    Ranks come late in turns. So the others wait longer than a core that is taken from them between two parts costs.
+    """
     model = Model((f"w{index}", np.ones(elements >> index, np.float32)) for index in range(tensors))
     for parameter in model.parameters.values():
         parameter.grad = np.full(parameter.data.shape, comm.rank, np.float32)
@@ -34,7 +38,9 @@ def trained(comm: Communicator, tensors: int, elements: int):
     sync.sync_gradients(model)
     comm.stats.reset()
     measured, told = [], []
-    for _ in range(STEPS):
+    for step in range(STEPS):
+        comm.barrier()
+        time.sleep(LATE_S if step % comm.size == comm.rank else 0)
         began = time.perf_counter()
         sync.sync_gradients(model)
         measured.append(time.perf_counter() - began)
@@ -48,8 +54,10 @@ PARTS = ("pack", "wait", "transfer", "unpack")
 @pytest.mark.mpi(min_size=2)
 def test_parts_add_up_to_what_a_clock_says_and_bytes_to_the_layout(auto):
     plan, measured, told = trained(auto, tensors=2, elements=1 << 21)
-    # The best of them: a rank that loses its core between two parts loses that time to none of them.
-    assert max(t / m for t, m in zip(told, measured, strict=True)) == pytest.approx(1, abs=0.02)
+    shares = [part / whole for part, whole in zip(told, measured, strict=True)]
+    assert max(shares) <= 1
+    # A rank that loses its core between two parts loses that time to none of them: hence not of each step.
+    assert max(shares) > 0.98
     counts = auto.stats.as_dict()
     buckets = [row for row in counts["buckets"] if row["label"] == "gradients"]
     assert [row["bytes"] for row in buckets] == [STEPS * bucket.nbytes for bucket in plan]
