@@ -16,6 +16,7 @@ from clcomm.handle import Handle
 from clcomm.running import KEPT_CALLS, CollectiveRunner
 from clcomm.stats import Collective, Observer
 from clcomm.transport import Pending, Transport
+from clcomm.transport.reduction import Fold
 from clcomm.world import World
 
 
@@ -27,6 +28,15 @@ class AllReduces(CollectiveRunner):
         self._prepared = 0  # all-reduces prepared so far
         self._idle_from_s = 0.0  # when the last of those in the background was done
         self._planned: dict[tuple, tuple[Call, Transport]] = {}  # valid until memory is allocated or freed
+
+    def fold_with(self, fold: Fold | None) -> None:
+        """Let `fold` make sums in shared memory, where it can, in what is called or prepared from now on; None: NumPy.
+
+        The Synchronizer gives it the device of a model: see `clcomm.engine.fold`. Bits stay the same, so this is no
+        collective, and ranks may differ in it.
+        """
+        if self._shared is not None:
+            self._shared.fold = fold
 
     def all_reduce(
         self,

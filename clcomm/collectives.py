@@ -150,8 +150,9 @@ class ArrayCollectives(ObjectCollectives):
                 f"got {rows.shape} of {rows.dtype}"
             )
         target, _ = writable(out, "out")
-        shared, block = self._transport_for(rows), slice(self.rank * out.size, (self.rank + 1) * out.size)
-        reduce = prepared_reduction([row[block] for row in rows], target, op)
+        shared, block = self._shared, slice(self.rank * out.size, (self.rank + 1) * out.size)
+        assert shared is not None, "common memory without a transport"
+        reduce = prepared_reduction([row[block] for row in rows], target, op, fold=shared.fold)
 
         def meet_and_reduce() -> None:
             shared.barrier()

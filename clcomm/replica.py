@@ -10,6 +10,7 @@ import numpy as np
 
 from clcomm.buckets import Bucket
 from clcomm.layout import FlatLayout, ParameterSpec
+from clcomm.transport.reduction import Fold
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,10 @@ class Replica(Protocol):
 
     #: Trainable parameters, in the model's order.
     specs: tuple[ParameterSpec, ...]
+
+    @property
+    def fold(self) -> Fold | None:
+        """What makes sums over ranks on the model's device; None where it has none for that."""
 
     def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
         """Take the flat space that the parameters live in from now on, values kept; again where the memory moves."""

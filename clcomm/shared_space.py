@@ -25,6 +25,8 @@ class SharedSpace:
     def __init__(self, comm: Communicator, model: Any, is_paused: Callable[[], bool] = lambda: False):
         self.model = model  # kept, so that no other model can get its id
         self.replica = _replica_on_all(comm, model)
+        if self.replica.fold is not None:
+            comm.fold_with(self.replica.fold)
         self.layout = FlatLayout(self.replica.specs)
         self.shard_nbytes = self.layout.shard_nbytes(comm.size)
         whole = comm.size * self.shard_nbytes

@@ -72,8 +72,10 @@ class Session:
             return
         rehearse, run = parts.rehearse, ((options.batch_size, EVALUATION_BATCH), options.optimizer, options.lr)
         settings = {name: getattr(options, name) for name in ("momentum", "nesterov", "weight_decay")}
-        what = repr((options.model, train.image_shape, train.classes, run, settings))
-        build_together(self.comm, parts.opencl, lambda: rehearse(*run, settings), what)
+        rows = self.comm.local_size
+        sums = rows, rows if rows == self.comm.size else 1  # with other hosts' ranks, the mean is made of hosts' sums
+        what = repr((options.model, train.image_shape, train.classes, run, settings, sums))
+        build_together(self.comm, parts.opencl, lambda: rehearse(*run, settings, *sums), what)
 
     def _make_trainer(self) -> Trainer:
         options, comm = self.options, self.comm

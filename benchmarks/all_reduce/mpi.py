@@ -10,15 +10,20 @@ import numpy as np
 from benchmarks.all_reduce.worker import Once, expected_sum, rank_values, timed
 from benchmarks.workers import serve
 from clcomm import Communicator
+from clcomm.engine import Device
+from clcomm.engine.fold import Fold
 
 
 class Buffers:
     """A size's memory: allocated once for each size, as windows of shared memory are for good."""
 
-    def __init__(self, comm: Communicator, nbytes: int):
+    def __init__(self, comm: Communicator, nbytes: int, fold: Fold | None):
         self.comm, self.nbytes = comm, nbytes
         self.grads = comm.allocate(nbytes).view(np.float32)
         self.reduced = comm.allocate_common(nbytes).view(np.float32)
+        comm.fold_with(None)
+        self.by_numpy = comm.all_reduce_init(self.grads, "mean", out=self.reduced)
+        comm.fold_with(fold)
         self.prepared = comm.all_reduce_init(self.grads, "mean", out=self.reduced)
         self.plain = np.zeros(nbytes // 4, np.float32)
         self.other = np.ones_like(self.plain)
@@ -42,9 +47,10 @@ class Buffers:
         self.comm.comm.Allreduce(MPI.IN_PLACE, self.plain)
 
     def once(self, system: str) -> Once:
-        """Return what a system does: "clcomm", "unprepared", "mpi" or "copy"."""
+        """Return what a system does: "clcomm", "by NumPy", "unprepared", "mpi" or "copy"."""
         ways: dict[str, Once] = {
             "clcomm": self.prepared,
+            "by NumPy": self.by_numpy,
             "unprepared": lambda: self.comm.all_reduce(self.grads, "mean", out=self.reduced),
             "mpi": self.allreduce,
             "copy": lambda: np.copyto(self.other, self.plain),
@@ -54,12 +60,13 @@ class Buffers:
 
 def main() -> None:
     comm = Communicator()
+    fold = Fold.on(Device.select("cpu", local_rank=comm.local_rank, local_size=comm.local_size, cores=comm.cores))
     buffers: dict[int, Buffers] = {}
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
         nbytes = request["nbytes"]
         if nbytes not in buffers:
-            buffers[nbytes] = Buffers(comm, nbytes)
+            buffers[nbytes] = Buffers(comm, nbytes, fold)
             buffers[nbytes].check()
         return timed(buffers[nbytes].once(request["system"]), request["repeats"])
 

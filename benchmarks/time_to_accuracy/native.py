@@ -24,8 +24,8 @@ def main() -> None:
     settings = {"momentum": course.MOMENTUM}
     assert parts.opencl is not None and parts.rehearse is not None
     sizes, rehearse = (options.batch_size, course.EVALUATION_BATCH), parts.rehearse
-    what = repr((options.model, train.image_shape, train.classes, sizes, settings))
-    build_together(comm, parts.opencl, lambda: rehearse(sizes, "sgd", course.LR, settings), what)
+    what = repr((options.model, train.image_shape, train.classes, sizes, settings, comm.size))
+    build_together(comm, parts.opencl, lambda: rehearse(sizes, "sgd", course.LR, settings, comm.size, comm.size), what)
     optimizer = parts.make_optimizer("sgd", course.LR, **settings)
     sync = Synchronizer(comm)
     sync.broadcast_parameters(parts.model)

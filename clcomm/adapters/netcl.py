@@ -141,6 +141,8 @@ class NetclReplica:
     float16 parameters are float32 in the flat space. Frozen parameters and buffers are `extra_state`.
     """
 
+    fold = None
+
     def __init__(self, model: Any):
         self._model = model if isinstance(model, NetclModel) else NetclModel(model)
         self._parameters = dict(self._model.named_parameters())

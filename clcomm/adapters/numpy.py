@@ -38,6 +38,8 @@ class NumpyReplica:
     Raises ArgumentError for parameters that are no floating-point arrays, or when there are none.
     """
 
+    fold = None
+
     def __init__(self, model: Any):
         self._model = model
         self._parameters: dict[str, NumpyParameter] = {}

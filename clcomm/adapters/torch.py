@@ -39,6 +39,8 @@ class TorchReplica:
     other parameters are trainable than at the first one.
     """
 
+    fold = None
+
     def __init__(self, model: torch.nn.Module):
         self._model = model
         self._parameters = dict(_trainable(model))

@@ -164,7 +164,8 @@ class _Reduction:
         first, *others = memory.distinct(targets)
         shard = _slices(first.size, memory.ranks)[memory.rank]
         # As row 0 of the sum the first target may be written to; it is none of the later rows.
-        self.fold = prepared_reduction([source[shard] for source in sources], first[shard], partial_op(op))
+        rows = [source[shard] for source in sources]
+        self.fold = prepared_reduction(rows, first[shard], partial_op(op), fold=transport.fold)
         # A lane is a shard where hosts are even: then a rank sends on what it folded itself.
         self._meet = None if hosts.even else memory.point.barrier
         self._leave = memory.point.barrier

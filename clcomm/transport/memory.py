@@ -14,6 +14,7 @@ from clcomm.errors import MismatchError
 from clcomm.transport.base import Transport
 from clcomm.transport.meeting import DifferentOperations, Meeting, MeetingPoint, kind_of
 from clcomm.transport.mpi import address_function, shared_window
+from clcomm.transport.reduction import Fold
 
 _PAGE = 4096
 #: Part of /dev/shm that is left to others.
@@ -190,6 +191,8 @@ class MemoryTransport(Transport):
 
     memory: HostMemory
     meeting: Meeting
+    #: Makes the sums in it, where it can.
+    fold: Fold | None = None
 
     def fits(self, nbytes: int, common: bool) -> bool:
         """Say, alike on every rank, whether /dev/shm has room for `nbytes` a rank, or in common; collective."""

@@ -21,8 +21,8 @@ from clcomm.transport.reduction import prepared_reduction
 
 #: Up to this many bytes of the whole world's data, one all-gather and a local fold beat two phases.
 GATHER_LIMIT_BYTES = 64 << 10
-#: Shards start at multiples of a cache line's worth of float32.
-SHARD_MULTIPLE = 16
+#: Shards start at multiples of two cache lines' worth of float32, where OpenCL devices take memory as it lies.
+SHARD_MULTIPLE = 32
 
 
 class MpiTransport(Transport):

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.host_memory import aligned_empty
 from clcomm.layout import shard_bounds
 from clcomm.transport.base import Pending
 from clcomm.transport.meeting import MeetingPoint, kind_of
@@ -98,10 +99,10 @@ class SharedTransport(MemoryTransport):
         return found
 
     def _make_slot_reduction(self, like: np.ndarray, op: str) -> Callable[[np.ndarray, np.ndarray], None]:
-        point, result, kind = self._point, np.empty_like(like), kind_of(like)
+        point, result, kind = self._point, aligned_empty(like.shape, like.dtype), kind_of(like)
         sides = [[slot[: like.nbytes].view(like.dtype) for slot in side] for side in self._slots]
         own = [rows[self.rank] for rows in sides]
-        folds = [prepared_reduction(rows, result, op) for rows in sides]
+        folds = [prepared_reduction(rows, result, op, fold=self.fold) for rows in sides]
 
         def reduce(source: np.ndarray, out: np.ndarray) -> None:
             parity = point.parity
@@ -141,7 +142,7 @@ class SharedTransport(MemoryTransport):
         first, *others = [target[shard] for target in self.memory.distinct(targets)]
         # Folding straight into the first target is right unless that memory is also a later row of the sum: rank 0's
         # part is row 0 when the caller reduces in place, and no row at all when `out` is another region.
-        reduce = prepared_reduction([source[shard] for source in sources], first, op)
+        reduce = prepared_reduction([source[shard] for source in sources], first, op, fold=self.fold)
 
         def reduce_and_copy() -> None:
             reduce()

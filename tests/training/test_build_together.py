@@ -68,6 +68,25 @@ def test_a_rehearsed_step_needs_no_kernel_more(model):
     assert set(parts.opencl._kernels) == built
 
 
+@pytest.mark.mpi(min_size=2)
+def test_a_rehearsed_step_needs_no_kernel_more_with_other_ranks(auto):
+    """Sums over ranks too, where a rank's device makes them."""
+    parts = engines.build("native", "mlp", (1, 12, 12), 5, seed=0, device="cpu")
+    rehearsal = parts.rehearse((6,), "sgd", 0.1, {}, auto.size, auto.size)
+    rehearsal.build(rehearsal.programs)
+    rehearsal.close()
+    built = set(parts.opencl._kernels)
+    assert any(key[0] == "fold" for key in built) == parts.opencl.runs_in_caller
+    optimizer, sync = parts.make_optimizer("sgd", 0.1), Synchronizer(auto)
+    sync.broadcast_parameters(parts.model)
+    for _ in range(3):
+        parts.forward_backward(*parts.prepare(np.ones((6, 1, 12, 12), np.float32), np.zeros(6, np.int32)), 1.0)
+        sync.sync_gradients(parts.model)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert set(parts.opencl._kernels) == built
+
+
 @pytest.mark.mpi(min_size=1)
 def test_each_program_is_built_once(monkeypatch, tmp_path, device):
     comm = Communicator()

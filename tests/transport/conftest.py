@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from clcomm.engine.fold import Fold
 from clcomm.transport import Pending, SoloTransport, Transport
 from clcomm.transport.hierarchical import HierarchicalTransport
 from clcomm.transport.hosts import Hosts
@@ -17,6 +18,7 @@ from clcomm.transport.mpi import host_of, world
 from clcomm.transport.mpi_transport import MpiTransport
 from clcomm.transport.reduction import prepared_reduction_by_hosts
 from clcomm.transport.shared import SharedTransport
+from tests.helpers import cpu_device
 from tests.transport.references import LAYOUTS, folded, layout_hosts, pretended_host
 
 
@@ -81,6 +83,8 @@ def _hierarchical_bench(layout: str, comm, pending=None) -> Bench:
     hosts = Hosts.of(comm, host)
     base = MpiTransport(comm, pending, partial(prepared_reduction_by_hosts, hosts=hosts.ranks))
     made = HierarchicalTransport(base, host, hosts)
+    if layout == "halves":
+        made.fold = Fold(cpu_device("cpu"))
     return Bench(made, made.allocate, made.allocate_common, hosts=hosts.ranks, release=base.close)
 
 
@@ -93,6 +97,8 @@ def make_bench(name: str, comm, pending: deque[Pending] | None = None) -> Bench:
     if name in LAYOUTS:
         return _hierarchical_bench(name, comm, pending)
     shared = _shared_transport(comm, pending)
+    if name == "shared, folded by the device":
+        shared.fold = Fold(cpu_device("cpu"))
     return Bench(shared, shared.allocate, shared.allocate_common)
 
 
@@ -102,6 +108,7 @@ def every_transport():
         pytest.param("solo"),
         pytest.param("mpi", marks=pytest.mark.mpi(min_size=1)),
         pytest.param("shared", marks=pytest.mark.mpi(min_size=1)),
+        pytest.param("shared, folded by the device", marks=pytest.mark.mpi(min_size=1)),
         *(pytest.param(layout, marks=pytest.mark.mpi(min_size=1)) for layout in LAYOUTS),
     ]
 
