@@ -54,9 +54,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ranks", type=harness.positive, default=4, help="default: %(default)s")
     parser.add_argument("--seeds", type=harness.positive, default=3, help="runs of each; default: %(default)s")
     parser.add_argument("--schemes", nargs="+", default=SCHEMES, help="default: %(default)s")
-    parser.add_argument(
-        "--record", action="store_true", help=f"append the results to benchmarks/{harness.RESULTS.name}"
-    )
+    parser.add_argument("--record", action="store_true", help=f"keep the results in benchmarks/{harness.RESULTS.name}")
     parser.add_argument("arguments", nargs="*", help="more for the example, after --")
     return parser.parse_args()
 

@@ -7,6 +7,7 @@ mean something, and the report gives them beside the figures.
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,8 @@ from clcomm.errors import ArgumentError
 RESULTS = Path(__file__).with_name("RESULTS.md")
 _FILE_WIDTH = 160
 _RESULTS_HEADING = (
-    "# Results\n\nNewest last. Ratios are what counts: each section was measured side by side, in one run.\n"
+    "# Results\n\nThe latest of each command on a machine, newest last. Ratios are what counts: each section was measured "
+    "side by side, in one run.\n"
 )
 
 
@@ -189,9 +191,14 @@ class Report:
         return "\n\n".join(parts) + "\n"
 
     def record(self, path: Path = RESULTS) -> None:
-        """Append it to a file of results, which is begun when it is not there."""
-        before = path.read_text(encoding="utf-8") if path.exists() else _RESULTS_HEADING
-        path.write_text(f"{before.rstrip()}\n\n{self.markdown()}", encoding="utf-8")
+        """Put it at the end of a file of results, in place of what the same command gave on such a machine before."""
+        text = path.read_text(encoding="utf-8") if path.exists() else _RESULTS_HEADING
+        heading, *sections = re.split(r"(?m)^(?=## )", text)
+        own = f"\n`{self.command}`\n\n{describe_machine()};"
+        kept = [section for section in sections if own not in section]
+        path.write_text(
+            "\n\n".join(part.strip() for part in (heading, *kept, self.markdown())) + "\n", encoding="utf-8"
+        )
 
 
 def parser(program: str, description: str, *, windows: int, window_s: float) -> argparse.ArgumentParser:
@@ -199,7 +206,7 @@ def parser(program: str, description: str, *, windows: int, window_s: float) -> 
     result = argparse.ArgumentParser(prog=f"python -m {program}", description=description, allow_abbrev=False)
     result.add_argument("--windows", type=positive, default=windows, help="rounds that count; default: %(default)s")
     result.add_argument("--window-s", type=float, default=window_s, help="length of one; default: %(default)s")
-    result.add_argument("--record", action="store_true", help=f"append the results to benchmarks/{RESULTS.name}")
+    result.add_argument("--record", action="store_true", help=f"keep the results in benchmarks/{RESULTS.name}")
     return result
 
 
@@ -233,4 +240,4 @@ def conclude(report: Report, console: Console, record: bool) -> None:
     report.show(console)
     if record:
         report.record()
-        console.print(f"appended to benchmarks/{RESULTS.name}", highlight=False)
+        console.print(f"recorded in benchmarks/{RESULTS.name}", highlight=False)

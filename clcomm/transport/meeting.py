@@ -102,10 +102,6 @@ class MeetingPoint:
         """
         return (self._count + 1) & 1
 
-    def absent(self) -> list[int]:
-        """Return the ranks that have not come as far as this one."""
-        return [rank for rank, count in enumerate(self.counters.tolist()) if count < self._count]
-
     def announce(self, tag: int) -> None:
         self.tag, self.waited_ns, self.arrivals = tag, 0, None
 

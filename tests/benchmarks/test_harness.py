@@ -101,14 +101,21 @@ def test_markdown_of_a_report():
     assert "numpy " in text
 
 
-def test_records_follow_each_other(tmp_path):
+def test_a_record_takes_the_place_of_the_same_commands_on_such_a_machine(tmp_path, monkeypatch):
     path = tmp_path / "RESULTS.md"
-    make_report().record(path)
-    make_report().record(path)
+    first, other, again = make_report(), make_report(), make_report()
+    other.command += " --ranks 2"
+    again.notes = ["anew"]
+    for report in (first, other, again, other):
+        report.record(path)
     text = path.read_text()
-    assert text.startswith("# Results\n")
-    assert text.count("# Results\n") == 1
-    assert text.count(": peers\n") == 2
+    assert text.startswith("# Results\n") and text.count("# Results\n") == 1
+    assert text.count(": peers\n") == 2 and text.count("- anew\n") == text.count("--ranks 2`\n") == 1
+    assert text.index("- anew\n") < text.index("--ranks 2`\n")
+    assert "\n\n\n" not in text and text.endswith("reached\n")
+    monkeypatch.setattr(harness, "describe_machine", lambda: "another machine")
+    first.record(path)
+    assert path.read_text().startswith(text) and path.read_text().count(": peers\n") == 3
 
 
 def test_a_report_shows_tables_notes_and_bars():
