@@ -24,8 +24,8 @@ from clcomm.errors import ArgumentError
 RESULTS = Path(__file__).with_name("RESULTS.md")
 _FILE_WIDTH = 160
 _RESULTS_HEADING = (
-    "# Results\n\nThe latest of each command on a machine, newest last. Ratios are what counts: each section was measured "
-    "side by side, in one run.\n"
+    "# Results\n\nThe latest of each command on a machine, newest last. Ratios are what counts: each section was "
+    "measured side by side, in one run.\n"
 )
 
 
