@@ -81,17 +81,26 @@ def alternate(
     warm_up: int = 1,
     tell: Callable[[str], object] = lambda line: None,
 ) -> dict[str, Samples]:
-    """Call each measure in turn, `windows` rounds of all of them after `warm_up` rounds that do not count."""
+    """Call each measure in turn, `windows` rounds of all of them after `warm_up` rounds that do not count.
+
+    Each round begins with another one, so that what comes before a window slows all of them alike.
+    """
     if windows < 1:
         raise ArgumentError(f"windows: expected a number from 1 up, got {windows}")
     values: dict[str, list[float]] = {name: [] for name in measures}
     for number in range(-warm_up, windows):
         tell("warming up" if number < 0 else f"window {number + 1} of {windows}")
-        for name, measure in measures.items():
-            value = measure()
+        for name in rotated(list(measures), number):
+            value = measures[name]()
             if number >= 0:
                 values[name].append(value)
     return {name: Samples(tuple(list_)) for name, list_ in values.items()}
+
+
+def rotated(names: list[str], by: int) -> list[str]:
+    """Return the names in their order, from another first one."""
+    start = by % max(1, len(names))
+    return names[start:] + names[:start]
 
 
 def repeats_for(seconds_each: float, window_s: float, least: int = 3) -> int:
