@@ -2,7 +2,8 @@
 
 `python -m tests.proofs.bits LAYOUTS SEED`, under mpiexec. All ranks draw the same models and know all ranks' gradients,
 so each rank folds them itself in the order that docs/summation-order.md promises. Each model takes one of the ways that
-gradients can go, and is cut in one way, both drawn. Rank 0 prints how many were compared, by way and by cut.
+gradients can go, is cut in one way, and is summed by NumPy or by each rank's device, all drawn. Rank 0 prints how many
+were compared, by way, by cut and by who summed.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from contextlib import contextmanager
 import numpy as np
 
 from clcomm import Communicator, Synchronizer
+from clcomm.engine.fold import Fold
 from clcomm.job import run
 from clcomm.transport import memory
 from clcomm.transport import mpi as mpi_transport
-from tests.helpers import try_sizes_at_once
+from tests.helpers import cpu_device, try_sizes_at_once
 from tests.numpy_models import TellingModel, values
 from tests.transport.references import folded, layout_hosts, pretended_host
 
@@ -124,17 +126,21 @@ def main() -> None:
     layouts, seed = int(sys.argv[1]), int(sys.argv[2])
     try_sizes_at_once()
     all_ways = ways()
-    compared = {"ways": dict.fromkeys((way.name for way in all_ways), 0), "cuts": Counter[str]()}
+    compared = {"ways": dict.fromkeys((way.name for way in all_ways), 0), "cuts": Counter(), "sums": Counter()}
+    folds = {"NumPy": None, "device": Fold(cpu_device("cpu"))}
     for number in range(layouts):
         rng = np.random.default_rng([seed, number])
         parameters, gradients = draw(rng, all_ways[0].comm.size)
         nbytes = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in parameters)
         order = [int(n) for n in rng.permutation(len(parameters))]
         way, (name, options) = all_ways[rng.integers(len(all_ways))], cut(rng, nbytes)
+        summing = str(rng.choice(list(folds)))
+        way.comm.fold_with(folds[summing])
         with room(way.full):
             require_bits(way, parameters, order, gradients, options, f"seed {seed}, layout {number}")
         compared["ways"][way.name] += 1
         compared["cuts"][name] += 1
+        compared["sums"][summing] += 1
     if all_ways[0].comm.rank == 0:
         print(json.dumps(compared))
     for way in all_ways:

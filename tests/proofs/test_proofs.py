@@ -47,6 +47,7 @@ def test_the_bits_of_drawn_models_are_those_of_the_documented_order(ranks):
     assert compared["ways"].keys() == ways
     assert sum(compared["ways"].values()) == sum(compared["cuts"].values()) == layouts
     if layouts >= 1000:
+        assert compared["sums"]["device"] > layouts // 3
         assert len(compared["cuts"]) == 14 and min(compared["ways"].values()) > layouts // 8
 
 
