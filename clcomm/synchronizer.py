@@ -190,8 +190,15 @@ class Synchronizer:
     def register_comm_hook(self, hook: CommHook | None) -> None:
         """Let `hook(gradient, comm, out, bucket)` reduce each floating bucket from now on; None: a plain all-reduce.
 
-        `clcomm.compression` tells what a hook is given and has to do. Every rank registers the same one.
+        `clcomm.compression` tells what a hook is given and has to do. Every rank registers the same one. Raises
+        ArgumentError for one that cannot be called, and where a DistributedOptimizer reduces gradients, as it has no
+        buckets to give a hook.
         """
+        if hook is not None and self._left:
+            raise ArgumentError(
+                "hook: expected None with a DistributedOptimizer, which reduces without buckets, "
+                f"got {hook_name(hook)}; use one of the two"
+            )
         self._averaging.use_hook(hook)
         for space in self._spaces.values():
             space.forget_plans()

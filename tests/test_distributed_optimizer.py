@@ -264,6 +264,23 @@ def test_two_synchronizers_for_one_model_are_refused():
     assert "another Synchronizer took its model's memory over" in one_line(caught)
 
 
+def test_a_hook_is_refused_in_either_order():
+    def hook(gradient, comm, out, bucket):
+        raise AssertionError("nothing calls it")
+
+    with Communicator(transport="solo") as comm:
+        job = Job(comm)
+        with pytest.raises(ArgumentError) as caught:
+            job.sync.register_comm_hook(hook)
+        assert one_line(caught).startswith("hook: expected None with a DistributedOptimizer, which reduces without")
+        job.sync.register_comm_hook(None)
+        job.run(1)
+        plain = Job(comm, sharded=False)
+        plain.sync.register_comm_hook(hook)
+        with pytest.raises(ArgumentError, match="sync: expected one without compression for a sharded update"):
+            DistributedOptimizer(plain.optimizer, plain.sync)
+
+
 @pytest.mark.parametrize("bounds", [(-128, 0), (0, 1 << 40), (256, 128), (0, 100)])
 def test_bad_ranges_are_refused(bounds):
     with pytest.raises(ArgumentError) as caught:
