@@ -53,7 +53,7 @@ class CsvLogger(Callback):
 
     def evaluation_finished(self, step: int, evaluation: Evaluation) -> None:
         self._lap.seconds()
-        self._row.update(test_loss=evaluation.loss, test_accuracy=evaluation.accuracy)
+        self._row |= {"step": step, "test_loss": evaluation.loss, "test_accuracy": evaluation.accuracy}
 
     def epoch_finished(self, epoch: int, train_loss: float) -> None:
         self._lap.seconds()

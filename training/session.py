@@ -199,8 +199,7 @@ class Session:
 
     def finish(self) -> Result:
         """Evaluate as asked and return what the steps came to; collective."""
-        if self.options.eval and self._evaluated_at != self.trainer.progress.step:
-            self._evaluate()
+        self._evaluate_last_step()
         metrics, comm, sync = self.trainer.metrics, self.comm, self.trainer.sync
         records = self._gather_records()
         return Result(
@@ -249,9 +248,10 @@ class Session:
                     self._evaluate()
                 if epoch_done or (every and progress.step % every == 0):
                     saved_at = self._save(saved_at)
-        self._save(saved_at)
-        if self._series is not None:
-            self._series.wait()
+            self._save(saved_at)
+            if self._series is not None:
+                self._series.wait()
+            self._evaluate_last_step()  # in here, where the loggers are still open
 
     def _save(self, saved_at: int) -> int:
         step = self.trainer.progress.step
@@ -274,6 +274,10 @@ class Session:
 
     def _course(self) -> dict[str, Any]:
         return {name: getattr(self.options, name) for name in COURSE} | {"data": self.splits.name}
+
+    def _evaluate_last_step(self) -> None:
+        if self.options.eval and self._evaluated_at != self.trainer.progress.step:
+            self._evaluate()
 
     def _evaluate(self) -> None:
         test = self.splits.test

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import json
 import os
@@ -72,6 +73,24 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     assert "epoch 1, step 21" in out
     whole, parts = parameters(tmp_path / "whole.npz"), parameters(tmp_path / "parts.npz")
     assert all(whole[name].tobytes() == parts[name].tobytes() for name in whole)
+
+
+def test_logs_have_the_evaluation_of_a_run_that_ends_within_an_epoch(tmp_path: Path) -> None:
+    log, report, points = tmp_path / "log.csv", tmp_path / "report.json", tmp_path / "points"
+    has_tensorboard = importlib.util.find_spec("tensorboardX") is not None
+    run(
+        "examples.mnist", "--data", "synthetic", "--model", "mlp", "--max-steps", "12", "--quiet",
+        "--log-csv", str(log), "--report", str(report), *(["--tensorboard", str(points)] if has_tensorboard else []),
+        ranks=2,
+    )  # fmt: skip
+    with open(log, newline="") as file:
+        rows = list(csv.DictReader(file))
+    figures = json.loads(report.read_text())
+    assert [row["step"] for row in rows] == [str(step) for step in range(1, 13)]
+    assert not any(row["test_accuracy"] for row in rows[:-1])
+    assert float(rows[-1]["test_accuracy"]) == figures["test_accuracy"]
+    assert float(rows[-1]["test_loss"]) == figures["test_loss"]
+    assert len(list(points.glob("*"))) == has_tensorboard  # an event after the file's end would begin a second one
 
 
 def test_four_ranks_at_16_train_as_one_at_64(tmp_path: Path) -> None:

@@ -50,6 +50,17 @@ def test_csv_has_a_row_for_each_step(tmp_path: Path) -> None:
     assert ends == [("", "", ""), ("", "", ""), ("0.625", "0.5", "0.75"), ("0.625", "0.5", "0.75")]
 
 
+def test_an_evaluation_after_no_step_of_its_own_names_the_step_it_belongs_to(tmp_path: Path) -> None:
+    logger = CsvLogger(tmp_path / "log.csv", 1, CommunicationClock())
+    logger.evaluation_finished(7, Evaluation(0.75, 0.5, 100))
+    logger.close()
+    with open(tmp_path / "log.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert {name: value for name, value in row.items() if value} == {
+        "step": "7", "test_loss": "0.5", "test_accuracy": "0.75",
+    }  # fmt: skip
+
+
 def test_a_resumed_run_goes_on_in_its_file_and_others_start_anew(tmp_path: Path) -> None:
     path, clock = tmp_path / "log.csv", CommunicationClock()
     for steps, goes_on in ((range(1, 3), False), (range(3, 5), True)):
