@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from clcomm.agreement import CHECKS
+from clcomm.auto_buckets import TUNING
 from clcomm.report import costs
 from clcomm.report.reading import Run
 from clcomm.stats import CommStats
@@ -11,6 +13,8 @@ from clcomm.synchronizer import GRADIENTS, PARAMETERS
 
 #: The parts of a reduction's time, one after the other.
 PART_KEYS = ("pack_s", "wait_s", "transfer_s", "unpack_s")
+#: What ranks say to each other in steps beside their gradients: whose count how much, whether replicas are alike.
+_CHECKING = (CHECKS, TUNING)
 
 
 class Facts:
@@ -26,8 +30,9 @@ class Facts:
         self.steps = self._mean("steps")
         self.training_s = self._mean("training_s")
         self.data_wait_s = self._mean("data_wait_s")
+        self.reducing, self.checking = reducing(self.stats), checking(self.stats)
         self.sync = synchronisation(self.stats)
-        self.tells_waiting = self.sync["wait_s"] > 0
+        self.tells_waiting = self.reducing["wait_s"] > 0
         self.phases = {row["phase"]: row["seconds"] for row in self.counts["phases"] if not row["label"]}
         self.ceiling = costs.ceiling_of(run.figures["ceilings"], self.reductions["transport"])
         self.own_costs = costs.own_costs(self.buckets)
@@ -57,7 +62,13 @@ class Facts:
 
 
 def synchronisation(stats: CommStats) -> dict[str, float]:
-    """Return the time parts of all that keeps replicas alike: reductions of gradients, all-gathers of parameters.
+    """Return the time parts of all that keeps replicas alike: reducing and checking."""
+    others = checking(stats)
+    return {name: seconds + others[name] for name, seconds in reducing(stats).items() if name in others}
+
+
+def reducing(stats: CommStats) -> dict[str, float]:
+    """Return the time parts of reductions of gradients and of a sharded update's all-gathers of parameters.
 
     `in_update_s` is what of it a sharded update does in the optimizer's step.
     """
@@ -67,33 +78,52 @@ def synchronisation(stats: CommStats) -> dict[str, float]:
         for row in stats.as_dict()["operations"]
         if row["label"] == GRADIENTS or (row["operation"], row["label"]) in in_update
     ]
+    updating = sum(row["seconds"] for row in rows if (row["operation"], row["label"]) in in_update)
+    return _summed(rows) | {"in_update_s": updating}
+
+
+def checking(stats: CommStats) -> dict[str, float]:
+    """Return the time parts of what ranks agree on in steps; the few such calls before the first step are in it too."""
+    return _summed([row for row in stats.as_dict()["operations"] if row["label"] in _CHECKING])
+
+
+def _summed(rows: list[dict[str, Any]]) -> dict[str, float]:
     names = (*PART_KEYS, "exposed_s", "hidden_s", "seconds")
-    sums = {name: sum(row[name] for row in rows) for name in names}
-    return sums | {"in_update_s": sum(row["seconds"] for row in rows if (row["operation"], row["label"]) in in_update)}
+    return {name: sum(row[name] for row in rows) for name in names}
 
 
 def step_parts(facts: Facts) -> list[tuple[str, float]]:
     """Return the parts of a mean step in seconds, in the order in which they happen; empty where it is not known."""
     if not facts.training_s or not facts.steps:
         return []
-    sync = facts.sync
-    if sync["hidden_s"]:
-        moving = [("exposed communication", sync["exposed_s"])]
+    reducing = facts.reducing
+    if reducing["hidden_s"]:
+        moving = [("exposed communication", reducing["exposed_s"])]
     elif facts.tells_waiting:
-        moving = [("wait for ranks", sync["wait_s"]), ("move and add", sync["transfer_s"])]
+        moving = [("wait for ranks", reducing["wait_s"]), ("move and add", reducing["transfer_s"])]
     else:
-        moving = [("communication", sync["seconds"])]
+        moving = [("communication", reducing["seconds"])]
+    updating = facts.phases.get("optimizer", 0.0) - reducing["in_update_s"] - _norms_s(facts)
     known = [
         ("wait for data", facts.data_wait_s or 0.0),
         ("forward and backward", facts.phases.get("forward_backward", 0.0)),
-        ("pack", sync["pack_s"]),
+        ("checks and join", facts.checking["exposed_s"]),
+        ("pack", reducing["pack_s"]),
         *moving,
-        ("unpack", sync["unpack_s"]),
-        ("optimizer", max(0.0, facts.phases.get("optimizer", 0.0) - sync["in_update_s"])),
+        ("unpack", reducing["unpack_s"]),
+        ("optimizer", max(0.0, updating)),
     ]
     rest = facts.training_s - sum(seconds for _, seconds in known)
     name = "the rest" if facts.phases.get("forward_backward") else "computing and the rest"
     return [(what, seconds / facts.steps) for what, seconds in [*known, (name, max(0.0, rest))] if seconds > 0]
+
+
+def _norms_s(facts: Facts) -> float:
+    """Return what clipping spends on adding up the ranks' norms: of the checks, those in the optimizer's phase."""
+    if (facts.run.figures["settings"] or {}).get("clip_norm", "-") == "-":
+        return 0.0
+    gathers = facts.stats.total("all_gather", CHECKS)
+    return gathers["mean_s"] * min(gathers["calls"], facts.steps or 0)
 
 
 def rank_rows(facts: Facts) -> list[dict[str, Any]]:

@@ -58,7 +58,7 @@ def left_out(facts: Facts) -> list[LeftOut]:
     candidates = [
         (not facts.training_s, "share of a step", "the files do not say how long the steps took"),
         (
-            several and not facts.sync["wait_s"],
+            several and not facts.tells_waiting,
             "wait for ranks",
             f"{mute} waiting from moving data",
         ),

@@ -87,7 +87,7 @@ def pace(facts: Facts) -> str:
 
 def sharing(facts: Facts) -> str:
     """Return what synchronising took, and what went into it."""
-    if not facts.sync["seconds"]:
+    if not facts.reducing["seconds"]:
         return "No gradients were reduced."
     a_step = facts.per_step(facts.sync_s)
     share = facts.sync_share
@@ -97,7 +97,7 @@ def sharing(facts: Facts) -> str:
     whole = facts.sync["pack_s"] + facts.sync["seconds"] + facts.sync["unpack_s"]
     packing = facts.sync["pack_s"] + facts.sync["unpack_s"]
     parts = [
-        (facts.sync["wait_s"], "waiting for other ranks"),
+        (facts.sync["wait_s"] if facts.tells_waiting else 0.0, "waiting for other ranks"),
         (facts.sync["transfer_s"] if facts.tells_waiting else 0.0, "moving and adding data"),
         (packing, "packing and unpacking"),
     ]
@@ -106,7 +106,7 @@ def sharing(facts: Facts) -> str:
         len(words) < 2 or facts.sync["hidden_s"]
     ):  # how long a call that goes on behind computing moves data is not known
         return f"{begin}."
-    uneven = "" if facts.sync["wait_s"] < _MOSTLY * whole else (
+    uneven = "" if not facts.tells_waiting or facts.sync["wait_s"] < _MOSTLY * whole else (
         " What makes ranks arrive apart costs more than moving the data."
     )  # fmt: skip
     return f"{begin}: {', '.join(words)}.{uneven}"
@@ -130,7 +130,7 @@ def arrivals(facts: Facts) -> str:
 
 def overlap(facts: Facts) -> str:
     """Return how much of communication was hidden behind computing."""
-    hidden, whole = facts.sync["hidden_s"], facts.sync["seconds"]
+    hidden, whole = facts.reducing["hidden_s"], facts.reducing["seconds"]
     if not whole:
         return ""
     if hidden <= 0:

@@ -73,8 +73,9 @@ def written(value: Any, kind: str) -> str:
 _COLOURS = {
     "wait for data": 0, "forward and backward": 1, "pack": 2, "wait for ranks": 3, "came last": 3, "move and add": 4,
     "communication": 4, "exposed communication": 4, "unpack": 5, "optimizer": 6,
+    "checks and join": 7,
 }  # fmt: skip
-_OTHER_COLOUR = 7
+_OTHER_COLOUR = 8
 
 
 def colour_of(part: str) -> int:

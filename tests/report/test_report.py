@@ -95,6 +95,43 @@ def test_a_sharded_update_communicates_in_the_optimizers_step(tmp_path):
     )  # fmt: skip
 
 
+def joined(**figures):
+    """A run of ranks with uneven inputs: before each reduction they say how many samples they bring, and wait there."""
+    whole = document(2, **figures)
+    for number, each in enumerate(whole["ranks"]):
+        stats = CommStats(2)
+        for _ in range(STEPS):
+            stats.collective_finished(Collective("all_reduce", "checks", 16, 2e-3, "shared", 1, wait_s=1.5e-3))
+            stats.collective_finished(Collective("all_reduce", "gradients", 4000, 1e-3, "shared", 2, wait_s=5e-4))
+            stats.phase_finished(Phase("forward_backward", 0.0, 3e-3))
+            stats.phase_finished(Phase("optimizer", 0.0, 5e-4))
+        whole["ranks"][number] = {**each, "stats": stats.state()}
+    return whole
+
+
+def test_what_ranks_agree_on_in_a_step_is_a_part_of_it(tmp_path):
+    report = build(read_runs(written(tmp_path, [joined()])))
+    assert {row["part"]: 1e3 * row["mean_s"] for row in table(report, "step").rows} == pytest.approx(
+        {"wait for data": 0.1, "forward and backward": 3, "checks and join": 2, "wait for ranks": 0.5,
+         "move and add": 0.5, "optimizer": 0.5, "the rest": 0.4, "a whole step": 7}
+    )  # fmt: skip
+    begin = f"Synchronisation took {3 / 7:.1%} of a step, 3 ms: 67% waiting for other ranks, 33% moving and adding data"
+    assert any(line.startswith(begin) for line in report.headline)
+    assert [row["wait_step_s"] for row in table(report, "ranks").rows] == pytest.approx([2e-3, 2e-3])
+
+
+def test_norms_that_clipping_adds_up_are_no_part_of_the_optimizer(tmp_path):
+    whole = document(2, settings={"clip_norm": "1.0"})
+    for number, each in enumerate(whole["ranks"]):
+        stats = CommStats(2)
+        for _ in range(STEPS):
+            stats.collective_finished(Collective("all_gather", "checks", 16, 3e-4, "shared", 1))
+            stats.phase_finished(Phase("optimizer", 0.0, 5e-4))
+        whole["ranks"][number] = {**each, "stats": stats.state()}
+    found = {row["part"]: row["mean_s"] for row in table(build(read_runs(written(tmp_path, [whole]))), "step").rows}
+    assert (found["checks and join"], found["optimizer"]) == pytest.approx((3e-4, 2e-4))
+
+
 def test_one_rank_misses_nothing(tmp_path):
     whole = document(1)
     whole["ceilings"] = []
@@ -120,7 +157,9 @@ def test_ranks_that_come_alike_are_not_blamed(tmp_path):
 
 def test_the_share_of_a_step_is_what_synchronising_took(report):
     (gradients,) = (row for row in table(report, "operations").rows if row["label"] == "gradients")
-    share = (gradients["seconds"] + gradients["pack_s"] + gradients["unpack_s"]) / (STEPS * 7e-3)
+    (checks,) = (row for row in table(report, "operations").rows if row["label"] == "checks")
+    took = gradients["seconds"] + gradients["pack_s"] + gradients["unpack_s"] + checks["seconds"]
+    share = took / (STEPS * 7e-3)
     assert any(line.startswith(f"Synchronisation took {share:.1%} of a step") for line in report.headline)
 
 
