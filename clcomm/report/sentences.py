@@ -12,6 +12,8 @@ from clcomm.units import format_size
 _STANDS_OUT, _LEAST_SEEN = 1.5, 10
 #: The share of synchronising from which on it mostly is waiting.
 _MOSTLY = 0.75
+#: Steps that `images_per_s` leaves out at the start of a run that has more; docs/reports.md.
+WARM_UP_STEPS = 10
 
 
 def title(facts: Facts) -> str:
@@ -34,9 +36,9 @@ def tiles(facts: Facts) -> list[Tile]:
     figures, step_s = facts.run.figures, facts.per_step(facts.training_s)
     found = []
     if figures["images_per_s"]:
-        found.append(Tile(f"{figures['images_per_s']:,.0f}", "images/s"))
+        found.append(Tile(f"{figures['images_per_s']:,.0f}", f"images/s{_after_warm_up(facts)}"))
     if step_s is not None:
-        found.append(Tile(_ms(step_s), "a mean step"))
+        found.append(Tile(_ms(step_s), "a mean step of all"))
     if facts.sync_share is not None:
         found.append(Tile(f"{facts.sync_share:.1%}", "of it synchronising"))
     if figures["test_accuracy"] is not None:
@@ -77,12 +79,17 @@ def pace(facts: Facts) -> str:
         parts.append(f"{_count(round(facts.steps), 'step')}")
     step_s = facts.per_step(facts.training_s)
     if step_s is not None:
-        parts.append(f"{_ms(step_s)} each on average")
+        parts.append(f"{_ms(step_s)} each on average of all")
     if figures["images_per_s"]:
-        parts.append(f"{figures['images_per_s']:,.0f} images/s")
+        parts.append(f"{figures['images_per_s']:,.0f} images/s{_after_warm_up(facts)}")
     if figures["test_accuracy"] is not None:
         parts.append(f"test accuracy {figures['test_accuracy']:.2%}")
     return f"{', '.join(parts)}." if parts else ""
+
+
+def _after_warm_up(facts: Facts) -> str:
+    """Say which steps the speed leaves out, for the mean step has them all."""
+    return f" without the first {WARM_UP_STEPS}" if (facts.steps or 0) > WARM_UP_STEPS else ""
 
 
 def sharing(facts: Facts) -> str:

@@ -14,7 +14,7 @@ from benchmarks import example_report
 from clcomm import cli
 from clcomm.costmodel import Cost
 from clcomm.errors import ArgumentError, DataError
-from clcomm.report import plain
+from clcomm.report import plain, sentences
 from clcomm.report.axes import log_ticks, size_ticks, time_text
 from clcomm.report.html import as_html
 from clcomm.report.model import Report, build
@@ -23,6 +23,7 @@ from clcomm.report.shapes import MOST_SHOWN, Bars, Column, Distribution, Points,
 from clcomm.report.terminal import show
 from clcomm.stats import Collective, CommStats, Phase
 from tests.report.runs import LAYOUT, STEPS, apart, document, written
+from training.metrics import WARM_UP_STEPS
 
 
 @pytest.fixture
@@ -195,6 +196,19 @@ def test_what_is_not_known_is_left_out_with_a_reason(tmp_path):
     }  # fmt: skip
     assert "mpiexec -n 4 clcomm tune" in left_out["percent of the ceiling"]
     assert not {"step", "stragglers", "advice"} & {each.key for each in report.tables}
+
+
+def test_it_is_said_which_steps_the_speed_leaves_out(tmp_path):
+    assert sentences.WARM_UP_STEPS == WARM_UP_STEPS == 10
+    report = reported(tmp_path)
+    line = "60 steps, 7 ms each on average of all, 18,000 images/s without the first 10, test accuracy 98.33%."
+    assert line in report.headline
+    assert [tile.caption for tile in report.tiles[:2]] == ["images/s without the first 10", "a mean step of all"]
+    whole = document()
+    for record in whole["ranks"]:
+        record.update(steps=10, training_s=0.07)
+    headline = build(read_runs(written(tmp_path, [whole]))).headline
+    assert "10 steps, 7 ms each on average of all, 18,000 images/s, test accuracy 98.33%." in headline
 
 
 def test_trouble_comes_first(tmp_path):
