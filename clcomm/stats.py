@@ -23,6 +23,9 @@ SCHEMA = 2
 #: So many operations, labels and buckets are counted apart; what comes later joins its operation's other buckets.
 MOST_TALLIES, MOST_PHASES = 256, 1024
 OTHER_LABELS = "(other labels)"
+#: Labels of what ranks come to step by step: gradients, and what a program leaves unlabelled. Beside these come calls
+#: that wait for whatever a rank alone does meanwhile, such as a slow import before the first.
+STEPPED = ("gradients", "")
 #: Events are put aside and counted so many at a time: after a training step nothing of this is in the processor's
 #: caches, and counting one event alone takes ten times as long as it does in a row of them.
 BATCH = 64
@@ -146,17 +149,19 @@ class CommStats:
         if tally is None:
             tally = self._new_tally(operation, label, bucket, event.transport)
         tally.add(event)
-        last_rank = event[12]
-        if last_rank >= 0:
-            late_ns = int(event[13] * 1e9 + 0.5)
-            late = self.late.get(last_rank)
-            if late is None:
-                self.late[last_rank] = [1, late_ns, late_ns]
-                return
-            late[0] += 1
-            late[1] += late_ns
-            if late_ns > late[2]:
-                late[2] = late_ns
+        nbytes, last_rank = event[2], event[12]
+        if last_rank >= 0 and nbytes and label in STEPPED:  # barriers and objects have no bytes
+            self._count_late(last_rank, int(event[13] * 1e9 + 0.5))
+
+    def _count_late(self, rank: int, late_ns: int) -> None:
+        late = self.late.get(rank)
+        if late is None:
+            self.late[rank] = [1, late_ns, late_ns]
+            return
+        late[0] += 1
+        late[1] += late_ns
+        if late_ns > late[2]:
+            late[2] = late_ns
 
     def _new_tally(self, operation: str, label: str, bucket: int, transport: str) -> Tally:
         key = (operation, label, bucket)

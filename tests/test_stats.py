@@ -215,6 +215,21 @@ def test_stragglers():
         )
 
 
+@pytest.mark.parametrize(
+    ("operation", "label", "nbytes", "counts"),
+    [
+        ("all_reduce", "gradients", 1000, True), ("reduce_scatter", "gradients", 1000, True),
+        ("all_reduce", "", 8, True), ("broadcast", "", 8, True),
+        ("barrier", "", 0, False), ("broadcast_object", "", 0, False), ("broadcast_object", "logs", 0, False),
+        ("all_gather", "checks", 8, False), ("broadcast", "parameters", 1000, False), ("all_reduce", "mine", 8, False),
+    ],
+)  # fmt: skip
+def test_lateness_is_that_of_gradients_and_of_arrays_without_a_label(operation, label, nbytes, counts):
+    stats = stats_of([event(0.001, nbytes, operation, label, last_rank=1, late_s=10.0)])
+    assert [row["rank"] for row in stats.as_dict()["stragglers"]] == [1] * counts
+    assert stats.total(operation, label)["calls"] == 1
+
+
 def test_what_the_stats_themselves_cost():
     assert CommStats().as_dict()["stats_overhead"] == {"events": 0, "event_s": 0.0, "seconds": 0.0}
     stats = stats_of([event()] * 130 + [Phase("step", 0.0, 0.1)])
