@@ -71,6 +71,14 @@ class Averaging:
         """Return the plan for a model's next synchronisation; collective where it is a new one."""
         return self._plan(space, use_bucketing, self._ways(space)[-1])
 
+    def note_no_buckets(self) -> None:
+        """Note that a sharded update, which has no buckets, leaves nothing of what "auto" asks for to be tried."""
+        asked = {"overlap": ("off", self.overlap == AUTO), "bucket_size": ("none", self._auto and self.use_bucketing)}
+        for what, (chosen, is_asked) in asked.items():
+            decision = Decision(what, chosen, "without measuring: a sharded update has no buckets", (), 0)
+            if is_asked and decision not in self.decisions:
+                self._tell(decision)
+
     def _chosen(self, space: SharedSpace, use_bucketing: bool | None) -> Run:
         if self.overlap and space.overlap is None and not space.order.is_open:
             decided = partial(self._overlap_decided, space)
@@ -143,7 +151,10 @@ class Averaging:
             self._note(space, tuning.tuner.decision)
 
     def _note(self, space: SharedSpace, decision: Decision) -> None:
+        self._tell(decision)
+        space.runs.clear()
+
+    def _tell(self, decision: Decision) -> None:
         self.decisions.append(decision)
         if self._comm.rank == 0:
             _log.log(logging.INFO if decision.evidence else logging.DEBUG, "%s", decision)
-        space.runs.clear()

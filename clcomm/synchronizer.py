@@ -228,6 +228,7 @@ class Synchronizer:
         if self._averaging.overlap is True:
             raise ArgumentError("sync: expected one without overlap for a sharded update, got overlap=True")
         self._left.append((flat_space, reducer))
+        self._averaging.note_no_buckets()
         for space in self._spaces.values():
             if getattr(space.replica, "flat_space", None) is flat_space:
                 space.stop_overlap()

@@ -237,6 +237,34 @@ def test_other_engines_have_no_such_option():
         command_line.check(options)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["--overlap", "on"], "--overlap on"),
+        (["--compression", "fp16"], "--compression"),
+        (["--no-bucketing"], "--no-bucketing"),
+        (["--first-bucket-size", "64KiB"], "--first-bucket-size"),
+        (["--split-tensors"], "--split-tensors"),
+    ],
+)
+def test_options_of_buckets_are_refused_on_the_command_line(arguments, name):
+    options = command_line.parser("x", "").parse_args(["--sharded-optimizer", *arguments])
+    with pytest.raises(ArgumentError) as caught:
+        command_line.check(options)
+    assert one_line(caught) == f"--sharded-optimizer: expected no {name} with it; use one of the two"
+
+
+def test_what_auto_asks_for_is_decided_at_once_as_there_are_no_buckets(comm):
+    job = Job(comm, bucket_size="auto", overlap="auto")
+    DistributedOptimizer(SGD(tiny_model(0), 0.1), job.sync)  # of another model: told once
+    job.run(2)
+    assert [str(decision) for decision in job.sync.decisions()] == [
+        "overlap: off, chosen at step 0 without measuring: a sharded update has no buckets",
+        "bucket_size: none, chosen at step 0 without measuring: a sharded update has no buckets",
+    ]
+    assert Job(comm).sync.decisions() == Job(comm, use_bucketing=False, bucket_size="auto").sync.decisions() == ()
+
+
 # --- what is refused ---
 
 

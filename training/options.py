@@ -208,10 +208,8 @@ def check(options: argparse.Namespace) -> None:
     if options.sharded_optimizer and options.engine != "native":
         raise ArgumentError(f"--sharded-optimizer: needs --engine native, got {options.engine}")
     parse_compression(options.compression)
-    if options.sharded_optimizer and options.overlap == "on":
-        raise ArgumentError("--sharded-optimizer: expected no --overlap on with it; use one of the two")
-    if options.sharded_optimizer and options.compression != "none":
-        raise ArgumentError("--sharded-optimizer: expected no --compression with it; use one of the two")
+    if options.sharded_optimizer:
+        _refuse_buckets(options)
     if getattr(options, "elastic", False) and (options.sharded_optimizer or options.sharding != "interleaved"):
         raise ArgumentError("--elastic: needs --sharding interleaved and no --sharded-optimizer")
     if getattr(options, "elastic", False) and getattr(options, "trace", None):
@@ -232,6 +230,19 @@ def check(options: argparse.Namespace) -> None:
         options.resume = options.checkpoint
     if getattr(options, "checkpoint_every", None) and not options.checkpoint:
         raise ArgumentError("--checkpoint-every: needs --checkpoint FILE to say where")
+
+
+def _refuse_buckets(options: argparse.Namespace) -> None:
+    """Raise ArgumentError for what says how buckets are reduced: a sharded update has none."""
+    given = {
+        "--overlap on": options.overlap == "on",
+        "--compression": options.compression != "none",
+        "--no-bucketing": options.no_bucketing,
+        "--first-bucket-size": options.first_bucket_size is not None,
+        "--split-tensors": options.split_tensors,
+    }
+    for name in (name for name, is_given in given.items() if is_given):
+        raise ArgumentError(f"--sharded-optimizer: expected no {name} with it; use one of the two")
 
 
 def _positive(text: str) -> int:
