@@ -27,6 +27,8 @@ REACTION_S = 1.0
 LAST_RESORT_S = 8.0
 #: What a process ended by a signal returns to the shell: 128 + the signal.
 SIGNALLED = 128
+#: The signals that ask a program to end.
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _Hooks:
@@ -44,6 +46,9 @@ class _Hooks:
     signals: _Signals | None = None
 
 
+_Forking = threading.local()  # in a thread that forks: the signals it held back before
+
+
 def watch() -> None:
     """Hook this process's ways out, once; hooks that others have set stay."""
     if _Hooks.pid:
@@ -55,6 +60,7 @@ def watch() -> None:
     if threading.excepthook is threading.__excepthook__:
         threading.excepthook = _threading_excepthook
     atexit.register(_at_exit)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forked)
 
 
 def opened(communicator: Any) -> None:
@@ -115,6 +121,27 @@ def _threading_excepthook(arguments: Any) -> None:
     _Hooks.leave_now(job.fail(error))  # the main thread may be waiting for what this thread was to do
 
 
+def _before_fork() -> None:
+    """Hold signals back: a child that got one before it let go of our pipe would end the job with it."""
+    if _Hooks.signals is not None:
+        _Forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+
+
+def _after_fork() -> None:
+    mask, _Forking.mask = getattr(_Forking, "mask", None), None
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _forked() -> None:
+    """Let a child's signals be its own: it has a copy of the handlers, and the very pipe that our thread reads."""
+    if _Hooks.signals is not None:
+        _Hooks.signals.restore()
+        _Hooks.signals.close_reader()
+        _Hooks.signals = None
+    _after_fork()
+
+
 def _at_exit() -> None:
     if os.getpid() != _Hooks.pid:
         return
@@ -173,7 +200,7 @@ class _Signals:
         self._reacted = threading.Event()
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
-        self._before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
         signal.signal(signal.SIGTERM, self._terminated)
         signal.signal(signal.SIGINT, self._interrupted)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
@@ -203,6 +230,10 @@ class _Signals:
                 signal.signal(number, self._before[number])
         os.close(self._writer)  # ends the thread
 
+    def close_reader(self) -> None:
+        """Close what the thread reads, where there is none: in a child."""
+        os.close(self._reader)
+
     def _terminated(self, number: int, frame: FrameType | None) -> NoReturn:
         self._reacted.set()
         raise _terminated()
@@ -217,7 +248,7 @@ class _Signals:
             if not numbers:
                 os.close(self._reader)
                 return
-            if numbers[0] not in (signal.SIGTERM, signal.SIGINT):
+            if numbers[0] not in ENDING_SIGNALS:
                 continue
             if not self._reacted.wait(REACTION_S) and not job.is_reported():
                 error = _terminated() if numbers[0] == signal.SIGTERM else KeyboardInterrupt()

@@ -125,6 +125,44 @@ def test_sigterm_on_one_rank_ends_all(tmp_path, does):
     assert ended.clcomm_lines() == ["clcomm: rank 1: ended by SIGTERM"]
 
 
+ENDS_A_CHILD = """
+import multiprocessing, threading
+import clcomm.exits
+clcomm.exits.REACTION_S = 0.1
+fork = multiprocessing.get_context("fork")
+
+def process():
+    child = fork.Process(target=time.sleep, args=(60,))
+    child.start()
+    child.terminate()
+    child.join()
+    sys.stdout.write(f"{{child.exitcode}}\\n")
+
+def pool():
+    with fork.Pool(2) as workers:
+        sys.stdout.write(f"{{sum(workers.map(abs, [-7, -8]))}}\\n")
+
+def thread():
+    works = threading.Thread(target=process)
+    works.start()
+    works.join()
+
+def main():
+    comm = Communicator()
+    {does}()
+    time.sleep(1)  # for a signal that went astray
+    comm.barrier()
+
+main()
+"""
+
+
+@pytest.mark.parametrize(("does", "out"), [("process", "-15\n"), ("pool", "15\n"), ("thread", "-15\n")])
+def test_a_forked_child_that_is_ended_by_sigterm_is_no_end_of_the_job(tmp_path, does, out):
+    ended = job(tmp_path, ENDS_A_CHILD.format(does=does), ranks=2)
+    assert (ended.code, ended.out, ended.err) == (0, out * 2, "")
+
+
 def test_a_mistake_on_one_rank_is_one_line_that_names_it(tmp_path):
     ended = job(tmp_path, on_one(MISTAKE))
     assert ended.code == 2
