@@ -1,6 +1,7 @@
-"""The SystemExit that ends a program: no hook of Python is told of it, but Python asks it for its code.
+"""Exit codes: what a shell makes of one, and the code of the SystemExit that ends a program.
 
-So `SystemExit.code` is where one sees it, however it was raised, and nothing about the exception changes.
+No hook of Python is told of that exception, but Python asks it for its code. So `SystemExit.code` is where one sees it,
+however it was raised, and nothing about the exception changes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,11 @@ import gc
 import sys
 from collections.abc import Callable
 from typing import Any
+
+
+def shell_code(code: int) -> int:
+    """Return an exit code as a shell gets to see it, in 8 bits; a failure stays one where these are all 0."""
+    return code & 0xFF or int(code != 0)
 
 
 class _Code:
@@ -23,6 +29,8 @@ class _Code:
             return self
         if sys._getframe().f_back is None:
             self._told(error)
+            code = self._original.__get__(error)
+            return shell_code(code) if isinstance(code, int) else code
         return self._original.__get__(error)
 
     def __set__(self, error: SystemExit, code: object) -> None:

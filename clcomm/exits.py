@@ -17,7 +17,7 @@ from types import FrameType, TracebackType
 from typing import Any, ClassVar, NoReturn
 
 from clcomm import bounded_end, job, lookout
-from clcomm.exit_code import tell_of_the_last
+from clcomm.exit_code import shell_code, tell_of_the_last
 from clcomm.lookout_process import stat_fields
 from clcomm.transport import mpi
 
@@ -101,7 +101,7 @@ def _exit_now(status: int) -> None:
     if os.getpid() == _Hooks.pid and not job.is_reported() and (status or may_be_awaited):
         end_by_force_later(status)
         job.fail(job.Exit(status or job.FAILURE, f"left by os._exit({status})"))
-    _Hooks.leave_now(status)
+    _Hooks.leave_now(shell_code(status))
 
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from clcomm import lookout, restarts
 from clcomm.errors import ClcommError
+from clcomm.exit_code import shell_code
 from clcomm.transport import mpi
 
 #: Exit codes: a user's mistake, a program's, an interrupt (128 + SIGINT), a hang (as timeout(1) has it).
@@ -52,7 +53,7 @@ def run(main: Callable[[], int | None]) -> NoReturn:
     all ranks that failed alike. Either way the other ranks are ended.
     """
     try:
-        code = main() or 0
+        code = shell_code(main() or 0)
     except BaseException as error:
         code = fail(error)
     sys.stdout.flush()
@@ -107,10 +108,10 @@ def _leave(error: SystemExit) -> int:
     code = error.code if isinstance(error.code, int) else FAILURE
     reason = error.reason if isinstance(error, Exit) else ""
     if reason and lookout.another_failed():
-        return code  # some launchers end the others by SIGTERM
+        return shell_code(code)  # some launchers end the others by SIGTERM
     # Whoever called sys.exit(code), argparse for one, has said why; only a rank that leaves alone is worth a line.
     alone = f"clcomm: {{where}}{reason or f'left with exit code {code}'}{lookout.at_step()}"
-    return _report_together(f"clcomm: {reason}" if reason else "", code, alone)
+    return _report_together(f"clcomm: {reason}" if reason else "", shell_code(code), alone)
 
 
 def _report_together(message: str, code: int, alone: str | None = None) -> int:
@@ -150,7 +151,7 @@ def abort(code: int) -> None:
     _wait_for_reader()
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
-    mpi.abort(code)
+    mpi.abort(shell_code(code))
 
 
 def _wait_for_reader() -> None:

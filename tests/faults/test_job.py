@@ -93,7 +93,7 @@ def test_an_exception_in_a_thread_ends_all(tmp_path):
     assert ended.clcomm_lines() == ["clcomm: rank 1 failed:"]
 
 
-@pytest.mark.parametrize(("statement", "code"), [("os._exit(7)", 7), ("os._exit(0)", 1)])
+@pytest.mark.parametrize(("statement", "code"), [("os._exit(7)", 7), ("os._exit(0)", 1), ("os._exit(256)", 1)])
 def test_leaving_without_exit_handlers_ends_all(tmp_path, statement, code):
     ended = job(tmp_path, on_one(statement, "main()"))
     assert ended.code == code
@@ -228,6 +228,23 @@ def test_an_exit_on_one_rank_ends_all_with_its_code(tmp_path, statement, call):
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.parametrize("call", ["run(main)", "main()"], ids=["run", "plain script"])
+@pytest.mark.parametrize(("asked", "code"), [(256, 1), (2**40, 1), (-1, 255)])
+def test_a_failure_stays_one_in_the_8_bits_of_a_shell(tmp_path, asked, code, call):
+    ended = job(tmp_path, on_one(f"sys.exit({asked})", call), ranks=2)
+    assert (ended.code, ended.clcomm_lines()) == (code, [f"clcomm: rank 1: left with exit code {asked}"])
+    assert ended.after_failing_s < END_S
+
+
+@pytest.mark.parametrize(
+    ("statement", "call"),
+    [("return 256", "run(main)"), ("sys.exit(256)", "main()")],
+    ids=["run", "plain script"],
+)
+def test_ranks_that_fail_alike_with_a_code_of_many_bits(tmp_path, statement, call):
+    assert job(tmp_path, on_all(statement, call), ranks=2).code == 1
+
+
 def test_sys_exit_on_all_ranks_needs_no_words(tmp_path):
     ended = job(tmp_path, on_all("sys.exit(5)"))
     assert (ended.code, ended.err) == (5, "")
@@ -332,6 +349,8 @@ def test_ctrl_c_without_mpiexec(tmp_path):
     [
         (MISTAKE, 2, "clcomm: batch_size: expected at most 10, got 11\n"),
         ("sys.exit(5)", 5, ""),
+        ("sys.exit(256)", 1, ""),
+        ("return 256", 1, ""),
         ("pass", 0, ""),
     ],
 )
