@@ -13,6 +13,7 @@ from clcomm.optim import SGD
 from models import MLP
 from tests.helpers import cpu_device, one_line
 from tests.numpy_models import set_gradients, small_model
+from training import options as command_line
 
 SHAPE = (1, 6, 6)
 
@@ -149,6 +150,14 @@ def test_numbers_of_samples_that_are_none(comm, samples):
     with pytest.raises(ArgumentError) as caught:
         Synchronizer(comm).sync_gradients(small_model(), samples=samples)
     assert one_line(caught) == f"samples: expected this rank's number of samples, from 0 up, got {samples!r}"
+
+
+def test_overlap_is_refused_on_the_command_line():
+    parse = command_line.parser("x", "").parse_args
+    with pytest.raises(ArgumentError) as caught:
+        command_line.check(parse(["--uneven-inputs", "join", "--overlap", "on"]))
+    assert one_line(caught) == "--uneven-inputs join: expected no --overlap on with it; use one of the two"
+    command_line.check(parse(["--uneven-inputs", "join"]))
 
 
 def test_joins_do_not_nest(comm):

@@ -210,6 +210,8 @@ def check(options: argparse.Namespace) -> None:
     parse_compression(options.compression)
     if options.sharded_optimizer:
         _refuse_buckets(options)
+    if options.uneven_inputs == "join" and options.overlap == "on":
+        raise ArgumentError("--uneven-inputs join: expected no --overlap on with it; use one of the two")
     if getattr(options, "elastic", False) and (options.sharded_optimizer or options.sharding != "interleaved"):
         raise ArgumentError("--elastic: needs --sharding interleaved and no --sharded-optimizer")
     if getattr(options, "elastic", False) and getattr(options, "trace", None):
