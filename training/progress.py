@@ -100,12 +100,13 @@ class ProgressDisplay(Callback):
             self._step_s = step_s if self._step_s is None else self._step_s + _SPEED_WEIGHT * (step_s - self._step_s)
         found = [Figure(0, f"loss {self._loss:.4f}")]
         if self._accuracy is not None:
-            found.append(Figure(3, f"accuracy {self._accuracy:.2%}"))
-        found.append(Figure(1, f"{self._samples / waited_s:,.0f} images/s"))
+            found.append(Figure(4, f"accuracy {self._accuracy:.2%}"))
+        found.append(Figure(2, f"{self._samples / waited_s:,.0f} images/s"))
         if self._lap is not None:
-            found.append(Figure(4, f"communication {self._lap.seconds() / waited_s:.0%}"))
+            name = "communication" if self._bar is None else "comm"  # short, so that a narrow terminal keeps it
+            found.append(Figure(1, f"{name} {self._lap.seconds() / waited_s:.0%}"))
         if self._step_s is not None and self._done < self._total:
-            found.append(Figure(2, f"{_duration((self._total - self._done) * self._step_s)} left"))
+            found.append(Figure(3, f"{_duration((self._total - self._done) * self._step_s)} left"))
         return found
 
 

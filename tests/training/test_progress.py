@@ -90,9 +90,10 @@ def test_the_bar_stays_on_one_line_of_any_terminal(clock: Clock, width: int) -> 
     shown = [line.strip() for line in re.split(r"[\r\n]|\x1b\[[0-9;?]*[A-Za-z]", out.getvalue()) if line.strip()]
     assert all(len(line) <= width for line in shown)
     assert "loss 0.5000" in shown[-1] and "110/120" in shown[-1]
+    assert "comm 25%" in shown[-1]
     assert ("1,024 images/s" in shown[-1]) == (width >= 60)
-    assert ("0:01 left" in shown[-1]) == (width >= 60)
-    assert ("accuracy 97.25%  1,024 images/s  communication 25%  0:01 left" in shown[-1]) == (width >= 140)
+    assert ("0:01 left" in shown[-1]) == (width >= 80)
+    assert ("accuracy 97.25%  1,024 images/s  comm 25%  0:01 left" in shown[-1]) == (width >= 140)
 
 
 def test_figures_are_left_out_from_the_least_telling_on() -> None:
