@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from clcomm.costmodel import Cost, Fit, fit
 from clcomm.errors import ArgumentError
 from clcomm.forecast import Candidate, Recommendation, recommend
 
-#: A fit needs sizes that are so many times apart, and calls enough for a mean.
-_LEAST_SPREAD, _LEAST_CALLS = 4, 10
+#: A fit needs so many sizes, the largest so many times the smallest, and calls enough for a mean.
+_LEAST_SIZES, _LEAST_SPREAD, _LEAST_CALLS = 4, 4, 10
+#: Student's t for 95% on both sides, by degrees of freedom from 1 up; the last, a little too large, for all beyond.
+_STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 #: Errors of a fit from which on nothing should rest on it.
 _DOUBTFUL = 0.3
 #: Predictions closer than this are alike: no reason to change anything.
@@ -39,14 +44,19 @@ class Advice(NamedTuple):
 
 def own_costs(rows: list[dict[str, Any]]) -> Costs | str:
     """Return the fit to a run's reductions, from the rows of their buckets, or why there is none."""
-    if any(row["hidden_s"] for row in rows):
-        return "all-reduces went on behind computing, which makes them longer; --overlap off shows what they cost"
+    if reason := unfit(rows):
+        return reason
     usable = [row for row in rows if row["calls"] >= _LEAST_CALLS and row["bytes"] and row["seconds"] > 0]
     points = [(round(row["average_bytes_per_call"]), moving_s(row)) for row in usable]
     points = [(nbytes, seconds) for nbytes, seconds in points if seconds > 0]
     sizes = [nbytes for nbytes, _ in points]
     if not sizes:
         return f"it needs buckets of several sizes that were reduced {_LEAST_CALLS} times or more"
+    if len(set(sizes)) < _LEAST_SIZES:
+        return (
+            f"it needs buckets of {_LEAST_SIZES} different sizes or more, this run had {len(set(sizes))}; "
+            "a smaller --bucket-size, or --no-bucketing, has more"
+        )
     if max(sizes) < _LEAST_SPREAD * min(sizes):
         return "all buckets of this run are of about one size; a smaller --bucket-size, or --no-bucketing, has several"
     try:
@@ -55,7 +65,30 @@ def own_costs(rows: list[dict[str, Any]]) -> Costs | str:
         return str(error)
     if found.median_error > _DOUBTFUL:
         return f"time does not follow size: half of the buckets are off a fit by {found.median_error:.0%} or more"
+    if found.cost.beta_s_per_byte <= _slope_error(found):
+        return "time does not follow size: a byte's cost cannot be told from nothing, with 95% confidence"
     return Costs(found.cost, "fitted to this run's buckets", found)
+
+
+def unfit(rows: list[dict[str, Any]]) -> str:
+    """Return why the time of these reductions says nothing about that of others, empty where it does."""
+    if any(row["hidden_s"] for row in rows):
+        return "all-reduces went on behind computing, which makes them longer; --overlap off shows what they cost"
+    if any(row["wire_bytes"] != row["bytes"] for row in rows):
+        return "gradients were compressed, so time is not the transport's alone; --compression none shows what it costs"
+    return ""
+
+
+def _slope_error(found: Fit) -> float:
+    """Return half the 95% interval of beta, in seconds a byte, from relative residuals as the fit has them."""
+    sizes, times = np.array(found.points, np.float64).T
+    predicted = found.cost.seconds(sizes)
+    columns = np.stack([1 / predicted, sizes / predicted], axis=1)
+    freedom = len(sizes) - 2
+    variance = float(np.sum((times / predicted - 1) ** 2)) / freedom
+    scale = np.linalg.norm(columns, axis=0)  # bytes are large numbers: columns alike keep the inverse exact
+    inverse = np.linalg.inv((columns / scale).T @ (columns / scale))
+    return _STUDENT[min(freedom, len(_STUDENT)) - 1] * math.sqrt(variance * inverse[1, 1]) / float(scale[1])
 
 
 def moving_s(row: dict[str, Any]) -> float:

@@ -39,7 +39,8 @@ class Facts:
         self.costs = self.own_costs if isinstance(self.own_costs, costs.Costs) else self.stored_costs()
         layout = [bucket for bucket in run.figures["layout"] or [] if bucket]
         self.layout = layout
-        self.advice = costs.advise(self.costs, layout) if self.costs and layout else None
+        is_told = self.costs and layout and not costs.unfit(self.buckets)
+        self.advice = costs.advise(self.costs, layout) if self.costs and is_told else None
 
     def _mean(self, name: str) -> float | None:
         values = [record[name] for record in self.run.ranks]

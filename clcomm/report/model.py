@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from clcomm.report import charts, sentences, tables
+from clcomm.report import charts, costs, sentences, tables
 from clcomm.report.facts import Facts
 from clcomm.report.reading import Run
 from clcomm.report.sentences import Tile
@@ -53,6 +53,7 @@ def build(run: Run) -> Report:
 
 def left_out(facts: Facts) -> list[LeftOut]:
     """Return what could not be shown, with the reason and what to do about it."""
+    unfit = costs.unfit(facts.buckets)
     several, mute = facts.run.world_size > 1, "this transport does not tell"
     command = f"mpiexec -n {facts.run.world_size} clcomm tune"
     candidates = [
@@ -74,5 +75,6 @@ def left_out(facts: Facts) -> list[LeftOut]:
             f"no such calls were measured on rank 0's host before; `{command}` does",
         ),
         (not facts.layout, "other bucket sizes", "the files do not hold the bucket plan"),
+        (several and bool(facts.layout and facts.costs and unfit), "other bucket sizes", unfit),
     ]
     return [LeftOut(what, why) for missing, what, why in candidates if missing]
