@@ -25,13 +25,18 @@ needs_mnist = pytest.mark.skipif(
 )
 
 
-def run(module: str, *arguments: str, ranks: int = 0) -> str:
-    """Run an example, expect success without a word on stderr, and return what it printed."""
+def launch(module: str, *arguments: str, ranks: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run an example, under mpiexec where there are ranks."""
     launcher = [mpiexec(), "-n", str(ranks)] if ranks else []
-    ended = subprocess.run(
+    return subprocess.run(
         [*launcher, sys.executable, "-m", module, *arguments], env=clean_environment(), capture_output=True, text=True,
         timeout=2 * HUNG_S, check=False, stdin=subprocess.DEVNULL, cwd=ROOT,
     )  # fmt: skip
+
+
+def run(module: str, *arguments: str, ranks: int = 0) -> str:
+    """Run an example, expect success without a word on stderr, and return what it printed."""
+    ended = launch(module, *arguments, ranks=ranks)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr == ""
     return ended.stdout
@@ -91,6 +96,14 @@ def test_logs_have_the_evaluation_of_a_run_that_ends_within_an_epoch(tmp_path: P
     assert float(rows[-1]["test_accuracy"]) == figures["test_accuracy"]
     assert float(rows[-1]["test_loss"]) == figures["test_loss"]
     assert len(list(points.glob("*"))) == has_tensorboard  # an event after the file's end would begin a second one
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_log_that_has_no_directory_is_refused_before_data_is_read(tmp_path: Path, ranks: int) -> None:
+    log = str(tmp_path / "none" / "log.csv")
+    ended = launch("examples.mnist", "--data", "synthetic", "--max-steps", "2", "--log-csv", log, ranks=ranks)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"clcomm: --log-csv: expected a file in a directory that exists, got {log!r}\n"
 
 
 def test_four_ranks_at_16_train_as_one_at_64(tmp_path: Path) -> None:
