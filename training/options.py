@@ -208,6 +208,8 @@ def check(options: argparse.Namespace) -> None:
     if options.sharded_optimizer and options.engine != "native":
         raise ArgumentError(f"--sharded-optimizer: needs --engine native, got {options.engine}")
     parse_compression(options.compression)
+    if options.split_tensors and options.compression != "none":
+        raise ArgumentError("--split-tensors: expected no --compression with it, which wants whole tensors")
     if options.sharded_optimizer:
         _refuse_buckets(options)
     if options.uneven_inputs == "join" and options.overlap == "on":
