@@ -1,4 +1,4 @@
-"""Where ticks go on a logarithmic axis, and how they are written."""
+"""Where ticks go on a logarithmic axis, how they are written, and what axes are called."""
 
 from __future__ import annotations
 
@@ -6,23 +6,47 @@ import math
 
 from clcomm.units import format_size
 
+TIME, SIZE, CALLS = "time of an all-reduce", "size of an all-reduce", "calls"
+#: With fewer ticks than these nobody can read a scale.
+_LEAST = 3
+
 
 def log_ticks(low: float, high: float, most: int = 7) -> list[float]:
-    """Return at most so many round numbers from `low` to `high`, both above 0: 1, 2 and 5 times powers of ten."""
+    """Return at most so many round numbers from `low` to `high`, both above 0: 1, 2 and 5 times powers of ten.
+
+    Where these are fewer than three, multiples of a round number.
+    """
     for steps in ((1, 2, 5), (1,)):
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         ticks = [step * 10.0**decade for decade in decades for step in steps]
         ticks = [tick for tick in ticks if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
         if len(ticks) <= most:
-            return ticks
+            return ticks if len(ticks) >= _LEAST else _even_ticks(low, high, most)
     return ticks[:: -(-len(ticks) // most)]
 
 
 def size_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return at most so many powers of two from `low` to `high` bytes."""
+    """Return at most so many powers of two from `low` to `high` bytes; multiples of one where these are too few."""
     exponents = range(math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9) + 1)
-    ticks = [float(1 << exponent) for exponent in exponents]
+    ticks = [float(1 << exponent) for exponent in exponents if exponent >= 0]
+    if len(ticks) < _LEAST and high > low:
+        step = 2.0 ** max(0, math.ceil(math.log2((high - low) / (most - 1))))
+        return _multiples(step, low, high)
     return ticks[:: max(1, -(-len(ticks) // most))]
+
+
+def _even_ticks(low: float, high: float, most: int) -> list[float]:
+    """Return from two to `most` multiples of 1, 2, 2.5 or 5 times a power of ten; `low` where that is all there is."""
+    least = (high - low) / (most - 1)
+    if least <= 1e-9 * low:
+        return [low]
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= least * (1 - 1e-9))
+    return _multiples(step, low, high)
+
+
+def _multiples(step: float, low: float, high: float) -> list[float]:
+    return [step * count for count in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
 def time_text(seconds: float) -> str:

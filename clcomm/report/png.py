@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clcomm.errors import ArgumentError
-from clcomm.report.axes import log_ticks, size_text, size_ticks, time_text
+from clcomm.report.axes import CALLS, SIZE, TIME, log_ticks, size_text, size_ticks, time_text
 from clcomm.report.model import Report
 from clcomm.report.shapes import MOST_SHOWN, Bars, Chart, Distribution, Points, colour_of
 
@@ -66,7 +66,8 @@ def _draw_distribution(axes: Any, chart: Distribution) -> None:
         axes.axvline(seconds, linestyle=line, color=_LINE, label=f"{name} {time_text(seconds)}")
     axes.set_xscale("log")
     _set_ticks(axes.xaxis, log_ticks(chart.edges_s[0], chart.edges_s[-1]), time_text)
-    axes.set_ylabel("calls")
+    axes.set_xlabel(TIME)
+    axes.set_ylabel(CALLS)
     axes.legend(fontsize=8)
 
 
@@ -78,6 +79,8 @@ def _draw_points(axes: Any, chart: Points) -> None:
     axes.set_yscale("log")
     _set_ticks(axes.xaxis, size_ticks(min(sizes), max(sizes)), size_text)
     _set_ticks(axes.yaxis, log_ticks(*axes.get_ylim()), time_text)
+    axes.set_xlabel(SIZE)
+    axes.set_ylabel(TIME)
     axes.legend(fontsize=8)
 
 

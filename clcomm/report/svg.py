@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
-from clcomm.report.axes import log_ticks, size_text, size_ticks, time_text
+from clcomm.report.axes import CALLS, SIZE, TIME, log_ticks, size_text, size_ticks, time_text
 from clcomm.report.shapes import Distribution, Points
 
-WIDTH, HEIGHT = 480, 230
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 48, 30
+WIDTH, HEIGHT = 480, 250
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 48, 50
 
 
 class _Scale:
@@ -43,7 +43,8 @@ def distribution(chart: Distribution) -> str:
         anchor, shift = ("end", -4) if at > WIDTH / 2 else ("start", 4)
         parts.append(f'<line x1="{at}" y1="{y - 8}" x2="{at}" y2="{bottom}" class="mark"/>')
         parts.append(_text(at + shift, y, f"{name} {time_text(seconds)}", anchor))
-    parts += _bottom_axis(x, log_ticks(low, high), time_text)
+    parts += _bottom_axis(x, log_ticks(low, high), time_text, TIME)
+    parts.append(_text(_LEFT - 6, _TOP - 14, CALLS, "end"))
     parts += [_text(_LEFT - 6, _TOP + 4, f"{most:,}", "end"), _text(_LEFT - 6, bottom, "0", "end")]
     return _svg(chart.title, parts)
 
@@ -54,7 +55,7 @@ def points(chart: Points) -> str:
     times = [seconds for _, seconds in [*chart.points, *chart.line]]
     low_s, high_s = min(times) / 1.3, max(times) * 1.3
     x = _Scale(min(sizes) / 1.3, max(sizes) * 1.3, _LEFT, WIDTH - _RIGHT)
-    y = _Scale(low_s, high_s, HEIGHT - _BOTTOM, 12)
+    y = _Scale(low_s, high_s, HEIGHT - _BOTTOM, 28)
     path = " ".join(f"{x(nbytes)},{y(seconds)}" for nbytes, seconds in chart.line)
     parts = [f'<polyline points="{path}" class="fitted"/>']
     for nbytes, seconds in chart.points:
@@ -63,18 +64,19 @@ def points(chart: Points) -> str:
     for tick in log_ticks(low_s, high_s, 5):
         parts.append(f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y(tick)}" y2="{y(tick)}" class="grid"/>')
         parts.append(_text(_LEFT - 6, y(tick) + 4, time_text(tick), "end"))
-    parts += _bottom_axis(x, size_ticks(min(sizes), max(sizes), 5), size_text)
+    parts.append(_text(2, 14, TIME, "start"))
+    parts += _bottom_axis(x, size_ticks(min(sizes), max(sizes), 5), size_text, SIZE)
     return _svg(chart.title, parts)
 
 
-def _bottom_axis(x: _Scale, ticks: Sequence[float], write: Callable[[float], str]) -> list[str]:
+def _bottom_axis(x: _Scale, ticks: Sequence[float], write: Callable[[float], str], name: str) -> list[str]:
     bottom = HEIGHT - _BOTTOM
     parts = [f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}" class="axis"/>']
     for tick in ticks:
         parts.append(f'<line x1="{x(tick)}" x2="{x(tick)}" y1="{bottom}" y2="{bottom + 4}" class="axis"/>')
         anchor = "end" if x(tick) > WIDTH - 40 else "middle"
         parts.append(_text(x(tick), bottom + 18, write(tick), anchor))
-    return parts
+    return [*parts, _text((_LEFT + WIDTH - _RIGHT) / 2, bottom + 40, name, "middle")]
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
