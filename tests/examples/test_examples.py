@@ -127,6 +127,21 @@ def test_other_engines_train_in_the_same_loop(tmp_path: Path) -> None:
     assert losses == pytest.approx(dict.fromkeys(losses, losses["native"]), rel=1e-4)
 
 
+@pytest.mark.parametrize("engine", ["native", "netcl"])
+def test_a_trace_has_kernels_or_the_run_says_that_it_has_none(tmp_path: Path, engine: str) -> None:
+    if engine != "native":
+        pytest.importorskip(engine)
+    out = run(
+        "examples.mnist", "--data", "synthetic", "--model", "mlp", "--batch-size", "8", "--max-steps", "2", "--no-eval",
+        "--engine", engine, "--trace", str(tmp_path / "run.json.gz"), ranks=2,
+    )  # fmt: skip
+    trace = rules.load(tmp_path / "run.json.gz")
+    has_kernels = [bool(rules.on_thread(trace, "device", rank)) for rank in range(2)]
+    assert has_kernels == [engine == "native"] * 2
+    said = f"trace: without kernels, which --engine {engine} does not tell"
+    assert out.splitlines().count(said) == (engine != "native")
+
+
 def table_rows(out: str) -> dict[str, list[str]]:
     lines = [line for line in out.splitlines() if line.startswith(("Average bytes", "Total all-reduce", "Total bytes"))]
     return {re.split(r"\s{2,}", line)[0]: re.split(r"\s{2,}", line)[1:] for line in lines}
