@@ -75,6 +75,11 @@ def clean_environment(**extra: str) -> dict[str, str]:
     return {**kept, **open_mpi, "PYTHONPATH": str(ROOT), **extra}
 
 
+def memory_environment(**extra: str) -> dict[str, str]:
+    """Return the environment of jobs whose memory is watched: UCX, in MPICH's wheel, else keeps a note of each mmap."""
+    return clean_environment(UCX_MEM_EVENTS="n", OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", **extra)
+
+
 def start(
     path: Path, script: str, *, ranks: int = 3, launcher: bool = True, under: Sequence[str] = (), **environment: str
 ) -> subprocess.Popen:

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from tests.faults.launch import ROOT, clean_environment, mpiexec
+from tests.faults.launch import ROOT, memory_environment, mpiexec
 
 LAYOUTS = int(os.environ.get("CLCOMM_PROOF_LAYOUTS", "0"))
 ARRIVALS = int(os.environ.get("CLCOMM_PROOF_ARRIVALS", "300"))
@@ -28,10 +28,9 @@ SPARE_BYTES = 1 << 20
 def on_ranks(ranks: int, module: str, count: int) -> str:
     """Run a module of this folder under mpiexec, and return what it printed."""
     command = [mpiexec(), "-n", str(ranks), sys.executable, "-m", f"tests.proofs.{module}", str(count), SEED]
-    environment = clean_environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     ended = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL,
-        check=False,
+        command, cwd=ROOT, env=memory_environment(), capture_output=True, text=True, timeout=LIMIT_S,
+        stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stdout

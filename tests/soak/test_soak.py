@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.launch import HUNG_S, ROOT, clean_environment, mpiexec
+from tests.faults.launch import HUNG_S, ROOT, memory_environment, mpiexec
 
 SECONDS, RANKS = float(os.environ.get("CLCOMM_SOAK_S", "4")), int(os.environ.get("CLCOMM_SOAK_RANKS", "4"))
 #: What memory may differ by: the allocator's arenas, and a checkpoint that is being written.
@@ -27,7 +27,7 @@ def test_a_long_run_gathers_nothing(tmp_path: Path) -> None:
     before = set(os.listdir("/dev/shm"))
     command = [mpiexec(), "-n", str(RANKS), sys.executable, str(Path(__file__).with_name("train.py"))]
     done = subprocess.run(
-        [*command, str(SECONDS), str(tmp_path)], env=clean_environment(OMP_NUM_THREADS="1"), cwd=ROOT, text=True,
+        [*command, str(SECONDS), str(tmp_path)], env=memory_environment(), cwd=ROOT, text=True,
         capture_output=True, timeout=SECONDS + HUNG_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
