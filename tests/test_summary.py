@@ -23,6 +23,13 @@ def by_name(summary: Summary) -> dict[str, tuple[object, ...]]:
     return {each.name: (each.output_shape, each.forward_flops, each.training_flops) for each in summary.layers}
 
 
+def shown(summary: Summary) -> list[str]:
+    """Return the lines of the table on a terminal of 80 columns."""
+    console = Console(width=80, file=io.StringIO())
+    console.print(summary.table())
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
 def test_the_convnet_by_its_formulas() -> None:
     model = ConvNet(seed=0)
     summary = summarize(model, (3, 1, 28, 28))
@@ -122,6 +129,8 @@ def test_of_other_models_the_parameters_are_known() -> None:
     summary = summarize(small_model(), (1, 4))
     assert summary.flops(training=True) is None
     assert summary.parameter_count == 5 * 7 + 7 + 7 * 300
+    below = "2,142 trained parameters no shapes or MFLOP of layers: only clcomm's own and PyTorch's models tell them"
+    assert " ".join(shown(summary)).endswith(below)
 
 
 @pytest.mark.parametrize("shape", [(), (0, 1, 28, 28), (1, 3, 28, 28), (28, 28)])
@@ -133,11 +142,10 @@ def test_an_input_that_does_not_fit(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("model", [ConvNet(seed=0), MLP(seed=0)], ids=["convnet", "mlp"])
 def test_the_table_fits_80_columns_and_the_dict_is_json(model: object) -> None:
     summary = summarize(model, (1, 1, 28, 28))
-    console = Console(width=80, file=io.StringIO())
-    console.print(summary.table())
-    shown = console.file.getvalue()
-    assert "…" not in shown
-    assert f"{summary.parameter_count:,} trained parameters" in shown.splitlines()[-2]
+    lines = shown(summary)
+    assert not any("…" in line for line in lines)
+    assert f"{summary.parameter_count:,} trained parameters" in lines[-2]
+    assert "MFLOP a sample" in lines[-1]
     document = json.loads(json.dumps(summary.as_dict()))
     assert [each["name"] for each in document["parameters"]] == list(model.state_dict())  # type: ignore[attr-defined]
     assert np.sum([each["training_flops"] for each in document["layers"]]) == summary.flops(training=True)

@@ -49,9 +49,9 @@ def summary_table(summary: Summary) -> Table:
 def _caption(summary: Summary) -> str:
     forward, training = summary.flops(training=False), summary.flops(training=True)
     text = f"{summary.parameter_count:,} trained parameters"
-    if forward is not None and training is not None:
-        text += f"\n{forward / 1e6:,.2f} MFLOP a sample, {training / 1e6:,.2f} with backward"
-    return text
+    if forward is None or training is None:
+        return f"{text}\nno shapes or MFLOP of layers: only clcomm's own and PyTorch's models tell them"
+    return f"{text}\n{forward / 1e6:,.2f} MFLOP a sample, {training / 1e6:,.2f} with backward"
 
 
 def _shape(shape: Sequence[int] | None) -> str:
