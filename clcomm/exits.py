@@ -25,6 +25,8 @@ from clcomm.transport import mpi
 REACTION_S = 1.0
 #: How long the end of a failed rank may take, where MPI does not answer.
 LAST_RESORT_S = 8.0
+#: How long before the process that kills it a thread of ours tries to end it, with the right exit code.
+THREADS_LEAD_S = 1.0
 #: What a process ended by a signal returns to the shell: 128 + the signal.
 SIGNALLED = 128
 #: The signals that ask a program to end.
@@ -153,7 +155,12 @@ def _at_exit() -> None:
         end_by_force_later(int(error.code))
         job.fail(error)
         return
-    reasons = [communicator.leave_program() for communicator in list(_Hooks.communicators)]
+    try:
+        reasons = [communicator.leave_program() for communicator in list(_Hooks.communicators)]
+    except BaseException as error:
+        end_by_force_later(job.FAILURE)
+        job.fail(error)
+        return
     if any(reasons):
         end_by_force_later(job.FAILURE)
         job.end(job.FAILURE, next(filter(None, reasons)))
@@ -162,10 +169,16 @@ def _at_exit() -> None:
 
 
 def end_by_force_later(code: int) -> None:
-    """End this process in any case: its MPI may wait for ranks that never started theirs."""
+    """End this process in any case: its MPI may wait for ranks that never started theirs.
+
+    A thread of ours knows the exit code, but is gone once Python has ended and MPI_Finalize waits; then it's SIGKILL.
+    """
     timer = threading.Timer(LAST_RESORT_S, leave_by_force, (code,))
     timer.daemon = True
-    timer.start()
+    with contextlib.suppress(RuntimeError):  # too late for a thread, or one too many
+        timer.start()
+    with contextlib.suppress(OSError):
+        bounded_end.start(os.getpid(), LAST_RESORT_S + THREADS_LEAD_S)
 
 
 def leave_by_force(code: int) -> None:
@@ -177,7 +190,7 @@ def leave_by_force(code: int) -> None:
         for pid in _siblings():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-    _Hooks.leave_now(code)
+    _Hooks.leave_now(shell_code(code))
 
 
 def _siblings() -> list[int]:

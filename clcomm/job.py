@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from hashlib import sha256
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from clcomm import lookout, restarts
 from clcomm.errors import ClcommError
@@ -56,7 +56,7 @@ def run(main: Callable[[], int | None]) -> NoReturn:
         code = shell_code(main() or 0)
     except BaseException as error:
         code = fail(error)
-    sys.stdout.flush()
+    _flush(sys.stdout)
     sys.exit(code)
 
 
@@ -80,6 +80,16 @@ def fail(error: BaseException) -> int:
     """Report an exception and return the exit code, after every rank failed alike; else end the other ranks."""
     _Ending.is_reported = True
     lookout.note_failing()
+    try:
+        return _report(error)
+    except BaseException as another:  # nobody is left to report it, and the other ranks must end all the same
+        names = type(error).__name__, type(another).__name__
+        print_line(f"clcomm: rank {lookout.rank()} failed: {names[0]}, and {names[1]} while it was reported")
+        abort(FAILURE)
+        return FAILURE
+
+
+def _report(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return _leave(error)
     if isinstance(error, ClcommError) and not os.environ.get("CLCOMM_TRACEBACK"):
@@ -117,13 +127,17 @@ def _leave(error: SystemExit) -> int:
 def _report_together(message: str, code: int, alone: str | None = None) -> int:
     """Print `message` once for all ranks that fail with it; when not all fail soon, print it and abort the job."""
     rank, size = mpi.place_in_world()
-    alike = [0] if size == 1 else mpi.ranks_in_agreement(sha256(message.encode()).digest(), AGREEMENT_S)
+    alike = [0] if size == 1 else mpi.ranks_in_agreement(_digest(message), AGREEMENT_S)
     if alike is None:
         print_line(_placed(alone or message, [rank], size))
         abort(code)
     elif rank == min(alike):
         print_line(_placed(message, alike, size))
     return code
+
+
+def _digest(message: str) -> bytes:
+    return sha256(message.encode(errors="backslashreplace")).digest()  # file names may hold what no encoding has
 
 
 def _placed(message: str, ranks: list[int], size: int) -> str:
@@ -135,23 +149,34 @@ def _placed(message: str, ranks: list[int], size: int) -> str:
 
 
 def print_line(line: str) -> None:
-    """Write a line to stderr in one piece, so that ranks' lines don't mix; nothing for an empty one."""
+    """Write a line to stderr in one piece, so that ranks' lines don't mix; nothing for an empty one.
+
+    Like abort, it goes on where a stream is closed, full or None: whoever ends a job has no use for another error.
+    """
     if line:
-        sys.stdout.flush()
-        sys.stderr.write(line + "\n")
-        sys.stderr.flush()
+        _flush(sys.stdout)
+        with contextlib.suppress(Exception):
+            sys.stderr.write(line.encode(errors="backslashreplace").decode() + "\n")
+        _flush(sys.stderr)
+
+
+def _flush(stream: TextIO | None) -> None:
+    with contextlib.suppress(Exception):
+        stream.flush()  # type: ignore[union-attr]
 
 
 def abort(code: int) -> None:
     """End every rank now; MPI's own remarks about that are not for the user."""
     _Ending.is_reported = True
     lookout.note_failing()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    _wait_for_reader()
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    mpi.abort(shell_code(code))
+    try:
+        _flush(sys.stdout)
+        _flush(sys.stderr)
+        _wait_for_reader()
+        with contextlib.suppress(OSError):  # no descriptor is free
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    finally:
+        mpi.abort(shell_code(code))
 
 
 def _wait_for_reader() -> None:

@@ -251,5 +251,6 @@ def abort(code: int) -> None:
     if is_running():
         from mpi4py import MPI
 
-        unlink_shared_files()
+        with contextlib.suppress(OSError):  # no descriptor is free
+            unlink_shared_files()
         MPI.COMM_WORLD.Abort(code)
