@@ -10,6 +10,7 @@ import io
 import json
 import math
 import os
+import reprlib
 import struct
 import zipfile
 import zlib
@@ -134,6 +135,22 @@ def check_parameters(arrays: Mapping[str, np.ndarray], specs: Iterable[Parameter
                 f"checkpoint: is of another model: parameter {name!r} is {ours} here and {theirs} in the file; "
                 f"resume with the model and data it was trained with"
             )
+
+
+def whole_number(entry: str, value: Any, least: int, most: int) -> int:
+    """Return what a checkpoint holds at `entry`; CheckpointError unless it is a whole number in [least, most]."""
+    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_whole or not least <= value <= most:
+        raise nonsense(entry, f"a whole number from {least} to {most}", value)
+    return int(value)
+
+
+def nonsense(entry: str, expected: str, value: Any) -> CheckpointError:
+    """Return the error for a checkpoint that is whole, but holds at `entry` what nobody wrote there."""
+    found = "nothing" if value is None else reprlib.repr(value)
+    if isinstance(value, np.ndarray):
+        found = reprlib.repr(value.item()) if value.shape == () else f"{value.dtype} {value.shape}"
+    return CheckpointError(f"checkpoint: {entry}: expected {expected}, got {found}; use an earlier checkpoint")
 
 
 def _write(file: Any, checkpoint: Checkpoint) -> None:

@@ -155,6 +155,9 @@ class Optimizer:
         expected = {"kind", "steps", "lr", *self._hyper, *self._state}
         if set(state) != expected:
             raise ArgumentError(f"state_dict: expected the entries {sorted(expected)}, got {sorted(state)}")
+        for name in ("steps", "lr", *self._hyper):
+            if np.shape(state[name]) != ():
+                raise ArgumentError(f"state_dict[{name!r}]: expected one number, got {np.size(state[name])}")
         for name in self._state:
             if np.shape(state[name]) != (self._span,):
                 raise ArgumentError(f"state_dict[{name!r}]: expected {self._span} values, got {np.shape(state[name])}")

@@ -12,7 +12,17 @@ from typing import Protocol
 
 import numpy as np
 
+from clcomm.checkpoint import whole_number
 from clcomm.errors import ArgumentError, CheckpointError
+
+#: The least and the most that a checkpoint may hold of each.
+_RANGES = {
+    "length": (1, (1 << 63) - 1),
+    "world_size": (1, (1 << 31) - 1),
+    "seed": (0, (1 << 64) - 1),
+    "shuffle": (0, 1),
+    "epoch": (0, (1 << 63) - 1),
+}
 
 
 class Sampler(Protocol):
@@ -106,18 +116,20 @@ class _ShardSampler(ABC):
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Take seed, shuffle and epoch from `state`; CheckpointError where the data were others, or the ranks."""
+        """Take seed, shuffle and epoch from `state`; CheckpointError, changing nothing, if it can't be this job's."""
         self._load(state, same=("length", "world_size"))
 
     def _load(self, state: dict[str, int], same: tuple[str, ...]) -> None:
+        found = {name: whole_number(f"sampler.{name}", state.get(name), *_RANGES[name]) for name in _RANGES}
         for name in same:
-            if int(state[name]) != getattr(self, name):
+            if found[name] != getattr(self, name):
                 raise CheckpointError(
-                    f"sampler {name}: the checkpoint was written with {int(state[name])}, this job has "
+                    f"sampler {name}: the checkpoint was written with {found[name]}, this job has "
                     f"{getattr(self, name)}; resume with the same data and number of ranks"
                 )
-        self.seed, self.shuffle = int(state["seed"]), bool(state["shuffle"])
-        self.set_epoch(int(state["epoch"]))
+        whole_number("sampler.done", state.get("done", 0), 0, self.length - 1)
+        self.seed, self.shuffle = found["seed"], bool(found["shuffle"])
+        self.set_epoch(found["epoch"])
 
 
 class DistributedSampler(_ShardSampler):
@@ -154,7 +166,7 @@ class DistributedSampler(_ShardSampler):
             raise ArgumentError(f"done: expected fewer than the {self.length} samples of an epoch, got {done}")
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Take seed, shuffle, epoch and what is done of it from `state`; CheckpointError where the data were others.
+        """Take seed, shuffle, epoch and what is done of it from `state`; CheckpointError as the others.
 
         Where other ranks wrote it, `leave_out` has to be told what they had done.
         """

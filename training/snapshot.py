@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
-import random
+import reprlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from clcomm.checkpoint import Checkpoint, check_parameters
-from clcomm.checkpoint_series import CheckpointSeries, load_newest
+from clcomm.checkpoint import Checkpoint, check_parameters, nonsense, whole_number
+from clcomm.checkpoint_series import CHECKPOINT, CheckpointSeries, load_newest
 from clcomm.errors import CheckpointError
 from clcomm.layout import ParameterSpec
+from training.random_state import PARTS, check_random_state, random_state, restore_random_state
 from training.trainer import Trainer
 
 _log = logging.getLogger("clcomm")
@@ -23,7 +25,7 @@ def save_snapshot(series: CheckpointSeries, trainer: Trainer, job: dict[str, Any
     """Write the trainer's state and what the job was told, from rank 0, after comparing the replicas; collective."""
     comm = trainer.comm
     trainer.sync.check_replicas(trainer.model)
-    random_states = comm.gather(_random_state())
+    random_states = comm.gather_object(random_state(), label=CHECKPOINT)
     optimizer_state = trainer.optimizer.state_dict()  # on every rank: each may hold a part of it
     sync_states = {name: comm.gather(own) for name, own in trainer.sync.state_dict(trainer.model).items()}
     checkpoint = None
@@ -32,7 +34,8 @@ def save_snapshot(series: CheckpointSeries, trainer: Trainer, job: dict[str, Any
         checkpoint.add_group("parameter", trainer.model.state_dict())
         checkpoint.add_group("optimizer", optimizer_state)
         assert random_states is not None
-        checkpoint.add_group("random", {str(rank): state for rank, state in enumerate(random_states)})
+        for rank, state in enumerate(random_states):
+            checkpoint.add_group("random", {_random_name(rank, part): array for part, array in state.items()})
         for name, states in sync_states.items():
             checkpoint.add_group("sync", {f"{rank}/{name}": state for rank, state in enumerate(states or ())})
     series.save(checkpoint)
@@ -41,22 +44,29 @@ def save_snapshot(series: CheckpointSeries, trainer: Trainer, job: dict[str, Any
 def restore_snapshot(path: str | os.PathLike, trainer: Trainer, job: dict[str, Any]) -> Path:
     """Put the trainer where the newest whole checkpoint at `path` was written, and return which file that was.
 
-    Collective. Raises CheckpointError, on every rank, if there is none or it is another job's.
+    Collective. Raises CheckpointError, on every rank and before anything is changed, if there is none, or it is another
+    job's, or holds what nobody wrote there.
     """
     source, checkpoint = load_newest(trainer.comm, path)
     parameters = checkpoint.group("parameter")
     check_parameters(parameters, _specs(trainer.model))
     _check_job(checkpoint.facts.get("job"), job)
+    random_states = _random_states(checkpoint)
+    trainer.check_state(checkpoint.facts.get("training"))
+    ranks = len(random_states)
+    whole_number("sampler.world_size", checkpoint.facts["training"]["sampler"]["world_size"], ranks, ranks)
+    optimizer_state = checkpoint.group("optimizer")
+    _check_optimizer(optimizer_state)
+    trainer.optimizer.load_state_dict(optimizer_state)
+    trainer.load_state(checkpoint.facts["training"])
     trainer.model.load_state_dict(parameters)
-    trainer.optimizer.load_state_dict(checkpoint.group("optimizer"))
-    trainer.load_state(checkpoint.facts.get("training", {}))
-    if checkpoint.facts.get("world_size") == trainer.comm.size:
-        _restore_random_state(checkpoint.group("random").get(str(trainer.comm.rank)))
+    if ranks == trainer.comm.size:
+        restore_random_state(random_states[trainer.comm.rank])
         trainer.sync.load_state_dict(trainer.model, checkpoint.group(f"sync/{trainer.comm.rank}"))
     elif trainer.comm.rank == 0 and checkpoint.group("sync"):
         _log.warning(
-            "checkpoint: was written by %s ranks, this job has %d: what compression held back is left out",
-            checkpoint.facts.get("world_size"),
+            "checkpoint: was written by %d ranks, this job has %d: what compression held back is left out",
+            ranks,
             trainer.comm.size,
         )
     trainer.sync.check_replicas(trainer.model)
@@ -73,21 +83,44 @@ def _check_job(theirs: Any, ours: dict[str, Any]) -> None:
         raise CheckpointError("checkpoint: expected what the job was told, found nothing")
     for name, value in ours.items():
         if theirs.get(name) != value:
+            theirs_in_short = reprlib.repr(theirs.get(name)).strip("'")
             raise CheckpointError(
-                f"checkpoint: was written with --{name.replace('_', '-')} {theirs.get(name)}, this job has {value}; "
+                f"checkpoint: was written with --{name.replace('_', '-')} {theirs_in_short}, this job has {value}; "
                 f"resume with the same settings"
             )
 
 
-def _random_state() -> np.ndarray:
-    """Return the states of Python's and NumPy's global generators, 625 + 625 uint32 words."""
-    _, keys, position, *_ = np.random.get_state(legacy=True)
-    python = random.getstate()[1]
-    return np.concatenate([np.array(python, np.uint32), np.asarray(keys, np.uint32), np.array([position], np.uint32)])
+def _check_optimizer(state: dict[str, np.ndarray]) -> None:
+    """Refuse what no optimizer says of itself: a kind that is no text, arrays of text, counts and settings below 0."""
+    for name, array in state.items():
+        entry = f"optimizer/{name}"
+        if name == "kind":
+            if array.dtype.kind != "U" or array.shape != () or not str(array).isprintable():
+                raise nonsense(entry, "an optimizer's name", array)
+            continue
+        if array.dtype.kind not in "biuf":
+            raise nonsense(entry, "numbers", array)
+        is_count = name == "steps" or name.partition("/")[0] == "step"
+        is_number = array.shape == () and 0 <= array < math.inf
+        if is_count and not (is_number and array == int(array)):
+            raise nonsense(entry, "a whole number from 0 up", array)
+        if array.shape == () and "/" not in name and not is_number:
+            raise nonsense(entry, "a finite number from 0 up", array)
 
 
-def _restore_random_state(state: np.ndarray | None) -> None:
-    if state is None or state.shape != (1250,):
-        raise CheckpointError("checkpoint: holds no random state for this rank")
-    random.setstate((3, tuple(int(word) for word in state[:625]), None))
-    np.random.set_state(("MT19937", state[625:1249], int(state[1249]), 0, 0.0))
+def _random_states(checkpoint: Checkpoint) -> list[dict[str, np.ndarray]]:
+    """Return the states of the ranks' random generators; every rank looks at all of them, so all find the same."""
+    found = checkpoint.group("random")
+    ranks = sum("/" not in name for name in found)
+    whole_number("world_size", checkpoint.facts.get("world_size"), ranks, ranks)
+    states = []
+    for rank in range(ranks):
+        names = {part: _random_name(rank, part) for part in PARTS}
+        states.append({part: found[name] for part, name in names.items() if name in found})
+        check_random_state(f"random/{rank}", states[-1])
+    return states
+
+
+def _random_name(rank: int, part: str) -> str:
+    """Return under which name a part of a rank's random state lies: the words' has been the same from the start."""
+    return str(rank) if part == PARTS[0] else f"{rank}/{part}"

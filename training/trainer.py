@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -11,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.checkpoint import nonsense, whole_number
 from clcomm.clipping import clip_grad_norm
 from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError, CheckpointError
+from clcomm.errors import ArgumentError
 from clcomm.events import Phase
 from clcomm.job import note_step
-from clcomm.sampler import DistributedSampler
+from clcomm.sampler import DistributedSampler, Sampler
 from clcomm.synchronizer import Synchronizer
 from training.engines import Parts
 from training.evaluate import Evaluation
@@ -24,6 +27,9 @@ from training.loader import Batch, Loader
 from training.metrics import Metrics, StepRecord
 from training.overhead import Overhead
 from training.schedules import Schedule, constant
+
+#: The most that a count in a checkpoint may come to: what int64 holds.
+_MOST = (1 << 63) - 1
 
 
 class Callback:
@@ -188,25 +194,47 @@ class Trainer:
         return {"progress": asdict(self.progress), "sampler": self.loader.sampler.state_dict(), "base_lr": self.base_lr}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was taken; CheckpointError when it belongs to another run."""
-        try:
-            self.progress = Progress(**state["progress"])
-            self.base_lr = float(state["base_lr"])
-            self.loader.sampler.load_state_dict(state["sampler"])
-            if state["sampler"]["world_size"] != self.comm.size:
-                self._share_out(state["sampler"]["world_size"])
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, CheckpointError):
-                raise
-            raise CheckpointError(f"checkpoint: its training state is incomplete ({error})") from None
+        """Continue where `state` was taken; CheckpointError, before anything is changed, as `check_state` says."""
+        progress = self.check_state(state)
+        self.loader.sampler.load_state_dict(state["sampler"])
+        self.progress, self.base_lr = progress, float(state["base_lr"])
+        if state["sampler"]["world_size"] != self.comm.size:
+            self._share_out(state["sampler"]["world_size"])
+
+    def check_state(self, state: Any) -> Progress:
+        """Return a state's progress; CheckpointError when it belongs to another run or an entry makes no sense."""
+        state = _entries("training", state)
+        found, theirs = _entries("progress", state.get("progress")), _entries("sampler", state.get("sampler"))
+        base_lr = state.get("base_lr")
+        if not isinstance(base_lr, (int, float)) or isinstance(base_lr, bool) or not 0 <= base_lr <= sys.float_info.max:
+            raise nonsense("base_lr", "a finite number from 0 up", base_lr)
+        sampler = copy.copy(self.loader.sampler)
+        sampler.load_state_dict(theirs)
+        ranks = whole_number("sampler.world_size", theirs.get("world_size"), 1, _MOST)
+        most = {"epoch": _MOST, "batch": self._batches_left(sampler, ranks), "step": _MOST}
+        return Progress(**{name: whole_number(f"progress.{name}", found.get(name), 0, most[name]) for name in most})
+
+    def _batches_left(self, sampler: Sampler, ranks: int) -> int:
+        """Return how many batches so many ranks make at most of what `sampler` has left of its epoch."""
+        share = sampler.longest_shard
+        if ranks != self.comm.size:
+            assert isinstance(sampler, DistributedSampler)  # others have refused to change their number of ranks
+            share = -(-(sampler.length - sampler.done) // ranks)
+        return -(-share // self.loader.batch_size)
 
     def _share_out(self, ranks: int) -> None:
         """Share out anew what so many ranks have left of the epoch."""
         progress, sampler = self.progress, self.loader.sampler
-        assert isinstance(sampler, DistributedSampler)  # others have refused to change their number of ranks
+        assert isinstance(sampler, DistributedSampler)
         done = sampler.done + progress.batch * self.loader.batch_size * ranks
         if done >= sampler.length:
             progress.epoch, done = progress.epoch + 1, 0
             sampler.set_epoch(progress.epoch)
         sampler.leave_out(done)
         progress.batch = 0
+
+
+def _entries(entry: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise nonsense(entry, "its entries by name", value)
+    return value

@@ -1,4 +1,4 @@
-"""Whatever lies in a file, a parser answers with its result or with one clean line, and soon.
+"""Whatever lies in a file, a parser answers with its result or with one clean line, and soon; so does a trainer.
 
 `make fuzz` feeds 100,000 files in all; the ordinary suite a sample. CLCOMM_FUZZ_INPUTS is how many in all,
 CLCOMM_FUZZ_SEED where the draw begins.
@@ -6,6 +6,7 @@ CLCOMM_FUZZ_SEED where the draw begins.
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import tracemalloc
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from clcomm import checkpoint, costfile
+from clcomm.checkpoint_series import CheckpointSeries
 from clcomm.costmodel import Cost, Fit, Measured
 from clcomm.engine import Device, kernel_cache, tuning
 from clcomm.errors import ClcommError
@@ -24,7 +26,9 @@ from clcomm.report import build, read_runs
 from clcomm.report.html import as_html
 from tests.fuzz.mutation import mutated
 from tests.report.runs import document, written
+from tests.training.test_trainer import everything_of, make_trainer, solo, train
 from training.idx import read_idx, write_idx
+from training.snapshot import restore_snapshot, save_snapshot
 
 INPUTS, SEED = int(os.environ.get("CLCOMM_FUZZ_INPUTS", "3000")), int(os.environ.get("CLCOMM_FUZZ_SEED", "1"))
 #: What parsing a file of a few kilobytes may take.
@@ -121,3 +125,57 @@ def test_hostile_files_are_refused_cleanly(target: Callable[[Path], Target], tmp
     finally:
         tracemalloc.stop()
     assert refused > INPUTS // len(TARGETS) // 10, "a draw that hardly ever damages anything proves nothing"
+
+
+#: What stands in a checkpoint that is whole, in place of what was written there.
+_NONSENSE = (
+    None, True, "x", "1\n2", [], [1], {}, -1, 0, 1, 7, 0.5, float("nan"), float("inf"), -1e300, 10**400, 1 << 31,
+    1 << 64,
+)  # fmt: skip
+_NONSENSE_ARRAYS = (
+    np.array("x"), np.array("1\n2"), np.array(-1), np.array(np.nan), np.array(1e300), np.zeros(0), np.zeros((2, 2)),
+    np.full(1250, 1 << 31, np.uint32), np.full(1250, "x"), np.full(2, np.inf), np.array(1j), np.array([[True]]),
+)  # fmt: skip
+
+
+def test_nonsense_in_whole_checkpoints_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    trainer, path = make_trainer(solo(), 120), tmp_path / "file"
+    train(trainer, 2)
+    save_snapshot(CheckpointSeries(solo(), path), trainer, {"model": "mlp"})
+    draw, refused, before = random.Random(f"restoring {SEED}"), 0, everything_of(trainer)
+    good = checkpoint.load(path)
+    for number in range(INPUTS // 20):
+        spoilt = checkpoint.Checkpoint(dict(good.arrays), copy.deepcopy(good.facts))
+        for _ in range(draw.choice((1, 1, 3))):
+            what = _spoil(spoilt, draw)
+        checkpoint.save(path, spoilt)
+        try:
+            restore_snapshot(path, trainer, {"model": "mlp"})
+            trainer.load_state(good.facts["training"])
+        except ClcommError as error:
+            refused += 1
+            assert "\n" not in str(error) and len(str(error)) < 2000
+            assert everything_of(trainer) == before, f"input {number} of seed {SEED}: {what}"
+        except BaseException as error:
+            pytest.fail(f"input {number} of seed {SEED}: {what}: {error!r}")
+        else:
+            checkpoint.save(path, good)
+            restore_snapshot(path, trainer, {"model": "mlp"})
+    assert refused > INPUTS // 40, "a draw that hardly ever damages anything proves nothing"
+
+
+def _spoil(spoilt: checkpoint.Checkpoint, draw: random.Random) -> str:
+    """Put nonsense in place of an array or a fact, at any depth, or leave it out; return what was done."""
+    if draw.random() < 0.4:
+        place: dict[str, Any] = spoilt.arrays
+        name, value = draw.choice(sorted(place)), draw.choice(_NONSENSE_ARRAYS)
+    else:
+        place, value = spoilt.facts, draw.choice(_NONSENSE)
+        name = draw.choice(sorted(place.keys() - {"format", "version"}))
+        while isinstance(place[name], dict) and place[name] and draw.random() < 0.8:
+            place = place[name]
+            name = draw.choice(sorted(place))
+    place[name] = value
+    if draw.random() < 0.2:
+        del place[name]
+    return f"{name!r}: {value!r}"

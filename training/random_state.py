@@ -1,0 +1,72 @@
+"""The states of a process's random generators as arrays: Python's, NumPy's global one, and PyTorch's on the CPU."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from clcomm.checkpoint import nonsense
+
+#: Words of a Mersenne Twister, the position of the next one to use among them.
+_TWISTER = 624
+PARTS = _WORDS, _NORMAL, _TORCH = "words", "normal", "torch"
+
+
+def random_state() -> dict[str, np.ndarray]:
+    """Return "words", uint32: of Python's generator and its position, then NumPy's; "normal", float64 (2,); "torch".
+
+    normal: the second of a pair of normal numbers, which Python and NumPy draw at once, NaN where none is kept. torch:
+    uint8, where the program has imported it.
+    """
+    _, keys, position, has_normal, normal = np.random.get_state(legacy=True)
+    _, python, python_normal = random.getstate()
+    state = {
+        _WORDS: np.concatenate([np.array(python, np.uint32), np.asarray(keys, np.uint32), [np.uint32(position)]]),
+        _NORMAL: np.array([math.nan if python_normal is None else python_normal, normal if has_normal else math.nan]),
+    }
+    torch = _torch()
+    return state if torch is None else {**state, _TORCH: torch.get_rng_state().numpy()}
+
+
+def check_random_state(entry: str, state: Mapping[str, np.ndarray]) -> None:
+    """Raise CheckpointError unless `restore_random_state` can take this; `entry` is where it lies in the file."""
+    words = state.get(_WORDS)
+    if words is None or words.dtype != np.uint32 or words.shape != (2 * _TWISTER + 2,):
+        raise nonsense(f"{entry}", f"{2 * _TWISTER + 2} uint32", words)
+    for position in words[[_TWISTER, -1]].tolist():
+        if position > _TWISTER:
+            raise nonsense(f"{entry}", f"positions from 0 to {_TWISTER}", position)
+    normal = state.get(_NORMAL)
+    if normal is not None and (normal.dtype != np.float64 or normal.shape != (2,) or np.isinf(normal).any()):
+        raise nonsense(f"{entry}/{_NORMAL}", "2 finite float64, or NaN", normal)
+    torch, bits = _torch(), state.get(_TORCH)
+    if torch is not None and bits is not None:
+        try:
+            torch.Generator().set_state(torch.tensor(bits))
+        except (RuntimeError, TypeError):
+            raise nonsense(f"{entry}/{_TORCH}", "the state of PyTorch's generator", bits) from None
+
+
+def restore_random_state(state: Mapping[str, np.ndarray]) -> None:
+    """Go on drawing where `random_state` was asked; checkpoints of earlier releases hold the words alone."""
+    words = state[_WORDS]
+    python_normal, normal = state.get(_NORMAL, np.full(2, math.nan)).tolist()
+    python = tuple(words[: _TWISTER + 1].tolist())
+    random.setstate((3, python, None if math.isnan(python_normal) else python_normal))
+    has_normal = not math.isnan(normal)
+    np.random.set_state(
+        ("MT19937", words[_TWISTER + 1 : -1], int(words[-1]), has_normal, normal if has_normal else 0.0)
+    )
+    torch = _torch()
+    if torch is not None and _TORCH in state:
+        torch.set_rng_state(torch.tensor(state[_TORCH]))
+
+
+def _torch() -> Any:
+    """Return PyTorch where something has imported it already, else None."""
+    return sys.modules.get("torch")
