@@ -134,10 +134,12 @@ def advice_table(facts: Facts) -> Table:
     rows = []
     if facts.advice:
         for candidate in facts.advice.recommendation.candidates:
-            words = ["this run's"] if costs.is_current(candidate, facts.layout) else []
+            is_own = costs.is_current(candidate, facts.layout)
+            words = ["this run's"] if is_own else []
             words += ["fastest"] if candidate == facts.advice.recommendation.best else []
             rows.append({
-                "bucket_size": candidate.bucket_size, "buckets": len(candidate.buckets),
+                "bucket_size": facts.run.figures["bucket_size"] if is_own else candidate.bucket_size,
+                "buckets": len(candidate.buckets),
                 "largest_bytes": max(candidate.buckets), "predicted_s": candidate.seconds, "remark": ", ".join(words),
             })  # fmt: skip
     rows = [{**row, "bucket_size": row["bucket_size"] or "per tensor"} for row in rows]
@@ -146,7 +148,10 @@ def advice_table(facts: Facts) -> Table:
         Column("largest_bytes", "largest", "size"), Column("predicted_s", "predicted ms a step", "ms"),
         Column("remark", "", "text"),
     ]  # fmt: skip
-    note = "What a step's all-reduces would take with other bucket sizes, by the cost above; nothing overlapped."
+    note = (
+        "What a step's all-reduces would take with other bucket sizes, by the cost above; nothing overlapped. "
+        "Of sizes that make the same buckets one is shown: this run's, or the smallest."
+    )
     return Table("advice", "Bucket sizes", columns, rows, note)
 
 

@@ -176,6 +176,21 @@ def test_latency_and_bandwidth_are_found_again_and_advice_follows(report):
     assert any("--bucket-size 1MiB should take" in line for line in report.headline)
 
 
+@pytest.mark.parametrize(("own", "shown"), [(8192, "8 KiB"), (16384, "16 KiB"), (12000, "11.7 KiB")])
+def test_the_runs_own_size_is_shown_where_others_make_the_same_buckets(tmp_path, own, shown):
+    advice = table(reported(tmp_path, bucket_size=own), "advice")
+    rows = [dict(zip([column.key for column in advice.columns], cells, strict=True)) for cells in advice.cells()]
+    assert [row["bucket_size"] for row in rows] == ["per tensor", "1 KiB", shown, "32 KiB", "1 MiB"]
+    assert [row["remark"] for row in rows] == ["", "", "this run's", "", "fastest"]
+
+
+def test_a_run_per_tensor_is_shown_as_one(tmp_path):
+    layout = [[nbytes] for nbytes in (40, 5120, 512, 802816, 128, 18432, 64, 576)]
+    (row,) = (row for row in table(reported(tmp_path, bucket_size=None, layout=layout), "advice").rows
+              if row["remark"] == "this run's")  # fmt: skip
+    assert row["bucket_size"] == "per tensor"
+
+
 def rows_of_calls(sizes, seconds, **others):
     return [
         {"calls": 20, "bytes": 20 * nbytes, "wire_bytes": 20 * nbytes, "average_bytes_per_call": nbytes, "wait_s": 0.0,
