@@ -42,7 +42,7 @@ class Callback:
         """Hear what an evaluation after this step came to, before the end of the epoch if it is the epoch's last."""
 
     def epoch_finished(self, epoch: int, train_loss: float) -> None:
-        """Hear the mean loss of an epoch (0, 1, ...) over all ranks."""
+        """Hear the mean loss of an epoch (0, 1, ...), or of what a resumed run had left of it, over all ranks."""
 
 
 @dataclass
@@ -177,15 +177,18 @@ class Trainer:
             callback.step_finished(record)
 
     def _finish_epoch(self) -> None:
-        self._reduce_train_loss()
-        for callback in self.callbacks:
-            callback.epoch_finished(self.progress.epoch, self.train_loss)
+        if self._reduce_train_loss():
+            for callback in self.callbacks:
+                callback.epoch_finished(self.progress.epoch, self.train_loss)
         self.progress.epoch, self.progress.batch = self.progress.epoch + 1, 0
 
-    def _reduce_train_loss(self) -> None:
+    def _reduce_train_loss(self) -> bool:
+        """Take the mean over this run's part of the epoch; False, and the one before stays, where it took no step."""
         totals = np.array([self.metrics.epoch_loss, self.metrics.epoch_samples], np.float64)
         loss, samples = self.comm.all_reduce(totals, label="metrics")
-        self.train_loss = loss / samples if samples else float("nan")
+        if samples:
+            self.train_loss = loss / samples
+        return bool(samples)
 
     # --- what a checkpoint keeps ---
 

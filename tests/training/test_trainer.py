@@ -433,8 +433,21 @@ def test_accumulation_below_one_is_refused() -> None:
         make_trainer(solo(), accumulation=0)
 
 
-def test_the_last_step_of_a_short_run_has_a_loss() -> None:
-    trainer = make_trainer(solo())
-    train(trainer, 3)
-    assert np.isfinite(trainer.train_loss)
-    assert trainer.progress.step == 3
+@pytest.mark.mpi(min_size=1)
+def test_the_loss_is_that_of_the_last_epoch_with_steps_whole_or_not() -> None:
+    comm = Communicator()
+    for steps, counted in ((3, 3), (6, 6), (8, 2)):  # of 6 an epoch
+        trainer = make_trainer(comm, samples=24 * comm.size)
+        train(trainer, steps)
+        own = np.mean([record.loss for record in trainer.callbacks[0].records[-counted:]])  # type: ignore[attr-defined]
+        assert trainer.train_loss == pytest.approx(np.mean(comm.all_gather_object(own))), steps
+    comm.finalize()
+
+
+def test_an_epoch_that_was_complete_at_a_resume_is_told_once() -> None:
+    whole, resumed = make_trainer(solo(), samples=24), make_trainer(solo(), samples=24)
+    for progress in whole.train(epochs=1):
+        if progress.batch == 6:
+            resumed.load_state(whole.state())
+    train(resumed, 12)
+    assert len(resumed.callbacks[0].losses) == 1 and np.isfinite(resumed.train_loss)  # type: ignore[attr-defined]
