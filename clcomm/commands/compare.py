@@ -63,7 +63,7 @@ COMMAND = Command(
     "compare",
     "compare runs' reports: settings, speed, communication, bytes, accuracy",
     "Compare reports of runs with the first one's, or a comparison's variants with its reference. Times differ by more "
-    "than noise where their 95% intervals don't touch.",
+    "than noise where their 95% intervals don't touch; of runs that took turns, where their ratio's leaves out 1.",
     add_arguments,
     run,
 )

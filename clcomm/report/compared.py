@@ -22,12 +22,16 @@ _TOLD = ("model", "engine", "data", "bucket_size", "no_bucketing")
 
 @dataclass(frozen=True)
 class Subject:
-    """A run to compare: the file it is from, the variant's name where the file is a comparison's, and its figures."""
+    """A run to compare: the file it is from, the variant's name where the file is a comparison's, and its figures.
+
+    `reference` is the name of what its `step_ratio` is to.
+    """
 
     path: str
     variant: str
     run: Run
     estimates: dict[str, Estimate]
+    reference: str = ""
 
     @property
     def name(self) -> str:
@@ -77,8 +81,9 @@ def _subjects(path: str) -> tuple[list[Subject], Subject]:
         name: {figure: each for figure, each in figures.items() if each is not None}
         for name, figures in document["variants"].items()
     }
-    found = {name: Subject(path, name, _run(run), estimates[name]) for name, run in document["runs"].items()}
-    return list(found.values()), found[document["reference"]]
+    reference = document["reference"]
+    found = {name: Subject(path, name, _run(run), estimates[name], reference) for name, run in document["runs"].items()}
+    return list(found.values()), found[reference]
 
 
 def _checked(document: dict[str, Any]) -> dict[str, Any]:
@@ -108,10 +113,31 @@ def _settings(run: Run) -> dict[str, str]:
 
 def figures_changed(before: Subject, after: Subject) -> list[Change]:
     """Return speed, communication, bytes and accuracy of two runs, those that both have."""
-    found = [_change(name, write, of(before), of(after)) for name, of, write in _MEASURED]
+    ratio = _paired_ratio(before, after)
+    found: list[Change | None] = [_ratio_changed(ratio)] if ratio else []
+    for name, of, write in _MEASURED:
+        change = _change(name, write, of(before), of(after))
+        found.append(change._replace(verdict=_verdict_of(ratio)) if change and ratio and name in _OF_STEPS else change)
     found += [_counted(name, of(before), of(after)) for name, of in _COUNTED]
     found += [_accuracy_changed(before.run, after.run)]
     return [change for change in found if change is not None]
+
+
+def _paired_ratio(before: Subject, after: Subject) -> Estimate | None:
+    """Return a variant's step over its reference's in the same round; None where the two did not take turns."""
+    took_turns = before.path == after.path and before.variant == after.reference != after.variant
+    return after.estimates.get("step_ratio") if took_turns else None
+
+
+def _ratio_changed(ratio: Estimate) -> Change:
+    return Change("step over the reference's", "1", ratio.text(2), f"{ratio.median - 1:+.1%}", _verdict_of(ratio))
+
+
+def _verdict_of(ratio: Estimate) -> str:
+    """Judge what two runs' steps took by their ratio: what slows a round down slows both, so it cancels out."""
+    if ratio.low is None or ratio.high is None:
+        return "no interval"
+    return "within noise" if ratio.low <= 1 <= ratio.high else "more than noise"
 
 
 def _change(
@@ -191,6 +217,8 @@ _MEASURED: Sequence[tuple[str, Callable[[Subject], Estimate | None], Callable[[E
     ("step (ms)", _step_ms, lambda found: found.text(3)),
     ("communicating in a step (ms)", _communication_ms, lambda found: found.text(3)),
 )
+#: Figures that say no more than what a step took.
+_OF_STEPS = ("steps/s", "images/s", "step (ms)")
 _COUNTED: Sequence[tuple[str, Callable[[Subject], float | None]]] = (
     ("all-reduces a step", _per_step("calls")),
     ("bytes a step", _per_step("bytes")),

@@ -106,6 +106,30 @@ def test_a_comparison_is_compared_with_its_reference_and_with_another_by_name(tm
     assert found["images/s"].verdict == "more than noise" and found["step (ms)"].change == "-10.0%"
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(1.41, 2.96, "more than noise"), (0.98, 2.96, "within noise"), (None, None, "no interval")],
+)
+def test_runs_that_took_turns_are_judged_by_the_ratio_of_their_steps(
+    tmp_path: Path, low: float | None, high: float | None, verdict: str
+) -> None:
+    path = Path(stored_comparison(tmp_path / "a.json", {"per tensor": 10.0, "mpi": 20.0}, spread=0.5))
+    text = json.loads(path.read_text())
+    text["variants"]["mpi"]["step_ratio"] = {"median": 2.04, "low": low, "high": high}
+    text["variants"]["per tensor"]["step_ratio"] = {"median": 1.0, "low": 1.0, "high": 1.0}
+    path.write_text(json.dumps(text))
+    ((before, after),) = pairs([str(path)])
+    found = {change.figure: change for change in figures_changed(before, after)}
+    around = "" if low is None else f" ({low:.2f}-2.96)"
+    assert found["step over the reference's"] == (
+        "step over the reference's", "1", f"2.04{around}", "+104.0%", verdict,
+    )  # fmt: skip
+    assert {found[name].verdict for name in ("steps/s", "images/s", "step (ms)")} == {verdict}
+    assert found["communicating in a step (ms)"].verdict == "within noise"  # of it no ratios are kept
+    for before, after in pairs([str(path), str(path)]):  # of two files the runs did not take turns
+        assert "step over the reference's" not in {change.figure for change in figures_changed(before, after)}
+
+
 def test_a_variant_that_was_never_settled_has_no_times_of_its_own(tmp_path: Path) -> None:
     path = Path(stored_comparison(tmp_path / "a.json", {"per tensor": 10.0, "auto": 9.0}))
     text = json.loads(path.read_text())
