@@ -32,11 +32,11 @@ class AllReduces(CollectiveRunner):
     def fold_with(self, fold: Fold | None) -> None:
         """Let `fold` make sums in shared memory, where it can, in what is called or prepared from now on; None: NumPy.
 
-        The Synchronizer gives it the device of a model: see `clcomm.engine.fold`. Bits stay the same, so this is no
-        collective, and ranks may differ in it.
+        The Synchronizer gives it the device of a model, the latest one's: see `clcomm.engine.fold`. Bits stay the same,
+        so this is no collective, and ranks may differ in it.
         """
         if self._shared is not None:
-            self._shared.fold = fold
+            self._shared.fold_with(fold)
 
     def all_reduce(
         self,
@@ -95,7 +95,8 @@ class AllReduces(CollectiveRunner):
         self._prepared += 1
         call, chosen = self._plan(source, target, op, label, nbytes, bucket, self._prepared)
         prepare = partial(chosen.prepare_all_reduce, source, target, op)
-        return partial(self._run, call, self._carry_out(call, self._sequence, time.perf_counter(), prepare, ()))
+        run = partial(self._run, call, self._carry_out(call, self._sequence, time.perf_counter(), prepare, ()))
+        return _keeping(run, source, target)
 
     def all_reduce_async(
         self,
@@ -141,7 +142,7 @@ class AllReduces(CollectiveRunner):
         call, chosen = self._plan(source, target, op, label, nbytes, bucket, self._prepared)
         prepare = partial(chosen.prepare_start, source, target, op)
         start = self._carry_out(call, self._sequence, time.perf_counter(), prepare, ())
-        return partial(self._start, call, start, array if out is None else out)
+        return _keeping(partial(self._start, call, start, array if out is None else out), source, target)
 
     def _contiguous_operands(
         self, array: np.ndarray, op: str, out: np.ndarray | None, kind: str
@@ -259,3 +260,9 @@ class AllReduces(CollectiveRunner):
         if self._shared is not None and self._shared.is_common(source):
             raise ArgumentError("array: expected memory of this rank, got one that is common to all ranks")
         return source, target, finish
+
+
+def _keeping(prepared: partial, *arrays: np.ndarray) -> partial:
+    """Return a prepared call that keeps its arrays: shared memory is freed when no array lies in it any more."""
+    prepared.arrays = arrays  # type: ignore[attr-defined]
+    return prepared

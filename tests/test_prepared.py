@@ -87,3 +87,38 @@ def test_blocks_are_gathered_in_place_again_and_again(comm: Communicator) -> Non
             comm.barrier()  # before anyone's next values
     total = comm.stats.total("all_gather", "blocks")
     assert (total["calls"], total["bytes"]) == (12, 60)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("prepare", ["all_reduce_init", "all_reduce_async_init"])
+def test_a_prepared_call_keeps_the_memory_that_it_works_on(auto: Communicator, prepare: str) -> None:
+    own = auto.allocate(80_000).view(np.float32)
+    own[:] = auto.rank + 1
+    run = getattr(auto, prepare)(own)
+    del own
+    for _ in range(3):
+        auto.allocate(80_000)  # frees what nobody has any more
+    handle = run()
+    if handle is not None:
+        assert (handle.wait() == auto.size * (auto.size + 1) / 2).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_sums_are_made_by_who_was_named_last(auto: Communicator) -> None:
+    asked = []
+
+    def fold(rows, out, divisor):
+        asked.append(len(rows))
+
+    arrays = [auto.allocate(4 * size).view(np.float32) for size in (100, 9000)]
+    for array in arrays:
+        auto.all_reduce(array)
+    auto.fold_with(fold)
+    for array in arrays:
+        auto.all_reduce(array)
+    assert set(asked) == ({auto.size} if auto.size > 1 else set())
+    auto.fold_with(None)
+    asked.clear()
+    for array in arrays:
+        auto.all_reduce(array)
+    assert not asked

@@ -34,8 +34,10 @@ class Buffers:
         self.grads[...] = self.plain[...] = rank_values(self.grads.size, self.comm.rank)
         np.testing.assert_array_equal(self.comm.all_reduce(self.grads, out=self.reduced), expected)
         self.comm.barrier()
-        self.prepared()
-        np.testing.assert_array_equal(self.reduced, expected / np.float32(self.comm.size))
+        for prepared in (self.prepared, self.by_numpy):
+            prepared()
+            np.testing.assert_array_equal(self.reduced, expected / np.float32(self.comm.size))
+            self.comm.barrier()
         self.allreduce()
         np.testing.assert_array_equal(self.plain, expected)
         self.comm.barrier()

@@ -9,11 +9,14 @@ import numpy as np
 
 from clcomm.engine import program
 from clcomm.engine.device import HOST_POINTER_ALIGNMENT, Device
+from clcomm.errors import DeviceError
 
 #: The most rows that one kernel reads; further ones are added to its result by another.
 MOST_ROWS = 8
 #: Its one work-item walks through everything: a launch costs less than a thread of NumPy's passes.
 _ALONE = (1,), (1,)
+#: Which argument of the kernel is the number of elements, and how many bytes of float32 its int can count.
+_COUNT, _MOST_BYTES = 2, 4 * (2**31 - 1)
 
 
 class Fold:
@@ -27,7 +30,8 @@ class Fold:
 
         self._device = device
         self._queue = cl.CommandQueue(device.context)  # its own: a sum waits for nothing else
-        self._enqueue = cl.enqueue_nd_range_kernel
+        self._enqueue, self._error = cl.enqueue_nd_range_kernel, cl.Error
+        self._most_bytes = min(device.cl_device.max_mem_alloc_size, _MOST_BYTES)
 
     @classmethod
     def on(cls, device: Device) -> Fold | None:
@@ -37,20 +41,18 @@ class Fold:
     def __call__(self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int) -> Callable[[], None] | None:
         """Return what writes ((rows[0] + rows[1]) + ...) / divisor to `out`, which may be rows[0] but no other row.
 
-        The bits are NumPy's. None for what the device does not take: other dtypes, and arrays that are not aligned.
+        The bits are NumPy's. None for what the device does not take: other dtypes, arrays that are not aligned, or too
+        large, and whatever else it refuses.
         """
         arrays = [out, *rows]
-        if len(rows) < 2 or not all(_fits(array) for array in arrays):
+        if len(rows) < 2 or out.nbytes > self._most_bytes or not all(_fits(array) for array in arrays):
             return None
-        target, *buffers = self._buffers(arrays)
-        streams = int(self._exceeds_cache(len(rows), out.nbytes))
-        kernels, taken = [], 0
-        for count, by in _launches(len(rows), divisor):
-            group = [target, *buffers[taken : taken + count - 1]] if taken else buffers[:count]
-            taken += count - 1 if taken else count
-            kernel, factor = _kernel(self._device, count, by)
-            kernels.append(program.bound_copy(kernel, [target, factor, out.size, streams, *group]))
         enqueue, queue, finish = self._enqueue, self._queue, self._queue.finish
+        try:
+            target, *buffers = self._buffers(arrays)
+            kernels = self._kernels(target, buffers, divisor, out)
+        except (self._error, DeviceError, MemoryError):  # what one rank's device refuses may not stop its sums
+            return None
 
         def fold(_memory: Any = (arrays, target, buffers)) -> None:  # kernels do not keep their arguments' memory
             for kernel in kernels:
@@ -58,6 +60,20 @@ class Fold:
             finish()
 
         return fold
+
+    def _kernels(self, target: Any, rows: Sequence[Any], divisor: int, out: np.ndarray) -> list[Any]:
+        """Return the kernels with their arguments set, once they have run over nothing: drivers compile them then."""
+        streams = int(self._exceeds_cache(len(rows), out.nbytes))
+        kernels, taken = [], 0
+        for count, by in _launches(len(rows), divisor):
+            group = [target, *rows[taken : taken + count - 1]] if taken else rows[:count]
+            taken += count - 1 if taken else count
+            kernel, factor = _kernel(self._device, count, by)
+            kernels.append(program.bound_copy(kernel, [target, factor, 0, streams, *group]))
+            self._enqueue(self._queue, kernels[-1], *_ALONE)
+            self._queue.finish()
+            kernels[-1].set_arg(_COUNT, np.int32(out.size))
+        return kernels
 
     def _exceeds_cache(self, rows: int, nbytes: int) -> bool:
         """Say whether what so many ranks read and write in such sums, one each, is more than the cache holds."""

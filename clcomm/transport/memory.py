@@ -171,6 +171,10 @@ class HostMemory:
             found = self._kept[key] = make()
         return found
 
+    def forget(self) -> None:
+        """Forget what is kept: it is made anew."""
+        self._kept.clear()
+
     def _make_views(self, arrays: Sequence[np.ndarray], places: list) -> list[list[np.ndarray]]:
         for other in places[1:]:
             if [place[2:] for place in other] != [place[2:] for place in places[0]]:
@@ -191,8 +195,13 @@ class MemoryTransport(Transport):
 
     memory: HostMemory
     meeting: Meeting
-    #: Makes the sums in it, where it can.
+    #: Makes the sums in it, where it can; see `fold_with`.
     fold: Fold | None = None
+
+    def fold_with(self, fold: Fold | None) -> None:
+        """Let `fold` make the sums of all-reduces that are called or prepared from now on; None: NumPy does."""
+        self.fold = fold
+        self.memory.forget()
 
     def fits(self, nbytes: int, common: bool) -> bool:
         """Say, alike on every rank, whether /dev/shm has room for `nbytes` a rank, or in common; collective."""

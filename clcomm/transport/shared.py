@@ -23,7 +23,7 @@ from clcomm.transport.meeting import MeetingPoint, kind_of
 from clcomm.transport.memory import KEPT, HostMemory, MemoryTransport, require_alike
 from clcomm.transport.mpi import revoke
 from clcomm.transport.mpi_transport import SHARD_MULTIPLE
-from clcomm.transport.reduction import prepared_reduction, reduce_in_rank_order
+from clcomm.transport.reduction import Fold, prepared_reduction, reduce_in_rank_order
 from clcomm.transport.started import Counters, StartedReduction
 
 #: Arrays up to this size take the way through the slots; to fold larger ones whole costs more than a second meeting.
@@ -56,6 +56,10 @@ class SharedTransport(MemoryTransport):
         """Say, alike on every rank, whether /dev/shm has room for what the transport itself needs; collective."""
         ranks = comm.Get_size()
         return HostMemory.has_room(comm, _desk_bytes(ranks) + MeetingPoint.nbytes(ranks))
+
+    def fold_with(self, fold: Fold | None) -> None:
+        super().fold_with(fold)
+        self._slot_reductions.clear()
 
     # --- collectives ---
 

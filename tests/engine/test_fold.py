@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clcomm.engine.fold import MOST_ROWS, Fold
+from clcomm.errors import DeviceError
 from clcomm.host_memory import aligned_empty
 from clcomm.transport.reduction import prepared_reduction, reduce_in_rank_order
 
@@ -89,3 +90,19 @@ def test_of_the_operations_it_does_sums_alone(fold, op):
     rows, out = rows_of(3, 64, 1), aligned_empty((64,), np.float32)
     prepared_reduction(rows, out, op, fold=lambda *_: pytest.fail("asked"))()
     assert same_bits(out, getattr(np, op)(rows, axis=0))
+
+
+def test_what_the_device_refuses_is_numpys(fold, monkeypatch):
+    rows, out = rows_of(3, 64, 2), aligned_empty((64,), np.float32)
+
+    def refuse(*_):
+        raise DeviceError("no")
+
+    monkeypatch.setattr(fold, "_most_bytes", 255)
+    assert fold(rows, out, 1) is None
+    monkeypatch.setattr(fold, "_most_bytes", 256)
+    assert fold(rows, out, 1) is not None
+    for method in ("_buffers", "_enqueue"):
+        with monkeypatch.context() as patch:
+            patch.setattr(fold, method, refuse)
+            assert fold(rows, out, 1) is None
