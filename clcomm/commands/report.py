@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from clcomm.report import Report
 
 FORMATS = ("terminal", "markdown", "json", "csv", "html", "png")
-_ENDINGS = {".md": "markdown", ".json": "json", ".csv": "csv", ".html": "html", ".htm": "html", ".png": "png"}
+_ENDINGS = {
+    ".md": "markdown", ".json": "json", ".csv": "csv", ".html": "html", ".htm": "html", ".png": "png",
+    ".txt": "terminal", "": "terminal",
+}  # fmt: skip
+_ALSO = {"md": "markdown"}
 #: Characters in a line where output goes to a file or a pipe.
 _PLAIN_WIDTH = 120
 
@@ -25,7 +29,10 @@ _PLAIN_WIDTH = 120
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="what --report wrote: a run's file, or those of its ranks")
-    add("--format", choices=FORMATS, help="default: what -o's ending says, else terminal")
+    add(
+        "--format", type=lambda text: _ALSO.get(text, text), choices=FORMATS,
+        help="default: what -o's ending says, else terminal",
+    )  # fmt: skip
     add("-o", "--output", metavar="OUT", help="write there instead of printing")
 
 
@@ -33,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the report; return 1 when a file had to be left out. Raises DataError when none could be read."""
     from clcomm.report import build, read_runs  # here, because the other commands do without
 
-    form = options.format or _ENDINGS.get(Path(options.output or "").suffix.lower(), "terminal")
+    form = options.format or _form_of(options.output or "")
     _check(form, options.output)
     found = read_runs(options.files)
     for problem in found.problems:
@@ -48,6 +55,15 @@ def run(options: argparse.Namespace) -> int:
     else:
         _write(_text_in(form, report), options.output)
     return 1 if found.problems else 0
+
+
+def _form_of(output: str) -> str:
+    """Return the form that a name's ending asks for."""
+    form = _ENDINGS.get(Path(output).suffix.lower())
+    if form is None:
+        known = ", ".join(ending for ending in _ENDINGS if ending)
+        raise ArgumentError(f"-o: expected a name that ends in one of {known}, got {output!r}; or choose with --format")
+    return form
 
 
 def _check(form: str, output: str | None) -> None:

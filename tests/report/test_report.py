@@ -436,6 +436,17 @@ def test_the_command_names_what_it_leaves_out(tmp_path, capsys):
         cli.main(["report", str(tmp_path / "bad.json")])
 
 
+def test_an_unknown_ending_is_refused_and_markdown_has_a_short_name(tmp_path, capsys):
+    (name,) = written(tmp_path, [document(2)])
+    out = tmp_path / "report.pdf"
+    with pytest.raises(ArgumentError, match=r"\A-o: expected a name that ends in one of \.md, .*report\.pdf.*\Z"):
+        cli.main(["report", name, "-o", str(out)])
+    assert not out.exists()
+    assert cli.main(["report", name, "--format", "json", "-o", str(out)]) == 0 and out.read_text().startswith("{")
+    assert cli.main(["report", name, "--format", "md"]) == 0
+    assert capsys.readouterr().out.startswith("# convnet")
+
+
 def test_a_picture(tmp_path):
     (name,) = written(tmp_path, [document(2)])
     with pytest.raises(ArgumentError, match=r"--format png: needs -o"):
