@@ -79,7 +79,10 @@ def is_reported() -> bool:
 def fail(error: BaseException) -> int:
     """Report an exception and return the exit code, after every rank failed alike; else end the other ranks."""
     _Ending.is_reported = True
-    lookout.note_failing()
+    if isinstance(error, Exit) and error.reason:
+        lookout.note_stopping()
+    else:
+        lookout.note_failing()
     try:
         return _report(error)
     except BaseException as another:  # nobody is left to report it, and the other ranks must end all the same
@@ -131,8 +134,12 @@ def _report_together(message: str, code: int, alone: str | None = None) -> int:
     if alike is None:
         print_line(_placed(alone or message, [rank], size))
         abort(code)
-    elif rank == min(alike):
+        return code
+    if rank == min(alike):
         print_line(_placed(message, alike, size))
+        _wait_for_reader()
+    if size > 1:
+        mpi.ranks_in_agreement(_digest("said"), AGREEMENT_S)  # a launcher may end the others once one has left
     return code
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from clcomm.common_memory import common_memory
-from clcomm.lookout_process import FAILING, LEAVING, PID, RANK, RECORD_BYTES, RUNNING, STATE, STEP, is_gone
+from clcomm.lookout_process import FAILING, LEAVING, PID, RANK, RECORD_BYTES, RUNNING, STATE, STEP, STOPPING, is_gone
 
 
 class _Own:
@@ -41,6 +41,11 @@ def rank() -> int:
 def note_leaving() -> None:
     """Note that this rank leaves on purpose."""
     _Own.records[_Own.start + STATE] = max(LEAVING, _Own.records[_Own.start + STATE])
+
+
+def note_stopping() -> None:
+    """Note that this rank ends the job, unless another one does and so is the cause."""
+    _Own.records[_Own.start + STATE] = max(STOPPING, _Own.records[_Own.start + STATE])
 
 
 def note_failing() -> None:

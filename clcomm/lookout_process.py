@@ -18,8 +18,9 @@ import time
 #: A rank's record: words (int64) of it, and their places.
 RECORD_BYTES = 64
 STATE, STEP, RANK, PID = range(4)
-#: What a rank is doing: its work, leaving on purpose, ending the job with words of its own.
-RUNNING, LEAVING, FAILING = range(3)
+#: What a rank is doing: its work, leaving on purpose, stopping for what may be another's failure (as launchers send
+#: SIGTERM), ending the job with words of its own.
+RUNNING, LEAVING, STOPPING, FAILING = range(4)
 #: The kernel's request for what it knows of a process, and its flag for how that ended (linux/pidfd.h).
 _PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 0x8
 #: Ranks that die so soon after one that failed were ended by the launcher.

@@ -125,6 +125,17 @@ def test_sigterm_on_one_rank_ends_all(tmp_path, does):
     assert ended.clcomm_lines() == ["clcomm: rank 1: ended by SIGTERM"]
 
 
+@pytest.mark.parametrize("does", ["time.sleep(60)", "while True: comm.barrier()"], ids=["computes", "waits in MPI"])
+def test_sigterm_on_all_ranks_at_once_is_told(tmp_path, does):
+    ender = "threading.Timer(0.3, os.kill, (os.getpid(), 15)).start()"
+    ended = job(tmp_path, "import threading\n" + on_all(f"{ender}\n    failing()\n    {does}", "main()"))
+    assert ended.code != 0
+    assert ended.after_failing_s < END_S
+    lines = ended.clcomm_lines()
+    assert lines
+    assert all(re.fullmatch(r"clcomm: (rank \d: )?ended by SIGTERM", line) for line in lines)
+
+
 ENDS_A_CHILD = """
 import multiprocessing, threading
 import clcomm.exits
