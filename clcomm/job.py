@@ -77,7 +77,12 @@ def is_reported() -> bool:
 
 
 def fail(error: BaseException) -> int:
-    """Report an exception and return the exit code, after every rank failed alike; else end the other ranks."""
+    """Report an exception and return the exit code, after every rank failed alike; else end the other ranks.
+
+    sys.exit(0) is no failure: `exits` sees to ranks that wait for this one, as it does when a program just ends.
+    """
+    if isinstance(error, SystemExit) and (error.code is None or error.code == 0):
+        return 0
     _Ending.is_reported = True
     if isinstance(error, Exit) and error.reason:
         lookout.note_stopping()
@@ -113,9 +118,7 @@ def end(code: int, reason: str) -> None:
 
 
 def _leave(error: SystemExit) -> int:
-    """Honour sys.exit(): a clean exit is this rank's own affair, any other ends the ranks that don't exit too."""
-    if error.code is None or error.code == 0:
-        return 0
+    """Honour sys.exit() with a failure: it ends the ranks that don't exit too."""
     if isinstance(error.code, str):
         return _report_together(error.code, FAILURE)
     code = error.code if isinstance(error.code, int) else FAILURE
