@@ -9,7 +9,6 @@ from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from clcomm import elastic
-from clcomm.bench import check_writable
 from clcomm.communicator import Communicator
 from clcomm.job import run
 from clcomm.report.record import write_document
@@ -32,6 +31,8 @@ def main() -> int:
         bucket_size=options.bucket_size, use_bucketing=not options.no_bucketing, transport=options.transport
     )
     if options.log_csv:
+        from clcomm.bench import check_writable  # here, because it imports Rich on every rank
+
         check_writable(comm, {"--log-csv": options.log_csv})
     if options.elastic:
         elastic.require_support()
