@@ -21,6 +21,7 @@ from clcomm.collective_cases import CASES
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.measure import Lane, Row, Schedule, measure, sizes_between
+from clcomm.sums import add_sums, agreed_fold
 from clcomm.transport.reduction import FOLDS
 from clcomm.units import parse_size
 from clcomm.world import TRANSPORTS
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--factor", type=float, default=4.0, help="from one size to the next; default: %(default)g")
     add("--dtype", default="float32", choices=DTYPES, help="of the elements; default: %(default)s")
     add("--op", default="sum", choices=FOLDS, help="of reductions; default: %(default)s")
+    add_sums(parser)
     add_schedule(parser)
     add("--json", metavar="FILE", help="also write the rows there")
     add("--plot", metavar="FILE.png", help="also draw time and bandwidth by size (needs clcomm[plot])")
@@ -74,7 +76,8 @@ def run(options: argparse.Namespace) -> int:
         raise ArgumentError("--plot: needs matplotlib, which is not installed; pip install 'clcomm[plot]'")
     with Communicator(transport="mpi") as control:
         check_writable(control, {"--json": options.json, "--plot": options.plot})
-        lanes = [Lane(name) for name in dict.fromkeys(options.transport)]
+        fold = agreed_fold(control, options.sums)
+        lanes = [Lane(name, fold=fold) for name in dict.fromkeys(options.transport)]
         printer = Printer(Console(soft_wrap=True, highlight=False), len(lanes) > 1) if control.rank == 0 else None
         rows = measure_all(lanes, control, options, sizes, schedule, printer.show if printer else lambda rows: None)
         document = as_document(rows, control, schedule)
@@ -155,6 +158,7 @@ _COLUMNS = (
     ("count", 11, lambda row: str(row.count)),
     ("dtype", 8, lambda row: row.dtype),
     ("op", 5, lambda row: row.op),
+    ("sums", 6, lambda row: row.sums),
     ("min us", 10, lambda row: f"{row.min_us:.1f}"),
     ("p50 us", 10, lambda row: f"{row.p50_us:.1f}"),
     ("p99 us", 10, lambda row: f"{row.p99_us:.1f}"),

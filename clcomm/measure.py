@@ -19,14 +19,19 @@ from clcomm.collective_cases import CASES, AllReduce, Case
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.stats import Collective, bus_factor
+from clcomm.transport.reduction import Fold
 
 
 class Lane:
-    """A Communicator to measure, under the name of the transport that was asked for."""
+    """A Communicator to measure, under the name of the transport that was asked for.
 
-    def __init__(self, transport: str, comm: Any = None):
-        self.name, self.moved_by = transport, ""
+    fold: what makes sums of float32 in shared memory; None: NumPy.
+    """
+
+    def __init__(self, transport: str, comm: Any = None, fold: Fold | None = None):
+        self.name, self.moved_by, self.fold = transport, "", fold
         self.comm = Communicator(comm, transport=transport, observers=[self])
+        self.comm.fold_with(fold)
 
     def collective_finished(self, event: Collective) -> None:
         """Note which transport moved the data."""
@@ -74,7 +79,8 @@ class Row:
     """One line of nccl-tests' columns; times in us, bandwidths in GB/s (10^9 bytes), over all timed calls.
 
     algbw is bytes over the median time, busbw that times the share that crosses each rank's link. `wrong` counts
-    elements, on all ranks, that differ from what the ranks' formula gives. `moved_by` is the transport that was used.
+    elements, on all ranks, that differ from what the ranks' formula gives. `moved_by` is the transport that was used,
+    `sums` what reduced: "device" or "numpy", "none" where nothing is reduced.
     """
 
     operation: str
@@ -84,6 +90,7 @@ class Row:
     count: int
     dtype: str
     op: str
+    sums: str
     min_us: float
     p50_us: float
     p99_us: float
@@ -99,7 +106,7 @@ class Row:
         operation = "all_reduce" if isinstance(case, AllReduce) else case.operation
         return cls(
             case.operation, lane.name, lane.moved_by, case.nbytes, case.count, case.dtype.name,
-            case.op if case.reduces else "none",
+            case.op if case.reduces else "none", _sums(case, lane),
             float(seconds.min()) * 1e6, median * 1e6, float(np.percentile(seconds, 99, method="higher")) * 1e6,
             algbw, algbw * bus_factor(operation, case.comm.size), wrong,
         )  # fmt: skip
@@ -107,6 +114,14 @@ class Row:
     def as_dict(self) -> dict[str, Any]:
         """Return the columns by name, ready for JSON."""
         return asdict(self)
+
+
+def _sums(case: Case, lane: Lane) -> str:
+    if not case.reduces:
+        return "none"
+    is_folded = isinstance(case, AllReduce) and case.op in ("sum", "mean") and case.dtype == np.float32
+    in_memory = lane.moved_by in ("shared", "hierarchical") and lane.comm.local_size > 1
+    return "device" if lane.fold is not None and is_folded and in_memory else "numpy"
 
 
 def measure(

@@ -11,6 +11,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,9 @@ from clcomm.costmodel import ALGORITHMS, Cluster, Cost, Measured, cluster_of, fi
 from clcomm.errors import ArgumentError
 from clcomm.forecast import MODELS, Recommendation, equal_tensors
 from clcomm.measure import Lane, Schedule, sizes_between, time_calls
+from clcomm.sums import add_sums, agreed_fold
 from clcomm.transport.mpi import host_of
+from clcomm.transport.reduction import Fold
 from clcomm.units import parse_size
 
 _IDLE_S = 0.005
@@ -38,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--min", default="1KiB", metavar="SIZE", help="smallest size measured; default: %(default)s")
     add("--max", default="4MiB", metavar="SIZE", help="largest; default: %(default)s")
     add("--factor", type=float, default=4.0, help="from one size to the next; default: %(default)g")
+    add_sums(parser)
     add_schedule(parser)
     add("--forward-ms", type=float, default=0.0, help="a step's forward, update and the like, for step times")
     add("--backward-ms", type=float, default=0.0, help="a step's backward")
@@ -52,7 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Result:
-    """All that was found, the same on every rank; `measured_s`: seconds of the recommended plan by (ranks, hosts)."""
+    """All that was found, the same on every rank.
+
+    measured_s: seconds of the recommended plan by (ranks, hosts). sums: what added up in shared memory, "device" or
+    "numpy".
+    """
 
     fits: tuple[Measured, ...]
     cluster: Cluster
@@ -60,6 +68,7 @@ class Result:
     tensors: tuple[int, ...]
     recommendation: Recommendation
     measured_s: dict[tuple[int, int], float]
+    sums: str
 
 
 def run(options: argparse.Namespace) -> int:
@@ -112,7 +121,8 @@ def tune(
     control: Communicator, tensors: Sequence[int], sizes: Sequence[int], schedule: Schedule, options: argparse.Namespace
 ) -> Result:
     """Measure the groups, fit, recommend, and measure the recommended plan; collective, the same on every rank."""
-    groups = _groups(control)
+    fold = agreed_fold(control, options.sums)
+    groups = _groups(control, fold)
     fits = [found for group in groups for found in _agreed(control, group, lambda g: _fits(g, sizes, schedule))]
     cluster, link_from = chosen_cluster(fits, options)
     ranks, hosts = control.size, _hosts(control)
@@ -126,7 +136,8 @@ def tune(
     }
     for group in groups:
         group.close()
-    return Result(tuple(fits), cluster, link_from, tuple(tensors), recommendation, measured_s)
+    sums = "numpy" if fold is None else "device"
+    return Result(tuple(fits), cluster, link_from, tuple(tensors), recommendation, measured_s, sums)
 
 
 def chosen_cluster(fits: Sequence[Measured], options: argparse.Namespace) -> tuple[Cluster, str]:
@@ -164,18 +175,19 @@ class Group:
         self.comm.Free()
 
 
-def _groups(control: Communicator) -> list[Group]:
-    """Return the groups to measure, the same list on every rank; rank 0 is in all of them."""
+def _groups(control: Communicator, fold: Fold | None) -> list[Group]:
+    """Return the groups to measure, the same list on every rank; rank 0 is in all of them. fold: as a Lane's."""
     host = host_of(control.comm)
     first = host.bcast(control.rank, 0)
     host.Free()
     local_size, hosts = control.broadcast_object(control.local_size), _hosts(control)
     counts = sorted({1 << exponent for exponent in range(1, local_size.bit_length())} | {local_size} - {1})
-    groups = [_group(control, n, 1, first == 0 and control.local_rank < n, ("shared", "mpi")) for n in counts]
+    group = partial(_group, control, fold)
+    groups = [group(n, 1, first == 0 and control.local_rank < n, ("shared", "mpi")) for n in counts]
     if hosts > 1:
-        groups.append(_group(control, hosts, hosts, control.local_rank == 0, ("mpi",)))
+        groups.append(group(hosts, hosts, control.local_rank == 0, ("mpi",)))
         if hosts < control.size:
-            groups.append(_group(control, control.size, hosts, True, ("auto",)))
+            groups.append(group(control.size, hosts, True, ("auto",)))
     return groups
 
 
@@ -183,11 +195,14 @@ def _hosts(control: Communicator) -> int:
     return control.all_gather_object(control.local_rank).count(0)
 
 
-def _group(control: Communicator, ranks: int, hosts: int, member: bool, transports: Sequence[str]) -> Group:
+def _group(
+    control: Communicator, fold: Fold | None, ranks: int, hosts: int, member: bool, transports: Sequence[str]
+) -> Group:
     comm = control.comm.Split(0 if member else 1, control.rank)
     if not member:
         return Group(ranks, hosts, comm, None)
-    return Group(ranks, hosts, comm, Communicator(comm, transport="mpi"), [Lane(name, comm) for name in transports])
+    lanes = [Lane(name, comm, fold) for name in transports]
+    return Group(ranks, hosts, comm, Communicator(comm, transport="mpi"), lanes)
 
 
 def _agreed(control: Communicator, group: Group, work: Any) -> Any:

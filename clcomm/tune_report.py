@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _FILE_WIDTH = 130  # mpiexec passes lines on: there is no terminal to fit into
 
+#: What adds arrays up, in words.
+SUMS = {"device": "each rank's own device", "numpy": "NumPy"}
 _DOUBTFUL = 0.3  # median error of a fit from which on it is not to be relied on
 
 
@@ -27,6 +29,7 @@ def show(result: Result, ranks_per_host: int, options: argparse.Namespace, store
     compute_s = (options.forward_ms + options.backward_ms) / 1e3
     name = options.model if options.bytes is None else "gradients"
     console.print(fits_table(result))
+    console.print(f"sums in shared memory: by {SUMS[result.sums]}")
     doubtful = max(found.fit.median_error for found in result.fits)
     if doubtful > _DOUBTFUL:
         console.print(

@@ -15,9 +15,12 @@ from rich.console import Console
 
 from clcomm import Communicator, bench
 from clcomm.collective_cases import CASES, PERIOD, expected_reduction, rank_values, wrong_elements
-from clcomm.errors import ArgumentError
+from clcomm.engine import Device
+from clcomm.engine.fold import Fold
+from clcomm.errors import ArgumentError, DeviceError
 from clcomm.measure import Lane, Row, Schedule, measure, sizes_between, time_calls
-from tests.helpers import one_line
+from clcomm.sums import agreed_fold
+from tests.helpers import cpu_device, one_line
 
 SHORT = Schedule(calls=1, windows=2, warmup=1)
 
@@ -147,6 +150,75 @@ def test_every_transport_measures_every_operation(transport, op):
     control.finalize()
 
 
+class Counted:
+    """A device's sums, counted as they are made."""
+
+    def __init__(self):
+        self.made, self._fold = 0, Fold(cpu_device("cpu"))
+
+    def __call__(self, rows, out, divisor):
+        prepared = self._fold(rows, out, divisor)
+
+        def run():
+            self.made += 1
+            prepared()
+
+        return None if prepared is None else run
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("nbytes", [256, 500_000])
+@pytest.mark.parametrize(
+    ("transport", "operation", "dtype", "op", "sums"),
+    [
+        ("shared", "all_reduce", "float32", "sum", "device"),
+        ("auto", "all_reduce_init", "float32", "mean", "device"),
+        ("shared", "all_reduce", "float32", "min", "numpy"),
+        ("shared", "all_reduce", "float64", "sum", "numpy"),
+        ("shared", "reduce_scatter", "float32", "sum", "numpy"),
+        ("mpi", "all_reduce", "float32", "sum", "numpy"),
+        ("shared", "broadcast", "float32", "sum", "none"),
+    ],
+)
+def test_a_row_says_what_made_its_sums(transport, operation, dtype, op, sums, nbytes):
+    fold = Counted()
+    lane, control = Lane(transport, fold=fold), Communicator(transport="mpi")
+    (row,) = measure([lane], control, operation, nbytes, dtype, op, SHORT)
+    assert (row.sums, row.wrong) == (sums, 0)
+    assert (fold.made > 0) == (sums == "device")
+    lane.comm.finalize()
+    control.finalize()
+
+
+@pytest.mark.parametrize("asked", [None, "device", "numpy"])
+def test_sums_are_the_devices_where_training_has_them(comm, asked, monkeypatch):
+    chosen = cpu_device("cpu")
+    monkeypatch.setattr(Device, "select", lambda **place: chosen)
+    monkeypatch.setattr(chosen, "runs_in_caller", True)
+    assert isinstance(agreed_fold(comm, asked), Fold) == (asked != "numpy")
+
+
+def no_platform(**place):
+    raise DeviceError("no OpenCL platform found")
+
+
+def no_pyopencl(**place):
+    raise ImportError("No module named 'pyopencl'")
+
+
+@pytest.mark.parametrize("why", ["GPU", no_platform, no_pyopencl])
+def test_without_such_a_device_on_every_rank_sums_are_numpys(comm, why, monkeypatch):
+    chosen, select = cpu_device("cpu"), (lambda **place: chosen)
+    monkeypatch.setattr(Device, "select", select if why == "GPU" or comm.rank < comm.size - 1 else why)
+    monkeypatch.setattr(chosen, "runs_in_caller", why != "GPU")
+    assert agreed_fold(comm, None) is None
+    with pytest.raises(ArgumentError) as caught:
+        agreed_fold(comm, "device")
+    text = one_line(caught)
+    assert text.startswith("--sums: expected every rank's device to compute in the calling thread, but on rank ")
+    assert text.endswith("; use --sums numpy")
+
+
 class Broken:
     """Stands in for a Communicator whose last rank gets some elements of each result wrong."""
 
@@ -207,7 +279,7 @@ def test_the_command_prints_on_rank_0_and_writes_json(capfd, tmp_path):
     file = tmp_path / "rows.json"
     words = ["--operation", "all_reduce", "broadcast", "--transport", "shared", "mpi", "--max", "1KiB"]
     with Communicator(transport="mpi") as comm:
-        assert bench.run(options(*words, "--json", str(file))) == 0
+        assert bench.run(options(*words, "--sums", "numpy", "--json", str(file))) == 0
         lines = capfd.readouterr().out.splitlines()
         if comm.rank:
             assert lines == []
@@ -224,10 +296,11 @@ def test_the_command_prints_on_rank_0_and_writes_json(capfd, tmp_path):
     assert len(document["rows"]) == 8
     for row in document["rows"]:
         assert row.keys() == {
-            "operation", "transport", "moved_by", "bytes", "count", "dtype", "op", "min_us", "p50_us", "p99_us",
-            "algbw_gb_s", "busbw_gb_s", "wrong",
+            "operation", "transport", "moved_by", "bytes", "count", "dtype", "op", "sums", "min_us", "p50_us",
+            "p99_us", "algbw_gb_s", "busbw_gb_s", "wrong",
         }  # fmt: skip
         assert row["op"] == ("sum" if row["operation"] == "all_reduce" else "none")
+        assert row["sums"] == ("numpy" if row["operation"] == "all_reduce" else "none")
         assert row["algbw_gb_s"] == pytest.approx(row["bytes"] / row["p50_us"] / 1e3)
 
 
@@ -295,6 +368,8 @@ def test_without_plot_matplotlib_is_left_alone(monkeypatch, capsys):
 
 
 def test_lines_are_never_wrapped(capsys):
-    row = Row("reduce_scatter", "auto", "hierarchical", 1 << 33, 1 << 31, "float32", "mean", 1e7, 1e7, 1e7, 1, 1, 0)
+    row = Row(
+        "reduce_scatter", "auto", "hierarchical", 1 << 33, 1 << 31, "float32", "mean", "numpy", 1e7, 1e7, 1e7, 1, 1, 0
+    )
     bench.Printer(Console(soft_wrap=True, width=40), True).show([row, row])
     assert len(capsys.readouterr().out.splitlines()) == 3

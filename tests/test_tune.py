@@ -8,8 +8,9 @@ import pytest
 
 from clcomm import Communicator, costfile, tune
 from clcomm.costmodel import Cost, Fit, Measured
+from clcomm.engine.fold import Fold
 from clcomm.errors import ArgumentError
-from tests.helpers import one_line
+from tests.helpers import cpu_device, one_line
 
 
 def options(*words: str) -> argparse.Namespace:
@@ -75,7 +76,7 @@ def test_bad_options_are_refused_in_a_line(words, problem):
 @pytest.mark.mpi(min_size=2)
 def test_the_command_measures_groups_prints_and_keeps_the_fits(capfd, tmp_path, monkeypatch):
     monkeypatch.setenv("CLCOMM_CACHE_DIR", str(tmp_path))
-    assert tune.run(options("--backward-ms", "2", "--overlap")) == 0
+    assert tune.run(options("--backward-ms", "2", "--overlap", "--sums", "numpy")) == 0
     out = capfd.readouterr().out
     with Communicator(transport="mpi") as comm:
         size, rank = comm.size, comm.rank
@@ -93,7 +94,18 @@ def test_the_command_measures_groups_prints_and_keeps_the_fits(capfd, tmp_path, 
     assert [int(line[0]) for line in lines if "measured" in line and line[0].isdigit()] == groups
     assert any(line[:2] == ["4096", str(-(-4096 // size))] and "extrapolated" in line for line in lines)
     assert "827,688 bytes in 8 tensors" in out
+    assert "sums in shared memory: by NumPy" in out
     assert f"kept in {costfile.path_of_host()}" in out
+
+
+@pytest.mark.mpi(min_size=2)
+def test_groups_sum_with_the_device_where_training_does(capfd, monkeypatch):
+    fold, made = Fold(cpu_device("cpu")), []
+    monkeypatch.setattr(tune, "agreed_fold", lambda control, sums: lambda *sum: made.append(sum) or fold(*sum))
+    assert tune.run(options("--no-store")) == 0
+    assert made
+    with Communicator(transport="mpi") as comm:
+        assert ("by each rank's own device" in capfd.readouterr().out) == (comm.rank == 0)
 
 
 @pytest.mark.mpi(min_size=2)
