@@ -54,16 +54,16 @@ KINDS: dict[str, Callable[[Any], str]] = {
     "whole_ms": lambda value: f"{value * 1e3:,.1f}",
     "us": lambda value: f"{value * 1e6:,.1f}",
     "share": lambda value: f"{value:.1%}",
-    "gb_s": lambda value: f"{value / 1e9:,.2f}",
+    "gb_s": lambda value: f"{value / 1e9:,.0f}" if value >= 1e11 else f"{value / 1e9:.3g}",
     "size": format_size,
     "ns_per_kib": lambda value: f"{value * 1024e9:,.1f}",
 }
 
 
 def written(value: Any, kind: str) -> str:
-    """Return a value as people read it; nothing for None."""
+    """Return a value as people read it; for None nothing, or a dash among bandwidths."""
     if value is None:
-        return ""
+        return "-" if kind == "gb_s" else ""
     return value if isinstance(value, str) else KINDS[kind](value)
 
 

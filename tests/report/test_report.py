@@ -199,6 +199,21 @@ def rows_of_calls(sizes, seconds, **others):
     ]  # fmt: skip
 
 
+def test_bandwidths_have_significant_digits_and_a_dash_where_nothing_moves(tmp_path):
+    whole = document(2)
+    stats = CommStats(2)
+    for operation, nbytes, seconds in (("all_gather", 64, 1e-3), ("barrier", 0, 1e-3), ("broadcast", 10**9, 1e-3)):
+        stats.collective_finished(Collective(operation, "mine", nbytes, seconds, "shared", 1))
+    for record in whole["ranks"]:
+        record["stats"] = stats.state()
+    operations = table(build(read_runs(written(tmp_path, [whole]))), "operations")
+    algbw = [column.key for column in operations.columns].index("algbw_bytes_per_s")
+    shown = {row["operation"]: cells[algbw] for row, cells in zip(operations.rows, operations.cells(), strict=True)}
+    assert shown == {"all_gather": "6.4e-05", "barrier": "-", "broadcast": "1,000"}
+    alone = table(build(read_runs(written(tmp_path, [document(1)]))), "operations")
+    assert not {"algbw", "busbw"} & {column.heading for column in alone.columns}
+
+
 def test_what_cannot_be_fitted_is_refused_in_words():
     sizes, even = (1000, 4000, 16000, 64000), (1.1e-5, 1.4e-5, 2.6e-5, 7.4e-5)
     found = own_costs(rows_of_calls(sizes, even))
