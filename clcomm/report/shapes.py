@@ -43,8 +43,12 @@ class Table:
 
     def filled(self) -> Table:
         """Return the table without columns that are empty in every row."""
-        kept = [c for c in self.columns if any(row.get(c.key) not in (None, "") for row in self.rows)]
-        return Table(self.key, self.title, kept, self.rows, self.note)
+        return Table(self.key, self.title, with_values(self.columns, self.rows), self.rows, self.note)
+
+
+def with_values(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> list[Column]:
+    """Return the columns that are not empty in every row."""
+    return [column for column in columns if any(row.get(column.key) not in (None, "") for row in rows)]
 
 
 KINDS: dict[str, Callable[[Any], str]] = {

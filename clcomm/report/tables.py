@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from clcomm.report import costs
 from clcomm.report.facts import PART_KEYS, Facts, per_call, rank_rows, step_parts
-from clcomm.report.shapes import Column, Table
+from clcomm.report.shapes import Column, Table, with_values
 from clcomm.synchronizer import GRADIENTS
 from clcomm.units import format_size
 
@@ -14,10 +15,10 @@ _TIMES = (
     Column("pack_s", "pack", "ms"), Column("wait_s", "wait", "ms"), Column("transfer_s", "move", "ms"),
     Column("unpack_s", "unpack", "ms"), Column("hidden_s", "hidden", "ms"),
 )  # fmt: skip
+_BANDWIDTHS = Column("algbw_bytes_per_s", "algbw", "gb_s"), Column("busbw_bytes_per_s", "busbw", "gb_s")
 _CALLS = (
     Column("p50_s", "p50", "ms"), Column("p95_s", "p95", "ms"), Column("p99_s", "p99", "ms"),
-    Column("max_s", "max", "ms"), Column("algbw_bytes_per_s", "algbw", "gb_s"),
-    Column("busbw_bytes_per_s", "busbw", "gb_s"), Column("ceiling_share", "of ceiling", "share"),
+    Column("max_s", "max", "ms"), *_BANDWIDTHS, Column("ceiling_share", "of ceiling", "share"),
     Column("failures", "failed"),
 )  # fmt: skip
 
@@ -65,8 +66,16 @@ def operations_table(facts: Facts) -> Table:
         Column("seconds", "total", "whole_ms"),
         *(column._replace(kind="whole_ms") for column in _TIMES), *_CALLS,
     ]  # fmt: skip
-    note = "Per rank; times in ms: pack to hidden in all, percentiles of single calls; bandwidths in GB/s (10^9 bytes)."
-    return Table("operations", "Operations", columns, [_blank_zeros(_with_ceiling(facts, row)) for row in rows], note)
+    rows = [_blank_zeros(_with_ceiling(facts, row)) for row in rows]
+    note = f"Per rank; times in ms: {_first_to_last(_TIMES, rows, 'total')} in all, percentiles of single calls"
+    note += "; bandwidths in GB/s (10^9 bytes)." if with_values(_BANDWIDTHS, rows) else "."
+    return Table("operations", "Operations", columns, rows, note)
+
+
+def _first_to_last(columns: Sequence[Column], rows: list[dict[str, Any]], before: str = "") -> str:
+    """Return the headings of adjacent columns that have values as people name a range; `before` stands before them."""
+    headings = [each for each in (before, *(column.heading for column in with_values(columns, rows))) if each]
+    return " to ".join(dict.fromkeys((headings[0], headings[-1]))) if headings else ""
 
 
 def _compressed(facts: Facts) -> bool:
@@ -89,7 +98,9 @@ def buckets_table(facts: Facts) -> Table:
         Column("bucket", "bucket"), Column("operation", "operation", "text"), Column("calls", "calls"),
         Column("average_bytes_per_call", "size", "size"), Column("bytes", "bytes"), *parts, *_CALLS,
     ]  # fmt: skip
-    note = "Per rank; times in ms, pack to hidden of a mean call. Buckets are numbered in the order of backward."
+    mean = _first_to_last(parts, rows)
+    note = f"Per rank; times in ms{f', {mean} of a mean call' if mean else ''}, percentiles of single calls. "
+    note += "Buckets are numbered in the order of backward."
     return Table("buckets", "Buckets", columns, rows, note)
 
 
@@ -104,7 +115,9 @@ def ranks_table(facts: Facts) -> Table:
         Column("mean_late_s", "late by", "ms"), Column("failures", "failed"),
         Column("peak_rss_bytes", "peak memory", "size"), Column("device_peak_bytes", "device", "size"),
     ]  # fmt: skip
-    note = "Times in ms of a mean step, pack to hidden while synchronising. The rank that waits least is the slow one."
+    note = f"Times in ms of a mean step, {_first_to_last(parts, rows)} while synchronising."
+    waits = len(rows) > 1 and any(row["wait_step_s"] for row in rows)
+    note += " The rank that waits least is the slow one." if waits else ""
     return Table("ranks", "Ranks", columns, rows, note)
 
 

@@ -296,6 +296,26 @@ def test_decisions_are_shown_as_they_print(tmp_path):
     assert row["decision"] == "bucket size: 1 MiB, chosen at step 50 by step: 1 MiB (1.000 ms)"
 
 
+def test_notes_name_only_columns_that_are_there(tmp_path):
+    report = build(read_runs(written(tmp_path, [joined()])))
+    assert [table(report, key).note for key in ("operations", "ranks")] == [
+        "Per rank; times in ms: total to move in all, percentiles of single calls; bandwidths in GB/s (10^9 bytes).",
+        "Times in ms of a mean step, collectives to move while synchronising. The rank that waits least is the slow "
+        "one.",
+    ]
+    whole = document(1)
+    for record in whole["ranks"]:
+        record["stats"].update(phases=[], late=[])
+        for tally in record["stats"]["tallies"]:
+            tally["wait_ns"] = 0
+    alone = build(read_runs(written(tmp_path, [whole])))
+    assert [table(alone, key).note for key in ("operations", "buckets", "ranks")] == [
+        "Per rank; times in ms: total in all, percentiles of single calls.",
+        "Per rank; times in ms, percentiles of single calls. Buckets are numbered in the order of backward.",
+        "Times in ms of a mean step, collectives while synchronising.",
+    ]
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_any_number_of_ranks(tmp_path, ranks):
     report = build(read_runs(written(tmp_path, [document(ranks)])))
