@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import time
 import warnings
@@ -110,13 +111,13 @@ def host_of(comm: Any) -> Any:
 
 
 def unlink_shared_files() -> None:
-    """Take the names of MPICH's own shared memory out of /dev/shm, once all ranks of the host have it mapped.
+    """Take the names of MPI's own shared memory out of /dev/shm, once all ranks of the host have it mapped.
 
-    MPICH unlinks it in MPI_Finalize alone, so the file of a job that ends in any other way would stay. Nobody opens it
-    again after MPI_Init.
+    MPICH unlinks it in MPI_Finalize alone, so the file of a job that ends in any other way would stay; Open MPI's
+    launcher takes such files away, unless it is killed. Nobody opens them again after MPI_Init.
     """
     with open("/proc/self/maps") as maps:
-        for path in {line.split()[-1] for line in maps if "/dev/shm/mpich_shm_" in line}:
+        for path in {line.split()[-1] for line in maps if re.search("/dev/shm/(mpich_shm_|sm_segment[.])", line)}:
             with contextlib.suppress(OSError):  # another rank was faster, or the line ends in "(deleted)"
                 os.unlink(path)
 

@@ -63,6 +63,19 @@ def test_without_an_mpi_library_a_rank_is_alone_and_ranks_are_told(tmp_path):
         assert "mpi4py: expected an MPI library for 2 ranks, found none" in launched.err
 
 
+def test_mpis_own_shared_memory_has_no_name_while_a_job_runs(tmp_path):
+    """So nothing stays of a job however it ends, its launcher killed too."""
+    script = """
+comm = Communicator()
+comm.barrier()
+with open("/proc/self/maps") as maps:
+    named = [line for line in maps if "/dev/shm/" in line and not line.endswith("(deleted)\\n")]
+sys.stdout.write("".join(named))
+"""
+    ended = job(tmp_path, script)
+    assert (ended.code, ended.out, ended.err) == (0, "", "")
+
+
 def test_mains_return_value_is_the_exit_code(tmp_path):
     assert job(tmp_path, "def main():\n    Communicator()\n    return 3\nrun(main)").code == 3
 
