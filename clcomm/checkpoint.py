@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.errors import CheckpointError
+from clcomm.errors import CheckpointError, CheckpointWriteError
 from clcomm.layout import ParameterSpec
 
 FORMAT, VERSION = "clcomm-checkpoint", 1
@@ -57,7 +57,7 @@ def save(path: str | os.PathLike, checkpoint: Checkpoint, *, keep: int = 1) -> N
     """Write a checkpoint: the file at `path` is the old one or the new one at every moment, never a part.
 
     keep: with more than 1 the files before it stay, as path.1 (the last one), path.2, …, so many in all. Raises
-    CheckpointError when it cannot be written; the old file is then still there.
+    CheckpointWriteError when it cannot be written; the old file is then still there.
     """
     target = Path(path)
     partial = target.with_name(f".{target.name}.partial")
@@ -77,7 +77,9 @@ def save(path: str | os.PathLike, checkpoint: Checkpoint, *, keep: int = 1) -> N
         _sync_directory(target.parent)
     except OSError as error:
         reason = error.strerror or error
-        raise CheckpointError(f"checkpoint {target}: could not be written ({reason}); the old file is kept") from None
+        raise CheckpointWriteError(
+            f"checkpoint {target}: could not be written ({reason}); the old file is kept"
+        ) from None
 
 
 def earlier(path: str | os.PathLike, age: int) -> Path:

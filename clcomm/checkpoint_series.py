@@ -14,7 +14,7 @@ import numpy as np
 
 from clcomm.checkpoint import Checkpoint, earlier, load, save
 from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError, CheckpointError
+from clcomm.errors import ArgumentError, CheckpointError, CheckpointWriteError
 
 #: Label of what ranks tell each other about checkpoints.
 CHECKPOINT = "checkpoint"
@@ -41,7 +41,7 @@ class CheckpointSeries:
     def save(self, checkpoint: Checkpoint | None) -> None:
         """Write rank 0's checkpoint, whose arrays nobody may change any more; the others' argument is ignored.
 
-        Collective. Raises CheckpointError on every rank where this write failed, or the last one in the background.
+        Collective. Raises CheckpointWriteError on every rank where this write failed, or the last in the background.
         """
         self.wait()
         if checkpoint is not None and self.comm.rank == 0:
@@ -58,7 +58,7 @@ class CheckpointSeries:
             self._writer = None
         problem, self._problem = self.comm.broadcast_object(self._problem, label=CHECKPOINT), ""
         if problem:
-            raise CheckpointError(problem)
+            raise CheckpointWriteError(problem)
 
     def _write(self, checkpoint: Checkpoint) -> None:
         try:

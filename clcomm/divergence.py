@@ -11,7 +11,7 @@ import numpy as np
 
 from clcomm.agreement import CHECKS, all_alike, named_ranks
 from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError, MismatchError
+from clcomm.errors import ArgumentError, DivergenceError
 from clcomm.hashing import WORD, hash_words
 from clcomm.shared_space import SharedSpace
 
@@ -56,13 +56,13 @@ class ReplicaGuard:
         return self.every > 0 and space.synchronisations % self.every == 0
 
     def require_alike(self, space: SharedSpace) -> None:
-        """Raise MismatchError on every rank where the replicas differ; collective."""
+        """Raise DivergenceError on every rank where the replicas differ; collective."""
         found = self._find(space)
         if found is not None:
-            raise MismatchError(f"{found.text}; broadcast the parameters again and look for the cause")
+            raise DivergenceError(f"{found.text}; broadcast the parameters again and look for the cause")
 
     def check(self, space: SharedSpace, broadcast: Callable[[int], None]) -> None:
-        """Compare the replicas; where they differ raise MismatchError on every rank, or send the majority's.
+        """Compare the replicas; where they differ raise DivergenceError on every rank, or send the majority's.
 
         broadcast: gives every rank the parameters of a rank, and compares them.
         """

@@ -6,6 +6,9 @@ from __future__ import annotations
 class ClcommError(Exception):
     """Base of all of clcomm's errors; its text is one line."""
 
+    #: Exit code of a program that it ends: 2 for what another start would repeat, 1 for what it may cure.
+    exit_code = 2
+
 
 class ArgumentError(ClcommError, ValueError):
     """An argument is outside what the call accepts."""
@@ -23,6 +26,12 @@ class MismatchError(ClcommError, RuntimeError):
     """Ranks disagree on something that has to be the same on all of them."""
 
 
+class DivergenceError(MismatchError):
+    """Replicas that were alike differ, by a flipped bit say, which no checkpoint has."""
+
+    exit_code = 1
+
+
 class DataError(ClcommError, ValueError):
     """A dataset is missing, damaged or of another format."""
 
@@ -31,5 +40,13 @@ class CheckpointError(ClcommError, ValueError):
     """A checkpoint is damaged or belongs to another job."""
 
 
+class CheckpointWriteError(CheckpointError):
+    """A checkpoint could not be written; the one before it is still there."""
+
+    exit_code = 1
+
+
 class NonFiniteError(ClcommError, ArithmeticError):
     """A gradient or loss holds NaN or Inf."""
+
+    exit_code = 1

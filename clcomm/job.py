@@ -101,12 +101,12 @@ def _report(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return _leave(error)
     if isinstance(error, ClcommError) and not os.environ.get("CLCOMM_TRACEBACK"):
-        return _report_together(f"clcomm: {{where}}{error}", USER_ERROR)
+        return _report_together(f"clcomm: {{where}}{error}", error.exit_code)
     if isinstance(error, KeyboardInterrupt):
         said = "clcomm: {where}interrupted"
         return _report_together(said, INTERRUPTED, alone=said + lookout.at_step())
     trace = "".join(traceback.format_exception(error)).rstrip()
-    code = USER_ERROR if isinstance(error, ClcommError) else FAILURE
+    code = error.exit_code if isinstance(error, ClcommError) else FAILURE
     return _report_together(f"clcomm: {{who}} failed{lookout.at_step()}:\n{trace}", code)
 
 

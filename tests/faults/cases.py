@@ -79,13 +79,13 @@ def all_cases() -> list[Case]:
         for place in MISMATCH_PLACES:
             cases += [Case(fault, place, rank, r"clcomm: collective: .*rank {rank}\b", 2) for rank in RANKS]
     cases += [stopped(place, rank) for place in PLACES for rank in RANKS]
-    cases += [Case("NaN", "forward", rank, r"clcomm: gradient: .*rank {rank}\b", 2) for rank in RANKS]
+    cases += [Case("NaN", "forward", rank, r"clcomm: gradient: .*rank {rank}\b", 1) for rank in RANKS]
     for place in ("forward", "collective", "checkpoint"):
-        cases += [Case("flipped bit", place, rank, r"clcomm: replicas: .*'part1'.*rank", 2) for rank in RANKS]
+        cases += [Case("flipped bit", place, rank, r"clcomm: replicas: .*'part1'.*rank", 1) for rank in RANKS]
     cases += [
-        Case("disk full", "checkpoint", 0, rf"{UNWRITTEN}No space left on device\)", 2, disk="size=1m"),
-        Case("read-only directory", "start-up", 0, rf"{UNWRITTEN}Read-only file system\)", 2, disk="ro"),
-        Case("read-only directory", "checkpoint", 0, rf"{UNWRITTEN}Read-only file system\)", 2, disk="size=1m"),
+        Case("disk full", "checkpoint", 0, rf"{UNWRITTEN}No space left on device\)", 1, disk="size=1m"),
+        Case("read-only directory", "start-up", 0, rf"{UNWRITTEN}Read-only file system\)", 1, disk="ro"),
+        Case("read-only directory", "checkpoint", 0, rf"{UNWRITTEN}Read-only file system\)", 1, disk="size=1m"),
         Case("truncated checkpoint", "start-up", 0, PASSED_OVER + THEN + FINISHED, 0, "newest"),
         Case("truncated checkpoints", "start-up", 0, r"clcomm: checkpoint .*damaged", 2, "all"),
         Case(
@@ -118,7 +118,7 @@ def ending(fault: str, place: str, rank: int) -> Case:
         # Nobody knows it yet: the launcher tells.
         return Case(fault, place, rank, r"(?i)signal (9|11|15)\b", None, leaves=MPI_STARTING)
     if place == "checkpoint" and rank == 0 and fault in ("exception", "sys.exit"):
-        return Case(fault, place, rank, r"clcomm: checkpoint .*could not be written", 2)  # in the writer's thread
+        return Case(fault, place, rank, r"clcomm: checkpoint .*could not be written", 1)  # in the writer's thread
     return Case(fault, place, rank, says, code)
 
 

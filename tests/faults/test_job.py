@@ -201,6 +201,16 @@ def test_a_mistake_on_all_ranks_is_one_line(tmp_path):
     assert ended.err == "clcomm: batch_size: expected at most 10, got 11\n"
 
 
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [("Mismatch", 2), ("Checkpoint", 2), ("Divergence", 1), ("NonFinite", 1), ("CheckpointWrite", 1)],
+)
+@pytest.mark.parametrize("traceback", ["", "1"])
+def test_what_another_start_may_cure_is_no_mistake(tmp_path, error, code, traceback):
+    raises = f"from clcomm import errors; raise errors.{error}Error('planted')"
+    assert job(tmp_path, on_all(raises), CLCOMM_TRACEBACK=traceback).code == code
+
+
 def test_different_mistakes_are_all_told(tmp_path):
     ended = job(tmp_path, on_all('raise ClcommError("odd" if comm.rank % 2 else "even")'))
     assert ended.code == 2

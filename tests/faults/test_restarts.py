@@ -103,6 +103,36 @@ run(main)
 """
 
 
+FLIPS_A_BIT = """
+from clcomm.job import run
+from clcomm.restarts import restart_number
+from clcomm.transport.mpi import place_in_world
+from examples.mnist import main
+from training.trainer import Trainer
+
+record = Trainer._record
+def flip(trainer, *told):
+    record(trainer, *told)
+    if (restart_number(), trainer.progress.step, place_in_world()[0]) == (0, 5, 1):
+        state = trainer.model.state_dict()
+        next(iter(state.values())).view("int32").reshape(-1)[0] ^= 1 << 22
+        trainer.model.load_state_dict(state)
+
+Trainer._record = flip
+run(main)
+"""
+
+
+def test_a_flipped_bit_is_cured_by_another_start(tmp_path: Path):
+    (tmp_path / "flips.py").write_text(FLIPS_A_BIT)
+    arguments = ["--data", "synthetic", "--model", "mlp", "--no-eval", "--quiet", "--max-steps", "8"]
+    arguments += ["--checkpoint-every", "2", "--checkpoint", str(tmp_path / "run.npz")]
+    code, _, said = run(mpiexec(), "-n", "2", sys.executable, str(tmp_path / "flips.py"), *arguments)
+    own = [line for line in said if line.startswith("clcomm run: ")]
+    assert code == 0 and len(own) == 1 and own[0].startswith("clcomm run: exit code 1 at step 6; going on from"), said
+    assert sum("clcomm: replicas: expected the same parameters" in line for line in said) == 1, said
+
+
 def test_a_job_that_is_killed_twice_ends_with_the_bits_of_one_that_is_not(tmp_path: Path):
     (tmp_path / "victim.py").write_text(VICTIM)
     arguments = ["--data", "synthetic", "--model", "mlp", "--no-eval", "--quiet"]
