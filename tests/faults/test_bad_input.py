@@ -127,14 +127,14 @@ def test_damaged_and_foreign_checkpoints(tmp_path: Path) -> None:
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     blocked = str(tmp_path / "file" / "run.npz")
-    assert_one_line(run(*QUICK, "--checkpoint", blocked), r"checkpoint .*run.npz: could not be written .*")
+    assert_one_line(run(*QUICK, "--checkpoint", blocked), r"checkpoint .*run.npz: could not be written .*", code=1)
     assert_one_line(run(*QUICK, "--report", blocked), r"--report: expected a file to write, got .*")
 
 
 def test_gradients_that_are_not_finite() -> None:
     arguments = [*QUICK[:-3], "--max-steps", "40", "--quiet", "--lr", "1e18", "--optimizer", "sgd"]
     ended = run(*arguments, "--check-finite")
-    assert_one_line(ended, r"gradient: expected finite numbers, but .*; lower the learning rate.*")
+    assert_one_line(ended, r"gradient: expected finite numbers, but .*; lower the learning rate.*", code=1)
     assert run(*arguments).returncode == 0  # nobody asked to check
 
 
