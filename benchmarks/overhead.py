@@ -4,7 +4,8 @@ One rank on one core: steps timed as they are and steps whose kernels are timed 
 and each of its launches count with their lower quartile over the steps, which a busy machine disturbs little. What the
 kernels do not fill is Python, launches and the upload of the batch.
 Several ranks: the step's phases, with a wait after each, by the clock and in the rank's own processor time; where ranks
-outnumber cores the clock's sync is mostly other ranks' turns.
+outnumber cores the clock's sync is mostly other ranks' turns. Alone: the same reductions over and over, so that no rank
+waits for one that computes.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks import harness
-from benchmarks.harness import Bar, Grid, Report
+from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
 from benchmarks.peers.batches import default_data, read_batches, write_batches
 from benchmarks.peers.engine import PHASES, Native
 from benchmarks.workers import Job
@@ -30,8 +32,10 @@ PROGRAM = "benchmarks.overhead"
 TARGETS = {"convnet": 10.0, "mlp": 30.0}
 #: How much of the ConvNet's step synchronisation may take, in percent, and how many times that each tensor on its own.
 SYNC_TARGET, BUCKETING_TARGET = 5.0, 3.0
-BUCKETED, PER_TENSOR, SYNC = "bucketed", "per tensor", "sync"
+BUCKETED, PER_TENSOR, SYNC, ALONE = "bucketed", "per tensor", "sync", "alone"
 _WARM_UP_STEPS = 5
+#: Seconds a step of each phase, by the clock and in processor time.
+Phases = dict[str, list[float]]
 
 
 def main() -> None:
@@ -117,6 +121,7 @@ def add_phases(report: Report, options: argparse.Namespace, model: str, shape: t
         windows = [
             {cut: job.ask(steps=steps, settings=settings[cut]) for cut in settings} for _ in range(options.windows)
         ]
+        alone = alone_s(job, options)
     title = f"{model}, {options.ranks} ranks, batch {options.batch} a rank: phases, waiting after each"
     grid = Grid(title, ("phase", "ms a step", "share", "processor ms", "share"))
     bucketed, per_tensor = (phase_means([window[cut] for window in windows], steps) for cut in settings)
@@ -125,16 +130,37 @@ def add_phases(report: Report, options: argparse.Namespace, model: str, shape: t
         grid.add(phase, f"{wall * 1e3:.3f}", f"{wall / walls:.1%}", f"{cpu * 1e3:.3f}", f"{cpu / processor:.1%}")
     wall, cpu = per_tensor[SYNC]
     grid.add(f"{SYNC}, {PER_TENSOR}", f"{wall * 1e3:.3f}", "", f"{cpu * 1e3:.3f}", "")
+    for cut, samples in alone.items():
+        grid.add(f"{SYNC} {ALONE}, {cut}", f"{samples.median * 1e3:.3f}", f"{samples.median / walls:.1%}", "", "")
     report.grids.append(grid)
     if model == "convnet" and options.batch == 64:
-        for index, (clock, whole) in enumerate((("by the clock", walls), ("in processor time", processor))):
-            share, gain = bucketed[SYNC][index] / whole, per_tensor[SYNC][index] / bucketed[SYNC][index]
-            where = f"{model}, {options.ranks} ranks, {clock}"
-            report.bars.append(Bar(f"{where}: sync of a step", 100 * share, SYNC_TARGET, "%", at_least=False))
-            report.bars.append(Bar(f"{where}: sync per tensor against bucketed", gain, BUCKETING_TARGET))
+        add_bars(report, f"{model}, {options.ranks} ranks", bucketed, alone)
 
 
-def phase_means(windows: list[list[dict]], steps: int) -> dict[str, list[float]]:
+def alone_s(job: Job, options: argparse.Namespace) -> dict[str, Samples]:
+    """Return the seconds of a step's reductions with nothing else between them, bucketed and per tensor, in turns."""
+
+    def seconds(per_tensor: bool, steps: int) -> float:
+        answers = job.ask(steps=steps, settings={"alone": True, "per_tensor": per_tensor})
+        return (max(a["stop"] for a in answers) - min(a["start"] for a in answers)) / steps
+
+    seconds(False, 20)
+    steps = harness.repeats_for(seconds(True, 20), options.window_s / 4)
+    ways = {BUCKETED: partial(seconds, False, steps), PER_TENSOR: partial(seconds, True, steps)}
+    return harness.alternate(ways, 3 * options.windows)
+
+
+def add_bars(report: Report, where: str, bucketed: Phases, alone: dict[str, Samples]) -> None:
+    """Add what is asked of the ConvNet's synchronisation."""
+    share = bucketed[SYNC][1] / sum(cpu for _, cpu in bucketed.values())
+    gain = Ratio.of(alone[PER_TENSOR], alone[BUCKETED]).value
+    report.bars += [
+        Bar(f"{where}: sync of a step, in processor time", 100 * share, SYNC_TARGET, "%", at_least=False),
+        Bar(f"{where}: sync alone, per tensor against bucketed", gain, BUCKETING_TARGET),
+    ]
+
+
+def phase_means(windows: list[list[dict]], steps: int) -> Phases:
     """Return each phase's seconds a step, by the clock and in processor time: medians over windows and ranks."""
     answers = [answer["phases"] for window in windows for answer in window]
     return {

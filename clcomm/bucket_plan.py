@@ -103,12 +103,16 @@ class BucketPlan:
         if weight != 1.0:
             for prepared in self.prepared:
                 weigh(prepared.own, weight)
-        for reduce in self._reduces:
-            reduce()
+        self.reduce()
         if check_finite:
             for prepared in self.prepared:
                 self.require_finite(prepared)
         push()
+
+    def reduce(self) -> None:
+        """Reduce all buckets, one after another: the part of `run` in which ranks communicate."""
+        for reduce in self._reduces:
+            reduce()
 
     def _run_copying(self, check_finite: bool, weight: float) -> None:
         for prepared in self.prepared:

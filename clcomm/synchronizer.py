@@ -187,6 +187,17 @@ class Synchronizer:
         """Return the buckets that `sync_gradients` reduces, in order; collective the first time."""
         return self._averaging.plan(self._space(model), use_bucketing).buckets
 
+    def reductions(self, model: Any, use_bucketing: bool | None = None) -> Callable[[], None]:
+        """Return what reduces the buckets of `bucket_plan` and does nothing else: to measure communication alone.
+
+        Each call reduces what backward left last, and changes no gradient between a `sync_gradients` and the next
+        backward. Collective; so is each call. Calls are counted, and what a lossy compression keeps goes on. Raises
+        ArgumentError where a DistributedOptimizer reduces the gradients.
+        """
+        if self.sharded_update_of(model) is not None:
+            raise ArgumentError("model: expected one whose gradients are reduced in buckets, got a sharded update's")
+        return self._averaging.plan(self._space(model), use_bucketing).reduce
+
     def register_comm_hook(self, hook: CommHook | None) -> None:
         """Let `hook(gradient, comm, out, bucket)` reduce each floating bucket from now on; None: a plain all-reduce.
 

@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clcomm import Communicator, Synchronizer
+from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.engine import Linear
 from clcomm.errors import ArgumentError
+from clcomm.optim import SGD
 from tests.helpers import one_line
 from tests.numpy_models import Model, set_gradients, small_model, values
 from tests.transport.references import folded
@@ -284,3 +287,30 @@ def test_what_is_no_model_is_refused(comm):
         Synchronizer(comm).sync_gradients({"w": np.zeros(3)})
     assert one_line(caught).startswith("model: expected ")
     assert one_line(caught).endswith("got dict")
+
+
+# --- communication alone ---
+
+
+@pytest.mark.parametrize("use_bucketing", [True, False])
+def test_reductions_alone_count_and_change_nothing(comm, use_bucketing):
+    model, sync = small_model(0), Synchronizer(comm, use_bucketing)
+    reduce = sync.reductions(model)
+    set_gradients(model, comm.rank)
+    sync.sync_gradients(model)
+    gradients = {name: parameter.grad.copy() for name, parameter in model.parameters.items()}
+    before = comm.stats.total("all_reduce", "gradients")["calls"]
+    for _ in range(3):
+        reduce()
+    buckets = len(sync.bucket_plan(model))
+    assert comm.stats.total("all_reduce", "gradients")["calls"] == before + 3 * buckets
+    for name, parameter in model.parameters.items():
+        np.testing.assert_array_equal(parameter.grad, gradients[name], strict=True)
+
+
+def test_a_sharded_update_has_no_reductions_in_buckets(comm, device):
+    model, sync = Linear(3, 2, device=device), Synchronizer(comm)
+    DistributedOptimizer(SGD(model, 0.1), sync)
+    with pytest.raises(ArgumentError) as caught:
+        sync.reductions(model)
+    assert "model: expected one whose gradients are reduced in buckets" in one_line(caught)

@@ -12,7 +12,7 @@ import math
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from clcomm.communicator import AUTO, Communicator
 from clcomm.intervals import Estimate, estimate
+from clcomm.measure import Schedule, time_calls
 from training.communication_clock import CommunicationClock, Lap
 from training.datasets import Splits
 from training.metrics import WARM_UP_STEPS, StepRecord
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 #: A run is cut into about so many windows, of at least and at most so many steps.
 _WINDOWS, _SHORTEST, _LONGEST = 24, 3, 20
+#: How often each variant's reductions are timed by themselves, at the end.
+_ALONE = Schedule(calls=10, windows=12, warmup=10)
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,15 @@ class Timing:
     """A variant's figures with their intervals, over windows; `ratio` is its step's time over the reference's.
 
     Windows of one round are compared with each other, so that what slowed a whole round down cancels out.
+    `alone_ratio` compares `alone_s` like that.
     """
 
     step_s: Estimate
     communication_s: Estimate
     images_per_s: Estimate
     ratio: Estimate
+    alone_s: Estimate
+    alone_ratio: Estimate
 
     @property
     def communication_share(self) -> float:
@@ -127,14 +133,19 @@ class Contender(Callback):
         columns = self.comm.all_gather(own.reshape(-1, 3)).mean(0).T
         plan = self.session.trainer.sync.bucket_plan(self.session.parts.model)
         buckets = tuple(bucket.nbytes for bucket in plan)
-        return Outcome(self.variant, buckets, self.moved_by, self.session, result, *columns)
+        step_s, communication_s, images_per_s = columns
+        return Outcome(
+            self.variant, buckets, self.moved_by, self.session, result, step_s, communication_s, images_per_s,
+            alone_s=np.full(1, math.nan),  # until `with_times_alone`
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Outcome:
     """A variant's finished run: its plan in bytes, what moved the gradients, and the windows' figures (windows,).
 
-    Windows in which "auto" was still trying sizes are NaN.
+    Windows in which "auto" was still trying sizes are NaN. `alone_s` is what a step's reductions take with nothing
+    between them, in windows of its own: no rank waits for one that computes. NaN: nothing that could be timed so.
     """
 
     variant: Variant
@@ -145,10 +156,14 @@ class Outcome:
     step_s: np.ndarray
     communication_s: np.ndarray
     images_per_s: np.ndarray
+    alone_s: np.ndarray
 
     def timing(self, reference: Outcome) -> Timing:
-        """Return the figures with their intervals, the ratio to another outcome of the same rounds among them."""
-        figures = (self.step_s, self.communication_s, self.images_per_s, self.step_s / reference.step_s)
+        """Return the figures with their intervals, the ratios to another outcome of the same rounds among them."""
+        figures = (
+            self.step_s, self.communication_s, self.images_per_s, self.step_s / reference.step_s, self.alone_s,
+            self.alone_s / reference.alone_s,
+        )  # fmt: skip
         return Timing(*(estimate(values[np.isfinite(values)]) for values in figures))
 
 
@@ -165,7 +180,22 @@ def compare(variants: Sequence[Variant], options: Namespace, splits: Splits, con
             for contender in contenders:
                 contender.session.trainer.callbacks.append(display)
             take_turns([contender.advance for contender in contenders], first.total_steps, options.seed)
-        return [contender.finish() for contender in contenders]
+        outcomes = [contender.finish() for contender in contenders]
+    return outcomes if first.comm.size == 1 or options.sharded_optimizer else with_times_alone(outcomes)
+
+
+class _Alone:
+    """A variant's reductions of a step, for `time_calls`."""
+
+    def __init__(self, session: Session):
+        self.once = session.trainer.sync.reductions(session.parts.model)
+
+
+def with_times_alone(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return the outcomes with what their reductions take alone, measured in turns; collective."""
+    cases, control = [_Alone(outcome.session) for outcome in outcomes], outcomes[0].session.comm
+    seconds = time_calls(cases, control, _ALONE).reshape(len(outcomes), _ALONE.windows, _ALONE.calls)
+    return [replace(outcome, alone_s=own) for outcome, own in zip(outcomes, np.median(seconds, axis=2), strict=True)]
 
 
 class _StepsOnly(Callback):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clcomm.costmodel import Fit
-from clcomm.intervals import METHOD, Estimate
+from clcomm.intervals import METHOD, Estimate, estimate
 from clcomm.report.record import COMPARISON_FORMAT, COMPARISON_SCHEMA
 from clcomm.stats_table import fitting
 from clcomm.synchronizer import GRADIENTS
@@ -63,6 +63,23 @@ def caption(outcomes: Sequence[Outcome]) -> str:
     return f"medians over {windows} windows, taken in turns; in brackets the {METHOD}{few}"
 
 
+def alone(outcomes: Sequence[Outcome]) -> str:
+    """Return a line that sets two variants' communication side by side as it is when no rank waits for a computing one.
+
+    The second is the reference. Empty where it was not measured.
+    """
+    first, second = outcomes[:2]
+    mine, theirs = first.timing(second), second.timing(second)
+    if math.isnan(mine.alone_s.median):
+        return ""
+    times = estimate(second.alone_s / first.alone_s)
+    return (
+        "alone, a step's reductions with nothing between them: "
+        f"{first.variant.name} {1e3 * mine.alone_s.median:.3f} ms, "
+        f"{second.variant.name} {1e3 * theirs.alone_s.median:.3f} ms, {times.text(1)} times as long"
+    )
+
+
 def _table(title: str, **settings: Any) -> Table:
     from rich.table import Table  # here, because one rank needs it
 
@@ -76,6 +93,12 @@ Write = Callable[[Outcome, Timing], str]
 _BUCKETS: tuple[str, Write] = ("buckets", lambda outcome, timing: str(len(outcome.buckets)))
 _STEP: tuple[str, Write] = ("step ms", lambda outcome, timing: _milliseconds(timing.step_s))
 _RATIO: tuple[str, Write] = ("x per tensor", lambda outcome, timing: timing.ratio.text(2))
+_COMMUNICATION: tuple[str, Write] = (
+    "comm ms",
+    lambda outcome, timing: _or_dash(timing.communication_s.median * 1e3, ".2f"),
+)
+_ALONE: tuple[str, Write] = ("alone ms", lambda outcome, timing: _or_dash(timing.alone_s.median * 1e3, ".3f"))
+_IMAGES: tuple[str, Write] = ("images/s", lambda outcome, timing: _or_dash(timing.images_per_s.median, ",.0f"))
 _WIDE: tuple[tuple[str, Write], ...] = (
     _BUCKETS,
     ("via", lambda outcome, timing: outcome.moved_by),
@@ -83,19 +106,20 @@ _WIDE: tuple[tuple[str, Write], ...] = (
     _RATIO,
     ("comm ms", lambda outcome, timing: _milliseconds(timing.communication_s)),
     ("share", lambda outcome, timing: _or_dash(timing.communication_share, ".1%")),
-    ("images/s", lambda outcome, timing: timing.images_per_s.text(0)),
+    _ALONE,
+    _IMAGES,
 )
 _NARROW: tuple[tuple[str, Write], ...] = (
     _BUCKETS,
     _STEP,
     _RATIO,
-    ("comm ms", lambda outcome, timing: _or_dash(timing.communication_s.median * 1e3, ".2f")),
-    ("images/s", lambda outcome, timing: _or_dash(timing.images_per_s.median, ",.0f")),
+    _COMMUNICATION,
+    _ALONE,
 )
 _NARROWEST: tuple[tuple[str, Write], ...] = (
     ("step ms", lambda outcome, timing: _or_dash(timing.step_s.median * 1e3, ".2f")),
     _RATIO,
-    ("comm ms", lambda outcome, timing: _or_dash(timing.communication_s.median * 1e3, ".2f")),
+    _COMMUNICATION,
 )
 
 
@@ -152,6 +176,8 @@ def _figures(outcome: Outcome, reference: Outcome) -> dict[str, Any]:
         "communication_ms": timing.communication_s.scaled(1e3),
         "images_per_s": timing.images_per_s,
         "step_ratio": timing.ratio,
+        "alone_ms": timing.alone_s.scaled(1e3),
+        "alone_ratio": timing.alone_ratio,
     }
     return {
         "transport": outcome.variant.transport,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.peers.batches import Batch
@@ -18,7 +19,8 @@ PHASES = ("upload", "forward and backward", "sync", "update")
 class Native:
     """A step of the native engine; with the setting "phases" it waits after each phase and adds up their times.
 
-    The setting "per_tensor" reduces each gradient on its own. sharded: each rank updates a part of the parameters.
+    The setting "alone" leaves all but the reductions of gradients out, "per_tensor" reduces each one on its own.
+    sharded: each rank updates a part of the parameters.
     """
 
     def __init__(
@@ -35,17 +37,23 @@ class Native:
         self._initial = self.parts.model.state_dict()
         self._loss: Any = None
         self._by_phase = False
+        self._reduce_alone: Callable[[], None] | None = None
         self._bucketing: bool | None = None  # as the Synchronizer has it
         self.phases = _no_time()
 
     def configure(self, settings: dict[str, Any]) -> None:
         self._by_phase = bool(settings.get("phases"))
         self._bucketing = False if settings.get("per_tensor") else None
+        alone = bool(settings.get("alone"))
+        self._reduce_alone = self.sync.reductions(self.parts.model, self._bucketing) if alone else None
 
     def reset(self) -> None:
         self.parts.model.load_state_dict(self._initial)
 
     def step(self, number: int) -> None:
+        if self._reduce_alone is not None:
+            self._reduce_alone()
+            return
         if self._by_phase:
             self._step_by_phase(number)
             return
@@ -78,7 +86,7 @@ class Native:
     def finish(self) -> dict[str, Any]:
         self.device.finish()
         phases, self.phases = self.phases, _no_time()
-        return {"loss": self._loss.item(), "phases": phases}
+        return {"loss": None if self._loss is None else self._loss.item(), "phases": phases}
 
 
 def _no_time() -> dict[str, dict[str, float]]:

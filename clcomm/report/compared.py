@@ -196,6 +196,10 @@ def _communication_ms(subject: Subject) -> Estimate | None:
     return subject.estimates.get("communication_ms")
 
 
+def _alone_ms(subject: Subject) -> Estimate | None:
+    return subject.estimates.get("alone_ms")
+
+
 def _images_per_s(subject: Subject) -> Estimate | None:
     if "images_per_s" in subject.estimates:
         return subject.estimates["images_per_s"]
@@ -216,6 +220,7 @@ _MEASURED: Sequence[tuple[str, Callable[[Subject], Estimate | None], Callable[[E
     ("images/s", _images_per_s, lambda found: found.text(0)),
     ("step (ms)", _step_ms, lambda found: found.text(3)),
     ("communicating in a step (ms)", _communication_ms, lambda found: found.text(3)),
+    ("a step's reductions alone (ms)", _alone_ms, lambda found: found.text(3)),
 )
 #: Figures that say no more than what a step took.
 _OF_STEPS = ("steps/s", "images/s", "step (ms)")

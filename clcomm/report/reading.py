@@ -307,5 +307,5 @@ _DOCUMENT: dict[str, Check] = {
     "decisions": _or_empty(_list(_decision, 1000)),
     "ranks": _list(lambda value, name: _fields(value, _RANK, name)),
 }  # fmt: skip
-_ESTIMATES = ("step_ms", "communication_ms", "images_per_s", "step_ratio")
+_ESTIMATES = ("step_ms", "communication_ms", "images_per_s", "step_ratio", "alone_ms", "alone_ratio")
 _VARIANT: dict[str, Check] = {name: _or_none(_estimate) for name in _ESTIMATES}

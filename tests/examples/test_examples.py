@@ -183,7 +183,7 @@ def test_all_ways_are_compared_in_one_run(tmp_path: Path) -> None:
         assert variant["moved_by"] == ("mpi" if name.endswith("mpi") else "shared")
         if name == "auto":
             continue  # it may still be trying sizes
-        for figure in ("step_ms", "communication_ms", "images_per_s", "step_ratio"):
+        for figure in ("step_ms", "communication_ms", "images_per_s", "step_ratio", "alone_ms", "alone_ratio"):
             assert 0 < variant[figure]["low"] <= variant[figure]["median"] <= variant[figure]["high"]
     assert compared["variants"]["per tensor"]["step_ratio"] == {"median": 1, "low": 1, "high": 1}
     assert set(compared["costs"]) == {"auto", "mpi"} and all(

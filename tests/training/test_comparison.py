@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from argparse import Namespace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ from clcomm.costmodel import Cost, Fit
 from clcomm.errors import ArgumentError
 from training.comparison import Outcome, take_turns
 from training.comparison_plot import curves
-from training.comparison_tables import calls_table, times_table
+from training.comparison_tables import alone, calls_table, times_table
 from training.variants import Variant, variants_of
 
 
@@ -100,7 +101,7 @@ def test_the_first_steps_warm_up_and_orders_vary() -> None:
 def outcome(name: str, buckets: tuple[int, ...], step_s: list[float], size: int | None = None) -> Outcome:
     times = np.array(step_s)
     return Outcome(
-        Variant(name, size, "auto"), buckets, "shared", SimpleNamespace(), None, times, times / 4, 64 / times
+        Variant(name, size, "auto"), buckets, "shared", SimpleNamespace(), None, times, times / 4, 64 / times, times / 8
     )
 
 
@@ -126,11 +127,21 @@ def test_the_table_of_times_fits(width: int) -> None:
     assert "…" not in shown and "per tensor, mpi" in shown
     assert "0.50 (0.50-0.50)" in shown and max(map(len, shown.splitlines())) <= width
     assert ("10.00 (10.00-10.00)" in shown) == (width >= 80)
-    for heading, least in (("buckets", 80), ("images/s", 80), ("via", 120), ("share", 120)):
+    for heading, least in (("buckets", 80), ("alone ms", 80), ("images/s", 120), ("via", 120), ("share", 120)):
         assert len(re.findall(rf"{heading}\b", shown)) == 1  # as a heading, or as what there is no room for
         assert bool(re.search(rf"^ .*{heading}\b", shown, re.MULTILINE)) == (width >= least)
     assert "nan" not in shown and re.search(r"auto +(2 +)?(shared +)?- +- +-", shown)  # it was never settled
     assert "too few windows" not in shown
+
+
+def test_communication_alone_is_compared_round_by_round() -> None:
+    slow_rounds = [1.0, 5.0, 1.0, 9.0, 1.0, 3.0, 1.0]
+    bucketed, tensor = outcome("bucketed", (16,), slow_rounds), outcome("per tensor", (8, 8), slow_rounds)
+    assert alone([bucketed, replace(tensor, alone_s=3 * bucketed.alone_s)]) == (
+        "alone, a step's reductions with nothing between them: bucketed 125.000 ms, per tensor 375.000 ms, "
+        "3.0 (3.0-3.0) times as long"
+    )
+    assert alone([replace(each, alone_s=np.full(1, np.nan)) for each in (bucketed, tensor)]) == ""
 
 
 @pytest.mark.parametrize("width", [60, 80])
