@@ -229,10 +229,17 @@ class Synchronizer:
         return hook.state_of(self._space(model).arrays.grads) if isinstance(hook, StatefulHook) else {}
 
     def load_state_dict(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from this rank's `state_dict`; nothing in it: from the start."""
+        """Go on from this rank's `state_dict`; nothing in it: from the start. ArgumentError for another model's."""
         hook = self._averaging.hook
         if state and isinstance(hook, StatefulHook):
+            self.check_state_dict(model, state)
             hook.load_state_of(self._space(model).arrays.grads, dict(state))
+
+    def check_state_dict(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
+        """Raise ArgumentError, changing nothing, unless a rank's `state_dict` may hold this for the model."""
+        check = getattr(self._averaging.hook, "check_state", None)
+        if check is not None:
+            check(self._space(model).layout, state)
 
     def leave_reduction(self, flat_space: Any, reducer: Any) -> None:
         """Let a DistributedOptimizer reduce the gradients of an engine's flat space: `sync_gradients` leaves them."""

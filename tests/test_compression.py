@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from clcomm import Communicator, Synchronizer
+from clcomm import Communicator, Synchronizer, checkpoint
 from clcomm.checkpoint_series import CheckpointSeries
 from clcomm.compression import int8, parse_compression
 from clcomm.compression.feedback import FlatMemory
@@ -19,7 +19,7 @@ from clcomm.compression.halves import from_bfloat16, to_bfloat16
 from clcomm.compression.topk import TopK
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Linear
-from clcomm.errors import ArgumentError, MismatchError
+from clcomm.errors import ArgumentError, CheckpointError, MismatchError
 from clcomm.layout import FlatLayout, ParameterSpec
 from clcomm.optim import SGD
 from tests.helpers import one_line
@@ -193,6 +193,75 @@ def test_another_number_of_ranks_goes_on_without_the_residuals_and_says_so(auto,
     assert [record.getMessage() for record in caplog.records] == [
         f"checkpoint: was written by {auto.size} ranks, this job has 1: what compression held back is left out"
     ]
+
+
+def spoilt(state: dict[str, np.ndarray], entry: str, value: object) -> dict[str, np.ndarray]:
+    """Return a state with another value at `entry`; None takes it out, a function makes it of the one that is there."""
+    if value is None:
+        return {name: array for name, array in state.items() if name != entry}
+    return state | {entry: value(state[entry].copy()) if callable(value) else value}
+
+
+def with_nan(array: np.ndarray) -> np.ndarray:
+    array.view(np.float32).flat[0] = np.nan
+    return array
+
+
+def beyond_the_last_parameter(array: np.ndarray) -> np.ndarray:
+    array[-1] = 1
+    return array
+
+
+SPOILT = [
+    ("topk:0.1", "residual", None, r"\['residual'\]: expected uint8 \(\d+\), got nothing"),
+    ("int8", "residual", lambda array: array[:-512], r"\['residual'\]: expected uint8 \(\d+\), got uint8 \(\d+,\)"),
+    ("int8", "residual", lambda array: array.view(np.float32), r"\['residual'\]: expected uint8 \(\d+\), got float32"),
+    ("int8", "residual", with_nan, r"\['residual'\]: expected finite numbers, got others for 'w2'"),
+    ("int8", "residual", beyond_the_last_parameter, r"\['residual'\]: expected zeros between the parameters"),
+    ("int8", "more", np.zeros(1), r": expected the entries \['residual'\], got 'more' too"),
+    ("topk:0.1", "steps", None, r"\['steps'\]: expected int64 \(any, 2\), got nothing"),
+    ("topk:0.1", "steps", np.zeros(2, np.int64), r"\['steps'\]: expected int64 \(any, 2\), got int64 \(2,\)"),
+    ("topk:0.1", "steps", np.array([[0, -1]]), r"\['steps'\]: expected numbers from 0 up, got -1"),
+    ("topk:0.1", "steps", np.array([[3, 1]]), r"\['steps'\]: expected the starts of different buckets"),
+    ("topk:0.1", "steps", np.array([[0, 1], [0, 1]]), r"\['steps'\]: expected the starts of different buckets"),
+    ("powersgd:1", "factor/w1", lambda array: array.T.copy(), r"\['factor/w1'\]: expected float32 \(\d+, 1\), got"),
+    ("powersgd:1", "factor/w1", with_nan, r"\['factor/w1'\]: expected finite numbers, got others"),
+    ("powersgd:1", "factor/w9", np.zeros((1, 1)), r": expected the entries .*, got 'factor/w9' too"),
+]
+
+
+@pytest.mark.parametrize(("scheme", "entry", "value", "told"), SPOILT)
+def test_a_state_that_nobody_wrote_is_refused_and_changes_nothing(scheme, entry, value, told):
+    with Communicator(transport="solo") as comm:
+        model, sync = small_model(), Synchronizer(comm, compression=scheme)
+        set_gradients(model, 0, 200)
+        sync.sync_gradients(model)
+        before = {name: array.copy() for name, array in sync.state_dict(model).items()}
+        with pytest.raises(ArgumentError, match="^state_dict" + told):
+            sync.load_state_dict(model, spoilt(before, entry, value))
+        after = sync.state_dict(model)
+        assert after.keys() == before.keys()
+        assert all(after[name].tobytes() == array.tobytes() for name, array in before.items())
+
+
+def test_a_checkpoint_whose_residuals_nobody_wrote_is_refused_on_every_rank(comm, tmp_path):
+    path = comm.broadcast_object(str(tmp_path / "run.npz"))
+    first = make_trainer(comm, 60 * comm.size, compression="int8")
+    train(first, 3)
+    save_snapshot(CheckpointSeries(comm, path), first, {})
+    last = comm.size - 1
+    if comm.rank == 0:
+        held = checkpoint.load(path)
+        held.arrays[f"sync/{last}/residual"] = held.arrays[f"sync/{last}/residual"][:-4]
+        checkpoint.save(path, held)
+    comm.barrier()
+    resumed = make_trainer(comm, 60 * comm.size, compression="int8")
+    before = resumed.model.state_dict()
+    with pytest.raises(CheckpointError) as caught:
+        restore_snapshot(path, resumed, {})
+    assert f"checkpoint: sync/{last}: state_dict['residual']: expected uint8 (" in one_line(caught)
+    after = resumed.model.state_dict()
+    assert all(after[name].tobytes() == array.tobytes() for name, array in before.items())
 
 
 def test_low_rank_factors_are_what_travels(comm):

@@ -13,7 +13,7 @@ import numpy as np
 
 from clcomm.checkpoint import Checkpoint, check_parameters, nonsense, whole_number
 from clcomm.checkpoint_series import CHECKPOINT, CheckpointSeries, load_newest
-from clcomm.errors import CheckpointError
+from clcomm.errors import ArgumentError, CheckpointError
 from clcomm.layout import ParameterSpec
 from training.random_state import PARTS, check_random_state, random_state, restore_random_state
 from training.trainer import Trainer
@@ -57,6 +57,8 @@ def restore_snapshot(path: str | os.PathLike, trainer: Trainer, job: dict[str, A
     whole_number("sampler.world_size", checkpoint.facts["training"]["sampler"]["world_size"], ranks, ranks)
     optimizer_state = checkpoint.group("optimizer")
     _check_optimizer(optimizer_state)
+    for rank in range(ranks):
+        _check_compression(trainer, rank, checkpoint.group(f"sync/{rank}"))
     trainer.optimizer.load_state_dict(optimizer_state)
     trainer.load_state(checkpoint.facts["training"])
     trainer.model.load_state_dict(parameters)
@@ -106,6 +108,14 @@ def _check_optimizer(state: dict[str, np.ndarray]) -> None:
             raise nonsense(entry, "a whole number from 0 up", array)
         if array.shape == () and "/" not in name and not is_number:
             raise nonsense(entry, "a finite number from 0 up", array)
+
+
+def _check_compression(trainer: Trainer, rank: int, state: dict[str, np.ndarray]) -> None:
+    """Refuse what the compression never kept on a rank."""
+    try:
+        trainer.sync.check_state_dict(trainer.model, state)
+    except ArgumentError as error:
+        raise CheckpointError(f"checkpoint: sync/{rank}: {error}; use an earlier checkpoint") from None
 
 
 def _random_states(checkpoint: Checkpoint) -> list[dict[str, np.ndarray]]:

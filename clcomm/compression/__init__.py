@@ -34,7 +34,11 @@ class CommHook(Protocol):
 
 @runtime_checkable
 class StatefulHook(CommHook, Protocol):
-    """A hook with a memory; flat: the model's flat gradients, which its buckets' gradients are parts of."""
+    """A hook with a memory; flat: the model's flat gradients, which its buckets' gradients are parts of.
+
+    It may have a method `check_state(layout, state)` too, which raises ArgumentError, changing nothing, for a state
+    that `state_of` never returns for a model of this FlatLayout.
+    """
 
     def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
         """Return what this rank keeps for the model, by the same names on every rank."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from clcomm.buckets import Bucket
+from clcomm.errors import ArgumentError
+from clcomm.layout import FlatLayout
 
 
 class FlatMemory:
@@ -61,6 +65,17 @@ class Feedback:
         """Return this rank's residuals of the model whose gradients lie in `flat`, for a checkpoint."""
         return {"residual": self._residuals.whole(flat)}
 
+    def check_state(self, layout: FlatLayout, state: Mapping[str, np.ndarray]) -> None:
+        """Raise ArgumentError unless `state` holds residuals for a model of this layout, and nothing between them."""
+        residual = checked_entry(state, "residual", np.dtype(np.uint8), (layout.span,))
+        padding = residual.copy()
+        for slot in layout.slots:
+            padding[slot.start : slot.stop] = 0
+            if not np.isfinite(layout.view(residual, slot.name)).all():
+                raise ArgumentError(f"state_dict['residual']: expected finite numbers, got others for {slot.name!r}")
+        if padding.any():
+            raise ArgumentError("state_dict['residual']: expected zeros between the parameters, got something else")
+
     def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Go on from what `state_of` returned."""
         self._residuals.load(flat, state["residual"])
@@ -74,6 +89,30 @@ def address(flat: np.ndarray) -> int:
 def model_of(gradient: np.ndarray, bucket: Bucket) -> int:
     """Return what tells a model from others: where its flat gradients start, which stays."""
     return address(gradient) - bucket.start
+
+
+def checked_entry(
+    state: Mapping[str, np.ndarray], name: str, dtype: np.dtype, shape: tuple[int | None, ...]
+) -> np.ndarray:
+    """Return a state's array of this name; ArgumentError unless it has this dtype and shape, None: any length."""
+    array = state.get(name)
+    found = "nothing" if array is None else f"{array.dtype} {array.shape}"
+    if array is None or array.dtype != dtype or len(array.shape) != len(shape):
+        raise ArgumentError(f"state_dict[{name!r}]: expected {_in_words(dtype, shape)}, got {found}")
+    if any(wanted not in (None, length) for wanted, length in zip(shape, array.shape, strict=True)):
+        raise ArgumentError(f"state_dict[{name!r}]: expected {_in_words(dtype, shape)}, got {found}")
+    return array
+
+
+def _in_words(dtype: np.dtype, shape: tuple[int | None, ...]) -> str:
+    return f"{dtype} ({', '.join('any' if length is None else str(length) for length in shape)})"
+
+
+def require_known(state: Mapping[str, np.ndarray], known: set[str]) -> None:
+    """Raise ArgumentError for an entry of a state that is none of these."""
+    strange = sorted(set(state) - known)
+    if strange:
+        raise ArgumentError(f"state_dict: expected the entries {sorted(known)}, got {strange[0]!r} too")
 
 
 def mean_of_rows(rows: list[np.ndarray], out: np.ndarray) -> None:

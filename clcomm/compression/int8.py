@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
-from clcomm.compression.feedback import Feedback, mean_of_rows
+from clcomm.compression.feedback import Feedback, mean_of_rows, require_known
+from clcomm.layout import FlatLayout
 
 #: Elements that share a scale.
 BLOCK = 256
@@ -28,6 +31,11 @@ class Int8:
     def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
         """Return this rank's residuals of the model whose gradients lie in `flat`."""
         return self.feedback.state_of(flat)
+
+    def check_state(self, layout: FlatLayout, state: Mapping[str, np.ndarray]) -> None:
+        """Raise ArgumentError unless this is what `state_of` returns for a model of this layout."""
+        self.feedback.check_state(layout, state)
+        require_known(state, {"residual"})
 
     def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Go on from what `state_of` returned."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
 from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
-from clcomm.compression.feedback import Feedback, address, model_of
+from clcomm.compression.feedback import Feedback, address, checked_entry, model_of, require_known
+from clcomm.errors import ArgumentError
+from clcomm.layout import FlatLayout, Slot
 
 
 class PowerSGD:
@@ -52,13 +55,16 @@ class PowerSGD:
         for slot in bucket.slots:
             start = (slot.start - bucket.start) // flat.itemsize
             view = flat[start : start + slot.nbytes // flat.itemsize]
-            rows = slot.shape[0] if slot.shape else 1
-            columns = math.prod(slot.shape[1:])
-            if self.rank * (rows + columns) < rows * columns:
+            rows, columns = _as_matrix(slot)
+            if self._is_factored(slot):
                 matrices.append((slot.name, view.reshape(rows, columns)))
             else:
                 whole.append(view)
         return matrices, whole
+
+    def _is_factored(self, slot: Slot) -> bool:
+        rows, columns = _as_matrix(slot)
+        return self.rank * (rows + columns) < rows * columns
 
     def _factor(self, key: int, name: str, columns: int, dtype: np.dtype) -> np.ndarray:
         kept = self._factors.get((key, name))
@@ -72,6 +78,16 @@ class PowerSGD:
         factors = {f"factor/{name}": value for (key, name), value in self._factors.items() if key == base}
         return self.feedback.state_of(flat) | factors
 
+    def check_state(self, layout: FlatLayout, state: Mapping[str, np.ndarray]) -> None:
+        """Raise ArgumentError unless this is what `state_of` returns for a model of this layout."""
+        self.feedback.check_state(layout, state)
+        slots = {f"factor/{slot.name}": slot for slot in layout.slots if self._is_factored(slot)}
+        require_known(state, {"residual", *slots})
+        for name in slots.keys() & state.keys():
+            shape = (_as_matrix(slots[name])[1], self.rank)
+            if not np.isfinite(checked_entry(state, name, np.dtype(slots[name].dtype), shape)).all():
+                raise ArgumentError(f"state_dict[{name!r}]: expected finite numbers, got others")
+
     def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Go on from what `state_of` returned."""
         self.feedback.load_state_of(flat, state)
@@ -81,6 +97,11 @@ class PowerSGD:
 
     def __str__(self) -> str:
         return f"powersgd:{self.rank}"
+
+
+def _as_matrix(slot: Slot) -> tuple[int, int]:
+    """Return the rows and columns of a tensor as a matrix: its first dimension by all others."""
+    return slot.shape[0] if slot.shape else 1, math.prod(slot.shape[1:])
 
 
 def _starts(arrays: list[np.ndarray]) -> list[int]:

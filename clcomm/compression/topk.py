@@ -7,12 +7,15 @@ Not of theirs: their momentum correction, which lost accuracy where it was tried
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
 from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
-from clcomm.compression.feedback import Feedback, address, model_of
+from clcomm.compression.feedback import Feedback, address, checked_entry, model_of, require_known
+from clcomm.errors import ArgumentError
+from clcomm.layout import FlatLayout
 
 #: Steps in which the share comes down, in equal parts, unless told otherwise.
 WARM_UP_STEPS = 100
@@ -61,6 +64,17 @@ class TopK:
         base = address(flat)
         steps = [(start, step) for (model, start), step in self._steps.items() if model == base]
         return self.feedback.state_of(flat) | {"steps": np.array(steps, np.int64).reshape(-1, 2)}
+
+    def check_state(self, layout: FlatLayout, state: Mapping[str, np.ndarray]) -> None:
+        """Raise ArgumentError unless this is what `state_of` returns for a model of this layout."""
+        self.feedback.check_state(layout, state)
+        steps = checked_entry(state, "steps", np.dtype(np.int64), (None, 2))
+        require_known(state, {"residual", "steps"})
+        starts = {slot.start for slot in layout.slots}
+        if not starts.issuperset(steps[:, 0].tolist()) or len(set(steps[:, 0].tolist())) < len(steps):
+            raise ArgumentError("state_dict['steps']: expected the starts of different buckets, got others")
+        if (steps[:, 1] < 0).any():
+            raise ArgumentError(f"state_dict['steps']: expected numbers from 0 up, got {steps[:, 1].min()}")
 
     def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Go on from what `state_of` returned."""
