@@ -77,13 +77,15 @@ def parse() -> Namespace:
     )
     group: Any = parser.add_argument_group("comparison")
     group.add_argument(
-        "--variants", nargs="*", default=DEFAULTS, metavar="WAY",
+        "--variants", nargs="*", metavar="WAY",
         help=f"to compare beside bucketed and per tensor: {GRAMMAR}; default: {' '.join(DEFAULTS)}",
     )  # fmt: skip
     group.add_argument("--plot", metavar="FILE.png", help="draw step time by bucket size (needs clcomm[plot])")
     command_line.add_trace_options(parser)
     options = parser.parse_args()
     command_line.check(options)
+    if options.sharded_optimizer:
+        raise ArgumentError("--sharded-optimizer: expected none where buckets are compared, as it reduces without any")
     if options.plot and importlib.util.find_spec("matplotlib") is None:
         raise ArgumentError("--plot: needs matplotlib, which is not installed; pip install 'clcomm[plot]'")
     return options

@@ -145,7 +145,7 @@ class Outcome:
     """A variant's finished run: its plan in bytes, what moved the gradients, and the windows' figures (windows,).
 
     Windows in which "auto" was still trying sizes are NaN. `alone_s` is what a step's reductions take with nothing
-    between them, in windows of its own: no rank waits for one that computes. NaN: nothing that could be timed so.
+    between them, in windows of its own: no rank waits for one that computes. NaN in a world of one.
     """
 
     variant: Variant
@@ -181,7 +181,7 @@ def compare(variants: Sequence[Variant], options: Namespace, splits: Splits, con
                 contender.session.trainer.callbacks.append(display)
             take_turns([contender.advance for contender in contenders], first.total_steps, options.seed)
         outcomes = [contender.finish() for contender in contenders]
-    return outcomes if first.comm.size == 1 or options.sharded_optimizer else with_times_alone(outcomes)
+    return outcomes if first.comm.size == 1 else with_times_alone(outcomes)
 
 
 class _Alone:

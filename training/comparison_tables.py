@@ -64,19 +64,17 @@ def caption(outcomes: Sequence[Outcome]) -> str:
 
 
 def alone(outcomes: Sequence[Outcome]) -> str:
-    """Return a line that sets two variants' communication side by side as it is when no rank waits for a computing one.
+    """Return a line on two variants' communication as it is when no rank waits for one that computes.
 
-    The second is the reference. Empty where it was not measured.
+    Empty where it was not measured.
     """
     first, second = outcomes[:2]
-    mine, theirs = first.timing(second), second.timing(second)
-    if math.isnan(mine.alone_s.median):
-        return ""
     times = estimate(second.alone_s / first.alone_s)
+    if math.isnan(times.median):
+        return ""
     return (
-        "alone, a step's reductions with nothing between them: "
-        f"{first.variant.name} {1e3 * mine.alone_s.median:.3f} ms, "
-        f"{second.variant.name} {1e3 * theirs.alone_s.median:.3f} ms, {times.text(1)} times as long"
+        f"alone, a step's reductions with nothing between them: {second.variant.name} takes "
+        f"{times.text(1)} times as long as {first.variant.name}"
     )
 
 

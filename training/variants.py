@@ -57,11 +57,18 @@ class Variant:
 def variants_of(options: Namespace) -> list[Variant]:
     """Return bucketed as the options say, per tensor, and what --variants names, each way once.
 
-    Raises ArgumentError for a text that names no variant.
+    Raises ArgumentError for a text that names no variant, and for overlap with --uneven-inputs join, which rules it
+    out; the default variants are those without it then.
     """
-    texts: Iterable[str] = ["bucketed", "tensor", *options.variants]
+    joins = getattr(options, "uneven_inputs", None) == "join"
+    asked = options.variants
+    if asked is None:
+        asked = [text for text in DEFAULTS if not (joins and text.endswith("+overlap"))]
+    texts: Iterable[str] = ["bucketed", "tensor", *asked]
     found: dict[tuple[object, ...], Variant] = {}
     for variant in (parse_variant(text, options) for text in texts):
+        if variant.overlap and joins:
+            raise ArgumentError(f"--variants: expected no overlap with --uneven-inputs join, got {variant.name!r}")
         found.setdefault(variant.way, variant)
     return list(found.values())
 
