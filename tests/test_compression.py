@@ -24,7 +24,7 @@ from clcomm.layout import FlatLayout, ParameterSpec
 from clcomm.optim import SGD
 from tests.helpers import one_line
 from tests.numpy_models import set_gradients, small_model
-from tests.training.test_trainer import assert_same_bits, make_trainer, train
+from tests.training.trainers import assert_same_bits, make_trainer, train
 from training.schedules import constant
 from training.snapshot import restore_snapshot, save_snapshot
 

@@ -26,7 +26,7 @@ from clcomm.report import build, read_runs
 from clcomm.report.html import as_html
 from tests.fuzz.mutation import mutated
 from tests.report.runs import document, written
-from tests.training.test_trainer import everything_of, make_trainer, solo, train
+from tests.training.trainers import everything_of, make_trainer, solo, train
 from training.idx import read_idx, write_idx
 from training.snapshot import restore_snapshot, save_snapshot
 

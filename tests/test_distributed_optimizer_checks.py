@@ -1,0 +1,127 @@
+"""What a sharded update refuses, on every rank alike."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clcomm import Communicator, Synchronizer
+from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.engine import Tensor
+from clcomm.errors import ArgumentError, MismatchError, NonFiniteError
+from clcomm.optim import SGD, Adam, Optimizer
+from models import MLP
+from tests.helpers import one_line
+from tests.sharded_jobs import SHAPE, Job, cpu, tiny_model
+from training import options as command_line
+
+
+def test_other_engines_have_no_such_option():
+    options = command_line.parser("x", "").parse_args(["--sharded-optimizer", "--engine", "torch"])
+    with pytest.raises(ArgumentError, match="--sharded-optimizer: needs --engine native, got torch"):
+        command_line.check(options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["--overlap", "on"], "--overlap on"),
+        (["--compression", "fp16"], "--compression"),
+        (["--no-bucketing"], "--no-bucketing"),
+        (["--first-bucket-size", "64KiB"], "--first-bucket-size"),
+        (["--split-tensors"], "--split-tensors"),
+    ],
+)
+def test_options_of_buckets_are_refused_on_the_command_line(arguments, name):
+    options = command_line.parser("x", "").parse_args(["--sharded-optimizer", *arguments])
+    with pytest.raises(ArgumentError) as caught:
+        command_line.check(options)
+    assert one_line(caught) == f"--sharded-optimizer: expected no {name} with it; use one of the two"
+
+
+def test_other_optimizers_are_refused():
+    with Communicator(transport="solo") as comm, pytest.raises(ArgumentError) as caught:
+        DistributedOptimizer(object(), Synchronizer(comm))
+    assert "optimizer: expected one of clcomm.optim, whose state can be cut, got object" in one_line(caught)
+
+
+def test_a_model_that_the_synchronizer_has_not_seen_is_refused():
+    with Communicator(transport="solo") as comm:
+        optimizer = DistributedOptimizer(SGD(tiny_model(0), 0.1), Synchronizer(comm))
+        with pytest.raises(ArgumentError) as caught:
+            optimizer.step()
+    assert "call broadcast_parameters(model) first" in one_line(caught)
+
+
+def test_two_synchronizers_for_one_model_are_refused():
+    with Communicator(transport="solo") as comm:
+        job = Job(comm)
+        job.run(1)
+        Synchronizer(comm).broadcast_parameters(job.model)
+        with pytest.raises(ArgumentError) as caught:
+            job.run(1)
+    assert "another Synchronizer took its model's memory over" in one_line(caught)
+
+
+def test_a_hook_is_refused_in_either_order():
+    def hook(gradient, comm, out, bucket):
+        raise AssertionError("nothing calls it")
+
+    with Communicator(transport="solo") as comm:
+        job = Job(comm)
+        with pytest.raises(ArgumentError) as caught:
+            job.sync.register_comm_hook(hook)
+        assert one_line(caught).startswith("hook: expected None with a DistributedOptimizer, which reduces without")
+        job.sync.register_comm_hook(None)
+        job.run(1)
+        plain = Job(comm, sharded=False)
+        plain.sync.register_comm_hook(hook)
+        with pytest.raises(ArgumentError, match="sync: expected one without compression for a sharded update"):
+            DistributedOptimizer(plain.optimizer, plain.sync)
+
+
+@pytest.mark.parametrize("bounds", [(-128, 0), (0, 1 << 40), (256, 128), (0, 100)])
+def test_bad_ranges_are_refused(bounds):
+    with pytest.raises(ArgumentError) as caught:
+        SGD(MLP(SHAPE, 10, device=cpu()), 0.1).restrict(*bounds)
+    assert one_line(caught).startswith("range: expected multiples of 128 within [0, ")
+
+
+def test_a_restricted_optimizer_takes_no_step_of_its_own_and_no_other_range():
+    optimizer: Optimizer = Adam(MLP(SHAPE, 10, device=cpu()), 0.1)
+    optimizer.restrict(0, 256)
+    with pytest.raises(ArgumentError) as caught:
+        optimizer.step()
+    assert "step its DistributedOptimizer" in one_line(caught)
+    optimizer.state_dict()
+    with pytest.raises(ArgumentError) as caught:
+        optimizer.restrict(0, 128)
+    assert "before the first step" in one_line(caught)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_other_settings_on_some_rank_are_an_error_on_every_rank(several):
+    job = Job(several)
+    job.optimizer.lr = 0.1 + several.rank
+    with pytest.raises(MismatchError) as caught:
+        job.run(1)
+    assert "sharded update: expected the same on every rank, but entry 2 is 'lr 0.1' on rank 0" in one_line(caught)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_replicas_that_differ_are_an_error_before_they_share_memory(several):
+    job = Job(several)
+    if several.rank == 0:
+        job.model.load_state_dict({name: value + 1 for name, value in job.model.state_dict().items()})
+    with pytest.raises(MismatchError, match="replicas: expected the same parameters on every rank"):
+        job.run(1)
+
+
+def test_nan_ends_the_step_on_every_rank(comm):
+    job = Job(comm, check_finite=True)
+    job.run(1)
+    culprit = comm.size - 1
+    if comm.rank == culprit:
+        job.model(Tensor(np.full((3, *SHAPE), np.inf, np.float32), job.device)).sum().backward()
+    with pytest.raises(NonFiniteError, match=rf"has \d+ NaN and \d+ Inf on rank {culprit}"):
+        job.optimizer.step()

@@ -1,0 +1,94 @@
+"""The sharded state: each rank keeps its part, and the whole goes on with other ranks or unsharded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clcomm import Communicator
+from clcomm.checkpoint import Checkpoint, load
+from clcomm.checkpoint_series import CheckpointSeries, load_newest
+from tests.examples.test_examples import run
+from tests.sharded_jobs import Job
+from tests.training.trainers import assert_same_bits, make_trainer, train
+from training.snapshot import restore_snapshot, save_snapshot
+
+
+def test_whole_state_is_the_plain_optimizers(comm):
+    plain, sharded = Job(comm, "rmsprop", sharded=False), Job(comm, "rmsprop")
+    plain.run(3), sharded.run(3)
+    assert_same_bits(sharded.optimizer.state_dict(), plain.optimizer.state_dict())
+
+
+@pytest.mark.parametrize(("kind", "buffers"), [("sgd", 0), ("momentum", 1), ("adam", 2), ("rmsprop", 3)])
+def test_each_rank_keeps_its_part_of_the_state(comm, kind, buffers):
+    job = Job(comm, kind)
+    span, alignment = job.model.flat_space().layout.span, job.model.flat_space().layout.alignment
+    everyone = comm.all_gather(np.array([job.optimizer.state_nbytes]))
+    assert everyone.sum() == buffers * span
+    assert everyone.max() <= buffers * (span / comm.size + alignment)
+    job.run(1)  # the state is made at its first use
+    assert len(job.optimizer.optimizer._state) == buffers
+    assert all(b.size == max(4, job.optimizer.state_nbytes // buffers) for b in job.optimizer.optimizer._state.values())
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", ["momentum", "adam"])
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+def test_a_state_of_all_ranks_goes_on_with_fewer(several, tmp_path, kind, transport):
+    """Saved by all, resumed by two ranks and by one: what the plain optimizer does from there."""
+    path = several.broadcast_object(str(tmp_path / "state.npz"))
+    job = Job(several, kind)
+    job.run(3)
+    state = job.optimizer.state_dict()
+    checkpoint = Checkpoint()
+    checkpoint.add_group("parameter", job.model.state_dict())
+    checkpoint.add_group("optimizer", state)
+    CheckpointSeries(several, path).save(checkpoint)
+    for ranks in {1, 2, several.size}:
+        part = several.comm.Split(several.rank // ranks, several.rank)
+        if part.Get_size() == ranks:
+            with Communicator(part, transport=transport) as fewer:
+                resumed = [_resumed(fewer, path, kind, sharded).run(3, 10) for sharded in (False, True)]
+                assert_same_bits(*resumed)
+        part.Free()
+
+
+def _resumed(comm, path, kind, sharded):
+    job, checkpoint = Job(comm, kind, sharded), load_newest(comm, path)[1]
+    job.model.load_state_dict(checkpoint.group("parameter"))
+    job.optimizer.load_state_dict(checkpoint.group("optimizer"))
+    assert int(job.optimizer.state_dict()["steps"]) == 3
+    return job
+
+
+def test_resuming_has_the_bits_of_an_uninterrupted_run_also_across_kinds(comm, tmp_path: Path):
+    path = comm.broadcast_object(str(tmp_path / "run.npz"))
+    samples = 60 * comm.size
+    whole = train(make_trainer(comm, samples, optimizer="adam"), 12)
+    for before, after in ((True, True), (True, False), (False, True)):
+        first = make_trainer(comm, samples, optimizer="adam", sharded=before)
+        train(first, 5)
+        save_snapshot(CheckpointSeries(comm, path), first, {})
+        resumed = make_trainer(comm, samples, optimizer="adam", sharded=after)
+        restore_snapshot(path, resumed, {})
+        assert_same_bits(train(resumed, 12), whole)
+
+
+def test_the_option_cuts_the_state_and_changes_no_bit(tmp_path: Path):
+    found = []
+    for arguments in ([], ["--sharded-optimizer"]):
+        report, saved = tmp_path / "report.json", tmp_path / "run.npz"
+        run(
+            "examples.mnist", "--data", "synthetic", "--model", "mlp", "--optimizer", "adam", "--max-steps", "4",
+            "--no-eval", "--report", str(report), "--checkpoint", str(saved), *arguments, ranks=2,
+        )  # fmt: skip
+        arrays = load(saved).arrays
+        kept = {name: array for name, array in arrays.items() if not name.startswith("random/")}
+        found.append((json.loads(report.read_text())["optimizer_state_bytes"], kept))
+    (plain_bytes, plain), (sharded_bytes, sharded) = found
+    assert plain_bytes / 2 <= sharded_bytes <= plain_bytes / 2 + 2 * 512  # two buffers, each within the alignment
+    assert_same_bits(sharded, plain)

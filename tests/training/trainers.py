@@ -1,0 +1,98 @@
+"""Trainers of small models, and what tests ask of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from clcomm.communicator import Communicator
+from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.sampler import DistributedSampler
+from clcomm.synchronizer import Synchronizer
+from tests.helpers import cpu_device
+from training import engines
+from training.datasets import ArrayDataset, load_synthetic
+from training.loader import Loader
+from training.metrics import StepRecord
+from training.random_state import random_state
+from training.schedules import parse_schedule
+from training.trainer import Callback, Trainer
+
+State = dict[str, np.ndarray]
+
+
+@dataclass
+class Watcher(Callback):
+    """A callback that keeps what it is told."""
+
+    records: list[StepRecord] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+    def step_finished(self, record: StepRecord) -> None:
+        self.records.append(record)
+
+    def epoch_finished(self, epoch: int, train_loss: float) -> None:
+        self.losses.append(train_loss)
+
+
+def data(samples: int) -> ArrayDataset:
+    return load_synthetic(samples, 16, shape=(1, 8, 8)).train
+
+
+def make_trainer(
+    comm: Communicator,
+    samples: int = 480,
+    batch: int = 4,
+    model: str = "mlp",
+    optimizer: str = "sgd",
+    accumulation: int = 1,
+    sharded: bool = False,
+    clip_norm: float | None = None,
+    pad: bool = True,
+    **sync_options: object,
+) -> Trainer:
+    dataset = data(samples)
+    parts = engines.build("native", model, dataset.image_shape, dataset.classes, seed=3, device=cpu_device("cpu"))
+    loader = Loader(dataset, DistributedSampler(samples, comm.rank, comm.size, seed=5, pad=pad), batch, prefetch=0)
+    chosen = parts.make_optimizer(optimizer, 0.02 if optimizer == "sgd" else 1e-3, momentum=0.9)
+    sync = Synchronizer(comm, **sync_options)  # type: ignore[arg-type]
+    chosen = DistributedOptimizer(chosen, sync) if sharded else chosen
+    trainer = Trainer(
+        comm, sync, parts, chosen, loader, accumulation=accumulation, clip_norm=clip_norm, callbacks=[Watcher()]
+    )
+    trainer.schedule = parse_schedule("cosine:warmup=3", 100)
+    return trainer
+
+
+def train(trainer: Trainer, steps: int) -> State:
+    for _ in trainer.train(epochs=10**6, max_steps=steps):
+        pass
+    return trainer.model.state_dict()
+
+
+def epochs_of(trainer: Trainer, epochs: int) -> tuple[State, int]:
+    """Train whole epochs, and return the parameters and the number of steps."""
+    steps = sum(1 for _ in trainer.train(epochs))
+    return trainer.model.state_dict(), steps
+
+
+def everything_of(trainer: Trainer) -> str:
+    """Return all that a checkpoint would set."""
+    arrays = trainer.model.state_dict() | trainer.optimizer.state_dict() | random_state()
+    return str((trainer.state(), {name: array.tobytes() for name, array in arrays.items()}))
+
+
+def assert_same_bits(first: State, second: State) -> None:
+    assert list(first) == list(second)
+    for name in first:
+        assert first[name].tobytes() == second[name].tobytes(), name
+
+
+def relative_difference(first: State, second: State) -> float:
+    a, b = (np.concatenate([state[name].ravel() for name in first]).astype(np.float64) for state in (first, second))
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def solo() -> Communicator:
+    return Communicator(transport="solo")
