@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from clcomm.buckets import Bucket
+from clcomm.compression.coding import Codec
 from clcomm.layout import FlatLayout, ParameterSpec
 from clcomm.transport.reduction import Fold
 
@@ -53,6 +54,10 @@ class Replica(Protocol):
     @property
     def fold(self) -> Fold | None:
         """What makes sums over ranks on the model's device; None where it has none for that."""
+
+    @property
+    def codec(self) -> Codec | None:
+        """What codes gradients for compression on the model's device; None where NumPy does."""
 
     def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
         """Take the flat space that the parameters live in from now on, values kept; again where the memory moves."""

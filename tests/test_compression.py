@@ -13,12 +13,13 @@ from hypothesis.extra import numpy as arrays
 
 from clcomm import Communicator, Synchronizer, checkpoint
 from clcomm.checkpoint_series import CheckpointSeries
-from clcomm.compression import int8, parse_compression
+from clcomm.compression import parse_compression
+from clcomm.compression.coding import BLOCK, Coding, chars_nbytes, from_bfloat16, unpack
 from clcomm.compression.feedback import FlatMemory
-from clcomm.compression.halves import from_bfloat16, to_bfloat16
 from clcomm.compression.topk import TopK
 from clcomm.distributed_optimizer import DistributedOptimizer
-from clcomm.engine import Linear
+from clcomm.engine import Generator, Linear, Tensor
+from clcomm.engine.codec import Codec
 from clcomm.errors import ArgumentError, CheckpointError, MismatchError
 from clcomm.layout import FlatLayout, ParameterSpec
 from clcomm.optim import SGD
@@ -70,6 +71,26 @@ def test_all_ranks_end_with_the_same_bits(comm, scheme, options):
         everyone = comm.all_gather_object(model.gradient_bits())
         assert everyone == [everyone[0]] * comm.size
         assert all(np.isfinite(p.grad).all() for p in model.parameters.values())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_device_codes_with_numpys_bits(comm, scheme, monkeypatch):
+    models = []
+    for codec in ("the device's", None):
+        if codec is None:
+            monkeypatch.setattr(Codec, "on", classmethod(lambda cls, device: None))
+        model = Linear(70, 30, rng=Generator(1))
+        sync = Synchronizer(comm, compression=scheme)
+        sync.broadcast_parameters(model)
+        assert (sync.space_for(model).replica.codec is None) == (codec is None)
+        for step in range(4):
+            inputs = np.random.default_rng([comm.rank, step]).standard_normal((5, 70)).astype(np.float32)
+            model(Tensor(inputs)).sum().backward()
+            sync.sync_gradients(model)
+            models.append([parameter.grad.numpy() for parameter in model.parameters()])
+            model.zero_grad()
+    for mine, numpys in zip(models[:4], models[4:], strict=True):
+        assert [each.tobytes() for each in mine] == [each.tobytes() for each in numpys]
 
 
 @pytest.mark.parametrize(("scheme", "tolerance"), [("fp16", 2**-10), ("bf16", 2**-7)])
@@ -318,9 +339,11 @@ floats = arrays.arrays(np.float32, st.integers(1, 600), elements=st.floats(-(2.0
 
 @given(floats)
 def test_int8_is_within_half_a_step_of_each_blocks_largest(given_values):
-    back = int8.unpack(int8.pack(given_values), given_values.size)
-    for start in range(0, given_values.size, int8.BLOCK):
-        block = slice(start, start + int8.BLOCK)
+    rows = np.zeros((1, chars_nbytes(given_values.size)), np.uint8)
+    Coding(None).to_chars(given_values, np.zeros_like(given_values), rows, 0)()
+    back = unpack(rows[0], given_values.size)
+    for start in range(0, given_values.size, BLOCK):
+        block = slice(start, start + BLOCK)
         limit = np.abs(given_values[block]).max() / 127 * 0.5001 + 1e-38
         assert (np.abs(back[block] - given_values[block]) <= limit).all()
 
@@ -329,7 +352,9 @@ def test_int8_is_within_half_a_step_of_each_blocks_largest(given_values):
 def test_bfloat16_rounds_to_nearest_as_pytorch_does(given_values):
     torch = pytest.importorskip("torch")
     expected = torch.tensor(given_values).to(torch.bfloat16).float().numpy()
-    assert from_bfloat16(to_bfloat16(given_values)).tobytes() == expected.tobytes()
+    rows = np.zeros((1, given_values.size), np.uint16)
+    Coding(None).to_bfloat16(given_values, rows, 0)()
+    assert from_bfloat16(rows[0]).tobytes() == expected.tobytes()
 
 
 def test_nan_and_inf_show_in_the_mean_and_not_in_later_ones():

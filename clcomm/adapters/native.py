@@ -13,6 +13,7 @@ import numpy as np
 
 from clcomm.buckets import Bucket
 from clcomm.engine.autograd import backwards
+from clcomm.engine.codec import Codec
 from clcomm.engine.fold import Fold
 from clcomm.engine.hashing import hash_buffer
 from clcomm.engine.mark import QueueMark
@@ -34,7 +35,7 @@ class NativeReplica:
         self._model = model
         self.flat_space: FlatSpace = model.flat_space()
         self.specs = self.flat_space.layout.specs
-        self.fold = Fold.on(self.flat_space.device)
+        self.fold, self.codec = Fold.on(self.flat_space.device), Codec.on(self.flat_space.device)
         if not self.specs:
             raise ArgumentError("model: expected at least one parameter that requires a gradient, got none")
 

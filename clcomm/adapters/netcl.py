@@ -141,7 +141,7 @@ class NetclReplica:
     float16 parameters are float32 in the flat space. Frozen parameters and buffers are `extra_state`.
     """
 
-    fold = None
+    fold = codec = None
 
     def __init__(self, model: Any):
         self._model = model if isinstance(model, NetclModel) else NetclModel(model)

@@ -38,7 +38,7 @@ class NumpyReplica:
     Raises ArgumentError for parameters that are no floating-point arrays, or when there are none.
     """
 
-    fold = None
+    fold = codec = None
 
     def __init__(self, model: Any):
         self._model = model

@@ -39,7 +39,7 @@ class TorchReplica:
     other parameters are trainable than at the first one.
     """
 
-    fold = None
+    fold = codec = None
 
     def __init__(self, model: torch.nn.Module):
         self._model = model

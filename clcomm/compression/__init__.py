@@ -7,7 +7,7 @@ whose slots tell which parameter lies where. Its traffic goes through `comm` and
 
 A hook that keeps something from step to step is a `StatefulHook`, so that checkpoints can hold that too. A hook with an
 attribute `elementwise` that is true promises the same result for any buckets: `bucket_size="auto"` tries sizes only
-with such.
+with such. One that can prepare what its calls do, on memory that stays, is a `PreparedHook`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 
 from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
+from clcomm.compression.coding import Codec
 from clcomm.compression.halves import BFloat16, Float16
 from clcomm.compression.int8 import Int8
 from clcomm.compression.powersgd import PowerSGD
@@ -30,6 +31,20 @@ class CommHook(Protocol):
     """What reduces a bucket's gradient in place of a plain all-reduce."""
 
     def __call__(self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket) -> None: ...
+
+
+@runtime_checkable
+class PreparedHook(CommHook, Protocol):
+    """A hook that prepares its calls, once for each bucket of a plan."""
+
+    def prepare(
+        self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket,
+        flat: np.ndarray | None, codec: Codec | None,
+    ) -> Callable[[], None]:  # fmt: skip
+        """Return what a call with these arguments does; collective, and so is each call of that.
+
+        flat: all of the model's gradients, as bytes. codec: the model's device where that can code, or None.
+        """
 
 
 @runtime_checkable

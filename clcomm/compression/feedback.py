@@ -8,6 +8,7 @@ import numpy as np
 
 from clcomm.buckets import Bucket
 from clcomm.errors import ArgumentError
+from clcomm.host_memory import aligned_zeros
 from clcomm.layout import FlatLayout
 
 
@@ -20,15 +21,12 @@ class FlatMemory:
     def __init__(self) -> None:
         self._kept: dict[int, np.ndarray] = {}
 
-    def of(self, gradient: np.ndarray, bucket: Bucket) -> np.ndarray:
-        """Return what is kept for a bucket's elements, to be read and written."""
-        base = model_of(gradient, bucket)
-        kept = self._kept.get(base)
-        if kept is None or kept.size < bucket.stop:
-            grown = np.zeros(bucket.stop, np.uint8)
-            if kept is not None:
-                grown[: kept.size] = kept
-            kept = self._kept[base] = grown
+    def of(self, gradient: np.ndarray, bucket: Bucket, flat: np.ndarray | None = None) -> np.ndarray:
+        """Return what is kept for a bucket's elements, to be read and written.
+
+        It is the same memory each time where `flat`, all of the model's gradients, tells how much there will be.
+        """
+        kept = self._bytes_of(model_of(gradient, bucket), bucket.stop if flat is None else flat.nbytes)
         return kept[bucket.start : bucket.stop].view(gradient.dtype)
 
     def whole(self, flat: np.ndarray) -> np.ndarray:
@@ -40,7 +38,17 @@ class FlatMemory:
 
     def load(self, flat: np.ndarray, values: np.ndarray) -> None:
         """Take over what `whole` returned."""
-        self._kept[address(flat)] = values.copy()
+        self._bytes_of(address(flat), flat.nbytes)[: values.size] = values
+
+    def _bytes_of(self, base: int, nbytes: int) -> np.ndarray:
+        """Return at least so many bytes of a model, with what was kept before."""
+        kept = self._kept.get(base)
+        if kept is None or kept.size < nbytes:
+            grown = aligned_zeros(nbytes)
+            if kept is not None:
+                grown[: kept.size] = kept
+            kept = self._kept[base] = grown
+        return kept
 
 
 class Feedback:
@@ -57,9 +65,9 @@ class Feedback:
         """Remember what was not sent; NaN and Inf are not carried on."""
         self._residuals.of(gradient, bucket)[:] = np.nan_to_num(residual, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
 
-    def residual(self, gradient: np.ndarray, bucket: Bucket) -> np.ndarray:
-        """Return what has not been sent yet; zeros before the first step."""
-        return self._residuals.of(gradient, bucket)
+    def residual(self, gradient: np.ndarray, bucket: Bucket, flat: np.ndarray | None = None) -> np.ndarray:
+        """Return what has not been sent yet, to be read and written; zeros before the first step. See FlatMemory.of."""
+        return self._residuals.of(gradient, bucket, flat)
 
     def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
         """Return this rank's residuals of the model whose gradients lie in `flat`, for a checkpoint."""
@@ -113,12 +121,3 @@ def require_known(state: Mapping[str, np.ndarray], known: set[str]) -> None:
     strange = sorted(set(state) - known)
     if strange:
         raise ArgumentError(f"state_dict: expected the entries {sorted(known)}, got {strange[0]!r} too")
-
-
-def mean_of_rows(rows: list[np.ndarray], out: np.ndarray) -> None:
-    """Put the mean of the ranks' rows, summed in rank order, into `out`; only finished values are written there."""
-    total = rows[0].astype(out.dtype)
-    for row in rows[1:]:
-        total += row
-    total /= len(rows)
-    np.copyto(out, total)

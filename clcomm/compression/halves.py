@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
-from clcomm.compression.feedback import mean_of_rows
+from clcomm.compression.coding import Codec, Coding, Work
+from clcomm.compression.exchange import prepare_exchange
 
 
 class Float16:
@@ -15,9 +18,25 @@ class Float16:
     elementwise = True
 
     def __call__(self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket) -> None:
-        with np.errstate(all="ignore"):
-            half = (gradient / comm.size).astype(np.float16)
-        np.copyto(out, comm.all_reduce(half))
+        self.prepare(gradient, comm, out, bucket)()
+
+    def prepare(
+        self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket,
+        flat: np.ndarray | None = None, codec: Codec | None = None,
+    ) -> Work:  # fmt: skip
+        """Return what a call with these arguments does; collective. See `PreparedHook`."""
+        coding, nbytes = Coding(codec), 2 * gradient.size
+        halves, total = (make(nbytes).view(np.float16) for make in (comm.allocate, comm.allocate_common))
+        encode = coding.to_halves(gradient, halves, comm.size)
+        reduce = comm.all_reduce_init(halves, out=total)
+        decode = coding.from_halves(total, out)
+
+        def run() -> None:
+            encode()
+            reduce()
+            decode()
+
+        return run
 
     def __str__(self) -> str:
         return "fp16"
@@ -29,22 +48,16 @@ class BFloat16:
     elementwise = True
 
     def __call__(self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket) -> None:
-        rows = comm.all_gather(to_bfloat16(gradient))
-        with np.errstate(all="ignore"):
-            mean_of_rows([from_bfloat16(row) for row in rows], out)
+        self.prepare(gradient, comm, out, bucket)()
+
+    def prepare(
+        self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket,
+        flat: np.ndarray | None = None, codec: Codec | None = None,
+    ) -> Work:  # fmt: skip
+        """Return what a call with these arguments does; collective. See `PreparedHook`."""
+        coding = Coding(codec)
+        encode, decode = partial(coding.to_bfloat16, gradient), partial(coding.mean_of_bfloat16, out=out)
+        return prepare_exchange(comm, gradient.size, np.uint16, encode, decode)
 
     def __str__(self) -> str:
         return "bf16"
-
-
-def to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """Return the upper 16 bits of float32 values, as uint16, rounded to nearest, ties to even; NaN stays NaN."""
-    with np.errstate(all="ignore"):
-        bits = values.astype(np.float32).view(np.uint32)
-    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
-    return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype(np.uint16)
-
-
-def from_bfloat16(halves: np.ndarray) -> np.ndarray:
-    """Return float32 values with these upper 16 bits."""
-    return (halves.astype(np.uint32) << 16).view(np.float32)

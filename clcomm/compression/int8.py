@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
 from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
-from clcomm.compression.feedback import Feedback, mean_of_rows, require_known
+from clcomm.compression.coding import Codec, Coding, Work, chars_nbytes
+from clcomm.compression.exchange import prepare_exchange
+from clcomm.compression.feedback import Feedback, require_known
 from clcomm.layout import FlatLayout
-
-#: Elements that share a scale.
-BLOCK = 256
 
 
 class Int8:
@@ -22,11 +22,16 @@ class Int8:
         self.feedback = Feedback()
 
     def __call__(self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket) -> None:
-        wanted = self.feedback.corrected(gradient, bucket)
-        with np.errstate(all="ignore"):
-            packed = pack(wanted)
-            self.feedback.keep(gradient, bucket, wanted - unpack(packed, wanted.size))
-            mean_of_rows([unpack(row, wanted.size) for row in comm.all_gather(packed)], out)
+        self.prepare(gradient, comm, out, bucket)()
+
+    def prepare(
+        self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket,
+        flat: np.ndarray | None = None, codec: Codec | None = None,
+    ) -> Work:  # fmt: skip
+        """Return what a call with these arguments does; collective. See `PreparedHook`."""
+        coding, residual = Coding(codec), self.feedback.residual(gradient, bucket, flat)
+        encode, decode = partial(coding.to_chars, gradient, residual), partial(coding.mean_of_chars, out=out)
+        return prepare_exchange(comm, chars_nbytes(gradient.size), np.uint8, encode, decode)
 
     def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
         """Return this rank's residuals of the model whose gradients lie in `flat`."""
@@ -43,20 +48,3 @@ class Int8:
 
     def __str__(self) -> str:
         return "int8"
-
-
-def pack(values: np.ndarray) -> np.ndarray:
-    """Return bytes that hold a float32 scale for each block, then an int8 for each element; padded with zeros."""
-    blocks = np.zeros((-(-values.size // BLOCK), BLOCK), np.float32)
-    blocks.reshape(-1)[: values.size] = values
-    scales = np.abs(blocks).max(axis=1, initial=0.0) / np.float32(127)  # NaN and Inf stay: the mean has to show them
-    quotients = np.nan_to_num(np.rint(blocks / np.where(scales > 0, scales, 1)[:, None]))
-    return np.concatenate([scales.view(np.uint8), quotients.astype(np.int8).view(np.uint8).reshape(-1)])
-
-
-def unpack(packed: np.ndarray, count: int) -> np.ndarray:
-    """Return the float32 values that `pack` made the bytes of."""
-    blocks = packed.size // (BLOCK + 4)
-    scales = packed[: 4 * blocks].copy().view(np.float32)
-    numbers = packed[4 * blocks :].view(np.int8).reshape(blocks, BLOCK)
-    return (numbers * scales[:, None]).astype(np.float32).reshape(-1)[:count]

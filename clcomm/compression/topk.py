@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
 from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
+from clcomm.compression.coding import Codec, Coding, Work, largest_nbytes
+from clcomm.compression.exchange import prepare_exchange
 from clcomm.compression.feedback import Feedback, address, checked_entry, model_of, require_known
 from clcomm.errors import ArgumentError
 from clcomm.layout import FlatLayout
@@ -38,23 +41,28 @@ class TopK:
         return self._stages[step * len(self._stages) // self.warm_up] if step < self.warm_up else self.share
 
     def __call__(self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket) -> None:
-        wanted = self.feedback.corrected(gradient, bucket)
-        count = math.ceil(self._next_share(gradient, bucket) * wanted.size)
-        sizes = np.nan_to_num(np.abs(wanted), nan=np.inf, posinf=np.inf)  # NaN travels first: nobody may miss it
-        chosen = np.sort(np.argpartition(-sizes, count - 1)[:count])
-        values = wanted[chosen]
-        packed = np.concatenate([chosen.astype(np.uint32).view(np.uint8), values.view(np.uint8)])
-        wanted[chosen] = 0
-        self.feedback.keep(gradient, bucket, wanted)
-        total = np.zeros_like(gradient)
-        with np.errstate(all="ignore"):
-            for row in comm.all_gather(packed):
-                total[row[: 4 * count].copy().view(np.uint32)] += row[4 * count :].copy().view(gradient.dtype)
-            total /= comm.size
-        np.copyto(out, total)
+        self.prepare(gradient, comm, out, bucket)()
 
-    def _next_share(self, gradient: np.ndarray, bucket: Bucket) -> float:
-        key = model_of(gradient, bucket), bucket.start
+    def prepare(
+        self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket,
+        flat: np.ndarray | None = None, codec: Codec | None = None,
+    ) -> Work:  # fmt: skip
+        """Return what a call with these arguments does; collective. See `PreparedHook`."""
+        coding, residual = Coding(codec), self.feedback.residual(gradient, bucket, flat)
+        encode, decode = partial(coding.to_largest, gradient, residual), partial(coding.mean_of_largest, out=out)
+        size, dtype = gradient.size, gradient.dtype
+        key, chosen, exchange = (model_of(gradient, bucket), bucket.start), 0, lambda: None
+
+        def run() -> None:
+            nonlocal chosen, exchange
+            count = math.ceil(self._next_share(key) * size)
+            if count != chosen:
+                chosen, exchange = count, prepare_exchange(comm, largest_nbytes(count, dtype), np.uint8, encode, decode)
+            exchange()
+
+        return run
+
+    def _next_share(self, key: tuple[int, int]) -> float:
         step = self._steps.get(key, 0)
         self._steps[key] = step + 1
         return self.share_at(step)

@@ -98,11 +98,29 @@ def test_what_the_device_refuses_is_numpys(fold, monkeypatch):
     def refuse(*_):
         raise DeviceError("no")
 
-    monkeypatch.setattr(fold, "_most_bytes", 255)
-    assert fold(rows, out, 1) is None
-    monkeypatch.setattr(fold, "_most_bytes", 256)
     assert fold(rows, out, 1) is not None
-    for method in ("_buffers", "_enqueue"):
+    for method in ("_buffers", "_bound"):
         with monkeypatch.context() as patch:
-            patch.setattr(fold, method, refuse)
+            patch.setattr(fold._kernels, method, refuse)
             assert fold(rows, out, 1) is None
+    monkeypatch.setattr(fold._kernels, "takes", lambda array: False)
+    assert fold(rows, out, 1) is None
+
+
+@settings(deadline=None, max_examples=40)
+@given(rows=st.integers(2, 6), size=st.integers(1, 2000), in_place=st.booleans(), seed=st.integers(0, 99))
+def test_sums_of_halves_round_after_each_row(fold, rows, size, in_place, seed):
+    arrays = []
+    for row in rows_of(rows, size, seed):
+        arrays.append(aligned_empty((size,), np.float16))
+        with np.errstate(all="ignore"):
+            arrays[-1][:] = row
+    out = arrays[0] if in_place else aligned_empty((size,), np.float16)
+    with np.errstate(all="ignore"):
+        expected = arrays[0].copy()
+        for row in arrays[1:]:
+            expected += row
+    fold(arrays, out, 1)()
+    nan = np.isnan(expected)
+    assert same_bits(out[~nan], expected[~nan]) and np.isnan(out[nan]).all()
+    assert fold(arrays, out, 2) is None  # a mean of halves is nobody's

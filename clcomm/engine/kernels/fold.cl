@@ -42,8 +42,8 @@ typedef float16 __attribute__((aligned(4))) line;
     }
 
 /* One work-item does it all. */
-__kernel void fold(__global float *out, float factor, int count, int streams,
-                   __global const float *row0 OTHER_ROWS(ROWS, PARAMETER)) {
+__kernel void fold(__global float *out, float factor, int streams,
+                   __global const float *row0 OTHER_ROWS(ROWS, PARAMETER), int count) {
     const int lines = count / LINE_FLOATS;
     if (streams) {
         FOLD_LINES(STREAM)

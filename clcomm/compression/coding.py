@@ -1,0 +1,182 @@
+"""What gradients travel as: halves, bfloat16, chars with a scale for each block, or the largest with their places.
+
+Everything is prepared once for memory that stays, and then done each step: by the rank's own device where that takes
+the arrays, else by NumPy, with the same bits. All arrays have one dimension, but `rows` hold what each rank sends,
+(world_size, elements of a row), of which a rank writes its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from clcomm.host_memory import aligned_empty
+from clcomm.transport.reduction import without_warnings
+
+#: Elements that share a scale.
+BLOCK = 256
+_LARGEST_CHAR = 127
+#: Does what was prepared.
+Work = Callable[[], None]
+
+
+class Codec(Protocol):
+    """A device that codes on memory where it lies; each method returns None for arrays that it does not take."""
+
+    def to_halves(self, values: np.ndarray, halves: np.ndarray, divisor: int) -> Work | None: ...
+
+    def from_halves(self, halves: np.ndarray, values: np.ndarray) -> Work | None: ...
+
+    def to_bfloat16(self, values: np.ndarray, rows: np.ndarray, row: int) -> Work | None: ...
+
+    def mean_of_bfloat16(self, rows: np.ndarray, out: np.ndarray) -> Work | None: ...
+
+    def to_chars(self, values: np.ndarray, residual: np.ndarray, rows: np.ndarray, row: int) -> Work | None: ...
+
+    def mean_of_chars(self, rows: np.ndarray, out: np.ndarray) -> Work | None: ...
+
+    def to_largest(self, values: np.ndarray, residual: np.ndarray, rows: np.ndarray, row: int) -> Work | None: ...
+
+    def mean_of_largest(self, rows: np.ndarray, out: np.ndarray, total: np.ndarray) -> Work | None: ...
+
+
+class NoCodec:
+    """Takes nothing: NumPy codes."""
+
+    def _takes_nothing(self, *arrays: object) -> None:
+        return None
+
+    to_halves = from_halves = to_bfloat16 = mean_of_bfloat16 = to_chars = mean_of_chars = _takes_nothing
+    to_largest = mean_of_largest = _takes_nothing
+
+
+class Coding:
+    """Prepares coding and decoding; codec: the device that does what it can of it, None: NumPy does all."""
+
+    def __init__(self, codec: Codec | None):
+        self._codec: Codec = NoCodec() if codec is None else codec
+
+    def to_halves(self, values: np.ndarray, halves: np.ndarray, divisor: int) -> Work:
+        """Return what writes `values` / `divisor` to `halves`, float16."""
+        work = self._codec.to_halves(values, halves, divisor)
+        return work or without_warnings(partial(_to_halves, values, halves, divisor))
+
+    def from_halves(self, halves: np.ndarray, values: np.ndarray) -> Work:
+        """Return what writes float16 `halves` to `values`."""
+        return self._codec.from_halves(halves, values) or partial(np.copyto, values, halves)
+
+    def to_bfloat16(self, values: np.ndarray, rows: np.ndarray, row: int) -> Work:
+        """Return what writes the upper halves of `values`, rounded to nearest, ties to even, to a row, uint16."""
+        work = self._codec.to_bfloat16(values, rows, row)
+        return work or without_warnings(partial(_to_bfloat16, values, rows[row]))
+
+    def mean_of_bfloat16(self, rows: np.ndarray, out: np.ndarray) -> Work:
+        """Return what writes the mean of the rows, summed in rank order, to `out`."""
+        work = self._codec.mean_of_bfloat16(rows, out)
+        return work or without_warnings(partial(_mean_of, from_bfloat16, rows, out))
+
+    def to_chars(self, values: np.ndarray, residual: np.ndarray, rows: np.ndarray, row: int) -> Work:
+        """Return what packs `values` + `residual` into a row of bytes, and leaves in `residual` what is not sent."""
+        work = self._codec.to_chars(values, residual, rows, row)
+        return work or without_warnings(partial(_to_chars, values, residual, rows[row]))
+
+    def mean_of_chars(self, rows: np.ndarray, out: np.ndarray) -> Work:
+        """Return what writes the mean of the rows, summed in rank order, to `out`."""
+        work = self._codec.mean_of_chars(rows, out)
+        return work or without_warnings(partial(_mean_of, partial(unpack, count=out.size), rows, out))
+
+    def to_largest(self, values: np.ndarray, residual: np.ndarray, rows: np.ndarray, row: int) -> Work:
+        """Return what puts the largest magnitudes of `values` + `residual` into a row of bytes, the rest in `residual`.
+
+        As many as a row holds: places, uint32, then values. NaN and Inf come first; of equal ones the first is sent.
+        """
+        work = self._codec.to_largest(values, residual, rows, row)
+        return work or without_warnings(partial(_to_largest, values, residual, rows[row]))
+
+    def mean_of_largest(self, rows: np.ndarray, out: np.ndarray) -> Work:
+        """Return what writes the mean of the rows, summed in rank order, to `out`."""
+        total = aligned_empty(out.shape, out.dtype)
+        work = self._codec.mean_of_largest(rows, out, total)
+        return work or without_warnings(partial(_mean_of_largest, rows, out, total))
+
+
+def chars_nbytes(count: int) -> int:
+    """Return how many bytes `count` elements take as chars: whole blocks, each with a float32 scale."""
+    return -(-count // BLOCK) * (BLOCK + 4)
+
+
+def largest_nbytes(chosen: int, dtype: np.dtype) -> int:
+    """Return how many bytes so many elements take with their places."""
+    return chosen * (4 + dtype.itemsize)
+
+
+# --- NumPy ---
+
+
+def _to_halves(values: np.ndarray, halves: np.ndarray, divisor: int) -> None:
+    halves[...] = values / values.dtype.type(divisor)
+
+
+def _to_bfloat16(values: np.ndarray, row: np.ndarray) -> None:
+    bits = values.astype(np.float32).view(np.uint32)
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    row[...] = np.where(np.isnan(values), (bits >> 16) | 0x40, rounded)
+
+
+def from_bfloat16(halves: np.ndarray) -> np.ndarray:
+    """Return float32 values with these upper 16 bits."""
+    return (halves.astype(np.uint32) << 16).view(np.float32)
+
+
+def _mean_of(decode: Callable[[np.ndarray], np.ndarray], rows: np.ndarray, out: np.ndarray) -> None:
+    total = decode(rows[0]).astype(out.dtype)
+    for row in rows[1:]:
+        total += decode(row)
+    total /= len(rows)
+    np.copyto(out, total)  # others may read `out` already: only final values go there
+
+
+def _to_chars(values: np.ndarray, residual: np.ndarray, row: np.ndarray) -> None:
+    wanted = np.zeros((-(-values.size // BLOCK), BLOCK), np.float32)
+    np.add(values, residual, out=wanted.reshape(-1)[: values.size], casting="same_kind")
+    scales = np.abs(wanted).max(axis=1, initial=0.0) / np.float32(_LARGEST_CHAR)  # NaN stays: the mean has to show it
+    quotients = np.rint(wanted / np.where(scales > 0, scales, 1)[:, None])
+    numbers = np.clip(np.where(np.isfinite(scales)[:, None], quotients, 0), -_LARGEST_CHAR, _LARGEST_CHAR)
+    row[: 4 * scales.size] = scales.view(np.uint8)
+    row[4 * scales.size :] = numbers.astype(np.int8).view(np.uint8).reshape(-1)
+    left = (values + residual) - unpack(row, values.size)
+    residual[...] = np.where(np.isfinite(left), left, 0)
+
+
+def unpack(packed: np.ndarray, count: int) -> np.ndarray:
+    """Return the float32 values of a row of chars."""
+    blocks = packed.size // (BLOCK + 4)
+    scales = packed[: 4 * blocks].copy().view(np.float32)
+    numbers = packed[4 * blocks :].view(np.int8).reshape(blocks, BLOCK)
+    return (numbers * scales[:, None]).astype(np.float32).reshape(-1)[:count]
+
+
+def _to_largest(values: np.ndarray, residual: np.ndarray, row: np.ndarray) -> None:
+    wanted = values + residual
+    chosen = row.size // (4 + wanted.itemsize)
+    sizes = np.abs(wanted)
+    sizes[np.isnan(sizes)] = np.inf  # nobody may miss it
+    limit = np.partition(sizes, sizes.size - chosen)[sizes.size - chosen]
+    larger, equal = np.flatnonzero(sizes > limit), np.flatnonzero(sizes == limit)
+    places = np.sort(np.concatenate([larger, equal[: chosen - larger.size]])).astype(np.uint32)
+    row[: 4 * chosen] = places.view(np.uint8)
+    row[4 * chosen :] = wanted[places].view(np.uint8)
+    wanted[places] = 0
+    residual[...] = np.where(np.isfinite(wanted), wanted, 0)
+
+
+def _mean_of_largest(rows: np.ndarray, out: np.ndarray, total: np.ndarray) -> None:
+    total[...] = 0
+    chosen = rows.shape[1] // (4 + out.itemsize)
+    for row in rows:
+        total[row[: 4 * chosen].copy().view(np.uint32)] += row[4 * chosen :].copy().view(out.dtype)
+    total /= len(rows)
+    np.copyto(out, total)

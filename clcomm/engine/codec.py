@@ -1,0 +1,73 @@
+"""Compressed gradients on a rank's own device: the kernels of codec.cl, on host memory, where it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from clcomm.engine.device import Device
+from clcomm.engine.host_kernels import HostKernels, Launch
+
+#: Elements that share a scale, as the kernels have it.
+BLOCK = 256
+
+
+class Codec:
+    """Prepares what codes and decodes float32: a `clcomm.compression.coding.Codec`, whose methods' bits these are.
+
+    device: one that computes in the host's memory.
+    """
+
+    def __init__(self, device: Device):
+        self._device, self._kernels = device, HostKernels(device)
+
+    @classmethod
+    def on(cls, device: Device) -> Codec | None:
+        """Return what codes on a device; None where gradients would have to travel to it."""
+        return cls(device) if device.is_cpu else None
+
+    def to_halves(self, values: np.ndarray, halves: np.ndarray, divisor: int) -> Callable[[], None] | None:
+        return self._prepare("to_halves", values, halves, float(divisor), count=values.size)
+
+    def from_halves(self, halves: np.ndarray, values: np.ndarray) -> Callable[[], None] | None:
+        return self._prepare("from_halves", halves, values, count=values.size)
+
+    def to_bfloat16(self, values: np.ndarray, rows: np.ndarray, row: int) -> Callable[[], None] | None:
+        return self._prepare("to_bfloat16", values, rows, row * values.size, count=values.size)
+
+    def mean_of_bfloat16(self, rows: np.ndarray, out: np.ndarray) -> Callable[[], None] | None:
+        return self._prepare("mean_of_bfloat16", rows, out, len(rows), count=out.size, group=BLOCK)
+
+    def to_chars(
+        self, values: np.ndarray, residual: np.ndarray, rows: np.ndarray, row: int
+    ) -> Callable[[], None] | None:
+        return self._prepare("to_chars", values, residual, rows, row * rows.shape[1], count=values.size, group=BLOCK)
+
+    def mean_of_chars(self, rows: np.ndarray, out: np.ndarray) -> Callable[[], None] | None:
+        return self._prepare("mean_of_chars", rows, out, len(rows), count=out.size, group=BLOCK)
+
+    def to_largest(
+        self, values: np.ndarray, residual: np.ndarray, rows: np.ndarray, row: int
+    ) -> Callable[[], None] | None:
+        first, chosen = row * rows.shape[1], rows.shape[1] // 8
+        return self._prepare("to_largest", values, residual, rows, first, chosen, count=values.size, group=values.size)
+
+    def mean_of_largest(self, rows: np.ndarray, out: np.ndarray, total: np.ndarray) -> Callable[[], None] | None:
+        chosen = rows.shape[1] // 8
+        return self._prepare("mean_of_largest", rows, out, total, len(rows), chosen, count=out.size, group=out.size)
+
+    def _prepare(self, name: str, *arguments: Any, count: int, group: int = 1) -> Callable[[], None] | None:
+        """Prepare one kernel over so many elements, of which a work-item takes whole groups."""
+        arrays = [each for each in arguments if isinstance(each, np.ndarray)]
+        floats = [each for each in arrays if each.dtype.kind == "f" and each.itemsize != 2]
+        if not all(map(self._kernels.takes, arrays)) or any(each.dtype != np.float32 for each in floats):
+            return None
+        return self._kernels.prepare(lambda: [self._launch(name, *arguments, count=count, group=group)])
+
+    def _launch(self, name: str, *arguments: Any, count: int, group: int = 1) -> Launch:
+        (items,), local = self._device.grid(count)
+        return Launch(
+            self._device.kernel("codec", name), [*arguments, count], ((min(items, -(-count // group)),), local)
+        )

@@ -1,0 +1,174 @@
+/* Gradients as what travels, and back. Halves are whole numbers of 16 bits, as many devices know no other arithmetic
+   on them; rounding is to nearest, ties to even. */
+
+#define INFINITE 0x7f800000u
+#define IS_FINITE(value) ((as_uint(value) & INFINITE) != INFINITE)
+
+/* Exponents: a half's bias is 112 less than a float's. Below 2^-14 halves are steps of 2^-24, which is how far apart
+   floats from 0.5 to 1 are: to add 0.5 rounds there. */
+#define REBIAS (112u << 23)
+#define HALF_OVERFLOW 0x477ff000u
+#define HALF_NORMAL 0x38800000u
+
+inline uint half_of(float value) {
+    const uint bits = as_uint(value), magnitude = bits & 0x7fffffffu;
+    const uint normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - REBIAS) >> 13;
+    const uint small = as_uint(as_float(magnitude) + 0.5f) - 0x3f000000u;
+    const uint large = magnitude > INFINITE ? 0x7e00u : 0x7c00u;
+    const uint rounded = magnitude < HALF_NORMAL ? small : magnitude < HALF_OVERFLOW ? normal : large;
+    return rounded | ((bits >> 16) & 0x8000u);
+}
+
+inline float float_of(uint half_bits) {
+    const uint magnitude = half_bits & 0x7fffu, sign = (half_bits & 0x8000u) << 16;
+    const uint normal = (magnitude << 13) + (magnitude >= 0x7c00u ? 2 * REBIAS : REBIAS);
+    const uint small = as_uint(as_float(0x3f000000u | magnitude) - 0.5f);
+    return as_float((magnitude < 0x400u ? small : normal) | sign);
+}
+
+__kernel void to_halves(__global const float *values, __global ushort *restrict halves, float divisor, int count) {
+    FOR_EACH(i, count) halves[i] = (ushort)half_of(values[i] / divisor);
+}
+
+__kernel void from_halves(__global const ushort *halves, __global float *restrict values, int count) {
+    FOR_EACH(i, count) values[i] = float_of(halves[i]);
+}
+
+/* out = a + b, rounded; `out` may be `a`. Two halves' sum as floats is exact, or rounds as if it were. */
+__kernel void add_halves(__global const ushort *a, __global const ushort *b, __global ushort *out, int count) {
+    FOR_EACH(i, count) out[i] = (ushort)half_of(float_of(a[i]) + float_of(b[i]));
+}
+
+__kernel void to_bfloat16(__global const float *values, __global ushort *restrict rows, int first, int count) {
+    FOR_EACH(i, count) {
+        const uint bits = as_uint(values[i]), rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+        rows[first + i] = (ushort)((bits & 0x7fffffffu) > INFINITE ? (bits >> 16) | 0x40u : rounded >> 16);
+    }
+}
+
+/* Elements go in blocks, so that a compiler sees short loops over consecutive ones. */
+#define BLOCK 256
+#define BLOCKS(count) (((count) + BLOCK - 1) / BLOCK)
+#define LENGTH(block, count) ((count) - BLOCK * (block) < BLOCK ? (count) - BLOCK * (block) : BLOCK)
+
+__kernel void mean_of_bfloat16(__global const ushort *rows, __global float *restrict out, int ranks, int count) {
+    FOR_EACH(block, BLOCKS(count)) {
+        const int first = BLOCK * block, length = LENGTH(block, count);
+        float total[BLOCK];
+        for (int i = 0; i < length; ++i) total[i] = as_float((uint)rows[first + i] << 16);
+        for (int rank = 1; rank < ranks; ++rank) {
+            __global const ushort *row = rows + (size_t)rank * count + first;
+            for (int i = 0; i < length; ++i) total[i] += as_float((uint)row[i] << 16);
+        }
+        for (int i = 0; i < length; ++i) out[first + i] = total[i] / ranks;
+    }
+}
+
+/* A rank's row: a float scale for each block, then its elements as chars, the last block filled up with zeros. The
+   residual becomes what was wanted, which it is part of, less what is sent. */
+#define LARGEST_CHAR 127
+/* To nearest, ties to even, where there are no places behind the point: between 2^23 and 2^24. */
+#define BEYOND_FRACTIONS 12582912.0f
+#define CLAMPED(number) ((number) > LARGEST_CHAR ? LARGEST_CHAR : (number) < -LARGEST_CHAR ? -LARGEST_CHAR : (number))
+
+__kernel void to_chars(__global const float *values, __global float *restrict residuals, __global uchar *restrict rows,
+                       int first, int count) {
+    __global float *restrict scales = (__global float *)(rows + first);
+    __global char *restrict all_numbers = (__global char *)(rows + first) + 4 * BLOCKS(count);
+    FOR_EACH(block, BLOCKS(count)) {
+        const int length = LENGTH(block, count);
+        __global float *restrict residual = residuals + BLOCK * block;
+        __global char *restrict numbers = all_numbers + BLOCK * block;
+        uint largest = 0; /* of magnitudes' bits, among which NaN is the largest */
+        for (int i = 0; i < length; ++i) {
+            const float wanted = values[BLOCK * block + i] + residual[i];
+            const uint magnitude = as_uint(wanted) & 0x7fffffffu;
+            residual[i] = wanted;
+            largest = magnitude > largest ? magnitude : largest;
+        }
+        const float scale = as_float(largest) / LARGEST_CHAR;
+        scales[block] = scale;
+        if (!IS_FINITE(scale)) { /* the mean has to show it; nothing of it is carried on */
+            for (int i = 0; i < length; ++i) numbers[i] = 0, residual[i] = 0;
+        } else {
+            const float divisor = scale > 0 ? scale : 1;
+            for (int i = 0; i < length; ++i) {
+                const float shifted = residual[i] / divisor + BEYOND_FRACTIONS;
+                const int quotient = (int)(shifted - BEYOND_FRACTIONS), number = CLAMPED(quotient);
+                const float sent = number * scale;
+                numbers[i] = (char)number;
+                residual[i] -= sent;
+            }
+        }
+        for (int i = length; i < BLOCK; ++i) numbers[i] = 0;
+    }
+}
+
+__kernel void mean_of_chars(__global const uchar *rows, __global float *restrict out, int ranks, int count) {
+    const int row_bytes = BLOCKS(count) * (BLOCK + 4);
+    FOR_EACH(block, BLOCKS(count)) {
+        const int length = LENGTH(block, count);
+        float total[BLOCK];
+        for (int rank = 0; rank < ranks; ++rank) {
+            __global const uchar *row = rows + (size_t)rank * row_bytes;
+            __global const char *numbers = (__global const char *)(row + 4 * BLOCKS(count) + BLOCK * block);
+            const float scale = ((__global const float *)row)[block];
+            for (int i = 0; i < length; ++i) {
+                const float sent = numbers[i] * scale;
+                total[i] = rank ? total[i] + sent : sent;
+            }
+        }
+        for (int i = 0; i < length; ++i) out[BLOCK * block + i] = total[i] / ranks;
+    }
+}
+
+/* The `chosen` largest magnitudes: places, then values; of equal ones the first. Their residuals become zero, the
+   others what was wanted. The magnitude from which on they are chosen is found by its bits, 11 at a time. One work-item
+   does it all. */
+#define DIGITS 2048
+#define MAGNITUDE(value) (as_uint(value) & 0x7fffffffu)
+
+__kernel void to_largest(__global const float *values, __global float *restrict residual, __global uchar *restrict rows,
+                         int first, int chosen, int count) {
+    uint found = 0, found_bits = 0;
+    int wanted_of_digit = chosen;
+    for (int i = 0; i < count; ++i) residual[i] += values[i];
+    for (int shift = 20; shift >= -2; shift -= 11) {
+        int counts[DIGITS];
+        for (int digit = 0; digit < DIGITS; ++digit) counts[digit] = 0;
+        for (int i = 0; i < count; ++i) {
+            const uint magnitude = MAGNITUDE(residual[i]);
+            const uint digit = shift < 0 ? (magnitude << -shift) & (DIGITS - 1) : (magnitude >> shift) & (DIGITS - 1);
+            if ((magnitude & found_bits) == found) ++counts[digit];
+        }
+        int digit = DIGITS - 1;
+        for (; counts[digit] < wanted_of_digit; --digit) wanted_of_digit -= counts[digit];
+        found |= shift < 0 ? (uint)digit >> -shift : (uint)digit << shift;
+        found_bits |= shift < 0 ? (DIGITS - 1) >> -shift : (uint)(DIGITS - 1) << shift;
+    }
+    __global uint *restrict places = (__global uint *)(rows + first);
+    __global float *restrict sent = (__global float *)(rows + first) + chosen;
+    for (int i = 0, at = 0; i < count; ++i) {
+        const float value = residual[i];
+        const uint magnitude = MAGNITUDE(value);
+        if (magnitude > found || (magnitude == found && wanted_of_digit-- > 0)) {
+            places[at] = i;
+            sent[at++] = value;
+            residual[i] = 0;
+        } else if (magnitude >= INFINITE) {
+            residual[i] = 0;
+        }
+    }
+}
+
+/* `total` is as large as `out`, which others may read already: only final values go there. One work-item. */
+__kernel void mean_of_largest(__global const uchar *rows, __global float *restrict out, __global float *restrict total,
+                              int ranks, int chosen, int count) {
+    for (int i = 0; i < count; ++i) total[i] = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+        __global const uint *places = (__global const uint *)(rows + (size_t)rank * 8 * chosen);
+        __global const float *sent = (__global const float *)places + chosen;
+        for (int k = 0; k < chosen; ++k) total[places[k]] += sent[k];
+    }
+    for (int i = 0; i < count; ++i) out[i] = total[i] / ranks;
+}

@@ -1,0 +1,157 @@
+"""Compressed gradients on the device: NumPy's bits for all that travels, for the residuals and for the means."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clcomm.compression.coding import BLOCK, Coding, chars_nbytes, largest_nbytes
+from clcomm.engine import codec as device_codec
+from clcomm.engine.codec import Codec
+from clcomm.host_memory import aligned_empty, aligned_zeros
+
+#: Where rounding, overflow and underflow of either half show, beside ordinary numbers.
+SPECIAL = np.array(
+    [0.0, -0.0, 1e-45, 6e-8, -3e-8, 2.9802322e-08, 6.1e-5, 65504.0, 65519.9, 65520.0, 1e38, -3.4e38, 1 / 3], np.float32
+)
+SIZES = st.integers(1, 3 * BLOCK + 7)
+
+
+@pytest.fixture(scope="module")
+def codings(device):
+    return Coding(codec_of(device)), Coding(None)
+
+
+def codec_of(device) -> Codec:
+    codec = Codec.on(device)
+    assert (codec is not None) == device.is_cpu
+    if codec is None:
+        pytest.skip("gradients would have to travel to this device")
+    return codec
+
+
+def aligned(values: np.ndarray) -> np.ndarray:
+    array = aligned_empty(values.shape, values.dtype)
+    array[...] = values
+    return array
+
+
+def drawn(size: int, seed: int, infinite: bool = False) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    values = (rng.standard_normal(size) * 10.0 ** rng.integers(-9, 6, size)).astype(np.float32)
+    places = rng.random(size) < 0.2
+    values[places] = rng.choice([*SPECIAL, *([np.inf, -np.inf, np.nan] if infinite else [])], places.sum())
+    return aligned(values)
+
+
+def assert_same(one: np.ndarray, other: np.ndarray) -> None:
+    """Compare bits; of NaN that both are."""
+    nan = np.isnan(one) if one.dtype.kind == "f" else np.zeros(one.shape, bool)
+    assert one.dtype == other.dtype and one[~nan].tobytes() == other[~nan].tobytes()
+    assert np.isnan(other[nan]).all()
+
+
+def was_taken(work) -> None:
+    """Do what was prepared, which has to be the device's: NumPy's is a partial."""
+    assert work.__qualname__.startswith("HostKernels")
+    work()
+
+
+@settings(deadline=None, max_examples=60)
+@given(size=SIZES, divisor=st.integers(1, 9), seed=st.integers(0, 99))
+def test_halves(codings, size, divisor, seed):
+    values, (halves, by_numpy) = drawn(size, seed, True), (aligned_zeros(2 * size).view(np.float16) for _ in "ab")
+    was_taken(codings[0].to_halves(values, halves, divisor))
+    codings[1].to_halves(values, by_numpy, divisor)()
+    assert_same(by_numpy, halves)
+    with np.errstate(all="ignore"):
+        assert_same((values / np.float32(divisor)).astype(np.float16), halves)
+
+
+def test_every_half_becomes_its_float(codings):
+    halves, values = (
+        aligned(np.arange(1 << 16, dtype=np.uint16)).view(np.float16),
+        aligned_empty((1 << 16,), np.float32),
+    )
+    was_taken(codings[0].from_halves(halves, values))
+    assert_same(halves.astype(np.float32), values)
+
+
+@settings(deadline=None, max_examples=60)
+@given(size=SIZES, ranks=st.integers(1, 5), seed=st.integers(0, 99))
+def test_bfloat16(codings, size, ranks, seed):
+    sides = []
+    for coding, check in ((codings[0], was_taken), (codings[1], lambda work: work())):
+        rows, out = (
+            aligned_zeros(2 * ranks * size).view(np.uint16).reshape(ranks, size),
+            aligned_empty((size,), np.float32),
+        )
+        for rank in range(ranks):
+            check(coding.to_bfloat16(drawn(size, seed + rank, True), rows, rank))
+        check(coding.mean_of_bfloat16(rows, out))
+        sides.append((rows, out))
+    nan = (sides[0][0] & 0x7FFF) > 0x7F80
+    assert (sides[0][0][~nan] == sides[1][0][~nan]).all() and ((sides[1][0][nan] & 0x7FFF) > 0x7F80).all()
+    assert_same(sides[1][1], sides[0][1])
+
+
+@settings(deadline=None, max_examples=60)
+@given(size=SIZES, ranks=st.integers(1, 5), seed=st.integers(0, 99), infinite=st.booleans())
+def test_chars(codings, size, ranks, seed, infinite):
+    sides = []
+    for coding, check in ((codings[0], was_taken), (codings[1], lambda work: work())):
+        rows = aligned_zeros(ranks * chars_nbytes(size)).reshape(ranks, -1)
+        residual, out = aligned_zeros(4 * size).view(np.float32), aligned_empty((size,), np.float32)
+        for rank in range(ranks):  # each with what the one before did not send
+            check(coding.to_chars(drawn(size, seed + rank, infinite), residual, rows, rank))
+        check(coding.mean_of_chars(rows, out))
+        scales = rows[:, : 4 * (chars_nbytes(size) // (BLOCK + 4))].copy().view(np.float32)
+        sides.append((scales, rows[:, scales.shape[1] * 4 :], residual, out))
+    for mine, numpys in zip(*sides, strict=True):
+        assert_same(numpys, mine)
+    assert np.isfinite(sides[0][2]).all()
+
+
+@settings(deadline=None, max_examples=60)
+@given(size=SIZES, ranks=st.integers(1, 5), share=st.floats(0.001, 1), seed=st.integers(0, 99), few=st.booleans())
+def test_the_largest(codings, size, ranks, share, seed, few):
+    chosen, sides = int(np.ceil(share * size)), []
+    for coding, check in ((codings[0], was_taken), (codings[1], lambda work: work())):
+        rows = aligned_zeros(ranks * largest_nbytes(chosen, np.dtype(np.float32))).reshape(ranks, -1)
+        residual, out = aligned_zeros(4 * size).view(np.float32), aligned_empty((size,), np.float32)
+        for rank in range(ranks):
+            values = drawn(size, seed + rank)
+            if few:  # many of the same magnitude
+                values[:] = np.sign(values) * np.round(np.abs(values) % 3)
+            check(coding.to_largest(values, residual, rows, rank))
+        check(coding.mean_of_largest(rows, out))
+        sides.append((rows, residual, out))
+    for mine, numpys in zip(*sides, strict=True):
+        assert_same(numpys, mine)
+
+
+def test_of_largest_nan_and_inf_come_first_and_are_not_carried_on(codings):
+    for coding in codings:
+        values, residual = drawn(300, 5), aligned_zeros(1200).view(np.float32)
+        values[[7, 70, 200]] = np.nan, -np.inf, np.inf
+        rows = aligned_zeros(largest_nbytes(2, np.dtype(np.float32))).reshape(1, -1)
+        coding.to_largest(values, residual, rows, 0)()
+        places = rows[0, :8].copy().view(np.uint32)
+        assert set(places.tolist()) < {7, 70, 200} and 7 in places
+        assert np.isfinite(residual).all()
+
+
+def test_other_dtypes_and_memory_that_is_not_aligned_are_numpys(device):
+    codec, values = codec_of(device), aligned_zeros(4 * 65).view(np.float32)
+    halves = aligned_zeros(2 * 65).view(np.float16)
+    assert codec.to_halves(values, halves, 2) is not None
+    assert codec.to_halves(values[1:], halves[:64], 2) is None
+    assert codec.to_halves(aligned_zeros(8 * 65).view(np.float64), halves, 2) is None
+    halves.flags.writeable = False
+    assert codec.to_halves(values, halves, 2) is None
+
+
+def test_blocks_are_alike_on_both_sides():
+    assert device_codec.BLOCK == BLOCK
