@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from clcomm import optim
-from clcomm.engine import CrossEntropyLoss, Device, Replay, Tensor, fold, no_grad
+from clcomm.engine import CrossEntropyLoss, Device, Replay, Tensor, codec, fold, no_grad
 from clcomm.engine.rehearsal import Rehearsal
 from clcomm.errors import ArgumentError
 from clcomm.host_memory import aligned_zeros
@@ -37,9 +37,9 @@ class Parts:
     device: where it runs, in words.
     profile: a `with` block that times the kernels queued within it, where the engine can.
     opencl: the device of this package's engine.
-    rehearse: rehearse(batch sizes, optimizer name, lr, its settings, rows, divisor) -> the kernels that training with
-        batches of the first of these sizes, sums of so many ranks' gradients, 1 by default, and predicting with all
-        sizes will take; where the engine builds kernels.
+    rehearse: rehearse(batch sizes, optimizer name, lr, its settings, rows, divisor, compression) -> the kernels that
+        training with batches of the first of these sizes, sums of so many ranks' gradients, 1 by default, compressed
+        as named, and predicting with all sizes will take; where the engine builds kernels.
     """
 
     model: Any
@@ -136,7 +136,7 @@ def _native(model: str, in_shape: Shape, classes: int, seed: int, device: Any) -
 
 def _rehearse(
     device: Rehearsal, kind: Any, in_shape: Shape, classes: int, sizes: Sequence[int], name: str, lr: float,
-    settings: dict[str, Any], rows: int = 1, divisor: int = 1,
+    settings: dict[str, Any], rows: int = 1, divisor: int = 1, compression: str = "none",
 ) -> Rehearsal:  # fmt: skip
     module = kind(in_shape, classes, device=device, seed=0)
     space = module.flat_space()
@@ -150,6 +150,7 @@ def _rehearse(
         for batch in inputs:
             module(batch)
     fold.rehearse(device, rows, divisor)
+    codec.rehearse(device, compression)
     return device
 
 

@@ -74,8 +74,8 @@ class Session:
         settings = {name: getattr(options, name) for name in ("momentum", "nesterov", "weight_decay")}
         rows = self.comm.local_size
         sums = rows, rows if rows == self.comm.size else 1  # with other hosts' ranks, the mean is made of hosts' sums
-        what = repr((options.model, train.image_shape, train.classes, run, settings, sums))
-        build_together(self.comm, parts.opencl, lambda: rehearse(*run, settings, *sums), what)
+        what = repr((options.model, train.image_shape, train.classes, run, settings, sums, options.compression))
+        build_together(self.comm, parts.opencl, lambda: rehearse(*run, settings, *sums, options.compression), what)
 
     def _make_trainer(self) -> Trainer:
         options, comm = self.options, self.comm

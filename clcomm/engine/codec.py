@@ -71,3 +71,21 @@ class Codec:
         return Launch(
             self._device.kernel("codec", name), [*arguments, count], ((min(items, -(-count // group)),), local)
         )
+
+
+def rehearse(device: Device, scheme: str) -> None:
+    """Launch what a scheme's kernels are, "fp16" to "topk:SHARE", on memory of no meaning; others have none."""
+    if not device.is_cpu:
+        return
+    values, halves, row = (device.allocate(4 * (BLOCK + 4)) for _ in range(3))
+    kernels: dict[str, list[tuple[str, tuple[Any, ...]]]] = {
+        "fp16": [
+            ("to_halves", (values, halves, 1.0)), ("add_halves", (halves, halves, halves)),
+            ("from_halves", (halves, values)),
+        ],
+        "bf16": [("to_bfloat16", (values, row, 0)), ("mean_of_bfloat16", (row, values, 1))],
+        "int8": [("to_chars", (values, halves, row, 0)), ("mean_of_chars", (row, values, 1))],
+        "topk": [("to_largest", (values, halves, row, 0, 1)), ("mean_of_largest", (row, values, halves, 1, 1))],
+    }  # fmt: skip
+    for name, arguments in kernels.get(scheme.partition(":")[0], []):
+        device.launch(device.kernel("codec", name), *device.grid(1), *arguments, 1)

@@ -8,8 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clcomm.compression.coding import BLOCK, Coding, chars_nbytes, largest_nbytes
+from clcomm.engine import Device
 from clcomm.engine import codec as device_codec
 from clcomm.engine.codec import Codec
+from clcomm.engine.fold import Fold
+from clcomm.engine.rehearsal import Rehearsal
 from clcomm.host_memory import aligned_empty, aligned_zeros
 
 #: Where rounding, overflow and underflow of either half show, beside ordinary numbers.
@@ -151,6 +154,34 @@ def test_other_dtypes_and_memory_that_is_not_aligned_are_numpys(device):
     assert codec.to_halves(aligned_zeros(8 * 65).view(np.float64), halves, 2) is None
     halves.flags.writeable = False
     assert codec.to_halves(values, halves, 2) is None
+
+
+@pytest.mark.parametrize("scheme", ["none", "fp16", "bf16", "int8", "topk:0.1", "powersgd:2"])
+def test_what_is_rehearsed_is_all_that_a_scheme_needs(device, scheme):
+    fresh = Device(device.cl_device, kind=device.kind)
+    rehearsal = Rehearsal(fresh)
+    device_codec.rehearse(rehearsal, scheme)
+    rehearsal.build(rehearsal.programs)
+    built, kernels = set(fresh._programs), set(fresh._kernels)
+    assert bool(kernels) == (device.is_cpu and scheme not in ("none", "powersgd:2"))
+    coding = Coding(Codec.on(fresh))
+    values, halves = drawn(300, 0), aligned_zeros(600).view(np.float16)
+    residual, rows = aligned_zeros(1200).view(np.float32), aligned_zeros(1200).reshape(1, -1)
+    if scheme == "fp16":
+        coding.to_halves(values, halves, 2)
+        coding.from_halves(halves, values)
+        if device.runs_in_caller:
+            Fold(fresh)([halves, halves.copy()], halves, 1)
+    elif scheme == "bf16":
+        coding.to_bfloat16(values, rows.view(np.uint16), 0)
+        coding.mean_of_bfloat16(rows.view(np.uint16)[:, :300], values)
+    elif scheme == "int8":
+        coding.to_chars(values, residual, rows, 0)
+        coding.mean_of_chars(rows, values)
+    else:
+        coding.to_largest(values, residual, rows, 0)
+        coding.mean_of_largest(rows, values)
+    assert scheme in ("none", "powersgd:2") or (set(fresh._programs), set(fresh._kernels)) == (built, kernels)
 
 
 def test_blocks_are_alike_on_both_sides():
