@@ -133,7 +133,7 @@ class Synchronizer:
     def _synchronise(self, model: Any, use_bucketing: bool | None, weight: float) -> None:
         reducer = self.sharded_update_of(model) if self._left else None
         if reducer is not None:
-            reducer.weight = weight
+            reducer.expect_step(weight)
             return
         space = self._space(model)
         self._averaging.run_of(space, use_bucketing)(self.check_finite, weight)
@@ -180,7 +180,13 @@ class Synchronizer:
                     space.overlap.expect_all()
 
     def check_replicas(self, model: Any) -> None:
-        """Compare the parameters' bits over the ranks; where they differ do what `on_divergence` says. Collective."""
+        """Compare the parameters' bits over the ranks; where they differ do what `on_divergence` says. Collective.
+
+        With a DistributedOptimizer its settings too: MismatchError on every rank where they differ.
+        """
+        sharded = self.sharded_update_of(model)
+        if sharded is not None:
+            sharded.require_same_settings()
         self.guard.check(self._space(model), lambda root: self.broadcast_parameters(model, root))
 
     def bucket_plan(self, model: Any, use_bucketing: bool | None = None) -> tuple[Bucket, ...]:
@@ -245,6 +251,7 @@ class Synchronizer:
         """Let a DistributedOptimizer reduce the gradients of an engine's flat space: `sync_gradients` leaves them."""
         if self._averaging.overlap is True:
             raise ArgumentError("sync: expected one without overlap for a sharded update, got overlap=True")
+        self._left = [(left, other) for left, other in self._left if left is not flat_space]
         self._left.append((flat_space, reducer))
         self._averaging.note_no_buckets()
         for space in self._spaces.values():
