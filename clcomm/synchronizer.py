@@ -13,7 +13,7 @@ from clcomm.averaging import Averaging
 from clcomm.bucket_plan import GRADIENTS, hook_name
 from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
-from clcomm.compression import CommHook, StatefulHook, parse_compression
+from clcomm.compression import CommHook, StatefulHook, between_hosts, parse_compression
 from clcomm.decision import Decision
 from clcomm.divergence import ReplicaGuard
 from clcomm.errors import ArgumentError
@@ -230,22 +230,33 @@ class Synchronizer:
         return tuple(self._averaging.decisions)
 
     def state_dict(self, model: Any) -> dict[str, np.ndarray]:
-        """Return what compression keeps on this rank from step to step, by name; nothing where it keeps nothing."""
+        """Return what compression keeps on this rank from step to step, by name; nothing where it keeps nothing.
+
+        Compression between hosts keeps it on the first rank of each.
+        """
         hook = self._averaging.hook
-        return hook.state_of(self._space(model).arrays.grads) if isinstance(hook, StatefulHook) else {}
+        if not isinstance(hook, StatefulHook):
+            return {}
+        flat = self._kept_for(model)
+        return {} if flat is None else hook.state_of(flat)
 
     def load_state_dict(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from this rank's `state_dict`; nothing in it: from the start. ArgumentError for another model's."""
+        """Go on from this rank's `state_dict`; nothing in it: from the start. Collective for a model not seen yet.
+
+        Raises ArgumentError, changing nothing, for another model's.
+        """
         hook = self._averaging.hook
-        if state and isinstance(hook, StatefulHook):
+        if isinstance(hook, StatefulHook):
             self.check_state_dict(model, state)
-            hook.load_state_of(self._space(model).arrays.grads, dict(state))
+            flat = self._kept_for(model)
+            if state and flat is not None:
+                hook.load_state_of(flat, dict(state))
 
     def check_state_dict(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
-        """Raise ArgumentError, changing nothing, unless a rank's `state_dict` may hold this for the model."""
-        check = getattr(self._averaging.hook, "check_state", None)
-        if check is not None:
-            check(self._space(model).layout, state)
+        """Raise ArgumentError unless a rank's `state_dict` may be this. Collective for a model not seen yet."""
+        check, layout = getattr(self._averaging.hook, "check_state", None), self._space(model).layout
+        if state and check is not None:
+            check(layout, state)
 
     def leave_reduction(self, flat_space: Any, reducer: Any) -> None:
         """Let a DistributedOptimizer reduce the gradients of an engine's flat space: `sync_gradients` leaves them."""
@@ -290,6 +301,13 @@ class Synchronizer:
 
     def _is_paused(self) -> bool:
         return self._paused > 0
+
+    def _kept_for(self, model: Any) -> np.ndarray | None:
+        """Return the flat gradients that a hook is given parts of; None where it is never called on this rank."""
+        arrays = self._space(model).arrays
+        if not between_hosts.is_for(self.comm, self._averaging.hook, arrays.grads, arrays.reduced):
+            return arrays.grads
+        return None if self.comm.local_rank else arrays.reduced
 
     def _space(self, model: Any) -> SharedSpace:
         space = self._spaces.get(id(model))

@@ -7,7 +7,9 @@ whose slots tell which parameter lies where. Its traffic goes through `comm` and
 
 A hook that keeps something from step to step is a `StatefulHook`, so that checkpoints can hold that too. A hook with an
 attribute `elementwise` that is true promises the same result for any buckets: `bucket_size="auto"` tries sizes only
-with such.
+with such. One with an attribute `between_hosts` that is true is content with what `clcomm.compression.ranks.Ranks` has
+of a Communicator, and with memory that is both gradient and out: where hosts add up in shared memory, it runs on the
+first rank of each alone, and reduces these sums.
 """
 
 from __future__ import annotations

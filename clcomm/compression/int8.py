@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from clcomm.buckets import Bucket
-from clcomm.communicator import Communicator
 from clcomm.compression.feedback import Feedback, mean_of_rows, require_known
+from clcomm.compression.ranks import Ranks
 from clcomm.layout import FlatLayout
 
 #: Elements that share a scale.
@@ -18,10 +18,12 @@ BLOCK = 256
 class Int8:
     """Each block's largest magnitude becomes 127; what rounding takes away is added to the next step's gradient."""
 
+    between_hosts = True
+
     def __init__(self) -> None:
         self.feedback = Feedback()
 
-    def __call__(self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket) -> None:
+    def __call__(self, gradient: np.ndarray, comm: Ranks, out: np.ndarray, bucket: Bucket) -> None:
         wanted = self.feedback.corrected(gradient, bucket)
         with np.errstate(all="ignore"):
             packed = pack(wanted)

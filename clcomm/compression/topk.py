@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from clcomm.buckets import Bucket
-from clcomm.communicator import Communicator
 from clcomm.compression.feedback import Feedback, address, checked_entry, model_of, require_known
+from clcomm.compression.ranks import Ranks
 from clcomm.errors import ArgumentError
 from clcomm.layout import FlatLayout
 
@@ -27,6 +27,8 @@ class TopK:
     warm_up: for so many steps it sends more, a quarter at first.
     """
 
+    between_hosts = True
+
     def __init__(self, share: float, warm_up: int = WARM_UP_STEPS):
         self.share, self.warm_up = share, warm_up
         self.feedback = Feedback()
@@ -37,7 +39,7 @@ class TopK:
         """Return the share that travels in a step, counted from 0."""
         return self._stages[step * len(self._stages) // self.warm_up] if step < self.warm_up else self.share
 
-    def __call__(self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket) -> None:
+    def __call__(self, gradient: np.ndarray, comm: Ranks, out: np.ndarray, bucket: Bucket) -> None:
         wanted = self.feedback.corrected(gradient, bucket)
         count = math.ceil(self._next_share(gradient, bucket) * wanted.size)
         sizes = np.nan_to_num(np.abs(wanted), nan=np.inf, posinf=np.inf)  # NaN travels first: nobody may miss it

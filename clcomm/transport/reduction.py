@@ -9,6 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
+from clcomm.transport.bfloat16 import BFLOAT16, widened
+
 #: What each operation folds with; a mean is a sum divided by the number of ranks.
 FOLDS: dict[str, Callable[..., np.ndarray]] = {
     "sum": np.add,
@@ -71,6 +73,8 @@ def prepared_reduction(
 
     fold: does it where it can; NumPy where it can't, and where there is none.
     """
+    if out.dtype == BFLOAT16:
+        return widened(rows, out, lambda wide, total: prepared_reduction(wide, total, op, ranks))
     divisor = (ranks or len(rows)) if op == "mean" else 1
     folding = fold(rows, out, divisor) if fold is not None and op in ("sum", "mean") else None
     if folding is not None:
