@@ -44,7 +44,7 @@ class Synchronizer:
 
     A model is anything `clcomm.adapters` knows: of this package's engine, of PyTorch, of netcl, or with NumPy arrays.
     Its parameters' names, shapes and dtypes, and the bucket plan, are compared over the ranks before the first
-    traffic; MismatchError with the same text is raised on every rank where they differ.
+    traffic, and so are the settings; MismatchError with the same text is raised on every rank where they differ.
     """
 
     def __init__(
@@ -84,8 +84,10 @@ class Synchronizer:
         return self._averaging.bucket_size
 
     @bucket_size.setter
-    def bucket_size(self, nbytes: int) -> None:
-        self._averaging.bucket_size = nbytes
+    def bucket_size(self, nbytes: int | str) -> None:
+        self._averaging.set_bucket_size(nbytes)
+        for space in self._spaces.values():
+            space.runs.clear()
 
     def broadcast_parameters(self, model: Any, root: int = 0) -> None:
         """Give every rank root's parameters, in one broadcast, and check that the replicas are alike."""
@@ -312,8 +314,19 @@ class Synchronizer:
     def _space(self, model: Any) -> SharedSpace:
         space = self._spaces.get(id(model))
         if space is None:
-            space = self._spaces[id(model)] = SharedSpace(self.comm, model, self._is_paused)
+            space = SharedSpace(self.comm, model, self._is_paused)
+            require_agreement(self.comm, "Synchronizer", self._settings(), "give every rank the same settings")
+            self._spaces[id(model)] = space
+        space.take_over()
         return space
+
+    def _settings(self) -> list[str]:
+        return [
+            f"overlap {self._averaging.overlap}",
+            f"check_replicas_every {self.guard.every}",
+            f"on_divergence {self.guard.on_divergence}",
+            f"check_finite {self.check_finite}",
+        ]
 
     def _broadcast_extra_state(self, space: SharedSpace, root: int) -> None:
         state = space.replica.extra_state()
