@@ -16,6 +16,7 @@ from clcomm.handle import Handle
 from clcomm.running import KEPT_CALLS, CollectiveRunner
 from clcomm.stats import Collective, Observer
 from clcomm.transport import Pending, Transport
+from clcomm.transport.hierarchical import HierarchicalTransport
 from clcomm.transport.reduction import Fold
 from clcomm.world import World
 
@@ -181,23 +182,49 @@ class AllReduces(CollectiveRunner):
         waiting = partial(self._being_in, call, sequence)
         return Handle(pending, result, finished, begin, self._visits, waiting, computes)
 
-    def run_as_all_reduce(self, reduce: Callable[[], None], *, label: str = "", nbytes: int, bucket: int = -1) -> None:
+    def joins_hosts(self, array: np.ndarray, out: np.ndarray) -> bool:
+        """Say whether an all-reduce of `array` to `out` adds up in each host's memory before anything leaves a host."""
+        shared = self._shared
+        return isinstance(shared, HierarchicalTransport) and shared.holds(array) and shared.is_common(out)
+
+    def all_reduce_between_hosts_init(
+        self, array: np.ndarray, out: np.ndarray, between: Callable[[Transport], int], *, label: str = ""
+    ) -> Callable[[], int]:
+        """Return a prepared all-reduce in which `between` joins the hosts: for schemes that send less between them.
+
+        array, out: contiguous, where `joins_hosts(array, out)`. What `between` is given and returns, and that each call
+        returns that, is told at HierarchicalTransport.prepare_between_hosts. Collective; so is each call.
+        """
+        source, target = self._contiguous_operands(array, "sum", out, "prepared")
+        self._settle()
+        self._prepared += 1
+        call, chosen = self._plan(source, target, "sum", label, None, -1, self._prepared)
+        assert isinstance(chosen, HierarchicalTransport)
+        prepare = partial(chosen.prepare_between_hosts, source, target, between)
+        run = partial(self._run, call, self._carry_out(call, self._sequence, time.perf_counter(), prepare, ()))
+        return _keeping(run, source, target)
+
+    def run_as_all_reduce(
+        self, reduce: Callable[[], int | None], *, label: str = "", nbytes: int, bucket: int = -1
+    ) -> None:
         """Run `reduce` and count all its collectives as one all-reduce of `nbytes`, with what this rank put in as wire.
 
-        For schemes that reduce an array of so many bytes by sending less; bucket: as for `all_reduce`.
+        For schemes that reduce an array of so many bytes by sending less; bucket: as for `all_reduce`. What `reduce`
+        returns, unless it is None, counts as wire instead.
         """
         parts: list[Collective] = []
         self._sequence = sequence = self._sequence + 1
-        failed, begin = True, time.perf_counter()
+        failed, wire, begin = True, None, time.perf_counter()
         self._finished, outer = [parts.append], self._finished
         try:
-            reduce()
+            wire = reduce()
             failed = False
         finally:
             self._finished = outer
             seconds = time.perf_counter() - begin
             # nccl-tests count the gathered whole, of which each rank's part is one in world_size.
-            wire = sum(p.nbytes // (self.size if "gather" in p.operation else 1) for p in parts)
+            if wire is None:
+                wire = sum(p.nbytes // (self.size if "gather" in p.operation else 1) for p in parts)
             transport = "+".join(sorted({part.transport for part in parts}) or [self._base.name])
             event = Collective(
                 "all_reduce", label, nbytes, seconds, transport, sequence, failed, wire, bucket, begin,

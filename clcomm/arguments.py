@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.errors import ArgumentError, MismatchError
+from clcomm.transport.bfloat16 import BFLOAT16
 from clcomm.transport.reduction import FOLDS
 from clcomm.units import parse_size
 
@@ -19,6 +20,8 @@ def check_op(op: str, array: np.ndarray) -> None:
         raise ArgumentError(f"op: expected one of {', '.join(FOLDS)}, got {op!r}")
     if not isinstance(array, np.ndarray):
         raise ArgumentError(f"array: expected a NumPy array, got {type(array).__name__}")
+    if array.dtype == BFLOAT16:
+        return
     if array.dtype.kind not in "biufc":
         raise ArgumentError(f"array: expected numbers to reduce, got dtype {array.dtype}")
     if op == "mean" and array.dtype.kind not in "fc":

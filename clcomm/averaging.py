@@ -50,6 +50,10 @@ class Averaging:
         self.hook: CommHook | None = None
         self.decisions: list[Decision] = []
 
+    def set_bucket_size(self, bucket_size: int | str) -> None:
+        """Take buckets of this size from now on, and look for none."""
+        self.bucket_size, self._auto = parse_size(bucket_size), False
+
     def use_hook(self, hook: CommHook | None) -> None:
         """Let a hook reduce the buckets of plans made from now on; ArgumentError for one that cannot."""
         if hook is not None and not callable(hook):
@@ -64,6 +68,8 @@ class Averaging:
         """Return what averages a model's gradients this time; collective where a plan is a new one."""
         run = space.runs.get((use_bucketing, self.bucket_size))
         if run is None:
+            if space.overlap is not None:
+                space.overlap.begin_rest()
             run = space.runs[use_bucketing, self.bucket_size] = self._chosen(space, use_bucketing)
         return run
 
@@ -115,7 +121,7 @@ class Averaging:
     def _plan(self, space: SharedSpace, use_bucketing: bool | None, overlaps: bool) -> BucketPlan:
         if not self._buckets(use_bucketing):
             return self._plan_of(space, None)
-        tuning = space.tunings.get(overlaps)
+        tuning = space.tunings.get(overlaps) if self._auto else None
         return self._plan_of(space, self.bucket_size if tuning is None else tuning.bucket_size)
 
     def _buckets(self, use_bucketing: bool | None) -> bool:
@@ -144,7 +150,7 @@ class Averaging:
 
     def _keep_size(self, space: SharedSpace, overlaps: bool) -> None:
         """Stay with the bucket size that was found for a model without or with overlap, if one was."""
-        tuning = space.tunings.get(overlaps)
+        tuning = space.tunings.get(overlaps) if self._auto else None
         if tuning is not None and tuning.done:
             self.bucket_size = tuning.bucket_size or self.bucket_size
             space.plans.clear()

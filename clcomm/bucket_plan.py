@@ -13,7 +13,7 @@ import numpy as np
 from clcomm.agreement import require_agreement
 from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
-from clcomm.compression import CommHook, PreparedHook
+from clcomm.compression import CommHook, PreparedHook, between_hosts
 from clcomm.finiteness import raise_non_finite
 from clcomm.handle import Handle
 from clcomm.join import weigh
@@ -59,8 +59,10 @@ class PreparedBucket:
         if hook is None or own.dtype.kind != "f" or own.itemsize < 4 or not own.size:
             reduce = comm.all_reduce_init(own, "mean", out=mean, label=label, nbytes=nbytes, bucket=index)
             return cls(bucket, own, mean, reduce, None)
-        call: Callable[[], None] = partial(hook, own, comm, mean, bucket)
-        if isinstance(hook, PreparedHook):
+        call: Callable[[], int | None] = partial(hook, own, comm, mean, bucket)
+        if between_hosts.is_for(comm, hook, own, mean):
+            call = between_hosts.prepared(comm, hook, space, bucket, own, mean, label)
+        elif isinstance(hook, PreparedHook):
             call = hook.prepare(own, comm, mean, bucket, space.arrays.grads, space.replica.codec)
         reduce = partial(comm.run_as_all_reduce, call, label=label, nbytes=nbytes, bucket=index)
         return cls(bucket, own, mean, reduce, hook)

@@ -70,11 +70,14 @@ def scale(part: np.ndarray, coefficient: float) -> None:
 
 
 def typed_parts(layout: FlatLayout, part: np.ndarray, start: int) -> Iterator[np.ndarray]:
-    """Yield what of each parameter lies in `part`, in its dtype; part: the flat space's bytes from `start` on."""
+    """Yield what of each parameter lies in `part`, in its dtype, complex numbers as pairs of reals.
+
+    part: the flat space's bytes from `start` on.
+    """
     for slot in layout.slots:
         first, last = max(slot.start - start, 0), min(slot.stop - start, part.size)
         if first < last:
-            yield part[first:last].view(slot.dtype)
+            yield part[first:last].view(np.empty(0, slot.dtype).real.dtype)
 
 
 def _sum_of_squares(part: np.ndarray) -> float:

@@ -102,8 +102,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         self._planned.clear()
         nbytes = agreed_size(self._agree("allocate", self._allgather, size_or_error(nbytes, "nbytes")))
         if self._shared is not None:
-            self._shared.free_unused()
-            if self._shared.fits(nbytes, common):
+            if self._shared.make_room(nbytes, common):
                 return self._shared.allocate_common(nbytes) if common else self._shared.allocate(nbytes)
             self._warn_fallback(nbytes)
         return aligned_zeros(nbytes)

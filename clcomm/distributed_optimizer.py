@@ -42,9 +42,8 @@ class DistributedOptimizer:
 
     def __init__(self, optimizer: Optimizer, sync: Synchronizer):
         if not isinstance(optimizer, Optimizer):
-            raise ArgumentError(
-                f"optimizer: expected one of clcomm.optim, whose state can be cut, got {type(optimizer).__name__}"
-            )
+            kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+            raise ArgumentError(f"optimizer: expected one of clcomm.optim, whose state can be cut, got {kind}")
         if sync.compression != "none":
             raise ArgumentError(f"sync: expected one without compression for a sharded update, got {sync.compression}")
         self.optimizer, self.sync = optimizer, sync
@@ -56,8 +55,8 @@ class DistributedOptimizer:
         sync.leave_reduction(optimizer.space, self)
         self._range = start, stop
         self._shard: _Shard | None = None
-        self.weight = 1.0  # of this rank's gradients in the next mean; the Synchronizer sets it
-        self._ready: Any = None  # the buffer of this rank's averaged gradients, where they were clipped
+        self._weight = 1.0  # of this rank's gradients in the next mean
+        self._is_reduced = False  # whether the gradients are averaged, and wait for the step
 
     @property
     def lr(self) -> float:
@@ -80,7 +79,12 @@ class DistributedOptimizer:
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
+        self._is_reduced = False
         self.optimizer.zero_grad()
+
+    def expect_step(self, weight: float) -> None:
+        """Note that the gradients are complete, and count `weight` times in the mean; the Synchronizer calls it."""
+        self._weight, self._is_reduced = weight, False
 
     def step(self) -> None:
         """Average the gradients, update this rank's part of the parameters, and hand the parts to all ranks.
@@ -91,34 +95,34 @@ class DistributedOptimizer:
 
     def clip_grad_norm(self, max_norm: float) -> float:
         """Average the gradients, clip them as `clcomm.clip_grad_norm` tells, and return their norm before."""
-        self._ready = self._reduced()
-        assert self._shard is not None
-        return self._shard.clip(max_norm)
+        return self._reduced().clip(max_norm)
 
     def _step(self) -> None:
-        gradients, self._ready = self._reduced(), None
-        assert self._shard is not None
-        self.optimizer.update_range(gradients)
-        self._shard.gather()
-        self.sync.count_synchronisation(self._shard.space)
+        is_clipped, shard = self._is_reduced, self._reduced()
+        if is_clipped:
+            shard.meet()
+        self.optimizer.update_range(shard.gradients)
+        shard.gather()
+        self._is_reduced = False
+        self.sync.count_synchronisation(shard.space)
 
-    def _reduced(self) -> Any:
-        """Return the buffer of this rank's averaged gradients; they are averaged once a step."""
-        if self._ready is not None:
-            return self._ready
-        if self._shard is None:
-            self._shard = self._open_shard()
-        gradients = self._shard.reduce(self.weight)
-        self.weight = 1.0
-        if self.sync.check_finite:
-            self._shard.require_finite()
-        return gradients
+    def _reduced(self) -> _Shard:
+        """Return this rank's part with its averaged gradients; they are averaged once a step."""
+        shard = self._shard
+        if shard is None:
+            shard = self._shard = _Shard(self.sync, self.sync.space_of(self.optimizer.space), *self._range)
+        if not self._is_reduced:
+            shard.reduce(self._weight)
+            self._weight = 1.0
+            if self.sync.check_finite:
+                shard.require_finite()
+            self._is_reduced = True
+        return shard
 
-    def _open_shard(self) -> _Shard:
-        space = self.sync.space_of(self.optimizer.space)
+    def require_same_settings(self) -> None:
+        """Raise MismatchError on every rank where the ranks' learning rates, steps or the like differ; collective."""
         settings = [f"{name} {value}" for name, value in self.optimizer.settings().items()]
         require_agreement(self.sync.comm, "sharded update", settings, "make the same optimizer on every rank")
-        return _Shard(self.sync, space, *self._range)
 
     # --- checkpoints ---
 
@@ -148,10 +152,11 @@ class _Shard:
         self.space, self._comm = space, sync.comm
         self._flat = space.replica.flat_space  # type: ignore[attr-defined]
         self._start, self._stop = start, stop
-        sync.check_replicas(space.model)  # after it the ranks may share one memory
+        sync.check_replicas(space.model)  # settings too; after it the ranks may share one memory
         own, rank, nbytes = space.shard_nbytes, self._comm.rank, space.layout.nbytes
         self._mean = space.padded.reduced[rank * own : (rank + 1) * own].view(np.float32)
         rows = self._move_to_common_memory()
+        self._is_common = rows is not None
         self._reduce: Callable[[], Any]
         if rows is not None:
             self._reduce = self._comm.reduce_scatter_init(rows, "mean", out=self._mean, label=GRADIENTS, nbytes=nbytes)
@@ -162,8 +167,9 @@ class _Shard:
             )
         params = space.padded.params.view(np.float32)
         self._all_gather = self._comm.all_gather_in_place_init(params, label=PARAMETERS, nbytes=nbytes)
-        self._gradients = self._gradient_buffer()
+        self.gradients = self._gradient_buffer()
         self._whole_gradients = self._flat.reduced
+        self._pull, _ = self._flat.grad_moves(0, space.layout.span)
 
     def _move_to_common_memory(self) -> np.ndarray | None:
         """Move parameters and gradients to where all ranks can read them, if there is such memory.
@@ -190,21 +196,26 @@ class _Shard:
             return flat.device.allocate(nbytes)
         return flat.reduced.get_sub_region(self._start, nbytes)
 
-    def reduce(self, weight: float) -> Any:
-        """Average the gradients of this rank's range, its own times `weight`, and return the buffer of the mean."""
-        flat = self._flat
-        if flat.reduced is not self._whole_gradients:
+    def meet(self) -> None:
+        """Return when no rank reads the parameters any more, where they are one memory of all ranks."""
+        if self._is_common:
+            self._flat.device.finish()
+            self._comm.barrier()
+
+    def reduce(self, weight: float) -> None:
+        """Average the gradients of this rank's range, its own times `weight`, into `gradients`."""
+        if self._flat.reduced is not self._whole_gradients:
             raise ArgumentError("optimizer: another Synchronizer took its model's memory over; use one Synchronizer")
-        flat.pull_grads(0, self.space.layout.span)
-        weigh(self.space.arrays.grads.view(np.float32), weight)
+        self._pull()
+        if weight != 1.0:
+            weigh(self.space.arrays.grads.view(np.float32), weight)
         self._reduce()
         self._upload()
-        return self._gradients
 
     def _upload(self) -> None:
         """Bring the mean to where the optimizer reads it."""
-        if self._flat.is_staged and self._gradients is not None:
-            self._flat.device.write(self._gradients, self._mean[: (self._stop - self._start) // _ITEM])
+        if self._flat.is_staged and self.gradients is not None:
+            self._flat.device.write(self.gradients, self._mean[: (self._stop - self._start) // _ITEM])
 
     def clip(self, max_norm: float) -> float:
         """Scale this rank's part of the mean so that the whole mean's norm is at most `max_norm`; return it before."""

@@ -54,13 +54,12 @@ class Overlap:
                 for slot in bucket.slots:
                     self._buckets_of.setdefault(slot.name, []).append(bucket.index)
         self.plan = plan
-        self._marks, self._handles, self._next = {}, [], 0
-        self.expect_all()
+        self._start_over()
         if self._stop is None:
             self._stop = self._replica.watch_gradients(self._action, self.expect_all)
 
     def stop(self) -> None:
-        """Follow backward no more; only after a `run`."""
+        """Follow backward no more; what has begun is not waited for."""
         if self._stop is not None:
             self._stop()
         self._stop = self.plan = None
@@ -68,6 +67,15 @@ class Overlap:
     def expect_all(self) -> None:
         """Note that another backward begins: it has to complete all gradients of a bucket itself."""
         self._is_first = True
+
+    def begin_rest(self) -> None:
+        """Begin what has not begun, after backward: only then may other collectives come, as ranks may differ in it."""
+        if self.plan is not None:
+            self._begin_all(self.plan, None)
+
+    def _start_over(self) -> None:
+        self._marks, self._handles, self._next = {}, [], 0
+        self.expect_all()
 
     # --- in backward ---
 
@@ -124,18 +132,24 @@ class Overlap:
 
     def _finish(self, plan: BucketPlan, check_finite: bool) -> None:
         end = self._replica.mark() if self._marks else None
-        computes = None if end is None else lambda: not end.is_reached
+        try:
+            self._begin_all(plan, None if end is None else lambda: not end.is_reached)
+            for handle in self._handles:
+                handle.wait()
+            plan.push_all()
+            if check_finite:
+                for prepared in plan.prepared:
+                    plan.require_finite(prepared)
+        finally:
+            self._start_over()  # whoever passes an error over goes on with another backward
+
+    def _begin_all(self, plan: BucketPlan, computes: Callable[[], bool] | None) -> None:
+        """Begin the buckets that have not begun, each when the device has come to its mark."""
         while self._next < len(plan.buckets):
             mark = self._marks.get(self._next)
             if mark is not None:
                 self._progress_until(mark)
             self._start(plan, mark, computes)
-        for handle in self._handles:
-            handle.wait()
-        if check_finite:
-            for prepared in plan.prepared:
-                plan.require_finite(prepared)
-        plan.push_all()
 
     def _progress_until(self, mark: Mark) -> None:
         """Wait for the device; meanwhile move what has begun, unless that would take a core from its kernels."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from clcomm.agreement import CHECKS
 from clcomm.bucket_plan import BucketPlan
-from clcomm.communicator import Communicator
+from clcomm.communicator import AUTO, Communicator
 from clcomm.decision import Decision, Trial
 from clcomm.errors import ArgumentError
 from clcomm.overlap import Overlap
@@ -27,7 +27,7 @@ _ACCUMULATES = "several backwards came before a synchronisation, outside no_sync
 
 def check_overlap(setting: bool | str) -> bool | str:
     """Return the setting; ArgumentError unless it is True, False or "auto"."""
-    if setting not in (True, False, "auto"):
+    if not isinstance(setting, bool) and not (isinstance(setting, str) and setting == AUTO):
         raise ArgumentError(f"overlap: expected True, False or 'auto', got {setting!r}")
     return setting
 
@@ -75,6 +75,11 @@ class OverlapChoice:
         """Note that another backward begins."""
         if self.overlap is not None:
             self.overlap.expect_all()
+
+    def begin_rest(self) -> None:
+        """Begin the buckets that backward has not begun; in a synchronisation."""
+        if self.overlap is not None:
+            self.overlap.begin_rest()
 
     def close(self) -> None:
         """Follow the model's backward no more."""

@@ -38,7 +38,7 @@ class CollectiveRunner:
         self._sequence = 0
         self._calls: dict[tuple, Call] = {}
         self._address = address_of if self.comm is None else address_function()
-        self._meeting: Meeting = world.meeting()
+        self._meeting: Meeting = world.meeting
         self._checked = not isinstance(self._meeting, NoMeeting)
         #: The collective this rank is in: call, sequence number, when it began (perf_counter); None: in none.
         self.current: tuple[Call, int, float] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,9 @@ from clcomm.completion_order import CompletionOrder
 from clcomm.errors import ClcommError
 from clcomm.layout import FlatLayout
 from clcomm.replica import FlatArrays, Replica
+
+#: The space that was used last, by the id of its model: only its Synchronizer follows that model's backward.
+_latest: weakref.WeakValueDictionary[int, SharedSpace] = weakref.WeakValueDictionary()
 
 
 class SharedSpace:
@@ -24,6 +28,7 @@ class SharedSpace:
 
     def __init__(self, comm: Communicator, model: Any, is_paused: Callable[[], bool] = lambda: False):
         self.model = model  # kept, so that no other model can get its id
+        self._claim()
         self.replica = _replica_on_all(comm, model)
         if self.replica.fold is not None:
             comm.fold_with(self.replica.fold)
@@ -39,6 +44,18 @@ class SharedSpace:
         self.synchronisations = 0
         self.overlap: Any = None  # the OverlapChoice, if any
         self.order = CompletionOrder(comm, self.replica, is_paused)
+
+    def take_over(self) -> None:
+        """Let the model live here again, where another Synchronizer was given it since; then that follows no more."""
+        if _latest.get(id(self.model)) is not self:
+            self._claim()
+            self.replica.attach(self.layout, self.arrays)
+
+    def _claim(self) -> None:
+        other = _latest.get(id(self.model))
+        if other is not None:
+            other.stop_overlap()
+        _latest[id(self.model)] = self
 
     def forget_plans(self) -> None:
         """Make bucket plans anew, with overlap and what is chosen of it, at the next synchronisation."""

@@ -13,7 +13,7 @@ from clcomm.averaging import Averaging
 from clcomm.bucket_plan import GRADIENTS, hook_name
 from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
-from clcomm.compression import CommHook, StatefulHook, parse_compression
+from clcomm.compression import CommHook, StatefulHook, between_hosts, parse_compression
 from clcomm.decision import Decision
 from clcomm.divergence import ReplicaGuard
 from clcomm.errors import ArgumentError
@@ -44,7 +44,7 @@ class Synchronizer:
 
     A model is anything `clcomm.adapters` knows: of this package's engine, of PyTorch, of netcl, or with NumPy arrays.
     Its parameters' names, shapes and dtypes, and the bucket plan, are compared over the ranks before the first
-    traffic; MismatchError with the same text is raised on every rank where they differ.
+    traffic, and so are the settings; MismatchError with the same text is raised on every rank where they differ.
     """
 
     def __init__(
@@ -84,8 +84,10 @@ class Synchronizer:
         return self._averaging.bucket_size
 
     @bucket_size.setter
-    def bucket_size(self, nbytes: int) -> None:
-        self._averaging.bucket_size = nbytes
+    def bucket_size(self, nbytes: int | str) -> None:
+        self._averaging.set_bucket_size(nbytes)
+        for space in self._spaces.values():
+            space.runs.clear()
 
     def broadcast_parameters(self, model: Any, root: int = 0) -> None:
         """Give every rank root's parameters, in one broadcast, and check that the replicas are alike."""
@@ -133,7 +135,7 @@ class Synchronizer:
     def _synchronise(self, model: Any, use_bucketing: bool | None, weight: float) -> None:
         reducer = self.sharded_update_of(model) if self._left else None
         if reducer is not None:
-            reducer.weight = weight
+            reducer.expect_step(weight)
             return
         space = self._space(model)
         self._averaging.run_of(space, use_bucketing)(self.check_finite, weight)
@@ -180,7 +182,13 @@ class Synchronizer:
                     space.overlap.expect_all()
 
     def check_replicas(self, model: Any) -> None:
-        """Compare the parameters' bits over the ranks; where they differ do what `on_divergence` says. Collective."""
+        """Compare the parameters' bits over the ranks; where they differ do what `on_divergence` says. Collective.
+
+        With a DistributedOptimizer its settings too: MismatchError on every rank where they differ.
+        """
+        sharded = self.sharded_update_of(model)
+        if sharded is not None:
+            sharded.require_same_settings()
         self.guard.check(self._space(model), lambda root: self.broadcast_parameters(model, root))
 
     def bucket_plan(self, model: Any, use_bucketing: bool | None = None) -> tuple[Bucket, ...]:
@@ -224,27 +232,39 @@ class Synchronizer:
         return tuple(self._averaging.decisions)
 
     def state_dict(self, model: Any) -> dict[str, np.ndarray]:
-        """Return what compression keeps on this rank from step to step, by name; nothing where it keeps nothing."""
+        """Return what compression keeps on this rank from step to step, by name; nothing where it keeps nothing.
+
+        Compression between hosts keeps it on the first rank of each.
+        """
         hook = self._averaging.hook
-        return hook.state_of(self._space(model).arrays.grads) if isinstance(hook, StatefulHook) else {}
+        if not isinstance(hook, StatefulHook):
+            return {}
+        flat = self._kept_for(model)
+        return {} if flat is None else hook.state_of(flat)
 
     def load_state_dict(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from this rank's `state_dict`; nothing in it: from the start. ArgumentError for another model's."""
+        """Go on from this rank's `state_dict`; nothing in it: from the start. Collective for a model not seen yet.
+
+        Raises ArgumentError, changing nothing, for another model's.
+        """
         hook = self._averaging.hook
-        if state and isinstance(hook, StatefulHook):
+        if isinstance(hook, StatefulHook):
             self.check_state_dict(model, state)
-            hook.load_state_of(self._space(model).arrays.grads, dict(state))
+            flat = self._kept_for(model)
+            if state and flat is not None:
+                hook.load_state_of(flat, dict(state))
 
     def check_state_dict(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
-        """Raise ArgumentError, changing nothing, unless a rank's `state_dict` may hold this for the model."""
-        check = getattr(self._averaging.hook, "check_state", None)
-        if check is not None:
-            check(self._space(model).layout, state)
+        """Raise ArgumentError unless a rank's `state_dict` may be this. Collective for a model not seen yet."""
+        check, layout = getattr(self._averaging.hook, "check_state", None), self._space(model).layout
+        if state and check is not None:
+            check(layout, state)
 
     def leave_reduction(self, flat_space: Any, reducer: Any) -> None:
         """Let a DistributedOptimizer reduce the gradients of an engine's flat space: `sync_gradients` leaves them."""
         if self._averaging.overlap is True:
             raise ArgumentError("sync: expected one without overlap for a sharded update, got overlap=True")
+        self._left = [(left, other) for left, other in self._left if left is not flat_space]
         self._left.append((flat_space, reducer))
         self._averaging.note_no_buckets()
         for space in self._spaces.values():
@@ -284,11 +304,29 @@ class Synchronizer:
     def _is_paused(self) -> bool:
         return self._paused > 0
 
+    def _kept_for(self, model: Any) -> np.ndarray | None:
+        """Return the flat gradients that a hook is given parts of; None where it is never called on this rank."""
+        arrays = self._space(model).arrays
+        if not between_hosts.is_for(self.comm, self._averaging.hook, arrays.grads, arrays.reduced):
+            return arrays.grads
+        return None if self.comm.local_rank else arrays.reduced
+
     def _space(self, model: Any) -> SharedSpace:
         space = self._spaces.get(id(model))
         if space is None:
-            space = self._spaces[id(model)] = SharedSpace(self.comm, model, self._is_paused)
+            space = SharedSpace(self.comm, model, self._is_paused)
+            require_agreement(self.comm, "Synchronizer", self._settings(), "give every rank the same settings")
+            self._spaces[id(model)] = space
+        space.take_over()
         return space
+
+    def _settings(self) -> list[str]:
+        return [
+            f"overlap {self._averaging.overlap}",
+            f"check_replicas_every {self.guard.every}",
+            f"on_divergence {self.guard.on_divergence}",
+            f"check_finite {self.check_finite}",
+        ]
 
     def _broadcast_extra_state(self, space: SharedSpace, root: int) -> None:
         state = space.replica.extra_state()

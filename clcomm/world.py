@@ -40,8 +40,8 @@ class World:
 
     base: reaches all ranks with any array. shared: reduces what it allocated itself; None without shared memory.
     pending: unfinished operations of both. host, hosts: this rank's host and how many there are. checks: ranks compare
-    what they call. board: what the ranks of this host are doing; None for a rank that is alone. elsewhere: tells what
-    those of other hosts do; None where there are none.
+    what they call, at their meeting. board: what the ranks of this host are doing; None for a rank that is alone.
+    elsewhere: tells what those of other hosts do; None where there are none.
     """
 
     comm: Any = None
@@ -54,16 +54,9 @@ class World:
     hosts: int = 1
     cores: int = 1
     checks: bool = True
+    meeting: Meeting = field(default_factory=NoMeeting)
     board: ProgressBoard | None = None
     elsewhere: OtherHosts | None = None
-
-    def meeting(self) -> Meeting:
-        """Return where ranks compare what they call: in shared memory, else through MPI; where they don't, nowhere."""
-        if not self.checks or self.base.world_size == 1:
-            return NoMeeting()
-        if self.shared is not None:
-            return self.shared.meeting
-        return WorldMeeting(mpi_transport.comparison(self.comm), fence=lambda: None)
 
 
 def join(comm: Any, transport: str) -> World:
@@ -79,7 +72,19 @@ def join(comm: Any, transport: str) -> World:
         _join_ranks(world, comm, transport)
     world.cores = _share_of_cores(world.comm)
     world.checks = _wants_checks(world.comm)
+    world.meeting = _meeting_of(world)
+    if isinstance(world.base, MpiTransport):
+        world.base.meeting = world.meeting
     return world
+
+
+def _meeting_of(world: World) -> Meeting:
+    """Return where ranks compare what they call: in shared memory, else through MPI; where they don't, nowhere."""
+    if not world.checks or world.base.world_size == 1:
+        return NoMeeting()
+    if world.shared is not None:
+        return world.shared.meeting
+    return WorldMeeting(mpi_transport.comparison(world.comm), fence=lambda: None)
 
 
 def _join_ranks(world: World, comm: Any, transport: str) -> None:
@@ -110,7 +115,7 @@ def _join_ranks(world: World, comm: Any, transport: str) -> None:
         if HierarchicalTransport.can_open(comm, host):
             world.shared = HierarchicalTransport(base, host, hosts)
     elif transport != "mpi" and world.hosts == 1 and SharedTransport.can_open(host):
-        world.shared = SharedTransport(host, world.pending)
+        world.shared = SharedTransport(host, world.pending, comm)
     if world.shared is None:
         host.Free()
         if transport != "mpi" and (world.hosts == 1 or hosts.nested) and comm.Get_rank() == 0:

@@ -43,12 +43,16 @@ class Job:
             self.optimizer = DistributedOptimizer(self.optimizer, self.sync)
         self.sync.broadcast_parameters(self.model)
 
+    def backward(self, number, micro=0, share=1.0):
+        """Run one micro-batch, which counts for a share of its step."""
+        rng = np.random.default_rng([number, self.comm.rank, micro])
+        images = rng.standard_normal((3, *SHAPE)).astype(np.float32)
+        labels = Tensor(rng.integers(0, 10, 3).astype(np.int32), self.device)
+        CrossEntropyLoss()(self.model(Tensor(images, self.device)), labels).backward(share)
+
     def step(self, number, micro_batches=1):
         for micro in range(micro_batches):
-            rng = np.random.default_rng([number, self.comm.rank, micro])
-            images = rng.standard_normal((3, *SHAPE)).astype(np.float32)
-            labels = Tensor(rng.integers(0, 10, 3).astype(np.int32), self.device)
-            CrossEntropyLoss()(self.model(Tensor(images, self.device)), labels).backward(1 / micro_batches)
+            self.backward(number, micro, 1 / micro_batches)
             if micro < micro_batches - 1:
                 with self.sync.no_sync():
                     self.sync.sync_gradients(self.model)

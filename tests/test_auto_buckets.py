@@ -11,6 +11,7 @@ from clcomm import Communicator, Synchronizer, costfile
 from clcomm.auto_buckets import TUNING, starting_cost
 from clcomm.costmodel import Cost, Fit, Measured
 from clcomm.errors import ArgumentError
+from tests.helpers import Recorder
 from tests.numpy_models import Model, set_gradients, values
 
 STEPS = 220
@@ -62,6 +63,18 @@ def test_all_ranks_decide_alike_and_keep_it(several):
         set_gradients(model, several.rank, step)
         sync.sync_gradients(model)
     assert sync.bucket_plan(model) == plan and len(sync.decisions()) == 1
+
+
+def test_a_size_that_is_given_later_holds(several):
+    sync, model = decide(several)
+    early = Synchronizer(several, bucket_size="auto")  # while it looks
+    for each in (sync, early):
+        each.sync_gradients(model)
+        each.bucket_size = 9000
+        several.add_observer(seen := Recorder())
+        each.sync_gradients(model)
+        several.remove_observer(seen)
+        assert [event.nbytes for event in seen.events if event.label == "gradients"] == [8400, 8200, 8200, 8000]
 
 
 @pytest.mark.mpi(min_size=2)

@@ -130,3 +130,11 @@ def test_a_sharded_update_clips_to_the_same_bits(comm, kind, max_norm):
     norms, parameters = trained(comm, kind, False, max_norm)
     assert all(norm > 0.1 for norm in norms) and alike(comm, norms)
     assert (norms, parameters) == trained(comm, kind, True, max_norm)
+
+
+def test_the_norm_of_complex_gradients_has_both_their_parts(comm):
+    model, sync = Model([("w", np.zeros(4, np.complex64))]), Synchronizer(comm)
+    model["w"].grad = np.full(4, 3 + 4j, np.complex64)
+    sync.sync_gradients(model)
+    assert clip_grad_norm(sync, model, 1.0) == 10
+    np.testing.assert_allclose(model["w"].grad, np.full(4, 0.3 + 0.4j), rtol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 
@@ -247,3 +248,55 @@ def test_windows_of_dropped_arrays_are_freed(auto):
     for _ in range(5):
         auto.allocate(1 << 20)
     assert len(auto._shared.memory._regions) == 1
+
+
+def mapped_windows() -> int:
+    with open("/proc/self/maps") as maps:
+        return sum("/dev/shm/" in line for line in maps)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_windows_that_outlive_their_communicator_are_freed_by_the_next_ones():
+    mapped, array = [], None
+    for _ in range(5):
+        with Communicator() as comm:
+            array = comm.allocate(1 << 20)
+            array[:] = comm.rank
+        assert (array == comm.rank).all()
+        mapped.append(mapped_windows())
+    assert mapped[-1] <= mapped[1]
+
+
+class Holder:
+    """Refers to itself, so that only Python's garbage collector frees what it holds."""
+
+    def __init__(self, comm: Communicator, nbytes: int):
+        self.memory, self.itself = comm.allocate(nbytes), self
+
+
+@pytest.fixture
+def no_collection_by_chance():
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_windows_that_garbage_holds_are_found_when_there_are_many(auto, no_collection_by_chance):
+    sizes = []
+    for _ in range(30):
+        Holder(auto, 8 << 20)
+        sizes.append(sum(region.nbytes for region in auto._shared.memory._regions))
+    assert max(sizes) <= (64 << 20) + 2 * auto.size * (8 << 20)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_windows_that_garbage_holds_are_freed_before_memory_is_said_to_be_short(
+    auto, monkeypatch, no_collection_by_chance
+):
+    def room() -> int:
+        return (12 << 20) * auto.size - sum(region.nbytes for region in auto._shared.memory._regions)
+
+    monkeypatch.setattr(memory_module, "_free_shared_memory", room)
+    for _ in range(3):
+        assert auto._shared.holds(Holder(auto, 8 << 20).memory)

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 from clcomm import Communicator, Synchronizer, checkpoint
 from clcomm.checkpoint_series import CheckpointSeries
 from clcomm.compression import parse_compression
-from clcomm.compression.coding import BLOCK, Coding, chars_nbytes, from_bfloat16, unpack
+from clcomm.compression.coding import BLOCK, Coding, chars_nbytes, unpack
 from clcomm.compression.feedback import FlatMemory
 from clcomm.compression.topk import TopK
 from clcomm.distributed_optimizer import DistributedOptimizer
@@ -23,6 +23,7 @@ from clcomm.engine.codec import Codec
 from clcomm.errors import ArgumentError, CheckpointError, MismatchError
 from clcomm.layout import FlatLayout, ParameterSpec
 from clcomm.optim import SGD
+from clcomm.transport.bfloat16 import from_bfloat16, to_bfloat16
 from tests.helpers import one_line
 from tests.numpy_models import set_gradients, small_model
 from tests.training.trainers import assert_same_bits, make_trainer, train
@@ -352,9 +353,17 @@ def test_int8_is_within_half_a_step_of_each_blocks_largest(given_values):
 def test_bfloat16_rounds_to_nearest_as_pytorch_does(given_values):
     torch = pytest.importorskip("torch")
     expected = torch.tensor(given_values).to(torch.bfloat16).float().numpy()
-    rows = np.zeros((1, given_values.size), np.uint16)
-    Coding(None).to_bfloat16(given_values, rows, 0)()
-    assert from_bfloat16(rows[0]).tobytes() == expected.tobytes()
+    assert from_bfloat16(to_bfloat16(given_values)).tobytes() == expected.tobytes()
+
+
+def test_bfloat16_is_summed_in_float32_and_rounded_once_more(comm):
+    rows = [to_bfloat16(gradient_of(rank, 0)) for rank in range(comm.size)]
+    total = from_bfloat16(rows[0])
+    for row in rows[1:]:
+        total = total + from_bfloat16(row)
+    expected = to_bfloat16(total).tobytes()
+    assert comm.all_reduce(rows[comm.rank].copy()).tobytes() == expected
+    assert comm.all_reduce_async(rows[comm.rank].copy()).wait().tobytes() == expected
 
 
 def test_nan_and_inf_show_in_the_mean_and_not_in_later_ones():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
-from clcomm import Synchronizer
+from clcomm import Synchronizer, clip_grad_norm
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Tensor
 from clcomm.optim import SGD, Adam
@@ -95,3 +97,72 @@ def test_what_auto_asks_for_is_decided_at_once_as_there_are_no_buckets(comm):
         "bucket_size: none, chosen at step 0 without measuring: a sharded update has no buckets",
     ]
     assert Job(comm).sync.decisions() == Job(comm, use_bucketing=False, bucket_size="auto").sync.decisions() == ()
+
+
+@pytest.mark.parametrize("forget", ["optimizer", "sync_gradients"])
+def test_a_step_left_out_after_clipping_leaves_nothing_behind(comm, forget):
+    """Who skips steps whose norm is too large goes on with the next batch's gradients."""
+    results = []
+    for sharded in (False, True):
+        job, norms = Job(comm, "adam", sharded), []
+        for number in range(4):
+            job.backward(number)
+            job.sync.sync_gradients(job.model)
+            norms.append(clip_grad_norm(job.sync, job.model, 0.3))
+            if number != 1:
+                job.optimizer.step()
+            if forget == "optimizer" or not sharded:
+                job.optimizer.zero_grad()
+            else:
+                job.model.flat_space().zero_grad()
+        results.append((norms, job.model.state_dict()))
+    assert results[0][0] == results[1][0]
+    assert_same_bits(results[0][1], results[1][1])
+
+
+def test_ranks_without_a_part_clip_too(comm):
+    results = []
+    for sharded in (False, True):
+        model, sync = tiny_model(comm.rank), Synchronizer(comm)
+        optimizer = Adam(model, 0.1)
+        optimizer = DistributedOptimizer(optimizer, sync) if sharded else optimizer
+        sync.broadcast_parameters(model)
+        for number in range(3):
+            model(Tensor(np.full((2, 3), number + comm.rank + 1, np.float32))).sum().backward()
+            sync.sync_gradients(model)
+            assert clip_grad_norm(sync, model, 0.5) > 0.5
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append(model.state_dict())
+    assert_same_bits(*results)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_between_clipping_and_step_the_parameters_are_the_old_ones(auto):
+    job = Job(auto)
+    before = job.run(1)
+    job.backward(1)
+    job.sync.sync_gradients(job.model)
+    clip_grad_norm(job.sync, job.model, 0.3)
+    if auto.rank == 0:
+        time.sleep(0.05)  # the others are in their step by now
+        assert_same_bits(job.model.state_dict(), before)
+    job.optimizer.step()
+    assert any(after.tobytes() != before[name].tobytes() for name, after in job.model.state_dict().items())
+
+
+def test_a_models_latest_sharded_update_is_the_one_that_counts(comm):
+    results = []
+    for sharded in (False, True):
+        job = Job(comm, "momentum", sharded)
+        job.run(2)
+        optimizer = Adam(job.model, 1e-3)
+        job.optimizer = DistributedOptimizer(optimizer, job.sync) if sharded else optimizer
+        for number in (2, 3):
+            job.backward(number)
+            job.sync.sync_gradients(job.model, samples=1 + comm.rank)
+            clip_grad_norm(job.sync, job.model, 0.3)
+            job.optimizer.step()
+            job.optimizer.zero_grad()
+        results.append(job.model.state_dict())
+    assert_same_bits(*results)

@@ -40,9 +40,19 @@ def test_options_of_buckets_are_refused_on_the_command_line(arguments, name):
 
 
 def test_other_optimizers_are_refused():
+    assert refusal_of(None) == "optimizer: expected one of clcomm.optim, whose state can be cut, got builtins.NoneType"
+
+
+def test_another_librarys_optimizer_is_told_from_ours_of_the_same_name():
+    torch = pytest.importorskip("torch")
+    theirs = torch.optim.SGD(torch.nn.Linear(2, 3).parameters(), 0.1)
+    assert refusal_of(theirs).endswith("expected one of clcomm.optim, whose state can be cut, got torch.optim.sgd.SGD")
+
+
+def refusal_of(optimizer):
     with Communicator(transport="solo") as comm, pytest.raises(ArgumentError) as caught:
-        DistributedOptimizer(object(), Synchronizer(comm))
-    assert "optimizer: expected one of clcomm.optim, whose state can be cut, got object" in one_line(caught)
+        DistributedOptimizer(optimizer, Synchronizer(comm))
+    return one_line(caught)
 
 
 def test_a_model_that_the_synchronizer_has_not_seen_is_refused():
@@ -106,6 +116,24 @@ def test_other_settings_on_some_rank_are_an_error_on_every_rank(several):
     with pytest.raises(MismatchError) as caught:
         job.run(1)
     assert "sharded update: expected the same on every rank, but entry 2 is 'lr 0.1' on rank 0" in one_line(caught)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("drift", ["lr", "state"])
+def test_settings_that_drift_apart_are_found_with_the_replicas(several, drift):
+    """Parameters would not show it, where each part is updated once."""
+    job = Job(several, "adam", check_replicas_every=2)
+    job.run(2)
+    if drift == "lr":
+        job.optimizer.lr = 0.1 + several.rank
+    else:
+        state = job.optimizer.state_dict()
+        if several.rank == 0:
+            job.optimizer.load_state_dict({**state, "steps": np.array(9)})
+    job.run(1)
+    entry = "2 is 'lr 0.1' on rank 0" if drift == "lr" else "1 is 'steps 11' on rank 0"
+    with pytest.raises(MismatchError, match=f"sharded update: expected the same on every rank, but entry {entry}"):
+        job.run(1)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -9,6 +12,7 @@ from clcomm import Communicator, Synchronizer
 from clcomm.engine import CrossEntropyLoss, Replay, Tensor
 from clcomm.errors import ArgumentError, NonFiniteError
 from clcomm.transport import mpi as mpi_module
+from tests import overlap_sides
 from tests.helpers import Recorder, one_line
 from tests.overlap_sides import KINDS, Net, batch, begun, trained
 from tests.transport.references import pretended_host
@@ -122,14 +126,61 @@ def test_a_gradient_that_is_not_finite_is_found_with_overlap_too(comm, device, k
         sync.sync_gradients(side.model)
 
 
+@pytest.mark.parametrize("kind", ["native", "torch"])
+def test_a_step_that_is_passed_over_for_a_gradient_that_is_not_finite_spoils_no_other(comm, device, monkeypatch, kind):
+    def spoilt(rank: int, step: int):
+        x, y = batch(rank, step)
+        return (x * np.float32("nan") if step == 2 and rank == 0 else x), y
+
+    monkeypatch.setattr(overlap_sides, "batch", spoilt)
+    results = []
+    for overlap in (False, True):
+        side, sync = begun(kind, comm, device, steps=2, bucket_size=1500, overlap=overlap, check_finite=True)
+        side.backward(2)
+        with pytest.raises(NonFiniteError):
+            sync.sync_gradients(side.model)
+        side.optimizer.zero_grad()
+        for step in (3, 4):
+            side.backward(step)
+            sync.sync_gradients(side.model)
+            side.update()
+        results.append(side.bits())
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("kind", ["native", "torch"])
+def test_a_model_is_followed_for_the_synchronizer_that_was_given_it_last(comm, device, kind):
+    results = []
+    for overlap in (False, True):
+        side, first = begun(kind, comm, device, steps=3, bucket_size=1500, overlap=overlap)
+        plain, other = Synchronizer(comm), Synchronizer(comm, overlap=overlap, bucket_size=700)
+        for turn, sync in enumerate((plain, other, first, plain, first)):
+            sync.broadcast_parameters(side.model)
+            for step in range(3):
+                side.backward(10 * turn + step)
+                sync.sync_gradients(side.model)
+                side.update()
+        results.append(side.bits())
+    assert results[0] == results[1]
+
+
+def test_a_model_of_pytorch_that_was_followed_is_no_lasting_garbage(comm, device):
+    side, sync = begun("torch", comm, device, steps=3, overlap=True)
+    model = weakref.ref(side.model)
+    del side, sync
+    gc.collect()
+    assert model() is None
+
+
 def test_ranks_whose_backward_differs_still_agree(comm, device, monkeypatch):
     """A rank without the second layer's gradients begins its bucket in sync_gradients."""
     results = []
     for overlap in (False, True):
         side, sync = begun("native", comm, device, bucket_size=1500, overlap=overlap)
-        for step in range(5):
+        for step, bucket_size in enumerate((1500, 1500, 1500, 700, 1500, "1MiB", 700)):
             side.backward(step, whole=(step + comm.rank) % 2 == 0)
-            sync.sync_gradients(side.model)
+            sync.bucket_size = bucket_size  # other buckets are agreed on while ranks have begun different ones
+            sync.sync_gradients(side.model, use_bucketing=step != 4)
             side.update()
         results.append(side.bits())
     assert results[0] == results[1]

@@ -252,6 +252,12 @@ def test_settings_come_from_the_communicator_unless_given():
         assert (sync.bucket_size, sync.use_bucketing) == (4 << 20, False)
         sync = Synchronizer(comm, True, bucket_size="64KiB")
         assert (sync.bucket_size, sync.use_bucketing) == (64 << 10, True)
+        sync.bucket_size = "2MiB"
+        for wrong in (0, -5, None, 2.5, "auto", "much"):
+            with pytest.raises(ArgumentError) as caught:
+                sync.bucket_size = wrong
+            assert one_line(caught).startswith("bucket_size: expected a positive number of bytes")
+        assert sync.bucket_size == 2 << 20
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,18 @@ def test_models_that_differ(several, on_last, index, ours, theirs, method):
     assert several.stats.total("all_reduce")["calls"] == several.stats.total("broadcast")["calls"] == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "common", "on_last"),
+    [("overlap", False, True), ("overlap", "auto", False), ("check_finite", False, True),
+     ("check_replicas_every", 0, 5), ("on_divergence", "raise", "rebroadcast")],
+)  # fmt: skip
+def test_settings_that_differ(several, name, common, on_last):
+    sync = Synchronizer(several, **{name: on_last if several.rank == several.size - 1 else common})
+    message = same_error_everywhere(several, MismatchError, lambda: sync.sync_gradients(small_model()))
+    assert message.startswith("Synchronizer: expected the same on every rank, but entry ")
+    assert f"'{name} {common}' on {others(several)}, '{name} {on_last}' on rank {several.size - 1};" in message
+
+
 def test_a_model_that_all_ranks_refuse_is_their_own_error(several):
     message = same_error_everywhere(several, ArgumentError, lambda: Synchronizer(several).sync_gradients(Model([])))
     assert message == "model: expected at least one parameter, got none from named_parameters()"

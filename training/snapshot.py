@@ -27,17 +27,17 @@ def save_snapshot(series: CheckpointSeries, trainer: Trainer, job: dict[str, Any
     trainer.sync.check_replicas(trainer.model)
     random_states = comm.gather_object(random_state(), label=CHECKPOINT)
     optimizer_state = trainer.optimizer.state_dict()  # on every rank: each may hold a part of it
-    sync_states = {name: comm.gather(own) for name, own in trainer.sync.state_dict(trainer.model).items()}
+    sync_states = comm.gather_object(trainer.sync.state_dict(trainer.model), label=CHECKPOINT)
     checkpoint = None
     if comm.rank == 0:
         checkpoint = Checkpoint(facts={"job": job, "training": trainer.state(), "world_size": comm.size})
         checkpoint.add_group("parameter", trainer.model.state_dict())
         checkpoint.add_group("optimizer", optimizer_state)
-        assert random_states is not None
+        assert random_states is not None and sync_states is not None
         for rank, state in enumerate(random_states):
             checkpoint.add_group("random", {_random_name(rank, part): array for part, array in state.items()})
-        for name, states in sync_states.items():
-            checkpoint.add_group("sync", {f"{rank}/{name}": state for rank, state in enumerate(states or ())})
+        for rank, sync_state in enumerate(sync_states):
+            checkpoint.add_group(f"sync/{rank}", sync_state)
     series.save(checkpoint)
 
 
@@ -57,20 +57,13 @@ def restore_snapshot(path: str | os.PathLike, trainer: Trainer, job: dict[str, A
     whole_number("sampler.world_size", checkpoint.facts["training"]["sampler"]["world_size"], ranks, ranks)
     optimizer_state = checkpoint.group("optimizer")
     _check_optimizer(optimizer_state)
-    for rank in range(ranks):
-        _check_compression(trainer, rank, checkpoint.group(f"sync/{rank}"))
+    _check_compression(checkpoint, trainer, ranks)
     trainer.optimizer.load_state_dict(optimizer_state)
     trainer.load_state(checkpoint.facts["training"])
     trainer.model.load_state_dict(parameters)
     if ranks == trainer.comm.size:
         restore_random_state(random_states[trainer.comm.rank])
-        trainer.sync.load_state_dict(trainer.model, checkpoint.group(f"sync/{trainer.comm.rank}"))
-    elif trainer.comm.rank == 0 and checkpoint.group("sync"):
-        _log.warning(
-            "checkpoint: was written by %d ranks, this job has %d: what compression held back is left out",
-            ranks,
-            trainer.comm.size,
-        )
+    _restore_compression(checkpoint, trainer, ranks)
     trainer.sync.check_replicas(trainer.model)
     return source
 
@@ -110,12 +103,27 @@ def _check_optimizer(state: dict[str, np.ndarray]) -> None:
             raise nonsense(entry, "a finite number from 0 up", array)
 
 
-def _check_compression(trainer: Trainer, rank: int, state: dict[str, np.ndarray]) -> None:
-    """Refuse what the compression never kept on a rank."""
+def _check_compression(checkpoint: Checkpoint, trainer: Trainer, ranks: int) -> None:
+    """Refuse what the compression never kept on a rank; every rank looks at all of it, so all find the same."""
+    rank = 0
     try:
-        trainer.sync.check_state_dict(trainer.model, state)
+        for rank in range(ranks):
+            trainer.sync.check_state_dict(trainer.model, checkpoint.group(f"sync/{rank}"))
     except ArgumentError as error:
         raise CheckpointError(f"checkpoint: sync/{rank}: {error}; use an earlier checkpoint") from None
+
+
+def _restore_compression(checkpoint: Checkpoint, trainer: Trainer, ranks: int) -> None:
+    """Go on with what compression held back, where the same ranks hold it back as did before; collective."""
+    if not checkpoint.group("sync"):
+        return
+    holders = [bool(checkpoint.group(f"sync/{rank}")) for rank in range(ranks)]
+    comm, now = trainer.comm, bool(trainer.sync.state_dict(trainer.model))
+    if comm.all_gather_object(now, label=CHECKPOINT) == holders:
+        trainer.sync.load_state_dict(trainer.model, checkpoint.group(f"sync/{comm.rank}"))
+    elif comm.rank == 0:
+        written = f"by {ranks} ranks, this job has {comm.size}" if ranks != comm.size else "on other hosts"
+        _log.warning("checkpoint: was written %s: what compression held back is left out", written)
 
 
 def _random_states(checkpoint: Checkpoint) -> list[dict[str, np.ndarray]]:

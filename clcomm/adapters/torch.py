@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class TorchReplica:
     Shared parameters count once. Sparse gradients become dense. Frozen parameters and buffers (BatchNorm's running
     statistics) are `extra_state`, sent as they are.
     Raises ArgumentError when nothing is trainable, for lazy and meta parameters, and, at a synchronisation, when
-    other parameters are trainable than at the first one.
+    other parameters are trainable than at the first one, or other tensors are in their places.
     """
 
     fold = codec = None
@@ -58,6 +59,7 @@ class TorchReplica:
     @torch.no_grad()
     def pull_parameters(self) -> None:
         """Copy the model's parameters into the flat space."""
+        self._check_trainable()
         for name, parameter in self._parameters.items():
             self._params[name].copy_(_real(parameter))
 
@@ -99,11 +101,17 @@ class TorchReplica:
         """Return None: gradients are copied."""
 
     def watch_gradients(self, complete: OnComplete, begins: Callable[[], None] | None = None) -> Callable[[], None]:
-        """Call `complete(name)` when backward has added up a parameter's gradient, and then what that returns."""
+        """Call `complete(name)` when backward has added up a parameter's gradient, and then what that returns.
+
+        complete: a method, whose object is referred to weakly.
+        """
+
+        follows = WeakMethod(complete)  # no garbage collector sees what PyTorch's hooks keep
 
         def hook_of(name: str) -> Callable[[torch.Tensor], None]:
             def hook(_: torch.Tensor) -> None:
-                action = complete(name)
+                follower = follows()
+                action = None if follower is None else follower(name)
                 if action is not None:
                     action()
 
@@ -139,13 +147,19 @@ class TorchReplica:
         yield from self._model.named_buffers()
 
     def _check_trainable(self) -> None:
-        now = {name for name, _ in _trainable(self._model)}
-        if now != self._parameters.keys():
-            changed = sorted(now ^ self._parameters.keys())[0]
+        now = dict(_trainable(self._model))
+        if now.keys() != self._parameters.keys():
+            changed = sorted(now.keys() ^ self._parameters.keys())[0]
             raise ArgumentError(
                 f"parameter {changed!r}: expected requires_grad to stay as it was at the first synchronisation, "
                 "got it changed; make a new Synchronizer after freezing or unfreezing"
             )
+        for name, parameter in now.items():
+            if parameter is not self._parameters[name]:
+                raise ArgumentError(
+                    f"parameter {name!r}: expected the tensor of the first synchronisation, got another in its place; "
+                    "make a new Synchronizer (and optimizer) after load_state_dict(assign=True) or replacing a layer"
+                )
 
 
 def _trainable(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:

@@ -7,7 +7,10 @@ whose slots tell which parameter lies where. Its traffic goes through `comm` and
 
 A hook that keeps something from step to step is a `StatefulHook`, so that checkpoints can hold that too. A hook with an
 attribute `elementwise` that is true promises the same result for any buckets: `bucket_size="auto"` tries sizes only
-with such. One that can prepare what its calls do, on memory that stays, is a `PreparedHook`.
+with such. One with an attribute `between_hosts` that is true is content with what `clcomm.compression.ranks.Ranks` has
+of a Communicator, and with memory that is both gradient and out: where hosts add up in shared memory, it runs on the
+first rank of each alone, and reduces these sums. One that can prepare what its calls do, on memory that stays, is a
+`PreparedHook`.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ class PreparedHook(CommHook, Protocol):
     """A hook that prepares its calls, once for each bucket of a plan."""
 
     def prepare(
-        self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket,
+        self, gradient: np.ndarray, comm: Any, out: np.ndarray, bucket: Bucket,
         flat: np.ndarray | None, codec: Codec | None,
     ) -> Callable[[], None]:  # fmt: skip
         """Return what a call with these arguments does; collective, and so is each call of that.

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from clcomm.host_memory import aligned_empty
+from clcomm.transport.bfloat16 import from_bfloat16, to_bfloat16
 from clcomm.transport.reduction import without_warnings
 
 #: Elements that share a scale.
@@ -30,9 +31,9 @@ class Codec(Protocol):
 
     def from_halves(self, halves: np.ndarray, values: np.ndarray) -> Work | None: ...
 
-    def to_bfloat16(self, values: np.ndarray, rows: np.ndarray, row: int) -> Work | None: ...
+    def to_bfloat16(self, values: np.ndarray, halves: np.ndarray, divisor: int) -> Work | None: ...
 
-    def mean_of_bfloat16(self, rows: np.ndarray, out: np.ndarray) -> Work | None: ...
+    def from_bfloat16(self, halves: np.ndarray, values: np.ndarray) -> Work | None: ...
 
     def to_chars(self, values: np.ndarray, residual: np.ndarray, rows: np.ndarray, row: int) -> Work | None: ...
 
@@ -49,7 +50,7 @@ class NoCodec:
     def _takes_nothing(self, *arrays: object) -> None:
         return None
 
-    to_halves = from_halves = to_bfloat16 = mean_of_bfloat16 = to_chars = mean_of_chars = _takes_nothing
+    to_halves = from_halves = to_bfloat16 = from_bfloat16 = to_chars = mean_of_chars = _takes_nothing
     to_largest = mean_of_largest = _takes_nothing
 
 
@@ -68,15 +69,14 @@ class Coding:
         """Return what writes float16 `halves` to `values`."""
         return self._codec.from_halves(halves, values) or partial(np.copyto, values, halves)
 
-    def to_bfloat16(self, values: np.ndarray, rows: np.ndarray, row: int) -> Work:
-        """Return what writes the upper halves of `values`, rounded to nearest, ties to even, to a row, uint16."""
-        work = self._codec.to_bfloat16(values, rows, row)
-        return work or without_warnings(partial(_to_bfloat16, values, rows[row]))
+    def to_bfloat16(self, values: np.ndarray, halves: np.ndarray, divisor: int) -> Work:
+        """Return what writes `values` / `divisor` to `halves`, BFLOAT16."""
+        work = self._codec.to_bfloat16(values, halves, divisor)
+        return work or without_warnings(partial(_to_bfloat16, values, halves, divisor))
 
-    def mean_of_bfloat16(self, rows: np.ndarray, out: np.ndarray) -> Work:
-        """Return what writes the mean of the rows, summed in rank order, to `out`."""
-        work = self._codec.mean_of_bfloat16(rows, out)
-        return work or without_warnings(partial(_mean_of, from_bfloat16, rows, out))
+    def from_bfloat16(self, halves: np.ndarray, values: np.ndarray) -> Work:
+        """Return what writes BFLOAT16 `halves` to `values`."""
+        return self._codec.from_bfloat16(halves, values) or partial(_from_bfloat16, halves, values)
 
     def to_chars(self, values: np.ndarray, residual: np.ndarray, rows: np.ndarray, row: int) -> Work:
         """Return what packs `values` + `residual` into a row of bytes, and leaves in `residual` what is not sent."""
@@ -120,15 +120,12 @@ def _to_halves(values: np.ndarray, halves: np.ndarray, divisor: int) -> None:
     halves[...] = values / values.dtype.type(divisor)
 
 
-def _to_bfloat16(values: np.ndarray, row: np.ndarray) -> None:
-    bits = values.astype(np.float32).view(np.uint32)
-    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
-    row[...] = np.where(np.isnan(values), (bits >> 16) | 0x40, rounded)
+def _to_bfloat16(values: np.ndarray, halves: np.ndarray, divisor: int) -> None:
+    halves[...] = to_bfloat16(values / values.dtype.type(divisor))
 
 
-def from_bfloat16(halves: np.ndarray) -> np.ndarray:
-    """Return float32 values with these upper 16 bits."""
-    return (halves.astype(np.uint32) << 16).view(np.float32)
+def _from_bfloat16(halves: np.ndarray, values: np.ndarray) -> None:
+    values[...] = from_bfloat16(halves)
 
 
 def _mean_of(decode: Callable[[np.ndarray], np.ndarray], rows: np.ndarray, out: np.ndarray) -> None:

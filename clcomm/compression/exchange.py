@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from clcomm.communicator import Communicator
 from clcomm.compression.coding import Work
+from clcomm.compression.ranks import Ranks
 from clcomm.host_memory import aligned_zeros
 
 
 def prepare_exchange(
-    comm: Communicator,
+    comm: Ranks,
     columns: int,
     dtype: type,
     encode: Callable[[np.ndarray, int], Work],

@@ -8,24 +8,26 @@ from functools import partial
 import numpy as np
 
 from clcomm.buckets import Bucket
-from clcomm.communicator import Communicator
 from clcomm.compression.coding import Codec, Coding, Work, chars_nbytes
 from clcomm.compression.exchange import prepare_exchange
 from clcomm.compression.feedback import Feedback, require_known
+from clcomm.compression.ranks import Ranks
 from clcomm.layout import FlatLayout
 
 
 class Int8:
     """Each block's largest magnitude becomes 127; what rounding takes away is added to the next step's gradient."""
 
+    between_hosts = True
+
     def __init__(self) -> None:
         self.feedback = Feedback()
 
-    def __call__(self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket) -> None:
+    def __call__(self, gradient: np.ndarray, comm: Ranks, out: np.ndarray, bucket: Bucket) -> None:
         self.prepare(gradient, comm, out, bucket)()
 
     def prepare(
-        self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket,
+        self, gradient: np.ndarray, comm: Ranks, out: np.ndarray, bucket: Bucket,
         flat: np.ndarray | None = None, codec: Codec | None = None,
     ) -> Work:  # fmt: skip
         """Return what a call with these arguments does; collective. See `PreparedHook`."""

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from clcomm.buckets import Bucket
-from clcomm.communicator import Communicator
 from clcomm.compression.feedback import Feedback, address, checked_entry, model_of, require_known
+from clcomm.compression.ranks import Ranks
 from clcomm.errors import ArgumentError
 from clcomm.layout import FlatLayout, Slot
 
@@ -21,12 +21,14 @@ class PowerSGD:
     Tensors of one dimension, and matrices that two factors of this rank would not make smaller, travel whole.
     """
 
+    between_hosts = True
+
     def __init__(self, rank: int):
         self.rank = rank
         self.feedback = Feedback()
         self._factors: dict[tuple[int, str], np.ndarray] = {}
 
-    def __call__(self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket) -> None:
+    def __call__(self, gradient: np.ndarray, comm: Ranks, out: np.ndarray, bucket: Bucket) -> None:
         wanted = self.feedback.corrected(gradient, bucket)
         key = model_of(gradient, bucket)
         matrices, whole = self._split(wanted, bucket)
@@ -108,7 +110,7 @@ def _starts(arrays: list[np.ndarray]) -> list[int]:
     return [0, *itertools.accumulate(array.size for array in arrays)]
 
 
-def _all_mean(comm: Communicator, arrays: list[np.ndarray]) -> list[np.ndarray]:
+def _all_mean(comm: Ranks, arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Return the ranks' means of several arrays, in one all-reduce."""
     if not arrays:
         return []

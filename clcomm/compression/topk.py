@@ -13,10 +13,10 @@ from functools import partial
 import numpy as np
 
 from clcomm.buckets import Bucket
-from clcomm.communicator import Communicator
 from clcomm.compression.coding import Codec, Coding, Work, largest_nbytes
 from clcomm.compression.exchange import prepare_exchange
 from clcomm.compression.feedback import Feedback, address, checked_entry, model_of, require_known
+from clcomm.compression.ranks import Ranks
 from clcomm.errors import ArgumentError
 from clcomm.layout import FlatLayout
 
@@ -30,6 +30,8 @@ class TopK:
     warm_up: for so many steps it sends more, a quarter at first.
     """
 
+    between_hosts = True
+
     def __init__(self, share: float, warm_up: int = WARM_UP_STEPS):
         self.share, self.warm_up = share, warm_up
         self.feedback = Feedback()
@@ -40,11 +42,11 @@ class TopK:
         """Return the share that travels in a step, counted from 0."""
         return self._stages[step * len(self._stages) // self.warm_up] if step < self.warm_up else self.share
 
-    def __call__(self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket) -> None:
+    def __call__(self, gradient: np.ndarray, comm: Ranks, out: np.ndarray, bucket: Bucket) -> None:
         self.prepare(gradient, comm, out, bucket)()
 
     def prepare(
-        self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket,
+        self, gradient: np.ndarray, comm: Ranks, out: np.ndarray, bucket: Bucket,
         flat: np.ndarray | None = None, codec: Codec | None = None,
     ) -> Work:  # fmt: skip
         """Return what a call with these arguments does; collective. See `PreparedHook`."""

@@ -34,11 +34,11 @@ class Codec:
     def from_halves(self, halves: np.ndarray, values: np.ndarray) -> Callable[[], None] | None:
         return self._prepare("from_halves", halves, values, count=values.size)
 
-    def to_bfloat16(self, values: np.ndarray, rows: np.ndarray, row: int) -> Callable[[], None] | None:
-        return self._prepare("to_bfloat16", values, rows, row * values.size, count=values.size)
+    def to_bfloat16(self, values: np.ndarray, halves: np.ndarray, divisor: int) -> Callable[[], None] | None:
+        return self._prepare("to_bfloat16", values, halves, float(divisor), count=values.size)
 
-    def mean_of_bfloat16(self, rows: np.ndarray, out: np.ndarray) -> Callable[[], None] | None:
-        return self._prepare("mean_of_bfloat16", rows, out, len(rows), count=out.size, group=BLOCK)
+    def from_bfloat16(self, halves: np.ndarray, values: np.ndarray) -> Callable[[], None] | None:
+        return self._prepare("from_bfloat16", halves, values, count=values.size)
 
     def to_chars(
         self, values: np.ndarray, residual: np.ndarray, rows: np.ndarray, row: int
@@ -83,7 +83,10 @@ def rehearse(device: Device, scheme: str) -> None:
             ("to_halves", (values, halves, 1.0)), ("add_halves", (halves, halves, halves)),
             ("from_halves", (halves, values)),
         ],
-        "bf16": [("to_bfloat16", (values, row, 0)), ("mean_of_bfloat16", (row, values, 1))],
+        "bf16": [
+            ("to_bfloat16", (values, halves, 1.0)), ("from_bfloat16", (halves, values)),
+            ("add_bfloat16", (halves, values)),
+        ],
         "int8": [("to_chars", (values, halves, row, 0)), ("mean_of_chars", (row, values, 1))],
         "topk": [("to_largest", (values, halves, row, 0, 1)), ("mean_of_largest", (row, values, halves, 1, 1))],
     }  # fmt: skip

@@ -9,13 +9,16 @@ import numpy as np
 
 from clcomm.engine.device import Device
 from clcomm.engine.host_kernels import ALONE, HostKernels, Launch
+from clcomm.host_memory import aligned_empty
 
 #: The most rows that one kernel reads; further ones are added to its result by another.
 MOST_ROWS = 8
+#: The dtype of arrays of bfloat16, whose sum is one of float32, rounded.
+BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 
 
 class Fold:
-    """Prepares sums of float32 or float16 arrays in host memory: a `clcomm.transport.reduction.Fold`.
+    """Prepares sums of float32, float16 or bfloat16 in host memory: a `clcomm.transport.reduction.Fold`.
 
     device: one that runs kernels in the calling thread; launches on others cost more than they save. One work-item
     walks through everything: a launch costs less than a thread of NumPy's passes.
@@ -32,8 +35,8 @@ class Fold:
     def __call__(self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int) -> Callable[[], None] | None:
         """Return what writes ((rows[0] + rows[1]) + ...) / divisor to `out`, which may be rows[0] but no other row.
 
-        The bits are NumPy's. None for what the device does not take: other dtypes, a mean of float16, arrays that are
-        not aligned, or too large, and whatever else it refuses.
+        The bits are NumPy's. None for what the device does not take: other dtypes, a mean of 16-bit numbers, arrays
+        that are not aligned, or too large, and whatever else it refuses.
         """
         arrays = [out, *rows]
         if len(rows) < 2 or not all(map(self._kernels.takes, arrays)):
@@ -42,6 +45,8 @@ class Fold:
             return self._kernels.prepare(lambda: self._launches(rows, out, divisor))
         if all(array.dtype == np.float16 for array in arrays) and divisor == 1:
             return self._kernels.prepare(lambda: self._launches_of_halves(rows, out))
+        if all(array.dtype == BFLOAT16 for array in arrays) and divisor == 1:
+            return self._kernels.prepare(lambda: self._launches_of_bfloat16(rows, out))
         return None
 
     def _launches(self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int) -> list[Launch]:
@@ -57,6 +62,14 @@ class Fold:
     def _launches_of_halves(self, rows: Sequence[np.ndarray], out: np.ndarray) -> list[Launch]:
         kernel, firsts = self._device.kernel("codec", "add_halves"), [rows[0], *[out] * (len(rows) - 2)]
         return [Launch(kernel, [a, b, out, out.size]) for a, b in zip(firsts, rows[1:], strict=True)]
+
+    def _launches_of_bfloat16(self, rows: Sequence[np.ndarray], out: np.ndarray) -> list[Launch]:
+        begin, add, end = (self._device.kernel("codec", f"{step}_bfloat16") for step in ("from", "add", "to"))
+        total, count = aligned_empty(out.shape, np.float32), out.size
+        return [
+            Launch(begin, [rows[0], total, count]), *(Launch(add, [row, total, count]) for row in rows[1:]),
+            Launch(end, [total, out, 1.0, count]),
+        ]  # fmt: skip
 
     def _exceeds_cache(self, rows: int, nbytes: int) -> bool:
         """Say whether what so many ranks read and write in such sums, one each, is more than the cache holds."""

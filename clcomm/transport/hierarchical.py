@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.layout import shard_bounds
-from clcomm.transport.base import Pending
+from clcomm.transport.base import Pending, Transport
 from clcomm.transport.hosts import Hosts
 from clcomm.transport.meeting import MeetingPoint, WorldMeeting, kind_of
 from clcomm.transport.memory import HostMemory, MemoryTransport, require_alike
@@ -79,6 +79,31 @@ class HierarchicalTransport(MemoryTransport):
         def run() -> None:
             self.meeting.barrier(kind)
             reduce()
+
+        return run
+
+    def prepare_between_hosts(
+        self, source: np.ndarray, out: np.ndarray, between: Callable[[Transport], int]
+    ) -> Callable[[], int]:
+        """Return an all-reduce in which `between` joins what the hosts have: each host's sum is in `out` by then.
+
+        out: common to the host. `between` is called on the first rank of each host, with a transport of these ranks in
+        the order of the hosts, and leaves in `out` what all are to read. What it returns, each call returns on every
+        rank of the host. Collective; so is each call.
+        """
+        kind = kind_of(source)
+        self.meeting.barrier(kind)
+        sources, _ = self.memory.meet(source, out)
+        shard = _slices(out.size, self.memory.ranks)[self.memory.rank]
+        fold = prepared_reduction([row[shard] for row in sources], out[shard], "sum", fold=self.fold)
+        point, leaders = self.memory.point, self._peers if self.memory.rank == 0 else None
+
+        def run() -> int:
+            self.meeting.barrier(kind)
+            fold()
+            point.barrier()
+            told = 0 if leaders is None else between(leaders)
+            return int(point.exchange([told])[0, 0])
 
         return run
 

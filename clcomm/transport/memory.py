@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 from clcomm.errors import MismatchError
 from clcomm.transport.base import Transport
 from clcomm.transport.meeting import DifferentOperations, Meeting, MeetingPoint, kind_of
-from clcomm.transport.mpi import address_function, shared_window
+from clcomm.transport.mpi import address_function, shared_window, world_ranks
 from clcomm.transport.reduction import Fold
 
 _PAGE = 4096
@@ -21,6 +22,8 @@ _PAGE = 4096
 _SPARE_BYTES = 1 << 20
 #: More different places than any model has buckets.
 KEPT = 4096
+#: What models that refer to themselves may take of a host, when nobody uses them any more, until they are looked for.
+_GARBAGE_BYTES = 64 << 20
 
 
 @dataclass
@@ -38,6 +41,15 @@ class _Region:
         """Return the array at this offset of a rank's part, of the length and dtype of `like`."""
         return self.parts[0 if self.common else rank][offset : offset + like.nbytes].view(like.dtype)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.nbytes for part in self.parts)
+
+
+#: Windows that outlived their Communicator, since arrays lay in them, by the world's ranks that share them.
+_left: dict[tuple[int, ...], list[_Region]] = {}
+
 
 class HostMemory:
     """Windows of the ranks of one host, a point where they meet, and `desk_bytes` zeroed bytes they have in common.
@@ -49,7 +61,9 @@ class HostMemory:
         self.comm = comm
         self.rank, self.ranks = comm.Get_rank(), comm.Get_size()
         self._address = address_function()
-        self._regions: list[_Region] = []
+        self._members = world_ranks(comm)
+        self._regions: list[_Region] = _left.pop(self._members, [])
+        self._used_bytes = 0  # when garbage was looked for
         self._kept: dict[tuple, Any] = {}
         nbytes = desk_bytes + MeetingPoint.nbytes(self.ranks)
         self._window = self._make_window(nbytes if self.rank == 0 else 0)
@@ -101,10 +115,25 @@ class HostMemory:
             else:
                 region.window.Free()
 
-    def close(self) -> None:
-        """Free communicator and windows; a window whose memory some rank still uses stays until the process ends."""
+    def collect(self) -> None:
+        """Free the windows that only garbage uses too, which Python may take tenths of a second to find; collective."""
+        gc.collect()
         self.free_unused()
-        self._regions.clear()
+        self._used_bytes = self._held_bytes()
+
+    def may_hold_garbage(self) -> bool:
+        """Say, alike on every rank of the host, whether it holds far more than when `collect` was called."""
+        return self._held_bytes() > 2 * self._used_bytes + _GARBAGE_BYTES
+
+    def _held_bytes(self) -> int:
+        return sum(region.nbytes for region in self._regions)
+
+    def close(self) -> None:
+        """Free communicator and windows; one whose memory some rank still uses is left to these ranks' next memory."""
+        self.free_unused()
+        if self._members:
+            _left.setdefault(self._members, []).extend(self._regions)
+        self._regions = []
         self._kept.clear()
         self._window.Unlock_all()
         self._window.Free()
@@ -178,7 +207,7 @@ class HostMemory:
     def _make_views(self, arrays: Sequence[np.ndarray], places: list) -> list[list[np.ndarray]]:
         for other in places[1:]:
             if [place[2:] for place in other] != [place[2:] for place in places[0]]:
-                raise mismatch([place[0][2] for place in places])
+                raise mismatch([place[0][2:] for place in places])
         return [
             [self._regions[region].view(rank, offset, array) for rank, (region, offset, *_) in enumerate(column)]
             if array.nbytes
@@ -215,9 +244,15 @@ class MemoryTransport(Transport):
         """Return `nbytes` zeroed bytes, one memory on all ranks of a host; collective, same size everywhere."""
         return self.memory.allocate(nbytes, common=True)
 
-    def free_unused(self) -> None:
-        """Free memory in which no rank of the host has an array any more; collective."""
+    def make_room(self, nbytes: int, common: bool) -> bool:
+        """Free what no rank of the host uses any more, and say whether so much `fits` then; collective."""
         self.memory.free_unused()
+        if self.memory.may_hold_garbage():
+            self.memory.collect()
+        if self.fits(nbytes, common):
+            return True
+        self.memory.collect()
+        return self.fits(nbytes, common)
 
     def holds(self, *arrays: np.ndarray) -> bool:
         """Say whether all of these arrays lie in memory that this transport allocated."""
@@ -228,6 +263,11 @@ class MemoryTransport(Transport):
         return self.memory.is_common(array)
 
 
+def places_elsewhere(*arrays: np.ndarray) -> list[int]:
+    """Return what `places` returns, for arrays of which none is in memory that ranks share."""
+    return [number for array in arrays for number in (-1, 0, array.nbytes, array.dtype.num)]
+
+
 def require_alike(everyone: np.ndarray, arrays: int) -> None:
     """Raise what all ranks raise where their tags, or the `places` behind them, tell of different operations.
 
@@ -235,17 +275,20 @@ def require_alike(everyone: np.ndarray, arrays: int) -> None:
     """
     kinds = everyone[:, 1:].reshape(len(everyone), arrays, 4)[:, :, 2:]
     if (kinds != kinds[0]).any():
-        raise mismatch(kinds[:, 0, 0].tolist())
+        raise mismatch(kinds[:, 0].tolist())
     if (everyone[:, 0] != everyone[0, 0]).any():
         raise DifferentOperations
 
 
-def mismatch(sizes: list[int]) -> MismatchError:
-    """Return the error for arrays that differ, from their bytes on each rank."""
-    listed = ", ".join(map(str, sizes))
-    return MismatchError(
-        f"array: expected the same length and dtype on every rank, got {listed} bytes on ranks 0 to {len(sizes) - 1}"
-    )
+def mismatch(kinds: list[list[int]]) -> MismatchError:
+    """Return the error for arrays that differ, from (nbytes, dtype) on each rank."""
+    dtypes: dict[int, np.dtype] = {np.dtype(code).num: np.dtype(code) for code in np.typecodes["All"]}
+    sides: dict[str, list[str]] = {}
+    for rank, (nbytes, number) in enumerate(kinds):
+        dtype = dtypes[number]
+        sides.setdefault(f"{nbytes // dtype.itemsize:,} {dtype}", []).append(str(rank))
+    listed = ", ".join(f"{text} on rank {' and '.join(ranks)}" for text, ranks in sides.items())
+    return MismatchError(f"array: expected the same length and dtype on every rank, got {listed}")
 
 
 def _memory(window: Any, rank: int, nbytes: int) -> np.ndarray:

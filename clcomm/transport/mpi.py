@@ -122,6 +122,17 @@ def unlink_shared_files() -> None:
                 os.unlink(path)
 
 
+def world_ranks(comm: Any) -> tuple[int, ...]:
+    """Return the numbers that a communicator's ranks have in COMM_WORLD; empty where some are of another world."""
+    from mpi4py import MPI
+
+    group, world_group = comm.Get_group(), MPI.COMM_WORLD.Get_group()
+    ranks = MPI.Group.Translate_ranks(group, None, world_group)
+    group.Free()
+    world_group.Free()
+    return () if MPI.UNDEFINED in ranks else tuple(ranks)
+
+
 def lane_of(comm: Any, lane: int | None, position: int) -> Any | None:
     """Return a communicator of the ranks that gave the same lane, in the order of their positions; collective.
 

@@ -17,6 +17,8 @@ import numpy as np
 from clcomm.layout import shard_bounds
 from clcomm.transport import mpi
 from clcomm.transport.base import Pending, Transport
+from clcomm.transport.meeting import Meeting, NoMeeting
+from clcomm.transport.memory import places_elsewhere, require_alike
 from clcomm.transport.reduction import prepared_reduction
 
 #: Up to this many bytes of the whole world's data, one all-gather and a local fold beat two phases.
@@ -28,11 +30,13 @@ SHARD_MULTIPLE = 32
 class MpiTransport(Transport):
     """Collectives through an mpi4py communicator that nobody else uses.
 
+    What is begun without being prepared is compared by its length, its dtype and the tag announced at `meeting`.
     pending: the queue of unfinished operations; transports whose operations a caller mixes share one.
     prepare_fold: returns what reduces the ranks' rows, `prepare_fold(rows, out, op)`; in rank order unless given.
     """
 
     name = "mpi"
+    meeting: Meeting = NoMeeting()
 
     def __init__(
         self,
@@ -78,9 +82,23 @@ class MpiTransport(Transport):
         return reduce
 
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
-        exchange = _ShardExchange(self, source, out, op)
-        first = self.comm.Ialltoallv(exchange.sent, exchange.received)
-        return Pending(self.pending, first, lambda: self._gather_shards(exchange))
+        own = np.array([self.meeting.tag, *places_elsewhere(source, out)], np.int64)
+        everyone = np.empty((self.world_size, own.size), np.int64)
+        scatter, gather = self.later_phases(source, out, op)
+
+        def compare_and_scatter() -> Any:
+            require_alike(everyone, arrays=2)
+            return scatter()
+
+        return Pending(self.pending, self.comm.Iallgather(own, everyone), compare_and_scatter, gather)
+
+    def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], Pending]:
+        def start() -> Pending:
+            exchange = _ShardExchange(self, source, out, op)
+            first = self.comm.Ialltoallv(exchange.sent, exchange.received)
+            return Pending(self.pending, first, lambda: self._gather_shards(exchange))
+
+        return start
 
     def later_phases(self, source: np.ndarray, out: np.ndarray, op: str) -> list[Callable[[], Any]]:
         """Return the phases of an all-reduce that is itself a later part of another pending operation."""

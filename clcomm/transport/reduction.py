@@ -9,6 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
+from clcomm.transport.bfloat16 import BFLOAT16, widened
+
 #: What each operation folds with; a mean is a sum divided by the number of ranks.
 FOLDS: dict[str, Callable[..., np.ndarray]] = {
     "sum": np.add,
@@ -75,6 +77,8 @@ def prepared_reduction(
     folding = fold(rows, out, divisor) if fold is not None and op in ("sum", "mean") else None
     if folding is not None:
         return folding
+    if out.dtype == BFLOAT16:
+        return widened(rows, out, lambda wide, total: prepared_reduction(wide, total, op, ranks))
     step = max(1, PIECE_BYTES // out.itemsize)
     cuts = [slice(start, start + step) for start in range(0, out.size, step)]
     parts = [part for cut in cuts for part in _parts_of_piece([row[cut] for row in rows], out[cut], FOLDS[op], divisor)]

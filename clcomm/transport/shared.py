@@ -34,17 +34,18 @@ class SharedTransport(MemoryTransport):
     """Collectives on arrays that `allocate` or `allocate_common` returned, or slices of them.
 
     All ranks of `comm`, which this transport takes over, are on one host. Slices may lie at other offsets on other
-    ranks. MismatchError is raised on every rank where lengths or dtypes differ.
+    ranks. MismatchError is raised on every rank where lengths or dtypes differ. base_comm: that of the transport for
+    other arrays, where those are begun too, so that ranks that differ in the transport find out; `comm` unless given.
     """
 
     name = "shared"
 
-    def __init__(self, comm: Any, pending: deque[Pending] | None = None):
+    def __init__(self, comm: Any, pending: deque[Pending] | None = None, base_comm: Any = None):
         self.rank, self.world_size = comm.Get_rank(), comm.Get_size()
         self.memory = HostMemory(comm, _desk_bytes(self.world_size))
         self.meeting = self._point = self.memory.point
         self._meet = self.memory.meet
-        self._second_comm = comm.Dup()
+        self._first_comm, self._second_comm = base_comm or comm, comm.Dup()
         self._pending: deque[Pending] = deque() if pending is None else pending
         self._counters = Counters(self.memory)
         # Two slots for each rank, in turn.
@@ -126,7 +127,7 @@ class SharedTransport(MemoryTransport):
             self._shard_reduction(source, out, op, everyone[:, 1:])()
             return self._second_comm.Ibarrier()
 
-        return Pending(self._pending, self.memory.comm.Iallgather(own, everyone), fold)
+        return Pending(self._pending, self._first_comm.Iallgather(own, everyone), fold)
 
     def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], Pending]:
         everyone = self._point.exchange(self.memory.places(source, out), kind_of(source))

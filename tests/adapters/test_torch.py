@@ -222,6 +222,15 @@ def test_every_dtype_is_averaged_over_ranks(bucket_size):
         assert (gathered == gathered[0]).all(), name
 
 
+@pytest.mark.parametrize("method", ["sync_gradients", "broadcast_parameters"])
+def test_another_tensor_in_a_parameters_place_is_noticed(method):
+    model, sync = small_net(), Synchronizer(Communicator(transport="solo"))
+    sync.broadcast_parameters(model)
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    with pytest.raises(ArgumentError, match=r"'0\.weight': expected the tensor of the first synchronisation"):
+        getattr(sync, method)(model)
+
+
 @pytest.mark.mpi(min_size=1)
 def test_buffers_follow_the_root():
     comm = Communicator()

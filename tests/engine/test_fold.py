@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from clcomm.engine.fold import MOST_ROWS, Fold
 from clcomm.errors import DeviceError
 from clcomm.host_memory import aligned_empty
+from clcomm.transport.bfloat16 import BFLOAT16, from_bfloat16, to_bfloat16
 from clcomm.transport.reduction import prepared_reduction, reduce_in_rank_order
 
 #: Values at which rounding, underflow and overflow show, beside ordinary ones.
@@ -124,3 +125,17 @@ def test_sums_of_halves_round_after_each_row(fold, rows, size, in_place, seed):
     nan = np.isnan(expected)
     assert same_bits(out[~nan], expected[~nan]) and np.isnan(out[nan]).all()
     assert fold(arrays, out, 2) is None  # a mean of halves is nobody's
+
+
+@settings(deadline=None, max_examples=40)
+@given(rows=st.integers(2, 6), size=st.integers(1, 2000), in_place=st.booleans(), seed=st.integers(0, 99))
+def test_sums_of_bfloat16_round_once(fold, rows, size, in_place, seed):
+    arrays = [aligned_empty((size,), BFLOAT16) for _ in range(rows)]
+    for array, row in zip(arrays, rows_of(rows, size, seed), strict=True):
+        array[:] = to_bfloat16(row)
+    expected, out = np.empty(size, BFLOAT16), arrays[0] if in_place else aligned_empty((size,), BFLOAT16)
+    reduce_in_rank_order([array.copy() for array in arrays], expected, "sum")
+    fold(arrays, out, 1)()
+    nan = np.isnan(from_bfloat16(expected))
+    assert same_bits(out[~nan], expected[~nan]) and np.isnan(from_bfloat16(out[nan])).all()
+    assert fold(arrays, out, 2) is None

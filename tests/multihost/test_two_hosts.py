@@ -54,6 +54,17 @@ def test_training_has_the_bits_of_the_documented_order(two_hosts: TwoHosts, rank
     assert two_hosts.bytes_received() - before > 30 * gradient_bytes, "six runs of five steps went by another way"
 
 
+def test_compression_saves_on_the_cable(two_hosts: TwoHosts):
+    """Two hosts send each other half of the gradients twice, so each receives as much as the gradients are."""
+    command = two_hosts.command((2, 2), ["-m", "tests.multihost.compressed"])
+    ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=HUNG_S)
+    assert ended.returncode == 0, ended.stderr
+    shares = json.loads(ended.stdout)
+    expected = {"none": 1, "fp16": 0.5, "bf16": 0.5, "int8": 0.254, "powersgd:4": 4 * (512 + 256) / (512 * 256)}
+    for scheme, share in expected.items():  # headers and meetings come on top, and a step more or less
+        assert share * 0.94 <= shares[scheme] <= share * 1.2 + 0.02, shares
+
+
 def test_another_hosts_clock_is_measured(two_hosts: TwoHosts, tmp_path):
     arguments = ["--data", "synthetic", "--model", "mlp", "--max-steps", "3", "--no-eval", "--quiet", "--trace"]
     command = two_hosts.command((2, 2), ["-m", "examples.mnist", *arguments, str(tmp_path / "trace.json")])

@@ -29,8 +29,6 @@ def part(memory, start, stop, dtype):
 @pytest.mark.parametrize("way", ["all_reduce", "all_reduce_init", "all_reduce_async", "broadcast", "reduce_scatter"])
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_range_that_differs_between_ranks_is_refused_on_all_of_them(several, wrong, way):
-    if way == "all_reduce_async" and (wrong == "empty" or not several.is_common(several.allocate_common(8))):
-        pytest.skip("what is begun is compared where all of it lies in shared memory")
     memory, out = several.allocate(4 * SIZE), several.allocate_common(4 * SIZE)
     memory.view(np.float32)[:] = several.rank + 1
     odd = several.rank == several.size - 1
@@ -68,3 +66,14 @@ def test_a_range_that_starts_between_two_elements_has_the_same_bits(several, off
         call()
         assert same_bits(target.copy(), folded(rows, "mean"))
         several.barrier()
+
+
+@pytest.mark.parametrize("way", ["all_reduce", "all_reduce_init", "all_reduce_async"])
+def test_memory_that_only_some_ranks_share_is_refused_on_all_of_them(auto, way):
+    shared, own = auto.allocate(4 * SIZE).view(np.float32), np.zeros(SIZE, np.float32)
+    with pytest.raises(MismatchError) as caught:
+        call = getattr(auto, way)(own if auto.rank == auto.size - 1 else shared)
+        call.wait()
+    texts = auto.all_gather_object(one_line(caught))
+    assert len(set(texts)) == 1, texts
+    assert (auto.all_reduce(shared) == 0).all()

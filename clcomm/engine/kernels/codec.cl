@@ -39,30 +39,25 @@ __kernel void add_halves(__global const ushort *a, __global const ushort *b, __g
     FOR_EACH(i, count) out[i] = (ushort)half_of(float_of(a[i]) + float_of(b[i]));
 }
 
-__kernel void to_bfloat16(__global const float *values, __global ushort *restrict rows, int first, int count) {
+__kernel void to_bfloat16(__global const float *values, __global ushort *restrict halves, float divisor, int count) {
     FOR_EACH(i, count) {
-        const uint bits = as_uint(values[i]), rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-        rows[first + i] = (ushort)((bits & 0x7fffffffu) > INFINITE ? (bits >> 16) | 0x40u : rounded >> 16);
+        const uint bits = as_uint(values[i] / divisor), rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+        halves[i] = (ushort)((bits & 0x7fffffffu) > INFINITE ? (bits >> 16) | 0x40u : rounded >> 16);
     }
+}
+
+__kernel void from_bfloat16(__global const ushort *halves, __global float *restrict values, int count) {
+    FOR_EACH(i, count) values[i] = as_float((uint)halves[i] << 16);
+}
+
+__kernel void add_bfloat16(__global const ushort *halves, __global float *restrict total, int count) {
+    FOR_EACH(i, count) total[i] += as_float((uint)halves[i] << 16);
 }
 
 /* Elements go in blocks, so that a compiler sees short loops over consecutive ones. */
 #define BLOCK 256
 #define BLOCKS(count) (((count) + BLOCK - 1) / BLOCK)
 #define LENGTH(block, count) ((count) - BLOCK * (block) < BLOCK ? (count) - BLOCK * (block) : BLOCK)
-
-__kernel void mean_of_bfloat16(__global const ushort *rows, __global float *restrict out, int ranks, int count) {
-    FOR_EACH(block, BLOCKS(count)) {
-        const int first = BLOCK * block, length = LENGTH(block, count);
-        float total[BLOCK];
-        for (int i = 0; i < length; ++i) total[i] = as_float((uint)rows[first + i] << 16);
-        for (int rank = 1; rank < ranks; ++rank) {
-            __global const ushort *row = rows + (size_t)rank * count + first;
-            for (int i = 0; i < length; ++i) total[i] += as_float((uint)row[i] << 16);
-        }
-        for (int i = 0; i < length; ++i) out[first + i] = total[i] / ranks;
-    }
-}
 
 /* A rank's row: a float scale for each block, then its elements as chars, the last block filled up with zeros. The
    residual becomes what was wanted, which it is part of, less what is sent. */

@@ -1,0 +1,44 @@
+"""bfloat16, float32's range with 8 bits of precision, which NumPy has no dtype for: the upper half of a float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+#: What arrays of bfloat16 have as dtype; its one field holds the bits.
+BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Return float32 values as bfloat16, rounded to nearest, ties to even; NaN stays NaN."""
+    with np.errstate(all="ignore"):
+        bits = values.astype(np.float32).view(np.uint32)
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype(np.uint16).view(BFLOAT16)
+
+
+def from_bfloat16(halves: np.ndarray) -> np.ndarray:
+    """Return bfloat16 values as float32."""
+    return (halves.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def widened(
+    rows: Sequence[np.ndarray],
+    out: np.ndarray,
+    prepare: Callable[[Sequence[np.ndarray], np.ndarray], Callable[[], None]],
+) -> Callable[[], None]:
+    """Return what reduces rows of bfloat16 as float32, and rounds the result, to `out`.
+
+    prepare: returns what reduces rows of float32 to an array, which may be the first of them.
+    """
+    wide = [np.empty(row.size, np.float32) for row in rows]
+    reduce = prepare(wide, wide[0])
+
+    def run() -> None:
+        for values, row in zip(wide, rows, strict=True):
+            values[:] = from_bfloat16(row)
+        reduce()
+        out[:] = to_bfloat16(wide[0])
+
+    return run
