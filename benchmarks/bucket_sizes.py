@@ -1,8 +1,8 @@
 """`python -m benchmarks.bucket_sizes`: a dozen bucket sizes beside the one that `bucket_size="auto"` chose.
 
 Every rank averages gradients of a model again and again; the sizes take turns, and a synchronisation counts with the
-slowest rank's time over a window. It starts itself on --ranks ranks; under mpiexec it runs on those that are there, so
-that `python tests/multihost/two_hosts.py 2 2 -m benchmarks.bucket_sizes` measures two hosts.
+slowest rank's time over a window. It starts itself on --ranks ranks, or with `--hosts 2 2 --delay-ms 0.5 --rate-mbit
+1000` on two hosts made of network namespaces, two ranks on each; under mpiexec it runs on the ranks that are there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
-from benchmarks.on_ranks import relaunch, slowest_s
+from benchmarks.on_ranks import cable, relaunch, relaunch_on_hosts, slowest_s
 from clcomm import Communicator, Synchronizer
 from clcomm.forecast import MODELS
 from clcomm.job import run
@@ -50,7 +50,10 @@ class _Parameter:
 
 def main() -> int:
     options, console = parse(), harness.make_console()
-    ended = relaunch(PROGRAM, options.ranks)
+    if options.hosts is None:
+        ended = relaunch(PROGRAM, options.ranks)
+    else:
+        ended = relaunch_on_hosts(PROGRAM, tuple(options.hosts), options.delay_ms, options.rate_mbit)
     if ended is not None:
         return ended
     report = Report("bucket sizes", harness.command_line(PROGRAM))
@@ -59,6 +62,8 @@ def main() -> int:
             measure_model(report, comm, model, options)
         place = f"{comm.size} ranks, {comm.hosts} host{'s' if comm.hosts > 1 else ''}"
         report.title += f", {place}"
+        if cable():
+            report.notes.append(f"between the hosts: {cable()}")
         if comm.rank == 0:
             harness.conclude(report, console, options.record)
     return 0
@@ -67,6 +72,11 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     parser = harness.parser(PROGRAM, "Bucket sizes beside the automatic one.", windows=7, window_s=0.1)
     parser.add_argument("--ranks", type=harness.positive, default=4, help="default: %(default)s")
+    parser.add_argument("--hosts", type=harness.positive, nargs=2, metavar="RANKS", help="ranks on each of two hosts")
+    parser.add_argument("--delay-ms", type=harness.from_zero, default=0.0, help="from host to host; default: none")
+    parser.add_argument(
+        "--rate-mbit", type=harness.from_zero, default=0.0, help="of the hosts' cable; default: no limit"
+    )
     parser.add_argument(
         "--model", nargs="+", choices=TENSORS, default=["convnet", "deep"], help="default: convnet deep"
     )

@@ -234,6 +234,17 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def from_zero(text: str) -> float:
+    """Read a finite number from 0 up."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number from 0 up, got {text!r}")
+    return value
+
+
 def make_console() -> Console:
     """Return where a benchmark prints; a file gets lines as wide as the tables need."""
     return Console(soft_wrap=True) if sys.stdout.isatty() else Console(soft_wrap=True, width=_FILE_WIDTH)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -11,7 +12,11 @@ import numpy as np
 
 from benchmarks.workers import mpi_launch
 from clcomm import Communicator
+from clcomm.errors import ArgumentError
 from clcomm.transport.mpi import launched_ranks
+from tests.multihost.two_hosts import TwoHosts, environment, refusal
+
+_CABLE = "BENCHMARK_CABLE"
 
 
 def relaunch(module: str, ranks: int) -> int | None:
@@ -20,6 +25,26 @@ def relaunch(module: str, ranks: int) -> int | None:
         return None
     command = [*mpi_launch(ranks), sys.executable, "-m", module, *sys.argv[1:]]
     return subprocess.run(command, check=False).returncode
+
+
+def relaunch_on_hosts(module: str, ranks: tuple[int, int], delay_ms: float, rate_mbit: float) -> int | None:
+    """Run this command again on two hosts made of network namespaces, and return its exit code; None where it does.
+
+    Raises ArgumentError where such hosts cannot be made. `cable()` tells the ranks what joins the hosts.
+    """
+    if launched_ranks() > 1:
+        return None
+    reason = refusal()
+    if reason is not None:
+        raise ArgumentError(f"--hosts: two hosts cannot be made here: {reason}")
+    with TwoHosts(delay_ms, rate_mbit) as hosts:
+        command = hosts.command(ranks, ["-m", module, *sys.argv[1:]])
+        return subprocess.run(command, check=False, env={**environment(), _CABLE: hosts.cable.how}).returncode
+
+
+def cable() -> str:
+    """Return what joins the hosts that `relaunch_on_hosts` made, in words; "" where it made none."""
+    return os.environ.get(_CABLE, "")
 
 
 def slowest_s(comm: Communicator, once: Callable[[], object], repeats: int) -> float:

@@ -27,7 +27,7 @@ class AllReduces(CollectiveRunner):
     def __init__(self, world: World, observers: Iterable[Observer]):
         super().__init__(world, observers)
         self._prepared = 0  # all-reduces prepared so far
-        self._idle_from_s = 0.0  # when the last of those in the background was done
+        self._parts: list[Collective] | None = None  # of the all-reduce that is made of others, now
         self._planned: dict[tuple, tuple[Call, Transport]] = {}  # valid until memory is allocated or freed
 
     def fold_with(self, fold: Fold | None) -> None:
@@ -113,8 +113,8 @@ class AllReduces(CollectiveRunner):
 
         Neither array may be touched before `wait()` returns. Ranks may wait for several handles in any order; any
         blocking call completes them all first. In the stats its seconds are those from its turn, when what was started
-        before it is done, to its end; exposed are those of them in which the caller was in this call, in `wait()` or
-        in `done()`, its own or another's.
+        before it is done, until this rank sees its end; exposed are those of them in which the caller was in this call,
+        in `wait()` or in `done()`, its own or another's.
         """
         source, target = self._contiguous_operands(array, op, out, "non-blocking")
         call, chosen = self._plan(source, target, op, label, nbytes, bucket)
@@ -167,20 +167,14 @@ class AllReduces(CollectiveRunner):
         self._meeting.announce(call.tag + sequence)
         pending = start()
 
-        def finished(end: float, failed: bool) -> None:
-            turn = min(end, max(begin, self._idle_from_s))
-            self._idle_from_s = max(end, self._idle_from_s)
-            exposed = self._visits.take_since(turn)
-            event = Collective(
-                call.operation, call.label, call.nbytes, end - turn, call.transport, sequence, failed, None,
-                call.bucket, turn, exposed_s=min(end - turn, sum(stop - came for came, stop in exposed)),
-                queued_s=turn - begin, exposed=exposed,
-            )  # fmt: skip
-            for tell in self._finished:
-                tell(event)
-
+        tell = self._tell_observers if self._parts is None else self._parts.append
+        self._in_flight.begin(call, sequence, begin, pending, tell)
         waiting = partial(self._being_in, call, sequence)
-        return Handle(pending, result, finished, begin, self._visits, waiting, computes)
+        return Handle(pending, result, begin, self._in_flight, waiting, computes)
+
+    def _tell_observers(self, event: Collective) -> None:
+        for observer in self._observers:
+            observer.collective_finished(event)
 
     def joins_hosts(self, array: np.ndarray, out: np.ndarray) -> bool:
         """Say whether an all-reduce of `array` to `out` adds up in each host's memory before anything leaves a host."""
@@ -214,21 +208,23 @@ class AllReduces(CollectiveRunner):
         """
         parts: list[Collective] = []
         self._sequence = sequence = self._sequence + 1
-        failed, wire, begin = True, None, time.perf_counter()
-        self._finished, outer = [parts.append], self._finished
+        failed, wire = True, None
+        begin, before_s = time.perf_counter(), self._communicated()
+        outer, self._parts, self._finished = (self._parts, self._finished), parts, [parts.append]
         try:
             wire = reduce()
             failed = False
         finally:
-            self._finished = outer
+            self._parts, self._finished = outer
             seconds = time.perf_counter() - begin
+            self._kept_s += seconds - (self._communicated() - before_s)  # what its parts took is in it
             # nccl-tests count the gathered whole, of which each rank's part is one in world_size.
             if wire is None:
                 wire = sum(p.nbytes // (self.size if "gather" in p.operation else 1) for p in parts)
             transport = "+".join(sorted({part.transport for part in parts}) or [self._base.name])
             event = Collective(
                 "all_reduce", label, nbytes, seconds, transport, sequence, failed, wire, bucket, begin,
-                sum(part.wait_s for part in parts),
+                None if any(part.wait_s is None for part in parts) else sum(part.wait_s or 0.0 for part in parts),
             )  # fmt: skip
             if parts:
                 event = event._replace(last_rank=parts[0].last_rank, late_s=parts[0].late_s)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from clcomm.auto_buckets import AutoBuckets
-from clcomm.bucket_plan import BucketPlan, PlanSettings
+from clcomm.bucket_plan import GRADIENTS, BucketPlan, PlanSettings
 from clcomm.communicator import AUTO, Communicator
 from clcomm.compression import CommHook
 from clcomm.decision import Decision
@@ -52,7 +52,10 @@ class Averaging:
 
     def set_bucket_size(self, bucket_size: int | str) -> None:
         """Take buckets of this size from now on, and look for none."""
-        self.bucket_size, self._auto = parse_size(bucket_size), False
+        nbytes = parse_size(bucket_size)
+        if nbytes != self.bucket_size or self._auto:
+            self._comm.stats.start_buckets_anew(GRADIENTS)
+        self.bucket_size, self._auto = nbytes, False
 
     def use_hook(self, hook: CommHook | None) -> None:
         """Let a hook reduce the buckets of plans made from now on; ArgumentError for one that cannot."""
@@ -135,6 +138,8 @@ class Averaging:
         settings = settings.following(space.order.names, space.layout)
         plan = space.plans.get(settings)
         if plan is None:
+            if space.plans:
+                self._comm.stats.start_buckets_anew(GRADIENTS)
             plan = space.plans[settings] = BucketPlan(self._comm, space, settings, self.hook)
         return plan
 
@@ -159,6 +164,7 @@ class Averaging:
     def _note(self, space: SharedSpace, decision: Decision) -> None:
         self._tell(decision)
         space.runs.clear()
+        self._comm.stats.start_buckets_anew(GRADIENTS)  # what was tried is not what was chosen
 
     def _tell(self, decision: Decision) -> None:
         self.decisions.append(decision)

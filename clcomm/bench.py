@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from clcomm._version import __version__
-from clcomm.cache import write_whole
+from clcomm.cache import is_special, write_whole
 from clcomm.collective_cases import CASES
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
@@ -72,6 +74,8 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print, on rank 0, as the rows come; return 0, or 1 when any element was wrong. Collective."""
     schedule = schedule_of(options)
     sizes = sizes_between(parse_size(options.min, "--min"), parse_size(options.max, "--max"), options.factor)
+    if options.plot is not None and not options.plot.lower().endswith(".png"):
+        raise ArgumentError(f"--plot: expected a file whose name ends in .png, got {options.plot!r}")
     if options.plot and importlib.util.find_spec("matplotlib") is None:
         raise ArgumentError("--plot: needs matplotlib, which is not installed; pip install 'clcomm[plot]'")
     with Communicator(transport="mpi") as control:
@@ -102,7 +106,10 @@ def measure_all(
     for operation in dict.fromkeys(options.operation):
         done: set[int] = set()
         for nbytes in sizes:
-            found = measure(lanes, control, operation, nbytes, options.dtype, options.op, schedule)
+            try:
+                found = measure(lanes, control, operation, nbytes, options.dtype, options.op, schedule)
+            except MemoryError:
+                raise ArgumentError(f"--max: expected sizes that fit into memory, got {nbytes} bytes") from None
             if found[0].bytes not in done:  # sizes below an element a rank all come to the same
                 done.add(found[0].bytes)
                 rows += found
@@ -115,11 +122,21 @@ def check_writable(control: Communicator, files: dict[str, str | None]) -> None:
     problem = None
     if control.rank == 0:
         for option, name in files.items():
-            if name and (not Path(name).parent.is_dir() or Path(name).is_dir()):
-                problem = f"{option}: expected a file in a directory that exists, got {name!r}"
+            if name is not None and not _is_writable(Path(name)):
+                problem = f"{option}: expected a file in a directory that can be written to, got {name!r}"
     problem = control.broadcast_object(problem)
     if problem:
         raise ArgumentError(problem)
+
+
+def _is_writable(path: Path) -> bool:
+    try:
+        if is_special(path):
+            return os.access(path, os.W_OK)
+        with tempfile.TemporaryFile(dir=path.parent):  # permissions alone do not tell of all file systems
+            return not path.is_dir()
+    except OSError:
+        return False
 
 
 def as_document(rows: Sequence[Row], control: Communicator, schedule: Schedule) -> dict[str, Any]:

@@ -23,14 +23,23 @@ def cache_directory() -> Path:
         raise ArgumentError("CLCOMM_CACHE_DIR: expected a directory, as this user has no home; set it") from None
 
 
+def is_special(path: Path) -> bool:
+    """Say whether a path leads to a device or a pipe."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
 def write_whole(path: str | os.PathLike, text: str, name: str) -> None:
     """Write a file so that nobody ever sees a part of it; its directory is made where it is missing.
 
+    What is no file, such as /dev/null or a pipe, is written to as it is: no file may take its place.
     Raises ArgumentError that begins with `name`, the option or variable that led here, when it can't be written.
     """
     target = Path(path)
     temporary: Path | None = None
     try:
+        if is_special(target):
+            target.write_text(text, encoding="utf-8")
+            return
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
         with open(unfinished, "x", encoding="utf-8") as file:

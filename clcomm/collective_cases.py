@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +12,8 @@ from clcomm.errors import ArgumentError
 
 #: Each rank's values repeat after so many elements; a prime, so that a piece at a wrong place is seen.
 PERIOD = 97
-_CLEARED = 126  # no rank's value: an element that nobody wrote is seen
+#: No rank's value. Results are cleared to it, and calls that are timed move it: what a check finds is of its own call.
+_CLEARED = 126
 
 
 def rank_values(rank: int, dtype: np.dtype) -> np.ndarray:
@@ -60,24 +61,28 @@ class Case(ABC):
         self.part = self.count // unit
         self._make()
 
-    @abstractmethod
     def _make(self) -> None:
-        """Allocate memory, fill it with this rank's values."""
+        """Allocate memory."""
+        self.source = self._allocate(self.part)
 
     @abstractmethod
     def once(self) -> object:
-        """Do it once."""
+        """Do it once and return the result, if it is a new array."""
 
     @abstractmethod
+    def wrong(self, result: Any) -> int:
+        """Return how many elements on this rank differ from what the ranks' values make."""
+
     def check(self) -> int:
-        """Do it once on fresh values and return how many elements on this rank are wrong."""
+        """Do it once on this rank's values and return how many elements on this rank are wrong."""
+        self.source[...] = np.resize(rank_values(self.comm.rank, self.dtype), self.source.size)
+        return self.wrong(self.once())
 
     def _allocate(self, count: int, *, common: bool = False) -> np.ndarray:
         make = self.comm.allocate_common if common else self.comm.allocate
-        return make(count * self.dtype.itemsize).view(self.dtype)
-
-    def _fill(self, array: np.ndarray, first: int = 0) -> None:
-        array[...] = np.resize(np.roll(rank_values(self.comm.rank, self.dtype), -first), array.size)
+        array = make(count * self.dtype.itemsize).view(self.dtype)
+        array[...] = _CLEARED
+        return array
 
 
 class AllReduce(Case):
@@ -86,17 +91,17 @@ class AllReduce(Case):
     operation, reduces = "all_reduce", True
 
     def _make(self) -> None:
-        self.source = self._allocate(self.count)
+        super()._make()
         self.out = self._allocate(self.count, common=True)
-        self._fill(self.source)
 
     def once(self) -> object:
         return self.comm.all_reduce(self.source, self.op, out=self.out)
 
     def check(self) -> int:
-        self._fill(self.source)
         self.out[...] = _CLEARED
-        self.once()
+        return super().check()
+
+    def wrong(self, result: Any) -> int:
         return wrong_elements(self.out, expected_reduction(self.comm.size, self.op, self.dtype))
 
 
@@ -118,17 +123,11 @@ class Broadcast(Case):
 
     operation = "broadcast"
 
-    def _make(self) -> None:
-        self.array = self._allocate(self.count)
-        self._fill(self.array)
-
     def once(self) -> object:
-        return self.comm.broadcast(self.array)
+        return self.comm.broadcast(self.source)
 
-    def check(self) -> int:
-        self._fill(self.array)
-        self.once()
-        return wrong_elements(self.array, rank_values(0, self.dtype))
+    def wrong(self, result: Any) -> int:
+        return wrong_elements(self.source, rank_values(0, self.dtype))
 
 
 class AllGather(Case):
@@ -136,33 +135,11 @@ class AllGather(Case):
 
     operation, parted = "all_gather", True
 
-    def _make(self) -> None:
-        self.source = self._allocate(self.part)
-        self._fill(self.source)
-
     def once(self) -> object:
         return self.comm.all_gather(self.source)
 
-    def check(self) -> int:
-        return _wrong_rows(self.comm.all_gather(self.source), self.dtype)
-
-
-class ReduceScatter(Case):
-    """Into a new array, as the Communicator returns it."""
-
-    operation, reduces, parted = "reduce_scatter", True, True
-
-    def _make(self) -> None:
-        self.source = self._allocate(self.count)
-        self._fill(self.source)
-
-    def once(self) -> object:
-        return self.comm.reduce_scatter(self.source, self.op)
-
-    def check(self) -> int:
-        block = self.comm.reduce_scatter(self.source, self.op)
-        expected = expected_reduction(self.comm.size, self.op, self.dtype)
-        return wrong_elements(block, expected, self.comm.rank * self.part)
+    def wrong(self, result: Any) -> int:
+        return sum(wrong_elements(row, rank_values(rank, self.dtype)) for rank, row in enumerate(result))
 
 
 class Gather(AllGather):
@@ -173,9 +150,24 @@ class Gather(AllGather):
     def once(self) -> object:
         return self.comm.gather(self.source)
 
-    def check(self) -> int:
-        rows = self.comm.gather(self.source)
-        return 0 if rows is None else _wrong_rows(rows, self.dtype)
+    def wrong(self, result: Any) -> int:
+        return 0 if result is None else super().wrong(result)
+
+
+class ReduceScatter(Case):
+    """Into a new array, as the Communicator returns it."""
+
+    operation, reduces, parted = "reduce_scatter", True, True
+
+    def _make(self) -> None:
+        self.source = self._allocate(self.count)
+
+    def once(self) -> object:
+        return self.comm.reduce_scatter(self.source, self.op)
+
+    def wrong(self, result: Any) -> int:
+        expected = expected_reduction(self.comm.size, self.op, self.dtype)
+        return wrong_elements(result, expected, self.comm.rank * self.part)
 
 
 class Scatter(Case):
@@ -184,20 +176,13 @@ class Scatter(Case):
     operation, parted = "scatter", True
 
     def _make(self) -> None:
-        whole = self._allocate(self.count)  # on every rank, as that is a collective; only rank 0's is used
-        self._fill(whole)
-        self.source = whole.reshape(self.comm.size, -1) if self.comm.rank == 0 else None
+        self.source = self._allocate(self.count)  # on every rank, as that is a collective; only rank 0's is used
 
     def once(self) -> object:
-        return self.comm.scatter(self.source)
+        return self.comm.scatter(self.source.reshape(self.comm.size, -1) if self.comm.rank == 0 else None)
 
-    def check(self) -> int:
-        part = self.comm.scatter(self.source)
-        return wrong_elements(part, rank_values(0, self.dtype), self.comm.rank * self.part)
-
-
-def _wrong_rows(rows: Sequence[np.ndarray] | np.ndarray, dtype: np.dtype) -> int:
-    return sum(wrong_elements(row, rank_values(rank, dtype)) for rank, row in enumerate(rows))
+    def wrong(self, result: Any) -> int:
+        return wrong_elements(result, rank_values(0, self.dtype), self.comm.rank * self.part)
 
 
 CASES: dict[str, type[Case]] = {

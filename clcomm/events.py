@@ -14,12 +14,13 @@ class Collective(NamedTuple):
     (its input), the gathered whole for all-gather, gather and scatter. `seconds` is what the caller spent in it.
     `wire_nbytes` is what a rank put in instead of `nbytes` where a compressed form travelled; None: no other form.
     `bucket` is the index of the bucket it reduces, -1: none. `began_s` is time.perf_counter() when the caller entered
-    it: one clock for all processes of a host. `wait_s` is the part of `seconds` spent waiting for other ranks to come,
-    `exposed_s` the part in which the caller could do nothing else; None: all of it. `last_rank` is the rank that came
-    last, -1: not known, and `late_s` by how much it came after the one before it. One that is started in the background
-    begins, here, when its turn comes: when all that were started before it are done; `queued_s` is how long before that
-    it was started. So the times of those that are in flight together add up. `exposed` says when its `exposed_s` were:
-    (begin, end) of each of the caller's stays in those that are in flight, by the clock of `began_s`.
+    it: one clock for all processes of a host. `exposed_s` is the part of `seconds` in which the caller could do nothing
+    else, None: all of it; `wait_s` the part of that spent waiting for other ranks to come, None: not told from moving
+    data. `last_rank` is the rank that came last, -1: not known, and `late_s` by how much it came after the one before
+    it. One that is started in the background begins, here, when its turn comes: when all that were started before it
+    are done; `queued_s` is how long before that it was started. So the times of those that are in flight together add
+    up. `exposed` says when its `exposed_s` were: (begin, end) of each of the caller's stays in those that are in
+    flight, by the clock of `began_s`; `waits` likewise when its `wait_s` were.
     """
 
     operation: str
@@ -32,18 +33,25 @@ class Collective(NamedTuple):
     wire_nbytes: int | None = None
     bucket: int = -1
     began_s: float = 0.0
-    wait_s: float = 0.0
+    wait_s: float | None = 0.0
     exposed_s: float | None = None
     last_rank: int = -1
     late_s: float = 0.0
     queued_s: float = 0.0
     exposed: tuple[tuple[float, float], ...] = ()
+    waits: tuple[tuple[float, float], ...] = ()
+
+
+#: Phases that bring arrays to where they are reduced, and back.
+PACKING = ("pack", "unpack")
 
 
 class Phase(NamedTuple):
     """One finished part of a program that is no collective: "pack", "forward_backward", "optimizer", "step", ...
 
     `began_s` is time.perf_counter() at its begin, `seconds` how long it took, `bucket` whose part it is, -1: of none.
+    `communication_s` is what of `seconds` went into collectives that kept the rank from anything else, and into packing
+    for them.
     """
 
     name: str
@@ -51,22 +59,36 @@ class Phase(NamedTuple):
     seconds: float
     label: str = ""
     bucket: int = -1
+    communication_s: float = 0.0
 
 
 class TimedPhase:
-    """A `with` block that is a phase: `tell` is told about it at its end, also when it ends with an exception."""
+    """A `with` block that is a phase: `tell` is told about it at its end, also when it ends with an exception.
 
-    __slots__ = ("_began_s", "_bucket", "_label", "_name", "_tell")
+    communicated: returns the seconds that this rank has spent communicating so far.
+    """
 
-    def __init__(self, tell: Callable[[Phase], None], name: str, label: str = "", bucket: int = -1):
-        self._tell, self._name, self._label, self._bucket = tell, name, label, bucket
+    __slots__ = ("_began_s", "_bucket", "_communicated", "_communicated_s", "_label", "_name", "_tell")
+
+    def __init__(
+        self,
+        tell: Callable[[Phase], None],
+        communicated: Callable[[], float],
+        name: str,
+        label: str = "",
+        bucket: int = -1,
+    ):
+        self._tell, self._communicated = tell, communicated
+        self._name, self._label, self._bucket = name, label, bucket
 
     def __enter__(self) -> None:
+        self._communicated_s = self._communicated()
         self._began_s = time.perf_counter()
 
     def __exit__(self, *error: object) -> None:
-        began_s = self._began_s
-        self._tell(Phase(self._name, began_s, time.perf_counter() - began_s, self._label, self._bucket))
+        seconds = time.perf_counter() - self._began_s
+        within_s = min(seconds, self._communicated() - self._communicated_s)
+        self._tell(Phase(self._name, self._began_s, seconds, self._label, self._bucket, within_s))
 
 
 class Observer(Protocol):

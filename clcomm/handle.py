@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.in_flight import InFlight
 from clcomm.transport import Pending
-from clcomm.visits import Visits
 
 
 class Handle:
     """A started all-reduce: `wait()` returns its result, `done()` says without blocking whether it is there.
 
-    finished: told (when the caller saw its end, failed), once.
-    began_s: when its start began; from there to now is the first of the `visits`, each call here another.
+    began_s: when its start began; from there to now is its first visit, each call here another, of which `in_flight`
+    is told.
     waiting: a context for the time in which the caller can do nothing but wait, for the watchdog to know.
     computes: says whether the caller's device computes by itself; a visit at whose end it does is none.
     """
@@ -26,15 +26,13 @@ class Handle:
         self,
         pending: Pending,
         result: np.ndarray,
-        finished: Callable[[float, bool], None],
         began_s: float,
-        visits: Visits,
+        in_flight: InFlight,
         waiting: Callable[[], AbstractContextManager[None]],
         computes: Callable[[], bool] | None = None,
     ):
-        self._pending, self._result, self._finished = pending, result, finished
-        self._visits, self._waiting, self._computes = visits, waiting, computes
-        self._reported = False
+        self._pending, self._result = pending, result
+        self._in_flight, self._waiting, self._computes = in_flight, waiting, computes
         self._note(began_s, time.perf_counter())
 
     def wait(self) -> np.ndarray:
@@ -48,21 +46,14 @@ class Handle:
         return self._watched(self._pending.done)
 
     def _watched(self, advance: Callable[[], Any]) -> Any:
-        if self._reported:
+        if self._pending.finished:
             return advance()
-        failed = True
         begin_s = time.perf_counter()
         try:
-            result = advance()
-            failed = False
-            return result
+            return advance()
         finally:
-            end_s = time.perf_counter()
-            self._note(begin_s, end_s)
-            if failed or self._pending.finished:
-                self._reported = True
-                self._finished(end_s, failed)
+            self._note(begin_s, time.perf_counter())
 
     def _note(self, begin_s: float, end_s: float) -> None:
-        if self._computes is None or not self._computes():
-            self._visits.add(begin_s, end_s)
+        is_hidden = self._computes is not None and self._computes()
+        self._in_flight.visited(begin_s, end_s, is_hidden=is_hidden)

@@ -6,33 +6,39 @@ from typing import Any
 
 from clcomm.errors import ArgumentError
 
+_LEGEND_COLUMNS = 4
+#: Lines have so many colours, in turn, and another style for each round.
+_COLORS, _STYLES = 10, ("-", "--", ":")
+
 
 def draw_bench(document: dict[str, Any], path: str) -> None:
     """Draw median times and bus bandwidths by size, log-log, a line for each operation and transport.
 
-    A band shows the range from the fastest call to the 99th percentile. document: what --json writes. Raises
-    ArgumentError when the file can't be written.
+    A band shows the range from the fastest call to the 99th percentile. Where nothing crosses a link, as with one rank,
+    there are only times. document: what --json writes. Raises ArgumentError when the file can't be written.
     """
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({"axes.grid": True, "grid.alpha": 0.3, "font.size": 10}):
-        figure = Figure(figsize=(12, 5), layout="constrained")
-        times, bandwidths = figure.subplots(1, 2)
-        for (operation, transport), rows in _lines(document["rows"]).items():
+        figure = Figure(figsize=(12, 6), layout="constrained")
+        crosses_links = any(row["busbw_gb_s"] > 0 for row in document["rows"])
+        times, *bandwidths = figure.subplots(1, 1 + crosses_links, squeeze=False)[0]
+        for index, ((operation, transport), rows) in enumerate(_lines(document["rows"]).items()):
+            style = {"marker": "o", "markersize": 4, "color": f"C{index}", "linestyle": _STYLES[index // _COLORS % 3]}
             sizes = [row["bytes"] for row in rows]
-            label = f"{operation}, {transport}"
-            (line,) = times.plot(sizes, [row["p50_us"] for row in rows], marker="o", markersize=4, label=label)
+            times.plot(sizes, [row["p50_us"] for row in rows], label=f"{operation}, {transport}", **style)
             low, high = [row["min_us"] for row in rows], [row["p99_us"] for row in rows]
-            times.fill_between(sizes, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-            if all(row["busbw_gb_s"] > 0 for row in rows):
-                bandwidths.plot(
-                    sizes, [row["busbw_gb_s"] for row in rows], marker="o", markersize=4, color=line.get_color()
-                )
+            times.fill_between(sizes, low, high, color=f"C{index}", alpha=0.15, linewidth=0)
+            rates = [row["busbw_gb_s"] for row in rows]
+            if all(rate > 0 for rate in rates):
+                bandwidths[0].plot(sizes, rates, **style)
         _label(times, "time of a call (us): median, band from min to p99", document["rows"])
-        _label(bandwidths, "bus bandwidth (GB/s, 10^9 bytes)", document["rows"])
-        times.legend()
-        figure.suptitle(f"{document['world_size']} ranks, {document['ranks_per_host']} a host")
+        for axes in bandwidths:
+            _label(axes, "bus bandwidth (GB/s, 10^9 bytes)", document["rows"])
+        figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS)
+        ranks = document["world_size"]
+        figure.suptitle("1 rank" if ranks == 1 else f"{ranks} ranks, {document['ranks_per_host']} a host")
         try:
             figure.savefig(path, dpi=120, format="png")
         except OSError as error:
@@ -55,7 +61,11 @@ def _label(axes: Any, what: str, rows: list[dict[str, Any]]) -> None:
     axes.set_ylabel(what)
     axes.xaxis.set_major_locator(LogLocator(base=4, numticks=16))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda nbytes, _: _short(nbytes)))
+    low, high = axes.get_ylim()
+    decades_alone = high > 100 * low
+    axes.yaxis.set_major_locator(LogLocator(subs=(1,) if decades_alone else (1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter("")
 
 
 def _short(nbytes: float) -> str:

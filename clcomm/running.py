@@ -12,12 +12,12 @@ import numpy as np
 from clcomm.arguments import address_of
 from clcomm.call import Call, disagreement
 from clcomm.errors import ArgumentError
-from clcomm.events import Collective, Observer, Phase, TimedPhase
+from clcomm.events import PACKING, Collective, Observer, Phase, TimedPhase
+from clcomm.in_flight import InFlight
 from clcomm.stats import CommStats
 from clcomm.transport import Transport
 from clcomm.transport.meeting import DifferentOperations, Meeting, NoMeeting
 from clcomm.transport.mpi import address_function
-from clcomm.visits import Visits
 from clcomm.world import World
 
 #: More different calls than any program makes.
@@ -33,13 +33,15 @@ class CollectiveRunner:
         self.host, self.hosts, self.cores = world.host, world.hosts, world.cores
         self.rank, self.size = self._base.rank, self._base.world_size
         self._pending = world.pending
-        self._visits = Visits()  # of what is pending
+        self._in_flight = InFlight()
+        self._kept_s = 0.0  # how long blocking collectives, and packing for them, kept this rank
         self._finalized = False
         self._sequence = 0
         self._calls: dict[tuple, Call] = {}
         self._address = address_of if self.comm is None else address_function()
         self._meeting: Meeting = world.meeting
         self._checked = not isinstance(self._meeting, NoMeeting)
+        self._tells_waiting = self._checked or self.size == 1
         #: The collective this rank is in: call, sequence number, when it began (perf_counter); None: in none.
         self.current: tuple[Call, int, float] | None = None
         self.stats = CommStats(self.size)
@@ -64,12 +66,17 @@ class CollectiveRunner:
 
     def tell_phase(self, phase: Phase) -> None:
         """Hand a finished part of the program to the observers that have a method `phase_finished`."""
+        if phase[0] in PACKING:
+            self._kept_s += phase[2]
         for finished in self._phase_finished:
             finished(phase)
 
     def phase(self, name: str, label: str = "", bucket: int = -1) -> TimedPhase:
         """Return a `with` block that is told as a phase when it ends: "step", "forward_backward" or any name."""
-        return TimedPhase(self.tell_phase, name, label, bucket)
+        return TimedPhase(self.tell_phase, self._communicated, name, label, bucket)
+
+    def _communicated(self) -> float:
+        return self._kept_s + self._in_flight.exposed_s
 
     # --- a collective ---
 
@@ -133,14 +140,16 @@ class CollectiveRunner:
 
     def _tell(self, call: Call, sequence: int, begin: float, failed: bool = False) -> None:
         seconds = perf_counter() - begin
+        self._kept_s += seconds
         meeting, last_rank, late_s = self._meeting, -1, 0.0
         arrivals = meeting.arrivals
         if arrivals is not None:
             *_, next_ns, last_ns = sorted(arrivals)
             last_rank, late_s = arrivals.index(last_ns), (last_ns - next_ns) * 1e-9
+        wait_s = meeting.waited_ns * 1e-9 if self._tells_waiting else None
         event = Collective(
             call.operation, call.label, call.nbytes, seconds, call.transport, sequence, failed, None, call.bucket,
-            begin, meeting.waited_ns * 1e-9, None, last_rank, late_s,
+            begin, wait_s, None, last_rank, late_s,
         )  # fmt: skip
         for finished in self._finished:
             finished(event)
@@ -171,7 +180,7 @@ class CollectiveRunner:
             ):
                 while self._pending:
                     self._pending[0].wait()
-            self._visits.add(begin, perf_counter())
+            self._in_flight.visited(begin, perf_counter())
 
     def _require_open(self) -> None:
         if self._finalized:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from clcomm.events import Collective, Observer, Phase
 from clcomm.histogram import Histogram
+from clcomm.tally import Tally
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = ["Collective", "CommStats", "Histogram", "Observer", "Phase", "bus_factor"]
 
-SCHEMA = 2
+SCHEMA = 3
 #: So many operations, labels and buckets are counted apart; what comes later joins its operation's other buckets.
 MOST_TALLIES, MOST_PHASES = 256, 1024
 OTHER_LABELS = "(other labels)"
@@ -40,60 +41,7 @@ def bus_factor(operation: str, world_size: int) -> float:
     return 1.0
 
 
-class Tally:
-    """Totals of one operation under one label, and of one bucket of it where there are buckets."""
-
-    __slots__ = (
-        "calls", "failures", "hidden_ns", "histogram", "max_ns", "nbytes", "ns", "transport", "wait_ns", "wire_nbytes",
-    )  # fmt: skip
-
-    def __init__(self, transport: str = "") -> None:
-        self.transport = transport
-        self.calls = self.nbytes = self.wire_nbytes = self.failures = 0
-        self.ns = self.wait_ns = self.hidden_ns = self.max_ns = 0
-        self.histogram = Histogram()
-
-    def add(self, event: Collective) -> None:
-        _, _, nbytes, seconds, _, _, failed, wire_nbytes, _, _, wait_s, exposed_s, *_ = event
-        if failed:
-            self.failures += 1
-            return
-        ns = int(seconds * 1e9 + 0.5)
-        self.calls += 1
-        self.nbytes += nbytes
-        self.wire_nbytes += nbytes if wire_nbytes is None else wire_nbytes
-        self.ns += ns
-        if wait_s:
-            self.wait_ns += int(wait_s * 1e9 + 0.5)
-        if exposed_s is not None:
-            self.hidden_ns += max(0, ns - int(exposed_s * 1e9 + 0.5))
-        if ns > self.max_ns:
-            self.max_ns = ns
-        self.histogram.add(seconds)
-
-    def absorb(self, other: Tally) -> None:
-        """Add another one's counts."""
-        self.transport = "+".join(sorted({*self.transport.split("+"), *other.transport.split("+")} - {""}))
-        for name in _COUNTS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.max_ns = max(self.max_ns, other.max_ns)
-        self.histogram.merge(other.histogram)
-
-    def state(self) -> dict[str, Any]:
-        """Return the counts as plain numbers; `restored` makes a Tally of them again."""
-        counts = {name: getattr(self, name) for name in ("transport", *_COUNTS, "max_ns")}
-        return counts | {"histogram": self.histogram.as_text()}
-
-    @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> Tally:
-        tally = cls()
-        for name in ("transport", *_COUNTS, "max_ns"):
-            setattr(tally, name, state[name])
-        tally.histogram = Histogram.of(state["histogram"])
-        return tally
-
-
-_COUNTS = ("calls", "nbytes", "wire_nbytes", "failures", "ns", "wait_ns", "hidden_ns")
+#: Operation or phase, label, bucket.
 Key = tuple[str, str, int]
 
 
@@ -112,7 +60,7 @@ class CommStats:
     def reset(self) -> None:
         """Forget everything counted so far, e.g. at the start of an epoch."""
         self.tallies: dict[Key, Tally] = {}
-        self.phases: dict[Key, list[int]] = {}  # (name, label, bucket): calls, ns, longest ns
+        self.phases: dict[Key, list[int]] = {}  # (name, label, bucket): calls, ns, of it communicating, longest ns
         self.late: dict[int, list[int]] = {}  # rank: how often it came last, ns after the one before it, most ns
         self.events = self.counting_ns = 0
         self._aside: list[Collective | Phase] = []
@@ -175,11 +123,13 @@ class CommStats:
         counts = self.phases.get(key)
         if counts is None:
             key = key if len(self.phases) < MOST_PHASES else (OTHER_LABELS, "", -1)
-            counts = self.phases.setdefault(key, [0, 0, 0])
+            counts = self.phases.setdefault(key, [0, 0, 0, 0])
         counts[0] += 1
         counts[1] += ns
-        if ns > counts[2]:
-            counts[2] = ns
+        if phase.communication_s:
+            counts[2] += min(ns, int(phase.communication_s * 1e9 + 0.5))
+        if ns > counts[3]:
+            counts[3] = ns
 
     # --- reading ---
 
@@ -188,6 +138,17 @@ class CommStats:
         """All operations' seconds together, of a mean rank."""
         self.settle()
         return sum(tally.ns for tally in self.tallies.values()) / 1e9 / self.ranks
+
+    def start_buckets_anew(self, label: str) -> None:
+        """Count what a label's buckets have so far with no bucket, for they are cut anew; sums stay what they are."""
+        self.settle()
+        for operation, name, bucket in [key for key in self.tallies if key[1] == label and key[2] >= 0]:
+            tally = self.tallies.pop((operation, name, bucket))
+            self.tallies.setdefault((operation, name, -1), Tally()).absorb(tally)
+        for phase, name, bucket in [key for key in self.phases if key[1] == label and key[2] >= 0]:
+            counts = self.phases.pop((phase, name, bucket))
+            whole = self.phases.get((phase, name, -1), [0] * len(counts))
+            self.phases[phase, name, -1] = _merged(whole, counts)
 
     def total(self, operation: str, label: str | None = None) -> dict[str, Any]:
         """Return one operation's counts, over all its labels unless one is named; zeros if it never ran."""
@@ -217,7 +178,8 @@ class CommStats:
         for key in keys:
             total.absorb(self.tallies[key])
         calls, nbytes = _mean(total.calls, self.ranks), _mean(total.nbytes, self.ranks)
-        seconds, wait_s, hidden_s = (ns / 1e9 / self.ranks for ns in (total.ns, total.wait_ns, total.hidden_ns))
+        parts_ns = (total.ns, total.wait_ns, total.untold_ns, total.hidden_ns)
+        seconds, wait_s, untold_s, hidden_s = (ns / 1e9 / self.ranks for ns in parts_ns)
         algbw = nbytes / seconds if seconds else 0.0
         max_s = total.max_ns / 1e9
         percentiles = {f"p{p}_s": min(total.histogram.percentile(p / 100), max_s) for p in (50, 95, 99)}
@@ -233,7 +195,8 @@ class CommStats:
             "mean_s": seconds / calls if calls else 0.0,
             "pack_s": self._beside("pack", keys),
             "wait_s": wait_s,
-            "transfer_s": seconds - wait_s,
+            "transfer_s": (total.ns - total.wait_ns - total.untold_ns - total.hidden_ns) / 1e9 / self.ranks,
+            "untold_s": untold_s,
             "unpack_s": self._beside("unpack", keys),
             "exposed_s": seconds - hidden_s,
             "hidden_s": hidden_s,
@@ -252,13 +215,13 @@ class CommStats:
     def _phase_rows(self) -> list[dict[str, Any]]:
         merged: dict[tuple[str, str], list[int]] = {}
         for (name, label, _), counts in sorted(self.phases.items()):
-            merged[name, label] = _merged(merged.get((name, label), [0, 0, 0]), counts)
+            merged[name, label] = _merged(merged.get((name, label), [0, 0, 0, 0]), counts)
         return [
             {
                 "phase": name, "label": label, "calls": _mean(calls, self.ranks), "seconds": ns / 1e9 / self.ranks,
-                "max_s": max_ns / 1e9,
+                "communication_s": within_ns / 1e9 / self.ranks, "max_s": max_ns / 1e9,
             }
-            for (name, label), (calls, ns, max_ns) in merged.items()
+            for (name, label), (calls, ns, within_ns, max_ns) in merged.items()
         ]  # fmt: skip
 
     def _straggler_rows(self) -> list[dict[str, Any]]:
@@ -315,7 +278,7 @@ class CommStats:
                 key = entry["operation"], entry["label"], entry["bucket"]
                 result.tallies.setdefault(key, Tally()).absorb(Tally.restored(entry))
             for name, label, bucket, *counts in state["phases"]:
-                whole = result.phases.get((name, label, bucket), [0, 0, 0])
+                whole = result.phases.get((name, label, bucket), [0] * len(counts))
                 result.phases[name, label, bucket] = _merged(whole, counts)
             for rank, *counts in state["late"]:
                 result.late[rank] = _merged(result.late.get(rank, [0, 0, 0]), counts)
@@ -326,8 +289,8 @@ class CommStats:
 
 
 def _merged(one: list[int], other: list[int]) -> list[int]:
-    """Return calls and nanoseconds added up, and the longer of the two longest."""
-    return [one[0] + other[0], one[1] + other[1], max(one[2], other[2])]
+    """Return calls and nanoseconds added up, and the longer of the two longest, which come last."""
+    return [*(mine + theirs for mine, theirs in zip(one[:-1], other, strict=False)), max(one[-1], other[-1])]
 
 
 def _mean(count: int, ranks: int) -> int:

@@ -25,6 +25,8 @@ def _milliseconds(key: str, digits: int = 3) -> Callable[[dict[str, Any]], str]:
 
 
 def _waiting(row: dict[str, Any]) -> str:
+    if row["untold_s"]:
+        return "-"  # part of it at least is not told from moving data
     return f"{row['wait_s'] / row['seconds']:.0%}" if row["wait_s"] else ""
 
 

@@ -57,8 +57,8 @@ def test_observers_see_every_collective_in_order():
     kinds = [(e.operation, e.label, e.nbytes, e.transport, e.sequence, e.failed) for e in recorder.events]
     assert kinds == [
         ("barrier", "", 0, "solo", 1, False),
-        ("broadcast", "", 16, "solo", 3, False),
         ("all_reduce", "a", 32, "solo", 2, False),
+        ("broadcast", "", 16, "solo", 3, False),
     ]
 
 

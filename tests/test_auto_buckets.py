@@ -77,6 +77,24 @@ def test_a_size_that_is_given_later_holds(several):
         assert [event.nbytes for event in seen.events if event.label == "gradients"] == [8400, 8200, 8200, 8000]
 
 
+def test_the_stats_buckets_are_those_of_the_choice(several):
+    sync, model = decide(several)
+    before = sync.get_communication_stats()["total_allreduce_calls"]
+    plan = sync.bucket_plan(model)
+    for step in range(4):
+        set_gradients(model, several.rank, step)
+        sync.sync_gradients(model)
+    rows = [row for row in several.stats.as_dict()["buckets"] if row["label"] == "gradients"]
+    assert [(row["bucket"], row["calls"], row["bytes"]) for row in rows] == [
+        (bucket.index, 4, 4 * bucket.nbytes) for bucket in plan
+    ]
+    assert sync.get_communication_stats()["total_allreduce_calls"] == before + 4 * len(plan)
+    sync.bucket_size = 4000  # cut anew by hand
+    set_gradients(model, several.rank, 0)
+    sync.sync_gradients(model)
+    assert {row["calls"] for row in several.stats.as_dict()["buckets"]} == {1}
+
+
 @pytest.mark.mpi(min_size=2)
 def test_the_decision_is_logged_once_on_rank_0(auto, caplog):
     with caplog.at_level(logging.INFO, logger="clcomm"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -114,6 +115,15 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     assert cache_directory() == tmp_path / "clcomm"
     monkeypatch.setenv("CLCOMM_CACHE_DIR", "/elsewhere")
     assert str(cache_directory()) == "/elsewhere"
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(pipe, "text", "--json")
+    assert pipe.is_fifo() and os.read(reader, 10) == b"text"
+    os.close(reader)
 
 
 def test_a_directory_in_the_way_is_named(tmp_path):

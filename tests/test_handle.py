@@ -100,7 +100,8 @@ def test_those_in_flight_together_take_turns_in_the_stats(comm):
     events = watcher.events
     assert [event.bucket for event in events] == [0, 1, 2, 3]
     for before, after in itertools.pairwise(events):
-        assert after.began_s == pytest.approx(before.began_s + before.seconds, abs=1e-9)
+        turn = before.began_s + before.seconds  # a rank that is alone is done before it begins the next
+        assert after.began_s == pytest.approx(max(turn, after.began_s - after.queued_s), abs=1e-9)
         assert begin <= after.began_s - after.queued_s <= after.began_s
     assert sum(event.seconds for event in events) <= whole_s
     for event in events:
@@ -126,3 +127,81 @@ def test_what_a_rank_spends_on_another_is_exposed_of_the_one_whose_turn_it_is(co
     for event in by_bucket.values():
         ends = [end for _, end in event.exposed]
         assert ends == sorted(ends) and max(ends) == pytest.approx(event.began_s + event.seconds, abs=1e-9)
+
+
+def begun_last_by(comm, last: int, start):
+    """Begin all-reduces: rank `last` does after it heard from all others that they have; return each rank's handle."""
+    handle = None if comm.rank == last else start()
+    told = comm.comm.Dup() if comm.comm is not None else None
+    if told is not None:  # not by the Communicator, whose blocking calls complete what has begun
+        told.gather(None, last)
+        told.Free()
+    return start() if handle is None else handle
+
+
+def test_waiting_for_ranks_in_the_background_is_told_where_that_is_known(comm):
+    array, watcher = comm.allocate(40_000).view(np.float32), Recorder()
+    start = comm.all_reduce_async_init(array, label="prepared")
+    comm.add_observer(watcher)
+    for last in range(comm.size):
+        begun_last_by(comm, last, start).wait()
+        begun_last_by(comm, last, lambda: comm.all_reduce_async(array, label="begun")).wait()
+    for number, event in enumerate(watcher.events):
+        if comm.transport == "mpi" and event.label == "prepared" and comm.size > 1:  # its data may come with the ranks
+            assert (event.wait_s, event.waits, event.last_rank) == (None, (), -1)
+            continue
+        assert event.wait_s == pytest.approx(sum(end - begin for begin, end in event.waits), abs=1e-9)
+        assert event.wait_s <= event.exposed_s + 1e-9
+        assert all(any(b <= begin and end <= e for b, e in event.exposed) for begin, end in event.waits)
+        if comm.size > 1:
+            assert event.wait_s > 0
+            assert event.last_rank == (number // 2 if event.label == "prepared" else -1) and event.late_s >= 0
+    for label in ("prepared", "begun"):
+        total = comm.stats.total("all_reduce", label)
+        parts = [total[name] for name in ("wait_s", "transfer_s", "untold_s")]
+        assert sum(parts) == pytest.approx(total["exposed_s"], abs=1e-9)
+        untold = comm.transport == "mpi" and label == "prepared" and comm.size > 1
+        assert (parts[0] > 0) == (comm.size > 1 and not untold) and (parts[2] > 0) == untold
+
+
+def test_one_that_is_done_is_told_when_that_is_seen(comm):
+    watcher = Recorder()
+    comm.add_observer(watcher)
+    first, second = [comm.all_reduce_async(np.ones(100), bucket=bucket) for bucket in range(2)]
+    second.wait()  # completes the first as well
+    seen_s = time.perf_counter()
+    assert [event.bucket for event in watcher.events] == [0, 1]
+    assert all(event.began_s + event.seconds <= seen_s for event in watcher.events)
+    first.wait()
+    assert len(watcher.events) == 2
+
+
+class Phases(Recorder):
+    def __init__(self):
+        super().__init__()
+        self.phases = {}
+
+    def phase_finished(self, phase):
+        self.phases[phase.name] = phase
+
+
+def test_a_phase_knows_what_of_it_was_communication(comm):
+    watcher = Phases()
+    comm.add_observer(watcher)
+    array = np.ones(1000)
+    with comm.phase("nothing"):
+        pass
+    with comm.phase("blocking"):
+        comm.all_reduce(array)
+        comm.run_as_all_reduce(lambda: comm.all_reduce(array), nbytes=array.nbytes)
+    with comm.phase("beginning"):
+        handle = comm.all_reduce_async(array)
+    with comm.phase("waiting"):
+        handle.wait()
+    found = {name: phase.communication_s for name, phase in watcher.phases.items()}
+    one, several, background = watcher.events
+    assert found["nothing"] == 0
+    assert found["blocking"] == pytest.approx(one.seconds + several.seconds, abs=1e-9)  # the parts count once
+    assert found["beginning"] > 0
+    assert background.exposed_s <= found["beginning"] + found["waiting"] + 1e-9
+    assert all(phase.communication_s <= phase.seconds for phase in watcher.phases.values())

@@ -37,13 +37,18 @@ events = st.builds(
     label=st.sampled_from(["", "gradients"]),
     failed=st.booleans(),
     bucket=st.integers(-1, 2),
-    wait_s=st.floats(0, 1e-7),
+    wait_s=st.none() | st.floats(0, 1e-7),
     exposed_s=st.none() | st.floats(0, 1e-7),
     last_rank=st.integers(-1, 3),
     late_s=st.floats(0, 1),
 )
 phases = st.builds(
-    Phase, st.sampled_from(["pack", "unpack", "step"]), st.just(0.0), durations, bucket=st.integers(-1, 2)
+    Phase,
+    st.sampled_from(["pack", "unpack", "step"]),
+    st.just(0.0),
+    durations,
+    bucket=st.integers(-1, 2),
+    communication_s=durations,
 )
 
 # --- percentiles ---
@@ -204,6 +209,38 @@ def test_hidden_time_is_what_the_caller_did_not_wait_for():
     assert (row["exposed_s"], row["hidden_s"]) == (pytest.approx(0.014), pytest.approx(0.016))
 
 
+def test_waiting_that_is_not_told_from_moving_is_neither():
+    events = [event(0.010, wait_s=0.004), event(0.010, wait_s=None), event(0.010, wait_s=None, exposed_s=0.003)]
+    row = stats_of(events).total("all_reduce")
+    parts = {name: row[name] for name in ("seconds", "wait_s", "transfer_s", "untold_s", "hidden_s", "exposed_s")}
+    assert parts == pytest.approx(
+        {"seconds": 0.030, "wait_s": 0.004, "transfer_s": 0.006, "untold_s": 0.013, "hidden_s": 0.007,
+         "exposed_s": 0.023}
+    )  # fmt: skip
+
+
+def test_buckets_that_are_cut_anew_are_counted_from_then_on():
+    before = [event(0.001, 1000, label="gradients", bucket=bucket) for bucket in (0, 1, 1)]
+    before += [Phase("pack", 0.0, 0.1, "gradients", 1), event(0.5, 64, label="mine", bucket=0)]
+    stats = stats_of(before)
+    stats.start_buckets_anew("gradients")
+    for each in (event(0.002, 5000, label="gradients", bucket=0), Phase("pack", 0.0, 0.2, "gradients", 0)):
+        (stats.phase_finished if isinstance(each, Phase) else stats.collective_finished)(each)
+    gradients, mine = stats.as_dict()["buckets"]
+    assert (gradients["label"], gradients["calls"], gradients["bytes"]) == ("gradients", 1, 5000)
+    assert (gradients["seconds"], gradients["pack_s"]) == pytest.approx((0.002, 0.2))
+    assert (mine["label"], mine["bucket"], mine["calls"]) == ("mine", 0, 1)
+    total = stats.total("all_reduce", "gradients")
+    assert (total["calls"], total["bytes"]) == (4, 8000)
+    assert (total["seconds"], total["pack_s"]) == pytest.approx((0.005, 0.3))
+
+
+def test_what_of_a_phase_was_communication():
+    stats = stats_of([Phase("step", 0.0, 0.5, communication_s=0.2), Phase("step", 1.0, 0.3, communication_s=0.1)])
+    (row,) = CommStats.merged([stats.state()] * 2, 2).as_dict()["phases"]
+    assert (row["calls"], row["seconds"], row["communication_s"], row["max_s"]) == pytest.approx((2, 0.8, 0.3, 0.5))
+
+
 def test_stragglers():
     events = [event(last_rank=rank, late_s=late_s) for rank, late_s in ((3, 0.001), (3, 0.003), (1, 0.5), (3, 0.002))]
     one, other = stats_of([*events, event(last_rank=-1, late_s=9.0)]), stats_of(events)
@@ -285,7 +322,7 @@ def test_a_dict_is_json(drawn):
 
 def test_a_dict_says_what_it_holds():
     report = stats_of([event(0.25), event(0.5, operation="broadcast")]).as_dict()
-    assert (report["schema"], report["world_size"], report["ranks_merged"]) == (2, 4, 1)
+    assert (report["schema"], report["world_size"], report["ranks_merged"]) == (3, 4, 1)
     assert report["seconds"] == pytest.approx(0.75)
     assert [row["operation"] for row in report["operations"]] == ["all_reduce", "broadcast"]
 

@@ -128,7 +128,8 @@ class Trainer:
                     share = len(labels) / samples
                     part = self._forward_backward(images, labels, share)
                     self._synchronise(samples)
-                    loss += share * part.item()  # waits for the device, so after what goes on beside it
+                    with self.comm.phase("loss"):
+                        loss += share * part.item()  # waits for the device, so after what goes on beside it
             if not group:
                 self._synchronise(0)
             with self.comm.phase("optimizer"):

@@ -10,7 +10,7 @@ from clcomm.report.facts import PART_KEYS, Facts, per_call, rank_rows, step_part
 from clcomm.report.shapes import Bars, Chart, Distribution, Points
 from clcomm.synchronizer import GRADIENTS
 
-_PARTS = ("pack", "wait for ranks", "move and add", "unpack")
+_PARTS = ("pack", "wait for ranks", "move and add", "wait or move", "unpack")
 _MOST_BINS = 24
 
 
@@ -22,10 +22,12 @@ def step_chart(facts: Facts) -> Chart | None:
     return Bars("Where a step goes", names, ["a mean step"], [[s * 1e3 for s in values]], "ms")
 
 
-def _part_bars(title: str, names: list[str], rows: list[dict[str, Any]], suffix: str, note: str) -> Chart | None:
+def _part_bars(
+    facts: Facts, title: str, names: list[str], rows: list[dict[str, Any]], suffix: str, note: str
+) -> Chart | None:
     keys = [f"{name[:-2]}{suffix}" for name in PART_KEYS]
     shown = [(part, key) for part, key in zip(_PARTS, keys, strict=True) if any(row.get(key) for row in rows)]
-    if not any(row.get(keys[1]) for row in rows):  # waiting is not told from moving
+    if not facts.several:
         shown = [("communication" if part == _PARTS[2] else part, key) for part, key in shown]
     if not rows or not shown:
         return None
@@ -36,13 +38,13 @@ def _part_bars(title: str, names: list[str], rows: list[dict[str, Any]], suffix:
 def ranks_chart(facts: Facts) -> Chart | None:
     rows = rank_rows(facts)
     names = [f"rank {row['rank']}" for row in rows]
-    return _part_bars("Synchronising, by rank", names, rows, "_step_s", "a mean step")
+    return _part_bars(facts, "Synchronising, by rank", names, rows, "_step_s", "a mean step")
 
 
 def buckets_chart(facts: Facts) -> Chart | None:
     rows = [per_call(row) for row in facts.buckets]
     names = [f"bucket {row['bucket']}" for row in rows]
-    return _part_bars("Reducing, by bucket", names, rows, "_mean_s", "a mean call")
+    return _part_bars(facts, "Reducing, by bucket", names, rows, "_mean_s", "a mean call")
 
 
 def late_chart(facts: Facts) -> Chart | None:

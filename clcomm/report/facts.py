@@ -8,13 +8,13 @@ from clcomm.agreement import CHECKS
 from clcomm.auto_buckets import TUNING
 from clcomm.report import costs
 from clcomm.report.reading import Run
-from clcomm.stats import CommStats
+from clcomm.stats import MOST_TALLIES, CommStats
 from clcomm.synchronizer import GRADIENTS, PARAMETERS
 
-#: The parts of a reduction's time, one after the other.
-PART_KEYS = ("pack_s", "wait_s", "transfer_s", "unpack_s")
-#: What ranks say to each other in steps beside their gradients: whose count how much, whether replicas are alike.
-_CHECKING = (CHECKS, TUNING)
+#: The parts of a reduction's time; untold is what is waiting or moving, and the transport does not tell which.
+PART_KEYS = ("pack_s", "wait_s", "transfer_s", "untold_s", "unpack_s")
+#: Labels of what ranks say to each other in steps beside their gradients, and what that is as a part of a step.
+_BESIDE = {CHECKS: "checks and join", TUNING: "trying bucket sizes"}
 
 
 class Facts:
@@ -30,10 +30,13 @@ class Facts:
         self.steps = self._mean("steps")
         self.training_s = self._mean("training_s")
         self.data_wait_s = self._mean("data_wait_s")
-        self.reducing, self.checking = reducing(self.stats), checking(self.stats)
+        self.reducing = reducing(self.stats)
         self.sync = synchronisation(self.stats)
-        self.tells_waiting = self.reducing["wait_s"] > 0
-        self.phases = {row["phase"]: row["seconds"] for row in self.counts["phases"] if not row["label"]}
+        self.several = run.world_size > 1
+        self.overflows = len(self.stats.tallies) >= MOST_TALLIES
+        self.phases = {
+            row["phase"]: row["seconds"] - row["communication_s"] for row in self.counts["phases"] if not row["label"]
+        }  # without what they communicated
         self.ceiling = costs.ceiling_of(run.figures["ceilings"], self.reductions["transport"])
         self.own_costs = costs.own_costs(self.buckets)
         self.costs = self.own_costs if isinstance(self.own_costs, costs.Costs) else self.stored_costs()
@@ -64,28 +67,20 @@ class Facts:
 
 def synchronisation(stats: CommStats) -> dict[str, float]:
     """Return the time parts of all that keeps replicas alike: reducing and checking."""
-    others = checking(stats)
-    return {name: seconds + others[name] for name, seconds in reducing(stats).items() if name in others}
+    parts = [reducing(stats), *(labelled(stats, label) for label in _BESIDE)]
+    return {name: sum(part[name] for part in parts) for name in parts[0]}
 
 
 def reducing(stats: CommStats) -> dict[str, float]:
-    """Return the time parts of reductions of gradients and of a sharded update's all-gathers of parameters.
-
-    `in_update_s` is what of it a sharded update does in the optimizer's step.
-    """
-    in_update = (("reduce_scatter", GRADIENTS), ("all_gather", PARAMETERS))
-    rows = [
-        row
-        for row in stats.as_dict()["operations"]
-        if row["label"] == GRADIENTS or (row["operation"], row["label"]) in in_update
-    ]
-    updating = sum(row["seconds"] for row in rows if (row["operation"], row["label"]) in in_update)
-    return _summed(rows) | {"in_update_s": updating}
+    """Return the time parts of reductions of gradients and of a sharded update's all-gathers of parameters."""
+    rows = stats.as_dict()["operations"]
+    gathers = ("all_gather", PARAMETERS)
+    return _summed([row for row in rows if row["label"] == GRADIENTS or (row["operation"], row["label"]) == gathers])
 
 
-def checking(stats: CommStats) -> dict[str, float]:
-    """Return the time parts of what ranks agree on in steps; the few such calls before the first step are in it too."""
-    return _summed([row for row in stats.as_dict()["operations"] if row["label"] in _CHECKING])
+def labelled(stats: CommStats, label: str) -> dict[str, float]:
+    """Return the time parts of a label's calls; of `checks` the few before the first step are in it too."""
+    return _summed([row for row in stats.as_dict()["operations"] if row["label"] == label])
 
 
 def _summed(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -98,33 +93,24 @@ def step_parts(facts: Facts) -> list[tuple[str, float]]:
     if not facts.training_s or not facts.steps:
         return []
     reducing = facts.reducing
-    if reducing["hidden_s"]:
-        moving = [("exposed communication", reducing["exposed_s"])]
-    elif facts.tells_waiting:
-        moving = [("wait for ranks", reducing["wait_s"]), ("move and add", reducing["transfer_s"])]
-    else:
-        moving = [("communication", reducing["seconds"])]
-    updating = facts.phases.get("optimizer", 0.0) - reducing["in_update_s"] - _norms_s(facts)
+    moving = [
+        ("wait for ranks", reducing["wait_s"]),
+        ("move and add" if facts.several else "communication", reducing["transfer_s"]),
+        ("exposed communication" if reducing["hidden_s"] else "communication", reducing["untold_s"]),
+    ]
     known = [
         ("wait for data", facts.data_wait_s or 0.0),
         ("forward and backward", facts.phases.get("forward_backward", 0.0)),
-        ("checks and join", facts.checking["exposed_s"]),
+        *((part, labelled(facts.stats, label)["exposed_s"]) for label, part in _BESIDE.items()),
         ("pack", reducing["pack_s"]),
         *moving,
         ("unpack", reducing["unpack_s"]),
-        ("optimizer", max(0.0, updating)),
+        ("wait for the device", facts.phases.get("loss", 0.0) + max(0.0, facts.phases.get("sync", 0.0))),
+        ("optimizer", facts.phases.get("optimizer", 0.0)),
     ]
     rest = facts.training_s - sum(seconds for _, seconds in known)
     name = "the rest" if facts.phases.get("forward_backward") else "computing and the rest"
     return [(what, seconds / facts.steps) for what, seconds in [*known, (name, max(0.0, rest))] if seconds > 0]
-
-
-def _norms_s(facts: Facts) -> float:
-    """Return what clipping spends on adding up the ranks' norms: of the checks, those in the optimizer's phase."""
-    if (facts.run.figures["settings"] or {}).get("clip_norm", "-") == "-":
-        return 0.0
-    gathers = facts.stats.total("all_gather", CHECKS)
-    return gathers["mean_s"] * min(gathers["calls"], facts.steps or 0)
 
 
 def rank_rows(facts: Facts) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from clcomm.report.facts import Facts
 from clcomm.report.reading import Run
 from clcomm.report.sentences import Tile
 from clcomm.report.shapes import Chart, Table
+from clcomm.synchronizer import GRADIENTS
 
 #: Version of `clcomm report --format json`.
 SCHEMA = 1
@@ -55,13 +56,19 @@ def left_out(facts: Facts) -> list[LeftOut]:
     """Return what could not be shown, with the reason and what to do about it."""
     unfit = costs.unfit(facts.buckets)
     several, mute = facts.run.world_size > 1, "this transport does not tell"
+    background = " in what goes on in the background; --overlap off does" if facts.reducing["hidden_s"] else ""
     command = f"mpiexec -n {facts.run.world_size} clcomm tune"
     candidates = [
+        (
+            bool(facts.stats.total("reduce_scatter", GRADIENTS)["calls"]),
+            "gradient all-reduce, buckets",
+            "a sharded update reduces and scatters all gradients at once",
+        ),
         (not facts.training_s, "share of a step", "the files do not say how long the steps took"),
         (
-            several and not facts.tells_waiting,
+            several and facts.reducing["untold_s"] > 0,
             "wait for ranks",
-            f"{mute} waiting from moving data",
+            f"{mute} waiting from moving data{background}",
         ),
         (
             several and not facts.counts["stragglers"],

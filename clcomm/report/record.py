@@ -18,7 +18,7 @@ from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, DataError
 from clcomm.stats import CommStats
 
-FORMAT, SCHEMA = "clcomm run", 2
+FORMAT, SCHEMA = "clcomm run", 3
 COMPARISON_FORMAT, COMPARISON_SCHEMA = "clcomm comparison", 1
 #: In a file's name it stands for a rank's number: each rank then writes a file of its own.
 RANK = "{rank}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from clcomm.report.facts import Facts
-from clcomm.report.shapes import written
+from clcomm.report.shapes import count, written
 from clcomm.units import format_size
 
 #: A rank stands out when it came last so many times as often as an even share, and the calls were not just a few.
@@ -21,7 +21,7 @@ def title(facts: Facts) -> str:
     figures = facts.run.figures
     what = " on ".join(figures[name] for name in ("model", "dataset") if figures[name])
     hosts = f" of {figures['hosts']} hosts" if (figures["hosts"] or 1) > 1 else ""
-    return f"{what or 'A run'}, {_count(facts.run.world_size, 'rank')}{hosts}"
+    return f"{what or 'A run'}, {count(facts.run.world_size, 'rank')}{hosts}"
 
 
 class Tile(NamedTuple):
@@ -60,15 +60,15 @@ def problems(facts: Facts) -> list[str]:
         there = {record["rank"] for record in facts.run.ranks}
         names = [str(rank) for rank in range(facts.run.world_size) if rank not in there]
         found.append(
-            f"{_count(missing, 'rank')} of {facts.run.world_size} missing here: {', '.join(names[:10])}"
+            f"{count(missing, 'rank')} of {facts.run.world_size} missing here: {', '.join(names[:10])}"
             f"{', ...' if missing > 10 else ''}; all figures are of the others."
         )
     failed = sum(row["failures"] for row in facts.counts["operations"])
     if failed:
-        found.append(f"{_count(failed, 'call')} failed.")
+        found.append(f"{count(failed, 'call')} failed.")
     mismatches = max((record["replica_mismatches"] or 0 for record in facts.run.ranks), default=0)
     if mismatches:
-        found.append(f"The replicas differed {_count(mismatches, 'time')}: do not trust what they learned.")
+        found.append(f"The replicas differed {count(mismatches, 'time')}: do not trust what they learned.")
     return found
 
 
@@ -76,7 +76,7 @@ def pace(facts: Facts) -> str:
     """Return how fast it went."""
     figures, parts = facts.run.figures, []
     if facts.steps:
-        parts.append(f"{_count(round(facts.steps), 'step')}")
+        parts.append(f"{count(round(facts.steps), 'step')}")
     step_s = facts.per_step(facts.training_s)
     if step_s is not None:
         parts.append(f"{_ms(step_s)} each on average of all")
@@ -101,19 +101,18 @@ def sharing(facts: Facts) -> str:
     begin = f"Synchronisation took {_ms(facts.sync_s)} in all" if share is None else (
         f"Synchronisation took {share:.1%} of a step" + (f", {_ms(a_step)}" if a_step is not None else "")
     )  # fmt: skip
-    whole = facts.sync["pack_s"] + facts.sync["seconds"] + facts.sync["unpack_s"]
+    whole = facts.sync_s or 1.0
     packing = facts.sync["pack_s"] + facts.sync["unpack_s"]
     parts = [
-        (facts.sync["wait_s"] if facts.tells_waiting else 0.0, "waiting for other ranks"),
-        (facts.sync["transfer_s"] if facts.tells_waiting else 0.0, "moving and adding data"),
+        (facts.sync["wait_s"], "waiting for other ranks"),
+        (facts.sync["transfer_s"] if facts.several else 0.0, "moving and adding data"),
+        (facts.sync["untold_s"], "waiting or moving, it is not told which"),
         (packing, "packing and unpacking"),
     ]
     words = [f"{seconds / whole:.0%} {what}" for seconds, what in parts if seconds > 0.005 * whole]
-    if (
-        len(words) < 2 or facts.sync["hidden_s"]
-    ):  # how long a call that goes on behind computing moves data is not known
+    if len(words) < 2:
         return f"{begin}."
-    uneven = "" if not facts.tells_waiting or facts.sync["wait_s"] < _MOSTLY * whole else (
+    uneven = "" if facts.sync["wait_s"] < _MOSTLY * whole else (
         " What makes ranks arrive apart costs more than moving the data."
     )  # fmt: skip
     return f"{begin}: {', '.join(words)}.{uneven}"
@@ -152,7 +151,7 @@ def advice(facts: Facts) -> str:
     best, cost = facts.advice.recommendation.best, facts.costs.cost
     alpha, beta = written(cost.alpha_s, "us"), written(cost.beta_s_per_byte, "ns_per_kib")
     price = f"Moving costs {alpha} us a call and {beta} ns a KiB"
-    buckets = _count(facts.advice.current_buckets, "bucket")
+    buckets = count(facts.advice.current_buckets, "bucket")
     if facts.advice.is_good:
         return f"{price}: this run's {buckets} a step are as good as any."
     size = "no bucketing" if best.bucket_size is None else f"--bucket-size {format_size(best.bucket_size)}"
@@ -167,7 +166,7 @@ def upkeep(facts: Facts) -> str:
     parts = []
     checks = max((record["replica_checks"] or 0 for record in facts.run.ranks), default=0)
     if checks and not any(record["replica_mismatches"] for record in facts.run.ranks):
-        parts.append(f"Replicas were compared {_count(checks, 'time')} and were alike.")
+        parts.append(f"Replicas were compared {count(checks, 'time')} and were alike.")
     seconds = facts.counts["stats_overhead"]["seconds"]
     if facts.training_s:
         parts.append(f"Keeping these figures took {seconds / facts.training_s:.3%} of the steps' time.")
@@ -176,7 +175,3 @@ def upkeep(facts: Facts) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.3g} ms" if seconds < 1 else f"{seconds:,.2f} s"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -71,13 +71,18 @@ def written(value: Any, kind: str) -> str:
     return value if isinstance(value, str) else KINDS[kind](value)
 
 
+def count(number: int, noun: str) -> str:
+    """Return so many of something in words."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 # --- charts ---
 
 #: A part has the same colour in every chart: its place in the palettes of page.css and png.py.
 _COLOURS = {
     "wait for data": 0, "forward and backward": 1, "pack": 2, "wait for ranks": 3, "came last": 3, "move and add": 4,
-    "communication": 4, "exposed communication": 4, "unpack": 5, "optimizer": 6,
-    "checks and join": 7,
+    "wait or move": 4, "communication": 4, "exposed communication": 4, "unpack": 5, "optimizer": 6,
+    "checks and join": 7, "trying bucket sizes": 8,
 }  # fmt: skip
 _OTHER_COLOUR = 8
 

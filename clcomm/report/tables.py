@@ -7,13 +7,14 @@ from typing import Any
 
 from clcomm.report import costs
 from clcomm.report.facts import PART_KEYS, Facts, per_call, rank_rows, step_parts
-from clcomm.report.shapes import Column, Table, with_values
+from clcomm.report.shapes import Column, Table, count, with_values
+from clcomm.stats import MOST_TALLIES
 from clcomm.synchronizer import GRADIENTS
 from clcomm.units import format_size
 
 _TIMES = (
     Column("pack_s", "pack", "ms"), Column("wait_s", "wait", "ms"), Column("transfer_s", "move", "ms"),
-    Column("unpack_s", "unpack", "ms"), Column("hidden_s", "hidden", "ms"),
+    Column("untold_s", "wait+move", "ms"), Column("unpack_s", "unpack", "ms"), Column("hidden_s", "hidden", "ms"),
 )  # fmt: skip
 _BANDWIDTHS = Column("algbw_bytes_per_s", "algbw", "gb_s"), Column("busbw_bytes_per_s", "busbw", "gb_s")
 _CALLS = (
@@ -42,7 +43,8 @@ def step_table(facts: Facts) -> Table:
     rows: list[dict[str, Any]] = [{"part": what, "mean_s": s, "share": s / whole} for what, s in parts]
     rows += [{"part": "a whole step", "mean_s": whole, "share": 1.0}] if rows else []
     columns = [Column("part", "", "text"), Column("mean_s", "ms", "ms"), Column("share", "share", "share")]
-    return Table("step", "Where a step goes", columns, rows, "A mean step of a mean rank.")
+    hidden = " What computing hides of communication takes none of it." if facts.reducing["hidden_s"] else ""
+    return Table("step", "Where a step goes", columns, rows, f"A mean step of a mean rank.{hidden}")
 
 
 def _with_ceiling(facts: Facts, row: dict[str, Any]) -> dict[str, Any]:
@@ -66,9 +68,10 @@ def operations_table(facts: Facts) -> Table:
         Column("seconds", "total", "whole_ms"),
         *(column._replace(kind="whole_ms") for column in _TIMES), *_CALLS,
     ]  # fmt: skip
-    rows = [_blank_zeros(_with_ceiling(facts, row)) for row in rows]
+    rows = [_blank_zeros(facts, _with_ceiling(facts, row)) for row in rows]
     note = f"Per rank; times in ms: {_first_to_last(_TIMES, rows, 'total')} in all, percentiles of single calls"
     note += "; bandwidths in GB/s (10^9 bytes)." if with_values(_BANDWIDTHS, rows) else "."
+    note += _untold(rows)
     return Table("operations", "Operations", columns, rows, note)
 
 
@@ -82,17 +85,21 @@ def _compressed(facts: Facts) -> bool:
     return any(row["wire_bytes"] != row["bytes"] for row in facts.counts["operations"])
 
 
-def _blank_zeros(row: dict[str, Any]) -> dict[str, Any]:
-    """Leave out parts that are nothing, and moving where waiting is not told from it; columns without any vanish."""
+def _blank_zeros(facts: Facts, row: dict[str, Any]) -> dict[str, Any]:
+    """Leave out parts that are nothing, and moving where there is nobody to move to; columns without any vanish."""
     suffixes = ("_s", "_mean_s", "_step_s")
-    blank = {f"{name[:-2]}{suffix}" for name in (*PART_KEYS, "hidden_s") for suffix in suffixes}
-    untold = {f"transfer{suffix}" for suffix in suffixes} if not row.get("wait_s", row.get("wait_step_s")) else set()
-    blank.add("failures")
-    return {name: None if name in untold or (name in blank and not value) else value for name, value in row.items()}
+    blank = {f"{name[:-2]}{suffix}" for name in (*PART_KEYS, "hidden_s") for suffix in suffixes} | {"failures"}
+    alone = set() if facts.several else {f"transfer{suffix}" for suffix in suffixes}
+    return {name: None if name in alone or (name in blank and not value) else value for name, value in row.items()}
+
+
+def _untold(rows: list[dict[str, Any]], key: str = "untold_s") -> str:
+    """Return what the column "wait+move" is, where there is one."""
+    return " wait+move is either: the transport does not tell which." if any(row[key] for row in rows) else ""
 
 
 def buckets_table(facts: Facts) -> Table:
-    rows = [_blank_zeros(per_call(_with_ceiling(facts, row))) for row in facts.buckets]
+    rows = [_blank_zeros(facts, per_call(_with_ceiling(facts, row))) for row in facts.buckets]
     parts = [Column(f"{column.key[:-2]}_mean_s", column.heading, "ms") for column in _TIMES]
     columns = [
         Column("bucket", "bucket"), Column("operation", "operation", "text"), Column("calls", "calls"),
@@ -100,12 +107,16 @@ def buckets_table(facts: Facts) -> Table:
     ]  # fmt: skip
     mean = _first_to_last(parts, rows)
     note = f"Per rank; times in ms{f', {mean} of a mean call' if mean else ''}, percentiles of single calls. "
-    note += "Buckets are numbered in the order of backward."
+    note += f"Buckets are numbered in the order of backward.{_untold(rows)}"
+    others = facts.reductions["calls"] - sum(row["calls"] for row in rows)
+    if rows and others:
+        whose = f"of buckets past the first {MOST_TALLIES}" if facts.overflows else "before these were the buckets"
+        note += f" {count(others, 'call')} {whose} {'is' if others == 1 else 'are'} in no line here."
     return Table("buckets", "Buckets", columns, rows, note)
 
 
 def ranks_table(facts: Facts) -> Table:
-    rows = [_blank_zeros(row) for row in rank_rows(facts)]
+    rows = [_blank_zeros(facts, row) for row in rank_rows(facts)]
     parts = [Column(f"{column.key[:-2]}_step_s", column.heading, "ms") for column in _TIMES]
     parts.insert(0, Column("seconds_step_s", "collectives", "ms"))
     hosts = len({record["host_name"] for record in facts.run.ranks})
@@ -117,7 +128,8 @@ def ranks_table(facts: Facts) -> Table:
     ]  # fmt: skip
     note = f"Times in ms of a mean step, {_first_to_last(parts, rows)} while synchronising."
     waits = len(rows) > 1 and any(row["wait_step_s"] for row in rows)
-    note += " The rank that waits least is the slow one." if waits else ""
+    untold = _untold(rows, "untold_step_s")
+    note += " The rank that waits least is the slow one." if waits and not untold else untold
     return Table("ranks", "Ranks", columns, rows, note)
 
 
@@ -202,12 +214,16 @@ def checks_table(facts: Facts) -> Table:
     """Return the sums that have to come out: a report whose parts do not add up says so itself."""
     rows, first = [], sum(row["calls"] for row in facts.buckets if row["bucket"] == 0)
     if facts.layout and first:  # whatever the plan, each synchronisation reduces one bucket 0
-        expected = sum(map(sum, facts.layout)) * first
+        whole, calls = sum(map(sum, facts.layout)), first
+        if not facts.overflows:  # then what is in no bucket was reduced before these were the buckets
+            before = facts.reductions["bytes"] - sum(row["bytes"] for row in facts.buckets)
+            calls += round(before / whole)
+        expected = whole * calls
         rows.append(("gradients' bytes are the layout's, times synchronisations", facts.reductions["bytes"], expected))
-    parts = sum(each["wait_s"] + each["transfer_s"] for each in facts.counts["operations"])
-    rows.append(
-        ("waiting and moving are all of the operations' ms", round(parts * 1e3), round(facts.stats.seconds * 1e3))
-    )
+    told = ("wait_s", "transfer_s", "untold_s", "hidden_s")
+    parts = sum(each[name] for each in facts.counts["operations"] for name in told)
+    name = "waiting, moving and hidden" if facts.reducing["hidden_s"] else "waiting and moving"
+    rows.append((f"{name} are all of the operations' ms", round(parts * 1e3), round(facts.stats.seconds * 1e3)))
     columns = [
         Column("check", "", "text"),
         Column("is", "is"),

@@ -118,7 +118,7 @@ class Trace:
     def collective_finished(self, event: Collective) -> None:
         if self._is_recording:
             self._collectives.append(event)
-            self._room_bytes -= _COLLECTIVE_BYTES + _EXPOSED_BYTES * len(event.exposed)
+            self._room_bytes -= _COLLECTIVE_BYTES + _EXPOSED_BYTES * (len(event.exposed) + len(event.waits))
             if self._room_bytes < 0:
                 self._flush()
 

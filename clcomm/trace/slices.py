@@ -24,7 +24,7 @@ class Slice(NamedTuple):
 
     `lane` counts the rows that slices which overlap without being nested need. Flows go out of slice `flow_out` into
     those with the same number as `flow_in`; 0: none. `exposed` are the (begin, end) in a collective in the background
-    in which its rank could do nothing else.
+    in which its rank could do nothing else, `waits` what of them it waited for other ranks.
     """
 
     begin_ns: int
@@ -39,6 +39,7 @@ class Slice(NamedTuple):
     wait_ns: int = 0
     queued_ns: int = 0
     exposed: tuple[tuple[int, int], ...] = ()
+    waits: tuple[tuple[int, int], ...] = ()
 
 
 def slices_of(part: Part, align: Callable[[int], int]) -> list[Slice]:
@@ -85,9 +86,13 @@ def _collective(event: Collective, align: Callable[[int], int]) -> Slice:
     length = _ns(event.seconds)
     return Slice(
         begin, begin + length, COMMUNICATION, f"{event.operation} {of}".strip(), "communication", args,
-        wait_ns=min(length, _ns(event.wait_s)), queued_ns=_ns(event.queued_s),
-        exposed=tuple((align(_ns(begin_s)), align(_ns(end_s))) for begin_s, end_s in event.exposed),
+        wait_ns=min(length, _ns(event.wait_s or 0.0)), queued_ns=_ns(event.queued_s),
+        exposed=_aligned(event.exposed, align), waits=_aligned(event.waits, align),
     )  # fmt: skip
+
+
+def _aligned(spans: Iterable[tuple[float, float]], align: Callable[[int], int]) -> tuple[tuple[int, int], ...]:
+    return tuple((align(_ns(begin_s)), align(_ns(end_s))) for begin_s, end_s in spans)
 
 
 def _ns(seconds: float) -> int:
@@ -143,10 +148,11 @@ def _fitted(each: Slice, ends: list[int]) -> Slice | None:
 
 
 def _split(whole: Slice) -> list[Slice]:
-    """Return a slice with what is known of its inside: wait and transfer, or when it was exposed."""
-    inner = whole._replace(args={}, flow_in=0, wait_ns=0, exposed=())
-    if whole.wait_ns:
+    """Return a slice with what is known of its inside: wait and transfer, or when it was exposed and waited in that."""
+    inner = whole._replace(args={}, flow_in=0, wait_ns=0, exposed=(), waits=())
+    if whole.wait_ns and not whole.exposed:
         meeting = min(whole.end_ns, whole.begin_ns + whole.wait_ns)
         return [whole, inner._replace(end_ns=meeting, name="wait"), inner._replace(begin_ns=meeting, name="transfer")]
-    cut = ((max(begin, whole.begin_ns), min(end, whole.end_ns)) for begin, end in whole.exposed)
-    return [whole, *(inner._replace(begin_ns=b, end_ns=e, name="exposed") for b, e in cut if b < e)]
+    named = [("exposed", *span) for span in whole.exposed] + [("wait", *span) for span in whole.waits]
+    cut = ((name, max(begin, whole.begin_ns), min(end, whole.end_ns)) for name, begin, end in named)
+    return [whole, *(inner._replace(begin_ns=b, end_ns=e, name=name) for name, b, e in cut if b < e)]

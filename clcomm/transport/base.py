@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
+
+#: (begin, end) by time.perf_counter().
+Span = tuple[float, float]
 
 
 class Request(Protocol):
@@ -81,14 +85,34 @@ class Pending:
     Later phases have communicators of their own and start in the order of the first ones, so ranks may wait for their
     handles in any order: `queue` holds all unfinished ones, whichever transport has them, and only its head moves on.
     Were there a queue for each transport, two ranks could wait for each other's later phases.
+
+    meets: whether the first request is complete as soon as all ranks have come, before data moves.
     """
 
-    def __init__(self, queue: deque[Pending], first: Request | None, *phases: Callable[[], Request | None]):
+    def __init__(
+        self,
+        queue: deque[Pending],
+        first: Request | None,
+        *phases: Callable[[], Request | None],
+        meets: bool = False,
+    ):
         self._queue, self._request = queue, first
         self._phases = deque(phases)
         self._error: Exception | None = None
+        self._meets_from_s = time.perf_counter() if meets else None
         self.finished = False
+        #: When it was seen to be finished, by time.perf_counter().
+        self.finished_s = 0.0
+        #: When it waited for other ranks; None where that is not told from moving data.
+        self.waits: list[Span] | None = None
+        #: When each rank came (perf_counter_ns), where one clock tells.
+        self.arrivals: list[int] | None = None
         queue.append(self)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended with an error."""
+        return self._error is not None
 
     def wait(self) -> None:
         """Return when the result is there, on this rank; raise what made it fail."""
@@ -106,6 +130,8 @@ class Pending:
     def _advance(self, block: bool) -> bool:
         try:
             while _complete(self._request, block):
+                if self._meets_from_s is not None:
+                    self.waits, self._meets_from_s = [(self._meets_from_s, time.perf_counter())], None
                 if not self._phases:
                     break
                 self._request = self._phases.popleft()()
@@ -113,7 +139,7 @@ class Pending:
                 return False
         except Exception as error:
             self._error = error  # for whoever waits for this one, not for another that is behind it
-        self.finished = True
+        self.finished, self.finished_s = True, time.perf_counter()
         self._queue.popleft()
         return True
 

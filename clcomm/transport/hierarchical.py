@@ -119,7 +119,7 @@ class HierarchicalTransport(MemoryTransport):
 
         reductions: list[_Reduction] = []
         first = self.base.comm.Iallgather(own, everyone)
-        return Pending(self.base.pending, first, fold, *self._later_phases(reductions, op))
+        return Pending(self.base.pending, first, fold, *self._later_phases(reductions, op), meets=True)
 
     def _later_phases(self, reductions: list[_Reduction], op: str) -> list[Callable[[], Any]]:
         """Return what follows the fold, which will have put its reduction into the list."""

@@ -90,7 +90,8 @@ class MpiTransport(Transport):
             require_alike(everyone, arrays=2)
             return scatter()
 
-        return Pending(self.pending, self.comm.Iallgather(own, everyone), compare_and_scatter, gather)
+        first = self.comm.Iallgather(own, everyone)
+        return Pending(self.pending, first, compare_and_scatter, gather, meets=True)
 
     def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], Pending]:
         def start() -> Pending:

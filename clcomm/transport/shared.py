@@ -127,7 +127,7 @@ class SharedTransport(MemoryTransport):
             self._shard_reduction(source, out, op, everyone[:, 1:])()
             return self._second_comm.Ibarrier()
 
-        return Pending(self._pending, self._first_comm.Iallgather(own, everyone), fold)
+        return Pending(self._pending, self._first_comm.Iallgather(own, everyone), fold, meets=True)
 
     def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], Pending]:
         everyone = self._point.exchange(self.memory.places(source, out), kind_of(source))

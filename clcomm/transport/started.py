@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter, perf_counter_ns
 
 import numpy as np
 
 from clcomm.transport.base import Pending
 from clcomm.transport.memory import HostMemory
 
-#: Bytes of a rank's two counters, on a cache line of their own.
+#: Bytes of a rank's two counters, and of when it advanced each, on a cache line of their own.
 _LINE = 64
 #: Reductions whose counters lie in one window: windows are few, buckets may be many.
 _TOGETHER = 256
@@ -51,31 +52,52 @@ class StartedReduction:
     """
 
     def __init__(self, memory: HostMemory, counters: np.ndarray, pending: deque[Pending], fold: Callable[[], None]):
-        self._started, self._folded = counters[:, 0].data, counters[:, 1].data
+        self._started = counters[:, 0].data, counters[:, 2].data
+        self._folded = counters[:, 1].data, counters[:, 3].data
         self._rank, self._fence, self._progress = memory.rank, memory.fence, memory.comm.Iprobe
-        self._pending, self._fold = pending, fold
+        self._queue, self._fold = pending, fold
+        self._current: Pending
         self._count = 0
 
     def start(self) -> Pending:
         """Tell the others that this rank's array is written."""
         self._count += 1
-        return Pending(self._pending, self._advance(self._started), self._fold_own)
+        self._current = Pending(self._queue, self._advance(self._started), self._fold_own)
+        return self._current
 
     def _fold_own(self) -> _Reached:
         self._fold()
         return self._advance(self._folded)
 
-    def _advance(self, counters: memoryview) -> _Reached:
+    def _advance(self, words: tuple[memoryview, memoryview]) -> _Reached:
+        counters, times = words
+        times[self._rank] = perf_counter_ns()
         self._fence()
         counters[self._rank] = self._count
-        return _Reached(counters, self._count, self._fence, self._progress)
+        return _Reached(counters, times, self._count, self._fence, self._progress, self._note)
+
+    def _note(self, times: list[int]) -> None:
+        """Note when each rank came to a meeting, the first or the second, and that this one waited for them there."""
+        pending = self._current
+        if pending.arrivals is None:
+            pending.arrivals, pending.waits = times, []
+        pending.waits.append((times[self._rank] * 1e-9, perf_counter()))  # type: ignore[union-attr]
 
 
 class _Reached:
-    """A request, as MPI's, that is complete when every rank's counter has come as far."""
+    """A request, as MPI's, that is complete when every rank's counter has come as far; `tell` is told when each did."""
 
-    def __init__(self, counters: memoryview, count: int, fence: Callable[[], object], progress: Callable[[], object]):
-        self._counters, self._count, self._fence, self._progress = counters, count, fence, progress
+    def __init__(
+        self,
+        counters: memoryview,
+        times: memoryview,
+        count: int,
+        fence: Callable[[], object],
+        progress: Callable[[], object],
+        tell: Callable[[list[int]], None],
+    ):
+        self._counters, self._times, self._count = counters, times, count
+        self._fence, self._progress, self._tell = fence, progress, tell
 
     def Test(self) -> bool:
         count = self._count
@@ -83,6 +105,7 @@ class _Reached:
             if counter < count:
                 return False
         self._fence()
+        self._tell(self._times.tolist())  # before anyone can begin anew: that takes what this rank does next
         return True
 
     def Wait(self) -> None:

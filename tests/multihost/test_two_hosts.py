@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 
 import pytest
 
@@ -115,3 +116,27 @@ def test_a_rank_that_leaves_while_the_other_host_waits_for_it_ends_the_job(two_h
     )
     assert ended.returncode == 1, ended.stderr
     assert "clcomm: rank 1: left while rank 0 waits for it in all_reduce 'late' #2 (" in ended.stderr
+
+
+# --- a cable with a delay and a rate ---
+
+
+def test_a_cable_has_the_delay_and_the_rate_it_was_made_with(two_hosts: TwoHosts):
+    with TwoHosts(delay_ms=15, rate_mbit=100) as hosts:
+        assert hosts.cable.how.startswith("15 ms each way, 100 Mbit/s, by ")
+        command = hosts.command((1, 1), ["-m", "tests.multihost.far"])
+        ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=HUNG_S)
+    assert ended.returncode == 0, ended.stderr
+    least_s = {int(nbytes): seconds for nbytes, seconds in json.loads(ended.stdout).items()}
+    assert least_s[8] >= 2 * 0.015
+    assert least_s[1 << 20] >= 2 * (0.015 + 8 * (1 << 20) / 100e6)
+
+
+def test_bucket_sizes_are_measured_on_two_hosts_with_a_delay(two_hosts: TwoHosts):
+    arguments = ["--hosts", "1", "1", "--delay-ms", "0.2", "--rate-mbit", "1000", "--model", "mlp"]
+    quick = ["--windows", "1", "--window-s", "0.001"]
+    command = [sys.executable, "-m", "benchmarks.bucket_sizes", *arguments, *quick]
+    ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=HUNG_S)
+    assert ended.returncode in (0, 1), ended.stderr  # 1: a bar was missed, on a machine that may be busy
+    assert "between the hosts: 0.2 ms each way, 1000 Mbit/s, by " in ended.stdout
+    assert "mlp: auto to the best of 12 sizes" in ended.stdout

@@ -3,59 +3,53 @@
 As a script it runs one command on them, for trying things out by hand (root, Linux, iproute2, MPICH):
 
     python tests/multihost/two_hosts.py 2 2 -m examples.mnist --model mlp      # two ranks on each
+    python tests/multihost/two_hosts.py --delay-ms 0.5 --rate-mbit 1000 2 2 -m clcomm bench --transport auto mpi
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from types import TracebackType
 
 ROOT = Path(__file__).resolve().parents[2]
+if not __package__:  # it runs as a script
+    sys.path.insert(0, str(ROOT))
+
+from tests.multihost.cable import Cable, ip  # noqa: E402
+
 #: Addresses that only these two namespaces know.
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 #: What a launcher tells its ranks: a job started from within another must not inherit it.
 LAUNCHERS = ("PMI_", "PMIX_", "MPI_LOCAL", "OMPI_", "PRTE_", "HYDRA", "HYDI_", "MPIEXEC", "CLCOMM_", "SLURM_")
+_made = itertools.count()
 
 
 class TwoHosts:
-    """Two namespaces while this context is entered; the names carry our process's number and go whatever happens."""
+    """Two namespaces while this context is entered; their names, which carry our process's number, go whatever happens.
 
-    def __init__(self) -> None:
-        self.names = tuple(f"clcomm-{os.getpid()}-{side}" for side in "ab")
-        self._cables = tuple(f"cl{os.getpid()}{side}" for side in "ab")
+    delay_ms, rate_mbit: of the cable between them, as a Cable takes them.
+    """
+
+    def __init__(self, delay_ms: float = 0.0, rate_mbit: float = 0.0) -> None:
+        self._id = f"{os.getpid()}.{next(_made)}"
+        self.names = (f"clcomm-{self._id}-a", f"clcomm-{self._id}-b")
+        self._limits = delay_ms, rate_mbit
+        self._cable: Cable | None = None
         self._launcher = Path()
 
     def __enter__(self) -> TwoHosts:
         try:
             for name in self.names:
-                _ip("netns", "add", name)
-            first, second = self._cables
-            _ip(
-                "-n",
-                self.names[0],
-                "link",
-                "add",
-                first,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                second,
-                "netns",
-                self.names[1],
-            )
-            for name, cable, address in zip(self.names, self._cables, ADDRESSES, strict=True):
-                _ip("-n", name, "addr", "add", f"{address}/24", "dev", cable)
-                _ip("-n", name, "link", "set", "lo", "up")
-                _ip("-n", name, "link", "set", cable, "up")
-            self._wait_for_cables()
+                ip("netns", "add", name)
+            self._cable = Cable(self.names, (f"cl{self._id}a", f"cl{self._id}b"), *self._limits)
+            self._cable.plug_in(ADDRESSES)
             self._launcher = self._write_launcher()
         except BaseException:
             self._remove()
@@ -65,20 +59,16 @@ class TwoHosts:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._remove()
 
-    def _wait_for_cables(self, limit_s: float = 10.0) -> None:
-        """Wait until both ends say that they are up, a moment after they were told to be."""
-        deadline = time.monotonic() + limit_s
-        while not all(self._read(side, "operstate") == "up" for side in (0, 1)):
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"the cable between {' and '.join(self.names)} stays down")
-            time.sleep(0.01)
-
-    def _read(self, side: int, what: str) -> str:
-        path = f"/sys/class/net/{self._cables[side]}/{what}"
-        return _ip("netns", "exec", self.names[side], "cat", path).strip()
+    @property
+    def cable(self) -> Cable:
+        """What joins them, while they are there."""
+        assert self._cable is not None, "not entered"
+        return self._cable
 
     def _remove(self) -> None:
-        for name in self.names:  # the cable goes with the namespace of either end
+        if self._cable is not None:
+            self._cable.close()
+        for name in self.names:  # a pair of devices goes with the namespace of either end
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
         self._launcher.is_file() and self._launcher.unlink()
 
@@ -114,7 +104,7 @@ class TwoHosts:
 
     def bytes_received(self) -> int:
         """Return how much has come through the cable to the first host."""
-        return int(self._read(0, "statistics/rx_bytes"))
+        return int(self.cable.read(0, "statistics/rx_bytes"))
 
 
 def mpiexec() -> Path | None:
@@ -139,7 +129,7 @@ def refusal() -> str | None:
         return "mpiexec is not MPICH's"
     try:
         with TwoHosts() as hosts:
-            _ip("netns", "exec", hosts.names[1], "unshare", "--uts", "--ipc", "hostname", hosts.names[1])
+            ip("netns", "exec", hosts.names[1], "unshare", "--uts", "--ipc", "hostname", hosts.names[1])
     except RuntimeError as error:
         return f"no rights to make namespaces: {error}"
     return None
@@ -151,14 +141,18 @@ def environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def _ip(*arguments: str) -> str:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"ip {shlex.join(arguments)}: {done.stderr.strip()}")
-    return done.stdout
+def main() -> int:
+    """Run a command on two hosts, as the arguments say, and return its exit code."""
+    parser = argparse.ArgumentParser(description="Run Python on two hosts made of network namespaces.")
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="from host to host; default: none")
+    parser.add_argument("--rate-mbit", type=float, default=0.0, help="10^6 bits a second each way; default: no limit")
+    parser.add_argument("ranks", type=int, nargs=2, help="on each host")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="Python's")
+    options = parser.parse_args()
+    with TwoHosts(options.delay_ms, options.rate_mbit) as made:
+        print(f"cable: {made.cable.how}", file=sys.stderr, flush=True)
+        return subprocess.run(made.command(tuple(options.ranks), options.arguments), env=environment()).returncode
 
 
 if __name__ == "__main__":
-    with TwoHosts() as made:
-        on_each = (int(sys.argv[1]), int(sys.argv[2]))
-        sys.exit(subprocess.run(made.command(on_each, sys.argv[3:]), env=environment()).returncode)
+    sys.exit(main())

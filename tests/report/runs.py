@@ -19,7 +19,7 @@ SLOW_RANK, STEPS = 2, 60
 def stats_of_rank(rank: int, ranks: int, *, steps: int = STEPS, overlap: bool = False) -> CommStats:
     """Return a rank's stats: rank 2 comes last in most reductions, so the others wait for it."""
     rng, own, stats = np.random.default_rng(7), np.random.default_rng(rank), CommStats(ranks)
-    sizes = [sum(bucket) for bucket in LAYOUT]
+    sizes, share = [sum(bucket) for bucket in LAYOUT], 4 if overlap else 1
     for step in range(steps):
         for bucket, nbytes in enumerate(sizes):
             late_s = float(rng.lognormal(-8, 0.5))
@@ -29,7 +29,8 @@ def stats_of_rank(rank: int, ranks: int, *, steps: int = STEPS, overlap: bool = 
             stats.collective_finished(
                 Collective(
                     "all_reduce", "gradients", nbytes, seconds, "shared", step * len(sizes) + bucket, bucket=bucket,
-                    wait_s=wait_s, exposed_s=seconds / 4 if overlap else None, last_rank=last, late_s=late_s,
+                    wait_s=wait_s / share, exposed_s=seconds / share if overlap else None, last_rank=last,
+                    late_s=late_s,
                 )
             )  # fmt: skip
             stats.phase_finished(Phase("pack", 0.0, 4e-6, "gradients", bucket))

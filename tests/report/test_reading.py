@@ -70,7 +70,7 @@ BROKEN = {
     "too large a number": TEXT.replace("18000.0", "1e999").encode(),
     "thousands of digits": TEXT.replace("18000.0", "9" * 5000).encode(),
     "nested too deep": b"[" * 100_000,
-    "an older schema": json.dumps({**WHOLE, "schema": 1}).encode(),
+    "an older schema": json.dumps({**WHOLE, "schema": 2}).encode(),
 }
 
 

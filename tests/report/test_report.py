@@ -76,7 +76,10 @@ def test_hidden_communication_is_no_part_of_a_step(tmp_path):
     (gradients,) = (row for row in table(report, "operations").rows if row["label"] == "gradients")
     assert gradients["hidden_s"] == pytest.approx(0.75 * gradients["seconds"], rel=1e-6)
     parts = {row["part"]: row["mean_s"] for row in table(report, "step").rows}
-    assert parts["exposed communication"] == pytest.approx(gradients["exposed_s"] / STEPS)
+    exposed_s = parts["wait for ranks"] + parts["move and add"]
+    assert exposed_s == pytest.approx(gradients["exposed_s"] / STEPS)
+    assert 0 < parts["wait for ranks"] == pytest.approx(gradients["wait_s"] / STEPS)
+    assert all(row["ok"] == "yes" for row in table(report, "checks").rows)
     assert "latency and bandwidth of this run" in {each.what for each in report.left_out}
     assert "75% of communication was hidden behind computing, 25% was exposed." in report.headline
 
@@ -88,7 +91,7 @@ def test_a_sharded_update_communicates_in_the_optimizers_step(tmp_path):
         for _ in range(STEPS):
             stats.collective_finished(Collective("reduce_scatter", "gradients", 4000, 3e-3, "shared", 1, wait_s=1e-3))
             stats.collective_finished(Collective("all_gather", "parameters", 4000, 1e-3, "shared", 2))
-            stats.phase_finished(Phase("optimizer", 0.0, 5e-3))
+            stats.phase_finished(Phase("optimizer", 0.0, 5e-3, communication_s=4e-3))
         whole["ranks"][number] = {**each, "stats": stats.state()}
     rows = table(build(read_runs(written(tmp_path, [whole]))), "step").rows
     assert {row["part"]: 1e3 * row["mean_s"] for row in rows} == pytest.approx(
@@ -122,16 +125,85 @@ def test_what_ranks_agree_on_in_a_step_is_a_part_of_it(tmp_path):
     assert [row["wait_step_s"] for row in table(report, "ranks").rows] == pytest.approx([2e-3, 2e-3])
 
 
-def test_norms_that_clipping_adds_up_are_no_part_of_the_optimizer(tmp_path):
-    whole = document(2, settings={"clip_norm": "1.0"})
+def test_what_ranks_agree_on_in_the_optimizers_step_is_no_part_of_the_optimizer(tmp_path):
+    whole = document(2)
     for number, each in enumerate(whole["ranks"]):
         stats = CommStats(2)
         for _ in range(STEPS):
             stats.collective_finished(Collective("all_gather", "checks", 16, 3e-4, "shared", 1))
-            stats.phase_finished(Phase("optimizer", 0.0, 5e-4))
+            stats.phase_finished(Phase("optimizer", 0.0, 5e-4, communication_s=3e-4))
         whole["ranks"][number] = {**each, "stats": stats.state()}
     found = {row["part"]: row["mean_s"] for row in table(build(read_runs(written(tmp_path, [whole]))), "step").rows}
     assert (found["checks and join"], found["optimizer"]) == pytest.approx((3e-4, 2e-4))
+
+
+def of_events(tmp_path, *events, ranks=2, **figures):
+    """The report of ranks that were told these events in each of their steps."""
+    whole = document(ranks, **figures)
+    for number, each in enumerate(whole["ranks"]):
+        stats = CommStats(ranks)
+        for _ in range(STEPS):
+            for event in events:
+                (stats.phase_finished if isinstance(event, Phase) else stats.collective_finished)(event)
+        whole["ranks"][number] = {**each, "stats": stats.state()}
+    return build(read_runs(written(tmp_path, [whole])))
+
+
+def test_waiting_that_is_not_told_from_moving_is_claimed_to_be_neither(tmp_path):
+    in_background = Collective(
+        "all_reduce", "gradients", 827688, 4e-3, "mpi", 1, bucket=0, wait_s=None, exposed_s=1e-3
+    )  # fmt: skip
+    report = of_events(tmp_path, in_background, Phase("forward_backward", 0.0, 3e-3, communication_s=2e-4))
+    parts = {row["part"]: 1e3 * row["mean_s"] for row in table(report, "step").rows}
+    assert parts == pytest.approx(
+        {"wait for data": 0.1, "forward and backward": 2.8, "exposed communication": 1, "the rest": 3.1,
+         "a whole step": 7}
+    )  # fmt: skip
+    for key, shown in (("operations", "untold_s"), ("buckets", "untold_mean_s"), ("ranks", "untold_step_s")):
+        found = table(report, key)
+        assert {"wait", "move"}.isdisjoint(column.heading for column in found.columns)
+        assert next(column for column in found.columns if column.key == shown).heading == "wait+move"
+        assert "wait+move is either: the transport does not tell which." in found.note
+    told = "Synchronisation took 14.3% of a step, 1 ms."
+    assert told in report.headline
+    left_out = {each.what: each.why for each in report.left_out}
+    assert "does not tell waiting from moving data in what goes on in the background" in left_out["wait for ranks"]
+    assert {part for chart in report.charts if isinstance(chart, Bars) for part in chart.parts} & {"wait or move"}
+
+
+def test_a_device_that_computes_by_itself_is_waited_for(tmp_path):
+    phases = [
+        Phase("forward_backward", 0.0, 1e-3), Phase("sync", 0.0, 3e-3, communication_s=1e-3), Phase("loss", 0.0, 5e-4),
+    ]  # fmt: skip
+    report = of_events(tmp_path, Collective("all_reduce", "gradients", 4000, 1e-3, "shared", 1), *phases)
+    parts = {row["part"]: 1e3 * row["mean_s"] for row in table(report, "step").rows}
+    assert (parts["forward and backward"], parts["wait for the device"]) == pytest.approx((1, 2.5))
+
+
+def test_calls_of_other_buckets_are_in_no_line_and_the_sums_come_out(tmp_path):
+    whole = document(2)
+    for number, each in enumerate(whole["ranks"]):
+        stats = CommStats(2)
+        for step in range(STEPS):
+            if step == 20:
+                stats.start_buckets_anew("gradients")
+            for bucket, nbytes in enumerate([827688] if step < 20 else [sum(bucket) for bucket in LAYOUT]):
+                stats.collective_finished(Collective("all_reduce", "gradients", nbytes, 1e-3, "shared", 1,
+                                                     bucket=bucket, wait_s=1e-4))  # fmt: skip
+        whole["ranks"][number] = {**each, "stats": stats.state()}
+    report = build(read_runs(written(tmp_path, [whole])))
+    buckets = table(report, "buckets")
+    assert [row["calls"] for row in buckets.rows] == [STEPS - 20] * 5
+    assert buckets.note.endswith(" 20 calls before these were the buckets are in no line here.")
+    assert [row["ok"] for row in table(report, "checks").rows] == ["yes", "yes"]
+    assert [row["value"] for row in table(report, "gradients").rows][1:] == [20 + 5 * (STEPS - 20), STEPS * 827688]
+
+
+def test_a_sharded_update_says_why_it_has_no_buckets(tmp_path):
+    report = of_events(tmp_path, Collective("reduce_scatter", "gradients", 4000, 3e-3, "shared", 1, wait_s=1e-3))
+    left_out = {each.what: each.why for each in report.left_out}
+    assert left_out["gradient all-reduce, buckets"] == "a sharded update reduces and scatters all gradients at once"
+    assert left_out["latency and bandwidth of this run"] == "gradients were not reduced in buckets"
 
 
 def test_one_rank_misses_nothing(tmp_path):
@@ -253,7 +325,7 @@ def test_what_is_not_known_is_left_out_with_a_reason(tmp_path):
         record["training_s"] = None
         record["stats"]["late"] = []
         for tally in record["stats"]["tallies"]:
-            tally["wait_ns"] = 0
+            tally.update(wait_ns=0, untold_ns=tally["ns"])
             tally["bucket"] = min(tally["bucket"], 0) if tally["label"] != "gradients" else tally["bucket"]
     report = build(read_runs(written(tmp_path, [whole])))
     left_out = {each.what: each.why for each in report.left_out}

