@@ -1,7 +1,8 @@
 """`python -m benchmarks.compression`: what each scheme costs in accuracy, and what it saves on the wire.
 
 The MNIST example trains with each scheme for as many steps, with the same seeds; the mean over the seeds counts, as
-single runs differ by a few tenths of a point on their own. Nothing here is timed: it may run on a busy machine.
+single runs differ by a few tenths of a point on their own. Then a step's reductions alone are timed, coded by the
+ranks' devices and by NumPy, in turns; `--seeds 0` leaves all but that out.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import argparse
 import json
 import statistics
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import harness
-from benchmarks.harness import Bar, Grid, Report
-from benchmarks.workers import run_to_end
+from benchmarks.harness import Bar, Grid, Ratio, Report
+from benchmarks.peers.batches import default_data, write_batches
+from benchmarks.workers import Job, run_to_end
 from clcomm.job import run
 
 PROGRAM = "benchmarks.compression"
@@ -24,6 +27,8 @@ HALF = ("fp16", "bf16")
 POINTS_ALLOWED = 0.5
 #: Half of the bytes, but for what rounds a rank's part up.
 HALF_SHARE = 0.505
+#: Of the timing: how many windows, of how many steps each.
+_WINDOWS, _STEPS = 9, 40
 
 
 class Trained(NamedTuple):
@@ -42,7 +47,10 @@ def main() -> None:
             for seed in range(options.seeds):
                 status.update(f"{scheme}, seed {seed}")
                 runs.setdefault(scheme, []).append(train(options, scheme, seed))
-    compare(options, runs, report)
+        if options.seeds:
+            compare(options, runs, report)
+        status.update("a step's reductions alone")
+        time_coding(options, report)
     harness.conclude(report, console, options.record)
 
 
@@ -52,7 +60,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--model", choices=("convnet", "mlp"), default="convnet", help="default: %(default)s")
     parser.add_argument("--ranks", type=harness.positive, default=4, help="default: %(default)s")
-    parser.add_argument("--seeds", type=harness.positive, default=3, help="runs of each; default: %(default)s")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each; default: %(default)s")
     parser.add_argument("--schemes", nargs="+", default=SCHEMES, help="default: %(default)s")
     parser.add_argument("--record", action="store_true", help=f"keep the results in benchmarks/{harness.RESULTS.name}")
     parser.add_argument("arguments", nargs="*", help="more for the example, after --")
@@ -91,6 +99,32 @@ def compare(options: argparse.Namespace, runs: dict[str, list[Trained]], report:
         if scheme in HALF:
             report.bars.append(Bar(f"{what}: bytes on the wire", share, HALF_SHARE, at_least=False))
     report.grids.append(grid)
+
+
+def time_coding(options: argparse.Namespace, report: Report) -> None:
+    """Time a step's reductions with each scheme, in windows that alternate between device and NumPy."""
+    with tempfile.TemporaryDirectory(prefix="clcomm-bench-") as folder:
+        path = Path(folder, "batches.npz")
+        shape = write_batches(path, default_data(), options.ranks, 16, lambda line: None)
+        arguments = ["--model", options.model, "--batches", str(path), "--shape", *map(str, shape)]
+        with Job("benchmarks.peers.engine", *arguments, ranks=options.ranks) as job:
+            job.ask(steps=1, settings={})  # gradients that are some
+            grid = Grid(
+                f"{options.model}, {options.ranks} ranks: a step's reductions alone, us",
+                ("scheme", "coded by the device", "by NumPy", "NumPy's to the device's"),
+            )
+            for scheme in ("none", *options.schemes):
+                ways = {by: partial(_reduction_s, job, scheme, by == "NumPy") for by in ("device", "NumPy")}
+                samples = harness.alternate(ways, _WINDOWS)
+                times = [f"{samples[by].median * 1e6:.0f}" for by in ways]
+                grid.add(scheme, *times, str(Ratio.of(samples["NumPy"], samples["device"])))
+    report.grids.append(grid)
+
+
+def _reduction_s(job: Job, scheme: str, coded_by_numpy: bool) -> float:
+    settings = {"alone": True, "compression": scheme, "coded_by_numpy": coded_by_numpy}
+    answers = job.ask(steps=_STEPS, settings=settings)
+    return (max(a["stop"] for a in answers) - min(a["start"] for a in answers)) / _STEPS
 
 
 if __name__ == "__main__":

@@ -26,11 +26,14 @@ _PER_TENSOR_AT = 1 << 8
 def measure_costs(outcomes: Sequence[Outcome]) -> dict[str, Fit]:
     """Return alpha and beta of an all-reduce for each transport that was compared, fitted to calls of their own.
 
-    Nothing else runs meanwhile: waits for ranks that compute are not in it. Empty in a world of one. Collective.
+    Nothing else runs meanwhile: waits for ranks that compute are not in it. Sums are made as in the training. Empty in
+    a world of one. Collective.
     """
-    if outcomes[0].session.comm.size == 1:
+    session = outcomes[0].session
+    if session.comm.size == 1:
         return {}
-    lanes = [Lane(transport) for transport in sorted({outcome.variant.transport for outcome in outcomes})]
+    fold = session.trainer.sync.space_for(session.parts.model).replica.fold
+    lanes = [Lane(transport, fold=fold) for transport in sorted({outcome.variant.transport for outcome in outcomes})]
     points: dict[str, list[tuple[int, float]]] = {lane.name: [] for lane in lanes}
     with Communicator(transport="mpi") as control:
         for nbytes in sizes_between(_SMALLEST, max(sum(outcomes[0].buckets), 4 * _SMALLEST), _FACTOR):
@@ -74,16 +77,27 @@ def draw(
         figure = Figure(figsize=(9, 5.5), layout="constrained")
         axes = figure.subplots()
         colours = {name: f"C{index}" for index, name in enumerate(sorted({o.variant.transport for o in outcomes}))}
+        labels = {outcome.variant.transport: _in_legend(outcome) for outcome in outcomes}
         for name, points in predicted.items():
             at, step_ms = _steps(points, max(sum(outcomes[0].buckets), *map(_place, outcomes)))
-            axes.plot(at, step_ms, color=colours[name], drawstyle="steps-post", alpha=0.6, label=f"{name}: cost model")
+            axes.plot(
+                at, step_ms, color=colours[name], drawstyle="steps-post", alpha=0.6, label=f"{labels[name]}: cost model"
+            )
         for name, colour in colours.items():
-            _draw_points(axes, [o for o in outcomes if o.variant.transport == name], colour, f"{name}: measured")
+            _draw_points(
+                axes, [o for o in outcomes if o.variant.transport == name], colour, f"{labels[name]}: measured"
+            )
         _label(axes, title)
         try:
             figure.savefig(path, dpi=120, format="png")
         except OSError as error:
             raise ArgumentError(f"--plot: expected a file to write, got {path!r}: {error.strerror}") from None
+
+
+def _in_legend(outcome: Outcome) -> str:
+    """Return the transport that was asked for, with what carried the gradients where that is another."""
+    asked = outcome.variant.transport
+    return asked if outcome.moved_by == asked else f"{asked} ({outcome.moved_by})"
 
 
 def _draw_points(axes: Any, outcomes: Sequence[Outcome], colour: str, label: str) -> None:
@@ -124,7 +138,7 @@ def _label(axes: Any, title: str) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter
 
     axes.set_xscale("log", base=2)
-    axes.margins(x=0.12)  # room for the points' names
+    axes.margins(x=0.16)  # room for the points' names
     _, high = axes.get_xlim()
     marks = [1 << exponent for exponent in range(10, 40, 2) if 1 << exponent <= high]
     axes.xaxis.set_major_locator(FixedLocator([_PER_TENSOR_AT, *marks]))

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.peers.batches import Batch
 from benchmarks.peers.worker import LR, options, work
 from clcomm import Communicator, Synchronizer
+from clcomm.compression import parse_compression
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Device
 from training import engines
@@ -19,8 +20,9 @@ PHASES = ("upload", "forward and backward", "sync", "update")
 class Native:
     """A step of the native engine; with the setting "phases" it waits after each phase and adds up their times.
 
-    The setting "alone" leaves all but the reductions of gradients out, "per_tensor" reduces each one on its own.
-    sharded: each rank updates a part of the parameters.
+    The setting "alone" leaves all but the reductions of gradients out, "per_tensor" reduces each one on its own,
+    "compression" names a scheme, which NumPy codes with "coded_by_numpy". sharded: each rank updates a part of the
+    parameters.
     """
 
     def __init__(
@@ -35,6 +37,8 @@ class Native:
             self.optimizer = DistributedOptimizer(self.optimizer, self.sync)
         self.sync.broadcast_parameters(self.parts.model)
         self._initial = self.parts.model.state_dict()
+        self._compression: tuple[str, bool] = ("none", False)
+        self._codec = self.sync.space_for(self.parts.model).replica.codec
         self._loss: Any = None
         self._by_phase = False
         self._reduce_alone: Callable[[], None] | None = None
@@ -44,8 +48,17 @@ class Native:
     def configure(self, settings: dict[str, Any]) -> None:
         self._by_phase = bool(settings.get("phases"))
         self._bucketing = False if settings.get("per_tensor") else None
+        compression = settings.get("compression", "none"), bool(settings.get("coded_by_numpy"))
+        if compression != self._compression:
+            self._compress(*compression)
         alone = bool(settings.get("alone"))
         self._reduce_alone = self.sync.reductions(self.parts.model, self._bucketing) if alone else None
+
+    def _compress(self, scheme: str, coded_by_numpy: bool) -> None:
+        replica = self.sync.space_for(self.parts.model).replica
+        replica.codec = None if coded_by_numpy else self._codec  # type: ignore[misc]
+        self.sync.register_comm_hook(parse_compression(scheme))
+        self._compression = scheme, coded_by_numpy
 
     def reset(self) -> None:
         self.parts.model.load_state_dict(self._initial)
