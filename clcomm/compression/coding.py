@@ -1,8 +1,8 @@
-"""What gradients travel as: halves, bfloat16, chars with a scale for each block, or the largest with their places.
+"""What gradients travel as: halves, bfloat16, chars with scales, the largest with their places, or thin factors.
 
 Everything is prepared once for memory that stays, and then done each step: by the rank's own device where that takes
-the arrays, else by NumPy, with the same bits. All arrays have one dimension, but `rows` hold what each rank sends,
-(world_size, elements of a row), of which a rank writes its own.
+the arrays, else by NumPy, with the same bits but for products with factors. Arrays have one dimension, but `rows` hold
+what each rank sends, (world_size, elements of a row), of which a rank writes its own, and there are matrices.
 """
 
 from __future__ import annotations
@@ -43,6 +43,12 @@ class Codec(Protocol):
 
     def mean_of_largest(self, rows: np.ndarray, out: np.ndarray, total: np.ndarray) -> Work | None: ...
 
+    def times(self, matrix: np.ndarray, factor: np.ndarray, thin: np.ndarray) -> Work | None: ...
+
+    def transposed_times(self, matrix: np.ndarray, factor: np.ndarray, thin: np.ndarray) -> Work | None: ...
+
+    def outer(self, first: np.ndarray, second: np.ndarray, matrix: np.ndarray) -> Work | None: ...
+
 
 class NoCodec:
     """Takes nothing: NumPy codes."""
@@ -51,7 +57,7 @@ class NoCodec:
         return None
 
     to_halves = from_halves = to_bfloat16 = from_bfloat16 = to_chars = mean_of_chars = _takes_nothing
-    to_largest = mean_of_largest = _takes_nothing
+    to_largest = mean_of_largest = times = transposed_times = outer = _takes_nothing
 
 
 class Coding:
@@ -101,6 +107,24 @@ class Coding:
         total = aligned_empty(out.shape, out.dtype)
         work = self._codec.mean_of_largest(rows, out, total)
         return work or without_warnings(partial(_mean_of_largest, rows, out, total))
+
+    # Factors have `rank` rows. BLAS would do, but its threads, as many as there are cores in every rank, are in each
+    # other's way: 25 times slower on 4 ranks and 2 cores.
+
+    def times(self, matrix: np.ndarray, factor: np.ndarray, thin: np.ndarray) -> Work:
+        """Return what writes `matrix` x `factor`, (rank, columns), to `thin`, (rank, rows); in any order."""
+        work = self._codec.times(matrix, factor, thin)
+        return work or without_warnings(partial(np.einsum, "ij,kj->ki", matrix, factor, out=thin))
+
+    def transposed_times(self, matrix: np.ndarray, factor: np.ndarray, thin: np.ndarray) -> Work:
+        """Return what writes the transposed `matrix` x `factor`, (rank, rows), to `thin`, (rank, columns)."""
+        work = self._codec.transposed_times(matrix, factor, thin)
+        return work or without_warnings(partial(np.einsum, "ij,ki->kj", matrix, factor, out=thin))
+
+    def outer(self, first: np.ndarray, second: np.ndarray, matrix: np.ndarray) -> Work:
+        """Return what writes `first`, (rank, rows), x transposed `second`, (rank, columns), to `matrix`."""
+        work = self._codec.outer(first, second, matrix)
+        return work or without_warnings(partial(_outer, first, second, matrix))
 
 
 def chars_nbytes(count: int) -> int:
@@ -177,3 +201,9 @@ def _mean_of_largest(rows: np.ndarray, out: np.ndarray, total: np.ndarray) -> No
         total[row[: 4 * chosen].copy().view(np.uint32)] += row[4 * chosen :].copy().view(out.dtype)
     total /= len(rows)
     np.copyto(out, total)
+
+
+def _outer(first: np.ndarray, second: np.ndarray, matrix: np.ndarray) -> None:
+    np.multiply.outer(first[0], second[0], out=matrix)
+    for one, other in zip(first[1:], second[1:], strict=True):
+        matrix += np.multiply.outer(one, other)

@@ -57,14 +57,6 @@ class Feedback:
     def __init__(self) -> None:
         self._residuals = FlatMemory()
 
-    def corrected(self, gradient: np.ndarray, bucket: Bucket) -> np.ndarray:
-        """Return a copy of the gradient with the bucket's residual added."""
-        return gradient + self._residuals.of(gradient, bucket)
-
-    def keep(self, gradient: np.ndarray, bucket: Bucket, residual: np.ndarray) -> None:
-        """Remember what was not sent; NaN and Inf are not carried on."""
-        self._residuals.of(gradient, bucket)[:] = np.nan_to_num(residual, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
-
     def residual(self, gradient: np.ndarray, bucket: Bucket, flat: np.ndarray | None = None) -> np.ndarray:
         """Return what has not been sent yet, to be read and written; zeros before the first step. See FlatMemory.of."""
         return self._residuals.of(gradient, bucket, flat)

@@ -9,10 +9,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from clcomm.buckets import Bucket
+from clcomm.compression.coding import Codec, Coding, Work
 from clcomm.compression.feedback import Feedback, address, checked_entry, model_of, require_known
 from clcomm.compression.ranks import Ranks
 from clcomm.errors import ArgumentError
+from clcomm.host_memory import aligned_empty, aligned_zeros
 from clcomm.layout import FlatLayout, Slot
+from clcomm.transport.reduction import without_warnings
 
 
 class PowerSGD:
@@ -29,27 +32,45 @@ class PowerSGD:
         self._factors: dict[tuple[int, str], np.ndarray] = {}
 
     def __call__(self, gradient: np.ndarray, comm: Ranks, out: np.ndarray, bucket: Bucket) -> None:
-        wanted = self.feedback.corrected(gradient, bucket)
-        key = model_of(gradient, bucket)
-        matrices, whole = self._split(wanted, bucket)
-        seconds = [self._factor(key, name, matrix.shape[1], wanted.dtype) for name, matrix in matrices]
-        with np.errstate(all="ignore"):
-            products = [matrix @ second for (_, matrix), second in zip(matrices, seconds, strict=True)]
-            firsts = [_orthogonal(first) for first in _all_mean(comm, products)]
-            products = [matrix.T @ first for (_, matrix), first in zip(matrices, firsts, strict=True)]
-            *seconds, rest = _all_mean(comm, [*products, np.concatenate([np.zeros(0, wanted.dtype), *whole])])
-            mean = np.zeros_like(gradient)
-            mean_matrices, mean_whole = self._split(mean, bucket)
-            for (name, target), first, second in zip(mean_matrices, firsts, seconds, strict=True):
-                target[...] = first @ second.T
-                self._factors[key, name] = np.nan_to_num(second)
-            for target, start in zip(mean_whole, _starts(whole), strict=False):
+        self.prepare(gradient, comm, out, bucket)()
+
+    def prepare(
+        self, gradient: np.ndarray, comm: Ranks, out: np.ndarray, bucket: Bucket,
+        flat: np.ndarray | None = None, codec: Codec | None = None,
+    ) -> Work:  # fmt: skip
+        """Return what a call with these arguments does; collective. See `PreparedHook`."""
+        wanted, mean = (aligned_zeros(gradient.nbytes).view(gradient.dtype) for _ in range(2))
+        residual, key = self.feedback.residual(gradient, bucket, flat), model_of(gradient, bucket)
+        (matrices, whole), (targets, whole_targets) = self._split(wanted, bucket), self._split(mean, bucket)
+        coding = Coding(codec)
+        factored = [
+            _Factored(coding, name, matrix, target, self.rank)
+            for (name, matrix), (_, target) in zip(matrices, targets, strict=True)
+        ]
+
+        def run() -> None:
+            np.add(gradient, residual, out=wanted)
+            for each in factored:
+                each.second[...] = self._factor(key, each.name, each.second.shape[1], wanted.dtype).T
+                each.project()
+            for each, first in zip(factored, _all_mean(comm, [each.first for each in factored]), strict=True):
+                each.first[...] = _orthogonal(first.T).T
+                each.project_back()
+            parts = [*(each.second for each in factored), np.concatenate([np.zeros(0, wanted.dtype), *whole])]
+            *seconds, rest = _all_mean(comm, parts)
+            for each, second in zip(factored, seconds, strict=True):
+                each.second[...] = second
+                each.expand()
+                self._factors[key, each.name] = np.nan_to_num(second.T)
+            for target, start in zip(whole_targets, _starts(whole), strict=False):
                 target[...] = rest[start : start + target.size]
-            residual = wanted - mean
-        for exact in self._split(residual, bucket)[1]:
-            exact[...] = 0
-        self.feedback.keep(gradient, bucket, residual)
-        np.copyto(out, mean)
+            np.subtract(wanted, mean, out=wanted)
+            for exact in whole:
+                exact[...] = 0
+            residual[...] = np.where(np.isfinite(wanted), wanted, 0)
+            np.copyto(out, mean)
+
+        return without_warnings(run)
 
     def _split(self, flat: np.ndarray, bucket: Bucket) -> tuple[list[tuple[str, np.ndarray]], list[np.ndarray]]:
         """Return (name, matrix) of what is factored, and what travels whole; all are views."""
@@ -99,6 +120,18 @@ class PowerSGD:
 
     def __str__(self) -> str:
         return f"powersgd:{self.rank}"
+
+
+class _Factored:
+    """A matrix of what is wanted, its factors, (rank, rows) and (rank, columns), and where their product goes."""
+
+    def __init__(self, coding: Coding, name: str, matrix: np.ndarray, target: np.ndarray, rank: int):
+        self.name = name
+        rows, columns = matrix.shape
+        self.first, self.second = (aligned_empty((rank, length), matrix.dtype) for length in (rows, columns))
+        self.project = coding.times(matrix, self.second, self.first)
+        self.project_back = coding.transposed_times(matrix, self.first, self.second)
+        self.expand = coding.outer(self.first, self.second, target)
 
 
 def _as_matrix(slot: Slot) -> tuple[int, int]:

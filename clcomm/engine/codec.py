@@ -1,4 +1,4 @@
-"""Compressed gradients on a rank's own device: the kernels of codec.cl, on host memory, where it lies."""
+"""Compressed gradients on a rank's own device, on host memory, where it lies: codec.cl and factors.cl."""
 
 from __future__ import annotations
 
@@ -58,23 +58,41 @@ class Codec:
         chosen = rows.shape[1] // 8
         return self._prepare("mean_of_largest", rows, out, total, len(rows), chosen, count=out.size, group=out.size)
 
-    def _prepare(self, name: str, *arguments: Any, count: int, group: int = 1) -> Callable[[], None] | None:
+    def times(self, matrix: np.ndarray, factor: np.ndarray, thin: np.ndarray) -> Callable[[], None] | None:
+        rows, columns = matrix.shape
+        return self._prepare("times", matrix, factor, thin, len(factor), columns, count=rows, file="factors")
+
+    def transposed_times(self, matrix: np.ndarray, factor: np.ndarray, thin: np.ndarray) -> Callable[[], None] | None:
+        rows, columns = matrix.shape
+        return self._prepare("transposed_times", matrix, factor, thin, len(factor), rows, count=columns, file="factors")
+
+    def outer(self, first: np.ndarray, second: np.ndarray, matrix: np.ndarray) -> Callable[[], None] | None:
+        rows, columns = matrix.shape
+        return self._prepare("outer", first, second, matrix, len(first), columns, count=rows, file="factors")
+
+    def _prepare(
+        self, name: str, *arguments: Any, count: int, group: int = 1, file: str = "codec"
+    ) -> Callable[[], None] | None:
         """Prepare one kernel over so many elements, of which a work-item takes whole groups."""
         arrays = [each for each in arguments if isinstance(each, np.ndarray)]
         floats = [each for each in arrays if each.dtype.kind == "f" and each.itemsize != 2]
         if not all(map(self._kernels.takes, arrays)) or any(each.dtype != np.float32 for each in floats):
             return None
-        return self._kernels.prepare(lambda: [self._launch(name, *arguments, count=count, group=group)])
 
-    def _launch(self, name: str, *arguments: Any, count: int, group: int = 1) -> Launch:
-        (items,), local = self._device.grid(count)
-        return Launch(
-            self._device.kernel("codec", name), [*arguments, count], ((min(items, -(-count // group)),), local)
-        )
+        def launches() -> list[Launch]:
+            (items,), local = self._device.grid(count)
+            sizes = (min(items, -(-count // group)),), local
+            return [Launch(_kernel(self._device, file, name), [*arguments, count], sizes)]
+
+        return self._kernels.prepare(launches)
+
+
+def _kernel(device: Device, file: str, name: str) -> Any:
+    return device.kernel(file, name, fast_math=name == "times")
 
 
 def rehearse(device: Device, scheme: str) -> None:
-    """Launch what a scheme's kernels are, "fp16" to "topk:SHARE", on memory of no meaning; others have none."""
+    """Launch the kernels of a scheme of `clcomm.compression`, by its name, on memory of no meaning."""
     if not device.is_cpu:
         return
     values, halves, row = (device.allocate(4 * (BLOCK + 4)) for _ in range(3))
@@ -88,7 +106,12 @@ def rehearse(device: Device, scheme: str) -> None:
             ("add_bfloat16", (halves, values)),
         ],
         "int8": [("to_chars", (values, halves, row, 0)), ("mean_of_chars", (row, values, 1))],
+        "powersgd": [
+            ("times", (values, halves, row, 1, 1)), ("transposed_times", (values, halves, row, 1, 1)),
+            ("outer", (values, halves, row, 1, 1)),
+        ],
         "topk": [("to_largest", (values, halves, row, 0, 1)), ("mean_of_largest", (row, values, halves, 1, 1))],
     }  # fmt: skip
+    file = "factors" if scheme.startswith("powersgd") else "codec"
     for name, arguments in kernels.get(scheme.partition(":")[0], []):
-        device.launch(device.kernel("codec", name), *device.grid(1), *arguments, 1)
+        device.launch(_kernel(device, file, name), *device.grid(1), *arguments, 1)
