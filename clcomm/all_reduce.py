@@ -39,6 +39,11 @@ class AllReduces(CollectiveRunner):
         if self._shared is not None:
             self._shared.fold_with(fold)
 
+    @property
+    def sums(self) -> str:
+        """What adds float32 up in shared memory on this rank: "device", or "numpy" where `fold_with` gave nothing."""
+        return "numpy" if self._shared is None or self._shared.fold is None else "device"
+
     def all_reduce(
         self,
         array: np.ndarray,

@@ -158,6 +158,18 @@ def test_what_tune_stored_is_the_start(auto):
 
 
 @pytest.mark.mpi(min_size=2)
+def test_what_tune_stored_of_other_sums_is_told_and_measured_instead(auto, caplog):
+    if auto.rank == 0:
+        costfile.store([Measured("shared", auto.size, 1, Fit(Cost(1e3, 0.0), 0.0, 0.0, ()), "device")])
+    cost = starting_cost(auto, Synchronizer(auto).space_for(layered()))
+    assert cost(1 << 10) < 1e3 and auto.sums == "numpy"
+    told = "clcomm tune measured sums by each rank's own device, here they are by NumPy: measured anew"
+    assert (told in caplog.text) == (auto.rank == 0)
+    auto.fold_with(lambda rows, out, divisor: None)
+    assert auto.sums == "device" and starting_cost(auto, Synchronizer(auto).space_for(layered()))(1 << 10) == 1e3
+
+
+@pytest.mark.mpi(min_size=2)
 def test_a_damaged_store_is_told_and_measured_instead(auto, caplog):
     if auto.rank == 0:
         path = costfile.path_of_host()

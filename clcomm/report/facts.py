@@ -37,7 +37,10 @@ class Facts:
         self.phases = {
             row["phase"]: row["seconds"] - row["communication_s"] for row in self.counts["phases"] if not row["label"]
         }  # without what they communicated
-        self.ceiling = costs.ceiling_of(run.figures["ceilings"], self.reductions["transport"])
+        self.sums = run.ranks[0]["sums"]
+        ceiling = costs.ceiling_of(run.figures["ceilings"], self.reductions["transport"], self.sums)
+        self.ceiling = ceiling if isinstance(ceiling, costs.Cost) else None
+        self.no_ceiling = ceiling or "no such calls were measured on rank 0's host before"
         self.own_costs = costs.own_costs(self.buckets)
         self.costs = self.own_costs if isinstance(self.own_costs, costs.Costs) else self.stored_costs()
         layout = [bucket for bucket in run.figures["layout"] or [] if bucket]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from clcomm.report.facts import Facts
 from clcomm.report.shapes import count, written
-from clcomm.units import format_size
+from clcomm.units import format_number, format_size
 
 #: A rank stands out when it came last so many times as often as an even share, and the calls were not just a few.
 _STANDS_OUT, _LEAST_SEEN = 1.5, 10
@@ -174,4 +174,4 @@ def upkeep(facts: Facts) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.3g} ms" if seconds < 1 else f"{seconds:,.2f} s"
+    return f"{format_number(seconds * 1e3)} ms" if seconds < 1 else f"{seconds:,.2f} s"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from clcomm.units import format_size
+from clcomm.units import format_number, format_size
 
 #: Rows shown to people; JSON and CSV have them all.
 MOST_SHOWN = 64
@@ -54,13 +54,13 @@ def with_values(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> li
 KINDS: dict[str, Callable[[Any], str]] = {
     "text": str,
     "count": lambda value: f"{value:,}",
-    "ms": lambda value: f"{value * 1e3:,.3f}",
-    "whole_ms": lambda value: f"{value * 1e3:,.1f}",
-    "us": lambda value: f"{value * 1e6:,.1f}",
+    "ms": lambda value: format_number(value * 1e3, 3),
+    "whole_ms": lambda value: format_number(value * 1e3, 1),
+    "us": lambda value: format_number(value * 1e6, 1),
     "share": lambda value: f"{value:.1%}",
-    "gb_s": lambda value: f"{value / 1e9:,.0f}" if value >= 1e11 else f"{value / 1e9:.3g}",
+    "gb_s": lambda value: format_number(value / 1e9),
     "size": format_size,
-    "ns_per_kib": lambda value: f"{value * 1024e9:,.1f}",
+    "ns_per_kib": lambda value: format_number(value * 1024e9, 1),
 }
 
 

@@ -318,6 +318,20 @@ def test_the_share_of_the_ceiling(report):
     assert gradients["ceiling_share"] == pytest.approx(Cost(15e-6, 0.3e-9).seconds(827688 / 5) / gradients["mean_s"])
 
 
+def test_what_tune_measured_with_other_sums_is_no_ceiling(tmp_path):
+    whole = document()
+    for record in whole["ranks"]:
+        record["sums"] = "numpy"
+    report = build(read_runs(written(tmp_path, [whole])))
+    assert "of ceiling" not in {column.heading for column in table(report, "operations").columns}
+    assert [row["source"] for row in table(report, "cost").rows] == ["fitted to this run's buckets"]
+    left_out = {each.what: each.why for each in report.left_out}
+    assert left_out["percent of the ceiling"] == (
+        "`clcomm tune` measured sums by each rank's own device, this run's were by NumPy; "
+        "`mpiexec -n 4 clcomm tune --sums numpy` measures such calls"
+    )
+
+
 def test_what_is_not_known_is_left_out_with_a_reason(tmp_path):
     whole = document(layout=None, training_s=None)
     whole["ceilings"] = []
@@ -531,6 +545,17 @@ def test_the_command_writes_every_form(tmp_path, capsys):
     assert capsys.readouterr().out == (tmp_path / "report.txt").read_text()
     assert cli.main(["report", *names, "--format", "markdown"]) == 0
     assert capsys.readouterr().out == (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize(("columns", "width"), [("80", 80), ("60", 60), ("10", 40), ("0", 120), ("wide", 120)])
+def test_columns_says_how_wide_a_line_may_be(tmp_path, capsys, monkeypatch, columns, width):
+    monkeypatch.setenv("COLUMNS", columns)
+    (name,) = written(tmp_path, [document(2)])
+    assert cli.main(["report", name]) == 0
+    shown = capsys.readouterr().out
+    assert width - 20 < max(map(len, shown.splitlines())) <= width
+    assert cli.main(["report", name, "-o", str(tmp_path / "report.txt")]) == 0
+    assert (tmp_path / "report.txt").read_text() == shown
 
 
 def test_the_command_names_what_it_leaves_out(tmp_path, capsys):
