@@ -211,6 +211,8 @@ class AllReduces(CollectiveRunner):
         For schemes that reduce an array of so many bytes by sending less; bucket: as for `all_reduce`. What `reduce`
         returns, unless it is None, counts as wire instead.
         """
+        if self._pending:
+            self._settle()
         parts: list[Collective] = []
         self._sequence = sequence = self._sequence + 1
         failed, wire = True, None
@@ -218,6 +220,8 @@ class AllReduces(CollectiveRunner):
         outer, self._parts, self._finished = (self._parts, self._finished), parts, [parts.append]
         try:
             wire = reduce()
+            if self._pending:
+                self._settle()  # what it began belongs to it
             failed = False
         finally:
             self._parts, self._finished = outer
