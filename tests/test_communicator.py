@@ -282,12 +282,13 @@ def no_collection_by_chance():
 
 
 @pytest.mark.mpi(min_size=2)
-def test_windows_that_garbage_holds_are_found_when_there_are_many(auto, no_collection_by_chance):
+def test_windows_that_garbage_holds_are_found_when_there_are_many(auto, monkeypatch, no_collection_by_chance):
+    monkeypatch.setattr(memory_module, "_GARBAGE_BYTES", auto.size << 20)
     sizes = []
-    for _ in range(30):
-        Holder(auto, 8 << 20)
+    for _ in range(10):
+        Holder(auto, 1 << 18)
         sizes.append(sum(region.nbytes for region in auto._shared.memory._regions))
-    assert max(sizes) <= (64 << 20) + 2 * auto.size * (8 << 20)
+    assert max(sizes) <= auto.size * ((1 << 20) + 2 * (1 << 18))
 
 
 @pytest.mark.mpi(min_size=2)
@@ -295,8 +296,8 @@ def test_windows_that_garbage_holds_are_freed_before_memory_is_said_to_be_short(
     auto, monkeypatch, no_collection_by_chance
 ):
     def room() -> int:
-        return (12 << 20) * auto.size - sum(region.nbytes for region in auto._shared.memory._regions)
+        return (3 << 20) * auto.size - sum(region.nbytes for region in auto._shared.memory._regions)
 
     monkeypatch.setattr(memory_module, "_free_shared_memory", room)
     for _ in range(3):
-        assert auto._shared.holds(Holder(auto, 8 << 20).memory)
+        assert auto._shared.holds(Holder(auto, 1 << 20).memory)
