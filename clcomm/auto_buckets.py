@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from clcomm import costfile
-from clcomm.bucket_plan import BucketPlan
+from clcomm.bucket_plan import GRADIENTS, BucketPlan
 from clcomm.bucket_tuning import BucketTuner, candidates, elapsed
 from clcomm.communicator import Communicator
 from clcomm.costmodel import Measured, cluster_of, fit
@@ -86,6 +86,8 @@ class AutoBuckets:
         if tuner.decision is not None:
             self._told = True
             self._concluded()
+        else:
+            self._comm.stats.start_buckets_anew(GRADIENTS)  # these are buckets of no plan that stays
 
 
 def starting_cost(comm: Communicator, space: SharedSpace) -> Callable[[float], float]:

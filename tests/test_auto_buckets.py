@@ -78,6 +78,11 @@ def test_a_size_that_is_given_later_holds(several):
 
 
 def test_the_stats_buckets_are_those_of_the_choice(several):
+    trying, model = Synchronizer(several, bucket_size="auto"), layered()
+    for step in range(5):
+        set_gradients(model, several.rank, step)
+        trying.sync_gradients(model)
+        assert several.stats.as_dict()["buckets"] == [] and not trying.decisions()
     sync, model = decide(several)
     before = sync.get_communication_stats()["total_allreduce_calls"]
     plan = sync.bucket_plan(model)

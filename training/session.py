@@ -234,6 +234,7 @@ class Session:
             data_wait_s=metrics.data_wait_s,
             step_p50_s=metrics.step_s(0.50),
             device_peak_bytes=self.parts.opencl.memory.peak_bytes if self.parts.opencl else None,
+            device_in_caller=self.parts.opencl.runs_in_caller if self.parts.opencl else None,
             replica_checks=guard.checks,
             replica_mismatches=guard.divergences,
         )

@@ -64,6 +64,11 @@ def left_out(facts: Facts) -> list[LeftOut]:
             "gradient all-reduce, buckets",
             "a sharded update reduces and scatters all gradients at once",
         ),
+        (
+            bool(facts.reductions["calls"]) and not facts.buckets,
+            "buckets",
+            "the run ended while bucket sizes were still being tried, or reduced gradients without a Synchronizer",
+        ),
         (not facts.training_s, "share of a step", "the files do not say how long the steps took"),
         (
             several and facts.reducing["untold_s"] > 0,

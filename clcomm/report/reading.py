@@ -221,6 +221,12 @@ def _named(checks: Mapping[str, Check]) -> Check:
     return check_named
 
 
+def _truth(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: expected true or false, got {_shown(value)}")
+    return value
+
+
 def _sums(value: Any, name: str) -> str:
     if not isinstance(value, str) or value not in SUMS:
         raise ValueError(f"{name}: expected {' or '.join(SUMS)}, got {_shown(value)}")
@@ -293,7 +299,7 @@ _DECISION: dict[str, Check] = {
 }  # fmt: skip
 _RANK: dict[str, Check] = {
     "rank": _whole(0, _MOST_RANKS), "host": _or_none(_whole(0, _MOST_RANKS)), "host_name": _or_none(_text),
-    "sums": _or_none(_sums),
+    "sums": _or_none(_sums), "device_in_caller": _or_none(_truth),
     "peak_rss_bytes": _or_none(_COUNT), "device_peak_bytes": _or_none(_COUNT), "steps": _or_none(_COUNT),
     "training_s": _or_none(_number), "data_wait_s": _or_none(_number), "step_p50_s": _or_none(_number),
     "replica_checks": _or_none(_COUNT), "replica_mismatches": _or_none(_COUNT), "stats": _stats,

@@ -103,9 +103,10 @@ def sharing(facts: Facts) -> str:
     )  # fmt: skip
     whole = facts.sync_s or 1.0
     packing = facts.sync["pack_s"] + facts.sync["unpack_s"]
+    moving = "compressing, moving and adding data" if facts.compressed else "moving and adding data"
     parts = [
         (facts.sync["wait_s"], "waiting for other ranks"),
-        (facts.sync["transfer_s"] if facts.several else 0.0, "moving and adding data"),
+        (facts.sync["transfer_s"] if facts.several else 0.0, moving),
         (facts.sync["untold_s"], "waiting or moving, it is not told which"),
         (packing, "packing and unpacking"),
     ]

@@ -81,8 +81,8 @@ def count(number: int, noun: str) -> str:
 #: A part has the same colour in every chart: its place in the palettes of page.css and png.py.
 _COLOURS = {
     "wait for data": 0, "forward and backward": 1, "pack": 2, "wait for ranks": 3, "came last": 3, "move and add": 4,
-    "wait or move": 4, "communication": 4, "exposed communication": 4, "unpack": 5, "optimizer": 6,
-    "checks and join": 7, "trying bucket sizes": 8,
+    "compress, move and add": 4, "communication": 4, "unpack": 5, "optimizer": 6, "checks and join": 7,
+    "wait for the device": 9, "trying bucket sizes": 10, "wait or move": 11, "exposed communication": 11,
 }  # fmt: skip
 _OTHER_COLOUR = 8
 

@@ -46,7 +46,7 @@ def record(rank: int, ranks: int, stats: CommStats, **figures: Any) -> dict[str,
     """Return a rank's record."""
     steps = STEPS
     usual = {
-        "run": "5eed", "rank": rank, "host": 0, "host_name": "north", "sums": "device",
+        "run": "5eed", "rank": rank, "host": 0, "host_name": "north", "sums": "device", "device_in_caller": True,
         "peak_rss_bytes": (150 + rank) << 20,
         "device_peak_bytes": 13 << 20, "steps": steps, "training_s": steps * 7e-3, "data_wait_s": steps * 1e-4,
         "step_p50_s": 7e-3, "replica_checks": 6, "replica_mismatches": 0,

@@ -98,6 +98,7 @@ WRONG = {
     "ranks.0.rank": [1, 3, -1, "0", None],
     "ranks.0.host_name": ["\u202e"],
     "ranks.0.sums": ["abacus", 1, ["numpy"]],
+    "ranks.0.device_in_caller": [1, "yes"],
     "ceilings.0.sums": ["abacus", None],
     "ranks.0.peak_rss_bytes": [-5, 1.5],
     "ranks.0.stats.tallies.0.bucket": [-2, "0"],
