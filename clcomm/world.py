@@ -84,7 +84,7 @@ def _meeting_of(world: World) -> Meeting:
         return NoMeeting()
     if world.shared is not None:
         return world.shared.meeting
-    return WorldMeeting(mpi_transport.comparison(world.comm), fence=lambda: None)
+    return WorldMeeting(mpi_transport.comparison(world.comm, world.hosts > 1), fence=lambda: None)
 
 
 def _join_ranks(world: World, comm: Any, transport: str) -> None:

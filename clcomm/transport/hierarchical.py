@@ -52,7 +52,7 @@ class HierarchicalTransport(MemoryTransport):
         fold = partial(prepared_reduction, ranks=self.world_size)
         self._peers = None if peers is None else MpiTransport(peers, base.pending, fold)
         self._second_host = host.Dup()
-        self.meeting = WorldMeeting(comparison(base.comm), self.memory.fence)
+        self.meeting = WorldMeeting(comparison(base.comm, between_hosts=True), self.memory.fence)
 
     @staticmethod
     def can_open(comm: Any, host: Any) -> bool:
