@@ -12,6 +12,7 @@ import pytest
 from clcomm import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.transport import memory as memory_module
+from clcomm.transport import mpi as mpi_module
 from clcomm.transport.mpi import world
 from tests.helpers import Recorder, one_line
 
@@ -195,6 +196,23 @@ def test_too_little_shared_memory_falls_back_with_one_warning(monkeypatch, caplo
         f"/dev/shm has no room for 4 MiB a rank on {comm.size} ranks: reducing through MPI instead; enlarge it "
         "(docker run --shm-size=1g) for faster synchronisation"
     ])  # fmt: skip
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_mpi_that_shares_no_memory_is_told_once_and_reduces_itself(monkeypatch, caplog):
+    from mpi4py import MPI
+
+    def refused(comm, nbytes):
+        raise MPI.Exception(MPI.ERR_INTERN)
+
+    monkeypatch.setattr(mpi_module, "shared_window", refused)
+    recorder = Recorder()
+    with caplog.at_level(logging.WARNING, "clcomm"), Communicator(observers=[recorder]) as comm:
+        array = comm.allocate(1 << 16).view(np.float32)
+        array[:] = comm.rank
+        assert (comm.all_reduce(array, "mean") == (comm.size - 1) / 2).all()
+    assert [event.transport for event in recorder.events] == ["mpi"]
+    assert caplog.text.count("MPI gives its ranks no memory to share") == (comm.rank == 0)
 
 
 def test_memory_without_a_window_suits_opencl_too(comm):

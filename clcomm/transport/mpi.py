@@ -157,6 +157,20 @@ def shared_window(comm: Any, nbytes: int) -> Any:
     return window
 
 
+def shares_memory(host: Any) -> bool:
+    """Say, alike on every rank of a host's communicator, whether MPI makes windows that they share; collective."""
+    from mpi4py import MPI
+
+    try:
+        window = shared_window(host, 1)
+    except MPI.Exception:  # built without, or told not to
+        window = None
+    everyone = all(host.allgather(window is not None))
+    if everyone and window is not None:
+        window.Free()
+    return everyone
+
+
 def address_function() -> Callable[[np.ndarray], int]:
     """Return what tells where an array starts, eight times faster than asking NumPy."""
     from mpi4py import MPI
