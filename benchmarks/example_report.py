@@ -5,6 +5,7 @@ Runs the training that the page names, on 4 ranks, and puts each part of its rep
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -25,7 +26,8 @@ def main() -> None:
         train = [*mpi_launch(RANKS), sys.executable, "-m", "examples.mnist", *ARGUMENTS, "--report", run]
         subprocess.run(train, check=True)
         show = [sys.executable, "-m", "clcomm", "report", run]
-        told = subprocess.run(show, check=True, stdout=subprocess.PIPE, text=True)
+        environment = {**os.environ, "COLUMNS": "120"}
+        told = subprocess.run(show, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     PAGE.write_text(filled(PAGE.read_text(), told.stdout))
 
 

@@ -39,6 +39,11 @@ class AllReduces(CollectiveRunner):
         if self._shared is not None:
             self._shared.fold_with(fold)
 
+    @property
+    def sums(self) -> str:
+        """What adds float32 up in shared memory on this rank: "device", or "numpy" where `fold_with` gave nothing."""
+        return "numpy" if self._shared is None or self._shared.fold is None else "device"
+
     def all_reduce(
         self,
         array: np.ndarray,
@@ -206,6 +211,8 @@ class AllReduces(CollectiveRunner):
         For schemes that reduce an array of so many bytes by sending less; bucket: as for `all_reduce`. What `reduce`
         returns, unless it is None, counts as wire instead.
         """
+        if self._pending:
+            self._settle()
         parts: list[Collective] = []
         self._sequence = sequence = self._sequence + 1
         failed, wire = True, None
@@ -213,6 +220,8 @@ class AllReduces(CollectiveRunner):
         outer, self._parts, self._finished = (self._parts, self._finished), parts, [parts.append]
         try:
             wire = reduce()
+            if self._pending:
+                self._settle()  # what it began belongs to it
             failed = False
         finally:
             self._parts, self._finished = outer

@@ -9,13 +9,14 @@ from collections.abc import Callable
 import numpy as np
 
 from clcomm import costfile
-from clcomm.bucket_plan import BucketPlan
+from clcomm.bucket_plan import GRADIENTS, BucketPlan
 from clcomm.bucket_tuning import BucketTuner, candidates, elapsed
 from clcomm.communicator import Communicator
 from clcomm.costmodel import Measured, cluster_of, fit
 from clcomm.errors import DataError
 from clcomm.overlap import Overlap
 from clcomm.shared_space import SharedSpace
+from clcomm.sums import SUMS
 
 #: The label under which the Communicator's stats count what tuning itself sends.
 TUNING = "tuning"
@@ -85,12 +86,14 @@ class AutoBuckets:
         if tuner.decision is not None:
             self._told = True
             self._concluded()
+        else:
+            self._comm.stats.start_buckets_anew(GRADIENTS)  # these are buckets of no plan that stays
 
 
 def starting_cost(comm: Communicator, space: SharedSpace) -> Callable[[float], float]:
     """Return an all-reduce's seconds by its bytes: as `clcomm tune` stored them, else measured now. Collective."""
     shared = comm.is_common_on_host(space.arrays.reduced)
-    stored = comm.broadcast_object(_stored() if comm.rank == 0 else None, label=TUNING)
+    stored = comm.broadcast_object(_stored(comm.sums if shared else "") if comm.rank == 0 else None, label=TUNING)
     if comm.hosts == 1:
         transport = "shared" if shared else "mpi"
         for each in stored:
@@ -102,13 +105,25 @@ def starting_cost(comm: Communicator, space: SharedSpace) -> Callable[[float], f
     return _measured(comm, space)
 
 
-def _stored() -> list[Measured]:
-    """Return this host's stored fits, none where the file is damaged: then they are measured."""
+def _stored(sums: str) -> list[Measured]:
+    """Return this host's stored fits, none where the file is damaged: then they are measured.
+
+    sums: what adds up in shared memory here; fits of other sums are left out. Empty: there is no shared memory.
+    """
     try:
-        return costfile.load() or []
+        stored = costfile.load() or []
     except DataError as error:
         _log.warning("%s", error)
         return []
+    usable = [each for each in stored if each.transport != "shared" or each.sums == sums]
+    if sums and len(usable) < len(stored):
+        others = " and ".join({SUMS[each.sums] for each in stored if each not in usable})
+        _log.warning(
+            "bucket_size: clcomm tune measured sums by %s, here they are by %s: measured anew; clcomm tune --sums %s "
+            "stores these",
+            others, SUMS[sums], sums,
+        )  # fmt: skip
+    return usable
 
 
 def _measured(comm: Communicator, space: SharedSpace) -> Callable[[float], float]:

@@ -164,7 +164,8 @@ class Averaging:
     def _note(self, space: SharedSpace, decision: Decision) -> None:
         self._tell(decision)
         space.runs.clear()
-        self._comm.stats.start_buckets_anew(GRADIENTS)  # what was tried is not what was chosen
+        if any(trial.steps for trial in decision.evidence):
+            self._comm.stats.start_buckets_anew(GRADIENTS)  # what was tried is not what was chosen
 
     def _tell(self, decision: Decision) -> None:
         self.decisions.append(decision)

@@ -14,6 +14,7 @@ from clcomm.agreement import require_agreement
 from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
 from clcomm.compression import CommHook, PreparedHook, between_hosts
+from clcomm.errors import ArgumentError
 from clcomm.finiteness import raise_non_finite
 from clcomm.handle import Handle
 from clcomm.join import weigh
@@ -59,7 +60,7 @@ class PreparedBucket:
         if hook is None or own.dtype.kind != "f" or own.itemsize < 4 or not own.size:
             reduce = comm.all_reduce_init(own, "mean", out=mean, label=label, nbytes=nbytes, bucket=index)
             return cls(bucket, own, mean, reduce, None)
-        call: Callable[[], int | None] = partial(hook, own, comm, mean, bucket)
+        call: Callable[[], int | None] = partial(_call_hook, hook, own, comm, mean, bucket)
         if between_hosts.is_for(comm, hook, own, mean):
             call = between_hosts.prepared(comm, hook, space, bucket, own, mean, label)
         elif isinstance(hook, PreparedHook):
@@ -158,6 +159,15 @@ class BucketPlan:
         if not np.isfinite(prepared.mean).all():  # the mean has the same bits on every rank: all come here together
             space = self.space
             raise_non_finite(self.comm, space.layout, prepared.bucket.slots, space.arrays.grads, space.arrays.reduced)
+
+
+def _call_hook(hook: Callable[..., Any], own: np.ndarray, comm: Communicator, mean: np.ndarray, bucket: Bucket) -> None:
+    """Let a hook reduce a bucket; ArgumentError where it hands back what nobody takes."""
+    returned = hook(own, comm, mean, bucket)
+    if returned is not None and returned is not mean and not isinstance(returned, Handle):
+        raise ArgumentError(
+            f"hook: expected it to put the mean into `out` and to return None, got {type(returned).__name__}"
+        )
 
 
 def _in_words(settings: PlanSettings) -> str:

@@ -14,10 +14,10 @@ from clcomm.cache import cache_directory, write_whole
 from clcomm.costmodel import Cost, Fit, Measured
 from clcomm.errors import DataError
 
-FORMAT = 1  # of the file; another number voids the files of old
+FORMAT = 2  # of the file; another number voids the files of old
 _MOST_BYTES = 1 << 20
-_FIELDS = {"transport", "ranks", "hosts", "alpha_s", "beta_s_per_byte", "median_error", "max_error", "points"}
-_TRANSPORTS = ("shared", "mpi")
+_FIELDS = {"transport", "ranks", "hosts", "sums", "alpha_s", "beta_s_per_byte", "median_error", "max_error", "points"}
+_TRANSPORTS, _SUMS = ("shared", "mpi"), ("device", "numpy")
 
 
 def path_of_host(host: str | None = None) -> Path:
@@ -34,6 +34,7 @@ def store(fits: Sequence[Measured], path: Path | None = None) -> Path:
             "transport": each.transport,
             "ranks": each.ranks,
             "hosts": each.hosts,
+            "sums": each.sums,
             "alpha_s": each.fit.cost.alpha_s,
             "beta_s_per_byte": each.fit.cost.beta_s_per_byte,
             "median_error": each.fit.median_error,
@@ -78,12 +79,14 @@ def _measured(entry: Any) -> Measured:
         raise ValueError(f"expected fits with {', '.join(sorted(_FIELDS))}")
     if entry["transport"] not in _TRANSPORTS:
         raise ValueError(f"expected transport {' or '.join(_TRANSPORTS)}")
+    if entry["sums"] not in _SUMS:
+        raise ValueError(f"expected sums {' or '.join(_SUMS)}")
     ranks, hosts = _whole(entry, "ranks", 2), _whole(entry, "hosts", 1)
     if hosts > ranks:
         raise ValueError(f"expected at most {ranks} hosts, got {hosts}")
     numbers = [_number(entry[name], name) for name in ("alpha_s", "beta_s_per_byte", "median_error", "max_error")]
     fit = Fit(Cost(numbers[0], numbers[1]), numbers[2], numbers[3], _points(entry["points"]))
-    return Measured(entry["transport"], ranks, hosts, fit)
+    return Measured(entry["transport"], ranks, hosts, fit, entry["sums"])
 
 
 def _points(value: Any) -> tuple[tuple[int, float], ...]:

@@ -49,12 +49,16 @@ class Fit:
 
 
 class Measured(NamedTuple):
-    """A fit of the all-reduce through one transport, on so many ranks of so many hosts."""
+    """A fit of the all-reduce through one transport, on so many ranks of so many hosts.
+
+    sums: what added up, "device" or "numpy", see `Communicator.sums`.
+    """
 
     transport: str
     ranks: int
     hosts: int
     fit: Fit
+    sums: str = "numpy"
 
 
 def fit(points: Iterable[tuple[int, float]]) -> Fit:

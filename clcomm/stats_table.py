@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from rich.table import Table
 from rich.text import Text
 
+from clcomm.units import format_number
+
 if TYPE_CHECKING:
     from clcomm.stats import CommStats
 
@@ -20,8 +22,12 @@ class Column(NamedTuple):
     justify: Literal["left", "right"] = "right"
 
 
-def _milliseconds(key: str, digits: int = 3) -> Callable[[dict[str, Any]], str]:
-    return lambda row: f"{row[key] * 1e3:,.{digits}f}"
+def _milliseconds(key: str, places: int = 3) -> Callable[[dict[str, Any]], str]:
+    return lambda row: format_number(row[key] * 1e3, places)
+
+
+def _bandwidth(key: str) -> Callable[[dict[str, Any]], str]:
+    return lambda row: format_number(row[key] / 1e9) if row[key] else "-"
 
 
 def _waiting(row: dict[str, Any]) -> str:
@@ -40,8 +46,8 @@ COLUMNS = [
     Column("p50", _milliseconds("p50_s")),
     Column("p95", _milliseconds("p95_s")),
     Column("max", _milliseconds("max_s")),
-    Column("algbw", lambda row: f"{row['algbw_bytes_per_s'] / 1e9:,.2f}"),
-    Column("busbw", lambda row: f"{row['busbw_bytes_per_s'] / 1e9:,.2f}"),
+    Column("algbw", _bandwidth("algbw_bytes_per_s")),
+    Column("busbw", _bandwidth("busbw_bytes_per_s")),
     Column("failed", lambda row: str(row["failures"])),
 ]
 #: What goes first where there is too little room for all.

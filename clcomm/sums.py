@@ -8,6 +8,9 @@ from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, DeviceError
 from clcomm.transport.reduction import Fold
 
+#: What adds arrays up, in words.
+SUMS = {"device": "each rank's own device", "numpy": "NumPy"}
+
 
 def add_sums(parser: argparse.ArgumentParser) -> None:
     """Add the option that says what adds the ranks' arrays up."""

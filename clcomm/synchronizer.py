@@ -192,8 +192,14 @@ class Synchronizer:
         self.guard.check(self._space(model), lambda root: self.broadcast_parameters(model, root))
 
     def bucket_plan(self, model: Any, use_bucketing: bool | None = None) -> tuple[Bucket, ...]:
-        """Return the buckets that `sync_gradients` reduces, in order; collective the first time."""
-        return self._averaging.plan(self._space(model), use_bucketing).buckets
+        """Return the buckets that `sync_gradients` reduces, in order; collective the first time.
+
+        A DistributedOptimizer reduces all gradients at once: one bucket, whatever the settings.
+        """
+        space = self._space(model)
+        if self.sharded_update_of(model) is not None:
+            return space.layout.buckets(space.layout.span)
+        return self._averaging.plan(space, use_bucketing).buckets
 
     def reductions(self, model: Any, use_bucketing: bool | None = None) -> Callable[[], None]:
         """Return what reduces the buckets of `bucket_plan` and does nothing else: to measure communication alone.

@@ -224,7 +224,11 @@ def _fits(group: Group, sizes: Sequence[int], schedule: Schedule) -> list[Measur
         for lane, case, seconds in zip(group.lanes, cases, medians, strict=True):
             if lane.name in ("auto", lane.moved_by):  # else shared memory had no room, and the same is in there twice
                 points.setdefault(lane.name, []).append((case.nbytes, float(seconds)))
-    return [Measured(name, group.ranks, group.hosts, fit(found)) for name, found in points.items() if name != "auto"]
+    return [
+        Measured(lane.name, group.ranks, group.hosts, fit(points[lane.name]), lane.comm.sums)
+        for lane in group.lanes
+        if lane.name in points and lane.name != "auto"
+    ]
 
 
 def _plan_s(group: Group, plan: Sequence[int], schedule: Schedule) -> float:

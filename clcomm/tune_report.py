@@ -11,15 +11,13 @@ from rich.console import Console
 from rich.table import Table
 
 from clcomm.forecast import Candidate, ScalingRow, scaling
+from clcomm.sums import SUMS
 from clcomm.units import format_size
 
 if TYPE_CHECKING:
     from clcomm.tune import Result
 
 _FILE_WIDTH = 130  # mpiexec passes lines on: there is no terminal to fit into
-
-#: What adds arrays up, in words.
-SUMS = {"device": "each rank's own device", "numpy": "NumPy"}
 _DOUBTFUL = 0.3  # median error of a fit from which on it is not to be relied on
 
 
@@ -56,7 +54,7 @@ def fits_table(result: Result) -> Table:
         "All-reduce: alpha + beta x bytes",
         ["transport", "ranks", "hosts", "alpha us", "beta ns/KiB", "1/beta GB/s", "median error", "max error", "sizes"],
     )
-    for transport, ranks, hosts, fit in result.fits:
+    for transport, ranks, hosts, fit, _ in result.fits:
         cost, sizes = fit.cost, [nbytes for nbytes, _ in fit.points]
         table.add_row(
             transport, str(ranks), str(hosts), f"{cost.alpha_s * 1e6:.1f}", f"{cost.beta_s_per_byte * 1024e9:.1f}",

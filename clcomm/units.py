@@ -52,3 +52,10 @@ def format_size(nbytes: float) -> str:
             return f"{nbytes:.0f} {unit}" if unit == "B" or nbytes == int(nbytes) else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
     return f"{nbytes:.1f} GiB"
+
+
+def format_number(value: float, places: int = 0) -> str:
+    """Return a number for people: with so many decimal places, and with more where 3 significant digits need them."""
+    if value == 0 or abs(value) >= 10 ** (2 - places):
+        return f"{value:,.{places}f}" if value else "0"
+    return f"{value:.3g}"

@@ -31,6 +31,12 @@ NO_ROOM = (
     "faster synchronisation"
 )
 
+#: What is said where MPI has none at all.
+NO_WINDOWS = (
+    "MPI gives its ranks no memory to share (MPI_Win_allocate_shared fails): reducing through MPI instead; see "
+    "docs/mpi.md"
+)
+
 _log = logging.getLogger("clcomm")
 
 
@@ -84,7 +90,7 @@ def _meeting_of(world: World) -> Meeting:
         return NoMeeting()
     if world.shared is not None:
         return world.shared.meeting
-    return WorldMeeting(mpi_transport.comparison(world.comm), fence=lambda: None)
+    return WorldMeeting(mpi_transport.comparison(world.comm, world.hosts > 1), fence=lambda: None)
 
 
 def _join_ranks(world: World, comm: Any, transport: str) -> None:
@@ -108,18 +114,31 @@ def _join_ranks(world: World, comm: Any, transport: str) -> None:
     if world.hosts > 1:
         world.elsewhere = OtherHosts.of(comm, hosts.ranks, world.board)
     world.base = base = MpiTransport(comm, world.pending)
-    if transport == "auto" and hosts.nested:
+    nested = transport == "auto" and hosts.nested
+    if nested:
         # So that results have the same bits where an array cannot be reduced in shared memory.
         base.prepare_fold = partial(prepared_reduction_by_hosts, hosts=hosts.ranks)
-    if transport == "auto" and hosts.nested:
-        if HierarchicalTransport.can_open(comm, host):
-            world.shared = HierarchicalTransport(base, host, hosts)
-    elif transport != "mpi" and world.hosts == 1 and SharedTransport.can_open(host):
-        world.shared = SharedTransport(host, world.pending, comm)
+    if nested or (transport != "mpi" and world.hosts == 1):
+        refusal = _open_memory(world, base, host, hosts)
+        if refusal and comm.Get_rank() == 0:
+            _log.warning("%s", refusal)
     if world.shared is None:
         host.Free()
-        if transport != "mpi" and (world.hosts == 1 or hosts.nested) and comm.Get_rank() == 0:
-            _log.warning(NO_ROOM, "the transport itself", comm.Get_size())
+
+
+def _open_memory(world: World, base: MpiTransport, host: Any, hosts: Hosts) -> str:
+    """Open the transport in memory that the ranks of each host share, or return why there is none; collective."""
+    comm = world.comm
+    can_open = HierarchicalTransport.can_open(comm, host) if hosts.nested else SharedTransport.can_open(host)
+    if not can_open:
+        return NO_ROOM % ("the transport itself", comm.Get_size())
+    if not all(comm.allgather(mpi_transport.shares_memory(host))):
+        return NO_WINDOWS
+    if hosts.nested:
+        world.shared = HierarchicalTransport(base, host, hosts)
+    else:
+        world.shared = SharedTransport(host, world.pending, comm)
+    return ""
 
 
 def _share_of_cores(comm: Any) -> int:

@@ -78,6 +78,11 @@ def test_a_size_that_is_given_later_holds(several):
 
 
 def test_the_stats_buckets_are_those_of_the_choice(several):
+    trying, model = Synchronizer(several, bucket_size="auto"), layered()
+    for step in range(5):
+        set_gradients(model, several.rank, step)
+        trying.sync_gradients(model)
+        assert several.stats.as_dict()["buckets"] == [] and not trying.decisions()
     sync, model = decide(several)
     before = sync.get_communication_stats()["total_allreduce_calls"]
     plan = sync.bucket_plan(model)
@@ -155,6 +160,18 @@ def test_what_tune_stored_is_the_start(auto):
     cost = starting_cost(auto, sync.space_for(layered()))
     assert cost(1000) == pytest.approx(1e-3 + 2e-6)
     assert auto.stats.total("all_reduce", TUNING)["calls"] == 0
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_tune_stored_of_other_sums_is_told_and_measured_instead(auto, caplog):
+    if auto.rank == 0:
+        costfile.store([Measured("shared", auto.size, 1, Fit(Cost(1e3, 0.0), 0.0, 0.0, ()), "device")])
+    cost = starting_cost(auto, Synchronizer(auto).space_for(layered()))
+    assert cost(1 << 10) < 1e3 and auto.sums == "numpy"
+    told = "clcomm tune measured sums by each rank's own device, here they are by NumPy: measured anew"
+    assert (told in caplog.text) == (auto.rank == 0)
+    auto.fold_with(lambda rows, out, divisor: None)
+    assert auto.sums == "device" and starting_cost(auto, Synchronizer(auto).space_for(layered()))(1 << 10) == 1e3
 
 
 @pytest.mark.mpi(min_size=2)

@@ -12,6 +12,7 @@ import pytest
 from clcomm import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.transport import memory as memory_module
+from clcomm.transport import mpi as mpi_module
 from clcomm.transport.mpi import world
 from tests.helpers import Recorder, one_line
 
@@ -197,6 +198,23 @@ def test_too_little_shared_memory_falls_back_with_one_warning(monkeypatch, caplo
     ])  # fmt: skip
 
 
+@pytest.mark.mpi(min_size=2)
+def test_an_mpi_that_shares_no_memory_is_told_once_and_reduces_itself(monkeypatch, caplog):
+    from mpi4py import MPI
+
+    def refused(comm, nbytes):
+        raise MPI.Exception(MPI.ERR_INTERN)
+
+    monkeypatch.setattr(mpi_module, "shared_window", refused)
+    recorder = Recorder()
+    with caplog.at_level(logging.WARNING, "clcomm"), Communicator(observers=[recorder]) as comm:
+        array = comm.allocate(1 << 16).view(np.float32)
+        array[:] = comm.rank
+        assert (comm.all_reduce(array, "mean") == (comm.size - 1) / 2).all()
+    assert [event.transport for event in recorder.events] == ["mpi"]
+    assert caplog.text.count("MPI gives its ranks no memory to share") == (comm.rank == 0)
+
+
 def test_memory_without_a_window_suits_opencl_too(comm):
     for memory in (comm.allocate(1000), comm.allocate_common(70_000)):
         assert memory.__array_interface__["data"][0] % 4096 == 0
@@ -282,12 +300,13 @@ def no_collection_by_chance():
 
 
 @pytest.mark.mpi(min_size=2)
-def test_windows_that_garbage_holds_are_found_when_there_are_many(auto, no_collection_by_chance):
+def test_windows_that_garbage_holds_are_found_when_there_are_many(auto, monkeypatch, no_collection_by_chance):
+    monkeypatch.setattr(memory_module, "_GARBAGE_BYTES", auto.size << 20)
     sizes = []
-    for _ in range(30):
-        Holder(auto, 8 << 20)
+    for _ in range(10):
+        Holder(auto, 1 << 18)
         sizes.append(sum(region.nbytes for region in auto._shared.memory._regions))
-    assert max(sizes) <= (64 << 20) + 2 * auto.size * (8 << 20)
+    assert max(sizes) <= auto.size * ((1 << 20) + 2 * (1 << 18))
 
 
 @pytest.mark.mpi(min_size=2)
@@ -295,8 +314,8 @@ def test_windows_that_garbage_holds_are_freed_before_memory_is_said_to_be_short(
     auto, monkeypatch, no_collection_by_chance
 ):
     def room() -> int:
-        return (12 << 20) * auto.size - sum(region.nbytes for region in auto._shared.memory._regions)
+        return (3 << 20) * auto.size - sum(region.nbytes for region in auto._shared.memory._regions)
 
     monkeypatch.setattr(memory_module, "_free_shared_memory", room)
     for _ in range(3):
-        assert auto._shared.holds(Holder(auto, 8 << 20).memory)
+        assert auto._shared.holds(Holder(auto, 1 << 20).memory)

@@ -315,6 +315,39 @@ def test_a_hook_of_ones_own(comm):
         assert (2 * one.grad).tobytes() == two.grad.tobytes()
 
 
+def test_what_a_hook_begins_in_the_background_is_waited_for_and_counted(comm):
+    returned = {
+        "nothing": lambda handle, out: None,
+        "the handle": lambda handle, out: handle,
+        "out": lambda _, out: out,
+    }
+    for what, choose in returned.items():
+        plain, hooked = small_model(), small_model()
+        sync = Synchronizer(comm, use_bucketing=False)
+        set_gradients(plain, comm.rank)
+        sync.sync_gradients(plain)
+        sync.register_comm_hook(
+            lambda gradient, comm, out, bucket, choose=choose: choose(
+                comm.all_reduce_async(gradient, "mean", out=out), out
+            )
+        )
+        comm.stats.reset()
+        set_gradients(hooked, comm.rank)
+        sync.sync_gradients(hooked)
+        assert hooked.gradient_bits() == plain.gradient_bits(), what
+        total = comm.stats.total("all_reduce", "gradients")
+        assert (total["calls"], total["wire_bytes"]) == (3, total["bytes"])
+
+
+def test_a_hook_that_returns_the_mean_is_told_where_it_belongs(comm):
+    model, sync = small_model(), Synchronizer(comm)
+    sync.register_comm_hook(lambda gradient, comm, out, bucket: gradient / comm.size)
+    set_gradients(model, comm.rank)
+    with pytest.raises(ArgumentError) as caught:
+        sync.sync_gradients(model)
+    assert "expected it to put the mean into `out` and to return None, got ndarray" in one_line(caught)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_training_reaches_the_uncompressed_accuracy(scheme):
     """As many steps, on data that a network of this size learns; the bar is half a point."""

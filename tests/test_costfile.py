@@ -14,7 +14,7 @@ from clcomm.errors import ArgumentError, DataError
 from tests.helpers import one_line
 
 FITS = [
-    Measured("shared", 4, 1, Fit(Cost(1.25e-5, 3e-10), 0.05, 0.21, ((1024, 1.3e-5), (1 << 20, 3.3e-4)))),
+    Measured("shared", 4, 1, Fit(Cost(1.25e-5, 3e-10), 0.05, 0.21, ((1024, 1.3e-5), (1 << 20, 3.3e-4))), "device"),
     Measured("mpi", 4, 2, Fit(Cost(0.0, 2e-9), 0.1, 0.2, ((1024, 2e-6), (2048, 4e-6)))),
 ]
 
@@ -47,8 +47,8 @@ def changed(**fields):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda table: table.update(format=2), "expected format 1"),
-        (lambda table: table.update(format=True), "expected format 1"),
+        (lambda table: table.update(format=1), "expected format 2"),
+        (lambda table: table.update(format=True), "expected format 2"),
         (lambda table: table.update(more=1), "expected format, operation and fits"),
         (lambda table: table.pop("operation"), "expected format, operation and fits"),
         (lambda table: table.update(operation="broadcast"), "expected a list of fits of all_reduce"),
@@ -56,6 +56,7 @@ def changed(**fields):
         (lambda table: table["fits"][0].pop("alpha_s"), "expected fits with alpha_s, "),
         (changed(transport="gloo"), "expected transport shared or mpi"),
         (changed(transport=["mpi"]), "expected transport shared or mpi"),
+        (changed(sums="abacus"), "expected sums device or numpy"),
         (changed(ranks=1), "ranks: expected a whole number from 2 up"),
         (changed(ranks=4.0), "ranks: expected a whole number from 2 up"),
         (changed(hosts=5), "expected at most 4 hosts, got 5"),

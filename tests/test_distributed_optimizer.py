@@ -61,6 +61,15 @@ def test_traffic_is_one_reduce_scatter_and_one_all_gather_a_step(comm):
     assert comm.stats.total("all_reduce")["calls"] == 0
 
 
+def test_all_gradients_are_one_bucket_before_the_first_step_and_after_it(comm):
+    job = Job(comm, bucket_size="1KiB", first_bucket_size=16, split_tensors=True)
+    layout = job.model.flat_space().layout
+    for _ in range(2):
+        (bucket,) = job.sync.bucket_plan(job.model)
+        assert (bucket.slots, bucket.nbytes) == (layout.slots, layout.nbytes)
+        job.run(1)
+
+
 @pytest.mark.mpi(min_size=2)
 def test_parameters_are_one_memory_of_the_ranks_where_they_share_any(auto):
     job = Job(auto)

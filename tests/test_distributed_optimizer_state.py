@@ -82,13 +82,17 @@ def test_the_option_cuts_the_state_and_changes_no_bit(tmp_path: Path):
     found = []
     for arguments in ([], ["--sharded-optimizer"]):
         report, saved = tmp_path / "report.json", tmp_path / "run.npz"
-        run(
+        told = run(
             "examples.mnist", "--data", "synthetic", "--model", "mlp", "--optimizer", "adam", "--max-steps", "4",
-            "--no-eval", "--report", str(report), "--checkpoint", str(saved), *arguments, ranks=2,
+            "--no-eval", "--report", str(report), "--checkpoint", str(saved), "--bucket-size", "64KiB",
+            *arguments, ranks=2,
         )  # fmt: skip
+        figures = json.loads(report.read_text())
+        assert ("; sharded update" if arguments else f"; {len(figures['layout'])} buckets of 64 KiB") in told
+        assert (len(figures["layout"]) == 1) == bool(arguments)
         arrays = load(saved).arrays
         kept = {name: array for name, array in arrays.items() if not name.startswith("random/")}
-        found.append((json.loads(report.read_text())["optimizer_state_bytes"], kept))
+        found.append((figures["optimizer_state_bytes"], kept))
     (plain_bytes, plain), (sharded_bytes, sharded) = found
     assert plain_bytes / 2 <= sharded_bytes <= plain_bytes / 2 + 2 * 512  # two buffers, each within the alignment
     assert_same_bits(sharded, plain)

@@ -148,6 +148,29 @@ def test_a_step_that_is_passed_over_for_a_gradient_that_is_not_finite_spoils_no_
     assert results[0] == results[1]
 
 
+def test_an_exception_in_backward_may_be_passed_over_when_its_step_is_synchronised(comm, device):
+    results = []
+    for overlap in (False, True):
+        side, sync = begun("torch", comm, device, steps=3, bucket_size=100, overlap=overlap)
+
+        def fail(_):
+            raise RuntimeError("out of memory")
+
+        if comm.rank == 0:
+            with side.model.second.weight.register_hook(fail), pytest.raises(RuntimeError):
+                side.backward(3)
+        else:
+            side.backward(3)
+        sync.sync_gradients(side.model)
+        side.optimizer.zero_grad()
+        for step in (4, 5):
+            side.backward(step)
+            sync.sync_gradients(side.model)
+            side.update()
+        results.append(side.bits())
+    assert results[0] == results[1]
+
+
 @pytest.mark.parametrize("kind", ["native", "torch"])
 def test_a_model_is_followed_for_the_synchronizer_that_was_given_it_last(comm, device, kind):
     results = []

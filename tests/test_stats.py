@@ -342,8 +342,17 @@ def test_the_table_shows_every_operation_with_its_units():
     assert "827,688" in text
     for heading in ("calls", "bytes/call", "p95", "algbw", "busbw", "failed", "ms", "GB/s"):
         assert heading in text
-    assert "0.55" in text  # 827,688 bytes in 1.5 ms
-    assert "0.83" in text  # times 2 * 3 / 4
+    assert "0.552" in text  # 827,688 bytes in 1.5 ms
+    assert "0.828" in text  # times 2 * 3 / 4
+
+
+def test_the_table_has_three_significant_digits_and_a_dash_where_nothing_moves():
+    text = rendered(stats_of([event(0.0102, 8, "broadcast"), event(4.56e-7, 1 << 20), event(0.001, 0, "barrier")]))
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
+    total, algbw = rows["operation"].index("total"), -3
+    assert (rows["broadcast"][total], rows["broadcast"][algbw]) == ("10.2", "7.84e-07")
+    assert (rows["all_reduce"][total], rows["all_reduce"][algbw]) == ("0.000456", "2,300")
+    assert rows["barrier"].count("-") == 2
 
 
 def test_an_empty_table_renders():

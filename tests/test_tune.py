@@ -89,6 +89,7 @@ def test_the_command_measures_groups_prints_and_keeps_the_fits(capfd, tmp_path, 
     assert [(each.transport, each.ranks, each.hosts) for each in fits] == [
         (name, ranks, 1) for ranks in groups for name in ("shared", "mpi")
     ]
+    assert {each.sums for each in fits} == {"numpy"}
     assert all([nbytes for nbytes, _ in each.fit.points] == [1024, 4096, 16384] for each in fits)
     lines = [line.split() for line in out.splitlines()]
     assert [int(line[0]) for line in lines if "measured" in line and line[0].isdigit()] == groups

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clcomm.errors import ArgumentError
-from clcomm.units import format_size, parse_size
+from clcomm.units import format_number, format_size, parse_size
 
 UNITS = {"": 1, "B": 1, "K": 1024, "KiB": 1024, "kB": 1000, "M": 1 << 20, "MiB": 1 << 20, "MB": 10**6, "GiB": 1 << 30}
 
@@ -76,3 +76,14 @@ def test_sizes_are_shown_in_powers_of_1024(nbytes, text):
 def test_what_is_shown_is_right_to_its_last_digit(nbytes):
     amount, unit = format_size(nbytes).split()
     assert abs(float(amount) * UNITS[unit] - nbytes) <= 0.05 * UNITS[unit]
+
+
+@pytest.mark.parametrize(
+    ("value", "places", "text"),
+    [
+        (0, 3, "0"), (1487.54, 1, "1,487.5"), (10.04, 1, "10.0"), (0.0374, 1, "0.0374"), (0.61449, 3, "0.614"),
+        (0.0456, 3, "0.0456"), (4.56e-4, 3, "0.000456"), (999.7, 0, "1,000"), (3.1549, 0, "3.15"), (2e-5, 0, "2e-05"),
+    ],
+)  # fmt: skip
+def test_numbers_have_three_significant_digits_or_more(value, places, text):
+    assert format_number(value, places) == text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,19 @@ def _first_line(path: str | os.PathLike) -> str:
         return file.readline().rstrip("\r\n")
 
 
+def _summary_writer(directory: str) -> Any:
+    """Return tensorboardX's writer, which imports PyTorch where there is one: 190 MiB that scalars have no need of."""
+    hides = "torch" not in sys.modules
+    if hides:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it fails, as where it is not installed
+    try:
+        from tensorboardX import SummaryWriter
+    finally:
+        if hides:
+            del sys.modules["torch"]
+    return SummaryWriter(directory)
+
+
 class TensorBoardLogger(Callback):
     """Points for TensorBoard: of training and speed, each the mean of some steps; of epochs; of evaluations.
 
@@ -87,9 +101,7 @@ class TensorBoardLogger(Callback):
     """
 
     def __init__(self, directory: str | os.PathLike, world_size: int, clock: CommunicationClock) -> None:
-        from tensorboardX import SummaryWriter
-
-        self._writer = SummaryWriter(os.fspath(directory))
+        self._writer = _summary_writer(os.fspath(directory))
         self._world_size, self._lap = world_size, Lap(clock)
         self._records: list[StepRecord] = []  # since the last point
         self._communication_s = 0.0

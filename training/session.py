@@ -121,13 +121,13 @@ class Session:
     def headline(self) -> str:
         """Return what is about to run, as one line; a second one says where a timeline will have no kernels."""
         options, comm, sync = self.options, self.comm, self.trainer.sync
-        buckets = len(sync.bucket_plan(self.parts.model))
         size = "per tensor" if options.no_bucketing else f"of {format_size(sync.bucket_size)}"
         if comm.auto_bucket_size and not options.no_bucketing:
             size += " to begin with"
+        buckets = f"{_count(len(sync.bucket_plan(self.parts.model)), 'bucket')} {size}"
         line = (
             f"{options.model} on {_count(comm.size, 'rank')}, batch {options.batch_size} a rank, "
-            f"{self.parts.device}; {_count(buckets, 'bucket')} {size}"
+            f"{self.parts.device}; {'sharded update' if options.sharded_optimizer else buckets}"
         )
         if getattr(options, "trace", None) and self.parts.opencl is None:
             line += f"\ntrace: without kernels, which --engine {options.engine} does not tell"
@@ -234,6 +234,7 @@ class Session:
             data_wait_s=metrics.data_wait_s,
             step_p50_s=metrics.step_s(0.50),
             device_peak_bytes=self.parts.opencl.memory.peak_bytes if self.parts.opencl else None,
+            device_in_caller=self.parts.opencl.runs_in_caller if self.parts.opencl else None,
             replica_checks=guard.checks,
             replica_mismatches=guard.divergences,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import io
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,8 +23,10 @@ _ENDINGS = {
     ".txt": "terminal", "": "terminal",
 }  # fmt: skip
 _ALSO = {"md": "markdown"}
-#: Characters in a line where output goes to a file or a pipe.
+#: Characters in a line where output goes to a file or a pipe, unless COLUMNS says.
 _PLAIN_WIDTH = 120
+#: No table can be narrower.
+_LEAST_WIDTH = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,10 +92,16 @@ def _print(report: Report, output: str | None) -> None:
 
     if output:
         text = io.StringIO()
-        show(report, Console(highlight=False, width=_PLAIN_WIDTH, file=text))
+        show(report, Console(highlight=False, width=_plain_width(), file=text))
         _write(text.getvalue(), output)
     else:
-        show(report, Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH))
+        show(report, Console(highlight=False, width=None if sys.stdout.isatty() else _plain_width()))
+
+
+def _plain_width() -> int:
+    """Return the width of what is read elsewhere: what COLUMNS says, as for any program."""
+    columns = os.environ.get("COLUMNS", "")
+    return max(int(columns), _LEAST_WIDTH) if columns.isdecimal() and int(columns) else _PLAIN_WIDTH
 
 
 def _write(text: str, output: str | None) -> None:

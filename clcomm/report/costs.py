@@ -10,6 +10,7 @@ import numpy as np
 from clcomm.costmodel import Cost, Fit, fit
 from clcomm.errors import ArgumentError
 from clcomm.forecast import Candidate, Recommendation, recommend
+from clcomm.sums import SUMS
 
 #: A fit needs so many sizes, the largest so many times the smallest, and calls enough for a mean.
 _LEAST_SIZES, _LEAST_SPREAD, _LEAST_CALLS = 4, 4, 10
@@ -98,10 +99,17 @@ def moving_s(row: dict[str, Any]) -> float:
     return row["transfer_s"] / row["calls"] if row["wait_s"] else row["p50_s"]
 
 
-def ceiling_of(ceilings: list[dict[str, Any]], transport: str) -> Cost | None:
-    """Return what `clcomm tune` measured for a transport, None where it did not."""
+def ceiling_of(ceilings: list[dict[str, Any]], transport: str, sums: str | None) -> Cost | str | None:
+    """Return what `clcomm tune` measured for a transport, None where it did not, or why it says nothing about this run.
+
+    sums: what added up in shared memory in this run, None where that is not known.
+    """
     for each in ceilings:
         if each["transport"] == transport:
+            if transport == "shared" and sums not in (None, each["sums"]):
+                return (
+                    f"`clcomm tune` measured sums by {SUMS[each['sums']]}, this run's were by {SUMS[sums or 'numpy']}"
+                )
             return Cost(each["alpha_s"], each["beta_s_per_byte"])
     return None
 

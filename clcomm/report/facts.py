@@ -13,6 +13,8 @@ from clcomm.synchronizer import GRADIENTS, PARAMETERS
 
 #: The parts of a reduction's time; untold is what is waiting or moving, and the transport does not tell which.
 PART_KEYS = ("pack_s", "wait_s", "transfer_s", "untold_s", "unpack_s")
+#: The phases that make up a step.
+_PHASES = ("forward_backward", "sync", "loss", "optimizer")
 #: Labels of what ranks say to each other in steps beside their gradients, and what that is as a part of a step.
 _BESIDE = {CHECKS: "checks and join", TUNING: "trying bucket sizes"}
 
@@ -33,16 +35,21 @@ class Facts:
         self.reducing = reducing(self.stats)
         self.sync = synchronisation(self.stats)
         self.several = run.world_size > 1
+        self.compressed = any(row["wire_bytes"] != row["bytes"] for row in self.counts["operations"])
+        self.moving = "compress, move and add" if self.compressed else "move and add"
         self.overflows = len(self.stats.tallies) >= MOST_TALLIES
         self.phases = {
             row["phase"]: row["seconds"] - row["communication_s"] for row in self.counts["phases"] if not row["label"]
         }  # without what they communicated
-        self.ceiling = costs.ceiling_of(run.figures["ceilings"], self.reductions["transport"])
+        self.sums = run.ranks[0]["sums"]
+        ceiling = costs.ceiling_of(run.figures["ceilings"], self.reductions["transport"], self.sums)
+        self.ceiling = ceiling if isinstance(ceiling, costs.Cost) else None
+        self.no_ceiling = ceiling or "no such calls were measured on rank 0's host before"
         self.own_costs = costs.own_costs(self.buckets)
         self.costs = self.own_costs if isinstance(self.own_costs, costs.Costs) else self.stored_costs()
         layout = [bucket for bucket in run.figures["layout"] or [] if bucket]
         self.layout = layout
-        is_told = self.costs and layout and not costs.unfit(self.buckets)
+        is_told = self.costs and layout and self.buckets and not costs.unfit(self.buckets)
         self.advice = costs.advise(self.costs, layout) if self.costs and is_told else None
 
     def _mean(self, name: str) -> float | None:
@@ -67,7 +74,7 @@ class Facts:
 
 def synchronisation(stats: CommStats) -> dict[str, float]:
     """Return the time parts of all that keeps replicas alike: reducing and checking."""
-    parts = [reducing(stats), *(labelled(stats, label) for label in _BESIDE)]
+    parts = [reducing(stats), *(beside(stats, label) for label in _BESIDE)]
     return {name: sum(part[name] for part in parts) for name in parts[0]}
 
 
@@ -78,9 +85,21 @@ def reducing(stats: CommStats) -> dict[str, float]:
     return _summed([row for row in rows if row["label"] == GRADIENTS or (row["operation"], row["label"]) == gathers])
 
 
-def labelled(stats: CommStats, label: str) -> dict[str, float]:
-    """Return the time parts of a label's calls; of `checks` the few before the first step are in it too."""
-    return _summed([row for row in stats.as_dict()["operations"] if row["label"] == label])
+def beside(stats: CommStats, label: str) -> dict[str, float]:
+    """Return the time parts of a label's calls in steps."""
+    parts = _summed([row for row in stats.as_dict()["operations"] if row["label"] == label])
+    share = _share_in_steps(stats, parts["seconds"]) if label == CHECKS else 1.0
+    return {name: share * seconds for name, seconds in parts.items()}
+
+
+def _share_in_steps(stats: CommStats, checks_s: float) -> float:
+    """Return the share of the checks that steps' phases account for: the first ones wait for whoever starts late."""
+    phases = {row["phase"]: row["communication_s"] for row in stats.as_dict()["phases"] if not row["label"]}
+    if "sync" not in phases or not checks_s:
+        return 1.0
+    reduced, tuned = reducing(stats), beside(stats, TUNING)["seconds"]
+    others = reduced["exposed_s"] + reduced["pack_s"] + reduced["unpack_s"] + tuned
+    return min(1.0, max(0.0, sum(phases.get(name, 0.0) for name in _PHASES) - others) / checks_s)
 
 
 def _summed(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -95,22 +114,28 @@ def step_parts(facts: Facts) -> list[tuple[str, float]]:
     reducing = facts.reducing
     moving = [
         ("wait for ranks", reducing["wait_s"]),
-        ("move and add" if facts.several else "communication", reducing["transfer_s"]),
+        (facts.moving if facts.several else "communication", reducing["transfer_s"]),
         ("exposed communication" if reducing["hidden_s"] else "communication", reducing["untold_s"]),
     ]
     known = [
         ("wait for data", facts.data_wait_s or 0.0),
         ("forward and backward", facts.phases.get("forward_backward", 0.0)),
-        *((part, labelled(facts.stats, label)["exposed_s"]) for label, part in _BESIDE.items()),
+        *((part, beside(facts.stats, label)["exposed_s"]) for label, part in _BESIDE.items()),
         ("pack", reducing["pack_s"]),
         *moving,
         ("unpack", reducing["unpack_s"]),
-        ("wait for the device", facts.phases.get("loss", 0.0) + max(0.0, facts.phases.get("sync", 0.0))),
+        ("wait for the device", _device_s(facts)),
         ("optimizer", facts.phases.get("optimizer", 0.0)),
     ]
     rest = facts.training_s - sum(seconds for _, seconds in known)
     name = "the rest" if facts.phases.get("forward_backward") else "computing and the rest"
     return [(what, seconds / facts.steps) for what, seconds in [*known, (name, max(0.0, rest))] if seconds > 0]
+
+
+def _device_s(facts: Facts) -> float:
+    """Return what `sync`, without its communication, and reading the loss take where a device computes by itself."""
+    computes_apart = any(record["device_in_caller"] is False for record in facts.run.ranks)
+    return sum(facts.phases.get(name, 0.0) for name in ("sync", "loss")) if computes_apart else 0.0
 
 
 def rank_rows(facts: Facts) -> list[dict[str, Any]]:

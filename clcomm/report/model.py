@@ -57,12 +57,17 @@ def left_out(facts: Facts) -> list[LeftOut]:
     unfit = costs.unfit(facts.buckets)
     several, mute = facts.run.world_size > 1, "this transport does not tell"
     background = " in what goes on in the background; --overlap off does" if facts.reducing["hidden_s"] else ""
-    command = f"mpiexec -n {facts.run.world_size} clcomm tune"
+    command = f"mpiexec -n {facts.run.world_size} clcomm tune{f' --sums {facts.sums}' if facts.sums else ''}"
     candidates = [
         (
             bool(facts.stats.total("reduce_scatter", GRADIENTS)["calls"]),
             "gradient all-reduce, buckets",
             "a sharded update reduces and scatters all gradients at once",
+        ),
+        (
+            bool(facts.reductions["calls"]) and not facts.buckets,
+            "buckets",
+            "the run ended while bucket sizes were still being tried, or reduced gradients without a Synchronizer",
         ),
         (not facts.training_s, "share of a step", "the files do not say how long the steps took"),
         (
@@ -79,7 +84,7 @@ def left_out(facts: Facts) -> list[LeftOut]:
         (
             several and not facts.ceiling,
             "percent of the ceiling",
-            f"no such calls were measured on rank 0's host before; `{command}` does",
+            f"{facts.no_ceiling}; `{command}` measures such calls",
         ),
         (not facts.layout, "other bucket sizes", "the files do not hold the bucket plan"),
         (several and bool(facts.layout and facts.costs and unfit), "other bucket sizes", unfit),

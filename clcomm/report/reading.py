@@ -19,6 +19,7 @@ from clcomm.errors import DataError
 from clcomm.intervals import Estimate
 from clcomm.report.record import COMPARISON_SCHEMA, FORMAT, SCHEMA
 from clcomm.stats import CommStats, Histogram
+from clcomm.sums import SUMS
 
 MOST_BYTES = 256 << 20
 _MOST_RANKS, _MOST_TEXT, _MOST_COUNT = 1 << 16, 200, 1 << 62
@@ -220,6 +221,18 @@ def _named(checks: Mapping[str, Check]) -> Check:
     return check_named
 
 
+def _truth(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: expected true or false, got {_shown(value)}")
+    return value
+
+
+def _sums(value: Any, name: str) -> str:
+    if not isinstance(value, str) or value not in SUMS:
+        raise ValueError(f"{name}: expected {' or '.join(SUMS)}, got {_shown(value)}")
+    return value
+
+
 def _settings(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict) or len(value) > 100:
         raise ValueError(f"{name}: expected an object of at most 100, got {_shown(value)}")
@@ -286,6 +299,7 @@ _DECISION: dict[str, Check] = {
 }  # fmt: skip
 _RANK: dict[str, Check] = {
     "rank": _whole(0, _MOST_RANKS), "host": _or_none(_whole(0, _MOST_RANKS)), "host_name": _or_none(_text),
+    "sums": _or_none(_sums), "device_in_caller": _or_none(_truth),
     "peak_rss_bytes": _or_none(_COUNT), "device_peak_bytes": _or_none(_COUNT), "steps": _or_none(_COUNT),
     "training_s": _or_none(_number), "data_wait_s": _or_none(_number), "step_p50_s": _or_none(_number),
     "replica_checks": _or_none(_COUNT), "replica_mismatches": _or_none(_COUNT), "stats": _stats,
@@ -301,7 +315,7 @@ _DOCUMENT: dict[str, Check] = {
     "step_ms": _or_none(_object(p50=_number, p95=_number)),
     "layout": _or_none(_list(_list(_COUNT))),
     "ceilings": _or_empty(
-        _list(_object(transport=_text, alpha_s=_number, beta_s_per_byte=_number, median_error=_number), 100)
+        _list(_object(transport=_text, sums=_sums, alpha_s=_number, beta_s_per_byte=_number, median_error=_number), 100)
     ),
     "decisions": _or_empty(_list(_decision, 1000)),
     "ranks": _list(lambda value, name: _fields(value, _RANK, name)),

@@ -34,6 +34,7 @@ def gather_records(comm: Communicator, **figures: float | None) -> list[dict[str
         "rank": comm.rank,
         "host": comm.host,
         "host_name": os.uname().nodename,
+        "sums": comm.sums,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         **figures,
         "stats": comm.stats.state(),
@@ -75,6 +76,7 @@ def _ceilings(world_size: int, hosts: int) -> list[dict[str, Any]]:
     return [
         {
             "transport": each.transport,
+            "sums": each.sums,
             "alpha_s": each.fit.cost.alpha_s,
             "beta_s_per_byte": each.fit.cost.beta_s_per_byte,
             "median_error": each.fit.median_error,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from clcomm.report.facts import Facts
 from clcomm.report.shapes import count, written
-from clcomm.units import format_size
+from clcomm.units import format_number, format_size
 
 #: A rank stands out when it came last so many times as often as an even share, and the calls were not just a few.
 _STANDS_OUT, _LEAST_SEEN = 1.5, 10
@@ -103,9 +103,10 @@ def sharing(facts: Facts) -> str:
     )  # fmt: skip
     whole = facts.sync_s or 1.0
     packing = facts.sync["pack_s"] + facts.sync["unpack_s"]
+    moving = "compressing, moving and adding data" if facts.compressed else "moving and adding data"
     parts = [
         (facts.sync["wait_s"], "waiting for other ranks"),
-        (facts.sync["transfer_s"] if facts.several else 0.0, "moving and adding data"),
+        (facts.sync["transfer_s"] if facts.several else 0.0, moving),
         (facts.sync["untold_s"], "waiting or moving, it is not told which"),
         (packing, "packing and unpacking"),
     ]
@@ -174,4 +175,4 @@ def upkeep(facts: Facts) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.3g} ms" if seconds < 1 else f"{seconds:,.2f} s"
+    return f"{format_number(seconds * 1e3)} ms" if seconds < 1 else f"{seconds:,.2f} s"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from clcomm.units import format_size
+from clcomm.units import format_number, format_size
 
 #: Rows shown to people; JSON and CSV have them all.
 MOST_SHOWN = 64
@@ -54,13 +54,13 @@ def with_values(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> li
 KINDS: dict[str, Callable[[Any], str]] = {
     "text": str,
     "count": lambda value: f"{value:,}",
-    "ms": lambda value: f"{value * 1e3:,.3f}",
-    "whole_ms": lambda value: f"{value * 1e3:,.1f}",
-    "us": lambda value: f"{value * 1e6:,.1f}",
+    "ms": lambda value: format_number(value * 1e3, 3),
+    "whole_ms": lambda value: format_number(value * 1e3, 1),
+    "us": lambda value: format_number(value * 1e6, 1),
     "share": lambda value: f"{value:.1%}",
-    "gb_s": lambda value: f"{value / 1e9:,.0f}" if value >= 1e11 else f"{value / 1e9:.3g}",
+    "gb_s": lambda value: format_number(value / 1e9),
     "size": format_size,
-    "ns_per_kib": lambda value: f"{value * 1024e9:,.1f}",
+    "ns_per_kib": lambda value: format_number(value * 1024e9, 1),
 }
 
 
@@ -81,8 +81,8 @@ def count(number: int, noun: str) -> str:
 #: A part has the same colour in every chart: its place in the palettes of page.css and png.py.
 _COLOURS = {
     "wait for data": 0, "forward and backward": 1, "pack": 2, "wait for ranks": 3, "came last": 3, "move and add": 4,
-    "wait or move": 4, "communication": 4, "exposed communication": 4, "unpack": 5, "optimizer": 6,
-    "checks and join": 7, "trying bucket sizes": 8,
+    "compress, move and add": 4, "communication": 4, "unpack": 5, "optimizer": 6, "checks and join": 7,
+    "wait for the device": 9, "trying bucket sizes": 10, "wait or move": 11, "exposed communication": 11,
 }  # fmt: skip
 _OTHER_COLOUR = 8
 

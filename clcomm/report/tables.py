@@ -64,7 +64,7 @@ def operations_table(facts: Facts) -> Table:
     rows = sorted(facts.counts["operations"], key=lambda row: (-row["seconds"], row["operation"], row["label"]))
     columns = [
         Column("operation", "operation", "text"), Column("label", "label", "text"), Column("calls", "calls"),
-        Column("bytes", "bytes"), *([Column("wire_bytes", "on the wire")] if _compressed(facts) else []),
+        Column("bytes", "bytes"), *([Column("wire_bytes", "on the wire")] if facts.compressed else []),
         Column("seconds", "total", "whole_ms"),
         *(column._replace(kind="whole_ms") for column in _TIMES), *_CALLS,
     ]  # fmt: skip
@@ -79,10 +79,6 @@ def _first_to_last(columns: Sequence[Column], rows: list[dict[str, Any]], before
     """Return the headings of adjacent columns that have values as people name a range; `before` stands before them."""
     headings = [each for each in (before, *(column.heading for column in with_values(columns, rows))) if each]
     return " to ".join(dict.fromkeys((headings[0], headings[-1]))) if headings else ""
-
-
-def _compressed(facts: Facts) -> bool:
-    return any(row["wire_bytes"] != row["bytes"] for row in facts.counts["operations"])
 
 
 def _blank_zeros(facts: Facts, row: dict[str, Any]) -> dict[str, Any]:

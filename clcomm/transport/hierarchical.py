@@ -52,7 +52,7 @@ class HierarchicalTransport(MemoryTransport):
         fold = partial(prepared_reduction, ranks=self.world_size)
         self._peers = None if peers is None else MpiTransport(peers, base.pending, fold)
         self._second_host = host.Dup()
-        self.meeting = WorldMeeting(comparison(base.comm), self.memory.fence)
+        self.meeting = WorldMeeting(comparison(base.comm, between_hosts=True), self.memory.fence)
 
     @staticmethod
     def can_open(comm: Any, host: Any) -> bool:
@@ -119,27 +119,30 @@ class HierarchicalTransport(MemoryTransport):
 
         reductions: list[_Reduction] = []
         first = self.base.comm.Iallgather(own, everyone)
-        return Pending(self.base.pending, first, fold, *self._later_phases(reductions, op), meets=True)
+        return Pending(self.base.pending, first, fold, *self._later_phases(reductions, source, op), meets=True)
 
-    def _later_phases(self, reductions: list[_Reduction], op: str) -> list[Callable[[], Any]]:
+    def _later_phases(self, reductions: list[_Reduction], source: np.ndarray, op: str) -> list[Callable[[], Any]]:
         """Return what follows the fold, which will have put its reduction into the list."""
         phases: list[Callable[[], Any]] = []
         if not self.hosts.even:
             phases.append(self._second_host.Ibarrier)
-        exchange: list[Callable[[], Any]] = []
+        if self._peers is not None and self._lane is not None:
+            peers, cut = self._peers, _slices(source.size, self.hosts.fewest)[self._lane]
+            exchange: list[Callable[[], Any]] = []
 
-        def scatter() -> Any:
-            if self._peers is None:
-                return None
-            lane = reductions[0].lane
-            exchange.extend(self._peers.later_phases(lane, lane, op))
-            return exchange[0]()
+            def begin() -> Any:
+                lane = reductions[0].lane
+                exchange.extend(peers.later_phases(lane, lane, op))
+                return exchange[0]()
+
+            count = peers.count_phases(source[cut].size, source.itemsize)
+            phases += [begin, *(partial(lambda at: exchange[at](), at) for at in range(1, count))]
 
         def publish() -> Any:
             reductions[0].publish()
             return self._second_host.Ibarrier()
 
-        return [*phases, scatter, lambda: exchange[1]() if exchange else None, publish]
+        return [*phases, publish]
 
     # --- the others: few, or rarely called; MPI knows hosts too ---
 

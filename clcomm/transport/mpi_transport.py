@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ class MpiTransport(Transport):
 
     name = "mpi"
     meeting: Meeting = NoMeeting()
+    #: The most that one call moves: MPIs before version 4 of the standard count and address with 32 bits.
+    most_bytes = 1 << 30
 
     def __init__(
         self,
@@ -60,12 +63,13 @@ class MpiTransport(Transport):
     def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
         if source.nbytes * self.world_size <= GATHER_LIMIT_BYTES:
             return self._prepare_gathered_reduction(source, out, op)
-        comm, exchange = self.comm, _ShardExchange(self, source, out, op)
+        comm, exchanges = self.comm, self._exchanges(source, out, op)
 
         def reduce() -> None:
-            comm.Alltoallv(exchange.sent, exchange.received)
-            exchange.fold()
-            comm.Allgatherv(exchange.shard, exchange.gathered)
+            for exchange in exchanges:
+                comm.Alltoallv(exchange.sent, exchange.received)
+                exchange.fold()
+                comm.Allgatherv(exchange.shard, exchange.gathered)
 
         return reduce
 
@@ -84,57 +88,99 @@ class MpiTransport(Transport):
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
         own = np.array([self.meeting.tag, *places_elsewhere(source, out)], np.int64)
         everyone = np.empty((self.world_size, own.size), np.int64)
-        scatter, gather = self.later_phases(source, out, op)
+        first, *others = self.later_phases(source, out, op)
 
-        def compare_and_scatter() -> Any:
+        def compare_and_begin() -> Any:
             require_alike(everyone, arrays=2)
-            return scatter()
+            return first()
 
-        first = self.comm.Iallgather(own, everyone)
-        return Pending(self.pending, first, compare_and_scatter, gather, meets=True)
+        compared = self.comm.Iallgather(own, everyone)
+        return Pending(self.pending, compared, compare_and_begin, *others, meets=True)
 
     def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], Pending]:
         def start() -> Pending:
-            exchange = _ShardExchange(self, source, out, op)
-            first = self.comm.Ialltoallv(exchange.sent, exchange.received)
-            return Pending(self.pending, first, lambda: self._gather_shards(exchange))
+            first, *others = self._exchanges(source, out, op)
+            request = self.comm.Ialltoallv(first.sent, first.received)
+            return Pending(self.pending, request, partial(self._gather_shards, first), *self._phases(others))
 
         return start
 
     def later_phases(self, source: np.ndarray, out: np.ndarray, op: str) -> list[Callable[[], Any]]:
         """Return the phases of an all-reduce that is itself a later part of another pending operation."""
-        exchange = _ShardExchange(self, source, out, op)
-        return [
-            lambda: self._second_comm.Ialltoallv(exchange.sent, exchange.received),
-            lambda: self._gather_shards(exchange),
-        ]
+        return self._phases(self._exchanges(source, out, op))
+
+    def count_phases(self, size: int, itemsize: int) -> int:
+        """Return how many phases the `later_phases` of an array of so many elements are."""
+        return 2 * len(self._pieces(size, itemsize))
+
+    def _exchanges(self, source: np.ndarray, out: np.ndarray, op: str) -> list[_ShardExchange]:
+        pieces = self._pieces(source.size, source.itemsize)
+        return [_ShardExchange(self, source[piece], out[piece], op) for piece in pieces]
+
+    def _phases(self, exchanges: list[_ShardExchange]) -> list[Callable[[], Any]]:
+        phases: list[Callable[[], Any]] = []
+        for exchange in exchanges:
+            phases += partial(self._scatter, exchange), partial(self._gather_shards, exchange)
+        return phases
+
+    def _scatter(self, exchange: _ShardExchange) -> Any:
+        return self._second_comm.Ialltoallv(exchange.sent, exchange.received)
 
     def _gather_shards(self, exchange: _ShardExchange) -> Any:
         exchange.fold()
         return self._second_comm.Iallgatherv(exchange.shard, exchange.gathered)
 
+    def _pieces(self, size: int, itemsize: int) -> list[slice]:
+        """Return the parts, at least one, in which so many elements are moved; itemsize: each one's bytes in a call."""
+        step = max(1, self.most_bytes // itemsize)
+        return [slice(start, start + step) for start in range(0, max(size, 1), step)]
+
     def broadcast(self, array: np.ndarray, root: int) -> None:
-        self.comm.Bcast([array, self._byte], root)
+        for piece in self._pieces(array.size, array.itemsize):
+            self.comm.Bcast([array[piece], self._byte], root)
 
     def all_gather(self, source: np.ndarray, out: np.ndarray) -> None:
-        self.comm.Allgather([source, self._byte], [out, self._byte])
+        blocks = out.reshape(self.world_size, -1)
+        for piece in self._pieces(source.size, source.itemsize * self.world_size):
+            rows = np.require(blocks[:, piece], requirements="C")
+            self.comm.Allgather([source[piece], self._byte], [rows, self._byte])
+            _put(rows, blocks[:, piece])
 
     def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
-        rows = np.empty((self.world_size, out.size), source.dtype)
-        self.comm.Alltoall([source, self._byte], [rows, self._byte])
-        self.prepare_fold(list(rows), out, op)()
+        blocks = source.reshape(self.world_size, -1)
+        for piece in self._pieces(out.size, out.itemsize * self.world_size):
+            sent = np.ascontiguousarray(blocks[:, piece])
+            rows = np.empty_like(sent)
+            self.comm.Alltoall([sent, self._byte], [rows, self._byte])
+            self.prepare_fold(list(rows), out[piece], op)()
 
     def gather(self, source: np.ndarray, out: np.ndarray | None, root: int) -> None:
-        self.comm.Gather([source, self._byte], None if out is None else [out, self._byte], root)
+        blocks = None if out is None else out.reshape(self.world_size, -1)
+        for piece in self._pieces(source.size, source.itemsize * self.world_size):
+            if blocks is None:
+                self.comm.Gather([source[piece], self._byte], None, root)
+            else:
+                rows = np.require(blocks[:, piece], requirements="C")
+                self.comm.Gather([source[piece], self._byte], [rows, self._byte], root)
+                _put(rows, blocks[:, piece])
 
     def scatter(self, source: np.ndarray | None, out: np.ndarray, root: int) -> None:
-        self.comm.Scatter(None if source is None else [source, self._byte], [out, self._byte], root)
+        blocks = None if source is None else source.reshape(self.world_size, -1)
+        for piece in self._pieces(out.size, out.itemsize * self.world_size):
+            sent = None if blocks is None else np.ascontiguousarray(blocks[:, piece])
+            self.comm.Scatter(None if sent is None else [sent, self._byte], [out[piece], self._byte], root)
 
     def revoke(self) -> None:
         mpi.revoke(self.comm, self._second_comm)
 
     def close(self) -> None:
         self._second_comm.Free()
+
+
+def _put(rows: np.ndarray, target: np.ndarray) -> None:
+    """Copy rows to where they belong, unless they are there."""
+    if not np.may_share_memory(rows, target):
+        np.copyto(target, rows)
 
 
 class _ShardExchange:

@@ -46,7 +46,8 @@ def record(rank: int, ranks: int, stats: CommStats, **figures: Any) -> dict[str,
     """Return a rank's record."""
     steps = STEPS
     usual = {
-        "run": "5eed", "rank": rank, "host": 0, "host_name": "north", "peak_rss_bytes": (150 + rank) << 20,
+        "run": "5eed", "rank": rank, "host": 0, "host_name": "north", "sums": "device", "device_in_caller": True,
+        "peak_rss_bytes": (150 + rank) << 20,
         "device_peak_bytes": 13 << 20, "steps": steps, "training_s": steps * 7e-3, "data_wait_s": steps * 1e-4,
         "step_p50_s": 7e-3, "replica_checks": 6, "replica_mismatches": 0,
     }  # fmt: skip
@@ -64,7 +65,9 @@ def document(ranks: int = 4, **figures: Any) -> dict[str, Any]:
         "overhead_share": 0.1, "optimizer_state_bytes": 829440, "layout": LAYOUT,
     }  # fmt: skip
     found = run_document(records, **{**usual, **figures})
-    found["ceilings"] = [{"transport": "shared", "alpha_s": 15e-6, "beta_s_per_byte": 0.3e-9, "median_error": 0.1}]
+    found["ceilings"] = [
+        {"transport": "shared", "sums": "device", "alpha_s": 15e-6, "beta_s_per_byte": 0.3e-9, "median_error": 0.1}
+    ]
     return json.loads(json.dumps(found))
 
 

@@ -137,7 +137,7 @@ def test_what_ranks_agree_on_in_the_optimizers_step_is_no_part_of_the_optimizer(
     assert (found["checks and join"], found["optimizer"]) == pytest.approx((3e-4, 2e-4))
 
 
-def of_events(tmp_path, *events, ranks=2, **figures):
+def of_events(tmp_path, *events, ranks=2, in_caller=True, **figures):
     """The report of ranks that were told these events in each of their steps."""
     whole = document(ranks, **figures)
     for number, each in enumerate(whole["ranks"]):
@@ -145,7 +145,7 @@ def of_events(tmp_path, *events, ranks=2, **figures):
         for _ in range(STEPS):
             for event in events:
                 (stats.phase_finished if isinstance(event, Phase) else stats.collective_finished)(event)
-        whole["ranks"][number] = {**each, "stats": stats.state()}
+        whole["ranks"][number] = {**each, "device_in_caller": in_caller, "stats": stats.state()}
     return build(read_runs(written(tmp_path, [whole])))
 
 
@@ -175,9 +175,40 @@ def test_a_device_that_computes_by_itself_is_waited_for(tmp_path):
     phases = [
         Phase("forward_backward", 0.0, 1e-3), Phase("sync", 0.0, 3e-3, communication_s=1e-3), Phase("loss", 0.0, 5e-4),
     ]  # fmt: skip
-    report = of_events(tmp_path, Collective("all_reduce", "gradients", 4000, 1e-3, "shared", 1), *phases)
+    found = []
+    for in_caller in (False, True, None):
+        report = of_events(
+            tmp_path, Collective("all_reduce", "gradients", 4000, 1e-3, "shared", 1), *phases, in_caller=in_caller
+        )
+        parts = {row["part"]: 1e3 * row["mean_s"] for row in table(report, "step").rows}
+        found.append((parts["forward and backward"], parts.get("wait for the device", 0), parts["the rest"]))
+    assert found == [pytest.approx(expected) for expected in ((1, 2.5, 2.4), (1, 0, 4.9), (1, 0, 4.9))]
+
+
+def test_checks_before_the_first_step_are_no_part_of_one(tmp_path):
+    checks = Collective("all_gather", "checks", 16, 1e-3, "shared", 1, wait_s=8e-4)
+    reduction = Collective("all_reduce", "gradients", 4000, 1e-3, "shared", 2)
+    whole = document(2)
+    for number, each in enumerate(whole["ranks"]):
+        stats = CommStats(2)
+        stats.collective_finished(checks._replace(seconds=STEPS * 1e-3, wait_s=STEPS * 8e-4))  # waits for an import
+        for _ in range(STEPS):
+            stats.collective_finished(checks)
+            stats.collective_finished(reduction)
+            stats.phase_finished(Phase("sync", 0.0, 3e-3, communication_s=2e-3))
+        whole["ranks"][number] = {**each, "stats": stats.state()}
+    report = build(read_runs(written(tmp_path, [whole])))
     parts = {row["part"]: 1e3 * row["mean_s"] for row in table(report, "step").rows}
-    assert (parts["forward and backward"], parts["wait for the device"]) == pytest.approx((1, 2.5))
+    assert (parts["checks and join"], parts["move and add"]) == pytest.approx((1, 1))
+    assert any(line.startswith(f"Synchronisation took {2 / 7:.1%} of a step, 2 ms") for line in report.headline)
+
+
+def test_compressing_is_named_where_it_is_in_the_time(tmp_path):
+    report = of_events(
+        tmp_path, Collective("all_reduce", "gradients", 4000, 2e-3, "shared", 1, wire_nbytes=100, wait_s=1e-3)
+    )
+    assert "compress, move and add" in {row["part"] for row in table(report, "step").rows}
+    assert any("50% compressing, moving and adding data" in line for line in report.headline)
 
 
 def test_calls_of_other_buckets_are_in_no_line_and_the_sums_come_out(tmp_path):
@@ -316,6 +347,20 @@ def test_no_bucket_size_is_advised_where_calls_were_no_plain_ones(tmp_path, how)
 def test_the_share_of_the_ceiling(report):
     (gradients,) = (row for row in table(report, "operations").rows if row["label"] == "gradients")
     assert gradients["ceiling_share"] == pytest.approx(Cost(15e-6, 0.3e-9).seconds(827688 / 5) / gradients["mean_s"])
+
+
+def test_what_tune_measured_with_other_sums_is_no_ceiling(tmp_path):
+    whole = document()
+    for record in whole["ranks"]:
+        record["sums"] = "numpy"
+    report = build(read_runs(written(tmp_path, [whole])))
+    assert "of ceiling" not in {column.heading for column in table(report, "operations").columns}
+    assert [row["source"] for row in table(report, "cost").rows] == ["fitted to this run's buckets"]
+    left_out = {each.what: each.why for each in report.left_out}
+    assert left_out["percent of the ceiling"] == (
+        "`clcomm tune` measured sums by each rank's own device, this run's were by NumPy; "
+        "`mpiexec -n 4 clcomm tune --sums numpy` measures such calls"
+    )
 
 
 def test_what_is_not_known_is_left_out_with_a_reason(tmp_path):
@@ -531,6 +576,17 @@ def test_the_command_writes_every_form(tmp_path, capsys):
     assert capsys.readouterr().out == (tmp_path / "report.txt").read_text()
     assert cli.main(["report", *names, "--format", "markdown"]) == 0
     assert capsys.readouterr().out == (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize(("columns", "width"), [("80", 80), ("60", 60), ("10", 40), ("0", 120), ("wide", 120)])
+def test_columns_says_how_wide_a_line_may_be(tmp_path, capsys, monkeypatch, columns, width):
+    monkeypatch.setenv("COLUMNS", columns)
+    (name,) = written(tmp_path, [document(2)])
+    assert cli.main(["report", name]) == 0
+    shown = capsys.readouterr().out
+    assert width - 20 < max(map(len, shown.splitlines())) <= width
+    assert cli.main(["report", name, "-o", str(tmp_path / "report.txt")]) == 0
+    assert (tmp_path / "report.txt").read_text() == shown
 
 
 def test_the_command_names_what_it_leaves_out(tmp_path, capsys):

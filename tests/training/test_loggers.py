@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import struct
+import subprocess
+import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from training.evaluate import Evaluation
 from training.loggers import COLUMNS, POINT_EVERY, CsvLogger, TensorBoardLogger
 from training.metrics import StepRecord
 from training.watching import watched
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def drive(logger: CsvLogger | TensorBoardLogger, clock: CommunicationClock, steps: range) -> None:
@@ -89,6 +93,18 @@ def records(path: Path) -> list[bytes]:
         found.append(payload)
         data = data[16 + length :]
     return found
+
+
+def test_tensorboard_needs_no_pytorch(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    script = (
+        "import sys; from training.communication_clock import CommunicationClock; "
+        "from training.loggers import TensorBoardLogger; "
+        f"logger = TensorBoardLogger({str(tmp_path)!r}, 1, CommunicationClock()); logger.epoch_finished(0, 0.5); "
+        "logger.close(); sys.exit('torch' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "") and list(tmp_path.iterdir())
 
 
 def test_tensorboard_reads_the_points(tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ from clcomm.transport.shared import SharedTransport
 from tests.helpers import cpu_device
 from tests.transport.references import LAYOUTS, folded, layout_hosts, pretended_host
 
+#: What some transports here move in one call of MPI: so little that larger arrays go in several.
+PIECE_BYTES = 30_000
+
 
 @dataclass
 class Bench:
@@ -85,6 +88,9 @@ def _hierarchical_bench(layout: str, comm, pending=None) -> Bench:
     made = HierarchicalTransport(base, host, hosts)
     if layout == "halves":
         made.fold = Fold(cpu_device("cpu"))
+    if layout == "first-alone":
+        for each in (base, made._peers or base):
+            each.most_bytes = PIECE_BYTES
     return Bench(made, made.allocate, made.allocate_common, hosts=hosts.ranks, release=base.close)
 
 
@@ -92,8 +98,11 @@ def make_bench(name: str, comm, pending: deque[Pending] | None = None) -> Bench:
     """Return a transport by name, with its memory, on all ranks of `comm`."""
     if name == "solo":
         return Bench(SoloTransport())
-    if name == "mpi":
-        return Bench(MpiTransport(comm, pending))
+    if name.startswith("mpi"):
+        made = MpiTransport(comm, pending)
+        if name == "mpi, in pieces":
+            made.most_bytes = PIECE_BYTES
+        return Bench(made)
     if name in LAYOUTS:
         return _hierarchical_bench(name, comm, pending)
     shared = _shared_transport(comm, pending)
@@ -107,6 +116,7 @@ def every_transport():
     return [
         pytest.param("solo"),
         pytest.param("mpi", marks=pytest.mark.mpi(min_size=1)),
+        pytest.param("mpi, in pieces", marks=pytest.mark.mpi(min_size=2)),
         pytest.param("shared", marks=pytest.mark.mpi(min_size=1)),
         pytest.param("shared, folded by the device", marks=pytest.mark.mpi(min_size=1)),
         *(pytest.param(layout, marks=pytest.mark.mpi(min_size=1)) for layout in LAYOUTS),
