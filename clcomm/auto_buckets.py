@@ -94,12 +94,11 @@ def starting_cost(comm: Communicator, space: SharedSpace) -> Callable[[float], f
     """Return an all-reduce's seconds by its bytes: as `clcomm tune` stored them, else measured now. Collective."""
     shared = comm.is_common_on_host(space.arrays.reduced)
     stored = comm.broadcast_object(_stored(comm.sums if shared else "") if comm.rank == 0 else None, label=TUNING)
-    if comm.hosts == 1:
-        transport = "shared" if shared else "mpi"
-        for each in stored:
-            if (each.transport, each.ranks, each.hosts) == (transport, comm.size, 1):
-                return each.fit.cost.seconds
-    elif shared and any(each.transport == "mpi" and each.hosts == each.ranks for each in stored):
+    in_memory = "shared" if comm.hosts == 1 else "hierarchical"
+    for each in stored:
+        if (each.transport, each.ranks, each.hosts) == (in_memory if shared else "mpi", comm.size, comm.hosts):
+            return each.fit.cost.seconds
+    if comm.hosts > 1 and shared and any(each.transport == "mpi" and each.hosts == each.ranks for each in stored):
         cluster, _ = cluster_of(stored)
         return lambda nbytes: cluster.all_reduce_s(nbytes, comm.size, comm.hosts)
     return _measured(comm, space)

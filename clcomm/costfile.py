@@ -17,7 +17,7 @@ from clcomm.errors import DataError
 FORMAT = 2  # of the file; another number voids the files of old
 _MOST_BYTES = 1 << 20
 _FIELDS = {"transport", "ranks", "hosts", "sums", "alpha_s", "beta_s_per_byte", "median_error", "max_error", "points"}
-_TRANSPORTS, _SUMS = ("shared", "mpi"), ("device", "numpy")
+_TRANSPORTS, _SUMS = ("shared", "mpi", "hierarchical"), ("device", "numpy")
 
 
 def path_of_host(host: str | None = None) -> Path:
@@ -78,7 +78,7 @@ def _measured(entry: Any) -> Measured:
     if not isinstance(entry, dict) or entry.keys() != _FIELDS:
         raise ValueError(f"expected fits with {', '.join(sorted(_FIELDS))}")
     if entry["transport"] not in _TRANSPORTS:
-        raise ValueError(f"expected transport {' or '.join(_TRANSPORTS)}")
+        raise ValueError(f"expected a transport of {', '.join(_TRANSPORTS)}")
     if entry["sums"] not in _SUMS:
         raise ValueError(f"expected sums {' or '.join(_SUMS)}")
     ranks, hosts = _whole(entry, "ranks", 2), _whole(entry, "hosts", 1)

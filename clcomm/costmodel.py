@@ -236,16 +236,32 @@ class Cluster:
 def cluster_of(fits: Sequence[Measured], algorithm: str = "ring") -> tuple[Cluster, str]:
     """Return the cost model of hosts like the measured ones, and where its link between hosts comes from, in words.
 
-    The link is a message of the ring that the mpi transport's all-reduce is: measured between hosts where there were
-    several; else through one host's memory, on its most ranks.
+    The link is a message of a ring. Where there were several hosts, the ring is what the hierarchical transport took
+    longer than within one of them, else the mpi transport's all-reduce between single ranks; where there was one host,
+    that through its memory, on its most ranks.
     """
     local = {each.ranks: each.fit.cost for each in fits if each.transport == "shared" and each.hosts == 1}
+    for whole in fits:
+        between_s = _between(whole, local) if whole.transport == "hierarchical" else None
+        if between_s is not None:
+            link = terms("all_reduce", "ring", whole.hosts).message(between_s)
+            return Cluster(local, link, algorithm), f"hierarchical, {whole.ranks} ranks on {whole.hosts} hosts"
     through_mpi = [each for each in fits if each.transport == "mpi"]
     between = [each for each in through_mpi if each.hosts == each.ranks]
     chosen = max(between or through_mpi, key=lambda each: each.ranks)
     link = terms("all_reduce", "ring", chosen.ranks).message(chosen.fit.cost)
     source = f"mpi between {chosen.hosts} hosts" if between else f"mpi on one host, {chosen.ranks} ranks"
     return Cluster(local, link, algorithm), source
+
+
+def _between(whole: Measured, local: Mapping[int, Cost]) -> Cost | None:
+    """Return what a job's all-reduce costs beyond that within one of its hosts; None where that is not known."""
+    within = local.get(-(-whole.ranks // whole.hosts))
+    if within is None:
+        return None
+    cost = whole.fit.cost
+    between = Cost(cost.alpha_s - within.alpha_s, cost.beta_s_per_byte - within.beta_s_per_byte)
+    return between if between.alpha_s > 0 and between.beta_s_per_byte > 0 else None
 
 
 # --- buckets and steps -------------------------------------------------------------------------------------------

@@ -225,9 +225,9 @@ def _fits(group: Group, sizes: Sequence[int], schedule: Schedule) -> list[Measur
             if lane.name in ("auto", lane.moved_by):  # else shared memory had no room, and the same is in there twice
                 points.setdefault(lane.name, []).append((case.nbytes, float(seconds)))
     return [
-        Measured(lane.name, group.ranks, group.hosts, fit(points[lane.name]), lane.comm.sums)
+        Measured(lane.moved_by, group.ranks, group.hosts, fit(points[lane.name]), lane.comm.sums)
         for lane in group.lanes
-        if lane.name in points and lane.name != "auto"
+        if lane.name in points and (lane.name != "auto" or lane.moved_by == "hierarchical")
     ]
 
 

@@ -11,8 +11,10 @@ from clcomm import Communicator, Synchronizer, costfile
 from clcomm.auto_buckets import TUNING, starting_cost
 from clcomm.costmodel import Cost, Fit, Measured
 from clcomm.errors import ArgumentError
+from clcomm.transport import mpi as mpi_module
 from tests.helpers import Recorder
 from tests.numpy_models import Model, set_gradients, values
+from tests.transport.references import pretended_host
 
 STEPS = 220
 
@@ -160,6 +162,17 @@ def test_what_tune_stored_is_the_start(auto):
     cost = starting_cost(auto, sync.space_for(layered()))
     assert cost(1000) == pytest.approx(1e-3 + 2e-6)
     assert auto.stats.total("all_reduce", TUNING)["calls"] == 0
+
+
+@pytest.mark.mpi(min_size=3)
+def test_what_tune_stored_of_the_whole_job_on_several_hosts_is_the_start(monkeypatch):
+    monkeypatch.setattr(mpi_module, "host_of", lambda comm: pretended_host("first-alone", comm))
+    with Communicator() as comm:
+        if comm.rank == 0:
+            costfile.store([Measured("hierarchical", comm.size, 2, Fit(Cost(1e-3, 2e-9), 0.0, 0.0, ()))])
+        cost = starting_cost(comm, Synchronizer(comm).space_for(layered()))
+        assert cost(1000) == pytest.approx(1e-3 + 2e-6)
+        assert comm.stats.total("all_reduce", TUNING)["calls"] == 0
 
 
 @pytest.mark.mpi(min_size=2)

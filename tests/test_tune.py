@@ -10,6 +10,7 @@ from clcomm import Communicator, costfile, tune
 from clcomm.costmodel import Cost, Fit, Measured
 from clcomm.engine.fold import Fold
 from clcomm.errors import ArgumentError
+from clcomm.transport import mpi as mpi_module
 from tests.helpers import cpu_device, one_line
 
 
@@ -39,6 +40,23 @@ def test_between_hosts_what_was_measured_there_counts():
     cluster, source = tune.chosen_cluster([*ONE_HOST, measured("mpi", 2, 2, 4e-5, 8e-9)], options())
     assert (cluster.link.alpha_s, cluster.link.beta_s_per_byte) == pytest.approx((2e-5, 8e-9))
     assert source == "mpi between 2 hosts"
+
+
+def test_between_hosts_it_is_what_the_whole_job_took_beyond_a_host():
+    job = measured("hierarchical", 6, 3, 8.1e-5, 4.1e-9)
+    cluster, source = tune.chosen_cluster([*ONE_HOST, measured("mpi", 3, 3, 1.0, 1.0), job], options())
+    # A ring of 3: four messages, four thirds of the size.
+    assert (cluster.link.alpha_s, cluster.link.beta_s_per_byte) == pytest.approx((2e-5, 3e-9))
+    assert cluster.all_reduce_s(1 << 20, 6, 3) == pytest.approx(job.fit.cost.seconds(1 << 20))
+    assert source == "hierarchical, 6 ranks on 3 hosts"
+
+
+@pytest.mark.parametrize("job", [(8.1e-5, 1e-10), (0.5e-6, 4.1e-9)])
+def test_a_job_that_seems_faster_than_its_hosts_says_nothing_of_the_link(job):
+    known = [*ONE_HOST, measured("mpi", 3, 3, 4e-5, 4e-9)]
+    cluster, source = tune.chosen_cluster([*known, measured("hierarchical", 6, 3, *job)], options())
+    assert source == "mpi between 3 hosts"
+    assert cluster == tune.chosen_cluster(known, options())[0]
 
 
 def test_options_replace_the_link():
@@ -97,6 +115,24 @@ def test_the_command_measures_groups_prints_and_keeps_the_fits(capfd, tmp_path, 
     assert "827,688 bytes in 8 tensors" in out
     assert "sums in shared memory: by NumPy" in out
     assert f"kept in {costfile.path_of_host()}" in out
+
+
+@pytest.mark.mpi(min_size=3)
+def test_several_hosts_are_measured_as_a_whole_too(capfd, tmp_path, monkeypatch):
+    host = mpi_module.world().Get_rank() % 2
+    for module in (mpi_module, tune):
+        monkeypatch.setattr(module, "host_of", lambda comm: comm.Split(host, comm.Get_rank()))
+    monkeypatch.setenv("CLCOMM_CACHE_DIR", str(tmp_path))
+    assert tune.run(options("--sums", "numpy")) == 0
+    out = capfd.readouterr().out
+    with Communicator(transport="mpi") as comm:
+        size, rank = comm.size, comm.rank
+    if rank == 0:
+        fits = [(each.transport, each.ranks, each.hosts) for each in costfile.load()]
+        assert fits[-2:] == [("mpi", 2, 2), ("hierarchical", size, 2)]
+        assert [line.split()[:3] for line in out.splitlines() if line.startswith("hierarchical")] == [
+            ["hierarchical", str(size), "2"]
+        ]
 
 
 @pytest.mark.mpi(min_size=2)
