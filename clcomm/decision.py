@@ -36,12 +36,14 @@ class Decision:
     def __str__(self) -> str:
         if not self.evidence:
             return f"{self.what}: {self.chosen}, chosen at step {self.at_step} {self.measures}"
-        trials = ", ".join(_in_words(trial) for trial in self.evidence)
+        uneven = len({trial.steps for trial in self.evidence}) > 1  # those far behind were dropped early
+        trials = ", ".join(_in_words(trial, uneven) for trial in self.evidence)
         return f"{self.what}: {self.chosen}, chosen at step {self.at_step} by {self.measures}: {trials}"
 
 
-def _in_words(trial: Trial) -> str:
-    times = [] if trial.measured_s is None else [f"{trial.measured_s * 1e3:.3f} ms"]
+def _in_words(trial: Trial, says_steps: bool) -> str:
+    steps = f" in {trial.steps} steps" if says_steps else ""
+    times = [] if trial.measured_s is None else [f"{trial.measured_s * 1e3:.3f} ms{steps}"]
     if trial.predicted_s is not None:
         times.append(f"predicted {trial.predicted_s * 1e3:.3f} ms")
     return f"{trial.name} ({', '.join(times) or 'not tried'})"

@@ -30,6 +30,8 @@ def test_a_started_all_reduce_has_the_bits_of_a_blocking_one(bench):
         pending, out, expected = _start(bench, seed, length)
         pending.wait()
         assert pending.finished
+        assert all(begin <= end <= pending.finished_s for begin, end in pending.waits)  # all meet before data moves
+        assert len(pending.waits) == (bench.size > 1 or bench.transport.name != "solo")
         assert pending.done()
         pending.wait()  # once more does nothing
         assert same_bits(out, expected), f"{length} elements"
