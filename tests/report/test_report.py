@@ -413,7 +413,8 @@ def test_decisions_are_shown_as_they_print(tmp_path):
     assert row["decision"] == "bucket size: 1 MiB, chosen at step 50 by step: 1 MiB (1.000 ms)"
     decision["evidence"].append({"name": "8 KiB", "measured_s": 0.0009, "predicted_s": 0.002, "steps": 3})
     (row,) = table(reported(tmp_path, decisions=[decision]), "decisions").rows
-    assert row["decision"].endswith("step: 1 MiB (1.000 ms in 5 steps), 8 KiB (0.900 ms in 3 steps, predicted 2.000 ms)")
+    told = "1 MiB (1.000 ms in 5 steps), 8 KiB (0.900 ms in 3 steps, predicted 2.000 ms)"
+    assert row["decision"].endswith(f"by step: {told}")
 
 
 def test_notes_name_only_columns_that_are_there(tmp_path):
