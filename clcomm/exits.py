@@ -136,12 +136,40 @@ def _after_fork() -> None:
 
 
 def _forked() -> None:
-    """Let a child's signals be its own: it has a copy of the handlers, and the very pipe that our thread reads."""
+    """Let a child's signals be its own: it has a copy of the handlers, and the very pipe that our thread reads.
+
+    Its end is its own too.
+    """
+    if mpi.is_running():
+        register = atexit.register
+
+        def register_before_ours(function: Any, /, *args: Any, **named: Any) -> Any:
+            register(function, *args, **named)
+            atexit.unregister(_leave_child)
+            return register(_leave_child) and function
+
+        atexit.register = register_before_ours  # type: ignore[assignment]
+        register(_leave_child)
     if _Hooks.signals is not None:
         _Hooks.signals.restore()
         _Hooks.signals.close_reader()
         _Hooks.signals = None
     _after_fork()
+
+
+def _leave_child() -> None:
+    """End a forked child as Python does, but for MPI_Finalize: the MPI that it has a copy of is its parent's.
+
+    Of the exit handlers this one is called first, and calls the others.
+    """
+    atexit.unregister(_leave_child)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    error = _Hooks.leaving_with
+    failed = getattr(sys, "last_value", None) is not None  # Python has told of an exception that nobody caught
+    _Hooks.leave_now(shell_code(int(failed) * job.FAILURE if error is None else int(error.code or 0)))
 
 
 def _at_exit() -> None:

@@ -52,9 +52,12 @@ def run(main: Callable[[], int | None]) -> NoReturn:
     the traceback too. Any other exception is printed with its rank, its step where known, and its traceback, once for
     all ranks that failed alike. Either way the other ranks are ended.
     """
+    process = os.getpid()
     try:
         code = shell_code(main() or 0)
     except BaseException as error:
+        if os.getpid() != process and mpi.is_running():
+            raise  # a forked child is no rank
         code = fail(error)
     _flush(sys.stdout)
     sys.exit(code)

@@ -187,6 +187,40 @@ def test_a_forked_child_that_is_ended_by_sigterm_is_no_end_of_the_job(tmp_path, 
     assert (ended.code, ended.out, ended.err) == (0, out * 2, "")
 
 
+FORKS = """
+import atexit
+
+def leave(how):
+    atexit.register(sys.stdout.write, f"{how} ")
+    sys.excepthook = lambda *error: None
+    if how == "sys.exit":
+        sys.exit(3)
+    if how == "exception":
+        raise RuntimeError("a child's own")
+
+def main():
+    comm = Communicator()
+    for how in ("return", "sys.exit", "exception"):
+        sys.stdout.flush()
+        child = os.fork()
+        if not child:
+            return leave(how)
+        if comm.rank == 1:
+            sys.stdout.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])} ")
+        comm.barrier()
+
+CALL
+"""
+
+
+@pytest.mark.parametrize("call", ["main()", "run(main)"])
+def test_a_forked_child_that_ends_as_python_does_leaves_the_ranks_their_mpi(tmp_path, call):
+    ended = job(tmp_path, FORKS.replace("CALL", call), ranks=2)
+    assert ended.code == 0
+    assert sorted(ended.out.split()) == ["0", "1", "3", *["exception"] * 2, *["return"] * 2, *["sys.exit"] * 2]
+    assert "MPI" not in ended.err
+
+
 def test_a_mistake_on_one_rank_is_one_line_that_names_it(tmp_path):
     ended = job(tmp_path, on_one(MISTAKE))
     assert ended.code == 2
