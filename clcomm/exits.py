@@ -146,9 +146,10 @@ def _forked() -> None:
         def register_before_ours(function: Any, /, *args: Any, **named: Any) -> Any:
             register(function, *args, **named)
             atexit.unregister(_leave_child)
-            return register(_leave_child) and function
+            register(_leave_child)
+            return function
 
-        atexit.register = register_before_ours  # type: ignore[assignment]
+        atexit.register = register_before_ours
         register(_leave_child)
     if _Hooks.signals is not None:
         _Hooks.signals.restore()
