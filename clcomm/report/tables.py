@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -216,10 +217,9 @@ def checks_table(facts: Facts) -> Table:
             calls += round(before / whole)
         expected = whole * calls
         rows.append(("gradients' bytes are the layout's, times synchronisations", facts.reductions["bytes"], expected))
-    told = ("wait_s", "transfer_s", "untold_s", "hidden_s")
-    parts = sum(each[name] for each in facts.counts["operations"] for name in told)
-    name = "waiting, moving and hidden" if facts.reducing["hidden_s"] else "waiting and moving"
-    rows.append((f"{name} are all of the operations' ms", round(parts * 1e3), round(facts.stats.seconds * 1e3)))
+    if parts := step_parts(facts):  # each measured on its own, but for the rest, which is not below nothing
+        of_step = sum(seconds for _, seconds in parts) / (facts.per_step(facts.training_s) or math.inf)
+        rows.append(("the parts of a step are a whole step, in %", round(100 * of_step), 100))
     columns = [
         Column("check", "", "text"),
         Column("is", "is"),

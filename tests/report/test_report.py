@@ -62,6 +62,12 @@ def test_sums_that_do_not_come_out_are_shown(tmp_path):
     assert [row["ok"] for row in checks] == ["NO", "yes"]
 
 
+def test_parts_of_a_step_that_are_counted_twice_are_shown(tmp_path):
+    report = of_events(tmp_path, Phase("forward_backward", 0.0, 6.5e-3), Phase("optimizer", 0.0, 6e-4))
+    (row,) = table(report, "checks").rows
+    assert (row["check"], row["is"], row["ok"]) == ("the parts of a step are a whole step, in %", 103, "NO")
+
+
 def test_the_parts_of_a_step_add_up_to_it(report):
     *parts, whole = table(report, "step").rows
     assert sum(row["mean_s"] for row in parts) == pytest.approx(whole["mean_s"]) == pytest.approx(7e-3)
