@@ -46,7 +46,7 @@ class Advice(NamedTuple):
 def own_costs(rows: list[dict[str, Any]]) -> Costs | str:
     """Return the fit to a run's reductions, from the rows of their buckets, or why there is none."""
     if not rows:
-        return "gradients were not reduced in buckets"
+        return "there are no buckets to fit it to"
     if reason := unfit(rows):
         return reason
     usable = [row for row in rows if row["calls"] >= _LEAST_CALLS and row["bytes"] and row["seconds"] > 0]

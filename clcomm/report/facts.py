@@ -93,13 +93,16 @@ def beside(stats: CommStats, label: str) -> dict[str, float]:
 
 
 def _share_in_steps(stats: CommStats, checks_s: float) -> float:
-    """Return the share of the checks that steps' phases account for: the first ones wait for whoever starts late."""
+    """Return what steps' phases account for beside reducing over all checks, some of which come before the first step.
+
+    Those wait for whoever starts late. More than 1 where steps hold barriers as well, as clipping does.
+    """
     phases = {row["phase"]: row["communication_s"] for row in stats.as_dict()["phases"] if not row["label"]}
     if "sync" not in phases or not checks_s:
         return 1.0
     reduced, tuned = reducing(stats), beside(stats, TUNING)["seconds"]
     others = reduced["exposed_s"] + reduced["pack_s"] + reduced["unpack_s"] + tuned
-    return min(1.0, max(0.0, sum(phases.get(name, 0.0) for name in _PHASES) - others) / checks_s)
+    return max(0.0, sum(phases.get(name, 0.0) for name in _PHASES) - others) / checks_s
 
 
 def _summed(rows: list[dict[str, Any]]) -> dict[str, float]:

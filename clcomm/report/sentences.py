@@ -138,9 +138,7 @@ def arrivals(facts: Facts) -> str:
 def overlap(facts: Facts) -> str:
     """Return how much of communication was hidden behind computing."""
     hidden, whole = facts.reducing["hidden_s"], facts.reducing["seconds"]
-    if not whole:
-        return ""
-    if hidden <= 0:
+    if hidden <= 0 or not facts.several:
         return ""
     return f"{hidden / whole:.0%} of communication was hidden behind computing, {1 - hidden / whole:.0%} was exposed."
 
