@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clcomm.adapters.trainable import require_same_trainable
 from clcomm.buckets import Bucket
 from clcomm.engine.autograd import backwards
 from clcomm.engine.codec import Codec
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from clcomm.engine.flat import FlatSpace
     from clcomm.replica import FlatArrays, OnComplete
 
+_REMEDY = "freeze or unfreeze before the module's first optimizer or Synchronizer"
+
 
 class NativeReplica:
     """A `clcomm.engine` module; its parameters live in one flat space, which is bound to the arrays it is given.
@@ -36,6 +39,7 @@ class NativeReplica:
         self.flat_space: FlatSpace = model.flat_space()
         self.specs = self.flat_space.layout.specs
         self.fold, self.codec = Fold.on(self.flat_space.device), Codec.on(self.flat_space.device)
+        self._checked = -1  # the device's revision when the parameters were looked at
         if not self.specs:
             raise ArgumentError("model: expected at least one parameter that requires a gradient, got none")
 
@@ -60,10 +64,12 @@ class NativeReplica:
 
     def pull_gradients(self, bucket: Bucket) -> None:
         """Make the bucket's range of the host's array hold the gradients; a missing one becomes zero."""
+        self._check_trainable()
         self.flat_space.pull_grads(bucket.start, bucket.stop)
 
     def send_gradients(self, bucket: Bucket, mark: Any) -> None:
         """As `pull_gradients` once the device is at `mark`; until they are pushed backward refuses to add to them."""
+        self._check_trainable()
         self.flat_space.send_grads(bucket.start, bucket.stop, mark)
 
     def push_gradients(self, bucket: Bucket) -> None:
@@ -73,7 +79,22 @@ class NativeReplica:
     def moves_in_place(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
         """Return what pulls and what pushes all gradients; None where the device's memory is apart from the arrays."""
         space = self.flat_space
-        return None if space.is_staged else space.grad_moves(0, space.layout.span)
+        if space.is_staged:
+            return None
+        pull, push = space.grad_moves(0, space.layout.span)
+
+        def checked_pull() -> None:
+            self._check_trainable()
+            pull()
+
+        return checked_pull, push
+
+    def _check_trainable(self) -> None:
+        revision = self.flat_space.device.revision
+        if revision != self._checked:
+            now = (name for name, parameter in self._model.named_parameters() if parameter.requires_grad)
+            require_same_trainable(now, (spec.name for spec in self.specs), _REMEDY)
+            self._checked = revision
 
     def watch_gradients(self, complete: OnComplete, begins: Callable[[], None] | None = None) -> Callable[[], None]:
         """Call `complete(name)` once the last kernel of a parameter's gradient is queued, and then what that returns.

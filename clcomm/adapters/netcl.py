@@ -20,6 +20,7 @@ import numpy as np
 
 from clcomm.adapters.netcl_runtime import prepare, quiet
 from clcomm.adapters.netcl_tensors import FLAT_DTYPES, NetclParameter, NetclTensor, named_tensors
+from clcomm.adapters.trainable import require_same_trainable
 from clcomm.buckets import Bucket
 from clcomm.engine.autograd import is_recording
 from clcomm.errors import ArgumentError
@@ -168,6 +169,8 @@ class NetclReplica:
 
     def pull_gradients(self, bucket: Bucket) -> None:
         """Copy a bucket's gradients into the flat space; one that is missing counts as zero."""
+        if bucket.index == 0:
+            require_same_trainable((name for name, _ in self._model.named_parameters()), self._parameters)
         for slot in bucket.opening:
             gradient = self._parameters[slot.name].grad
             self._layout.view(self._arrays.grads, slot.name)[...] = 0 if gradient is None else gradient.numpy()

@@ -8,6 +8,7 @@ from weakref import WeakMethod
 
 import numpy as np
 
+from clcomm.adapters.trainable import require_same_trainable
 from clcomm.buckets import Bucket
 from clcomm.errors import ArgumentError
 from clcomm.layout import FlatLayout, ParameterSpec
@@ -148,12 +149,7 @@ class TorchReplica:
 
     def _check_trainable(self) -> None:
         now = dict(_trainable(self._model))
-        if now.keys() != self._parameters.keys():
-            changed = sorted(now.keys() ^ self._parameters.keys())[0]
-            raise ArgumentError(
-                f"parameter {changed!r}: expected requires_grad to stay as it was at the first synchronisation, "
-                "got it changed; make a new Synchronizer after freezing or unfreezing"
-            )
+        require_same_trainable(now, self._parameters)
         for name, parameter in now.items():
             if parameter is not self._parameters[name]:
                 raise ArgumentError(

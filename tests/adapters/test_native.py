@@ -163,3 +163,18 @@ def test_a_gradient_that_only_some_ranks_have_counts_as_zero_on_the_others():
     module(Tensor(batch(1)), both=comm.rank == 0).sum().backward()
     sync.sync_gradients(module)
     np.testing.assert_allclose(module.second.bias.grad.numpy(), np.full(2, 1 / comm.size), rtol=1e-6)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["frozen", "unfrozen"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_is_trained_may_not_change_after_the_first_synchronisation(before, overlap):
+    module, sync = Net(), Synchronizer(Communicator(transport="solo"), overlap=overlap)
+    module.first.bias.requires_grad = before
+    for _ in range(3):
+        module(Tensor(batch(2))).sum().backward()
+        sync.sync_gradients(module)
+        module.flat_space().zero_grad()
+    module.first.bias.requires_grad = not before
+    module(Tensor(batch(2))).sum().backward()
+    with pytest.raises(ArgumentError, match=r"^parameter 'first\.bias': expected requires_grad to stay .*; freeze or"):
+        sync.sync_gradients(module)

@@ -338,3 +338,12 @@ def test_a_rank_without_a_gradient_counts_as_zero():
         cross_entropy(model(x), y).backward()
     sync.sync_gradients(model)
     assert_gradients(model, [gradient / comm.size for gradient in reference(model, x, y).gradients])
+
+
+def test_unfreezing_after_the_first_synchronisation_is_noticed():
+    model, sync = make_model(), Synchronizer(Communicator(transport="solo"))
+    model.module.layers[0].freeze()
+    sync.sync_gradients(model)
+    model.module.layers[0].unfreeze()
+    with pytest.raises(ArgumentError, match=r"^parameter 'layers\.0\.bias': expected requires_grad to stay"):
+        sync.sync_gradients(model)
