@@ -119,21 +119,15 @@ def test_other_settings_on_some_rank_are_an_error_on_every_rank(several):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("drift", ["lr", "state"])
-def test_settings_that_drift_apart_are_found_with_the_replicas(several, drift):
+def test_settings_that_drift_apart_are_found_with_the_replicas(several):
     """Parameters would not show it, where each part is updated once."""
     job = Job(several, "adam", check_replicas_every=2)
     job.run(2)
-    if drift == "lr":
-        job.optimizer.lr = 0.1 + several.rank
-    else:
-        state = job.optimizer.state_dict()
-        if several.rank == 0:
-            job.optimizer.load_state_dict({**state, "steps": np.array(9)})
+    job.optimizer.lr = 0.1 + several.rank
     job.run(1)
-    entry = "2 is 'lr 0.1' on rank 0" if drift == "lr" else "1 is 'steps 11' on rank 0"
-    with pytest.raises(MismatchError, match=f"sharded update: expected the same on every rank, but entry {entry}"):
+    with pytest.raises(MismatchError) as caught:
         job.run(1)
+    assert "sharded update: expected the same on every rank, but entry 2 is 'lr 0.1' on rank 0" in one_line(caught)
 
 
 @pytest.mark.mpi(min_size=2)
