@@ -11,7 +11,7 @@ def test_windows_change_who_watches_and_nothing_else(tmp_path):
     comm = Communicator(transport="solo")
     watched = Watched(comm, "mlp", 8, tmp_path)
     events = watched.events()
-    assert (events["collective"], events["phase"]) == (1, 5)  # data, forward_backward, sync, optimizer, step
+    assert (events["collective"], events["phase"]) == (1, 6)  # data, forward_backward, sync, loss, optimizer, step
     assert events["kernel"] > 5
     calls = {}
     for watchers in ("nobody", "stats", "trace"):
