@@ -13,7 +13,8 @@ import numpy as np
 from clcomm.agreement import require_agreement
 from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
-from clcomm.compression import CommHook, PreparedHook, between_hosts
+from clcomm.compression import CommHook, between_hosts
+from clcomm.compression.task import PreparedHook, Task
 from clcomm.errors import ArgumentError
 from clcomm.finiteness import raise_non_finite
 from clcomm.handle import Handle
@@ -64,7 +65,7 @@ class PreparedBucket:
         if between_hosts.is_for(comm, hook, own, mean):
             call = between_hosts.prepared(comm, hook, space, bucket, own, mean, label)
         elif isinstance(hook, PreparedHook):
-            call = hook.prepare(own, comm, mean, bucket, space.arrays.grads, space.replica.codec)
+            call = hook.prepare(Task(own, comm, mean, bucket, space.arrays.grads, space.replica.codec))
         reduce = partial(comm.run_as_all_reduce, call, label=label, nbytes=nbytes, bucket=index)
         return cls(bucket, own, mean, reduce, hook)
 

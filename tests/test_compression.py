@@ -16,6 +16,7 @@ from clcomm.checkpoint_series import CheckpointSeries
 from clcomm.compression import parse_compression
 from clcomm.compression.coding import BLOCK, Coding, chars_nbytes, unpack
 from clcomm.compression.feedback import FlatMemory
+from clcomm.compression.task import Task
 from clcomm.compression.topk import TopK
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Generator, Linear, Tensor
@@ -56,7 +57,7 @@ def test_what_was_sent_and_the_residual_are_what_was_wanted(comm, scheme):
         wanted += sum(gradient_of(rank, step).astype(np.float64) for rank in range(comm.size)) / comm.size
         hook(own, comm, out, BUCKET)
         sent += out
-    left = comm.all_reduce(hook.feedback.residual(own, BUCKET).astype(np.float64), "mean")
+    left = comm.all_reduce(hook.feedback.residual_of(Task(own, comm, out, BUCKET)).astype(np.float64), "mean")
     np.testing.assert_allclose(sent + left, wanted, atol=2e-5)
     assert np.abs(left).max() > 1e-4, "there was something to feed back"
 

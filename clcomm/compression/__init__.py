@@ -11,7 +11,7 @@ attribute `elementwise` that is true promises the same result for any buckets: `
 with such. One with an attribute `between_hosts` that is true is content with what `clcomm.compression.ranks.Ranks` has
 of a Communicator, and with memory that is both gradient and out: where hosts add up in shared memory, it runs on the
 first rank of each alone, and reduces these sums. One that can prepare what its calls do, on memory that stays, is a
-`PreparedHook`.
+`clcomm.compression.task.PreparedHook`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import numpy as np
 
 from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
-from clcomm.compression.coding import Codec
 from clcomm.compression.halves import BFloat16, Float16
 from clcomm.compression.int8 import Int8
 from clcomm.compression.powersgd import PowerSGD
@@ -35,20 +34,6 @@ class CommHook(Protocol):
     """What reduces a bucket's gradient in place of a plain all-reduce."""
 
     def __call__(self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket) -> None: ...
-
-
-@runtime_checkable
-class PreparedHook(CommHook, Protocol):
-    """A hook that prepares its calls, once for each bucket of a plan."""
-
-    def prepare(
-        self, gradient: np.ndarray, comm: Any, out: np.ndarray, bucket: Bucket,
-        flat: np.ndarray | None, codec: Codec | None,
-    ) -> Callable[[], None]:  # fmt: skip
-        """Return what a call with these arguments does; collective, and so is each call of that.
-
-        flat: all of the model's gradients, as bytes. codec: the model's device where that can code, or None.
-        """
 
 
 @runtime_checkable

@@ -13,8 +13,8 @@ import numpy as np
 
 from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
-from clcomm.compression import PreparedHook
 from clcomm.compression.ranks import FirstRanks
+from clcomm.compression.task import PreparedHook, Task
 from clcomm.shared_space import SharedSpace
 from clcomm.transport import Transport
 
@@ -41,7 +41,8 @@ def prepared(
             first_ranks = FirstRanks(transport)
             call = partial(hook, mean, first_ranks, mean, bucket)
             if isinstance(hook, PreparedHook):
-                call = hook.prepare(mean, first_ranks, mean, bucket, space.arrays.reduced, space.replica.codec)
+                task = Task(mean, first_ranks, mean, bucket, space.arrays.reduced, space.replica.codec)
+                call = hook.prepare(task)
         first_ranks.handed_over = 0
         with np.errstate(all="ignore"):
             np.multiply(mean, weight, out=mean)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from clcomm.buckets import Bucket
+from clcomm.compression.task import Task
 from clcomm.errors import ArgumentError
 from clcomm.host_memory import aligned_zeros
 from clcomm.layout import FlatLayout
@@ -57,9 +58,9 @@ class Feedback:
     def __init__(self) -> None:
         self._residuals = FlatMemory()
 
-    def residual(self, gradient: np.ndarray, bucket: Bucket, flat: np.ndarray | None = None) -> np.ndarray:
+    def residual_of(self, task: Task) -> np.ndarray:
         """Return what has not been sent yet, to be read and written; zeros before the first step. See FlatMemory.of."""
-        return self._residuals.of(gradient, bucket, flat)
+        return self._residuals.of(task.gradient, task.bucket, task.flat)
 
     def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
         """Return this rank's residuals of the model whose gradients lie in `flat`, for a checkpoint."""

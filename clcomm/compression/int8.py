@@ -7,15 +7,14 @@ from functools import partial
 
 import numpy as np
 
-from clcomm.buckets import Bucket
-from clcomm.compression.coding import Codec, Coding, Work, chars_nbytes
+from clcomm.compression.coding import Coding, Work, chars_nbytes
 from clcomm.compression.exchange import prepare_exchange
 from clcomm.compression.feedback import Feedback, require_known
-from clcomm.compression.ranks import Ranks
+from clcomm.compression.task import PreparedHook, Task
 from clcomm.layout import FlatLayout
 
 
-class Int8:
+class Int8(PreparedHook):
     """Each block's largest magnitude becomes 127; what rounding takes away is added to the next step's gradient."""
 
     between_hosts = True
@@ -23,17 +22,11 @@ class Int8:
     def __init__(self) -> None:
         self.feedback = Feedback()
 
-    def __call__(self, gradient: np.ndarray, comm: Ranks, out: np.ndarray, bucket: Bucket) -> None:
-        self.prepare(gradient, comm, out, bucket)()
-
-    def prepare(
-        self, gradient: np.ndarray, comm: Ranks, out: np.ndarray, bucket: Bucket,
-        flat: np.ndarray | None = None, codec: Codec | None = None,
-    ) -> Work:  # fmt: skip
-        """Return what a call with these arguments does; collective. See `PreparedHook`."""
-        coding, residual = Coding(codec), self.feedback.residual(gradient, bucket, flat)
-        encode, decode = partial(coding.to_chars, gradient, residual), partial(coding.mean_of_chars, out=out)
-        return prepare_exchange(comm, chars_nbytes(gradient.size), np.uint8, encode, decode)
+    def prepare(self, task: Task) -> Work:
+        gradient, coding = task.gradient, Coding(task.codec)
+        encode = partial(coding.to_chars, gradient, self.feedback.residual_of(task))
+        decode = partial(coding.mean_of_chars, out=task.out)
+        return prepare_exchange(task.ranks, chars_nbytes(gradient.size), np.uint8, encode, decode)
 
     def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
         """Return this rank's residuals of the model whose gradients lie in `flat`."""

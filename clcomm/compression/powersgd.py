@@ -9,16 +9,17 @@ from collections.abc import Mapping
 import numpy as np
 
 from clcomm.buckets import Bucket
-from clcomm.compression.coding import Codec, Coding, Work
+from clcomm.compression.coding import Coding, Work
 from clcomm.compression.feedback import Feedback, address, checked_entry, model_of, require_known
 from clcomm.compression.ranks import Ranks
+from clcomm.compression.task import PreparedHook, Task
 from clcomm.errors import ArgumentError
 from clcomm.host_memory import aligned_empty, aligned_zeros
 from clcomm.layout import FlatLayout, Slot
 from clcomm.transport.reduction import without_warnings
 
 
-class PowerSGD:
+class PowerSGD(PreparedHook):
     """One step of power iteration from the last step's factors, with error feedback.
 
     Tensors of one dimension, and matrices that two factors of this rank would not make smaller, travel whole.
@@ -31,18 +32,11 @@ class PowerSGD:
         self.feedback = Feedback()
         self._factors: dict[tuple[int, str], np.ndarray] = {}
 
-    def __call__(self, gradient: np.ndarray, comm: Ranks, out: np.ndarray, bucket: Bucket) -> None:
-        self.prepare(gradient, comm, out, bucket)()
-
-    def prepare(
-        self, gradient: np.ndarray, comm: Ranks, out: np.ndarray, bucket: Bucket,
-        flat: np.ndarray | None = None, codec: Codec | None = None,
-    ) -> Work:  # fmt: skip
-        """Return what a call with these arguments does; collective. See `PreparedHook`."""
+    def prepare(self, task: Task) -> Work:
+        gradient, comm, bucket, coding = task.gradient, task.ranks, task.bucket, Coding(task.codec)
         wanted, mean = (aligned_zeros(gradient.nbytes).view(gradient.dtype) for _ in range(2))
-        residual, key = self.feedback.residual(gradient, bucket, flat), model_of(gradient, bucket)
+        residual, key = self.feedback.residual_of(task), model_of(gradient, bucket)
         (matrices, whole), (targets, whole_targets) = self._split(wanted, bucket), self._split(mean, bucket)
-        coding = Coding(codec)
         factored = [
             _Factored(coding, name, matrix, target, self.rank)
             for (name, matrix), (_, target) in zip(matrices, targets, strict=True)
@@ -68,7 +62,7 @@ class PowerSGD:
             for exact in whole:
                 exact[...] = 0
             residual[...] = np.where(np.isfinite(wanted), wanted, 0)
-            np.copyto(out, mean)
+            np.copyto(task.out, mean)
 
         return without_warnings(run)
 

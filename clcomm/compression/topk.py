@@ -12,11 +12,10 @@ from functools import partial
 
 import numpy as np
 
-from clcomm.buckets import Bucket
-from clcomm.compression.coding import Codec, Coding, Work, largest_nbytes
+from clcomm.compression.coding import Coding, Work, largest_nbytes
 from clcomm.compression.exchange import prepare_exchange
 from clcomm.compression.feedback import Feedback, address, checked_entry, model_of, require_known
-from clcomm.compression.ranks import Ranks
+from clcomm.compression.task import PreparedHook, Task
 from clcomm.errors import ArgumentError
 from clcomm.layout import FlatLayout
 
@@ -24,7 +23,7 @@ from clcomm.layout import FlatLayout
 WARM_UP_STEPS = 100
 
 
-class TopK:
+class TopK(PreparedHook):
     """Each rank sends this share of a bucket's elements, those of the largest magnitude, with their places.
 
     warm_up: for so many steps it sends more, a quarter at first.
@@ -42,24 +41,19 @@ class TopK:
         """Return the share that travels in a step, counted from 0."""
         return self._stages[step * len(self._stages) // self.warm_up] if step < self.warm_up else self.share
 
-    def __call__(self, gradient: np.ndarray, comm: Ranks, out: np.ndarray, bucket: Bucket) -> None:
-        self.prepare(gradient, comm, out, bucket)()
-
-    def prepare(
-        self, gradient: np.ndarray, comm: Ranks, out: np.ndarray, bucket: Bucket,
-        flat: np.ndarray | None = None, codec: Codec | None = None,
-    ) -> Work:  # fmt: skip
-        """Return what a call with these arguments does; collective. See `PreparedHook`."""
-        coding, residual = Coding(codec), self.feedback.residual(gradient, bucket, flat)
-        encode, decode = partial(coding.to_largest, gradient, residual), partial(coding.mean_of_largest, out=out)
+    def prepare(self, task: Task) -> Work:
+        gradient, coding = task.gradient, Coding(task.codec)
+        encode = partial(coding.to_largest, gradient, self.feedback.residual_of(task))
+        decode = partial(coding.mean_of_largest, out=task.out)
         size, dtype = gradient.size, gradient.dtype
-        key, chosen, exchange = (model_of(gradient, bucket), bucket.start), 0, lambda: None
+        key, chosen, exchange = (model_of(gradient, task.bucket), task.bucket.start), 0, lambda: None
 
         def run() -> None:
             nonlocal chosen, exchange
             count = math.ceil(self._next_share(key) * size)
             if count != chosen:
-                chosen, exchange = count, prepare_exchange(comm, largest_nbytes(count, dtype), np.uint8, encode, decode)
+                chosen, nbytes = count, largest_nbytes(count, dtype)
+                exchange = prepare_exchange(task.ranks, nbytes, np.uint8, encode, decode)
             exchange()
 
         return run
