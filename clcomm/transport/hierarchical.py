@@ -164,7 +164,13 @@ class HierarchicalTransport(MemoryTransport):
 
     def all_gather(self, source: np.ndarray, out: np.ndarray) -> None:
         self.meeting.barrier(kind_of(source))
-        self.base.all_gather(source.copy() if np.may_share_memory(source, out) else source, out)
+        if not self.is_common(out):
+            self.base.all_gather(source.copy() if np.may_share_memory(source, out) else source, out)
+        else:
+            gathered = np.empty_like(out)  # where MPI may shift values about without a neighbour's doing the same
+            self.base.all_gather(source, gathered)
+            self.barrier()  # all have sent what lies in `out`
+            np.copyto(out, gathered)
         self.barrier()
 
     def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
