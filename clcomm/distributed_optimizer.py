@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.agreement import CHECKS, require_agreement
+from clcomm.buckets import Bucket
 from clcomm.clipping import clip_coefficient, global_norm, scale, typed_parts
 from clcomm.errors import ArgumentError
 from clcomm.finiteness import raise_non_finite
@@ -169,7 +170,7 @@ class _Shard:
         self._all_gather = self._comm.all_gather_in_place_init(params, label=PARAMETERS, nbytes=nbytes)
         self.gradients = self._gradient_buffer()
         self._whole_gradients = self._flat.reduced
-        self._pull, _ = self._flat.grad_moves(0, space.layout.span)
+        self._pull = partial(space.replica.pull_gradients, Bucket(0, space.layout.slots, 0, space.layout.span))
 
     def _move_to_common_memory(self) -> np.ndarray | None:
         """Move parameters and gradients to where all ranks can read them, if there is such memory.

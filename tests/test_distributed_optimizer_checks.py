@@ -139,6 +139,16 @@ def test_replicas_that_differ_are_an_error_before_they_share_memory(several):
         job.run(1)
 
 
+def test_freezing_after_the_first_step_is_noticed():
+    with Communicator(transport="solo") as comm:
+        job = Job(comm)
+        job.run(1)
+        next(job.model.parameters()).requires_grad = False
+        with pytest.raises(ArgumentError) as caught:
+            job.run(1, 1)
+    assert "expected requires_grad to stay as it was at the first synchronisation" in one_line(caught)
+
+
 def test_nan_ends_the_step_on_every_rank(comm):
     job = Job(comm, check_finite=True)
     job.run(1)

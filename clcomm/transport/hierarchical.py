@@ -66,9 +66,18 @@ class HierarchicalTransport(MemoryTransport):
     # --- all-reduce ---
 
     def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
-        self.meeting.barrier(kind_of(source))
-        sources, targets = self.memory.meet(source, out)
-        _Reduction(self, sources, targets, op).run()
+        kind = kind_of(source)
+        self.meeting.barrier(kind)
+        self._reduction((source, out), self.memory.point.exchange(self.memory.places(source, out), kind), op).run()
+
+    def _reduction(self, arrays: tuple[np.ndarray, np.ndarray], everyone: np.ndarray, op: str) -> _Reduction:
+        """Return what reduces these arrays, made once: that takes a device longer than a reduction does."""
+
+        def make() -> _Reduction:
+            sources, targets = self.memory.counterparts(arrays, everyone)
+            return _Reduction(self, sources, targets, op)
+
+        return self.memory.kept((op, everyone.tobytes()), make)
 
     def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
         kind = kind_of(source)
@@ -113,8 +122,7 @@ class HierarchicalTransport(MemoryTransport):
 
         def fold() -> None:
             require_alike(everyone, arrays=2)
-            sources, targets = self.memory.counterparts((source, out), everyone[self._neighbours, 1:])
-            reductions.append(_Reduction(self, sources, targets, op))
+            reductions.append(self._reduction((source, out), everyone[self._neighbours, 1:], op))
             reductions[0].fold()
 
         reductions: list[_Reduction] = []
@@ -156,7 +164,13 @@ class HierarchicalTransport(MemoryTransport):
 
     def all_gather(self, source: np.ndarray, out: np.ndarray) -> None:
         self.meeting.barrier(kind_of(source))
-        self.base.all_gather(source.copy() if np.may_share_memory(source, out) else source, out)
+        if not self.is_common(out):
+            self.base.all_gather(source.copy() if np.may_share_memory(source, out) else source, out)
+        else:
+            gathered = np.empty_like(out)  # where MPI may shift values about without a neighbour's doing the same
+            self.base.all_gather(source, gathered)
+            self.barrier()  # all have sent what lies in `out`
+            np.copyto(out, gathered)
         self.barrier()
 
     def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:

@@ -151,7 +151,9 @@ def main() -> int:
     options = parser.parse_args()
     with TwoHosts(options.delay_ms, options.rate_mbit) as made:
         print(f"cable: {made.cable.how}", file=sys.stderr, flush=True)
-        return subprocess.run(made.command(tuple(options.ranks), options.arguments), env=environment()).returncode
+        told = {name: value for name, value in os.environ.items() if name.startswith("CLCOMM_")}
+        command = made.command(tuple(options.ranks), options.arguments)
+        return subprocess.run(command, env={**environment(), **told}).returncode
 
 
 if __name__ == "__main__":

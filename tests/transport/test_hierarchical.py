@@ -7,6 +7,7 @@ import pytest
 
 from clcomm import Communicator, Synchronizer
 from clcomm.errors import MismatchError
+from clcomm.transport import hierarchical
 from clcomm.transport import memory as memory_module
 from clcomm.transport import mpi as mpi_module
 from tests.numpy_models import set_gradients, small_model
@@ -66,6 +67,24 @@ def test_every_way_to_all_reduce_gives_the_same_bits(comm, hosts, op, size):
         assert same_bits(common.copy(), expected)
         assert same_bits(comm.all_reduce(own, op).copy(), expected), "in place"
         comm.barrier()
+
+
+def test_what_reduces_equal_arrays_is_made_once(comm, monkeypatch):
+    made, create = [], hierarchical._Reduction.__init__
+    monkeypatch.setattr(
+        hierarchical._Reduction, "__init__", lambda self, *settings: made.append(settings) or create(self, *settings)
+    )
+    own, common = comm.allocate(64).view(np.float32), comm.allocate_common(64).view(np.float32)
+    own[:] = comm.rank
+    for op, times in (("sum", 1), ("sum", 1), ("max", 2), ("sum", 2)):
+        comm.all_reduce(own, op, out=common)
+        comm.barrier()
+        comm.all_reduce_async(own, op, out=common).wait()
+        assert len(made) == times
+        comm.barrier()
+    comm.all_reduce(own[:8], out=common[:8])
+    assert len(made) == 3
+    assert (common[:8] == comm.size * (comm.size - 1) / 2).all()
 
 
 def test_blocks_gathered_in_place_reach_the_other_hosts(comm):
