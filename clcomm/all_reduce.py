@@ -266,10 +266,11 @@ class AllReduces(CollectiveRunner):
         bucket: int,
         prepared: int = 0,
     ) -> tuple[Call, Transport]:
-        chosen = self._transport_for(source, target)
+        chosen, is_aligned = self._transport_for(source, target), source.flags.aligned and target.flags.aligned
         call = self._call(
-            "all_reduce", chosen, label, array=source, nbytes=nbytes, op=op, bucket=bucket, prepared=prepared
-        )
+            "all_reduce", chosen, label, array=source, nbytes=nbytes, op=op, bucket=bucket, prepared=prepared,
+            is_aligned=is_aligned,
+        )  # fmt: skip
         return call, chosen
 
     def _reduction_operands(

@@ -18,7 +18,7 @@ class Call:
     nbytes: the size to count. transport: the name of the one that carries it. through_mpi: ranks meet before it, as
     it has no meeting of its own. count, dtype: the array's. root: -1 where there is none. prepared: the number of a
     prepared operation, 0 for others. is_counted: it has a sequence number of its own; else it is one by which ranks
-    agree on something.
+    agree on something. is_aligned: its arrays start where a whole element may.
     """
 
     operation: str
@@ -33,12 +33,13 @@ class Call:
     root: int = -1
     prepared: int = 0
     is_counted: bool = True
+    is_aligned: bool = True
 
     @cached_property
     def tag(self) -> int:
         """A number of 62 bits, the same on all ranks whose calls fit together, and on no others."""
         alike = (self.operation, self.label, self.transport, self.op, self.count, str(self.dtype), self.bucket)
-        text = repr((*alike, self.root, self.prepared))
+        text = repr((*alike, self.root, self.prepared, self.is_aligned))
         return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 2
 
     def describe(self, sequence: int) -> str:
@@ -46,7 +47,8 @@ class Call:
         name = f"{self.operation} {self.label!r}" if self.label else self.operation
         details = []
         if self.dtype is not None:
-            details.append(f"{self.op + ' of ' if self.op else ''}{self.count:,} {self.dtype}")
+            misaligned = "" if self.is_aligned else "misaligned "
+            details.append(f"{self.op + ' of ' if self.op else ''}{self.count:,} {misaligned}{self.dtype}")
         if self.bucket >= 0:
             details.append(f"bucket {self.bucket}")
         if self.root >= 0:

@@ -124,8 +124,13 @@ class CollectiveRunner:
         meeting.announce(call.tag + sequence)
         self.current = call, sequence, begin
         try:
-            if call.through_mpi:
+            if call.through_mpi or not call.is_aligned:
                 meeting.barrier()
+            if not call.is_aligned:  # on all ranks: they have just compared that
+                raise ArgumentError(
+                    f"array, out: expected to start at a multiple of {call.dtype}'s size, got memory that does not; "
+                    f"use a slice of whole elements, or a copy"
+                )
             return move(*args)
         except DifferentOperations:
             raise self._disagreement(call, sequence) from None

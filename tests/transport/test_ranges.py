@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from clcomm.errors import MismatchError
+from clcomm.errors import ArgumentError, MismatchError
 from tests.helpers import one_line
-from tests.transport.references import drawn, folded, same_bits
 
 pytestmark = pytest.mark.mpi(min_size=2)
 SIZE = 9000
@@ -52,20 +51,36 @@ def test_a_range_that_differs_between_ranks_is_refused_on_all_of_them(several, w
     assert (several.all_reduce(good) == several.size * (several.size + 1) / 2).all()
 
 
+@pytest.mark.parametrize("way", ["all_reduce", "all_reduce_init", "all_reduce_async"])
+@pytest.mark.parametrize("which", ["array", "out"])
 @pytest.mark.parametrize("offset", [1, 2, 3, 7])
-def test_a_range_that_starts_between_two_elements_has_the_same_bits(several, offset):
-    """NumPy reads and writes it like any other; the last rank's alone is misaligned."""
-    start = offset if several.rank == several.size - 1 else 0
-    rows = [drawn(rank, SIZE, "float32", offset) for rank in range(several.size)]
-    memory, out = several.allocate(4 * SIZE + 8), several.allocate_common(4 * SIZE)
-    array, target = memory[start : start + 4 * SIZE].view(np.float32), out.view(np.float32)
-    array[:] = rows[several.rank]
+def test_a_range_that_starts_between_two_elements_on_one_rank_is_refused_on_all(several, way, which, offset):
+    places = {"array": 0, "out": 0} | ({which: offset} if several.rank == several.size - 1 else {})
+    memory, out = several.allocate(4 * SIZE + 8), several.allocate_common(4 * SIZE + 8)
+    array, target = (
+        m[start : start + 4 * SIZE].view(np.float32) for m, start in zip((memory, out), places.values(), strict=True)
+    )
+    array[:] = several.rank + 1
     several.barrier()
-    reduce = several.all_reduce_init(array, "mean", out=target)
-    for call in (reduce, lambda: several.all_reduce(array, "mean", out=target)):
-        call()
-        assert same_bits(target.copy(), folded(rows, "mean"))
-        several.barrier()
+    before = memory.tobytes(), out.tobytes()
+    with pytest.raises(MismatchError) as caught:
+        call = getattr(several, way)(array, out=target)
+        call.wait()
+    texts = several.all_gather_object(one_line(caught))
+    assert len(set(texts)) == 1, texts
+    if way != "all_reduce_async":
+        assert f"rank {several.size - 1} in all_reduce" in texts[0] and "9,000 misaligned float32" in texts[0]
+    assert (memory.tobytes(), out.tobytes()) == before
+    assert (several.all_reduce(memory[:32_000].view(np.float32).copy()) >= 0).all()
+
+
+@pytest.mark.parametrize("way", ["all_reduce", "all_reduce_init"])
+def test_a_range_that_starts_between_two_elements_on_all_ranks_is_refused(several, way):
+    memory = several.allocate(4 * SIZE + 8)
+    with pytest.raises(ArgumentError) as caught:
+        getattr(several, way)(memory[2 : 2 + 4 * SIZE].view(np.float32))
+    assert "array, out: expected to start at a multiple of float32's size" in one_line(caught)
+    assert not memory.any()
 
 
 @pytest.mark.parametrize("way", ["all_reduce", "all_reduce_init", "all_reduce_async"])
