@@ -65,7 +65,7 @@ def test_turns_rounds_and_what_is_kept():
         ("1 B", 4.0, 9), ("2 B", 3.0, 9), ("3 B", 1.0, 27), ("4 B", pytest.approx(1.2), 27),
     ]  # fmt: skip
     assert all(trial.predicted_s == 1e-3 for trial in decision.evidence)
-    assert "3 B (1000.000 ms, predicted 1.000 ms)" in str(decision)
+    assert "3 B (1000.000 ms in 27 steps, predicted 1.000 ms)" in str(decision)
     assert decision.as_dict()["evidence"][2]["measured_s"] == 1.0
 
 
