@@ -70,7 +70,8 @@ class TwoHosts:
             self._cable.close()
         for name in self.names:  # a pair of devices goes with the namespace of either end
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-        self._launcher.is_file() and self._launcher.unlink()
+        if self._launcher.is_file():
+            self._launcher.unlink()
 
     def _write_launcher(self) -> Path:
         """Write what mpiexec calls instead of ssh: options, a host, a command.
