@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = harness.parser(PROGRAM, "The sharded update beside the plain one.", windows=7, window_s=0.5)
+    parser = harness.parser(PROGRAM, "The sharded update beside the plain one.", windows=21, window_s=0.5)
     parser.add_argument("--ranks", type=harness.positive, default=4, help="default: %(default)s")
     parser.add_argument("--batch", type=harness.positive, default=16, help="of a rank; default: %(default)s")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="default: both")
