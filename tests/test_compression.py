@@ -11,40 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from clcomm import Communicator, Synchronizer, checkpoint
-from clcomm.checkpoint_series import CheckpointSeries
+from clcomm import Communicator, Synchronizer
 from clcomm.compression import parse_compression
 from clcomm.compression.coding import BLOCK, Coding, chars_nbytes, unpack
-from clcomm.compression.feedback import FlatMemory
 from clcomm.compression.task import Task
 from clcomm.compression.topk import TopK
-from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Generator, Linear, Tensor
 from clcomm.engine.codec import Codec
-from clcomm.errors import ArgumentError, CheckpointError, MismatchError
-from clcomm.layout import FlatLayout, ParameterSpec
-from clcomm.optim import SGD
 from clcomm.transport.bfloat16 import from_bfloat16, to_bfloat16
-from tests.helpers import one_line
+from tests.compressed_gradients import BUCKET, FEEDBACK, LAYOUT, SCHEMES, SIZE, gradient_of
 from tests.numpy_models import set_gradients, small_model
-from tests.training.trainers import assert_same_bits, make_trainer, train
+from tests.training.trainers import make_trainer
 from training.schedules import constant
-from training.snapshot import restore_snapshot, save_snapshot
-
-SCHEMES = ["fp16", "bf16", "int8", "topk:0.05", "powersgd:2"]
-FEEDBACK = SCHEMES[2:]
-LAYOUT = FlatLayout([ParameterSpec("w", (40, 30)), ParameterSpec("b", (40,))])
-(BUCKET,) = LAYOUT.buckets(1 << 20)
-SIZE = (BUCKET.stop - BUCKET.start) // 4
-
-
-def gradient_of(rank: int, step: int) -> np.ndarray:
-    """Return a bucket's gradient: the slots hold numbers, the padding between them zeros."""
-    flat = np.zeros(LAYOUT.span, np.uint8)
-    for number, slot in enumerate(LAYOUT.slots):
-        rng = np.random.default_rng([rank, step, number])
-        LAYOUT.view(flat, slot.name)[...] = rng.standard_normal(slot.shape)
-    return flat[BUCKET.start : BUCKET.stop].view(np.float32)
 
 
 @pytest.mark.parametrize("scheme", FEEDBACK)
@@ -148,205 +126,11 @@ def test_topk_sends_more_while_it_warms_up(comm):
     assert sent == [math.ceil(share * SIZE) for share in (0.25, 0.25, 0.0625, 0.015625, 0.01, 0.01)]
 
 
-# --- what is kept from step to step ---
-
-
-@pytest.mark.parametrize("cut", [{}, {"use_bucketing": False}])
-@pytest.mark.parametrize("scheme", [*SCHEMES, "none"])
-def test_a_state_goes_on_with_the_same_bits(comm, scheme, cut):
-    model, sync = small_model(), Synchronizer(comm, compression=scheme, **cut)
-    again, resumed = small_model(), Synchronizer(comm, compression=scheme, **cut)
-    for seed in range(200, 900, 100):
-        set_gradients(model, comm.rank, seed)
-        sync.sync_gradients(model)
-        if seed == 500:
-            state = {name: array.copy() for name, array in sync.state_dict(model).items()}
-            resumed.load_state_dict(again, state)
-        if seed > 500:
-            set_gradients(again, comm.rank, seed)
-            resumed.sync_gradients(again)
-            assert again.gradient_bits() == model.gradient_bits()
-    assert bool(state) == (scheme in FEEDBACK)
-
-
-@pytest.mark.parametrize("scheme", FEEDBACK)
-def test_two_models_have_residuals_of_their_own(comm, scheme):
-    sync = Synchronizer(comm, compression=scheme)
-    alone = Synchronizer(comm, compression=scheme)
-    models = [small_model() for _ in range(3)]
-    for seed in (100, 200, 300):
-        for number, (model, one) in enumerate(zip(models, (sync, sync, alone), strict=True)):
-            set_gradients(model, comm.rank, seed + 1000 * (number == 1))
-            one.sync_gradients(model)
-    assert models[0].gradient_bits() == models[2].gradient_bits()
-
-
-def test_residuals_stay_with_their_elements_when_buckets_change():
-    memory = FlatMemory()
-    flat = np.zeros(LAYOUT.span, np.uint8)
-    (whole,), parts = LAYOUT.buckets(1 << 20), LAYOUT.buckets(None)
-    for bucket in parts:
-        memory.of(flat[bucket.start : bucket.stop].view(np.float32), bucket)[:] = bucket.index + 1
-    kept = memory.of(flat[whole.start : whole.stop].view(np.float32), whole)
-    assert [kept[slot.start // 4] for slot in LAYOUT.slots] == [1, 2]
-
-
-@pytest.mark.parametrize("scheme", FEEDBACK)
-def test_resuming_has_the_bits_of_an_uninterrupted_run(comm, tmp_path, scheme):
-    path = comm.broadcast_object(str(tmp_path / "run.npz"))
-    samples = 60 * comm.size
-    whole = train(make_trainer(comm, samples, compression=scheme), 12)
-    first = make_trainer(comm, samples, compression=scheme)
-    train(first, 5)
-    save_snapshot(CheckpointSeries(comm, path), first, {})
-    resumed = make_trainer(comm, samples, compression=scheme)
-    restore_snapshot(path, resumed, {})
-    assert_same_bits(train(resumed, 12), whole)
-
-
-@pytest.mark.mpi(min_size=2)
-def test_another_number_of_ranks_goes_on_without_the_residuals_and_says_so(auto, tmp_path, caplog):
-    path = auto.broadcast_object(str(tmp_path / "run.npz"))
-    first = make_trainer(auto, 60 * auto.size, compression="int8")
-    train(first, 3)
-    save_snapshot(CheckpointSeries(auto, path), first, {})
-    part = auto.comm.Split(auto.rank, 0)
-    with Communicator(part) as alone:
-        resumed = make_trainer(alone, 60 * auto.size, compression="int8")
-        resumed.loader.sampler.load_state_dict = lambda state: None  # it has an opinion of its own on other ranks
-        restore_snapshot(path, resumed, {})
-        assert not resumed.sync.state_dict(resumed.model)["residual"].any()
-    part.Free()
-    assert [record.getMessage() for record in caplog.records] == [
-        f"checkpoint: was written by {auto.size} ranks, this job has 1: what compression held back is left out"
-    ]
-
-
-def spoilt(state: dict[str, np.ndarray], entry: str, value: object) -> dict[str, np.ndarray]:
-    """Return a state with another value at `entry`; None takes it out, a function makes it of the one that is there."""
-    if value is None:
-        return {name: array for name, array in state.items() if name != entry}
-    return state | {entry: value(state[entry].copy()) if callable(value) else value}
-
-
-def with_nan(array: np.ndarray) -> np.ndarray:
-    array.view(np.float32).flat[0] = np.nan
-    return array
-
-
-def beyond_the_last_parameter(array: np.ndarray) -> np.ndarray:
-    array[-1] = 1
-    return array
-
-
-SPOILT = [
-    ("topk:0.1", "residual", None, r"\['residual'\]: expected uint8 \(\d+\), got nothing"),
-    ("int8", "residual", lambda array: array[:-512], r"\['residual'\]: expected uint8 \(\d+\), got uint8 \(\d+,\)"),
-    ("int8", "residual", lambda array: array.view(np.float32), r"\['residual'\]: expected uint8 \(\d+\), got float32"),
-    ("int8", "residual", with_nan, r"\['residual'\]: expected finite numbers, got others for 'w2'"),
-    ("int8", "residual", beyond_the_last_parameter, r"\['residual'\]: expected zeros between the parameters"),
-    ("int8", "more", np.zeros(1), r": expected the entries \['residual'\], got 'more' too"),
-    ("topk:0.1", "steps", None, r"\['steps'\]: expected int64 \(any, 2\), got nothing"),
-    ("topk:0.1", "steps", np.zeros(2, np.int64), r"\['steps'\]: expected int64 \(any, 2\), got int64 \(2,\)"),
-    ("topk:0.1", "steps", np.array([[0, -1]]), r"\['steps'\]: expected numbers from 0 up, got -1"),
-    ("topk:0.1", "steps", np.array([[3, 1]]), r"\['steps'\]: expected the starts of different buckets"),
-    ("topk:0.1", "steps", np.array([[0, 1], [0, 1]]), r"\['steps'\]: expected the starts of different buckets"),
-    ("powersgd:1", "factor/w1", lambda array: array.T.copy(), r"\['factor/w1'\]: expected float32 \(\d+, 1\), got"),
-    ("powersgd:1", "factor/w1", with_nan, r"\['factor/w1'\]: expected finite numbers, got others"),
-    ("powersgd:1", "factor/w9", np.zeros((1, 1)), r": expected the entries .*, got 'factor/w9' too"),
-]
-
-
-@pytest.mark.parametrize(("scheme", "entry", "value", "told"), SPOILT)
-def test_a_state_that_nobody_wrote_is_refused_and_changes_nothing(scheme, entry, value, told):
-    with Communicator(transport="solo") as comm:
-        model, sync = small_model(), Synchronizer(comm, compression=scheme)
-        set_gradients(model, 0, 200)
-        sync.sync_gradients(model)
-        before = {name: array.copy() for name, array in sync.state_dict(model).items()}
-        with pytest.raises(ArgumentError, match="^state_dict" + told):
-            sync.load_state_dict(model, spoilt(before, entry, value))
-        after = sync.state_dict(model)
-        assert after.keys() == before.keys()
-        assert all(after[name].tobytes() == array.tobytes() for name, array in before.items())
-
-
-def test_a_checkpoint_whose_residuals_nobody_wrote_is_refused_on_every_rank(comm, tmp_path):
-    path = comm.broadcast_object(str(tmp_path / "run.npz"))
-    first = make_trainer(comm, 60 * comm.size, compression="int8")
-    train(first, 3)
-    save_snapshot(CheckpointSeries(comm, path), first, {})
-    last = comm.size - 1
-    if comm.rank == 0:
-        held = checkpoint.load(path)
-        held.arrays[f"sync/{last}/residual"] = held.arrays[f"sync/{last}/residual"][:-4]
-        checkpoint.save(path, held)
-    comm.barrier()
-    resumed = make_trainer(comm, 60 * comm.size, compression="int8")
-    before = resumed.model.state_dict()
-    with pytest.raises(CheckpointError) as caught:
-        restore_snapshot(path, resumed, {})
-    assert f"checkpoint: sync/{last}: state_dict['residual']: expected uint8 (" in one_line(caught)
-    after = resumed.model.state_dict()
-    assert all(after[name].tobytes() == array.tobytes() for name, array in before.items())
-
-
 def test_low_rank_factors_are_what_travels(comm):
     hook, out = parse_compression("powersgd:2"), np.zeros(SIZE, np.float32)
     comm.stats.reset()
     comm.run_as_all_reduce(lambda: hook(gradient_of(comm.rank, 0), comm, out, BUCKET), nbytes=LAYOUT.nbytes)
     assert comm.stats.total("all_reduce")["wire_bytes"] == 4 * (2 * (40 + 30) + 40)
-
-
-def test_a_hook_of_ones_own(comm):
-    seen = []
-
-    def doubled(gradient, comm, out, bucket):
-        seen.append([slot.name for slot in bucket.slots])
-        comm.all_reduce(2 * gradient, "mean", out=out)
-
-    plain, hooked = small_model(), small_model()
-    for model, hook in ((plain, None), (hooked, doubled)):
-        sync = Synchronizer(comm)
-        sync.register_comm_hook(hook)
-        set_gradients(model, comm.rank)
-        sync.sync_gradients(model)
-    assert seen == [["w2", "b1", "w1"]]
-    for one, two in zip(plain.parameters.values(), hooked.parameters.values(), strict=True):
-        assert (2 * one.grad).tobytes() == two.grad.tobytes()
-
-
-def test_what_a_hook_begins_in_the_background_is_waited_for_and_counted(comm):
-    returned = {
-        "nothing": lambda handle, out: None,
-        "the handle": lambda handle, out: handle,
-        "out": lambda _, out: out,
-    }
-    for what, choose in returned.items():
-        plain, hooked = small_model(), small_model()
-        sync = Synchronizer(comm, use_bucketing=False)
-        set_gradients(plain, comm.rank)
-        sync.sync_gradients(plain)
-        sync.register_comm_hook(
-            lambda gradient, comm, out, bucket, choose=choose: choose(
-                comm.all_reduce_async(gradient, "mean", out=out), out
-            )
-        )
-        comm.stats.reset()
-        set_gradients(hooked, comm.rank)
-        sync.sync_gradients(hooked)
-        assert hooked.gradient_bits() == plain.gradient_bits(), what
-        total = comm.stats.total("all_reduce", "gradients")
-        assert (total["calls"], total["wire_bytes"]) == (3, total["bytes"])
-
-
-def test_a_hook_that_returns_the_mean_is_told_where_it_belongs(comm):
-    model, sync = small_model(), Synchronizer(comm)
-    sync.register_comm_hook(lambda gradient, comm, out, bucket: gradient / comm.size)
-    set_gradients(model, comm.rank)
-    with pytest.raises(ArgumentError) as caught:
-        sync.sync_gradients(model)
-    assert "expected it to put the mean into `out` and to return None, got ndarray" in one_line(caught)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -368,9 +152,6 @@ def accuracy(compression: str) -> float:
             trainer.parts.predict(images).argmax(axis=1) == labels for images, labels in trainer.loader.epoch(0, 0)
         ]
         return float(np.concatenate(right).mean())
-
-
-# --- the formats ---
 
 
 floats = arrays.arrays(np.float32, st.integers(1, 600), elements=st.floats(-(2.0**99), 2.0**99, width=32))
@@ -415,36 +196,3 @@ def test_nan_and_inf_show_in_the_mean_and_not_in_later_ones():
             bad[:] = gradient_of(0, 1)
             hook(bad, comm, out, BUCKET)
             assert np.isfinite(out).all(), scheme
-
-
-# --- what is refused ---
-
-
-@pytest.mark.parametrize("text", ["gzip", "", "topk", "topk:0", "topk:2", "powersgd:0", "powersgd:x", "fp16:2", None])
-def test_unknown_schemes_are_refused(text):
-    with Communicator(transport="solo") as comm, pytest.raises(ArgumentError) as caught:
-        Synchronizer(comm, compression=text)
-    assert one_line(caught).startswith("compression: expected none, fp16, bf16, int8, topk:SHARE")
-
-
-def test_a_hook_has_to_be_callable():
-    with Communicator(transport="solo") as comm, pytest.raises(ArgumentError) as caught:
-        Synchronizer(comm).register_comm_hook("fp16")
-    assert "got str" in one_line(caught)
-
-
-def test_a_sharded_update_does_not_compress():
-    with Communicator(transport="solo") as comm, pytest.raises(ArgumentError) as caught:
-        DistributedOptimizer(SGD(Linear(3, 2), 0.1), Synchronizer(comm, compression="fp16"))
-    assert "expected one without compression" in one_line(caught)
-
-
-@pytest.mark.mpi(min_size=2)
-def test_ranks_with_other_schemes_learn_of_it(several):
-    model = small_model()
-    sync = Synchronizer(several, compression="int8" if several.rank else "fp16")
-    with pytest.raises(MismatchError) as caught:
-        sync.sync_gradients(model)
-    assert "bucket plan: expected the same on every rank, but entry 1 is 'compression fp16' on rank 0" in one_line(
-        caught
-    )
