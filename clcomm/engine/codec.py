@@ -98,7 +98,7 @@ def rehearse(device: Device, scheme: str) -> None:
     values, halves, row = (device.allocate(4 * (BLOCK + 4)) for _ in range(3))
     kernels: dict[str, list[tuple[str, tuple[Any, ...]]]] = {
         "fp16": [
-            ("to_halves", (values, halves, 1.0)), ("add_halves", (halves, halves, halves)),
+            ("to_halves", (values, halves, 1.0)), ("add_halves", (halves, values)),
             ("from_halves", (halves, values)),
         ],
         "bf16": [

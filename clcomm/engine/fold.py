@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,10 +44,9 @@ class Fold:
             return None
         if all(array.dtype == np.float32 for array in arrays):
             return self._kernels.prepare(lambda: self._launches(rows, out, divisor))
-        if all(array.dtype == np.float16 for array in arrays) and divisor == 1:
-            return self._kernels.prepare(lambda: self._launches_of_halves(rows, out))
-        if all(array.dtype == BFLOAT16 for array in arrays) and divisor == 1:
-            return self._kernels.prepare(lambda: self._launches_of_bfloat16(rows, out))
+        for dtype, name in ((np.dtype(np.float16), "halves"), (BFLOAT16, "bfloat16")):
+            if all(array.dtype == dtype for array in arrays) and divisor == 1:
+                return self._kernels.prepare(partial(self._launches_by_floats, name, rows, out))
         return None
 
     def _launches(self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int) -> list[Launch]:
@@ -59,12 +59,8 @@ class Fold:
             launches.append(Launch(kernel, [out, factor, streams, *group, out.size]))
         return launches
 
-    def _launches_of_halves(self, rows: Sequence[np.ndarray], out: np.ndarray) -> list[Launch]:
-        kernel, firsts = self._device.kernel("codec", "add_halves"), [rows[0], *[out] * (len(rows) - 2)]
-        return [Launch(kernel, [a, b, out, out.size]) for a, b in zip(firsts, rows[1:], strict=True)]
-
-    def _launches_of_bfloat16(self, rows: Sequence[np.ndarray], out: np.ndarray) -> list[Launch]:
-        begin, add, end = (self._device.kernel("codec", f"{step}_bfloat16") for step in ("from", "add", "to"))
+    def _launches_by_floats(self, name: str, rows: Sequence[np.ndarray], out: np.ndarray) -> list[Launch]:
+        begin, add, end = (self._device.kernel("codec", f"{step}_{name}") for step in ("from", "add", "to"))
         total, count = aligned_empty(out.shape, np.float32), out.size
         return [
             Launch(begin, [rows[0], total, count]), *(Launch(add, [row, total, count]) for row in rows[1:]),

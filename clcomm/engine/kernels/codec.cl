@@ -34,9 +34,9 @@ __kernel void from_halves(__global const ushort *halves, __global float *restric
     FOR_EACH(i, count) values[i] = float_of(halves[i]);
 }
 
-/* out = a + b, rounded; `out` may be `a`. Two halves' sum as floats is exact, or rounds as if it were. */
-__kernel void add_halves(__global const ushort *a, __global const ushort *b, __global ushort *out, int count) {
-    FOR_EACH(i, count) out[i] = (ushort)half_of(float_of(a[i]) + float_of(b[i]));
+/* The total stays a half, rounded after each row. Two halves' sum as floats is exact, or rounds as if it were. */
+__kernel void add_halves(__global const ushort *halves, __global float *restrict total, int count) {
+    FOR_EACH(i, count) total[i] = float_of(half_of(total[i] + float_of(halves[i])));
 }
 
 __kernel void to_bfloat16(__global const float *values, __global ushort *restrict halves, float divisor, int count) {
