@@ -1,0 +1,106 @@
+"""A report in words: its headline, decisions and notes, and why something is left out."""
+
+from __future__ import annotations
+
+from clcomm.report import sentences
+from clcomm.report.model import build
+from clcomm.report.reading import read_runs
+from clcomm.stats import Collective
+from tests.report.conftest import joined, of_events, reported, table
+from tests.report.runs import apart, document, written
+from training.metrics import WARM_UP_STEPS
+
+
+def test_trouble_comes_first(tmp_path):
+    whole = document()
+    whole["ranks"][1]["replica_mismatches"] = 2
+    whole["ranks"][2]["stats"]["tallies"][0]["failures"] = 3
+    report = build(read_runs(written(tmp_path, apart(whole)[:3])))
+    assert report.headline[:3] == [
+        "1 rank of 4 missing here: 3; all figures are of the others.",
+        "3 calls failed.",
+        "The replicas differed 2 times: do not trust what they learned.",
+    ]
+
+
+def test_it_is_said_which_steps_the_speed_leaves_out(tmp_path):
+    assert sentences.WARM_UP_STEPS == WARM_UP_STEPS == 10
+    report = reported(tmp_path)
+    line = "60 steps, 7 ms each on average of all, 18,000 images/s without the first 10, test accuracy 98.33%."
+    assert line in report.headline
+    assert [tile.caption for tile in report.tiles[:2]] == ["images/s without the first 10", "a mean step of all"]
+    whole = document()
+    for record in whole["ranks"]:
+        record.update(steps=10, training_s=0.07)
+    headline = build(read_runs(written(tmp_path, [whole]))).headline
+    assert "10 steps, 7 ms each on average of all, 18,000 images/s, test accuracy 98.33%." in headline
+
+
+def test_ranks_that_come_alike_are_not_blamed(tmp_path):
+    whole = document()
+    for record in whole["ranks"]:
+        record["stats"]["late"] = [[rank, 45, 45 * 10**5, 2 * 10**5] for rank in range(4)]
+    (line,) = (s for s in build(read_runs(written(tmp_path, [whole]))).headline if "last" in s)
+    assert line == "No rank stands out: the last one came 0.1 ms after the one before it on average."
+
+
+def test_decisions_are_shown_as_they_print(tmp_path):
+    trial = {"name": "1 MiB", "measured_s": 0.001, "predicted_s": None, "steps": 5}
+    decision = {"what": "bucket size", "chosen": "1 MiB", "measures": "step", "evidence": [trial], "at_step": 50}
+    (row,) = table(reported(tmp_path, decisions=[decision]), "decisions").rows
+    assert row["decision"] == "bucket size: 1 MiB, chosen at step 50 by step: 1 MiB (1.000 ms)"
+    decision["evidence"].append({"name": "8 KiB", "measured_s": 0.0009, "predicted_s": 0.002, "steps": 3})
+    (row,) = table(reported(tmp_path, decisions=[decision]), "decisions").rows
+    told = "1 MiB (1.000 ms in 5 steps), 8 KiB (0.900 ms in 3 steps, predicted 2.000 ms)"
+    assert row["decision"].endswith(f"by step: {told}")
+
+
+def test_notes_name_only_columns_that_are_there(tmp_path):
+    report = build(read_runs(written(tmp_path, [joined()])))
+    assert [table(report, key).note for key in ("operations", "ranks")] == [
+        "Per rank; times in ms: total to move in all, percentiles of single calls; bandwidths in GB/s (10^9 bytes).",
+        "Times in ms of a mean step, collectives to move while synchronising. The rank that waits least is the slow "
+        "one.",
+    ]
+    whole = document(1)
+    for record in whole["ranks"]:
+        record["stats"].update(phases=[], late=[])
+        for tally in record["stats"]["tallies"]:
+            tally["wait_ns"] = 0
+    alone = build(read_runs(written(tmp_path, [whole])))
+    assert [table(alone, key).note for key in ("operations", "buckets", "ranks")] == [
+        "Per rank; times in ms: total in all, percentiles of single calls.",
+        "Per rank; times in ms, percentiles of single calls. Buckets are numbered in the order of backward.",
+        "Times in ms of a mean step, collectives while synchronising.",
+    ]
+
+
+def test_what_is_not_known_is_left_out_with_a_reason(tmp_path):
+    whole = document(layout=None, training_s=None)
+    whole["ceilings"] = []
+    for record in whole["ranks"]:
+        record["training_s"] = None
+        record["stats"]["late"] = []
+        for tally in record["stats"]["tallies"]:
+            tally.update(wait_ns=0, untold_ns=tally["ns"])
+            tally["bucket"] = min(tally["bucket"], 0) if tally["label"] != "gradients" else tally["bucket"]
+    report = build(read_runs(written(tmp_path, [whole])))
+    left_out = {each.what: each.why for each in report.left_out}
+    assert set(left_out) >= {
+        "share of a step", "wait for ranks", "who came last", "percent of the ceiling", "other bucket sizes"
+    }  # fmt: skip
+    assert "mpiexec -n 4 clcomm tune" in left_out["percent of the ceiling"]
+    assert not {"step", "stragglers", "advice"} & {each.key for each in report.tables}
+
+
+def test_a_sharded_update_says_why_it_has_no_buckets(tmp_path):
+    report = of_events(tmp_path, Collective("reduce_scatter", "gradients", 4000, 3e-3, "shared", 1, wait_s=1e-3))
+    left_out = {each.what: each.why for each in report.left_out}
+    assert left_out["gradient all-reduce, buckets"] == "a sharded update reduces and scatters all gradients at once"
+    assert left_out["latency and bandwidth of this run"] == "there are no buckets to fit it to"
+
+
+def test_one_rank_misses_nothing(tmp_path):
+    whole = document(1)
+    whole["ceilings"] = []
+    assert build(read_runs(written(tmp_path, [whole]))).left_out == []
