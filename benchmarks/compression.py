@@ -60,7 +60,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--model", choices=("convnet", "mlp"), default="convnet", help="default: %(default)s")
     parser.add_argument("--ranks", type=harness.positive, default=4, help="default: %(default)s")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each; default: %(default)s")
+    parser.add_argument("--seeds", type=harness.count, default=3, help="runs of each; default: %(default)s")
     parser.add_argument("--schemes", nargs="+", default=SCHEMES, help="default: %(default)s")
     parser.add_argument("--record", action="store_true", help=f"keep the results in benchmarks/{harness.RESULTS.name}")
     parser.add_argument("arguments", nargs="*", help="more for the example, after --")

@@ -234,6 +234,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def count(text: str) -> int:
+    """Read a whole number from 0 up."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 up, got {text!r}")
+    return int(text)
+
+
 def from_zero(text: str) -> float:
     """Read a finite number from 0 up."""
     try:

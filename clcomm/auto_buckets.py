@@ -114,7 +114,7 @@ def _stored(sums: str) -> list[Measured]:
     except DataError as error:
         _log.warning("%s", error)
         return []
-    usable = [each for each in stored if each.transport != "shared" or each.sums == sums]
+    usable = [each for each in stored if each.transport == "mpi" or each.sums == sums]
     if sums and len(usable) < len(stored):
         others = " and ".join({SUMS[each.sums] for each in stored if each not in usable})
         _log.warning(

@@ -8,21 +8,19 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from clcomm._version import __version__
-from clcomm.cache import is_special, write_whole
+from clcomm.cache import write_whole
 from clcomm.collective_cases import CASES
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.measure import Lane, Row, Schedule, measure, sizes_between
+from clcomm.outputs import check_writable
 from clcomm.sums import add_sums, agreed_fold
 from clcomm.transport.reduction import FOLDS
 from clcomm.units import parse_size
@@ -115,28 +113,6 @@ def measure_all(
                 rows += found
                 show(found)
     return rows
-
-
-def check_writable(control: Communicator, files: dict[str, str | None]) -> None:
-    """Raise ArgumentError on every rank for a file that rank 0 could not write; collective."""
-    problem = None
-    if control.rank == 0:
-        for option, name in files.items():
-            if name is not None and not _is_writable(Path(name)):
-                problem = f"{option}: expected a file in a directory that can be written to, got {name!r}"
-    problem = control.broadcast_object(problem)
-    if problem:
-        raise ArgumentError(problem)
-
-
-def _is_writable(path: Path) -> bool:
-    try:
-        if is_special(path):
-            return os.access(path, os.W_OK)
-        with tempfile.TemporaryFile(dir=path.parent):  # permissions alone do not tell of all file systems
-            return not path.is_dir()
-    except OSError:
-        return False
 
 
 def as_document(rows: Sequence[Row], control: Communicator, schedule: Schedule) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from clcomm.transport.reduction import Fold
 class Lane:
     """A Communicator to measure, under the name of the transport that was asked for.
 
-    fold: what makes sums of float32 in shared memory; None: NumPy.
+    fold: what makes sums of floats in shared memory; None: NumPy.
     """
 
     def __init__(self, transport: str, comm: Any = None, fold: Fold | None = None):
@@ -119,7 +119,8 @@ class Row:
 def _sums(case: Case, lane: Lane) -> str:
     if not case.reduces:
         return "none"
-    is_folded = isinstance(case, AllReduce) and case.op in ("sum", "mean") and case.dtype == np.float32
+    ops = {np.dtype(np.float32): ("sum", "mean"), np.dtype(np.float16): ("sum",)}.get(case.dtype, ())
+    is_folded = isinstance(case, AllReduce) and case.op in ops
     in_memory = lane.moved_by in ("shared", "hierarchical") and lane.comm.local_size > 1
     return "device" if lane.fold is not None and is_folded and in_memory else "numpy"
 

@@ -15,7 +15,7 @@ SUMS = {"device": "each rank's own device", "numpy": "NumPy"}
 def add_sums(parser: argparse.ArgumentParser) -> None:
     """Add the option that says what adds the ranks' arrays up."""
     parser.add_argument("--sums", choices=("device", "numpy"),
-        help="what adds float32 up in shared memory; default: the device, where one computes in the calling thread, "
+        help="what adds floats up in shared memory; default: the device, where one computes in the calling thread, "
         "as in training on it")  # fmt: skip
 
 

@@ -10,10 +10,10 @@ import importlib.util
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from clcomm.bench import check_writable
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.job import run
+from clcomm.outputs import check_writable
 from clcomm.report.record import write_document
 from training import comparison_plot as charts
 from training import comparison_tables as tables

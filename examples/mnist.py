@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from clcomm import elastic
 from clcomm.communicator import Communicator
 from clcomm.job import run
+from clcomm.outputs import check_writable
 from clcomm.report.record import write_document
 from training import options as command_line
 from training.console import make_console
@@ -31,8 +32,6 @@ def main() -> int:
         bucket_size=options.bucket_size, use_bucketing=not options.no_bucketing, transport=options.transport
     )
     if options.log_csv:
-        from clcomm.bench import check_writable  # here, because it imports Rich on every rank
-
         check_writable(comm, {"--log-csv": options.log_csv})
     if options.elastic:
         elastic.require_support()

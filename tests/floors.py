@@ -61,6 +61,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
             "clcomm/measure.py",
             "clcomm/objects.py",
             "clcomm/other_hosts.py",
+            "clcomm/outputs.py",
             "clcomm/running.py",
             "clcomm/stall.py",
             "clcomm/start_watch.py",

@@ -109,6 +109,8 @@ class Counted:
     [
         ("shared", "all_reduce", "float32", "sum", "device"),
         ("auto", "all_reduce_init", "float32", "mean", "device"),
+        ("shared", "all_reduce", "float16", "sum", "device"),
+        ("shared", "all_reduce", "float16", "mean", "numpy"),
         ("shared", "all_reduce", "float32", "min", "numpy"),
         ("shared", "all_reduce", "float64", "sum", "numpy"),
         ("shared", "reduce_scatter", "float32", "sum", "numpy"),

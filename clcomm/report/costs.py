@@ -106,7 +106,7 @@ def ceiling_of(ceilings: list[dict[str, Any]], transport: str, sums: str | None)
     """
     for each in ceilings:
         if each["transport"] == transport:
-            if transport == "shared" and sums not in (None, each["sums"]):
+            if transport != "mpi" and sums not in (None, each["sums"]):
                 return (
                     f"`clcomm tune` measured sums by {SUMS[each['sums']]}, this run's were by {SUMS[sums or 'numpy']}"
                 )
