@@ -13,6 +13,7 @@ import numpy as np
 
 from clcomm.checkpoint import Checkpoint, check_parameters, nonsense, whole_number
 from clcomm.checkpoint_series import CHECKPOINT, CheckpointSeries, load_newest
+from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, CheckpointError
 from clcomm.layout import ParameterSpec
 from training.random_state import PARTS, check_random_state, random_state, restore_random_state
@@ -27,18 +28,34 @@ def save_snapshot(series: CheckpointSeries, trainer: Trainer, job: dict[str, Any
     trainer.sync.check_replicas(trainer.model)
     random_states = comm.gather_object(random_state(), label=CHECKPOINT)
     optimizer_state = trainer.optimizer.state_dict()  # on every rank: each may hold a part of it
-    sync_states = comm.gather_object(trainer.sync.state_dict(trainer.model), label=CHECKPOINT)
+    sync_states = _gathered(comm, trainer.sync.state_dict(trainer.model))
     checkpoint = None
     if comm.rank == 0:
         checkpoint = Checkpoint(facts={"job": job, "training": trainer.state(), "world_size": comm.size})
         checkpoint.add_group("parameter", trainer.model.state_dict())
         checkpoint.add_group("optimizer", optimizer_state)
-        assert random_states is not None and sync_states is not None
+        assert random_states is not None
         for rank, state in enumerate(random_states):
             checkpoint.add_group("random", {_random_name(rank, part): array for part, array in state.items()})
         for rank, sync_state in enumerate(sync_states):
             checkpoint.add_group(f"sync/{rank}", sync_state)
     series.save(checkpoint)
+
+
+def _gathered(comm: Communicator, state: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+    """Return every rank's arrays by name, on rank 0, where some ranks may have none; an empty list elsewhere.
+
+    One name after another, and as numbers: pickled together they would need the memory twice, and fail from 2 GiB on.
+    """
+    described = {name: (array.shape, array.dtype) for name, array in state.items()}
+    everyone = comm.all_gather_object(described, label=CHECKPOINT)
+    states: list[dict[str, np.ndarray]] = [{} for _ in everyone] if comm.rank == 0 else []
+    for name, (shape, dtype) in {name: kind for theirs in everyone for name, kind in theirs.items()}.items():
+        arrays = comm.gather(state.get(name, np.zeros(shape, dtype)), label=CHECKPOINT) or []
+        for rank, array in enumerate(arrays):
+            if name in everyone[rank]:
+                states[rank][name] = array
+    return states
 
 
 def restore_snapshot(path: str | os.PathLike, trainer: Trainer, job: dict[str, Any]) -> Path:
