@@ -27,7 +27,6 @@ class AllReduces(CollectiveRunner):
     def __init__(self, world: World, observers: Iterable[Observer]):
         super().__init__(world, observers)
         self._prepared = 0  # all-reduces prepared so far
-        self._parts: list[Collective] | None = None  # of the all-reduce that is made of others, now
         self._planned: dict[tuple, tuple[Call, Transport]] = {}  # valid until memory is allocated or freed
 
     def fold_with(self, fold: Fold | None) -> None:
@@ -172,14 +171,9 @@ class AllReduces(CollectiveRunner):
         self._meeting.announce(call.tag + sequence)
         pending = start()
 
-        tell = self._tell_observers if self._parts is None else self._parts.append
-        self._in_flight.begin(call, sequence, begin, pending, tell)
+        self._in_flight.begin(call, sequence, begin, pending)
         waiting = partial(self._being_in, call, sequence)
         return Handle(pending, result, begin, self._in_flight, waiting, computes)
-
-    def _tell_observers(self, event: Collective) -> None:
-        for observer in self._observers:
-            observer.collective_finished(event)
 
     def joins_hosts(self, array: np.ndarray, out: np.ndarray) -> bool:
         """Say whether an all-reduce of `array` to `out` adds up in each host's memory before anything leaves a host."""
@@ -217,14 +211,14 @@ class AllReduces(CollectiveRunner):
         self._sequence = sequence = self._sequence + 1
         failed, wire = True, None
         begin, before_s = time.perf_counter(), self._communicated()
-        outer, self._parts, self._finished = (self._parts, self._finished), parts, [parts.append]
+        outer, self._finished = self._finished, [parts.append]
         try:
             wire = reduce()
             if self._pending:
                 self._settle()  # what it began belongs to it
             failed = False
         finally:
-            self._parts, self._finished = outer
+            self._finished = outer
             seconds = time.perf_counter() - begin
             self._kept_s += seconds - (self._communicated() - before_s)  # what its parts took is in it
             # nccl-tests count the gathered whole, of which each rank's part is one in world_size.
@@ -237,8 +231,7 @@ class AllReduces(CollectiveRunner):
             )  # fmt: skip
             if parts:
                 event = event._replace(last_rank=parts[0].last_rank, late_s=parts[0].late_s)
-            for tell in self._finished:
-                tell(event)
+            self._tell_observers(event)
 
     # --- what equal arguments come to, found once ---
 

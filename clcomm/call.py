@@ -9,6 +9,7 @@ from hashlib import blake2b
 import numpy as np
 
 from clcomm.errors import MismatchError
+from clcomm.transport.bfloat16 import dtype_name
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Call:
         details = []
         if self.dtype is not None:
             misaligned = "" if self.is_aligned else "misaligned "
-            details.append(f"{self.op + ' of ' if self.op else ''}{self.count:,} {misaligned}{self.dtype}")
+            details.append(f"{self.op + ' of ' if self.op else ''}{self.count:,} {misaligned}{dtype_name(self.dtype)}")
         if self.bucket >= 0:
             details.append(f"bucket {self.bucket}")
         if self.root >= 0:

@@ -42,6 +42,12 @@ class Collective(NamedTuple):
     waits: tuple[tuple[float, float], ...] = ()
 
 
+def last_of(arrivals: list[int]) -> tuple[int, float]:
+    """Return which rank came last, and by how many seconds after the one before it, from each one's nanoseconds."""
+    *_, next_ns, last_ns = sorted(arrivals)
+    return arrivals.index(last_ns), (last_ns - next_ns) * 1e-9
+
+
 #: Phases that bring arrays to where they are reduced, and back.
 PACKING = ("pack", "unpack")
 

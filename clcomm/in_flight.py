@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from clcomm.call import Call
-from clcomm.events import Collective
+from clcomm.events import Collective, last_of
 from clcomm.transport import Pending
 from clcomm.visits import Visits, common
 
@@ -17,17 +17,17 @@ class _Begun(NamedTuple):
     sequence: int
     began_s: float
     pending: Pending
-    tell: Callable[[Collective], object]
 
 
 class InFlight:
     """Takes note of all-reduces that begin and of the rank's visits to them, and tells of each that is done.
 
     They are done in the order in which they began. One's turn comes when that before it is done; it ends when a visit
-    finds it done, whichever it was made for.
+    finds it done, whichever it was made for. tell: told about it in that visit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[Collective], object]):
+        self._tell = tell
         self._visits = Visits()
         self._begun: deque[_Begun] = deque()
         self._idle_from_s = 0.0  # when the last of them was done
@@ -37,19 +37,16 @@ class InFlight:
         """The seconds in which the rank was in such calls, so far."""
         return self._visits.seconds
 
-    def begin(
-        self, call: Call, sequence: int, began_s: float, pending: Pending, tell: Callable[[Collective], object]
-    ) -> None:
-        """Note an all-reduce; `tell` is told about it in the visit that finds it done."""
-        self._begun.append(_Begun(call, sequence, began_s, pending, tell))
+    def begin(self, call: Call, sequence: int, began_s: float, pending: Pending) -> None:
+        """Note an all-reduce."""
+        self._begun.append(_Begun(call, sequence, began_s, pending))
 
     def visited(self, begin_s: float, end_s: float, *, is_hidden: bool = False) -> None:
         """Note a visit that is over; is_hidden: the rank's device computed meanwhile."""
         if not is_hidden:
             self._visits.add(begin_s, end_s)
         while self._begun and self._begun[0].pending.finished:
-            begun = self._begun.popleft()
-            begun.tell(self._event(begun))
+            self._tell(self._event(self._begun.popleft()))
 
     def _event(self, begun: _Begun) -> Collective:
         call, pending = begun.call, begun.pending
@@ -60,8 +57,7 @@ class InFlight:
         waits = common(exposed, pending.waits or ())
         last_rank, late_s = -1, 0.0
         if pending.arrivals is not None:
-            *_, next_ns, last_ns = sorted(pending.arrivals)
-            last_rank, late_s = pending.arrivals.index(last_ns), (last_ns - next_ns) * 1e-9
+            last_rank, late_s = last_of(pending.arrivals)
         return Collective(
             call.operation, call.label, call.nbytes, end - turn, call.transport, begun.sequence, pending.failed, None,
             call.bucket, turn, None if pending.waits is None else sum(stop - begin for begin, stop in waits),

@@ -12,10 +12,11 @@ import numpy as np
 from clcomm.arguments import address_of
 from clcomm.call import Call, disagreement
 from clcomm.errors import ArgumentError
-from clcomm.events import PACKING, Collective, Observer, Phase, TimedPhase
+from clcomm.events import PACKING, Collective, Observer, Phase, TimedPhase, last_of
 from clcomm.in_flight import InFlight
 from clcomm.stats import CommStats
 from clcomm.transport import Transport
+from clcomm.transport.base import misaligned
 from clcomm.transport.meeting import DifferentOperations, Meeting, NoMeeting
 from clcomm.transport.mpi import address_function
 from clcomm.world import World
@@ -33,7 +34,7 @@ class CollectiveRunner:
         self.host, self.hosts, self.cores = world.host, world.hosts, world.cores
         self.rank, self.size = self._base.rank, self._base.world_size
         self._pending = world.pending
-        self._in_flight = InFlight()
+        self._in_flight = InFlight(self._tell_observers)
         self._kept_s = 0.0  # how long blocking collectives, and packing for them, kept this rank
         self._finalized = False
         self._sequence = 0
@@ -127,10 +128,7 @@ class CollectiveRunner:
             if call.through_mpi or not call.is_aligned:
                 meeting.barrier()
             if not call.is_aligned:  # on all ranks: they have just compared that
-                raise ArgumentError(
-                    f"array, out: expected to start at a multiple of {call.dtype}'s size, got memory that does not; "
-                    f"use a slice of whole elements, or a copy"
-                )
+                raise misaligned(call.dtype)
             return move(*args)
         except DifferentOperations:
             raise self._disagreement(call, sequence) from None
@@ -149,13 +147,15 @@ class CollectiveRunner:
         meeting, last_rank, late_s = self._meeting, -1, 0.0
         arrivals = meeting.arrivals
         if arrivals is not None:
-            *_, next_ns, last_ns = sorted(arrivals)
-            last_rank, late_s = arrivals.index(last_ns), (last_ns - next_ns) * 1e-9
+            last_rank, late_s = last_of(arrivals)
         wait_s = meeting.waited_ns * 1e-9 if self._tells_waiting else None
         event = Collective(
             call.operation, call.label, call.nbytes, seconds, call.transport, sequence, failed, None, call.bucket,
             begin, wait_s, None, last_rank, late_s,
         )  # fmt: skip
+        self._tell_observers(event)
+
+    def _tell_observers(self, event: Collective) -> None:
         for finished in self._finished:
             finished(event)
 

@@ -10,6 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
+from clcomm.errors import ArgumentError
+
 #: (begin, end) by time.perf_counter().
 Span = tuple[float, float]
 
@@ -142,6 +144,21 @@ class Pending:
         self.finished, self.finished_s = True, time.perf_counter()
         self._queue.popleft()
         return True
+
+
+def require_aligned(*arrays: np.ndarray) -> None:
+    """Raise ArgumentError for an array that starts between two elements; after all ranks have compared that."""
+    for array in arrays:
+        if not array.flags.aligned:
+            raise misaligned(array.dtype)
+
+
+def misaligned(dtype: np.dtype | None) -> ArgumentError:
+    """Return the error for a range that starts between two elements."""
+    return ArgumentError(
+        f"array, out: expected to start at a multiple of {dtype}'s size, got memory that does not; "
+        f"use a slice of whole elements, or a copy"
+    )
 
 
 def _complete(request: Request | None, block: bool) -> bool:

@@ -10,6 +10,11 @@ import numpy as np
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 
 
+def dtype_name(dtype: np.dtype) -> str:
+    """Return a dtype's name for people."""
+    return "bfloat16" if dtype == BFLOAT16 else str(dtype)
+
+
 def to_bfloat16(values: np.ndarray) -> np.ndarray:
     """Return float32 values as bfloat16, rounded to nearest, ties to even; NaN stays NaN."""
     with np.errstate(all="ignore"):

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from clcomm.layout import shard_bounds
-from clcomm.transport.base import Pending, Transport
+from clcomm.transport.base import Pending, Transport, require_aligned
 from clcomm.transport.hosts import Hosts
 from clcomm.transport.meeting import MeetingPoint, WorldMeeting, kind_of
 from clcomm.transport.memory import HostMemory, MemoryTransport, require_alike
@@ -122,29 +122,23 @@ class HierarchicalTransport(MemoryTransport):
 
         def fold() -> None:
             require_alike(everyone, arrays=2)
+            require_aligned(source, out)
             reductions.append(self._reduction((source, out), everyone[self._neighbours, 1:], op))
             reductions[0].fold()
 
         reductions: list[_Reduction] = []
         first = self.base.comm.Iallgather(own, everyone)
-        return Pending(self.base.pending, first, fold, *self._later_phases(reductions, source, op), meets=True)
+        return Pending(self.base.pending, first, fold, *self._later_phases(reductions, source), meets=True)
 
-    def _later_phases(self, reductions: list[_Reduction], source: np.ndarray, op: str) -> list[Callable[[], Any]]:
+    def _later_phases(self, reductions: list[_Reduction], source: np.ndarray) -> list[Callable[[], Any]]:
         """Return what follows the fold, which will have put its reduction into the list."""
         phases: list[Callable[[], Any]] = []
         if not self.hosts.even:
             phases.append(self._second_host.Ibarrier)
         if self._peers is not None and self._lane is not None:
-            peers, cut = self._peers, _slices(source.size, self.hosts.fewest)[self._lane]
-            exchange: list[Callable[[], Any]] = []
-
-            def begin() -> Any:
-                lane = reductions[0].lane
-                exchange.extend(peers.later_phases(lane, lane, op))
-                return exchange[0]()
-
-            count = peers.count_phases(source[cut].size, source.itemsize)
-            phases += [begin, *(partial(lambda at: exchange[at](), at) for at in range(1, count))]
+            cut = _slices(source.size, self.hosts.fewest)[self._lane]
+            count = self._peers.count_phases(source[cut].size, source.itemsize)
+            phases += [partial(lambda at: reductions[0].exchange_phases[at](), at) for at in range(count)]
 
         def publish() -> Any:
             reductions[0].publish()
@@ -216,9 +210,10 @@ class _Reduction:
         peers, lane = transport._peers, transport._lane
         if peers is not None and lane is not None:
             cut = _slices(first.size, hosts.fewest)[lane]
-            self.lane = first[cut]
-            self._exchange = peers.prepare_all_reduce(self.lane, self.lane, op)
-            self._copies = [(other[cut], self.lane) for other in others]
+            mine = first[cut]
+            self._exchange = peers.prepare_all_reduce(mine, mine, op)
+            self._make_phases = partial(peers.later_phases, mine, mine, op)
+            self._copies = [(other[cut], mine) for other in others]
 
     def run(self) -> None:
         """Reduce, once all ranks of the host have written their sources."""
@@ -229,6 +224,11 @@ class _Reduction:
             self._exchange()
         self.publish()
         self._leave()
+
+    @cached_property
+    def exchange_phases(self) -> list[Callable[[], Any]]:
+        """What exchanges this rank's lane between hosts, where that is done in phases."""
+        return self._make_phases()
 
     def publish(self) -> None:
         """Copy what the hosts made of this rank's lane to the targets that are other memory."""

@@ -286,7 +286,9 @@ def mismatch(kinds: list[list[int]]) -> MismatchError:
     sides: dict[str, list[str]] = {}
     for rank, (nbytes, number) in enumerate(kinds):
         dtype = dtypes[number]
-        sides.setdefault(f"{nbytes // dtype.itemsize:,} {dtype}", []).append(str(rank))
+        # The number of texts, records and bfloat16 does not tell how long an element is.
+        text = f"{nbytes // dtype.itemsize:,} {dtype}" if dtype.itemsize else f"{nbytes:,} bytes of dtype {dtype.name}"
+        sides.setdefault(text, []).append(str(rank))
     listed = ", ".join(f"{text} on rank {' and '.join(ranks)}" for text, ranks in sides.items())
     return MismatchError(f"array: expected the same length and dtype on every rank, got {listed}")
 

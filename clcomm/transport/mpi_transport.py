@@ -17,7 +17,7 @@ import numpy as np
 
 from clcomm.layout import shard_bounds
 from clcomm.transport import mpi
-from clcomm.transport.base import Pending, Transport
+from clcomm.transport.base import Pending, Transport, require_aligned
 from clcomm.transport.meeting import Meeting, NoMeeting
 from clcomm.transport.memory import places_elsewhere, require_alike
 from clcomm.transport.reduction import prepared_reduction
@@ -92,18 +92,16 @@ class MpiTransport(Transport):
 
         def compare_and_begin() -> Any:
             require_alike(everyone, arrays=2)
+            require_aligned(source, out)
             return first()
 
         compared = self.comm.Iallgather(own, everyone)
         return Pending(self.pending, compared, compare_and_begin, *others, meets=True)
 
     def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], Pending]:
-        def start() -> Pending:
-            first, *others = self._exchanges(source, out, op)
-            request = self.comm.Ialltoallv(first.sent, first.received)
-            return Pending(self.pending, request, partial(self._gather_shards, first), *self._phases(others))
-
-        return start
+        first, *others = self._exchanges(source, out, op)
+        phases: list[Callable[[], Any]] = [partial(self._gather_shards, first), *self._phases(others)]
+        return lambda: Pending(self.pending, self.comm.Ialltoallv(first.sent, first.received), *phases)
 
     def later_phases(self, source: np.ndarray, out: np.ndarray, op: str) -> list[Callable[[], Any]]:
         """Return the phases of an all-reduce that is itself a later part of another pending operation."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from clcomm.host_memory import aligned_empty
 from clcomm.layout import shard_bounds
-from clcomm.transport.base import Pending
+from clcomm.transport.base import Pending, require_aligned
 from clcomm.transport.meeting import MeetingPoint, kind_of
 from clcomm.transport.memory import KEPT, HostMemory, MemoryTransport, require_alike
 from clcomm.transport.mpi import revoke
@@ -72,7 +72,7 @@ class SharedTransport(MemoryTransport):
             self._slot_reduction(source, op)(source, out)
             return
         everyone = self._point.exchange(self.memory.places(source, out), kind_of(source))
-        self.memory.kept((op, everyone.tobytes()), lambda: self._shard_reduction(source, out, op, everyone))()
+        self._kept_reduction(source, out, op, everyone)()
         self._point.leave()
 
     def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
@@ -124,7 +124,8 @@ class SharedTransport(MemoryTransport):
 
         def fold() -> Any:
             require_alike(everyone, arrays=2)
-            self._shard_reduction(source, out, op, everyone[:, 1:])()
+            require_aligned(source, out)
+            self._kept_reduction(source, out, op, everyone[:, 1:])()
             return self._second_comm.Ibarrier()
 
         return Pending(self._pending, self._first_comm.Iallgather(own, everyone), fold, meets=True)
@@ -136,6 +137,11 @@ class SharedTransport(MemoryTransport):
             return super().prepare_start(source, out, op)
         fold = self._shard_reduction(source, out, op, everyone)
         return StartedReduction(self.memory, counters, self._pending, fold).start
+
+    def _kept_reduction(self, source: np.ndarray, out: np.ndarray, op: str, everyone: np.ndarray) -> Callable[[], None]:
+        """Return the `_shard_reduction` of these places, made once."""
+        key = (op, everyone.tobytes())
+        return self.memory.kept(key, lambda: self._shard_reduction(source, out, op, everyone))
 
     def _shard_reduction(
         self, source: np.ndarray, out: np.ndarray, op: str, everyone: np.ndarray

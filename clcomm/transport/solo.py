@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from clcomm.transport.base import Pending, Transport
+from clcomm.transport.base import Pending, Transport, require_aligned
 
 
 class SoloTransport(Transport):
@@ -23,6 +23,7 @@ class SoloTransport(Transport):
         _copy(source, out)
 
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
+        require_aligned(source, out)
         pending = Pending(deque(), None, lambda: _copy(source, out))
         pending.wait()
         pending.waits = []

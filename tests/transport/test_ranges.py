@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from clcomm.errors import ArgumentError, MismatchError
+from clcomm.transport.bfloat16 import BFLOAT16
+from clcomm.transport.memory import mismatch
 from tests.helpers import one_line
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -74,13 +76,16 @@ def test_a_range_that_starts_between_two_elements_on_one_rank_is_refused_on_all(
     assert (several.all_reduce(memory[:32_000].view(np.float32).copy()) >= 0).all()
 
 
-@pytest.mark.parametrize("way", ["all_reduce", "all_reduce_init"])
+@pytest.mark.parametrize("way", ["all_reduce", "all_reduce_init", "all_reduce_async", "all_reduce_async_init"])
 def test_a_range_that_starts_between_two_elements_on_all_ranks_is_refused(several, way):
     memory = several.allocate(4 * SIZE + 8)
+    memory[:] = several.rank + 1
+    before = memory.tobytes()
     with pytest.raises(ArgumentError) as caught:
-        getattr(several, way)(memory[2 : 2 + 4 * SIZE].view(np.float32))
+        call = getattr(several, way)(memory[2 : 2 + 4 * SIZE].view(np.float32))
+        call.wait()
     assert "array, out: expected to start at a multiple of float32's size" in one_line(caught)
-    assert not memory.any()
+    assert memory.tobytes() == before
 
 
 @pytest.mark.parametrize("way", ["all_reduce", "all_reduce_init", "all_reduce_async"])
@@ -92,3 +97,18 @@ def test_memory_that_only_some_ranks_share_is_refused_on_all_of_them(auto, way):
     texts = auto.all_gather_object(one_line(caught))
     assert len(set(texts)) == 1, texts
     assert (auto.all_reduce(shared) == 0).all()
+
+
+def test_arrays_of_bfloat16_that_differ_are_refused_in_words(several):
+    halves = several.allocate(64).view(BFLOAT16)
+    with pytest.raises(MismatchError) as caught:
+        several.all_reduce(halves[: 4 + several.rank])
+    assert "bfloat16" in one_line(caught) and "<u2" not in one_line(caught)
+    several.barrier()
+
+
+def test_a_difference_is_told_whatever_the_dtypes():
+    kinds = [[8, np.dtype("float32").num], [6, BFLOAT16.num], [12, np.dtype("S4").num]]
+    assert str(mismatch(kinds)).endswith(
+        "got 2 float32 on rank 0, 6 bytes of dtype void on rank 1, 12 bytes of dtype bytes on rank 2"
+    )
