@@ -88,6 +88,9 @@ class Pending:
     handles in any order: `queue` holds all unfinished ones, whichever transport has them, and only its head moves on.
     Were there a queue for each transport, two ranks could wait for each other's later phases.
 
+    What phases refer to stays until all are done: an MPI may use arrays, lengths and offsets until the request that a
+    phase has returned is complete, and mpi4py does not keep those of Iallgatherv (4.1.2).
+
     meets: whether the first request is complete as soon as all ranks have come, before data moves.
     """
 
@@ -99,7 +102,7 @@ class Pending:
         meets: bool = False,
     ):
         self._queue, self._request = queue, first
-        self._phases = deque(phases)
+        self._phases, self._next = phases, 0
         self._error: Exception | None = None
         self._meets_from_s = time.perf_counter() if meets else None
         self.finished = False
@@ -134,14 +137,16 @@ class Pending:
             while _complete(self._request, block):
                 if self._meets_from_s is not None:
                     self.waits, self._meets_from_s = [(self._meets_from_s, time.perf_counter())], None
-                if not self._phases:
+                if self._next == len(self._phases):
                     break
-                self._request = self._phases.popleft()()
+                self._next += 1
+                self._request = self._phases[self._next - 1]()
             else:
                 return False
         except Exception as error:
             self._error = error  # for whoever waits for this one, not for another that is behind it
         self.finished, self.finished_s = True, time.perf_counter()
+        self._phases, self._request = (), None
         self._queue.popleft()
         return True
 

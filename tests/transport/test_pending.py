@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import time
+import weakref
 from collections import deque
+from functools import partial
 
 import numpy as np
 import pytest
@@ -92,3 +94,20 @@ def test_a_failure_belongs_to_its_own_handle():
     for _ in range(2):
         with pytest.raises(RuntimeError, match="the network is gone"):
             first.wait()
+
+
+class _Open:
+    complete = False
+
+    def Test(self):
+        return self.complete
+
+
+def test_what_a_phase_refers_to_stays_until_its_request_is_complete():
+    array, request = np.zeros(4), _Open()
+    alive = weakref.ref(array)
+    pending = Pending(deque(), None, partial(lambda array, request: request, array, request))
+    del array
+    assert not pending.done() and alive() is not None  # MPI may read it now
+    request.complete = True
+    assert pending.done() and alive() is None
