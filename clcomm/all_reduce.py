@@ -171,7 +171,7 @@ class AllReduces(CollectiveRunner):
         self._meeting.announce(call.tag + sequence)
         pending = start()
 
-        self._in_flight.begin(call, sequence, begin, pending)
+        self._in_flight.begin(call, sequence, begin, pending, self._tell_observers)
         waiting = partial(self._being_in, call, sequence)
         return Handle(pending, result, begin, self._in_flight, waiting, computes)
 

@@ -17,17 +17,17 @@ class _Begun(NamedTuple):
     sequence: int
     began_s: float
     pending: Pending
+    tell: Callable[[Collective], object]
 
 
 class InFlight:
     """Takes note of all-reduces that begin and of the rank's visits to them, and tells of each that is done.
 
     They are done in the order in which they began. One's turn comes when that before it is done; it ends when a visit
-    finds it done, whichever it was made for. tell: told about it in that visit.
+    finds it done, whichever it was made for.
     """
 
-    def __init__(self, tell: Callable[[Collective], object]):
-        self._tell = tell
+    def __init__(self) -> None:
         self._visits = Visits()
         self._begun: deque[_Begun] = deque()
         self._idle_from_s = 0.0  # when the last of them was done
@@ -37,16 +37,19 @@ class InFlight:
         """The seconds in which the rank was in such calls, so far."""
         return self._visits.seconds
 
-    def begin(self, call: Call, sequence: int, began_s: float, pending: Pending) -> None:
-        """Note an all-reduce."""
-        self._begun.append(_Begun(call, sequence, began_s, pending))
+    def begin(
+        self, call: Call, sequence: int, began_s: float, pending: Pending, tell: Callable[[Collective], object]
+    ) -> None:
+        """Note an all-reduce; `tell` is told about it in the visit that finds it done."""
+        self._begun.append(_Begun(call, sequence, began_s, pending, tell))
 
     def visited(self, begin_s: float, end_s: float, *, is_hidden: bool = False) -> None:
         """Note a visit that is over; is_hidden: the rank's device computed meanwhile."""
         if not is_hidden:
             self._visits.add(begin_s, end_s)
         while self._begun and self._begun[0].pending.finished:
-            self._tell(self._event(self._begun.popleft()))
+            begun = self._begun.popleft()
+            begun.tell(self._event(begun))
 
     def _event(self, begun: _Begun) -> Collective:
         call, pending = begun.call, begun.pending

@@ -34,7 +34,7 @@ class CollectiveRunner:
         self.host, self.hosts, self.cores = world.host, world.hosts, world.cores
         self.rank, self.size = self._base.rank, self._base.world_size
         self._pending = world.pending
-        self._in_flight = InFlight(self._tell_observers)
+        self._in_flight = InFlight()
         self._kept_s = 0.0  # how long blocking collectives, and packing for them, kept this rank
         self._finalized = False
         self._sequence = 0
