@@ -14,20 +14,18 @@ Before any of it, all ranks of all hosts compare what they have come for. Ranks 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from clcomm.layout import shard_bounds
 from clcomm.transport.base import Pending, Transport, require_aligned
 from clcomm.transport.hosts import Hosts
 from clcomm.transport.meeting import MeetingPoint, WorldMeeting, kind_of
 from clcomm.transport.memory import HostMemory, MemoryTransport, require_alike
 from clcomm.transport.mpi import comparison, lane_of, revoke
-from clcomm.transport.mpi_transport import SHARD_MULTIPLE, MpiTransport
+from clcomm.transport.mpi_transport import MpiTransport, shards
 from clcomm.transport.reduction import partial_op, prepared_reduction
 
 
@@ -103,7 +101,7 @@ class HierarchicalTransport(MemoryTransport):
         kind = kind_of(source)
         self.meeting.barrier(kind)
         sources, _ = self.memory.meet(source, out)
-        shard = _slices(out.size, self.memory.ranks)[self.memory.rank]
+        shard = shards(out, self.memory.ranks)[self.memory.rank]
         fold = prepared_reduction([row[shard] for row in sources], out[shard], "sum", fold=self.fold)
         point, leaders = self.memory.point, self._peers if self.memory.rank == 0 else None
 
@@ -136,7 +134,7 @@ class HierarchicalTransport(MemoryTransport):
         if not self.hosts.even:
             phases.append(self._second_host.Ibarrier)
         if self._peers is not None and self._lane is not None:
-            cut = _slices(source.size, self.hosts.fewest)[self._lane]
+            cut = shards(source, self.hosts.fewest)[self._lane]
             count = self._peers.count_phases(source[cut].size, source.itemsize)
             phases += [partial(lambda at: reductions[0].exchange_phases[at](), at) for at in range(count)]
 
@@ -198,7 +196,7 @@ class _Reduction:
     def __init__(self, transport: HierarchicalTransport, sources: list[np.ndarray], targets: list[np.ndarray], op: str):
         hosts, memory = transport.hosts, transport.memory
         first, *others = memory.distinct(targets)
-        shard = _slices(first.size, memory.ranks)[memory.rank]
+        shard = shards(first, memory.ranks)[memory.rank]
         # As row 0 of the sum the first target may be written to; it is none of the later rows.
         rows = [source[shard] for source in sources]
         self.fold = prepared_reduction(rows, first[shard], partial_op(op), fold=transport.fold)
@@ -209,7 +207,7 @@ class _Reduction:
         self._copies: list[tuple[np.ndarray, np.ndarray]] = []
         peers, lane = transport._peers, transport._lane
         if peers is not None and lane is not None:
-            cut = _slices(first.size, hosts.fewest)[lane]
+            cut = shards(first, hosts.fewest)[lane]
             mine = first[cut]
             self._exchange = peers.prepare_all_reduce(mine, mine, op)
             self._make_phases = partial(peers.later_phases, mine, mine, op)
@@ -234,7 +232,3 @@ class _Reduction:
         """Copy what the hosts made of this rank's lane to the targets that are other memory."""
         for target, finished in self._copies:
             np.copyto(target, finished)
-
-
-def _slices(size: int, parts: int) -> list[slice]:
-    return [slice(start, stop) for start, stop in itertools.pairwise(shard_bounds(size, parts, SHARD_MULTIPLE))]

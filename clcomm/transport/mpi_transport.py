@@ -24,8 +24,14 @@ from clcomm.transport.reduction import prepared_reduction
 
 #: Up to this many bytes of the whole world's data, one all-gather and a local fold beat two phases.
 GATHER_LIMIT_BYTES = 64 << 10
-#: Shards start at multiples of two cache lines' worth of float32, where OpenCL devices take memory as it lies.
-SHARD_MULTIPLE = 32
+#: Shards start at multiples of two cache lines, where OpenCL devices take memory as it lies.
+SHARD_ALIGNMENT_BYTES = 128
+
+
+def shards(array: np.ndarray, parts: int) -> list[slice]:
+    """Return where each of so many shards of an array lies, in order."""
+    bounds = shard_bounds(array.size, parts, max(1, SHARD_ALIGNMENT_BYTES // array.itemsize))
+    return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
 
 
 class MpiTransport(Transport):
@@ -186,10 +192,10 @@ class _ShardExchange:
 
     def __init__(self, transport: MpiTransport, source: np.ndarray, out: np.ndarray, op: str):
         world_size, rank, itemsize, byte = transport.world_size, transport.rank, source.itemsize, transport._byte
-        bounds = shard_bounds(source.size, world_size, SHARD_MULTIPLE)
-        counts = [(stop - start) * itemsize for start, stop in itertools.pairwise(bounds)]
-        starts = [start * itemsize for start in bounds[:-1]]
-        own = bounds[rank + 1] - bounds[rank]
+        cuts = shards(source, world_size)
+        counts = [(cut.stop - cut.start) * itemsize for cut in cuts]
+        starts = [cut.start * itemsize for cut in cuts]
+        own = cuts[rank].stop - cuts[rank].start
         rows, shard = np.empty((world_size, own), source.dtype), np.empty(own, source.dtype)
         own_starts = [own * itemsize * r for r in range(world_size)]
         self.sent = [source, counts, starts, byte]

@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 
 from clcomm.host_memory import aligned_empty
-from clcomm.layout import shard_bounds
 from clcomm.transport.base import Pending, require_aligned
 from clcomm.transport.meeting import MeetingPoint, kind_of
 from clcomm.transport.memory import KEPT, HostMemory, MemoryTransport, require_alike
 from clcomm.transport.mpi import revoke
-from clcomm.transport.mpi_transport import SHARD_MULTIPLE
+from clcomm.transport.mpi_transport import shards
 from clcomm.transport.reduction import Fold, prepared_reduction, reduce_in_rank_order
 from clcomm.transport.started import Counters, StartedReduction
 
@@ -148,8 +147,7 @@ class SharedTransport(MemoryTransport):
     ) -> Callable[[], None]:
         """Return what folds this rank's shard of a range; everyone: all ranks' `places`."""
         sources, targets = self.memory.counterparts((source, out), everyone)
-        bounds = shard_bounds(sources[0].size, self.world_size, SHARD_MULTIPLE)
-        shard = slice(bounds[self.rank], bounds[self.rank + 1])
+        shard = shards(sources[0], self.world_size)[self.rank]
         first, *others = [target[shard] for target in self.memory.distinct(targets)]
         # Folding straight into the first target is right unless that memory is also a later row of the sum: rank 0's
         # part is row 0 when the caller reduces in place, and no row at all when `out` is another region.
