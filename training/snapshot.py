@@ -51,7 +51,8 @@ def _gathered(comm: Communicator, state: dict[str, np.ndarray]) -> list[dict[str
     everyone = comm.all_gather_object(described, label=CHECKPOINT)
     states: list[dict[str, np.ndarray]] = [{} for _ in everyone] if comm.rank == 0 else []
     for name, (shape, dtype) in {name: kind for theirs in everyone for name, kind in theirs.items()}.items():
-        arrays = comm.gather(state.get(name, np.zeros(shape, dtype)), label=CHECKPOINT) or []
+        own = state[name] if name in state else np.zeros(shape, dtype)
+        arrays = comm.gather(own, label=CHECKPOINT) or []
         for rank, array in enumerate(arrays):
             if name in everyone[rank]:
                 states[rank][name] = array
