@@ -45,6 +45,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
             "clcomm/collective_cases.py",
             "clcomm/collectives.py",
             "clcomm/communicator.py",
+            "clcomm/cores.py",
             "clcomm/costfile.py",
             "clcomm/costmodel.py",
             "clcomm/decision.py",

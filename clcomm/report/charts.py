@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from clcomm.histogram import Histogram
 from clcomm.report import costs
-from clcomm.report.facts import PART_KEYS, Facts, per_call, rank_rows, step_parts
+from clcomm.report.facts import Facts, per_call, rank_parts, step_parts
+from clcomm.report.parts import EITHER, HIDDEN, PACK, UNPACK, WAIT
 from clcomm.report.shapes import Bars, Chart, Distribution, Points
 from clcomm.synchronizer import GRADIENTS
 
-_PARTS = ("pack", "wait for ranks", "move and add", "wait or move", "unpack")
 _MOST_BINS = 24
 
 
@@ -22,29 +20,27 @@ def step_chart(facts: Facts) -> Chart | None:
     return Bars("Where a step goes", names, ["a mean step"], [[s * 1e3 for s in values]], "ms")
 
 
-def _part_bars(
-    facts: Facts, title: str, names: list[str], rows: list[dict[str, Any]], suffix: str, note: str
-) -> Chart | None:
-    keys = [f"{name[:-2]}{suffix}" for name in PART_KEYS]
-    shown = [(part, key) for part, key in zip(_PARTS, keys, strict=True) if any(row.get(key) for row in rows)]
-    if not facts.several:
-        shown = [("communication" if part == _PARTS[2] else part, key) for part, key in shown]
-    if not rows or not shown:
-        return None
-    values = [[(row.get(key) or 0.0) * 1e3 for _, key in shown] for row in rows]
-    return Bars(title, [part for part, _ in shown], names, values, "ms", note)
-
-
 def ranks_chart(facts: Facts) -> Chart | None:
-    rows = rank_rows(facts)
-    names = [f"rank {row['rank']}" for row in rows]
-    return _part_bars(facts, "Synchronising, by rank", names, rows, "_step_s", "a mean step")
+    names = [name for name, _ in step_parts(facts)]
+    if not names:
+        return None
+    bars = [f"rank {record['rank']}" for record in facts.run.ranks]
+    values = [[parts.get(name, 0.0) * 1e3 for name in names] for parts in rank_parts(facts)]
+    return Bars("Where a step goes, by rank", names, bars, values, "ms", "a mean step")
 
 
 def buckets_chart(facts: Facts) -> Chart | None:
     rows = [per_call(row) for row in facts.buckets]
+    parts = [
+        (PACK, "pack_mean_s"), (WAIT, "wait_mean_s"), (facts.moving, "transfer_mean_s"), (EITHER, "untold_mean_s"),
+        (UNPACK, "unpack_mean_s"), (HIDDEN, "hidden_mean_s"),
+    ]  # fmt: skip
+    shown = [(part, key) for part, key in parts if any(row[key] for row in rows)]
+    if not shown:
+        return None
+    values = [[row[key] * 1e3 for _, key in shown] for row in rows]
     names = [f"bucket {row['bucket']}" for row in rows]
-    return _part_bars(facts, "Reducing, by bucket", names, rows, "_mean_s", "a mean call")
+    return Bars("Reducing, by bucket", [part for part, _ in shown], names, values, "ms", "a mean call")
 
 
 def late_chart(facts: Facts) -> Chart | None:

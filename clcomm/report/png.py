@@ -11,7 +11,7 @@ from clcomm.report.shapes import MOST_SHOWN, Bars, Chart, Distribution, Points, 
 
 _PALETTE = (
     "#8a6d3b", "#2f7d4f", "#8457b8", "#d9730d", "#1f6fc0", "#b04a8f", "#4c9a8b", "#b3473f", "#aab2ba", "#0a8fa6",
-    "#a38a00", "#3f51b5",
+    "#a38a00", "#3f51b5", "#7d4a3c", "#cfd8e3",
 )  # fmt: skip
 _COLUMN, _LINE = _PALETTE[4], _PALETTE[3]
 

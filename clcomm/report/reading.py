@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clcomm.cores import parse_cpus
 from clcomm.decision import Decision, Trial
 from clcomm.errors import DataError
 from clcomm.intervals import Estimate
@@ -233,6 +234,20 @@ def _sums(value: Any, name: str) -> str:
     return value
 
 
+def _cpus(value: Any, name: str) -> str:
+    try:
+        parse_cpus(_long_text(value, name))
+    except ValueError as error:
+        raise ValueError(f"{name}: {_shown(str(error))}") from None
+    return value
+
+
+def _seconds_by_name(value: Any, name: str) -> dict[str, float]:
+    if not isinstance(value, dict) or len(value) > 100:
+        raise ValueError(f"{name}: expected an object of at most 100, got {_shown(value)}")
+    return {_text(key, name): _number(each, f"{name}.{key}") for key, each in value.items()}
+
+
 def _settings(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict) or len(value) > 100:
         raise ValueError(f"{name}: expected an object of at most 100, got {_shown(value)}")
@@ -299,6 +314,8 @@ _DECISION: dict[str, Check] = {
 }  # fmt: skip
 _RANK: dict[str, Check] = {
     "rank": _whole(0, _MOST_RANKS), "host": _or_none(_whole(0, _MOST_RANKS)), "host_name": _or_none(_text),
+    "cpus": _or_none(_cpus), "cpu_s": _or_none(_number), "core_waits_s": _or_none(_seconds_by_name),
+    "kernel_step_s": _or_none(_number), "launch_step_s": _or_none(_number),
     "sums": _or_none(_sums), "device_in_caller": _or_none(_truth),
     "peak_rss_bytes": _or_none(_COUNT), "device_peak_bytes": _or_none(_COUNT), "steps": _or_none(_COUNT),
     "training_s": _or_none(_number), "data_wait_s": _or_none(_number), "step_p50_s": _or_none(_number),

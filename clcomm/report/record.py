@@ -15,6 +15,7 @@ from clcomm._version import __version__
 from clcomm.buckets import Bucket
 from clcomm.cache import write_whole
 from clcomm.communicator import Communicator
+from clcomm.cores import allowed_cpus
 from clcomm.errors import ArgumentError, DataError
 from clcomm.stats import CommStats
 
@@ -34,6 +35,7 @@ def gather_records(comm: Communicator, **figures: float | None) -> list[dict[str
         "rank": comm.rank,
         "host": comm.host,
         "host_name": os.uname().nodename,
+        "cpus": allowed_cpus(),
         "sums": comm.sums,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         **figures,

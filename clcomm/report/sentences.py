@@ -106,7 +106,8 @@ def sharing(facts: Facts) -> str:
     moving = "compressing, moving and adding data" if facts.compressed else "moving and adding data"
     parts = [
         (facts.sync["wait_s"], "waiting for other ranks"),
-        (facts.sync["transfer_s"] if facts.several else 0.0, moving),
+        (facts.reducing["transfer_s"] if facts.several else 0.0, moving),
+        (facts.sync["transfer_s"] - facts.reducing["transfer_s"] if facts.several else 0.0, "checks"),
         (facts.sync["untold_s"], "waiting or moving, it is not told which"),
         (packing, "packing and unpacking"),
     ]

@@ -57,6 +57,7 @@ KINDS: dict[str, Callable[[Any], str]] = {
     "ms": lambda value: format_number(value * 1e3, 3),
     "whole_ms": lambda value: format_number(value * 1e3, 1),
     "us": lambda value: format_number(value * 1e6, 1),
+    "ratio": lambda value: f"{value:.2f}",
     "share": lambda value: f"{value:.1%}",
     "gb_s": lambda value: format_number(value / 1e9),
     "size": format_size,
@@ -82,7 +83,7 @@ def count(number: int, noun: str) -> str:
 _COLOURS = {
     "wait for data": 0, "forward and backward": 1, "pack": 2, "wait for ranks": 3, "came last": 3, "move and add": 4,
     "compress, move and add": 4, "communication": 4, "unpack": 5, "optimizer": 6, "checks and join": 7,
-    "wait for the device": 9, "trying bucket sizes": 10, "wait or move": 11, "exposed communication": 11,
+    "wait for the device": 9, "trying bucket sizes": 10, "wait or move": 11, "wait for a core": 12, "hidden": 13,
 }  # fmt: skip
 _OTHER_COLOUR = 8
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from clcomm.report import costs
-from clcomm.report.facts import PART_KEYS, Facts, per_call, rank_rows, step_parts
+from clcomm.report.facts import Facts, hidden_step_s, per_call, rank_parts, rank_rows, step_parts
+from clcomm.report.parts import HIDDEN, PART_KEYS
 from clcomm.report.shapes import Column, Table, count, with_values
 from clcomm.stats import MOST_TALLIES
 from clcomm.synchronizer import GRADIENTS
@@ -112,21 +113,39 @@ def buckets_table(facts: Facts) -> Table:
     return Table("buckets", "Buckets", columns, rows, note)
 
 
+def step_ranks_table(facts: Facts) -> Table:
+    names = [name for name, _ in step_parts(facts)]
+    rows = [
+        {"rank": record["rank"], **{_key(name): s for name, s in parts.items()}, "step_s": sum(parts.values()),
+         "hidden_step_s": hidden_s or None}
+        for record, parts, hidden_s in zip(facts.run.ranks, rank_parts(facts), hidden_step_s(facts), strict=True)
+    ]  # fmt: skip
+    columns = [Column("rank", "rank"), *(Column(_key(name), name, "ms") for name in names)]
+    columns += [Column("step_s", "a whole step", "ms"), Column("hidden_step_s", HIDDEN, "ms")]
+    note = "A mean step of each rank, in ms."
+    if any(row["hidden_step_s"] for row in rows):
+        note += " What is hidden goes on behind computing and takes none of it."
+    return Table("step_ranks", "Where a step goes, by rank", columns, rows if names and len(rows) > 1 else [], note)
+
+
+def _key(part: str) -> str:
+    """Return what a part of a step is called in JSON."""
+    return f"{part.replace(',', '').replace(' ', '_')}_step_s"
+
+
 def ranks_table(facts: Facts) -> Table:
     rows = [_blank_zeros(facts, row) for row in rank_rows(facts)]
-    parts = [Column(f"{column.key[:-2]}_step_s", column.heading, "ms") for column in _TIMES]
-    parts.insert(0, Column("seconds_step_s", "collectives", "ms"))
     hosts = len({record["host_name"] for record in facts.run.ranks})
     columns = [
         Column("rank", "rank"), *([Column("host_name", "host", "text")] if hosts > 1 else []),
-        Column("steps", "steps"), Column("step_s", "step", "ms"), *parts, Column("last_share", "came last", "share"),
+        Column("cpus", "CPUs", "text"), Column("steps", "steps"), Column("step_s", "a whole step", "ms"),
+        Column("cpu_share", "cores busy", "ratio"), Column("last_share", "came last", "share"),
         Column("mean_late_s", "late by", "ms"), Column("failures", "failed"),
         Column("peak_rss_bytes", "peak memory", "size"), Column("device_peak_bytes", "device", "size"),
     ]  # fmt: skip
-    note = f"Times in ms of a mean step, {_first_to_last(parts, rows)} while synchronising."
-    waits = len(rows) > 1 and any(row["wait_step_s"] for row in rows)
-    untold = _untold(rows, "untold_step_s")
-    note += " The rank that waits least is the slow one." if waits and not untold else untold
+    note = "Times in ms of a mean step."
+    if any(row["cpu_share"] is not None for row in rows):
+        note += " Cores busy: processor time of all of a rank's threads in steps, over the time of these steps."
     return Table("ranks", "Ranks", columns, rows, note)
 
 
@@ -236,6 +255,6 @@ def decisions_table(facts: Facts) -> Table:
 
 
 ALL = (
-    lizardist_table, step_table, operations_table, buckets_table, ranks_table, stragglers_table, cost_table,
-    advice_table, health_table, checks_table, decisions_table,
+    lizardist_table, step_table, step_ranks_table, operations_table, buckets_table, ranks_table, stragglers_table,
+    cost_table, advice_table, health_table, checks_table, decisions_table,
 )  # fmt: skip

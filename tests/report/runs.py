@@ -46,7 +46,9 @@ def record(rank: int, ranks: int, stats: CommStats, **figures: Any) -> dict[str,
     """Return a rank's record."""
     steps = STEPS
     usual = {
-        "run": "5eed", "rank": rank, "host": 0, "host_name": "north", "sums": "device", "device_in_caller": True,
+        "run": "5eed", "rank": rank, "host": 0, "host_name": "north", "cpus": "0-7", "sums": "device",
+        "device_in_caller": True, "cpu_s": steps * 6e-3, "core_waits_s": None,
+        "kernel_step_s": 3e-3, "launch_step_s": 5e-4,
         "peak_rss_bytes": (150 + rank) << 20,
         "device_peak_bytes": 13 << 20, "steps": steps, "training_s": steps * 7e-3, "data_wait_s": steps * 1e-4,
         "step_p50_s": 7e-3, "replica_checks": 6, "replica_mismatches": 0,

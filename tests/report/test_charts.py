@@ -15,10 +15,10 @@ from tests.report.runs import LAYOUT, STEPS
 
 def test_charts_hold_what_the_tables_say(report):
     bars = {chart.title: chart for chart in report.charts if isinstance(chart, Bars)}
-    ranks = table(report, "ranks").rows
-    for row, values in zip(ranks, bars["Synchronising, by rank"].values, strict=True):
-        parts = (row[f"{name}_step_s"] for name in ("pack", "wait", "transfer", "unpack"))
-        assert values == pytest.approx([1e3 * part for part in parts])
+    chart, ranks = bars["Where a step goes, by rank"], table(report, "step_ranks")
+    assert [column.heading for column in ranks.columns] == ["rank", *chart.parts, "a whole step"]
+    for row, values in zip(ranks.rows, chart.values, strict=True):
+        assert values == pytest.approx([1e3 * row[column.key] for column in ranks.columns[1:-1]])
     (times,) = (chart for chart in report.charts if isinstance(chart, Distribution))
     assert sum(times.counts) == 4 * 5 * STEPS and len(times.edges_s) == len(times.counts) + 1 <= 25
     (points,) = (chart for chart in report.charts if isinstance(chart, Points))

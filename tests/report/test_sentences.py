@@ -59,19 +59,20 @@ def test_notes_name_only_columns_that_are_there(tmp_path):
     report = build(read_runs(written(tmp_path, [joined()])))
     assert [table(report, key).note for key in ("operations", "ranks")] == [
         "Per rank; times in ms: total to move in all, percentiles of single calls; bandwidths in GB/s (10^9 bytes).",
-        "Times in ms of a mean step, collectives to move while synchronising. The rank that waits least is the slow "
-        "one.",
+        "Times in ms of a mean step. Cores busy: processor time of all of a rank's threads in steps, over the time of "
+        "these steps.",
     ]
     whole = document(1)
     for record in whole["ranks"]:
         record["stats"].update(phases=[], late=[])
+        record["cpu_s"] = None
         for tally in record["stats"]["tallies"]:
             tally["wait_ns"] = 0
     alone = build(read_runs(written(tmp_path, [whole])))
     assert [table(alone, key).note for key in ("operations", "buckets", "ranks")] == [
         "Per rank; times in ms: total in all, percentiles of single calls.",
         "Per rank; times in ms, percentiles of single calls. Buckets are numbered in the order of backward.",
-        "Times in ms of a mean step, collectives while synchronising.",
+        "Times in ms of a mean step.",
     ]
 
 

@@ -1,0 +1,119 @@
+"""What a step consists of: its parts in seconds, each counted once, so that they add up to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clcomm.agreement import CHECKS
+from clcomm.auto_buckets import TUNING
+from clcomm.stats import CommStats
+from clcomm.synchronizer import GRADIENTS, PARAMETERS
+
+#: The parts of a reduction's time; untold is what is waiting or moving, and the transport does not tell which.
+PART_KEYS = ("pack_s", "wait_s", "transfer_s", "untold_s", "unpack_s")
+#: Names of parts, which mean the same wherever they stand.
+DATA, COMPUTING, OPTIMIZER, DEVICE = "wait for data", "forward and backward", "optimizer", "wait for the device"
+PACK, WAIT, EITHER, UNPACK, HIDDEN = "pack", "wait for ranks", "wait or move", "unpack", "hidden"
+CORE, REST, COMPUTING_TOO = "wait for a core", "the rest", "computing and the rest"
+#: The phases that make up a step, where none is named "step".
+_PHASES = ("forward_backward", "sync", "loss", "optimizer")
+#: Phases in which a rank may wait for a core, and for no other rank.
+_WAITING = ("data", "forward_backward", "loss", "optimizer")
+#: Labels of what ranks agree on in steps beside their gradients, and what that is as a part of a step.
+BESIDE = {CHECKS: "checks and join", TUNING: "trying bucket sizes"}
+
+
+def moving(several: bool, compressed: bool) -> str:
+    """Return the name of the part in which data moves."""
+    if not several:
+        return "communication"
+    return "compress, move and add" if compressed else "move and add"
+
+
+def parts_of(record: dict[str, Any], stats: CommStats, moving: str) -> dict[str, float]:
+    """Return the parts of all of a rank's steps by name, in the order in which they happen; empty where not known.
+
+    moving: the name of the part in which data moves.
+    """
+    if not record["training_s"] or not record["steps"]:
+        return {}
+    own, core = own_phases(stats), core_waits(record, stats)
+    sync, reduced = synchronisation(stats), reducing(stats)
+    own = {name: seconds - core.get(name, 0.0) for name, seconds in own.items()}
+    computes_apart = record["device_in_caller"] is False
+    known = {
+        DATA: (record["data_wait_s"] or 0.0) - core.get("data", 0.0),
+        COMPUTING: own.get("forward_backward", 0.0),
+        **{part: beside(stats, label)["transfer_s"] for label, part in BESIDE.items()},
+        PACK: reduced["pack_s"],
+        WAIT: sync["wait_s"],
+        moving: reduced["transfer_s"],
+        EITHER: sync["untold_s"],
+        UNPACK: reduced["unpack_s"],
+        DEVICE: own.get("sync", 0.0) + own.get("loss", 0.0) if computes_apart else 0.0,
+        OPTIMIZER: own.get("optimizer", 0.0),
+        CORE: sum(core.values()),
+    }
+    known = {name: max(0.0, seconds) for name, seconds in known.items()}
+    rest = record["training_s"] - sum(known.values())
+    return {**known, REST if "forward_backward" in own else COMPUTING_TOO: max(0.0, rest)}
+
+
+def core_waits(record: dict[str, Any], stats: CommStats) -> dict[str, float]:
+    """Return how long a rank was ready to run without a core, by phase; nothing where Linux did not say.
+
+    What a rank waits in collectives is left out: it polls there, and lets others run.
+    """
+    waits = record["core_waits_s"] or {}
+    rows = {row["phase"]: row for row in stats.as_dict()["phases"] if not row["label"]}
+    found = {}
+    for name in _WAITING:
+        row = rows.get(name)
+        if row is not None and row["seconds"] and name in waits:
+            own_s = row["seconds"] - row["communication_s"]
+            found[name] = min(own_s, waits[name] * own_s / row["seconds"])
+    return found
+
+
+def own_phases(stats: CommStats) -> dict[str, float]:
+    """Return what a mean rank's phases took, without what they communicated."""
+    rows = stats.as_dict()["phases"]
+    return {row["phase"]: row["seconds"] - row["communication_s"] for row in rows if not row["label"]}
+
+
+def synchronisation(stats: CommStats) -> dict[str, float]:
+    """Return the time parts of all that keeps replicas alike: reducing and checking."""
+    parts = [reducing(stats), *(beside(stats, label) for label in BESIDE)]
+    return {name: sum(part[name] for part in parts) for name in parts[0]}
+
+
+def reducing(stats: CommStats) -> dict[str, float]:
+    """Return the time parts of reductions of gradients and of a sharded update's all-gathers of parameters."""
+    rows = stats.as_dict()["operations"]
+    gathers = ("all_gather", PARAMETERS)
+    return _summed([row for row in rows if row["label"] == GRADIENTS or (row["operation"], row["label"]) == gathers])
+
+
+def beside(stats: CommStats, label: str) -> dict[str, float]:
+    """Return the time parts of a label's calls in steps."""
+    parts = _summed([row for row in stats.as_dict()["operations"] if row["label"] == label])
+    share = _share_in_steps(stats, parts["seconds"]) if label == CHECKS else 1.0
+    return {name: share * seconds for name, seconds in parts.items()}
+
+
+def _share_in_steps(stats: CommStats, checks_s: float) -> float:
+    """Return what steps' phases account for beside reducing over all checks, some of which come before the first step.
+
+    Those wait for the rank that starts last. More than 1 where steps hold barriers as well, as clipping does.
+    """
+    phases = {row["phase"]: row["communication_s"] for row in stats.as_dict()["phases"] if not row["label"]}
+    if "sync" not in phases or not checks_s:
+        return 1.0
+    reduced, tuned = reducing(stats), beside(stats, TUNING)["seconds"]
+    others = reduced["exposed_s"] + reduced["pack_s"] + reduced["unpack_s"] + tuned
+    return max(0.0, sum(phases.get(name, 0.0) for name in _PHASES) - others) / checks_s
+
+
+def _summed(rows: list[dict[str, Any]]) -> dict[str, float]:
+    names = (*PART_KEYS, "exposed_s", "hidden_s", "seconds")
+    return {name: sum(row[name] for row in rows) for name in names}
