@@ -34,6 +34,7 @@ class Result:
     decisions: list[dict[str, Any]]
     summary: Summary | None
     intervals: dict[str, Estimate] | None
+    history: dict[str, Any] | None
     records: list[dict[str, Any]]
     stats: CommStats
 
@@ -73,6 +74,7 @@ class Result:
             layout=self.layout,
             decisions=self.decisions,
             intervals=self.intervals and {name: each.as_dict() for name, each in self.intervals.items()},
+            history=self.history,
             settings=settings_of(options),
             summary=self.summary.as_dict() if self.summary else None,
         )

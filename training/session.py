@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from clcomm import elastic
@@ -13,6 +13,7 @@ from clcomm.checkpoint_series import CheckpointSeries, is_there
 from clcomm.communicator import Communicator
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.job import note_saved
+from clcomm.report.last_steps import LastSteps
 from clcomm.report.record import gather_records, layout_of
 from clcomm.restarts import restart_number
 from clcomm.sampler import ContiguousSampler, DistributedSampler, EvaluationSampler
@@ -27,6 +28,7 @@ from training.console import make_console
 from training.data_source import open_data
 from training.datasets import Splits
 from training.evaluate import Evaluation, evaluate
+from training.history import StepHistory
 from training.loader import Loader, default_prefetch
 from training.result import Result
 from training.schedules import parse_schedule
@@ -64,7 +66,7 @@ class Session:
         self._series = self._checkpoint_series()
         self._evaluation: Evaluation | None = None
         self._evaluated_at = -1
-        self._windows = StepWindows()
+        self._windows, self._history, self._last_steps = StepWindows(), StepHistory(), LastSteps()
 
     def _build_kernels(self) -> None:
         options, parts, train = self.options, self.parts, self.splits.train
@@ -221,20 +223,24 @@ class Session:
             decisions=[decision.as_dict() for decision in sync.decisions()],
             summary=self.describe() if self.options.report else None,
             intervals=self._windows.estimates(),
+            history=self._history.as_dict(),
             records=records,
             stats=CommStats.merged((record["stats"] for record in records), comm.size),
         )
 
     def _gather_records(self) -> list[dict[str, Any]]:
-        metrics, guard = self.trainer.metrics, self.trainer.sync.guard
+        metrics, guard, opencl = self.trainer.metrics, self.trainer.sync.guard, self.parts.opencl
         return gather_records(
             self.comm,
+            last_steps=self._last_steps,
+            device=f"{opencl.kind} {opencl.name}" if opencl else self.parts.device,
+            driver=opencl.driver if opencl else None,
             steps=metrics.steps,
             training_s=metrics.seconds,
             data_wait_s=metrics.data_wait_s,
             step_p50_s=metrics.step_s(0.50),
-            device_peak_bytes=self.parts.opencl.memory.peak_bytes if self.parts.opencl else None,
-            device_in_caller=self.parts.opencl.runs_in_caller if self.parts.opencl else None,
+            device_peak_bytes=opencl.memory.peak_bytes if opencl else None,
+            device_in_caller=opencl.runs_in_caller if opencl else None,
             replica_checks=guard.checks,
             replica_mismatches=guard.divergences,
         )
@@ -244,8 +250,13 @@ class Session:
         every = getattr(options, "checkpoint_every", None)
         saved_at = trainer.progress.step
         watching = watched(options, self.comm, self.console, self.total_steps, saved_at)
-        with watching as callbacks, self._windows.listening(self.comm):
-            trainer.callbacks.extend([*callbacks, self._windows])
+        with watching as callbacks, ExitStack() as stack:
+            for each in (self._windows, self._history):
+                stack.enter_context(each.listening(self.comm))
+                trainer.callbacks.append(each)
+            self.comm.add_observer(self._last_steps)
+            stack.callback(self.comm.remove_observer, self._last_steps)
+            trainer.callbacks.extend(callbacks)
             for progress in self.steps():
                 epoch_done = progress.batch == trainer.loader.most_batches
                 if epoch_done and options.eval:

@@ -15,17 +15,10 @@ from training.trainer import Callback
 _FEWEST_STEPS, _MOST_WINDOWS = 4, 64
 
 
-class StepWindows(Callback):
-    """A callback that keeps mean step and communication times of windows of steps that follow one another.
-
-    The first steps don't count. When there are 64 windows, neighbours are put together, so that memory stays bounded;
-    neighbouring steps are alike, windows of many steps hardly, which is what makes an interval of theirs hold.
-    """
+class Listening(Callback):
+    """A callback that knows how long collectives took since it last asked, those of evaluations left out."""
 
     def __init__(self) -> None:
-        self._windows: list[tuple[float, float]] = []  # seconds of all steps, and of communication, of each window
-        self._size = _FEWEST_STEPS
-        self._steps, self._open = 0, (0, 0.0, 0.0)
         self._lap = Lap(CommunicationClock())
 
     @contextmanager
@@ -39,9 +32,33 @@ class StepWindows(Callback):
         finally:
             comm.remove_observer(clock)
 
+    def communication_s(self) -> float:
+        """Return what collectives took since the last call."""
+        return self._lap.seconds()
+
+    def evaluation_finished(self, step: int, evaluation: Any) -> None:
+        self._lap.seconds()
+
+    def epoch_finished(self, epoch: int, train_loss: float) -> None:
+        self._lap.seconds()
+
+
+class StepWindows(Listening):
+    """A callback that keeps mean step and communication times of windows of steps that follow one another.
+
+    The first steps don't count. When there are 64 windows, neighbours are put together, so that memory stays bounded;
+    neighbouring steps are alike, windows of many steps hardly, which is what makes an interval of theirs hold.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._windows: list[tuple[float, float]] = []  # seconds of all steps, and of communication, of each window
+        self._size = _FEWEST_STEPS
+        self._steps, self._open = 0, (0, 0.0, 0.0)
+
     def step_finished(self, record: StepRecord) -> None:
         self._steps += 1
-        communication_s = self._lap.seconds()
+        communication_s = self.communication_s()
         if self._steps <= WARM_UP_STEPS:
             return
         steps, seconds, of_it_s = self._open
@@ -53,12 +70,6 @@ class StepWindows(Callback):
                 pairs = zip(self._windows[::2], self._windows[1::2], strict=True)
                 self._windows = [(a + c, b + d) for (a, b), (c, d) in pairs]
                 self._size *= 2
-
-    def evaluation_finished(self, step: int, evaluation: Any) -> None:
-        self._lap.seconds()
-
-    def epoch_finished(self, epoch: int, train_loss: float) -> None:
-        self._lap.seconds()
 
     def estimates(self) -> dict[str, Estimate] | None:
         """Return a step's time and its time in communication, in ms; None before the first whole window."""

@@ -45,6 +45,7 @@ class Device:
 
         self.cl_device = cl_device
         self.name: str = cl_device.name.strip()
+        self.driver = f"{cl_device.platform.name.strip()} {cl_device.driver_version.strip()}"
         self.kind = kind or selection.device_kind(cl_device)
         self.is_cpu = self.kind == "cpu"
         self.shares_host_memory = self.is_cpu

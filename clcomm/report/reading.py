@@ -18,6 +18,7 @@ from clcomm.cores import parse_cpus
 from clcomm.decision import Decision, Trial
 from clcomm.errors import DataError
 from clcomm.intervals import Estimate
+from clcomm.report.last_steps import MOST_EVENTS, STEPS, Span, parse_span
 from clcomm.report.record import COMPARISON_SCHEMA, FORMAT, SCHEMA
 from clcomm.stats import CommStats, Histogram
 from clcomm.sums import SUMS
@@ -248,6 +249,31 @@ def _seconds_by_name(value: Any, name: str) -> dict[str, float]:
     return {_text(key, name): _number(each, f"{name}.{key}") for key, each in value.items()}
 
 
+def _texts(value: Any, name: str) -> dict[str, str]:
+    if not isinstance(value, dict) or len(value) > 100:
+        raise ValueError(f"{name}: expected an object of at most 100, got {_shown(value)}")
+    return {_text(key, name): _text(each, f"{name}.{key}") for key, each in value.items()}
+
+
+def _spans(value: Any, name: str) -> list[Span]:
+    texts = _list(_text, STEPS * (1 + 4 * MOST_EVENTS))(value, name)
+    try:
+        return [parse_span(text) for text in texts]
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _history(value: Any, name: str) -> dict[str, Any]:
+    history = _fields(value, _HISTORY, name)
+    if len({len(history[each]) for each in ("loss", "step_ms", "communication_ms")}) > 1:
+        raise ValueError(f"{name}: expected as many values of loss, step_ms and communication_ms")
+    return history
+
+
+def _signed(value: Any, name: str) -> float:
+    return -_number(-value, name) if type(value) in (int, float) and value < 0 else _number(value, name)
+
+
 def _settings(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict) or len(value) > 100:
         raise ValueError(f"{name}: expected an object of at most 100, got {_shown(value)}")
@@ -312,17 +338,23 @@ _DECISION: dict[str, Check] = {
     "what": _text, "chosen": _text, "measures": _long_text, "evidence": _list(_object(**_TRIAL), 100),
     "at_step": _COUNT,
 }  # fmt: skip
+_HISTORY: dict[str, Check] = {
+    "first_step": _COUNT, "steps_a_point": _whole(1), "loss": _list(_or_none(_signed), 1024),
+    "step_ms": _list(_number, 1024), "communication_ms": _list(_number, 1024),
+}  # fmt: skip
 _RANK: dict[str, Check] = {
     "rank": _whole(0, _MOST_RANKS), "host": _or_none(_whole(0, _MOST_RANKS)), "host_name": _or_none(_text),
     "cpus": _or_none(_cpus), "cpu_s": _or_none(_number), "core_waits_s": _or_none(_seconds_by_name),
     "kernel_step_s": _or_none(_number), "launch_step_s": _or_none(_number),
+    "device": _or_none(_text), "driver": _or_none(_text), "versions": _or_none(_texts), "timeline": _or_none(_spans),
     "sums": _or_none(_sums), "device_in_caller": _or_none(_truth),
     "peak_rss_bytes": _or_none(_COUNT), "device_peak_bytes": _or_none(_COUNT), "steps": _or_none(_COUNT),
     "training_s": _or_none(_number), "data_wait_s": _or_none(_number), "step_p50_s": _or_none(_number),
     "replica_checks": _or_none(_COUNT), "replica_mismatches": _or_none(_COUNT), "stats": _stats,
 }  # fmt: skip
 _DOCUMENT: dict[str, Check] = {
-    "run": _text, "clcomm": _or_none(_text), "world_size": _whole(1, _MOST_RANKS),
+    "run": _text, "clcomm": _or_none(_text), "date": _or_none(_text), "history": _or_none(_history),
+    "world_size": _whole(1, _MOST_RANKS),
     "hosts": _or_none(_whole(1, _MOST_RANKS)), "model": _or_none(_text), "engine": _or_none(_text),
     "dataset": _or_none(_text), "batch_size": _or_none(_COUNT), "grad_accumulation": _or_none(_COUNT),
     "bucket_size": _or_none(_COUNT), "steps": _or_none(_COUNT), "images_per_s": _or_none(_number),

@@ -8,6 +8,7 @@ import os
 import resource
 import uuid
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 from clcomm import costfile
@@ -17,7 +18,10 @@ from clcomm.cache import write_whole
 from clcomm.communicator import Communicator
 from clcomm.cores import allowed_cpus
 from clcomm.errors import ArgumentError, DataError
+from clcomm.report.last_steps import LastSteps
 from clcomm.stats import CommStats
+from clcomm.trace.clocks import read_clock
+from clcomm.versions import versions
 
 FORMAT, SCHEMA = "clcomm run", 3
 COMPARISON_FORMAT, COMPARISON_SCHEMA = "clcomm comparison", 1
@@ -25,9 +29,12 @@ COMPARISON_FORMAT, COMPARISON_SCHEMA = "clcomm comparison", 1
 RANK = "{rank}"
 
 
-def gather_records(comm: Communicator, **figures: float | None) -> list[dict[str, Any]]:
+def gather_records(
+    comm: Communicator, *, last_steps: LastSteps | None = None, **figures: float | str | None
+) -> list[dict[str, Any]]:
     """Return all ranks' records, in rank order, on every rank: place, memory, `figures` and stats. Collective.
 
+    last_steps: what observed this rank's steps, on every rank or on none.
     figures: this rank's own, of those in docs/reports.md: steps, training_s, data_wait_s, device_peak_bytes, ...
     """
     own = {
@@ -38,10 +45,18 @@ def gather_records(comm: Communicator, **figures: float | None) -> list[dict[str
         "cpus": allowed_cpus(),
         "sums": comm.sums,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "versions": versions(),
         **figures,
+        "timeline": None if last_steps is None else last_steps.texts(_clock_offset_ns(comm)),
         "stats": comm.stats.state(),
     }
     return comm.all_gather_object(own, label="report")
+
+
+def _clock_offset_ns(comm: Communicator) -> int:
+    """Return what to add to this rank's clock to get rank 0's, which all ranks of one host share; collective."""
+    hosts = set(comm.all_gather_object(comm.host, label="report"))
+    return read_clock(comm).offset_ns if len(hosts) > 1 else 0
 
 
 def run_document(records: Sequence[Mapping[str, Any]], **figures: Any) -> dict[str, Any]:
@@ -55,6 +70,7 @@ def run_document(records: Sequence[Mapping[str, Any]], **figures: Any) -> dict[s
         "schema": SCHEMA,
         "clcomm": __version__,
         "run": records[0]["run"],
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "world_size": world_size,
         "hosts": hosts,
         **figures,

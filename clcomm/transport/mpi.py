@@ -29,13 +29,18 @@ def world() -> Any:
     size = MPI.COMM_WORLD.Get_size()
     promised = launched_ranks()
     if size == 1 and promised > 1:
-        vendor, version = MPI.get_vendor()
         raise LaunchError(
-            f"mpiexec: expected a world of {promised} ranks (its environment says so), but {vendor} "
-            f"{'.'.join(map(str, version))}, which mpi4py loaded, sees 1; start the job with the mpiexec of that MPI "
+            f"mpiexec: expected a world of {promised} ranks (its environment says so), but {library()}, "
+            f"which mpi4py loaded, sees 1; start the job with the mpiexec of that MPI "
             f"(installed beside this Python: {_own_mpiexec()})"
         )
     return MPI.COMM_WORLD
+
+
+def library() -> str:
+    """Return the name and version of the MPI library that mpi4py loaded."""
+    vendor, version = _mpi4py().get_vendor()
+    return f"{vendor} {'.'.join(map(str, version))}"
 
 
 def _mpi4py() -> Any:

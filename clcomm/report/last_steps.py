@@ -1,0 +1,129 @@
+"""What a rank did in its last steps, event by event, for a report's timeline."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from clcomm.events import PACKING, Collective, Phase
+
+#: So many steps are kept, and of each so many events at most.
+STEPS, MOST_EVENTS = 3, 400
+STEP = "step"
+#: Parts of a collective; hidden is what went on behind computing, either what is waiting or moving.
+WAIT, MOVE, EITHER, HIDDEN = "wait", "move", "either", "hidden"
+#: Phases within steps that a timeline shows.
+PHASES = ("data", "forward_backward", "sync", "loss", "optimizer", *PACKING)
+#: All that a span may be.
+KINDS = (STEP, *PHASES, WAIT, MOVE, EITHER, HIDDEN)
+
+
+class Span(NamedTuple):
+    """A stretch of a rank's time: what it was, the bucket (-1: none), and when, in ns by rank 0's clock."""
+
+    kind: str
+    bucket: int
+    begin_ns: int
+    end_ns: int
+
+
+class LastSteps:
+    """An observer that keeps the events of a rank's last few steps; it forgets all others as it goes on.
+
+    A step ends with the Communicator's phase "step".
+    """
+
+    def __init__(self) -> None:
+        self._events: list[Collective | Phase] = []
+        self._steps: deque[tuple[Phase, list[Collective | Phase]]] = deque(maxlen=STEPS)
+
+    def collective_finished(self, event: Collective) -> None:
+        if len(self._events) < MOST_EVENTS:
+            self._events.append(event)
+
+    def phase_finished(self, phase: Phase) -> None:
+        if phase.name == STEP:
+            self._steps.append((phase, self._events))
+            self._events = []
+        elif len(self._events) < MOST_EVENTS:
+            self._events.append(phase)
+
+    def spans(self) -> Iterator[Span]:
+        """Yield the spans of the steps that are kept, by this rank's own clock; a step comes before what is in it."""
+        for step, events in self._steps:
+            yield _span(STEP, -1, step.began_s, step.began_s + step.seconds)
+            for event in events:
+                if event.began_s >= step.began_s:  # others were between this step and the one before it
+                    yield from _of_phase(event) if isinstance(event, Phase) else _of_collective(event)
+
+    def texts(self, offset_ns: int) -> list[str]:
+        """Return the spans as text, "kind bucket begin length": short, as a report has many of them.
+
+        offset_ns: what to add to this rank's clock to get rank 0's.
+        """
+        return [f"{s.kind} {s.bucket} {s.begin_ns + offset_ns} {s.end_ns - s.begin_ns}" for s in self.spans()]
+
+
+def parse_span(text: str) -> Span:
+    """Return what `texts` wrote; ValueError for anything else."""
+    kind, *numbers = text.split(" ")
+    if kind not in KINDS or len(numbers) != 3 or not all(number.lstrip("-").isdecimal() for number in numbers):
+        raise ValueError(f"expected a kind, a bucket, a begin and a length, got {text[:60]!r}")
+    bucket, begin, length = map(int, numbers)
+    if bucket < -1 or length < 0 or abs(begin) >= 1 << 62 or length >= 1 << 62:
+        raise ValueError(f"expected a bucket from -1 up and a length from 0 up, got {text[:60]!r}")
+    return Span(kind, bucket, begin, begin + length)
+
+
+def _span(kind: str, bucket: int, begin_s: float, end_s: float) -> Span:
+    return Span(kind, bucket, round(begin_s * 1e9), max(round(begin_s * 1e9), round(end_s * 1e9)))
+
+
+def _of_phase(phase: Phase) -> Iterator[Span]:
+    if phase.name in PHASES:
+        yield _span(phase.name, phase.bucket, phase.began_s, phase.began_s + phase.seconds)
+
+
+def _of_collective(event: Collective) -> Iterator[Span]:
+    bucket, begin_s, end_s = event.bucket, event.began_s, event.began_s + event.seconds
+    if event.exposed_s is not None:
+        yield _span(HIDDEN, bucket, begin_s, end_s)
+        known = event.wait_s is not None
+        yield from (_span(MOVE if known else EITHER, bucket, *span) for span in event.exposed)
+        yield from (_span(WAIT, bucket, *span) for span in event.waits)
+    elif event.wait_s is None:
+        yield _span(EITHER, bucket, begin_s, end_s)
+    else:
+        yield _span(WAIT, bucket, begin_s, begin_s + event.wait_s)
+        yield _span(MOVE, bucket, begin_s + event.wait_s, end_s)
+
+
+#: Of spans at one moment the one whose kind is furthest in this order is what the rank did.
+_ORDER = (HIDDEN, STEP, "sync", "loss", "data", "forward_backward", "optimizer", *PACKING, EITHER, MOVE, WAIT)
+
+
+def flattened(spans: list[Span], of: Callable[[str], str] = str) -> list[Span]:
+    """Return spans that follow one another, each of what a rank did at the time; what is behind computing is left out.
+
+    of: names what kinds are shown as; neighbours of one name and bucket become one.
+    """
+    shown = [span for span in spans if span.kind != HIDDEN and span.end_ns > span.begin_ns]
+    changes = sorted({moment for span in shown for moment in (span.begin_ns, span.end_ns)})
+    waiting = sorted(shown, key=lambda span: span.begin_ns, reverse=True)
+    active: list[Span] = []
+    found: list[Span] = []
+    for begin, end in pairwise(changes):
+        active = [span for span in active if span.end_ns > begin]
+        while waiting and waiting[-1].begin_ns <= begin:
+            active.append(waiting.pop())
+        if not active:
+            continue
+        top = max(active, key=lambda span: (_ORDER.index(span.kind), span.begin_ns))
+        name = of(top.kind)
+        if found and found[-1][:2] == (name, top.bucket) and found[-1].end_ns == begin:
+            found[-1] = found[-1]._replace(end_ns=end)
+        else:
+            found.append(Span(name, top.bucket, begin, end))
+    return found

@@ -1,0 +1,48 @@
+"""A run step by step, in bounded memory: loss, time of a step, and what of it was communication."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from training.metrics import StepRecord
+from training.windows import Listening
+
+_MOST_POINTS = 256
+_NAMES = ("loss", "step_ms", "communication_ms")
+
+
+class StepHistory(Listening):
+    """A callback that keeps a rank's steps as points, each the mean of so many steps that follow one another.
+
+    When there are 256 points, neighbours are put together, so that memory stays bounded.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._points: list[list[float]] = []  # sums over the steps of each
+        self._steps_a_point = 1
+        self._open, self._count = [0.0] * len(_NAMES), 0
+        self._first_step = 0
+
+    def step_finished(self, record: StepRecord) -> None:
+        self._first_step = self._first_step or record.step
+        values = record.loss, record.seconds * 1e3, self.communication_s() * 1e3
+        self._open, self._count = [a + b for a, b in zip(self._open, values, strict=True)], self._count + 1
+        if self._count == self._steps_a_point:
+            self._points.append(self._open)
+            self._open, self._count = [0.0] * len(_NAMES), 0
+            if len(self._points) == _MOST_POINTS:
+                pairs = zip(self._points[::2], self._points[1::2], strict=True)
+                self._points = [[a + b for a, b in zip(*pair, strict=True)] for pair in pairs]
+                self._steps_a_point *= 2
+
+    def as_dict(self) -> dict[str, Any] | None:
+        """Return the points as docs/reports.md has them; None before the first. Steps past the last are left out."""
+        if not self._points:
+            return None
+        columns = zip(*self._points, strict=True)
+        means = {
+            name: [value / self._steps_a_point for value in column]
+            for name, column in zip(_NAMES, columns, strict=True)
+        }
+        return {"first_step": self._first_step, "steps_a_point": self._steps_a_point, **means}
