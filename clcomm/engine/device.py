@@ -15,6 +15,7 @@ import numpy as np
 
 from clcomm.engine import program, selection, timing
 from clcomm.engine.memory import Memory
+from clcomm.engine.pocl_target import name_processor
 from clcomm.engine.timing import KernelLog, Launch, Profile
 from clcomm.engine.tuning import Tuning
 from clcomm.engine.tuning import load as _load_tuning
@@ -44,6 +45,7 @@ class Device:
         import pyopencl as cl
 
         self.cl_device = cl_device
+        name_processor(cl_device)
         self.name: str = cl_device.name.strip()
         self.driver = f"{cl_device.platform.name.strip()} {cl_device.driver_version.strip()}"
         self.kind = kind or selection.device_kind(cl_device)

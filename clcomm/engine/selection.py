@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 KINDS = ("gpu", "cpu", "accelerator")
+#: Platforms that are taken by name alone.
+SIMULATORS = ("Oclgrind",)
 _RANK_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
 
@@ -29,6 +31,11 @@ class Candidate:
     def description(self) -> str:
         """Device and platform name, what a name in `device=` is looked up in."""
         return f"{self.cl_device.name.strip()}, {self.cl_device.platform.name.strip()}"
+
+    @property
+    def is_simulator(self) -> bool:
+        """Whether this device checks kernels, some thousand times as slow as a real one: it has to be asked for."""
+        return self.cl_device.platform.name.strip() in SIMULATORS
 
 
 def local_place(local_rank: int | None = None, local_size: int | None = None) -> tuple[int, int]:
@@ -125,8 +132,9 @@ def choose(spec: str | None, local_rank: int) -> Candidate:
 
 
 def _by_kind(found: list[Candidate]) -> list[Candidate]:
+    real = [candidate for candidate in found if not candidate.is_simulator] or found
     for kind in KINDS:
-        matches = [candidate for candidate in found if candidate.kind == kind]
+        matches = [candidate for candidate in real if candidate.kind == kind]
         if matches:
             return matches
     return []

@@ -56,6 +56,17 @@ def test_choice_by_environment(three_devices, monkeypatch):
         selection.choose(None, 0)
 
 
+def test_a_simulator_is_taken_by_name_alone(monkeypatch):
+    simulator = SimpleNamespace(get_devices=lambda: [FakeDevice("Oclgrind Simulator", cl.device_type.GPU, "Oclgrind")])
+    real = SimpleNamespace(get_devices=lambda: [FakeDevice("EPYC", cl.device_type.CPU, "Portable")])
+    monkeypatch.delenv("CLCOMM_DEVICE", raising=False)
+    monkeypatch.setattr(cl, "get_platforms", lambda: [simulator, real])
+    assert selection.choose(None, 0).label == "cpu:0"
+    assert selection.choose("oclgrind", 0).label == selection.choose("gpu", 0).label == "gpu:0"
+    monkeypatch.setattr(cl, "get_platforms", lambda: [simulator])
+    assert selection.choose(None, 0).label == "gpu:0"
+
+
 @pytest.mark.parametrize("spec", ["gpu:7", "nothing like it", "", "accelerator"])
 def test_unknown_device_lists_what_is_there(three_devices, spec):
     with pytest.raises(DeviceError) as caught:
