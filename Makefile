@@ -101,7 +101,7 @@ faults: $(FOR_TEST) ## the whole fault matrix; writes docs/faults.md
 	$(BIN)/python -m tests.faults.matrix "" 2
 
 clean: ## remove what builds and tests left (environments stay: they are .venv*)
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .test-caches
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 # A file .has-EXTRAS in the environment says that EXTRAS are installed; pyproject.toml being newer installs anew.

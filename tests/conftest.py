@@ -10,8 +10,12 @@ import tempfile
 import pytest
 from hypothesis import HealthCheck, settings
 
-from clcomm import Communicator
-from tests.helpers import cpu_device
+from tests.caches import use_own_caches
+
+use_own_caches()
+
+from clcomm import Communicator  # noqa: E402 - after the environment is set
+from tests.helpers import cpu_device  # noqa: E402
 
 # Kernel builds and a busy machine make single examples slow: time is no measure of a test's result.
 settings.register_profile(
