@@ -1,7 +1,8 @@
 """The processor that PoCL 3 compiles for, where its LLVM is older than the processor.
 
-PyPI's PoCL holds LLVM 14, which knows no AMD processor of family 1Ah (Zen 5) or later. There it asks clang for the target
-"generic", which clang refuses for x86: no kernel builds. The device is then given the nearest processor that LLVM knows.
+PyPI's PoCL holds LLVM 14, which knows no AMD processor of family 1Ah (Zen 5) or later. There it asks clang for the
+target "generic", which clang refuses for x86, so that no kernel builds. The device is then given the nearest processor
+that this LLVM knows.
 """
 
 from __future__ import annotations
