@@ -41,7 +41,7 @@ FOR_LINT := $(VENV)/.has-$(SETUP),dev
 FOR_BENCH := $(VENV)/.has-$(SETUP),bench
 
 .DELETE_ON_ERROR:
-.PHONY: help mnist test test-plain test-mpi fuzz soak proofs lint format bench example-report elastic faults clean
+.PHONY: help mnist test test-plain test-mpi tables fuzz soak proofs lint format bench example-report elastic faults clean
 
 help: ## list the targets and their variables
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -68,6 +68,9 @@ test-mpi: $(FOR_TEST) ## the tests marked mpi, on TEST_RANKS ranks
 # Several ranks' NumPy on few cores: one thread each.
 test-mpi: export OMP_NUM_THREADS ?= 1
 test-mpi: export OPENBLAS_NUM_THREADS ?= 1
+
+tables: $(FOR_TEST) ## every table at every width from 40 to 200, with values of 1 to 15 digits: a minute
+	CLCOMM_TABLE_FAMILY=1 $(BIN)/python -m pytest tests/test_tables.py
 
 fuzz: $(FOR_TEST) ## 100,000 hostile files for all parsers: some minutes
 	CLCOMM_FUZZ_INPUTS=100000 $(BIN)/python -m pytest tests/fuzz

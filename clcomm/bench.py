@@ -11,13 +11,12 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from clcomm._version import __version__
+from clcomm.bench_report import Printer, average_busbw, header
 from clcomm.cache import write_whole
 from clcomm.collective_cases import CASES
 from clcomm.communicator import Communicator
+from clcomm.console import make_console
 from clcomm.errors import ArgumentError
 from clcomm.measure import Lane, Row, Schedule, measure, sizes_between
 from clcomm.outputs import check_writable
@@ -80,7 +79,10 @@ def run(options: argparse.Namespace) -> int:
         check_writable(control, {"--json": options.json, "--plot": options.plot})
         fold = agreed_fold(control, options.sums)
         lanes = [Lane(name, fold=fold) for name in dict.fromkeys(options.transport)]
-        printer = Printer(Console(soft_wrap=True, highlight=False), len(lanes) > 1) if control.rank == 0 else None
+        first_lines = header(control, schedule, options.sums != "numpy", "numpy" if fold is None else "device")
+        printer = Printer(make_console(highlight=False), len(lanes) > 1, sizes[-1]) if control.rank == 0 else None
+        if printer:
+            printer.begin(first_lines)
         rows = measure_all(lanes, control, options, sizes, schedule, printer.show if printer else lambda rows: None)
         document = as_document(rows, control, schedule)
         for lane in lanes:
@@ -126,6 +128,10 @@ def as_document(rows: Sequence[Row], control: Communicator, schedule: Schedule) 
         "iterations": schedule.calls * schedule.windows,
         "windows": schedule.windows,
         "warmup": schedule.warmup,
+        "average_busbw_gb_s": {
+            operation: average_busbw([row for row in rows if row.operation == operation])
+            for operation in dict.fromkeys(row.operation for row in rows)
+        },
         "rows": [row.as_dict() for row in rows],
     }
 
@@ -138,54 +144,3 @@ def write_results(document: dict[str, Any], options: argparse.Namespace) -> None
         from clcomm.plot import draw_bench  # here, because matplotlib is an extra
 
         draw_bench(document, options.plot)
-
-
-_COLUMNS = (
-    ("operation", 15, lambda row: row.operation),
-    (
-        "transport",
-        13,
-        lambda row: row.transport if row.moved_by == row.transport else f"{row.transport}:{row.moved_by}",
-    ),
-    ("bytes", 11, lambda row: str(row.bytes)),
-    ("count", 11, lambda row: str(row.count)),
-    ("dtype", 8, lambda row: row.dtype),
-    ("op", 5, lambda row: row.op),
-    ("sums", 6, lambda row: row.sums),
-    ("min us", 10, lambda row: f"{row.min_us:.1f}"),
-    ("p50 us", 10, lambda row: f"{row.p50_us:.1f}"),
-    ("p99 us", 10, lambda row: f"{row.p99_us:.1f}"),
-    ("algbw GB/s", 11, lambda row: f"{row.algbw_gb_s:.3f}"),
-    ("busbw GB/s", 11, lambda row: f"{row.busbw_gb_s:.3f}"),
-    ("wrong", 6, lambda row: str(row.wrong)),
-)
-_LEFT = ("operation", "transport")
-
-
-class Printer:
-    """Prints rows as they come; with several transports each row says how its median compares with the first's."""
-
-    def __init__(self, console: Console, compare: bool):
-        self.console, self.compare = console, compare
-        self._began = False
-
-    def show(self, rows: Sequence[Row]) -> None:
-        """Print the rows of one size."""
-        if not self._began:
-            headings = [(name, width, name) for name, width, _ in _COLUMNS]
-            self._print(headings, f"speed/{rows[0].transport}", "bold")
-            self._began = True
-        for row in rows:
-            cells = [(name, width, write(row)) for name, width, write in _COLUMNS]
-            ratio = rows[0].p50_us / row.p50_us if row.p50_us else 0.0
-            self._print(cells, f"{ratio:.2f}x", "bold red" if row.wrong else "")
-
-    def _print(self, cells: Sequence[tuple[str, int, str]], last: str, style: str) -> None:
-        line = " ".join(text.ljust(width) if name in _LEFT else text.rjust(width) for name, width, text in cells)
-        self.console.print(Text(f"{line} {last:>13}" if self.compare else line, style))
-
-    def conclude(self, rows: Sequence[Row]) -> None:
-        """Print what needs attention."""
-        wrong = sum(row.wrong for row in rows)
-        if wrong:
-            self.console.print(Text(f"{wrong} elements are wrong: do not trust this transport", "bold red"))

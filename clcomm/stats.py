@@ -16,7 +16,7 @@ from clcomm.histogram import Histogram
 from clcomm.tally import Tally
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from clcomm.text_table import TextTable
 
 __all__ = ["Collective", "CommStats", "Histogram", "Observer", "Phase", "bus_factor"]
 
@@ -239,10 +239,11 @@ class CommStats:
         events = _mean(self.events, self.ranks)
         return {"events": events, "event_s": seconds / events if events else 0.0, "seconds": seconds}
 
-    def table(self, title: str = "Communication", *, width: int = 120) -> Table:
-        """Return the counts as a rich table, most bytes first; times in ms, bandwidths in GB/s (10^9 bytes).
+    def table(self, title: str = "Communication", *, width: int | None = None) -> TextTable:
+        """Return the counts as a table, most bytes first; times in ms, bandwidths in GB/s (10^9 bytes).
 
-        Columns for which `width` characters have no room are left out, in a fixed order; the caption names them.
+        `print` and Rich's consoles print it in the width that they have, or in `width` characters. Columns for which
+        there is no room are left out, in a fixed order; the last line names them. Numbers are never cut.
         """
         from clcomm.stats_table import make_table  # here, because most programs need it once, at their end
 

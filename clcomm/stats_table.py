@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rich.table import Table
-from rich.text import Text
-
+from clcomm.text_table import Column, TextTable
 from clcomm.units import format_number
 
 if TYPE_CHECKING:
     from clcomm.stats import CommStats
 
 
-class Column(NamedTuple):
-    """A heading, and how a row's cell is written."""
+class Figure(NamedTuple):
+    """A column's heading, and how a row's cell is written."""
 
     heading: str
     write: Callable[[dict[str, Any]], str]
-    justify: Literal["left", "right"] = "right"
+    right: bool = True
 
 
 def _milliseconds(key: str, places: int = 3) -> Callable[[dict[str, Any]], str]:
@@ -37,50 +35,33 @@ def _waiting(row: dict[str, Any]) -> str:
 
 
 COLUMNS = [
-    Column("operation", lambda row: f"{row['operation']} {row['label']}".strip(), justify="left"),
-    Column("calls", lambda row: f"{row['calls']:,}"),
-    Column("bytes", lambda row: f"{row['bytes']:,}"),
-    Column("bytes/call", lambda row: f"{row['average_bytes_per_call']:,.0f}"),
-    Column("total", _milliseconds("seconds", 1)),
-    Column("waiting", _waiting),
-    Column("p50", _milliseconds("p50_s")),
-    Column("p95", _milliseconds("p95_s")),
-    Column("max", _milliseconds("max_s")),
-    Column("algbw", _bandwidth("algbw_bytes_per_s")),
-    Column("busbw", _bandwidth("busbw_bytes_per_s")),
-    Column("failed", lambda row: str(row["failures"])),
+    Figure("operation", lambda row: f"{row['operation']} {row['label']}".strip(), right=False),
+    Figure("calls", lambda row: f"{row['calls']:,}"),
+    Figure("bytes", lambda row: f"{row['bytes']:,}"),
+    Figure("bytes/call", lambda row: f"{row['average_bytes_per_call']:,.0f}"),
+    Figure("total", _milliseconds("seconds", 1)),
+    Figure("waiting", _waiting),
+    Figure("p50", _milliseconds("p50_s")),
+    Figure("p95", _milliseconds("p95_s")),
+    Figure("max", _milliseconds("max_s")),
+    Figure("algbw", _bandwidth("algbw_bytes_per_s")),
+    Figure("busbw", _bandwidth("busbw_bytes_per_s")),
+    Figure("failed", lambda row: str(row["failures"])),
 ]
 #: What goes first where there is too little room for all.
-DROPPED_FIRST = ("algbw", "p95", "waiting", "max", "failed", "busbw", "p50", "bytes/call", "bytes")
+DROPPED_FIRST = ("algbw", "p95", "waiting", "max", "busbw", "p50", "bytes/call", "bytes", "total")
 
 
-def fitting(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, dropped_first: Sequence[str]
-) -> tuple[list[int], list[str]]:
-    """Return the indices of the columns that a line of `width` has room for, and the headings of those left out."""
-    widths = [max(map(len, column)) + 1 for column in zip(headings, *rows, strict=True)]
-    left_out: list[str] = []
-    for heading in (None, *dropped_first):
-        left_out += [heading] if heading is not None else []
-        kept = [index for index, each in enumerate(headings) if each not in left_out]
-        if sum(widths[index] for index in kept) - 1 <= width:
-            break
-    return kept, [heading for heading in headings if heading in left_out]
-
-
-def make_table(stats: CommStats, title: str, width: int) -> Table:
+def make_table(stats: CommStats, title: str, width: int | None) -> TextTable:
     """Return the counts as a table, most bytes first; times in ms, bandwidths in GB/s (10^9 bytes)."""
     whose = "" if stats.ranks == 1 else f", mean of {stats.ranks} ranks"
     found = sorted(stats.as_dict()["operations"], key=lambda row: -row["bytes"])
-    rows = [[column.write(row) for column in COLUMNS] for row in found]
-    kept, left_out = fitting([column.heading for column in COLUMNS], rows, width, DROPPED_FIRST)
-    missing = f"; no room for {', '.join(left_out)}" if left_out else ""
-    table = Table(
-        title=f"{title} per rank{whose}", title_justify="left", box=None, header_style="bold", pad_edge=False,
-        collapse_padding=True, caption=f"times in ms, bandwidths in GB/s{missing}", caption_justify="left",
-    )  # fmt: skip
-    for index in kept:
-        table.add_column(COLUMNS[index].heading, justify=COLUMNS[index].justify, no_wrap=index > 0, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(row[index]) for index in kept))
-    return table
+    failed = any(row["failures"] for row in found)
+    return TextTable(
+        [Column(each.heading, each.right) for each in COLUMNS],
+        [[each.write(row) for each in COLUMNS] for row in found],
+        title=f"{title} per rank{whose}",
+        note="times in ms, bandwidths in GB/s",
+        dropped_first=(*DROPPED_FIRST, "failed") if failed else ("failed", *DROPPED_FIRST),
+        width=width,
+    )

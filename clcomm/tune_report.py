@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-
+from clcomm.console import make_console
 from clcomm.forecast import Candidate, ScalingRow, scaling
 from clcomm.sums import SUMS
+from clcomm.text_table import Column, TextTable
 from clcomm.units import format_size
 
 if TYPE_CHECKING:
     from clcomm.tune import Result
 
-_FILE_WIDTH = 130  # mpiexec passes lines on: there is no terminal to fit into
 _DOUBTFUL = 0.3  # median error of a fit from which on it is not to be relied on
 
 
 def show(result: Result, ranks_per_host: int, options: argparse.Namespace, stored: Path | None) -> None:
     """Print everything."""
-    console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
+    console = make_console(highlight=False)
     compute_s = (options.forward_ms + options.backward_ms) / 1e3
     name = options.model if options.bytes is None else "gradients"
     console.print(fits_table(result))
@@ -48,32 +46,35 @@ def show(result: Result, ranks_per_host: int, options: argparse.Namespace, store
         console.print(f"kept in {stored}")
 
 
-def fits_table(result: Result) -> Table:
+def fits_table(result: Result) -> TextTable:
     """Return the fits: alpha in us, beta in ns a KiB, its inverse in GB/s, errors in percent."""
-    table = _table(
-        "All-reduce: alpha + beta x bytes",
-        ["transport", "ranks", "hosts", "alpha us", "beta ns/KiB", "1/beta GB/s", "median error", "max error", "sizes"],
-    )
+    rows = []
     for transport, ranks, hosts, fit, _ in result.fits:
         cost, sizes = fit.cost, [nbytes for nbytes, _ in fit.points]
-        table.add_row(
+        rows.append((
             transport, str(ranks), str(hosts), f"{cost.alpha_s * 1e6:.1f}", f"{cost.beta_s_per_byte * 1024e9:.1f}",
             _bandwidth(cost.beta_s_per_byte), f"{fit.median_error:.0%}", f"{fit.max_error:.0%}",
             f"{format_size(min(sizes))} to {format_size(max(sizes))}",
-        )  # fmt: skip
-    return table
+        ))  # fmt: skip
+    return _table(
+        "All-reduce: alpha + beta x bytes",
+        ["transport", "ranks", "hosts", "alpha us", "beta ns/KiB", "1/beta GB/s", "median error", "max error", "sizes"],
+        rows,
+        ["sizes", "max error", "hosts", "1/beta GB/s", "median error"],
+    )
 
 
-def candidates_table(result: Result, what: str) -> Table:
+def candidates_table(result: Result, what: str) -> TextTable:
     """Return the bucket sizes that were weighed."""
-    table = _table(what, ["bucket size", "buckets", "largest", "predicted step ms", ""])
-    for candidate in result.recommendation.candidates:
-        chosen = "recommended" if candidate == result.recommendation.best else ""
-        largest = format_size(max(candidate.buckets))
-        table.add_row(
-            size_text(candidate), str(len(candidate.buckets)), largest, f"{candidate.seconds * 1e3:.3f}", chosen
+    best = result.recommendation.best
+    rows = [
+        (
+            size_text(candidate), str(len(candidate.buckets)), format_size(max(candidate.buckets)),
+            f"{candidate.seconds * 1e3:.3f}", "recommended" if candidate == best else "",
         )
-    return table
+        for candidate in result.recommendation.candidates
+    ]  # fmt: skip
+    return _table(what, ["bucket size", "buckets", "largest", "predicted step ms", ""], rows, ["largest", "buckets"])
 
 
 def recommendation_line(result: Result, compute_s: float) -> str:
@@ -89,19 +90,22 @@ def recommendation_line(result: Result, compute_s: float) -> str:
     )
 
 
-def scaling_table(rows: list[ScalingRow], *, with_efficiency: bool) -> Table:
+def scaling_table(scaled: list[ScalingRow], *, with_efficiency: bool) -> TextTable:
     """Return the scaling table; times are of a step's all-reduces, in ms."""
     headings = ["ranks", "hosts", "within ms", "between ms", "predicted ms", "measured ms", "busbw GB/s", "basis"]
-    table = _table("Scaling: a step's all-reduces", headings + (["efficiency"] if with_efficiency else []))
-    for row in rows:
+    rows = []
+    for row in scaled:
         measured = "" if row.measured_s is None else f"{row.measured_s * 1e3:.3f}"
         times = [f"{seconds * 1e3:.3f}" for seconds in (row.local_s, row.network_s, row.predicted_s)]
         efficiency = [] if row.efficiency is None else [f"{row.efficiency:.1%}"]
-        table.add_row(
-            str(row.ranks), str(row.hosts), *times, measured, f"{row.busbw_bytes_per_s / 1e9:.2f}", row.basis,
-            *efficiency,
-        )  # fmt: skip
-    return table
+        figures = f"{row.busbw_bytes_per_s / 1e9:.2f}", row.basis, *efficiency
+        rows.append((str(row.ranks), str(row.hosts), *times, measured, *figures))
+    return _table(
+        "Scaling: a step's all-reduces",
+        headings + (["efficiency"] if with_efficiency else []),
+        rows,
+        ["busbw GB/s", "within ms", "between ms", "hosts", "basis", "measured ms"],
+    )
 
 
 def link_text(result: Result) -> str:
@@ -122,9 +126,6 @@ def _bandwidth(beta_s_per_byte: float) -> str:
     return f"{1e-9 / beta_s_per_byte:.2f}" if beta_s_per_byte else "unbounded"
 
 
-def _table(title: str, headings: list[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
-    for heading in headings:
-        left = heading in ("transport", "bucket size", "basis", "")
-        table.add_column(heading, justify="left" if left else "right", no_wrap=True)
-    return table
+def _table(title: str, headings: list[str], rows: Sequence[tuple[str, ...]], dropped_first: list[str]) -> TextTable:
+    columns = [Column(each, right=each not in ("transport", "bucket size", "basis", "")) for each in headings]
+    return TextTable(columns, rows, title=title, dropped_first=dropped_first)

@@ -53,12 +53,12 @@ def main() -> int:
 def show(outcomes: list[Outcome], console: Console) -> None:
     """Print LizarDist's table, the times, and the statistics of the two ways that it compares."""
     console.print(tables.calls_table(*outcomes[:2]))
-    console.print(tables.times_table(outcomes, console.width))
+    console.print(tables.times_table(outcomes))
     if communication_alone := tables.alone(outcomes):
         console.print(communication_alone, highlight=False)
     console.print(tables.same_parameters(outcomes), highlight=False)
     for outcome in outcomes[:2]:
-        console.print(outcome.result.stats.table(f"Communication, {outcome.variant.name},", width=console.width))
+        console.print(outcome.result.stats.table(f"Communication, {outcome.variant.name},"))
 
 
 def keep(outcomes: list[Outcome], options: Namespace, dataset: str, comm: Communicator) -> None:

@@ -70,7 +70,7 @@ def parse() -> Namespace:
 
 def show(result: Result, console: Console) -> None:
     console.print(result.headline(), highlight=False)
-    console.print(result.stats.table(width=console.width))
+    console.print(result.stats.table())
 
 
 if __name__ == "__main__":

@@ -6,11 +6,13 @@ import argparse
 import builtins
 import importlib.util
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from clcomm import Communicator, bench
+from clcomm import Communicator, __version__, bench
+from clcomm.bench_report import average_busbw
 from clcomm.collective_cases import CASES
 from clcomm.errors import ArgumentError
 from clcomm.measure import Row
@@ -34,12 +36,15 @@ def test_the_command_prints_on_rank_0_and_writes_json(capfd, tmp_path):
             assert lines == []
             assert not file.exists()
             return
-        assert lines[0].split()[:2] == ["operation", "transport"]
-        assert len(lines) == 1 + 2 * 2 * 2
-        assert all(line.endswith("x") for line in lines[1:])
+        assert lines[0].startswith(f"clcomm {__version__}, Python ") and "mpi4py" in lines[0]
+        assert lines[1] == f"{comm.size} rank{'s' if comm.size > 1 else ''} on 1 host"
+        headings = [number for number, line in enumerate(lines) if line.split()[:2] == ["operation", "transport"]]
+        rows = [line for line in lines if line.split()[1] in ("shared", "mpi") and line.endswith("x")]
+        assert headings == [4] and len(rows) == 2 * 2 * 2
         document = json.loads(file.read_text())
     assert document.keys() == {
-        "schema", "clcomm", "world_size", "ranks_per_host", "cores_per_rank", "iterations", "windows", "warmup", "rows",
+        "schema", "clcomm", "world_size", "ranks_per_host", "cores_per_rank", "iterations", "windows", "warmup",
+        "average_busbw_gb_s", "rows",
     }  # fmt: skip
     assert (document["schema"], document["world_size"], document["iterations"]) == (1, comm.size, 2)
     assert len(document["rows"]) == 8
@@ -55,7 +60,9 @@ def test_the_command_prints_on_rank_0_and_writes_json(capfd, tmp_path):
 
 def test_alone_it_needs_no_mpiexec(capsys):
     assert bench.run(options("--transport", "solo", "--max", "4KiB")) == 0
-    heading, *rows = capsys.readouterr().out.splitlines()
+    *_, heading, first, second, third, average = capsys.readouterr().out.splitlines()
+    rows = [first, second, third]
+    assert heading.startswith("operation") and average == "average busbw of all_reduce: 0.000 GB/s through solo"
     assert heading.endswith("wrong")
     assert [row.split()[2] for row in rows] == ["256", "1024", "4096"]
     assert {row.split()[-1] for row in rows} == {"0"}
@@ -69,7 +76,8 @@ def test_wrong_elements_fail_the_command(monkeypatch, capsys):
 
 def test_sizes_below_an_element_come_once(capsys):
     assert bench.run(options("--min", "1", "--max", "8", "--factor", "2", "--dtype", "float64")) == 0
-    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()[1:]] == ["8"]
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("all_reduce")]
+    assert [row[2] for row in rows] == ["8"]
 
 
 @pytest.mark.parametrize(
@@ -120,9 +128,24 @@ def test_without_plot_matplotlib_is_left_alone(monkeypatch, capsys):
     assert bench.run(options("--transport", "solo", "--max", "256")) == 0
 
 
-def test_lines_are_never_wrapped(capsys):
-    row = Row(
-        "reduce_scatter", "auto", "hierarchical", 1 << 33, 1 << 31, "float32", "mean", "numpy", 1e7, 1e7, 1e7, 1, 1, 0
-    )
-    bench.Printer(Console(soft_wrap=True, width=40), True).show([row, row])
-    assert len(capsys.readouterr().out.splitlines()) == 3
+def test_the_average_busbw_weighs_sizes_alike_and_transports_apart(capfd, tmp_path):
+    file = tmp_path / "rows.json"
+    assert bench.run(options("--transport", "solo", "--operation", "all_gather", "--json", str(file))) == 0
+    document = json.loads(file.read_text())
+    expected = sum(row["busbw_gb_s"] for row in document["rows"]) / len(document["rows"])
+    assert document["average_busbw_gb_s"] == {"all_gather": {"solo": pytest.approx(expected)}}
+    drawn = zip("xyxy", (1, 2, 3, 6), strict=True)
+    rows = [Row("a", name, name, 4, 1, "", "", "", 1, 1, 1, 1, busbw, 0) for name, busbw in drawn]
+    assert average_busbw(rows) == {"x": 2, "y": 4}
+
+
+def test_headings_come_again_where_a_number_needs_more_room(capsys):
+    row = Row("all_reduce", "auto", "auto", 8, 2, "float32", "sum", "numpy", 1.0, 1.0, 1.0, 1, 1, 0)
+    printer = bench.Printer(Console(soft_wrap=True, width=140), False)
+    for seconds in (1, 1, 123456789):
+        printer.show([replace(row, p50_us=float(seconds))])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["operation", "all_reduce", "all_reduce", "operation", "all_reduce"]
+    assert "123456789.0" in lines[-1].split()
+    for heading, line in ((lines[0], lines[1]), (lines[3], lines[4])):
+        assert len(heading) == len(line)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clcomm import __version__, cli
-from clcomm.commands.command import Command, aligned
+from clcomm.commands.command import Command
 from clcomm.errors import DeviceError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,7 +98,3 @@ def test_only_one_rank_of_a_host_tunes(monkeypatch, capsys):
     monkeypatch.setenv("MPI_LOCALNRANKS", "2")
     assert cli.main(["tune-kernels"]) == 0
     assert capsys.readouterr() == ("", "")
-
-
-def test_aligned_columns():
-    assert aligned([("a", "bcd"), ("ef", "")]) == "a   bcd\nef"

@@ -5,27 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from clcomm.costmodel import Fit
 from clcomm.intervals import METHOD, Estimate, estimate
 from clcomm.report.record import COMPARISON_FORMAT, COMPARISON_SCHEMA
-from clcomm.stats_table import fitting
 from clcomm.synchronizer import GRADIENTS
+from clcomm.text_table import Column, TextTable
 from training.comparison import Outcome, Timing, reference_of
 
-if TYPE_CHECKING:
-    from rich.table import Table
 
-
-def calls_table(first: Outcome, second: Outcome) -> Table:
+def calls_table(first: Outcome, second: Outcome) -> TextTable:
     """Return LizarDist's table: gradient all-reduces of two runs as each rank counts them, and the ratio."""
-    table = _table("Gradient all-reduce, per rank")
-    for heading in ("", first.variant.name, second.variant.name, "ratio"):
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=bool(heading), overflow="fold")
     totals = [outcome.result.stats.total("all_reduce", GRADIENTS) for outcome in (first, second)]
+    rows = []
     for name, key, form in (
         ("Average bytes/call", "average_bytes_per_call", "{:,.0f}"),
         ("Total all-reduce calls", "calls", "{:,}"),
@@ -33,27 +28,19 @@ def calls_table(first: Outcome, second: Outcome) -> Table:
     ):
         mine, theirs = (total[key] for total in totals)
         ratio = f"{mine / theirs:.3g}x" if theirs else "-"
-        table.add_row(name, form.format(mine), form.format(theirs), ratio)
-    return table
+        rows.append((name, form.format(mine), form.format(theirs), ratio))
+    headings = first.variant.name, second.variant.name, "ratio"
+    columns = [Column("", right=False), *map(Column, headings)]
+    return TextTable(columns, rows, title="Gradient all-reduce, per rank", dropped_first=["ratio"])
 
 
-def times_table(outcomes: Sequence[Outcome], width: int) -> Table:
+def times_table(outcomes: Sequence[Outcome]) -> TextTable:
     """Return a row for each variant: its step, its collectives and its speed, with intervals and ratios."""
     reference = reference_of(outcomes)
     timings = [(outcome, outcome.timing(reference)) for outcome in outcomes]
-    for columns in (_WIDE, _NARROW, _NARROWEST):
-        headings = ["", *(heading for heading, _ in columns)]
-        rows = [[o.variant.name, *(write(o, timing) for _, write in columns)] for o, timing in timings]
-        if not fitting(headings, rows, width, headings[1:])[1]:
-            break
-    left_out = [heading for heading, _ in _WIDE if heading not in headings]
-    missing = f"; no room for {', '.join(left_out)}" if left_out else ""
-    table = _table("Time", caption=caption(outcomes) + missing, collapse_padding=True)
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=bool(heading), overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    columns = [Column("", right=False), *(Column(heading) for heading, _ in _COLUMNS)]
+    rows = [[outcome.variant.name, *(write(outcome, timing) for _, write in _COLUMNS)] for outcome, timing in timings]
+    return TextTable(columns, rows, title="Time", note=caption(outcomes), dropped_first=_DROPPED_FIRST)
 
 
 def caption(outcomes: Sequence[Outcome]) -> str:
@@ -78,47 +65,19 @@ def alone(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def _table(title: str, **settings: Any) -> Table:
-    from rich.table import Table  # here, because one rank needs it
-
-    return Table(
-        title=title, title_justify="left", box=None, header_style="bold", pad_edge=False, caption_justify="left",
-        **settings,
-    )  # fmt: skip
-
-
 Write = Callable[[Outcome, Timing], str]
-_BUCKETS: tuple[str, Write] = ("buckets", lambda outcome, timing: str(len(outcome.buckets)))
-_STEP: tuple[str, Write] = ("step ms", lambda outcome, timing: _milliseconds(timing.step_s))
-_RATIO: tuple[str, Write] = ("x per tensor", lambda outcome, timing: timing.ratio.text(2))
-_COMMUNICATION: tuple[str, Write] = (
-    "comm ms",
-    lambda outcome, timing: _or_dash(timing.communication_s.median * 1e3, ".2f"),
-)
-_ALONE: tuple[str, Write] = ("alone ms", lambda outcome, timing: _or_dash(timing.alone_s.median * 1e3, ".3f"))
-_IMAGES: tuple[str, Write] = ("images/s", lambda outcome, timing: _or_dash(timing.images_per_s.median, ",.0f"))
-_WIDE: tuple[tuple[str, Write], ...] = (
-    _BUCKETS,
+_COLUMNS: tuple[tuple[str, Write], ...] = (
+    ("buckets", lambda outcome, timing: str(len(outcome.buckets))),
     ("via", lambda outcome, timing: outcome.moved_by),
-    _STEP,
-    _RATIO,
+    ("step ms", lambda outcome, timing: _milliseconds(timing.step_s)),
+    ("x per tensor", lambda outcome, timing: timing.ratio.text(2)),
     ("comm ms", lambda outcome, timing: _milliseconds(timing.communication_s)),
     ("share", lambda outcome, timing: _or_dash(timing.communication_share, ".1%")),
-    _ALONE,
-    _IMAGES,
+    ("alone ms", lambda outcome, timing: _or_dash(timing.alone_s.median * 1e3, ".3f")),
+    ("images/s", lambda outcome, timing: _or_dash(timing.images_per_s.median, ",.0f")),
 )
-_NARROW: tuple[tuple[str, Write], ...] = (
-    _BUCKETS,
-    _STEP,
-    _RATIO,
-    _COMMUNICATION,
-    _ALONE,
-)
-_NARROWEST: tuple[tuple[str, Write], ...] = (
-    ("step ms", lambda outcome, timing: _or_dash(timing.step_s.median * 1e3, ".2f")),
-    _RATIO,
-    _COMMUNICATION,
-)
+#: What goes first where there is too little room for all.
+_DROPPED_FIRST = ("via", "share", "images/s", "buckets", "comm ms", "alone ms", "step ms")
 
 
 def _milliseconds(found: Estimate) -> str:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from clcomm.commands.command import Command
+from clcomm.text_table import Column, TextTable
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from clcomm.report.compared import Subject
-
-#: Characters in a line where output goes to a file or a pipe.
-_PLAIN_WIDTH = 120
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,35 +23,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print a table for each pair of runs; raises DataError, naming the file, for one that can't be read."""
-    from rich.console import Console  # here, because the other commands do without
-
+    from clcomm.console import make_console  # here, because the other commands do without Rich
     from clcomm.report.compared import pairs
 
-    console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    console = make_console(highlight=False)
     for number, (before, after) in enumerate(pairs(options.files)):
         if number:
             console.print()
         console.print(_table(before, after))
 
 
-def _table(before: Subject, after: Subject) -> Table:
-    from rich.table import Table
-
+def _table(before: Subject, after: Subject) -> TextTable:
     from clcomm.report.compared import figures_changed, settings_changed
 
-    table = Table(
-        title=f"{after.name}, against {before.name}", title_justify="left", box=None, header_style="bold",
-        pad_edge=False, collapse_padding=True,
-    )  # fmt: skip
-    table.add_column("", no_wrap=True)
-    for heading in ("before", "after", "change"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
-    for change in settings_changed(before, after):
-        table.add_row(*change)
-    for change in figures_changed(before, after):
-        table.add_row(*change, style="bold" if change.verdict == "more than noise" else None)
-    return table
+    settings, figures = settings_changed(before, after), figures_changed(before, after)
+    styles = ["bold" if change.verdict == "more than noise" else "" for change in figures]
+    return TextTable(
+        [Column("", right=False), *map(Column, ("before", "after", "change")), Column("", right=False)],
+        [*settings, *figures],
+        title=f"{after.name}, against {before.name}",
+        styles=[*[""] * len(settings), *styles],
+    )
 
 
 COMMAND = Command(

@@ -5,11 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from clcomm.commands.command import Command, aligned
+from clcomm.commands.command import Command
 from clcomm.engine import selection, tuning
+from clcomm.text_table import Column, TextTable
 from clcomm.units import format_size
 
-HEADINGS = ("", "device", "name", "platform", "driver", "units", "memory", "kernels")
+COLUMNS = (
+    Column("  device", right=False), Column("name", right=False), Column("platform", right=False),
+    Column("driver", right=False), Column("units"), Column("memory"), Column("kernels", right=False),
+)  # fmt: skip
+#: What goes first where there is too little room for all.
+_DROPPED_FIRST = ("platform", "kernels", "driver", "memory", "units")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +29,8 @@ def run(options: argparse.Namespace) -> None:
     rank, size = selection.local_place()
     selection.prepare_environment(selection.core_share(size))
     taken = selection.choose(options.device, rank)
-    print(aligned([HEADINGS, *(row(candidate, candidate == taken) for candidate in selection.candidates())]))
+    rows = [row(candidate, candidate == taken) for candidate in selection.candidates()]
+    print(TextTable(COLUMNS, rows, dropped_first=_DROPPED_FIRST))
     print(f"* what local rank {rank} of {size} takes; ranks of a host take the devices of one kind in turn")
 
 
@@ -31,8 +38,7 @@ def row(candidate: selection.Candidate, is_taken: bool) -> tuple[str, ...]:
     """Return a device's cells."""
     device: Any = candidate.cl_device
     return (
-        "*" if is_taken else "",
-        candidate.label,
+        f"{'*' if is_taken else ' '} {candidate.label}",
         device.name.strip(),
         device.platform.name.strip(),
         device.driver_version.strip(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import io
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 from clcomm.cache import write_whole
 from clcomm.commands.command import Command
 from clcomm.errors import ArgumentError
+from clcomm.terminal import plain_width
 
 if TYPE_CHECKING:
     from clcomm.report import Report
@@ -23,10 +23,6 @@ _ENDINGS = {
     ".txt": "terminal", "": "terminal",
 }  # fmt: skip
 _ALSO = {"md": "markdown"}
-#: Characters in a line where output goes to a file or a pipe, unless COLUMNS says.
-_PLAIN_WIDTH = 120
-#: No table can be narrower.
-_LEAST_WIDTH = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,20 +84,15 @@ def _text_in(form: str, report: Report) -> str:
 def _print(report: Report, output: str | None) -> None:
     from rich.console import Console
 
+    from clcomm.console import make_console
     from clcomm.report.terminal import show
 
     if output:
         text = io.StringIO()
-        show(report, Console(highlight=False, width=_plain_width(), file=text))
+        show(report, Console(highlight=False, width=plain_width(), file=text))
         _write(text.getvalue(), output)
     else:
-        show(report, Console(highlight=False, width=None if sys.stdout.isatty() else _plain_width()))
-
-
-def _plain_width() -> int:
-    """Return the width of what is read elsewhere: what COLUMNS says, as for any program."""
-    columns = os.environ.get("COLUMNS", "")
-    return max(int(columns), _LEAST_WIDTH) if columns.isdecimal() and int(columns) else _PLAIN_WIDTH
+        show(report, make_console(highlight=False, soft_wrap=False))
 
 
 def _write(text: str, output: str | None) -> None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from clcomm.text_table import TextTable
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Summary:
         """Return it ready for JSON; docs/reports.md names the fields."""
         return {"layers": [asdict(each) for each in self.layers], "parameters": [asdict(p) for p in self.parameters]}
 
-    def table(self) -> Table:
-        """Return it as a rich table that fits into 80 columns."""
-        from clcomm.summary.table import summary_table  # here, because Rich is for those who print
+    def table(self) -> TextTable:
+        """Return it as a table, which `print` and Rich's consoles print in the width that they have."""
+        from clcomm.summary.table import summary_table  # here, because it is for those who print
 
         return summary_table(self)

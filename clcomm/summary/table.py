@@ -1,52 +1,47 @@
-"""A model's summary as a table of at most 80 columns."""
+"""A model's summary as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.table import Table
+from clcomm.text_table import Column, TextTable
 
 if TYPE_CHECKING:
-    from clcomm.summary.parts import ParameterPlace, Summary
+    from clcomm.summary.parts import Layer, ParameterPlace, Summary
 
-_LONGEST_NAME = 24
+#: What goes first where there is too little room for all.
+_DROPPED_FIRST = ("ready", "bucket", "+backward", "MFLOP", "shape")
 
 
-def summary_table(summary: Summary) -> Table:
+def summary_table(summary: Summary) -> TextTable:
     """Return a row for each layer, and below it one for each of its parameters."""
-    table = Table(
-        title="Model", title_justify="left", box=None, header_style="bold", pad_edge=False, collapse_padding=True,
-        caption=_caption(summary), caption_justify="left",
-    )  # fmt: skip
-    table.add_column("layer", no_wrap=True)
-    table.add_column("shape", no_wrap=True)
-    for heading in ("params", "MFLOP", "+backward", "bucket", "ready"):
-        table.add_column(heading, justify="right", no_wrap=True)
     places = {place.name: place for place in summary.parameters}
+    rows, styles = [], []
     for layer in summary.layers:
         trained = [places[name] for name in layer.parameters if name in places]
-        name = _shortened(" ".join(part for part in (layer.name, layer.kind) if part))
-        count = f"{sum(place.size for place in trained):,}" if trained else ""
-        table.add_row(
-            name, _shape(layer.output_shape), count, _millions(layer.forward_flops), _millions(layer.training_flops),
-            style="bold" if trained else None,
-        )  # fmt: skip
-        for place in trained:
-            own = place.name.rpartition(".")[2]
-            table.add_row(
-                _shortened(f"  {own}"),
-                _shape(place.shape),
-                f"{place.size:,}",
-                "",
-                "",
-                _buckets(place),
-                str(place.ready),
-            )
-    return table
+        rows += [_layer_row(layer, trained), *map(_parameter_row, trained)]
+        styles += ["bold" if trained else "", *[""] * len(trained)]
+    names = [Column("layer", right=False), Column("shape", right=False)]
+    figures = map(Column, ("params", "MFLOP", "+backward", "bucket", "ready"))
+    return TextTable(
+        [*names, *figures], rows, title="Model", note=_note(summary), dropped_first=_DROPPED_FIRST, styles=styles
+    )
 
 
-def _caption(summary: Summary) -> str:
+def _layer_row(layer: Layer, trained: Sequence[ParameterPlace]) -> tuple[str, ...]:
+    name = " ".join(part for part in (layer.name, layer.kind) if part)
+    count = f"{sum(place.size for place in trained):,}" if trained else ""
+    flops = _millions(layer.forward_flops), _millions(layer.training_flops)
+    return name, _shape(layer.output_shape), count, *flops, "", ""
+
+
+def _parameter_row(place: ParameterPlace) -> tuple[str, ...]:
+    own = place.name.rpartition(".")[2]
+    return f"  {own}", _shape(place.shape), f"{place.size:,}", "", "", _buckets(place), str(place.ready)
+
+
+def _note(summary: Summary) -> str:
     forward, training = summary.flops(training=False), summary.flops(training=True)
     text = f"{summary.parameter_count:,} trained parameters"
     if forward is None or training is None:
@@ -67,7 +62,3 @@ def _buckets(place: ParameterPlace) -> str:
         return ""
     first, last = min(place.buckets), max(place.buckets)
     return str(first) if first == last else f"{first}-{last}"
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
