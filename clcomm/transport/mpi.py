@@ -60,14 +60,6 @@ def _mpi4py() -> Any:
     return MPI
 
 
-def library() -> str:
-    """Return the name and the version of the MPI library, e.g. "MPICH 5.0.2"."""
-    from mpi4py import MPI
-
-    vendor, numbers = MPI.get_vendor()
-    return f"{vendor} {'.'.join(map(str, numbers))}"
-
-
 def checked(comm: Any) -> Any:
     """Return a communicator that a user gave, or raise ArgumentError when it is none of mpi4py's."""
     from mpi4py import MPI
