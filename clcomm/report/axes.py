@@ -21,7 +21,7 @@ def log_ticks(low: float, high: float, most: int = 7) -> list[float]:
         ticks = [step * 10.0**decade for decade in decades for step in steps]
         ticks = [tick for tick in ticks if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
         if len(ticks) <= most:
-            return ticks if len(ticks) >= _LEAST else _even_ticks(low, high, most)
+            return ticks if len(ticks) >= _LEAST else even_ticks(low, high, most)
     return ticks[:: -(-len(ticks) // most)]
 
 
@@ -35,18 +35,26 @@ def size_ticks(low: float, high: float, most: int = 6) -> list[float]:
     return ticks[:: max(1, -(-len(ticks) // most))]
 
 
-def _even_ticks(low: float, high: float, most: int) -> list[float]:
+def _multiples(step: float, low: float, high: float) -> list[float]:
+    return [step * count for count in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def even_ticks(low: float, high: float, most: int = 5) -> list[float]:
     """Return from two to `most` multiples of 1, 2, 2.5 or 5 times a power of ten; `low` where that is all there is."""
     least = (high - low) / (most - 1)
-    if least <= 1e-9 * low:
+    if least <= 1e-9 * abs(low):
         return [low]
     power = 10.0 ** math.floor(math.log10(least))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= least * (1 - 1e-9))
     return _multiples(step, low, high)
 
 
-def _multiples(step: float, low: float, high: float) -> list[float]:
-    return [step * count for count in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+def count_text(number: int) -> str:
+    """Return how many in at most six characters."""
+    for factor, unit in ((10**9, "G"), (10**6, "M"), (10**4, "k")):
+        if number >= factor:
+            return f"{number / (1000 if unit == 'k' else factor):.3g}{unit}"
+    return f"{number:,}"
 
 
 def time_text(seconds: float) -> str:

@@ -6,7 +6,15 @@ from clcomm.histogram import Histogram
 from clcomm.report import costs
 from clcomm.report.facts import Facts, per_call, rank_parts, step_parts
 from clcomm.report.parts import EITHER, HIDDEN, PACK, UNPACK, WAIT
-from clcomm.report.shapes import Bars, Chart, Distribution, Points
+from clcomm.report.shapes import (
+    Bars,
+    Chart,
+    Curve,
+    Curves,
+    Distribution,
+    Points,
+)
+from clcomm.report.timeline import timeline_chart
 from clcomm.synchronizer import GRADIENTS
 
 _MOST_BINS = 24
@@ -22,7 +30,7 @@ def step_chart(facts: Facts) -> Chart | None:
 
 def ranks_chart(facts: Facts) -> Chart | None:
     names = [name for name, _ in step_parts(facts)]
-    if not names:
+    if not names or len(facts.run.ranks) < 2:
         return None
     bars = [f"rank {record['rank']}" for record in facts.run.ranks]
     values = [[parts.get(name, 0.0) * 1e3 for name in names] for parts in rank_parts(facts)]
@@ -49,9 +57,22 @@ def late_chart(facts: Facts) -> Chart | None:
         return None
     ranks = [record["rank"] for record in facts.run.ranks]
     values = [[late.get(rank, 0.0)] for rank in ranks]
-    return Bars(
-        "Who came last", ["came last"], [f"rank {rank}" for rank in ranks], values, "%", "of all collectives that tell"
-    )
+    fair = ("an even share", 100 / facts.run.world_size)
+    bars = [f"rank {rank}" for rank in ranks]
+    return Bars("Who came last", ["came last"], bars, values, "%", "of all collectives that tell", fair)
+
+
+def history_chart(facts: Facts) -> Chart | None:
+    history = facts.run.figures["history"]
+    if history is None or not history["loss"]:
+        return None
+    width = history["steps_a_point"]
+    steps = [history["first_step"] + width * (index + 0.5) - 0.5 for index in range(len(history["loss"]))]
+    curves = [Curve("loss", history["loss"]), Curve("step (ms)", history["step_ms"])]
+    if facts.several:
+        curves.append(Curve("communication in it (ms)", history["communication_ms"]))
+    note = "of rank 0" if width == 1 else f"of rank 0, means of {width} steps"
+    return Curves("Step by step", steps, curves, note)
 
 
 def distribution(facts: Facts) -> Chart | None:
@@ -77,4 +98,6 @@ def cost_chart(facts: Facts) -> Chart | None:
     return Points("Time of an all-reduce by size", points, line, "this run's buckets, and the fit")
 
 
-ALL = (step_chart, ranks_chart, buckets_chart, late_chart, distribution, cost_chart)
+ALL = (
+    timeline_chart, step_chart, history_chart, ranks_chart, late_chart, buckets_chart, distribution, cost_chart,
+)  # fmt: skip

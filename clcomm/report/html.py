@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from importlib.resources import files
+from typing import Any
 
-from clcomm.report import svg
+from clcomm.report import bars, colours, svg
 from clcomm.report.model import Report
-from clcomm.report.shapes import MOST_SHOWN, Bars, Chart, Distribution, Points, Table, colour_of
+from clcomm.report.shapes import Bars, Chart, Curves, Distribution, Intervals, Points, Table, Timeline
 
 # Nothing may be fetched or run, whatever a file's texts hold.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+#: Tables of so many columns take the page's whole width.
+_WIDE_TABLE = 7
+_DRAW: dict[type, Callable[[Any], str]] = {
+    Bars: bars.bars, Timeline: bars.timeline, Curves: svg.curves, Distribution: svg.distribution, Points: svg.points,
+    Intervals: svg.intervals,
+}  # fmt: skip
 
 
 def as_html(report: Report) -> str:
     """Return the report as an HTML page."""
-    style = files("clcomm.report").joinpath("page.css").read_text(encoding="utf-8")
+    style = files("clcomm.report").joinpath("page.css").read_text(encoding="utf-8") + colours.css()
     body = [
         f"<h1>{escape(report.title)}</h1>",
+        f'<p class="subtitle">{escape(report.subtitle)}</p>' if report.subtitle else "",
         _tiles(report),
-        _list(report.headline, "headline"),
-        '<div class="charts">',
+        _list(report.headline, "headline") if report.headline else "",
+        '<div class="charts">' if report.charts else "",
         *map(_chart, report.charts),
-        "</div>",
-        '<div class="tables">',
-        *map(_table, report.tables),
-        "</div>",
+        "</div>" if report.charts else "",
+        *_tables(report.tables),
     ]
     if report.left_out:
         body += [
@@ -53,7 +59,32 @@ def _list(lines: list[str], kind: str = "") -> str:
     return f'<ul class="{kind}">{items}</ul>' if kind else f"<ul>{items}</ul>"
 
 
+def _tables(tables: Sequence[Table]) -> list[str]:
+    """Return the narrow tables in columns, then the wide ones below one another."""
+    wide = [table for table in tables if len(table.columns) >= _WIDE_TABLE]
+    narrow = [table for table in tables if table not in wide]
+    found = ['<div class="tables">', *map(_table, narrow), "</div>"] if narrow else []
+    return [*found, *map(_table, wide)]
+
+
 def _table(table: Table) -> str:
+    cells, title = table.cells(), escape(table.title)
+    shown = max(0, len(cells) - table.folded)
+    note = escape(" ".join(text for text in (table.note, table.left_out) if text))
+    folded = (
+        f"<details><summary>{escape(table.folded_as)}</summary>\n{_grid(table, cells[shown:])}</details>\n"
+        if table.folded
+        else ""
+    )
+    return (
+        f'<section id="{escape(table.key)}"><h2>{title}</h2>\n'
+        + (_grid(table, cells[:shown]) if shown else "")
+        + (f"<p>{note}</p>\n" if note else "")
+        + f"{folded}</section>"
+    )
+
+
+def _grid(table: Table, cells: list[list[str]]) -> str:
     kinds = ["text" if column.kind == "text" else "number" for column in table.columns]
     heads = "".join(
         f'<th scope="col" class="{kind}">{escape(column.heading)}</th>'
@@ -61,49 +92,17 @@ def _table(table: Table) -> str:
     )
     rows = "".join(
         "<tr>" + "".join(f'<td class="{k}">{escape(cell)}</td>' for cell, k in zip(row, kinds, strict=True)) + "</tr>\n"
-        for row in table.cells()
+        for row in cells
     )
-    title, note = escape(table.title), escape(" ".join(text for text in (table.note, table.left_out) if text))
+    head = f"<thead><tr>{heads}</tr></thead>\n" if any(column.heading for column in table.columns) else ""
     return (
-        f'<section id="{escape(table.key)}"><h2>{title}</h2>\n'
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{title}"><table>\n'
-        f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n"
-        + (f"<p>{note}</p>" if note else "")
-        + "</section>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}"><table>\n'
+        f"{head}<tbody>\n{rows}</tbody></table></div>\n"
     )
 
 
 def _chart(chart: Chart) -> str:
-    if isinstance(chart, Bars):
-        drawn = _bars(chart)
-    else:
-        assert isinstance(chart, (Distribution, Points))
-        drawn = svg.distribution(chart) if isinstance(chart, Distribution) else svg.points(chart)
     note = f" <span>{escape(chart.note)}</span>" if chart.note else ""
-    return f"<figure><figcaption>{escape(chart.title)}{note}</figcaption>\n{drawn}</figure>"
-
-
-def _bars(chart: Bars) -> str:
-    longest = max(map(sum, chart.values)) or 1.0
-    single = len(chart.bars) == 1
-    rows = []
-    for name, values in list(zip(chart.bars, chart.values, strict=True))[:MOST_SHOWN]:
-        pieces = "".join(
-            f'<i class="c{colour_of(part)}" style="width:{100 * value / longest:.3f}%" '
-            f'title="{escape(f"{name}, {part}: {value:.3f} {chart.unit}", quote=True)}"></i>'
-            for part, value in zip(chart.parts, values, strict=True)
-            if value > 0
-        )
-        total = f"{sum(values):,.3g} {chart.unit}"
-        rows.append(f'<span>{escape(name)}</span><div class="bar">{pieces}</div><span>{total}</span>')
-    shares: Sequence[float | None] = chart.values[0] if single else [None] * len(chart.parts)
-    legend = "".join(
-        f'<li><i class="c{colour_of(part)}"></i>{escape(part)}{_share(value, longest, chart.unit)}</li>'
-        for part, value in zip(chart.parts, shares, strict=True)
-    )
-    drawn = f'<div class="bars">{"".join(rows)}</div>'
-    return drawn if len(chart.parts) == 1 else f'{drawn}<ul class="legend">{legend}</ul>'
-
-
-def _share(value: float | None, whole: float, unit: str) -> str:
-    return "" if value is None else f" <b>{value:,.3g} {unit}, {value / whole:.1%}</b>"
+    wide = ' class="wide"' if isinstance(chart, Timeline) else ""
+    caption = f"<figcaption>{escape(chart.title)}{note}</figcaption>"
+    return f"<figure{wide}>{caption}\n{_DRAW[type(chart)](chart)}</figure>"

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
+from clcomm.agreement import CHECKS
+from clcomm.auto_buckets import TUNING
 from clcomm.events import PACKING, Collective, Phase
 
 #: So many steps are kept, and of each so many events at most.
@@ -14,10 +16,12 @@ STEPS, MOST_EVENTS = 3, 400
 STEP = "step"
 #: Parts of a collective; hidden is what went on behind computing, either what is waiting or moving.
 WAIT, MOVE, EITHER, HIDDEN = "wait", "move", "either", "hidden"
+#: Labels of collectives whose moving is told apart from that of gradients.
+BESIDE = (CHECKS, TUNING)
 #: Phases within steps that a timeline shows.
 PHASES = ("data", "forward_backward", "sync", "loss", "optimizer", *PACKING)
 #: All that a span may be.
-KINDS = (STEP, *PHASES, WAIT, MOVE, EITHER, HIDDEN)
+KINDS = (STEP, *PHASES, *BESIDE, WAIT, MOVE, EITHER, HIDDEN)
 
 
 class Span(NamedTuple):
@@ -88,20 +92,32 @@ def _of_phase(phase: Phase) -> Iterator[Span]:
 
 def _of_collective(event: Collective) -> Iterator[Span]:
     bucket, begin_s, end_s = event.bucket, event.began_s, event.began_s + event.seconds
+    moving = event.label if event.label in BESIDE else MOVE
     if event.exposed_s is not None:
         yield _span(HIDDEN, bucket, begin_s, end_s)
-        known = event.wait_s is not None
-        yield from (_span(MOVE if known else EITHER, bucket, *span) for span in event.exposed)
+        yield from (_span(EITHER if event.wait_s is None else moving, bucket, *span) for span in event.exposed)
         yield from (_span(WAIT, bucket, *span) for span in event.waits)
     elif event.wait_s is None:
         yield _span(EITHER, bucket, begin_s, end_s)
     else:
         yield _span(WAIT, bucket, begin_s, begin_s + event.wait_s)
-        yield _span(MOVE, bucket, begin_s + event.wait_s, end_s)
+        yield _span(moving, bucket, begin_s + event.wait_s, end_s)
+
+
+def uncovered(span: Span, by: list[Span]) -> list[Span]:
+    """Return the stretches of a span in which none of the others is."""
+    begin, found = span.begin_ns, []
+    for each in sorted(by, key=lambda other: other.begin_ns):
+        if each.begin_ns > begin:
+            found.append(span._replace(begin_ns=begin, end_ns=min(each.begin_ns, span.end_ns)))
+        begin = max(begin, each.end_ns)
+        if begin >= span.end_ns:
+            return [each for each in found if each.begin_ns < each.end_ns]
+    return [each for each in [*found, span._replace(begin_ns=begin)] if each.begin_ns < each.end_ns]
 
 
 #: Of spans at one moment the one whose kind is furthest in this order is what the rank did.
-_ORDER = (HIDDEN, STEP, "sync", "loss", "data", "forward_backward", "optimizer", *PACKING, EITHER, MOVE, WAIT)
+_ORDER = (HIDDEN, STEP, "sync", "loss", "data", "forward_backward", "optimizer", *PACKING, EITHER, *BESIDE, MOVE, WAIT)
 
 
 def flattened(spans: list[Span], of: Callable[[str], str] = str) -> list[Span]:

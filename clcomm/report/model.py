@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from clcomm.report import charts, costs, sentences, tables
+from clcomm.report import charts, costs, provenance, sentences, tables
 from clcomm.report.facts import Facts
 from clcomm.report.reading import Run
 from clcomm.report.sentences import Tile
@@ -34,12 +34,13 @@ class Report:
     tables: list[Table]
     charts: list[Chart]
     left_out: list[LeftOut]
+    subtitle: str = ""
 
 
 def build(run: Run) -> Report:
     """Return the report of a run."""
     facts = Facts(run)
-    found = [make(facts) for make in tables.ALL]
+    found = [*(make(facts) for make in tables.ALL), provenance.provenance_table(run)]
     drawn = [make(facts) for make in charts.ALL]
     return Report(
         sentences.title(facts),
@@ -49,6 +50,7 @@ def build(run: Run) -> Report:
         [table.filled() for table in found if table.rows],
         [chart for chart in drawn if chart is not None],
         left_out(facts),
+        provenance.subtitle(run),
     )
 
 

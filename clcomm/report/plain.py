@@ -21,6 +21,7 @@ def as_json(report: Report) -> str:
         "format": "clcomm report",
         "schema": SCHEMA,
         "title": report.title,
+        "subtitle": report.subtitle,
         "figures": report.figures,
         "headline": report.headline,
         "tables": {table.key: list(table.rows) for table in report.tables},
@@ -50,6 +51,7 @@ def _safe(value: Any) -> Any:
 def as_markdown(report: Report) -> str:
     """Return the report as Markdown."""
     lines = [f"# {_escaped(report.title)}", ""]
+    lines += [_escaped(report.subtitle), ""] if report.subtitle else []
     lines += [f"- {_escaped(line)}" for line in report.headline]
     for table in report.tables:
         lines += ["", f"## {_escaped(table.title)}", "", *_table_lines(table)]

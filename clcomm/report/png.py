@@ -2,51 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from clcomm.errors import ArgumentError
 from clcomm.report.axes import CALLS, SIZE, TIME, log_ticks, size_text, size_ticks, time_text
+from clcomm.report.colours import BESIDE, MEASURED, ink_on, paint_of, stripe_of
 from clcomm.report.model import Report
-from clcomm.report.shapes import MOST_SHOWN, Bars, Chart, Distribution, Points, colour_of
+from clcomm.report.shapes import (
+    MOST_SHOWN,
+    Bars,
+    Chart,
+    Curves,
+    Distribution,
+    Intervals,
+    Points,
+    Timeline,
+)
+from clcomm.units import format_number
 
-_PALETTE = (
-    "#8a6d3b", "#2f7d4f", "#8457b8", "#d9730d", "#1f6fc0", "#b04a8f", "#4c9a8b", "#b3473f", "#aab2ba", "#0a8fa6",
-    "#a38a00", "#3f51b5", "#7d4a3c", "#cfd8e3",
-)  # fmt: skip
-_COLUMN, _LINE = _PALETTE[4], _PALETTE[3]
+_COLUMN, _LINE = MEASURED.colour, BESIDE.colour
+#: A part of a bar shows its value where it takes this much of the longest bar.
+_ROOM_FOR_A_VALUE = 0.09
+#: Inches: a picture's width, a chart's height without its rows, and a row's.
+_WIDTH, _FRAME, _BAR_ROW, _LEAST = 13.0, 1.5, 0.3, 3.0
 
 
 def draw(report: Report, path: str) -> None:
     """Draw all charts, two beside each other; raises ArgumentError when the file can't be written."""
     import matplotlib
-    from matplotlib.figure import Figure
 
-    charts = report.charts
-    if not charts:
+    if not report.charts:
         raise ArgumentError("--format png: there is nothing to draw in this run")
-    rows = -(-len(charts) // 2)
     with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(13, 3.6 * rows), layout="constrained")
-        places = figure.subplots(rows, 2, squeeze=False).flat
-        for axes, chart in zip(places, charts, strict=False):
-            _draw(axes, chart)
-        for axes in list(places)[len(charts) :]:
-            axes.set_visible(False)
-        figure.suptitle(_literal(report.title))
+        figure = figure_of(report)
         try:
             figure.savefig(path, dpi=120, format="png")
         except OSError as error:
             raise ArgumentError(f"-o: expected a file to write, got {path!r}: {error.strerror}") from None
 
 
-def _draw(axes: Any, chart: Chart) -> None:
-    axes.set_title(chart.title, loc="left", fontweight="bold")
-    if isinstance(chart, Bars):
-        _draw_bars(axes, chart)
-    elif isinstance(chart, Distribution):
-        _draw_distribution(axes, chart)
-    else:
-        _draw_points(axes, chart)
+def figure_of(report: Report) -> Any:
+    """Return the figure: a grid whose every place holds a chart."""
+    from matplotlib.figure import Figure
+
+    rows = _rows_of(report.charts)
+    heights = [max(map(_height, row)) for row in rows]
+    figure = Figure(figsize=(_WIDTH, sum(heights) + 0.5), layout="constrained")
+    grid = figure.add_gridspec(len(rows), 2, height_ratios=heights)
+    for number, row in enumerate(rows):
+        places = [grid[number, :]] if len(row) == 1 else [grid[number, 0], grid[number, 1]]
+        for place, chart in zip(places, row, strict=True):
+            _draw(figure, place, chart)
+    figure.suptitle(_literal("\n".join(text for text in (report.title, report.subtitle) if text)))
+    return figure
+
+
+def _rows_of(charts: Sequence[Chart]) -> list[list[Chart]]:
+    """Return the charts in rows of two; a timeline, and what would be left alone, take a row of their own."""
+    rows: list[list[Chart]] = []
+    for chart in charts:
+        if not isinstance(chart, Timeline) and rows and len(rows[-1]) == 1 and not isinstance(rows[-1][0], Timeline):
+            rows[-1].append(chart)
+        else:
+            rows.append([chart])
+    return rows
+
+
+def _height(chart: Chart) -> float:
+    rows = {Bars: "bars", Timeline: "rows", Intervals: "points"}.get(type(chart))
+    return max(_LEAST, _FRAME + _BAR_ROW * min(MOST_SHOWN, len(getattr(chart, rows)))) if rows else _LEAST + 0.6
+
+
+def _draw(figure: Any, place: Any, chart: Chart) -> None:
+    if isinstance(chart, Curves):
+        _draw_curves(figure, place, chart)
+        return
+    axes = figure.add_subplot(place)
+    axes.set_title(_literal(chart.title), loc="left", fontweight="bold")
+    _DRAW[type(chart)](axes, chart)
+
+
+def _style(part: str) -> dict[str, Any]:
+    """Return a part's colour and stripes as matplotlib's keywords."""
+    paint = paint_of(part)
+    striped = {"hatch": "////", "edgecolor": stripe_of(paint)} if paint.striped else {"edgecolor": "white"}
+    return {"facecolor": paint.colour, "linewidth": 0.4, **striped}
 
 
 def _draw_bars(axes: Any, chart: Bars) -> None:
@@ -54,13 +95,52 @@ def _draw_bars(axes: Any, chart: Bars) -> None:
     begin = [0.0] * len(names)
     for index, part in enumerate(chart.parts):
         values = [row[index] for row in chart.values[:MOST_SHOWN]]
-        axes.barh(range(len(names)), values, 0.6, begin, label=part, color=_PALETTE[colour_of(part)])
+        drawn = axes.barh(
+            range(len(names)), values, 0.7 if len(names) > 1 else 0.3, begin, label=_literal(part), **_style(part)
+        )
+        if len(chart.parts) > 1:
+            shown = [f"{value:.3g}" if value > _ROOM_FOR_A_VALUE * chart.longest else "" for value in values]
+            axes.bar_label(drawn, shown, label_type="center", fontsize=8, color=ink_on(paint_of(part)))
         begin = [left + value for left, value in zip(begin, values, strict=True)]
+    for row, whole in enumerate(begin):
+        axes.annotate(
+            f"{whole:.3g} {chart.unit}", (whole, row), (3, 0), textcoords="offset points", va="center", fontsize=8
+        )
+    axes.set_xlim(0, chart.longest * 1.12)
+    _name_rows(axes, names)
+    axes.set_xlabel(_literal(", ".join(text for text in (chart.unit, chart.note) if text)))
+    if chart.mark:
+        name, value = chart.mark
+        axes.axvline(value, color="black", linewidth=1.5, label=f"{name}: {value:.3g} {chart.unit}")
+    if len(chart.parts) > 1 or chart.mark:
+        _legend_below(axes, chart)
+
+
+def _draw_timeline(axes: Any, chart: Timeline) -> None:
+    named: set[str] = set()
+    for each, height, shift in [*((s, 0.7, -0.35) for s in chart.stretches), *((s, 0.12, 0.36) for s in chart.behind)]:
+        axes.broken_barh(
+            [(each.begin_ms, each.end_ms - each.begin_ms)], (each.row + shift, height),
+            label=None if each.part in named else _literal(each.part), **{**_style(each.part), "linewidth": 0},
+        )  # fmt: skip
+        named.add(each.part)
+    for row, begin_ms in chart.steps:
+        axes.plot([begin_ms, begin_ms], [row - 0.4, row + 0.4], color="black", linewidth=1.2)
+    axes.set_xlim(0, chart.end_ms)
+    _name_rows(axes, [_literal(name) for name in chart.rows])
+    axes.set_xlabel(_literal(chart.note))
+    _legend_below(axes, chart)
+
+
+def _name_rows(axes: Any, names: Sequence[str]) -> None:
     axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names), -1)
-    axes.set_xlabel(", ".join(text for text in (chart.unit, chart.note) if text))
-    if len(chart.parts) > 1:
-        axes.legend(fontsize=8, ncols=4, loc="upper left", bbox_to_anchor=(0, -0.16), frameon=False)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+
+
+def _legend_below(axes: Any, chart: Chart) -> None:
+    """Put the legend below the axis of x and its name, which take some tenths of an inch whatever the height."""
+    below = 0.4 / (_height(chart) - 1.2)
+    axes.legend(fontsize=8, ncols=4, loc="upper left", bbox_to_anchor=(0, -below), frameon=False)
 
 
 def _draw_distribution(axes: Any, chart: Distribution) -> None:
@@ -69,7 +149,7 @@ def _draw_distribution(axes: Any, chart: Distribution) -> None:
         axes.axvline(seconds, linestyle=line, color=_LINE, label=f"{name} {time_text(seconds)}")
     axes.set_xscale("log")
     _set_ticks(axes.xaxis, log_ticks(chart.edges_s[0], chart.edges_s[-1]), time_text)
-    axes.set_xlabel(TIME)
+    axes.set_xlabel(_literal(", ".join(text for text in (TIME, chart.note) if text)))
     axes.set_ylabel(CALLS)
     axes.legend(fontsize=8)
 
@@ -85,6 +165,49 @@ def _draw_points(axes: Any, chart: Points) -> None:
     axes.set_xlabel(SIZE)
     axes.set_ylabel(TIME)
     axes.legend(fontsize=8)
+
+
+def _draw_intervals(axes: Any, chart: Intervals) -> None:
+    names = [_literal(name) for name, *_ in chart.points]
+    for row, (_, median, low, high) in enumerate(chart.points):
+        if low is not None and high is not None:
+            axes.plot([low, high], [row, row], color=_COLUMN, linewidth=2)
+        axes.plot([median], [row], "o", color=_COLUMN)
+        axes.annotate(format_number(median), (median, row), (0, 6), textcoords="offset points", ha="center")
+    axes.set_xlim(left=0)
+    _name_rows(axes, names)
+    axes.set_xlabel(_literal(", ".join(text for text in (chart.unit, chart.note) if text)))
+
+
+def _draw_curves(figure: Any, place: Any, chart: Curves) -> None:
+    inner = place.subgridspec(len(chart.curves), 1)
+    first = None
+    for number, curve in enumerate(chart.curves):
+        axes = figure.add_subplot(inner[number], sharex=first)
+        first = first or axes
+        values = [float("nan") if value is None else value for value in curve.values]
+        axes.plot(
+            chart.steps, values, color=_COLUMN, linewidth=1, marker="o" if len(values) <= 30 else "", markersize=3
+        )
+        known = [value for value in curve.values if value is not None]
+        if known and min(known) > 0 and max(known) > 20 * min(known):
+            axes.set_yscale("log")
+        elif known and min(known) >= 0:
+            axes.set_ylim(bottom=0)
+        axes.set_ylabel(_literal(curve.name.replace(" in it", "")), fontsize=7)
+        if number == 0:
+            note = f" ({chart.note})" if chart.note else ""
+            axes.set_title(_literal(f"{chart.title}{note}"), loc="left", fontweight="bold")
+        if number < len(chart.curves) - 1:
+            axes.tick_params(labelbottom=False)
+        else:
+            axes.set_xlabel("step")
+
+
+_DRAW: dict[type, Callable[[Any, Any], None]] = {
+    Bars: _draw_bars, Timeline: _draw_timeline, Distribution: _draw_distribution, Points: _draw_points,
+    Intervals: _draw_intervals,
+}  # fmt: skip
 
 
 def _set_ticks(axis: Any, ticks: list[float], write: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from clcomm.units import format_number, format_size
@@ -22,13 +22,18 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of plain values under columns; `note` says in a sentence how to read it."""
+    """Rows of plain values under columns; `note` says in a sentence how to read it.
+
+    A page shows the last `folded` rows on demand; `folded_as` says in a line what they are.
+    """
 
     key: str
     title: str
     columns: Sequence[Column]
     rows: Sequence[dict[str, Any]]
     note: str = ""
+    folded: int = 0
+    folded_as: str = ""
 
     def cells(self) -> list[list[str]]:
         """Return the rows as text, at most MOST_SHOWN of them."""
@@ -43,7 +48,7 @@ class Table:
 
     def filled(self) -> Table:
         """Return the table without columns that are empty in every row."""
-        return Table(self.key, self.title, with_values(self.columns, self.rows), self.rows, self.note)
+        return replace(self, columns=with_values(self.columns, self.rows))
 
 
 def with_values(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> list[Column]:
@@ -79,23 +84,13 @@ def count(number: int, noun: str) -> str:
 
 # --- charts ---
 
-#: A part has the same colour in every chart: its place in the palettes of page.css and png.py.
-_COLOURS = {
-    "wait for data": 0, "forward and backward": 1, "pack": 2, "wait for ranks": 3, "came last": 3, "move and add": 4,
-    "compress, move and add": 4, "communication": 4, "unpack": 5, "optimizer": 6, "checks and join": 7,
-    "wait for the device": 9, "trying bucket sizes": 10, "wait or move": 11, "wait for a core": 12, "hidden": 13,
-}  # fmt: skip
-_OTHER_COLOUR = 8
-
-
-def colour_of(part: str) -> int:
-    """Return the number of a part's colour."""
-    return _COLOURS.get(part, _OTHER_COLOUR)
-
 
 @dataclass(frozen=True)
 class Bars:
-    """Horizontal bars, each of parts one after the other; values[i][j] is part j of bar i, in `unit`."""
+    """Horizontal bars, each of parts one after the other; values[i][j] is part j of bar i, in `unit`.
+
+    `mark` is a value to compare all bars with, and its name.
+    """
 
     title: str
     parts: Sequence[str]
@@ -103,6 +98,12 @@ class Bars:
     values: Sequence[Sequence[float]]
     unit: str
     note: str = ""
+    mark: tuple[str, float] | None = None
+
+    @property
+    def longest(self) -> float:
+        """The value at the right end: of the longest bar, or the mark where that is more."""
+        return max([*map(sum, self.values), self.mark[1] if self.mark else 0.0]) or 1.0
 
 
 @dataclass(frozen=True)
@@ -126,4 +127,58 @@ class Points:
     note: str = ""
 
 
-Chart = Bars | Distribution | Points
+class Stretch(NamedTuple):
+    """What one row of a timeline shows from `begin_ms` to `end_ms`; `bucket` is -1 where it is of none."""
+
+    row: int
+    part: str
+    bucket: int
+    begin_ms: float
+    end_ms: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What several ranks did at the same time: a row each, filled with `stretches` that follow one another.
+
+    `behind` are those that went on behind others; `steps` are the (row, ms) at which steps began.
+    """
+
+    title: str
+    rows: Sequence[str]
+    parts: Sequence[str]
+    stretches: Sequence[Stretch]
+    behind: Sequence[Stretch]
+    steps: Sequence[tuple[int, float]]
+    end_ms: float
+    note: str = ""
+
+
+class Curve(NamedTuple):
+    """Values one after the other; None: not known."""
+
+    name: str
+    values: Sequence[float | None]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Curves over the same steps, each with an axis of its own: value i is at `steps[i]`."""
+
+    title: str
+    steps: Sequence[float]
+    curves: Sequence[Curve]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Figures with their 95% intervals, to compare: (name, median, low, high), the last two None without one."""
+
+    title: str
+    points: Sequence[tuple[str, float, float | None, float | None]]
+    unit: str
+    note: str = ""
+
+
+Chart = Bars | Distribution | Points | Timeline | Curves | Intervals

@@ -9,7 +9,7 @@ from typing import Any
 from clcomm.report import costs
 from clcomm.report.facts import Facts, hidden_step_s, per_call, rank_parts, rank_rows, step_parts
 from clcomm.report.parts import HIDDEN, PART_KEYS
-from clcomm.report.shapes import Column, Table, count, with_values
+from clcomm.report.shapes import Column, Table, count, with_values, written
 from clcomm.stats import MOST_TALLIES
 from clcomm.synchronizer import GRADIENTS
 from clcomm.units import format_size
@@ -63,7 +63,12 @@ def _bandwidths(facts: Facts, row: dict[str, Any]) -> dict[str, float | None]:
 
 
 def operations_table(facts: Facts) -> Table:
-    rows = sorted(facts.counts["operations"], key=lambda row: (-row["seconds"], row["operation"], row["label"]))
+    def is_rare(row: dict[str, Any]) -> bool:
+        return row["calls"] < (facts.steps or 0)
+
+    counted = facts.counts["operations"]
+    rows = sorted(counted, key=lambda row: (is_rare(row), -row["seconds"], row["operation"], row["label"]))
+    rare = [row for row in rows if is_rare(row)]
     columns = [
         Column("operation", "operation", "text"), Column("label", "label", "text"), Column("calls", "calls"),
         Column("bytes", "bytes"), *([Column("wire_bytes", "on the wire")] if facts.compressed else []),
@@ -74,7 +79,9 @@ def operations_table(facts: Facts) -> Table:
     note = f"Per rank; times in ms: {_first_to_last(_TIMES, rows, 'total')} in all, percentiles of single calls"
     note += "; bandwidths in GB/s (10^9 bytes)." if with_values(_BANDWIDTHS, rows) else "."
     note += _untold(rows)
-    return Table("operations", "Operations", columns, rows, note)
+    rare_ms = written(sum(row["seconds"] for row in rare), "whole_ms")
+    folded_as = f"{count(len(rare), 'operation')} of the start, the end and now and then: {rare_ms} ms in all"
+    return Table("operations", "Operations", columns, rows, note, len(rare), folded_as)
 
 
 def _first_to_last(columns: Sequence[Column], rows: list[dict[str, Any]], before: str = "") -> str:

@@ -15,6 +15,8 @@ from clcomm.text_table import Column, TextTable
 def show(report: Report, console: Console) -> None:
     """Print the report; tables too wide for the console are cut into pieces that repeat the first column."""
     console.print(Text(report.title, "bold"))
+    if report.subtitle:
+        console.print(Text(textwrap.fill(report.subtitle, console.width, break_on_hyphens=False), "dim"))
     for line in report.headline:
         console.print(Text(_item(line, console.width)))
     for table in report.tables:

@@ -1,0 +1,90 @@
+"""What ran, on which machine, with which versions: what a reader needs to run it again or to compare it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from clcomm.cores import parse_cpus
+from clcomm.report.reading import Run
+from clcomm.report.shapes import Column, Table, count
+from clcomm.synchronizer import GRADIENTS, PARAMETERS
+from clcomm.units import format_size
+
+#: Figures may not be compared where these differ: it is another machine, or its software is.
+MACHINE = ("hosts", "cores", "device", "driver", "MPI", "Python", "numpy", "mpi4py", "pyopencl")
+
+
+def provenance_table(run: Run) -> Table:
+    rows = [{"what": what, "value": value} for what, value in provenance(run).items() if value]
+    return Table("provenance", "What ran, and where", [Column("what", "", "text"), Column("value", "", "text")], rows)
+
+
+def subtitle(run: Run) -> str:
+    """Return the most important of it as a line."""
+    found = provenance(run)
+    names = ("batch", "bucket size", "transport", "device", "cores", "hosts", "MPI", "date")
+    words = {"batch": "batch", "bucket size": "buckets of", "transport": "transport"}
+    parts = [f"{words[name]} {found[name]}" if name in words else found[name] for name in names if found[name]]
+    return " · ".join(parts).replace("buckets of none", "no buckets")
+
+
+def provenance(run: Run) -> dict[str, str]:
+    """Return what is known, as text by name; empty where a file does not say."""
+    figures, ranks = run.figures, run.ranks
+    versions = [record["versions"] or {} for record in ranks]
+    names = dict.fromkeys(name for each in versions for name in each)
+    return {
+        "model": figures["model"] or "",
+        "data": figures["dataset"] or "",
+        "engine": figures["engine"] or "",
+        "batch": _batch(run),
+        "bucket size": _bucket_size(run),
+        "transport": _transport(run),
+        "training loss": "" if figures["train_loss"] is None else f"{figures['train_loss']:.4f}",
+        "date": (figures["date"] or "").replace("T", " ").replace("+00:00", " UTC"),
+        "ranks": str(run.world_size),
+        "hosts": _distinct(record["host_name"] for record in ranks),
+        "cores": _cores(ranks),
+        "device": _distinct(record["device"] for record in ranks),
+        "driver": _distinct(record["driver"] for record in ranks),
+        "clcomm": figures["clcomm"] or "",
+        **{name: _distinct(each.get(name) for each in versions) for name in names if name != "clcomm"},
+        **{name: "" for name in MACHINE if name not in (*names, "hosts", "cores", "device", "driver")},
+    }
+
+
+def _batch(run: Run) -> str:
+    size, parts = run.figures["batch_size"], run.figures["grad_accumulation"] or 1
+    if not size:
+        return ""
+    micro = f" in {parts} micro-batches of {size}" if parts > 1 else ""
+    return f"{size * parts:,} a rank{micro}, {size * parts * run.world_size:,} in all"
+
+
+def _bucket_size(run: Run) -> str:
+    if run.figures["bucket_size"] is None:
+        return "" if run.figures["settings"] is None else "none, each tensor on its own"
+    asked = (run.figures["settings"] or {}).get("bucket_size")
+    return format_size(run.figures["bucket_size"]) + (" (auto)" if asked == "auto" else "")
+
+
+def _transport(run: Run) -> str:
+    """Return what moved the gradients."""
+    stats = run.stats()
+    totals = [stats.total(*key) for key in (("all_reduce", GRADIENTS), ("reduce_scatter", GRADIENTS),
+                                            ("all_gather", PARAMETERS))]  # fmt: skip
+    return _distinct(total["transport"] for total in totals if total["calls"])
+
+
+def _cores(ranks: list[dict[str, Any]]) -> str:
+    """Return how many cores the ranks of each host may use together."""
+    hosts: dict[Any, set[int]] = {}
+    for record in ranks:
+        if record["cpus"]:
+            hosts.setdefault(record["host"], set()).update(parse_cpus(record["cpus"]))
+    return _distinct(count(len(cpus), "core") for cpus in hosts.values())
+
+
+def _distinct(values: Iterable[str | None]) -> str:
+    return ", ".join(dict.fromkeys(value for value in values if value))

@@ -1,0 +1,51 @@
+"""What all ranks did at the same time, in the last steps of a run: a chart of what each of them kept."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from clcomm.report import last_steps
+from clcomm.report.colours import PAINTS
+from clcomm.report.facts import Facts
+from clcomm.report.last_steps import Span, flattened, uncovered
+from clcomm.report.parts import BESIDE, COMPUTING, DATA, DEVICE, EITHER, HIDDEN, OPTIMIZER, PACK, REST, UNPACK, WAIT
+from clcomm.report.shapes import MOST_SHOWN, Stretch, Timeline, count
+
+
+def timeline_chart(facts: Facts) -> Timeline | None:
+    """What each rank did in the last steps; ranks whose file has no timeline are left out."""
+    records = [record for record in facts.run.ranks if record["timeline"]][:MOST_SHOWN]
+    if not records:
+        return None
+    origin = min(span.begin_ns for record in records for span in record["timeline"])
+    stretches, behind, steps = [], [], []
+    for row, record in enumerate(records):
+        name = partial(_part_of, facts, record["device_in_caller"] is False)
+
+        def stretch(span: Span, row: int = row) -> Stretch:
+            return Stretch(row, span.kind, span.bucket, (span.begin_ns - origin) / 1e6, (span.end_ns - origin) / 1e6)
+
+        spans: list[Span] = record["timeline"]
+        stretches += [stretch(span) for span in flattened(spans, name)]
+        exposed = [span for span in spans if span.kind in (last_steps.WAIT, last_steps.MOVE, last_steps.EITHER)]
+        hidden = [span._replace(kind=HIDDEN) for span in spans if span.kind == last_steps.HIDDEN]
+        behind += [stretch(part) for span in hidden for part in uncovered(span, exposed)]
+        steps += [(row, (span.begin_ns - origin) / 1e6) for span in spans if span.kind == last_steps.STEP]
+    shown = {each.part for each in [*stretches, *behind]}
+    number = max(sum(1 for row, _ in steps if row == each) for each in range(len(records)))
+    return Timeline(
+        f"The last {count(number, 'step')} of each rank" if number > 1 else "The last step of each rank",
+        [f"rank {record['rank']}" for record in records],
+        [part for part in PAINTS if part in shown],
+        stretches, behind, steps, max(each.end_ms for each in stretches), "ms since the first of them began",
+    )  # fmt: skip
+
+
+def _part_of(facts: Facts, computes_apart: bool, kind: str) -> str:
+    """Return the part of a step that a span belongs to."""
+    rest = DEVICE if computes_apart and kind in ("sync", "loss") else REST
+    names = {
+        "data": DATA, "forward_backward": COMPUTING, "optimizer": OPTIMIZER, last_steps.WAIT: WAIT,
+        last_steps.MOVE: facts.moving, last_steps.EITHER: EITHER, "pack": PACK, "unpack": UNPACK, **BESIDE,
+    }  # fmt: skip
+    return names.get(kind, rest)
