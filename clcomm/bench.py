@@ -13,11 +13,11 @@ from typing import Any
 
 from clcomm._version import __version__
 from clcomm.bench_report import Printer, average_busbw, header
-from clcomm.cache import write_whole
 from clcomm.collective_cases import CASES
 from clcomm.communicator import Communicator
 from clcomm.console import make_console
 from clcomm.errors import ArgumentError
+from clcomm.files import write_whole
 from clcomm.measure import Lane, Row, Schedule, measure, sizes_between
 from clcomm.outputs import check_writable
 from clcomm.sums import add_sums, agreed_fold

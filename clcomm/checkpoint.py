@@ -15,6 +15,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.errors import CheckpointError, CheckpointWriteError
+from clcomm.files import destination, open_regular, replacing, unused_name
 from clcomm.layout import ParameterSpec
 
 FORMAT, VERSION = "clcomm-checkpoint", 1
@@ -57,28 +59,24 @@ def save(path: str | os.PathLike, checkpoint: Checkpoint, *, keep: int = 1) -> N
     """Write a checkpoint: the file at `path` is the old one or the new one at every moment, never a part.
 
     keep: with more than 1 the files before it stay, as path.1 (the last one), path.2, …, so many in all. Raises
-    CheckpointWriteError when it cannot be written; the old file is then still there.
+    CheckpointWriteError when it cannot be written; the old file is then still there. A symbolic link is followed; what
+    is no regular file is never replaced.
     """
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.partial")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial.unlink(missing_ok=True)  # what a job that was killed left behind
-        try:
-            with open(partial, "xb", opener=_private) as file:
-                _write(file, checkpoint)
-                file.flush()
-                os.fsync(file.fileno())
+        target = destination(path)
+        for age in range(1, keep):
+            destination(earlier(target, age))
+        with replacing(target, mode=0o600) as file:
+            _write(file, checkpoint)
             if keep > 1 and target.exists():
+                file.flush()
+                os.fsync(file.fileno())  # no older file goes before this one is on the disk
                 _step_back(target, keep)
-            os.replace(partial, target)
-        finally:
-            partial.unlink(missing_ok=True)
         _sync_directory(target.parent)
     except OSError as error:
         reason = error.strerror or error
         raise CheckpointWriteError(
-            f"checkpoint {target}: could not be written ({reason}); the old file is kept"
+            f"checkpoint {os.fspath(path)}: could not be written ({reason}); the old file is kept"
         ) from None
 
 
@@ -89,26 +87,28 @@ def earlier(path: str | os.PathLike, age: int) -> Path:
 
 
 def _step_back(target: Path, keep: int) -> None:
-    """Make each file the next older one; the one at `target` stays there too, where the file system has links."""
+    """Make each file the next older one; the one at `target` stays there too, where the file system has links.
+
+    Files that another writer has moved in the meantime are left to it.
+    """
     for age in range(keep - 1, 1, -1):
-        if earlier(target, age - 1).exists():
+        with suppress(FileNotFoundError):
             os.replace(earlier(target, age - 1), earlier(target, age))
-    earlier(target, 1).unlink(missing_ok=True)
+    link = unused_name(target)
     try:
-        os.link(target, earlier(target, 1))
+        os.link(target, link)
     except OSError:
         os.replace(target, earlier(target, 1))
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+        return
+    os.replace(link, earlier(target, 1))
+    link.unlink(missing_ok=True)  # two names of one file: then there was nothing to replace
 
 
 def load(path: str | os.PathLike) -> Checkpoint:
     """Read a checkpoint; CheckpointError when it is missing, damaged, or of another format or version."""
     target = Path(path)
     try:
-        with _BoundedReader(target) as file, zipfile.ZipFile(file) as archive:
+        with _BoundedReader(open_regular(target)) as file, zipfile.ZipFile(file) as archive:
             _check_sizes(archive, file.size)
             facts = json.loads(archive.read(_FACTS))
             members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
@@ -167,8 +167,8 @@ def _write(file: Any, checkpoint: Checkpoint) -> None:
 class _BoundedReader(io.BufferedReader):
     """A file of which nobody takes memory for more bytes than it has, whatever lengths are written in it."""
 
-    def __init__(self, path: Path):
-        super().__init__(io.FileIO(path))
+    def __init__(self, opened: io.BufferedReader):
+        super().__init__(opened.detach())
         self.size = os.fstat(self.fileno()).st_size
 
     def read(self, size: int | None = -1, /) -> bytes:

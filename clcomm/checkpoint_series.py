@@ -8,10 +8,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from clcomm import files, writer_lock
 from clcomm.checkpoint import Checkpoint, earlier, load, save
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, CheckpointError, CheckpointWriteError
@@ -25,10 +28,11 @@ _log = logging.getLogger("clcomm")
 
 
 class CheckpointSeries:
-    """Saves the checkpoints of a job at `path` (the newest), path.1, path.2, …: the last `keep` of them.
+    """Saves the checkpoints of a job at `path` (the newest), path.1, path.2, …: the last `keep` of them. Collective.
 
     background: rank 0 writes in a thread; a failure is then raised by the next `save` or by `wait`, on every rank.
-    Raises ArgumentError for a `keep` below 1.
+    Raises ArgumentError for a `keep` below 1, and on every rank where rank 0 cannot write there, or while another job
+    writes there: the place is this job's until `close`, or until the series is no longer used.
     """
 
     def __init__(self, comm: Communicator, path: str | os.PathLike, *, keep: int = 1, background: bool = False):
@@ -37,6 +41,23 @@ class CheckpointSeries:
         self.comm, self.path, self.keep, self.background = comm, Path(path), keep, background
         self._writer: threading.Thread | None = None
         self._problem = ""
+        self._release: Callable[[], object] = lambda: None
+        problem = comm.broadcast_object(self._open() if comm.rank == 0 else "", label=CHECKPOINT)
+        if problem:
+            raise ArgumentError(problem)
+
+    def _open(self) -> str:
+        """Make the place this job's, and remove what a killed one left half written; return what hinders it."""
+        try:
+            target = files.check_writable(self.path)
+            for age in range(1, self.keep):
+                files.destination(earlier(target, age))
+            self._release = weakref.finalize(self, writer_lock.release, writer_lock.acquire(target))
+        except OSError as error:
+            return f"checkpoint: expected a file to write, got {str(self.path)!r}: {error.strerror}"
+        for partial in files.partials_of(target):
+            partial.unlink(missing_ok=True)
+        return ""
 
     def save(self, checkpoint: Checkpoint | None) -> None:
         """Write rank 0's checkpoint, whose arrays nobody may change any more; the others' argument is ignored.
@@ -59,6 +80,12 @@ class CheckpointSeries:
         problem, self._problem = self.comm.broadcast_object(self._problem, label=CHECKPOINT), ""
         if problem:
             raise CheckpointWriteError(problem)
+
+    def close(self) -> None:
+        """Let other jobs write there, once this rank's writer is done; not collective."""
+        if self._writer is not None:
+            self._writer.join()
+        self._release()
 
     def _write(self, checkpoint: Checkpoint) -> None:
         try:
@@ -97,15 +124,19 @@ def load_newest(comm: Communicator, path: str | os.PathLike) -> tuple[Path, Chec
 
 def is_there(path: str | os.PathLike) -> bool:
     """Say whether any of a series' files exists, whole or not."""
-    return any(earlier(Path(path), age).exists() for age in range(_OLDEST + 1))
+    return any(os.path.exists(source) for source in _series(path))
+
+
+def _series(path: str | os.PathLike) -> list[Path]:
+    """Return where a series' files may lie, the newest first; a link's series lies beside what it leads to."""
+    newest = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
+    return [earlier(newest, age) for age in range(_OLDEST + 1)]
 
 
 def _newest_whole(path: Path) -> tuple[Path, Checkpoint]:
     first: CheckpointError | None = None
-    for age in range(_OLDEST + 1):
-        source = earlier(path, age)
-        if age and not source.exists():
-            break
+    newest, *older = _series(path)
+    for source in (newest, *filter(os.path.exists, older)):
         try:
             checkpoint = load(source)
         except CheckpointError as error:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from clcomm.cache import cache_directory, write_whole
+from clcomm.cache import cache_directory
 from clcomm.costmodel import Cost, Fit, Measured
 from clcomm.errors import DataError
+from clcomm.files import write_whole
 
 FORMAT = 2  # of the file; another number voids the files of old
 _MOST_BYTES = 1 << 20

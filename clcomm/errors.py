@@ -46,6 +46,12 @@ class CheckpointWriteError(CheckpointError):
     exit_code = 1
 
 
+class OutputError(ClcommError):
+    """A file could not be written for want of room on its disk or of a free descriptor."""
+
+    exit_code = 1
+
+
 class NonFiniteError(ClcommError, ArithmeticError):
     """A gradient or loss holds NaN or Inf."""
 

@@ -1,33 +1,73 @@
-"""Files that a command is told to write: whether it can, found out before it works for minutes."""
+"""Files that options name for output: whether they can be written, found out before a command works for minutes."""
 
 from __future__ import annotations
 
 import os
-import tempfile
-from pathlib import Path
+from collections.abc import Mapping
 
-from clcomm.cache import is_special
+from clcomm import files
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 
-
-def check_writable(control: Communicator, files: dict[str, str | None]) -> None:
-    """Raise ArgumentError on every rank for a file that rank 0 could not write; collective."""
-    problem = None
-    if control.rank == 0:
-        for option, name in files.items():
-            if name is not None and not _is_writable(Path(name)):
-                problem = f"{option}: expected a file in a directory that can be written to, got {name!r}"
-    problem = control.broadcast_object(problem)
-    if problem:
-        raise ArgumentError(problem)
+#: Paths by the options that name them; None where an option was not given.
+Paths = Mapping[str, str | None]
 
 
-def _is_writable(path: Path) -> bool:
+def check_writable(
+    control: Communicator,
+    written: Paths,
+    *,
+    in_place: Paths | None = None,
+    directories: Paths | None = None,
+    of_each_rank: Paths | None = None,
+) -> None:
+    """Raise ArgumentError on every rank unless regular files can be written where these options say; collective.
+
+    Rank 0 looks, for all ranks. written: files that are replaced; in_place: files that are opened as they are;
+    directories: places for files of any name; of_each_rank: this rank's own files, at which each rank looks itself.
+    Missing directories are made. Two options may not name one file.
+    """
+    problem = ""
     try:
-        if is_special(path):
-            return os.access(path, os.W_OK)
-        with tempfile.TemporaryFile(dir=path.parent):  # permissions alone do not tell of all file systems
-            return not path.is_dir()
-    except OSError:
-        return False
+        if control.rank == 0:
+            _check_distinct({**written, **(in_place or {})})
+            for option, path in written.items():
+                _check_file(option, path)
+            for option, path in (in_place or {}).items():
+                _check_file(option, path, in_place=True)
+            for option, path in (directories or {}).items():
+                _check_directory(option, path)
+        for option, path in (of_each_rank or {}).items():
+            _check_file(option, path)
+    except ArgumentError as error:
+        problem = str(error)
+    found = [each for each in control.all_gather_object(problem) if each]
+    if found:
+        raise ArgumentError(found[0])
+
+
+def _check_file(option: str, path: str | None, in_place: bool = False) -> None:
+    if path is None:
+        return
+    try:
+        files.check_writable(path, in_place=in_place)
+    except OSError as error:
+        raise ArgumentError(f"{option}: expected a file to write, got {path!r}: {error.strerror}") from None
+
+
+def _check_directory(option: str, path: str | None) -> None:
+    if path is None:
+        return
+    try:
+        files.check_directory(path)
+    except OSError as error:
+        raise ArgumentError(f"{option}: expected a directory to write to, got {path!r}: {error.strerror}") from None
+
+
+def _check_distinct(written: Paths) -> None:
+    seen: dict[str, str] = {}
+    for option, path in written.items():
+        if path:
+            first = seen.setdefault(os.path.realpath(path), option)
+            if first != option:
+                raise ArgumentError(f"{option}: expected a file of its own, got {path!r}, which is that of {first}")

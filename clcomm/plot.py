@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clcomm.errors import ArgumentError
+from clcomm.files import replacing, unwritable
 
 _LEGEND_COLUMNS = 4
 #: Lines have so many colours, in turn, and another style for each round.
@@ -40,9 +40,10 @@ def draw_bench(document: dict[str, Any], path: str) -> None:
         ranks = document["world_size"]
         figure.suptitle("1 rank" if ranks == 1 else f"{ranks} ranks, {document['ranks_per_host']} a host")
         try:
-            figure.savefig(path, dpi=120, format="png")
+            with replacing(path) as file:
+                figure.savefig(file, dpi=120, format="png")
         except OSError as error:
-            raise ArgumentError(f"--plot: expected a file to write, got {path!r}: {error.strerror}") from None
+            raise unwritable("--plot", path, error) from None
 
 
 def _lines(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:

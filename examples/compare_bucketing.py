@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.job import run
-from clcomm.outputs import check_writable
 from clcomm.report.record import write_document
 from training import comparison_plot as charts
 from training import comparison_tables as tables
@@ -21,6 +20,7 @@ from training import options as command_line
 from training.comparison import Outcome, compare
 from training.console import make_console
 from training.logs import configure
+from training.output_files import check_output_files
 from training.result import missed_target
 from training.session import open_session_data
 from training.variants import DEFAULTS, GRAMMAR, variants_of
@@ -35,7 +35,8 @@ def main() -> int:
     options = parse()
     variants = variants_of(options)
     comm = Communicator(bucket_size=options.bucket_size, transport=options.transport)
-    check_writable(comm, {"--report": options.report, "--plot": options.plot})
+    for variant in variants:
+        check_output_files(variant.applied_to(options), comm)
     configure(comm.rank, comm.size, options.quiet)
     console = make_console(comm)
     splits = open_session_data(options, comm, console)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from clcomm import elastic
 from clcomm.communicator import Communicator
 from clcomm.job import run
-from clcomm.outputs import check_writable
 from clcomm.report.record import write_document
 from training import options as command_line
 from training.console import make_console
 from training.logs import configure
+from training.output_files import check_output_files
 from training.result import Result, missed_target
 from training.session import Session, open_session_data
 
@@ -31,8 +31,7 @@ def main() -> int:
     comm = Communicator(
         bucket_size=options.bucket_size, use_bucketing=not options.no_bucketing, transport=options.transport
     )
-    if options.log_csv:
-        check_writable(comm, {"--log-csv": options.log_csv})
+    check_output_files(options, comm)
     if options.elastic:
         elastic.require_support()
     configure(comm.rank, comm.size, options.quiet)

@@ -131,12 +131,6 @@ def test_earlier_files_stay_in_their_order(tmp_path: Path, monkeypatch: pytest.M
     assert [load(earlier(path, age)).facts["step"] for age in range(3)] == [5, 4, 3]
 
 
-def test_what_a_killed_job_left_is_cleared_away(tmp_path: Path) -> None:
-    (tmp_path / ".run.npz.partial").write_bytes(b"half a file")
-    save(tmp_path / "run.npz", example())
-    assert os.listdir(tmp_path) == ["run.npz"]
-
-
 def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     save(tmp_path / "run.npz", example())
     assert (tmp_path / "run.npz").stat().st_mode & 0o077 == 0

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import clcomm.checkpoint_series as series_module
-from clcomm.checkpoint import Checkpoint, earlier, load
+from clcomm.checkpoint import Checkpoint, earlier, load, save
 from clcomm.checkpoint_series import CheckpointSeries, load_newest
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, CheckpointError
@@ -37,6 +39,7 @@ def test_the_last_ones_are_kept(tmp_path: Path, comm: Communicator, background: 
     for step in range(5):
         series.save(checkpoint(step))
     series.wait()
+    series.close()
     assert sorted(os.listdir(tmp_path)) == ["run.npz", "run.npz.1"]
     assert [load(earlier(tmp_path / "run.npz", age)).facts["step"] for age in (0, 1)] == [4, 3]
 
@@ -120,10 +123,12 @@ def test_every_rank_gets_rank_0s_file_or_its_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("background", [True, False])
 def test_a_failed_write_is_every_ranks_error(tmp_path: Path, background: bool) -> None:
     comm = Communicator()
-    blocker = comm.broadcast_object(str(tmp_path / "file"))
+    folder = Path(comm.broadcast_object(str(tmp_path / "folder")))
+    series = CheckpointSeries(comm, folder / "run.npz", background=background)
+    comm.barrier()
     if comm.rank == 0:
-        Path(blocker).write_text("not a directory")
-    series = CheckpointSeries(comm, f"{blocker}/run.npz", background=background)
+        shutil.rmtree(folder)
+        folder.write_text("not a directory")
 
     def save() -> None:
         series.save(checkpoint(1) if comm.rank == 0 else None)
@@ -134,3 +139,47 @@ def test_a_failed_write_is_every_ranks_error(tmp_path: Path, background: bool) -
         save()
     series.wait()  # told once
     comm.finalize()
+
+
+@pytest.mark.mpi
+def test_a_place_that_cannot_be_written_is_every_ranks_error_at_once(tmp_path: Path) -> None:
+    comm = Communicator()
+    blocker = comm.broadcast_object(str(tmp_path / "file"))
+    if comm.rank == 0:
+        Path(blocker).write_text("not a directory")
+    with pytest.raises(ArgumentError, match=r"^checkpoint: expected a file to write, got '.*run.npz': Not a directory"):
+        CheckpointSeries(comm, f"{blocker}/run.npz" if comm.rank == 0 else "only rank 0 looks")
+    comm.finalize()
+
+
+def test_what_killed_jobs_left_is_cleared_away(tmp_path: Path, comm: Communicator) -> None:
+    ours = [".run.npz.partial", ".run.npz.0123456789abcdef.partial"]
+    others = [".run.npz.2.0123456789abcdef.partial", ".other.0123456789abcdef.partial", ".run.npz.partial.txt"]
+    for name in (*ours, *others):
+        (tmp_path / name).write_bytes(b"half a file")
+    CheckpointSeries(comm, tmp_path / "run.npz").close()
+    assert sorted(os.listdir(tmp_path)) == sorted(others)
+
+
+@pytest.mark.parametrize("whole", [0, 1, 2, 3, 40, 99])
+@pytest.mark.parametrize("damaged", [(), (0,), (0, 1), (1,), (0, 2)])
+def test_whichever_is_whole_is_found(tmp_path: Path, comm: Communicator, whole: int, damaged: tuple[int, ...]) -> None:
+    """The newest whole one, whatever is missing or damaged before it."""
+    for age in damaged:
+        earlier(tmp_path / "run.npz", age).write_bytes(b"damaged")
+    save(earlier(tmp_path / "run.npz", whole), checkpoint(7))
+    source, found = load_newest(comm, tmp_path / "run.npz")
+    assert (source, found.facts["step"]) == (earlier(tmp_path / "run.npz", whole), 7)
+
+
+def test_a_series_lies_beside_what_its_link_leads_to(tmp_path: Path, comm: Communicator) -> None:
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "run.npz"
+    link.symlink_to("disk/saved.npz")
+    with contextlib.closing(CheckpointSeries(comm, link, keep=2)) as series:
+        for step in (1, 2):
+            series.save(checkpoint(step))
+    assert link.is_symlink() and sorted(os.listdir(tmp_path / "disk")) == ["saved.npz", "saved.npz.1"]
+    assert load_newest(comm, link)[1].facts["step"] == 2
+    cut(tmp_path / "disk" / "saved.npz")
+    assert load_newest(comm, link)[1].facts["step"] == 1

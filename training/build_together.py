@@ -17,11 +17,11 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from clcomm.cache import write_whole
 from clcomm.communicator import Communicator
 from clcomm.engine import Device, kernel_cache
 from clcomm.engine.rehearsal import Rehearsal, build_identity, shared_cache
 from clcomm.errors import ClcommError, DeviceError
+from clcomm.files import write_whole
 
 _log = logging.getLogger("clcomm")
 

@@ -11,7 +11,7 @@ import numpy as np
 from clcomm.collective_cases import PreparedAllReduce
 from clcomm.communicator import Communicator
 from clcomm.costmodel import Fit, fit, plan_s
-from clcomm.errors import ArgumentError
+from clcomm.files import replacing, unwritable
 from clcomm.forecast import recommend
 from clcomm.intervals import METHOD
 from clcomm.measure import Lane, Schedule, sizes_between, time_calls
@@ -89,9 +89,10 @@ def draw(
             )
         _label(axes, title)
         try:
-            figure.savefig(path, dpi=120, format="png")
+            with replacing(path) as file:
+                figure.savefig(file, dpi=120, format="png")
         except OSError as error:
-            raise ArgumentError(f"--plot: expected a file to write, got {path!r}: {error.strerror}") from None
+            raise unwritable("--plot", path, error) from None
 
 
 def _in_legend(outcome: Outcome) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import os
 import sys
-from pathlib import Path
+import time
+from contextlib import suppress
 from typing import Any
 
+from clcomm.files import open_alone, open_regular
 from training.communication_clock import CommunicationClock, Lap
 from training.evaluate import Evaluation
 from training.metrics import StepRecord
@@ -17,6 +19,8 @@ COLUMNS = (
     "step", "epoch", "loss", "lr", "step_ms", "data_wait_ms", "communication_ms", "images_per_s", "epoch_loss",
     "test_loss", "test_accuracy",
 )  # fmt: skip
+#: More than the columns' names take.
+_MOST_BYTES = 4096
 #: TensorBoard gets a point for so many steps together: to write one takes a good part of a short step.
 POINT_EVERY = 10
 
@@ -33,7 +37,7 @@ class CsvLogger(Callback):
     ) -> None:
         self._world_size, self._lap = world_size, Lap(clock)
         goes_on = goes_on and _first_line(path) == ",".join(COLUMNS)
-        self._file = open(path, "a" if goes_on else "w", newline="", encoding="utf-8")  # noqa: SIM115
+        self._file = open_alone(path, "a" if goes_on else "w", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, COLUMNS)
         if not goes_on:
             self._writer.writeheader()
@@ -74,23 +78,37 @@ class CsvLogger(Callback):
 
 
 def _first_line(path: str | os.PathLike) -> str:
-    if not Path(path).is_file():
-        return ""
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.readline().rstrip("\r\n")
+    with suppress(OSError), open_regular(path) as file:
+        return file.readline(_MOST_BYTES).decode(errors="replace").rstrip("\r\n")
+    return ""
 
 
-def _summary_writer(directory: str) -> Any:
-    """Return tensorboardX's writer, which imports PyTorch where there is one: 190 MiB that scalars have no need of."""
-    hides = "torch" not in sys.modules
-    if hides:
-        sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it fails, as where it is not installed
-    try:
-        from tensorboardX import SummaryWriter
-    finally:
+class _EventFile:
+    """An event file of scalars, written here and now: tensorboardX's own writer does it in a thread, out of reach of
+    whom a full disk concerns.
+
+    Its imports of PyTorch, where there is one, are refused: 190 MiB that scalars have no need of.
+    """
+
+    def __init__(self, directory: str) -> None:
+        hides = "torch" not in sys.modules
         if hides:
-            del sys.modules["torch"]
-    return SummaryWriter(directory)
+            sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it fails, as where it is not installed
+        try:
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto.event_pb2 import Event
+            from tensorboardX.summary import scalar
+        finally:
+            if hides:
+                del sys.modules["torch"]
+        os.makedirs(directory, exist_ok=True)
+        self._event, self._scalar = Event, scalar
+        self._writer = EventsWriter(os.path.join(directory, "events"))
+        self.flush, self.close = self._writer.flush, self._writer.close
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        summary = self._scalar(tag, value)
+        self._writer.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
 
 
 class TensorBoardLogger(Callback):
@@ -101,7 +119,7 @@ class TensorBoardLogger(Callback):
     """
 
     def __init__(self, directory: str | os.PathLike, world_size: int, clock: CommunicationClock) -> None:
-        self._writer = _summary_writer(os.fspath(directory))
+        self._writer = _EventFile(os.fspath(directory))
         self._world_size, self._lap = world_size, Lap(clock)
         self._records: list[StepRecord] = []  # since the last point
         self._communication_s = 0.0

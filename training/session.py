@@ -148,6 +148,8 @@ class Session:
             try:
                 with self.traced(self.options):
                     self._train()
+                    if self._series is not None:
+                        self._series.close()
                     return self.finish()
             except Exception as error:
                 if not getattr(self.options, "elastic", False) or not elastic.is_lost_peer(error):
@@ -174,6 +176,8 @@ class Session:
                 if not elastic.is_lost_peer(error):
                     raise
         self.console = make_console(self.comm)
+        if self._series is not None:
+            self._series.close()
         self._series = self._checkpoint_series()
         self.console.print(
             f"{_count(ranks - self.comm.size, 'rank')} of {ranks} lost; going on with {self.comm.size} from step "

@@ -2,18 +2,55 @@
 
 from __future__ import annotations
 
+import logging
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, closing, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError
+from clcomm.errors import ClcommError
+from clcomm.files import unwritable
 from training.communication_clock import CommunicationClock
+from training.evaluate import Evaluation
+from training.metrics import StepRecord
 from training.trainer import Callback
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_log = logging.getLogger("clcomm")
+
+
+class Dispensable(Callback):
+    """A logger without which the training goes on when its file takes no more, as on a full disk; it says so once."""
+
+    def __init__(self, option: str, path: str, logger: Any):
+        self._name, self._logger = f"{option} {path}", logger
+
+    def step_finished(self, record: StepRecord) -> None:
+        self._call("step_finished", record)
+
+    def evaluation_finished(self, step: int, evaluation: Evaluation) -> None:
+        self._call("evaluation_finished", step, evaluation)
+
+    def epoch_finished(self, epoch: int, train_loss: float) -> None:
+        self._call("epoch_finished", epoch, train_loss)
+
+    def close(self) -> None:
+        """Close the logger, unless it was left out."""
+        self._call("close")
+
+    def _call(self, event: str, *args: Any) -> None:
+        if self._logger is None:
+            return
+        try:
+            getattr(self._logger, event)(*args)
+        except OSError as error:
+            _log.warning("%s: %s; the training goes on without it", self._name, error.strerror or error)
+            with suppress(OSError):
+                self._logger.close()
+            self._logger = None
 
 
 @contextmanager
@@ -22,20 +59,21 @@ def watched(
 ) -> Iterator[list[Callback]]:
     """Stand around a training; yields its callbacks, none but on rank 0, and closes them in the end. Collective.
 
-    Raises ArgumentError on every rank when a logger's file can't be written.
+    Raises ArgumentError on every rank when a logger's file can't be opened, OutputError where that is for want of room.
+    A logger that cannot go on later is left out, with a warning: it is no reason to end the training.
     """
     with ExitStack() as stack:
         callbacks: list[Callback] = []
-        problem = ""
+        problem: ClcommError | None = None
         if comm.rank == 0:
             try:
                 callbacks = _open(options, comm, console, total_steps, done_steps, stack)
             except OSError as error:
-                problem = f"logs: expected a place that can be written, got {error.filename} ({error.strerror})"
+                problem = unwritable("logs", error.filename, error)
         if options.log_csv or options.tensorboard:
             problem = comm.broadcast_object(problem, label="logs")
         if problem:
-            raise ArgumentError(problem)
+            raise problem
         yield callbacks
 
 
@@ -49,11 +87,13 @@ def _open(
     if options.log_csv:
         from training.loggers import CsvLogger
 
-        callbacks.append(stack.enter_context(closing(CsvLogger(options.log_csv, comm.size, clock, done_steps > 0))))
+        table = CsvLogger(options.log_csv, comm.size, clock, done_steps > 0)
+        callbacks.append(stack.enter_context(closing(Dispensable("--log-csv", options.log_csv, table))))
     if options.tensorboard:
         from training.loggers import TensorBoardLogger
 
-        callbacks.append(stack.enter_context(closing(TensorBoardLogger(options.tensorboard, comm.size, clock))))
+        points = TensorBoardLogger(options.tensorboard, comm.size, clock)
+        callbacks.append(stack.enter_context(closing(Dispensable("--tensorboard", options.tensorboard, points))))
     if not options.quiet:
         from training.progress import ProgressDisplay
 

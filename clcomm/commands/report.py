@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clcomm.cache import write_whole
 from clcomm.commands.command import Command
 from clcomm.errors import ArgumentError
+from clcomm.files import write_whole
 from clcomm.terminal import plain_width
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clcomm.cache import cache_directory, write_whole
+from clcomm.cache import cache_directory
 from clcomm.engine import selection
 from clcomm.errors import ArgumentError
+from clcomm.files import write_whole
 
 if TYPE_CHECKING:
     import pyopencl as cl

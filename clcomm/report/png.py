@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from clcomm.errors import ArgumentError
+from clcomm.files import replacing, unwritable
 from clcomm.report.axes import CALLS, SIZE, TIME, log_ticks, size_text, size_ticks, time_text
 from clcomm.report.colours import BESIDE, MEASURED, ink_on, paint_of, stripe_of
 from clcomm.report.model import Report
@@ -37,9 +38,10 @@ def draw(report: Report, path: str) -> None:
     with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = figure_of(report)
         try:
-            figure.savefig(path, dpi=120, format="png")
+            with replacing(path) as file:
+                figure.savefig(file, dpi=120, format="png")
         except OSError as error:
-            raise ArgumentError(f"-o: expected a file to write, got {path!r}: {error.strerror}") from None
+            raise unwritable("-o", path, error) from None
 
 
 def figure_of(report: Report) -> Any:

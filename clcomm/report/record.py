@@ -14,10 +14,10 @@ from typing import Any
 from clcomm import costfile
 from clcomm._version import __version__
 from clcomm.buckets import Bucket
-from clcomm.cache import write_whole
 from clcomm.communicator import Communicator
 from clcomm.cores import allowed_cpus
-from clcomm.errors import ArgumentError, DataError
+from clcomm.errors import ArgumentError, ClcommError, DataError, OutputError
+from clcomm.files import write_whole
 from clcomm.report.last_steps import LastSteps
 from clcomm.stats import CommStats
 from clcomm.trace.clocks import read_clock
@@ -107,22 +107,23 @@ def _ceilings(world_size: int, hosts: int) -> list[dict[str, Any]]:
 def write_document(path: str, document: dict[str, Any], comm: Communicator, option: str = "--report") -> None:
     """Write rank 0's document; with {rank} in the path each rank writes its own part. Collective.
 
-    Every rank raises ArgumentError, which begins with `option`, when a file can't be written.
+    Every rank raises an error that begins with `option` when a file can't be written: ArgumentError, or OutputError
+    where there is no room for it.
     """
     apart = RANK in path and "ranks" in document
     if apart:
         document = comm.broadcast_object(document, label="report")
         document["ranks"] = [record for record in document["ranks"] if record["rank"] == comm.rank]
-    problem = ""
+    problem: ClcommError | None = None
     if apart or comm.rank == 0:
         try:
             text = json.dumps(_finite(document), indent=1, allow_nan=False)
             write_whole(path.replace(RANK, str(comm.rank)), text + "\n", option)
-        except ArgumentError as error:
-            problem = str(error)
+        except (ArgumentError, OutputError) as error:
+            problem = error
     problems = [each for each in comm.all_gather_object(problem, label="report") if each]
     if problems:
-        raise ArgumentError(problems[0])
+        raise problems[0]
 
 
 def _finite(value: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
+from clcomm.files import replacing, unwritable
 from clcomm.trace.clocks import ClockReading
 from clcomm.trace.events import RankEvents
 from clcomm.trace.part import Part, part_path
@@ -22,20 +22,27 @@ LABEL = "trace"
 _GZIP_LEVEL = 5
 
 
-def write_together(comm: Communicator, part: Part, path: Path, limit_bytes: int) -> None:
-    """Write all ranks' parts from rank 0; every rank raises ArgumentError where that fails. Collective."""
-    events = RankEvents(part, limit_bytes // comm.size)
-    origin_ns = min(comm.all_gather_object(events.begin_ns, label=LABEL))
+def write_together(comm: Communicator, part: Path, path: Path, limit_bytes: int) -> str:
+    """Write all ranks' parts from rank 0; return on every rank what hindered that, "" where nothing did. Collective."""
+    events, problem = None, ""
+    try:
+        events = RankEvents(Part(part), limit_bytes // comm.size)
+    except ArgumentError as error:
+        problem = str(error)
+    everyone = comm.all_gather_object((problem, 0 if events is None else events.begin_ns), label=LABEL)
+    problem = next((each for each, _ in everyone if each), "")
+    if problem or events is None:
+        return problem
     ranks: list[dict[str, Any]] = []
-    gathered = _gathered(comm, events, origin_ns, ranks)
-    problem = ""
+    gathered = _gathered(comm, events, min(begin_ns for _, begin_ns in everyone), ranks)
     if comm.rank == 0:
-        problem = _problem(lambda: write_trace(path, gathered, lambda: _facts(ranks)), path)
+        try:
+            write_trace(path, gathered, lambda: _facts(ranks))
+        except OSError as error:
+            problem = f"{path}: {error.strerror}"
     for _ in gathered:  # the other ranks, and rank 0 after a problem, take part to the end
         pass
-    problem = comm.broadcast_object(problem, label=LABEL)
-    if problem:
-        raise ArgumentError(problem)
+    return comm.broadcast_object(problem, label=LABEL)
 
 
 def write_from_parts(path: Path, limit_bytes: int) -> list[int]:
@@ -55,9 +62,10 @@ def write_from_parts(path: Path, limit_bytes: int) -> list[int]:
     ranks = [RankEvents(part, limit_bytes // len(parts)) for part in parts]
     origin_ns = min(each.begin_ns for each in ranks)
     pieces = (piece for each in ranks for piece in each.pieces(origin_ns))
-    problem = _problem(lambda: write_trace(path, pieces, lambda: _facts([_rank_facts(each) for each in ranks])), path)
-    if problem:
-        raise ArgumentError(problem)
+    try:
+        write_trace(path, pieces, lambda: _facts([_rank_facts(each) for each in ranks]))
+    except OSError as error:
+        raise unwritable("trace", path, error) from None
     return [part.rank for part in parts]
 
 
@@ -66,29 +74,16 @@ def write_trace(path: Path, pieces: Iterable[str], facts: Callable[[], dict[str,
 
     It is compressed where its name ends in .gz. Raises OSError.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with ExitStack() as stack:
-            file: Any = stack.enter_context(temporary.open("wb"))
-            if path.suffix == ".gz":
-                file = stack.enter_context(gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0))
-            file.write(b'{"displayTimeUnit": "ns", "traceEvents": [')
-            between = b"\n"
-            for piece in pieces:
-                file.write(between + piece.encode())
-                between = b",\n"
-            file.write(b'\n], "otherData": ' + json.dumps(facts()).encode() + b"}\n")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _problem(write: Callable[[], None], path: Path) -> str:
-    try:
-        write()
-    except OSError as error:
-        return f"trace: expected a file that can be written, got {path} ({error.strerror})"
-    return ""
+    with ExitStack() as stack:
+        file: Any = stack.enter_context(replacing(path))
+        if path.suffix == ".gz":
+            file = stack.enter_context(gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0))
+        file.write(b'{"displayTimeUnit": "ns", "traceEvents": [')
+        between = b"\n"
+        for piece in pieces:
+            file.write(between + piece.encode())
+            between = b",\n"
+        file.write(b'\n], "otherData": ' + json.dumps(facts()).encode() + b"}\n")
 
 
 def _gathered(comm: Communicator, events: RankEvents, origin_ns: int, ranks: list[dict[str, Any]]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral, Real
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clcomm.errors import ArgumentError
+from clcomm.files import open_alone, open_regular
 
 FORMAT = "clcomm trace part 1"
 #: What a part is made of; a row is a tuple of plain values.
@@ -22,20 +24,36 @@ def part_path(trace: Path, rank: int) -> Path:
 
 
 class PartWriter:
-    """A part that grows by a line of JSON at a time; `header` tells whose it is. Raises OSError, as `append` does."""
+    """A part that grows by a line of JSON at a time; `header` tells whose it is. Raises OSError, as `append` does.
+
+    A line that could not be written whole is taken back.
+    """
 
     def __init__(self, path: Path, header: Mapping[str, Any]):
         self.path = path
-        self._file = path.open("w", encoding="utf-8")
-        self._write({"format": FORMAT, **header})
+        self._file = open_alone(path, "wb", buffering=0)
+        self._whole_bytes = 0
+        try:
+            self._write({"format": FORMAT, **header})
+        except OSError:
+            self.remove()
+            raise
 
     def append(self, **rows: Rows) -> None:
         """Keep rows of one or more KINDS."""
         self._write(rows)
 
     def _write(self, chunk: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(chunk, default=_plain) + "\n")
-        self._file.flush()
+        line = (json.dumps(chunk, default=_plain) + "\n").encode()
+        left = memoryview(line)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            self._file.truncate(self._whole_bytes)
+            self._file.seek(self._whole_bytes)
+            raise
+        self._whole_bytes += len(line)
 
     def close(self) -> None:
         self._file.close()
@@ -78,7 +96,7 @@ class Part:
 
 def _chunks(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        with path.open(encoding="utf-8") as file:
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8") as file:
             for line in file:
                 chunk = json.loads(line)
                 if not isinstance(chunk, dict):

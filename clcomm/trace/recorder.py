@@ -13,9 +13,10 @@ from typing import Any, Protocol
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.events import Collective, Phase
+from clcomm.files import check_writable, unwritable
 from clcomm.trace.clocks import read_clock
 from clcomm.trace.merge import LABEL, write_together
-from clcomm.trace.part import Part, PartWriter, Rows, part_path
+from clcomm.trace.part import PartWriter, Rows, part_path
 from clcomm.units import format_size, parse_size
 
 DEFAULT_LIMIT = "64MiB"
@@ -100,17 +101,19 @@ class Trace:
             "device": "" if device is None else device.name, "began_ns": time.perf_counter_ns(),
             "device_uncertainty_ns": 0 if self._log is None else self._log.uncertainty_ns,
         }  # fmt: skip
-        part, problem = None, ""
+        part, problem = None, None
         try:
+            if self.comm.rank == 0:
+                check_writable(self.path)
             part = PartWriter(part_path(self.path, self.comm.rank), header)
         except OSError as error:
-            problem = f"trace: expected a file that can be written, got {self.path} ({error.strerror})"
+            problem = unwritable("trace", self.path, error)
         problems = [each for each in self.comm.all_gather_object(problem, label=LABEL) if each]
         if problems or part is None:
             if part is not None:
                 part.remove()
             self._stack.close()
-            raise ArgumentError(problems[0])
+            raise problems[0]
         return part
 
     # --- what an observer is told: this runs within training steps ---
@@ -181,14 +184,20 @@ class Trace:
     # --- the end ---
 
     def close(self) -> None:
-        """Write the trace; collective. A second call does nothing."""
+        """Write the trace; collective. A second call does nothing.
+
+        Where that fails, as on a full disk, a warning says so, and the parts stay: it is no reason to end the training.
+        """
         if not self._is_open:
             return
         self._stop()
         self._keep(clocks=[read_clock(self.comm)])
         self._part.close()
-        write_together(self.comm, Part(self._part.path), self.path, self.limit_bytes)
-        self._part.remove()
+        problem = write_together(self.comm, self._part.path, self.path, self.limit_bytes)
+        if not problem:
+            self._part.remove()
+        elif self.comm.rank == 0:
+            self._warn_unwritten(problem)
 
     def _stop(self) -> None:
         self._is_open = False
@@ -208,7 +217,10 @@ class Trace:
             self._stop()
             self._part.close()
             if self.comm.rank == 0:
-                _log.warning("trace: not written; `clcomm trace %s` makes it of what each rank recorded", self.path)
+                self._warn_unwritten("the job failed")
+
+    def _warn_unwritten(self, reason: str) -> None:
+        _log.warning("trace: not written, %s; `clcomm trace %s` makes it of what each rank recorded", reason, self.path)
 
 
 def checked_limit(limit: int | str, world_size: int) -> int:

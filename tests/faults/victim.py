@@ -177,9 +177,14 @@ def fill(directory: Path) -> Path:
 
 def make_read_only(directory: Path) -> None:
     """Let a disk, which is this job's own, take nothing more, as after an error of the disk itself."""
-    remount, read_only = 32, 1  # MS_REMOUNT, MS_RDONLY of mount(2)
-    if ctypes.CDLL(None, use_errno=True).mount(None, bytes(directory), None, remount | read_only, None):
-        raise OSError(ctypes.get_errno(), "not made read-only")
+    bind, remount, read_only = 4096, 32, 1  # MS_BIND, MS_REMOUNT, MS_RDONLY of mount(2)
+    libc, path = ctypes.CDLL(None, use_errno=True), bytes(directory)
+    for source, flags in (
+        (path, bind),
+        (None, bind | remount | read_only),
+    ):  # files that are open would hinder a plain one
+        if libc.mount(source, path, None, flags, None):
+            raise OSError(ctypes.get_errno(), "not made read-only")
 
 
 def use_kernels(comm: Communicator) -> None:

@@ -67,4 +67,4 @@ def test_a_picture(tmp_path):
     assert cli.main(["report", name, "-o", str(tmp_path / "charts.png")]) == 0
     assert (tmp_path / "charts.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ArgumentError, match=r"-o: expected a file to write"):
-        cli.main(["report", name, "-o", str(tmp_path / "missing" / "charts.png")])
+        cli.main(["report", name, "-o", str(tmp_path / "charts.png" / "charts.png")])

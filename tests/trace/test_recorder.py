@@ -204,12 +204,14 @@ def test_a_failure_leaves_parts_of_which_a_trace_can_be_made(comm, device, path,
 
 
 def test_a_place_that_cannot_be_written_is_refused_on_every_rank(comm, tmp_path):
-    folder = tmp_path / "nowhere" if comm.rank == comm.size - 1 else tmp_path
+    blocked = tmp_path / "nowhere"
+    blocked.touch()
+    folder = blocked if comm.rank == comm.size - 1 else tmp_path
     with pytest.raises(ArgumentError) as caught:
         Trace(comm, folder / "trace.json")
-    assert one_line(caught).startswith("trace: expected a file that can be written, got")
+    assert one_line(caught).startswith("trace: expected a file to write, got")
     assert "nowhere" in one_line(caught)
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [blocked]
 
 
 @pytest.mark.parametrize(

@@ -140,9 +140,9 @@ def test_tensorboard_reads_the_points(tmp_path: Path) -> None:
 @pytest.mark.mpi(min_size=1)
 def test_a_place_that_cannot_be_written_is_an_error_on_every_rank(auto: Communicator, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for wanted in ({"log_csv": str(tmp_path)}, {"log_csv": str(tmp_path / "none" / "log.csv")}):
+    for wanted in ({"log_csv": str(tmp_path)}, {"log_csv": str(tmp_path / "file" / "log.csv")}):
         options = Namespace(**{"log_csv": None, "tensorboard": None, "quiet": True, **wanted})
-        with pytest.raises(ArgumentError, match="logs: expected a place that can be written, got "):
+        with pytest.raises(ArgumentError, match="logs: expected a file to write, got "):
             watched(options, auto, make_console(auto), 10).__enter__()
     with watched(Namespace(log_csv=None, tensorboard=None, quiet=True), auto, make_console(auto), 10) as callbacks:
         assert callbacks == []

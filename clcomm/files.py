@@ -1,0 +1,190 @@
+"""Regular files at paths that a user names: read without hanging, written whole or not at all, never put in place of
+a device, a pipe or a directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from clcomm.errors import ArgumentError, OutputError
+
+#: How the name of a file ends that is not whole yet.
+PARTIAL = ".partial"
+#: As many symbolic links in a row as Linux follows.
+_MOST_LINKS = 40
+_KINDS = (
+    (stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
+)  # fmt: skip
+#: What another start may find cured: disks are emptied, descriptors freed.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM)
+_ALONE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+def open_regular(path: str | os.PathLike, most_bytes: int | None = None) -> BufferedReader:
+    """Open a regular file of at most so many bytes for reading; OSError for anything else, without waiting for it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    info = os.fstat(descriptor)
+    reason = "" if stat.S_ISREG(info.st_mode) else kind_of(info.st_mode)
+    if most_bytes is not None and info.st_size > most_bytes:
+        reason = f"longer than {most_bytes} bytes"
+    if reason:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, reason, os.fspath(path))
+    return open(descriptor, "rb")
+
+
+def read_regular(path: str | os.PathLike, most_bytes: int) -> bytes:
+    """Return a regular file's content; OSError for anything else and for more than so many bytes."""
+    with open_regular(path, most_bytes) as file:
+        return file.read(most_bytes)
+
+
+def kind_of(mode: int) -> str:
+    """Return what a file of this mode is, in words, where it is not a regular one."""
+    return next((name for is_kind, name in _KINDS if is_kind(mode)), "no regular file")
+
+
+def destination(path: str | os.PathLike) -> Path:
+    """Return where a file written to `path` goes: its symbolic links are followed, unless they are another user's.
+
+    Raises OSError, whose strerror says why, unless a regular file or nothing is there.
+    """
+    target = Path(path)
+    for _ in range(_MOST_LINKS):
+        try:
+            info = target.lstat()
+        except FileNotFoundError:
+            return target
+        if not stat.S_ISLNK(info.st_mode):
+            if not stat.S_ISREG(info.st_mode):
+                raise OSError(errno.EINVAL, kind_of(info.st_mode), os.fspath(path))
+            return target
+        if info.st_uid not in (0, os.geteuid()):
+            raise OSError(errno.EPERM, "a symbolic link of another user", os.fspath(path))
+        target = target.parent / os.readlink(target)
+    raise OSError(errno.ELOOP, "a symbolic link that leads in a circle", os.fspath(path))
+
+
+def check_writable(path: str | os.PathLike, *, in_place: bool = False) -> Path:
+    """Return where a file written to `path` goes, whose directory is made where it is missing.
+
+    in_place: the file will be opened as it is, not replaced. Raises OSError where either would fail.
+    """
+    target = destination(path)
+    is_there = target.exists()
+    if is_there and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+    if not (is_there and in_place):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if is_there:
+            _check_sticky(target)
+        partial = unused_name(target)
+        os.close(_new(partial, 0o600))
+        partial.unlink()
+    return target
+
+
+def check_directory(path: str | os.PathLike) -> None:
+    """Make a directory where it is missing; OSError where files cannot be made in it."""
+    target = Path(path)
+    target.mkdir(parents=True, exist_ok=True)
+    probe = unused_name(target / "probe")
+    os.close(_new(probe, 0o600))
+    probe.unlink()
+
+
+@contextmanager
+def replacing(path: str | os.PathLike, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Open a file that takes the place of the one at `path` when the block ends, and leaves nothing when it raises.
+
+    Its directory is made where it is missing. Its name until then is nobody else's; its content is on the disk before
+    its name is. mode: before the umask. Raises OSError.
+    """
+    target = destination(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = unused_name(target)
+    try:
+        with open(_new(partial, mode), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def partials_of(target: Path) -> list[Path]:
+    """Return what writers of the file at `target` that were killed have left, and what those at work have begun."""
+    name = re.compile(rf"\.{re.escape(target.name)}(\.[0-9a-f]{{16}})?{re.escape(PARTIAL)}")
+    with suppress(OSError):
+        return [target.with_name(each) for each in os.listdir(target.parent) if name.fullmatch(each)]
+    return []
+
+
+def write_whole(path: str | os.PathLike, text: str, name: str) -> None:
+    """Write a file so that nobody ever sees a part of it; its directory is made where it is missing.
+
+    Raises an error that begins with `name`, the option or variable that led here: ArgumentError where no file may be
+    written there, OutputError where there is no room.
+    """
+    try:
+        with replacing(path) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise unwritable(name, path, error) from None
+
+
+def unwritable(name: str, path: str | os.PathLike, error: OSError) -> ArgumentError | OutputError:
+    """Return the error for a file that could not be written: whether another start may cure it is in its class."""
+    kind = OutputError if error.errno in NO_ROOM else ArgumentError
+    return kind(f"{name}: expected a file to write, got {os.fspath(path)!r}: {error.strerror}")
+
+
+def open_alone(path: str | os.PathLike, mode: str, **settings: Any) -> Any:
+    """Open a file in place, as open(path, mode) does, as the only job that writes it; OSError where another one does.
+
+    mode: "w" or "a", with "b" or without. The file's directory is made where it is missing.
+    """
+    target = destination(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | _ALONE | (os.O_APPEND if "a" in mode else 0), 0o666)
+    try:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise OSError(errno.EBUSY, "another job writes it", os.fspath(path)) from None
+        except OSError:
+            pass  # a file system without locks
+        if "w" in mode:
+            os.ftruncate(descriptor, 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return open(descriptor, mode, **settings)
+
+
+def unused_name(target: Path) -> Path:
+    """Return a name beside `target` that no other file has, for one that is not whole yet."""
+    return target.with_name(f".{target.name}.{secrets.token_hex(8)}{PARTIAL}")
+
+
+def _new(path: Path, mode: int) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+
+
+def _check_sticky(target: Path) -> None:
+    """Refuse another user's file where only its owner may replace it, as in /tmp."""
+    directory, own = target.parent.stat(), os.geteuid()
+    if directory.st_mode & stat.S_ISVTX and own not in (0, directory.st_uid, target.stat().st_uid):
+        raise PermissionError(errno.EPERM, "a file of another user", os.fspath(target))
