@@ -20,7 +20,7 @@ from clcomm.engine import functional as F
 from clcomm.engine.autotune import Trial, convolution, elementwise, fastest, product
 from clcomm.engine.device import Device
 from clcomm.engine.tuning import Identity, Tuning
-from clcomm.errors import ArgumentError
+from clcomm.errors import ArgumentError, OutputError
 
 OTHER = Tuning(gemm_tile=(4, 24), transpose_from=96, gemm_block=(8, 4, 16), conv_outputs=4)
 
@@ -153,7 +153,7 @@ def test_a_failed_write_leaves_the_old_table_and_nothing_else(device, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(ArgumentError, match="No space left on device"):
+    with pytest.raises(OutputError, match="No space left on device"):
         tuning.store(Tuning(), identity_of(device))
     assert os.listdir(path.parent) == [path.name] and path.read_bytes() == before
 

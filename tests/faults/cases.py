@@ -84,14 +84,7 @@ def all_cases() -> list[Case]:
         cases += [Case("flipped bit", place, rank, r"clcomm: replicas: .*'part1'.*rank", 1) for rank in RANKS]
     cases += [
         Case("disk full", "checkpoint", 0, rf"{UNWRITTEN}No space left on device\)", 1, disk="size=1m"),
-        Case(
-            "read-only directory",
-            "start-up",
-            0,
-            r"clcomm: checkpoint: .*: Read-only file",
-            2,
-            disk="ro",
-        ),
+        Case("read-only directory", "start-up", 0, r"clcomm: checkpoint: .*: Read-only file", 2, disk="ro"),
         Case("read-only directory", "checkpoint", 0, rf"{UNWRITTEN}Read-only file system\)", 1, disk="size=1m"),
         Case("truncated checkpoint", "start-up", 0, PASSED_OVER + THEN + FINISHED, 0, "newest"),
         Case("truncated checkpoints", "start-up", 0, r"clcomm: checkpoint .*damaged", 2, "all"),

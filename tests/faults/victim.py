@@ -179,10 +179,8 @@ def make_read_only(directory: Path) -> None:
     """Let a disk, which is this job's own, take nothing more, as after an error of the disk itself."""
     bind, remount, read_only = 4096, 32, 1  # MS_BIND, MS_REMOUNT, MS_RDONLY of mount(2)
     libc, path = ctypes.CDLL(None, use_errno=True), bytes(directory)
-    for source, flags in (
-        (path, bind),
-        (None, bind | remount | read_only),
-    ):  # files that are open would hinder a plain one
+    # On top of itself: files that are open for writing would hinder a plain remount.
+    for source, flags in ((path, bind), (None, bind | remount | read_only)):
         if libc.mount(source, path, None, flags, None):
             raise OSError(ctypes.get_errno(), "not made read-only")
 
