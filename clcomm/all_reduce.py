@@ -210,7 +210,7 @@ class AllReduces(CollectiveRunner):
         parts: list[Collective] = []
         self._sequence = sequence = self._sequence + 1
         failed, wire = True, None
-        begin, before_s = time.perf_counter(), self._communicated()
+        begin, before_s = time.perf_counter(), self.communicated()
         outer, self._finished = self._finished, [parts.append]
         try:
             wire = reduce()
@@ -220,7 +220,7 @@ class AllReduces(CollectiveRunner):
         finally:
             self._finished = outer
             seconds = time.perf_counter() - begin
-            self._kept_s += seconds - (self._communicated() - before_s)  # what its parts took is in it
+            self._kept_s += seconds - (self.communicated() - before_s)  # what its parts took is in it
             # nccl-tests count the gathered whole, of which each rank's part is one in world_size.
             if wire is None:
                 wire = sum(p.nbytes // (self.size if "gather" in p.operation else 1) for p in parts)

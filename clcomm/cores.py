@@ -34,38 +34,32 @@ def parse_cpus(text: str) -> frozenset[int]:
 class CoreWaits:
     """An observer that adds up, by phase, how long the thread that made it waited for a core.
 
-    A phase's wait is that since the phase before it ended, so every wait counts once. `seconds` is None where Linux
-    does not say. In a collective that polls, a rank that lets others run waits for a core too: those of phases in which
-    ranks wait for each other say nothing.
+    A phase's wait is that since the phase before it ended, and no longer than the phase. `seconds` is None where Linux
+    does not say. In a phase in which ranks wait for each other it says nothing: they poll, and let others run.
     """
 
     def __init__(self) -> None:
         self._waits_s: dict[str, float] = {}
         try:
-            self._file = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
+            self._file = open(_SCHEDSTAT, "rb", buffering=0)  # noqa: SIM115
         except OSError:
-            self._file = -1
+            self._file = None
         self._seen_ns = self._read()
 
     @property
     def seconds(self) -> dict[str, float] | None:
         """Seconds by the phase's name."""
-        return None if self._file < 0 else dict(self._waits_s)
+        return None if self._file is None else dict(self._waits_s)
 
     def collective_finished(self, event: Collective) -> None:
         pass
 
     def phase_finished(self, phase: Phase) -> None:
-        if self._file < 0 or phase.name in PACKING or phase.name in _OUTER:
+        if self._file is None or phase.name in PACKING or phase.name in _OUTER:
             return
         before_ns, self._seen_ns = self._seen_ns, self._read()
-        self._waits_s[phase.name] = self._waits_s.get(phase.name, 0.0) + (self._seen_ns - before_ns) * 1e-9
+        waited_s = min(phase.seconds, (self._seen_ns - before_ns) * 1e-9)
+        self._waits_s[phase.name] = self._waits_s.get(phase.name, 0.0) + waited_s
 
     def _read(self) -> int:
-        return 0 if self._file < 0 else int(os.pread(self._file, 80, 0).split()[1])
-
-    def close(self) -> None:
-        """Stop counting; what was counted stays."""
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = -1
+        return 0 if self._file is None else int(os.pread(self._file.fileno(), 80, 0).split()[1])

@@ -74,9 +74,10 @@ class CollectiveRunner:
 
     def phase(self, name: str, label: str = "", bucket: int = -1) -> TimedPhase:
         """Return a `with` block that is told as a phase when it ends: "step", "forward_backward" or any name."""
-        return TimedPhase(self.tell_phase, self._communicated, name, label, bucket)
+        return TimedPhase(self.tell_phase, self.communicated, name, label, bucket)
 
-    def _communicated(self) -> float:
+    def communicated(self) -> float:
+        """Return for how many seconds collectives, and packing for them, have kept this rank from anything else."""
         return self._kept_s + self._in_flight.exposed_s
 
     # --- a collective ---

@@ -26,12 +26,13 @@ class StepRecord:
 
 @dataclass
 class Metrics:
-    """Totals over this rank's steps of this run."""
+    """Totals over this rank's steps of this run; `cpu_s` is the processor time of all its threads in them."""
 
     steps: int = 0
     samples: int = 0
     seconds: float = 0.0
     data_wait_s: float = 0.0
+    cpu_s: float = 0.0
     warm_samples: int = 0
     warm_seconds: float = 0.0
     epoch_loss: float = 0.0

@@ -8,24 +8,27 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from clcomm.stats import CommStats
-
 #: One step in so many is measured, which waits for the device at both ends.
-SAMPLE_EVERY = 50
-_KEPT_SAMPLES = 101
+SAMPLE_EVERY = 10
+_KEPT_SAMPLES = 401
 
 
 class Overhead:
-    """Measures single steps of a run: kernels by OpenCL's events, collectives by the Communicator's clock.
+    """Measures single steps of a run: kernels by OpenCL's events, communication by the Communicator's clock.
 
     profile: a `with` block that gives an object with `seconds` and `kernel_s`; None for engines that have none.
-    `share` is the median over the last samples of what is left of a step, 0 to 1; None before the first sample.
+    communicated: returns the seconds in which collectives have kept the rank from anything else so far; what went on
+    behind computing is not in it. The figures are medians of the last samples, which a rank that loses its core in
+    some of them does not change; None before the first sample.
     """
 
-    def __init__(self, profile: Callable[[], AbstractContextManager[Any]] | None, stats: CommStats):
-        self._profile, self._stats = profile, stats
+    def __init__(
+        self, profile: Callable[[], AbstractContextManager[Any]] | None, communicated: Callable[[], float]
+    ) -> None:
+        self._profile, self._communicated = profile, communicated
         self._steps = 0
-        self._shares: deque[float] = deque(maxlen=_KEPT_SAMPLES)
+        self._kernels_s: deque[float] = deque(maxlen=_KEPT_SAMPLES)
+        self._launches_s: deque[float] = deque(maxlen=_KEPT_SAMPLES)
 
     @contextmanager
     def sampled(self) -> Iterator[None]:
@@ -34,17 +37,27 @@ class Overhead:
         if self._profile is None or self._steps % SAMPLE_EVERY:
             yield
             return
-        before = self._communication_s()
+        before = self._communicated()
         with self._profile() as profile:
             yield
-        own_s = profile.seconds - (self._communication_s() - before)
-        if own_s > 0:
-            self._shares.append(max(0.0, 1.0 - profile.kernel_s / own_s))
+        own_s = profile.seconds - (self._communicated() - before)
+        self._kernels_s.append(profile.kernel_s)
+        self._launches_s.append(max(0.0, own_s - profile.kernel_s))
 
     @property
-    def share(self) -> float | None:
-        """The part of a step in which neither kernels nor collectives ran."""
-        return statistics.median(self._shares) if self._shares else None
+    def kernel_s(self) -> float | None:
+        """What the kernels of a step take."""
+        return _median(self._kernels_s)
 
-    def _communication_s(self) -> float:
-        return self._stats.seconds
+    @property
+    def launch_s(self) -> float | None:
+        """What Python, launches and copies of batches take of a step: what neither kernels nor collectives do."""
+        return _median(self._launches_s)
+
+    def share(self, step_s: float) -> float | None:
+        """Return `launch_s` as a part of a whole step of so many seconds, 0 to 1."""
+        return None if self.launch_s is None or not step_s else min(1.0, self.launch_s / step_s)
+
+
+def _median(samples: deque[float]) -> float | None:
+    return statistics.median(samples) if samples else None

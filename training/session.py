@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from clcomm import elastic
 from clcomm.checkpoint_series import CheckpointSeries, is_there
 from clcomm.communicator import Communicator
+from clcomm.cores import CoreWaits
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.job import note_saved
 from clcomm.report.last_steps import LastSteps
@@ -62,6 +63,7 @@ class Session:
         )  # fmt: skip
         self.epochs = options.epochs or splits.default_epochs
         self._build_kernels()
+        self._core_waits = CoreWaits()
         self.trainer = self._make_trainer()
         self._series = self._checkpoint_series()
         self._evaluation: Evaluation | None = None
@@ -81,6 +83,7 @@ class Session:
 
     def _make_trainer(self) -> Trainer:
         options, comm = self.options, self.comm
+        comm.add_observer(self._core_waits)
         sampler_class = ContiguousSampler if options.sharding == "contiguous" else DistributedSampler
         sampler = sampler_class(
             len(self.splits.train), comm.rank, comm.size, seed=options.seed, pad=options.uneven_inputs == "pad"
@@ -220,7 +223,7 @@ class Session:
             step_p95_s=metrics.step_s(0.95),
             data_wait_s=metrics.data_wait_s,
             seconds=metrics.seconds,
-            overhead_share=self.trainer.overhead.share,
+            overhead_share=self.trainer.overhead.share(metrics.step_s(0.50)),
             bucket_size=self.trainer.sync.bucket_size,
             optimizer_state_nbytes=getattr(self.trainer.optimizer, "state_nbytes", None),
             layout=layout_of(sync.bucket_plan(self.parts.model)),
@@ -243,6 +246,10 @@ class Session:
             training_s=metrics.seconds,
             data_wait_s=metrics.data_wait_s,
             step_p50_s=metrics.step_s(0.50),
+            cpu_s=metrics.cpu_s,
+            core_waits_s=self._core_waits.seconds,
+            kernel_step_s=self.trainer.overhead.kernel_s,
+            launch_step_s=self.trainer.overhead.launch_s,
             device_peak_bytes=opencl.memory.peak_bytes if opencl else None,
             device_in_caller=opencl.runs_in_caller if opencl else None,
             replica_checks=guard.checks,

@@ -88,7 +88,7 @@ class Trainer:
         self.callbacks = list(callbacks)
         self.progress = Progress()
         self.metrics = Metrics()
-        self.overhead = Overhead(parts.profile, comm.stats)
+        self.overhead = Overhead(parts.profile, comm.communicated)
         self.train_loss = float("nan")
         self.steps_per_epoch = -(-loader.most_batches // accumulation)  # of a whole epoch
         sync.broadcast_parameters(self.model)
@@ -117,7 +117,8 @@ class Trainer:
                     yield self.progress
                 self._finish_epoch()
 
-    def _step(self, group: list[Batch], begin: float, data_wait_s: float) -> None:
+    def _step(self, group: list[Batch], begin: float, data_wait_s: float, cpu_began_s: float) -> None:
+        communicated_s = self.comm.communicated()
         note_step(self.progress.step + 1)
         self.optimizer.lr = self.base_lr * self.schedule(self.progress.step)
         samples = sum(len(labels) for _, labels in group)
@@ -138,7 +139,9 @@ class Trainer:
                 self.optimizer.step()
                 self.optimizer.zero_grad()
         seconds = time.perf_counter() - begin
-        self.comm.tell_phase(Phase("step", begin, seconds))
+        within_s = min(seconds, self.comm.communicated() - communicated_s)
+        self.comm.tell_phase(Phase("step", begin, seconds, communication_s=within_s))
+        self.metrics.cpu_s += time.process_time() - cpu_began_s
         self._record(samples, loss, seconds, data_wait_s)
 
     def _forward_backward(self, images: np.ndarray, labels: np.ndarray, weight: float) -> Any:
@@ -151,20 +154,22 @@ class Trainer:
         with self.comm.phase("sync"):
             self.sync.sync_gradients(self.model, samples=None if self.loader.sampler.equal_shards else samples)
 
-    def _timed_groups(self, batches: Iterable[Batch]) -> Iterator[tuple[list[Batch], float, float]]:
+    def _timed_groups(self, batches: Iterable[Batch]) -> Iterator[tuple[list[Batch], float, float, float]]:
         """Yield the micro-batches of each step, with the moment the step began and the wait for data in it.
+
+        Last comes the processor time that the rank had used when it began.
 
         They are none where other ranks have more.
         """
         batches = iter(batches)
         while True:
-            begin = time.perf_counter()
+            begin, cpu_began_s = time.perf_counter(), time.process_time()
             group = list(islice(batches, self.accumulation))
             if not group and self.progress.batch >= self.loader.most_batches:
                 return
             wait_s = time.perf_counter() - begin
             self.comm.tell_phase(Phase("data", begin, wait_s))
-            yield group, begin, wait_s
+            yield group, begin, wait_s, cpu_began_s
 
     def _record(self, samples: int, loss: float, seconds: float, data_wait_s: float) -> None:
         self.progress.step += 1

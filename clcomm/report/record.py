@@ -29,9 +29,7 @@ COMPARISON_FORMAT, COMPARISON_SCHEMA = "clcomm comparison", 1
 RANK = "{rank}"
 
 
-def gather_records(
-    comm: Communicator, *, last_steps: LastSteps | None = None, **figures: float | str | None
-) -> list[dict[str, Any]]:
+def gather_records(comm: Communicator, *, last_steps: LastSteps | None = None, **figures: Any) -> list[dict[str, Any]]:
     """Return all ranks' records, in rank order, on every rank: place, memory, `figures` and stats. Collective.
 
     last_steps: what observed this rank's steps, on every rank or on none.
