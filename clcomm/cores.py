@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 
 from clcomm.events import PACKING, Collective, Phase
@@ -40,10 +42,9 @@ class CoreWaits:
 
     def __init__(self) -> None:
         self._waits_s: dict[str, float] = {}
-        try:
+        self._file: io.FileIO | None = None
+        with contextlib.suppress(OSError):
             self._file = open(_SCHEDSTAT, "rb", buffering=0)  # noqa: SIM115
-        except OSError:
-            self._file = None
         self._seen_ns = self._read()
 
     @property

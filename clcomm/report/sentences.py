@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from clcomm.report.causes import causes
 from clcomm.report.facts import Facts
 from clcomm.report.shapes import count, written
-from clcomm.units import format_number, format_size
+from clcomm.report.shapes import milliseconds as _ms
+from clcomm.units import format_size
 
 #: A rank stands out when it came last so many times as often as an even share, and the calls were not just a few.
 _STANDS_OUT, _LEAST_SEEN = 1.5, 10
@@ -48,7 +50,10 @@ def tiles(facts: Facts) -> list[Tile]:
 
 def headline(facts: Facts) -> list[str]:
     """Return what a reader should know first, most important first."""
-    lines = [*problems(facts), pace(facts), sharing(facts), arrivals(facts), overlap(facts), advice(facts)]
+    found = causes(facts)
+    why = [cause.sentence for cause in found]
+    last = "" if any(cause.rank >= 0 for cause in found) else arrivals(facts)
+    lines = [*problems(facts), pace(facts), *why, sharing(facts), last, detour(facts), overlap(facts), advice(facts)]
     return [line for line in [*lines, upkeep(facts)] if line]
 
 
@@ -136,6 +141,15 @@ def arrivals(facts: Facts) -> str:
     return f"No rank stands out: the last one came {_ms(late_s)} after the one before it on average."
 
 
+def detour(facts: Facts) -> str:
+    """Return that gradients go through MPI where shared memory would do."""
+    asked = (facts.run.figures["settings"] or {}).get("transport")
+    hosts = {record["host"] for record in facts.run.ranks}
+    if not facts.several or len(hosts) > 1 or facts.reductions["transport"] != "mpi" or asked != "mpi":
+        return ""
+    return "All ranks are on one host, and gradients went through MPI: --transport shared reduces them in its memory."
+
+
 def overlap(facts: Facts) -> str:
     """Return how much of communication was hidden behind computing."""
     hidden, whole = facts.reducing["hidden_s"], facts.reducing["seconds"]
@@ -171,7 +185,3 @@ def upkeep(facts: Facts) -> str:
     if facts.training_s:
         parts.append(f"Keeping these figures took {seconds / facts.training_s:.3%} of the steps' time.")
     return " ".join(parts)
-
-
-def _ms(seconds: float) -> str:
-    return f"{format_number(seconds * 1e3)} ms" if seconds < 1 else f"{seconds:,.2f} s"

@@ -82,6 +82,11 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def milliseconds(seconds: float) -> str:
+    """Return a duration in a sentence."""
+    return f"{format_number(seconds * 1e3)} ms" if seconds < 1 else f"{seconds:,.2f} s"
+
+
 # --- charts ---
 
 

@@ -153,20 +153,21 @@ class WorldMeeting:
     alike: see `mpi.comparison`. fence: a memory barrier.
     """
 
-    arrivals: list[int] | None = None  # hosts have clocks of their own
-
-    def __init__(self, alike: Callable[[int], bool], fence: Callable[[], Any]):
+    def __init__(self, alike: Callable[[int, int], tuple[bool, list[int] | None]], fence: Callable[[], Any]):
         self._alike, self._fence = alike, fence
         self.tag = self.waited_ns = 0
+        self.arrivals: list[int] | None = None
 
     def announce(self, tag: int) -> None:
-        self.tag, self.waited_ns = tag, 0
+        self.tag, self.waited_ns, self.arrivals = tag, 0, None
 
     def barrier(self, kind: int = 0) -> None:
         came_ns = perf_counter_ns()
         self._fence()
-        same = self._alike(self.tag + kind)
+        same, arrivals = self._alike(self.tag + kind, came_ns)
         self._fence()
+        if self.arrivals is None:
+            self.arrivals = arrivals
         self.waited_ns += perf_counter_ns() - came_ns
         if not same:
             raise DifferentOperations

@@ -183,23 +183,40 @@ def address_function() -> Callable[[np.ndarray], int]:
     return MPI.Get_address
 
 
-def comparison(comm: Any, between_hosts: bool) -> Callable[[int], bool]:
-    """Return what says, alike on every rank, whether all ranks gave it the same number; each call is collective."""
+def comparison(comm: Any, between_hosts: bool) -> Callable[[int, int], tuple[bool, list[int] | None]]:
+    """Return what says, alike on every rank, whether all ranks gave it the same number; each call is collective.
+
+    It takes the number and when the rank came (perf_counter_ns), and also returns when each rank came; None between
+    hosts, which have clocks of their own.
+    """
+    return _comparison_of_hosts(comm) if between_hosts else _comparison_on_host(comm)
+
+
+def _comparison_of_hosts(comm: Any) -> Callable[[int, int], tuple[bool, None]]:
     from mpi4py import MPI
 
     both, least = np.zeros(2, np.int64), np.zeros(2, np.int64)
     arguments = [both, MPI.INT64_T], [least, MPI.INT64_T], MPI.MIN
 
-    def reduce() -> None:
-        if between_hosts:
-            comm.Iallreduce(*arguments).Wait()  # takes a network's latency once, where MPICH's Allreduce takes it twice
-        else:
-            comm.Allreduce(*arguments)
-
-    def alike(number: int) -> bool:
+    def alike(number: int, came_ns: int) -> tuple[bool, None]:
         both[0], both[1] = number, -number
-        reduce()
-        return bool(least[0] == -least[1])
+        comm.Iallreduce(*arguments).Wait()  # takes a network's latency once, where MPICH's Allreduce takes it twice
+        return bool(least[0] == -least[1]), None
+
+    return alike
+
+
+def _comparison_on_host(comm: Any) -> Callable[[int, int], tuple[bool, list[int]]]:
+    from mpi4py import MPI
+
+    own, everyone = np.zeros(2, np.int64), np.zeros((comm.Get_size(), 2), np.int64)
+    arguments = [own, MPI.INT64_T], [everyone, MPI.INT64_T]
+
+    def alike(number: int, came_ns: int) -> tuple[bool, list[int]]:
+        own[0], own[1] = number, came_ns
+        comm.Allgather(*arguments)
+        numbers, arrivals = everyone.T.tolist()
+        return numbers.count(number) == len(numbers), arrivals
 
     return alike
 

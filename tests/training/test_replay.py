@@ -60,10 +60,12 @@ def test_replayed_training_has_the_same_bits_on_several_ranks(model: str, optimi
 
 def test_the_share_of_python_is_measured_now_and_then() -> None:
     trainer = train(Communicator(transport="solo"), True, "mlp", "sgd", 1, SAMPLE_EVERY - 1)
-    assert trainer.overhead.share is None
-    for _ in trainer.train(epochs=10**6, max_steps=2 * SAMPLE_EVERY):
+    assert trainer.overhead.launch_s is None and trainer.overhead.share(1e-3) is None
+    for _ in trainer.train(epochs=10**6, max_steps=3 * SAMPLE_EVERY):
         pass
-    assert trainer.overhead.share is not None and 0 < trainer.overhead.share < 1
+    step_s = trainer.metrics.step_s(0.5)
+    assert trainer.overhead.launch_s > 0 and trainer.overhead.kernel_s > 0
+    assert trainer.overhead.share(step_s) == pytest.approx(min(1.0, trainer.overhead.launch_s / step_s))
 
 
 def test_engines_without_a_profile_have_no_share() -> None:
