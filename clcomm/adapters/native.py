@@ -13,7 +13,7 @@ import numpy as np
 
 from clcomm.adapters.trainable import require_same_trainable
 from clcomm.buckets import Bucket
-from clcomm.engine.autograd import backwards
+from clcomm.engine.autograd import current_backward
 from clcomm.engine.codec import Codec
 from clcomm.engine.fold import Fold
 from clcomm.engine.hashing import hash_buffer
@@ -107,7 +107,7 @@ class NativeReplica:
         def hook_of(name: str) -> Callable[[Any], Any]:
             def hook(_: Any) -> Any:
                 nonlocal latest
-                backward, recorder = backwards(), space.device.recorder
+                backward, recorder = current_backward(), space.device.recorder
                 if backward != latest[0]:
                     if recorder is not None and recorder is latest[1]:
                         recorder.refuse("it runs backward more than once")

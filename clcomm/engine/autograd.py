@@ -19,6 +19,7 @@ An op states its forward and backward side by side:
 from __future__ import annotations
 
 import itertools
+import threading
 from contextlib import ContextDecorator
 from typing import Any
 
@@ -27,34 +28,41 @@ from clcomm.engine.tensor import Shape, Tensor, constant, copy_into, empty, floa
 from clcomm.errors import ArgumentError
 
 _orders = itertools.count()
-_recording = True
-_backwards = 0
+_backwards = itertools.count(1)
 
 
-def backwards() -> int:
-    """Return how often backward() was called so far."""
-    return _backwards
+class _Modes(threading.local):
+    """A thread's modes: a new thread records, as in PyTorch, whatever the others do."""
+
+    recording = True
+    backward = 0
+
+
+_modes = _Modes()
+
+
+def current_backward() -> int:
+    """Return the number of the backward() that runs in this thread; no two have the same number."""
+    return _modes.backward
 
 
 class no_grad(ContextDecorator):
-    """Within it (a `with` block or a decorated function) nothing is recorded for backward()."""
+    """Within it (a `with` block or a decorated function) nothing is recorded for backward() in this thread."""
 
     def __enter__(self) -> None:
-        global _recording
-        self._before = _recording
-        _recording = False
+        self._before = _modes.recording
+        _modes.recording = False
 
     def __exit__(self, *exception: object) -> None:
-        global _recording
-        _recording = self._before
+        _modes.recording = self._before
 
     def _recreate_cm(self) -> no_grad:
         return no_grad()  # a decorated function may call itself
 
 
 def is_recording() -> bool:
-    """Return whether operations are recorded for backward()."""
-    return _recording
+    """Return whether this thread's operations are recorded for backward()."""
+    return _modes.recording
 
 
 class Context:
@@ -109,7 +117,7 @@ class Op:
     @classmethod
     def apply(cls, *inputs: Tensor | None, **attrs: Any) -> Tensor:
         """Run forward and, when an input needs a gradient, put the op on the tape. An input may be None."""
-        if _recording:
+        if _modes.recording:
             needs = tuple([x is not None and x._requires_grad for x in inputs])
             recorded = True in needs
         else:
@@ -128,11 +136,17 @@ class Op:
 
 def backward(root: Tensor, gradient: Tensor | float | None = None) -> None:
     """Add the gradients of `root` to its leaves; see Tensor.backward."""
-    global _backwards
-    _backwards += 1
     if not root._requires_grad:
         raise ArgumentError("backward: this tensor needs no gradient (no leaf with requires_grad, or no_grad() is on)")
     seed = _seed(root, gradient)
+    outer, _modes.backward = _modes.backward, next(_backwards)
+    try:
+        _walk(root, seed)
+    finally:
+        _modes.backward = outer
+
+
+def _walk(root: Tensor, seed: Tensor) -> None:
     if root._node is None:
         _accumulate(root, seed)
         _run_hooks(root)

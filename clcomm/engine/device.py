@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import cached_property
+from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,7 +68,8 @@ class Device:
         self.plans: dict[Any, Any] = {}  # index plans of broadcasts, by shapes
         self._uploads: deque[tuple[Any, np.ndarray]] = deque()
         self._borrowed: list[Any] = []  # buffers on arrays of the caller's, kept while kernels may be queued on them
-        self.recorder: Recorder | None = None  # notes what a run queues, see capture.py
+        self._recorders: dict[int, Recorder] = {}  # by the thread whose run each notes
+        self._launching = Lock()  # a kernel's arguments are set and it is queued before another thread sets its own
         self.revision = 0  # grows when memory, hooks or requires_grad of tensors change: recordings are void then
         self.note: Callable[[Launch], None] | None = None  # told about each launch
         self._enqueue = cl.enqueue_nd_range_kernel
@@ -125,10 +127,11 @@ class Device:
         """Queue a kernel; `args` are buffers, tensors and plain or NumPy numbers."""
         values = [getattr(arg, "buffer", arg) for arg in args]
         try:
-            event = kernel(self.queue, global_size, local_size, *values)
+            with self._launching:
+                event = kernel(self.queue, global_size, local_size, *values)
         except self._error as error:
             raise self._failed(kernel, error) from None
-        if self.recorder is not None:
+        if self._recorders and self.recorder is not None:
             self.recorder.launch(kernel, (global_size, local_size), values)
         if self.note is not None:
             self.note((kernel, global_size, event))
@@ -170,6 +173,19 @@ class Device:
             function(*args)
         else:
             self.recorder.on_host(function, args)
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """What notes this thread's run, None where none does; see capture.py."""
+        recorders = self._recorders
+        return recorders.get(get_ident()) if recorders else None
+
+    @recorder.setter
+    def recorder(self, recorder: Recorder | None) -> None:
+        if recorder is None:
+            self._recorders.pop(get_ident(), None)
+        else:
+            self._recorders[get_ident()] = recorder
 
     def profile(self) -> AbstractContextManager[Profile]:
         """Time the kernels queued within the block, on a queue of its own; waits at both ends."""
