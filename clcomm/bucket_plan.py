@@ -61,12 +61,18 @@ class PreparedBucket:
         if hook is None or own.dtype.kind != "f" or own.itemsize < 4 or not own.size:
             reduce = comm.all_reduce_init(own, "mean", out=mean, label=label, nbytes=nbytes, bucket=index)
             return cls(bucket, own, mean, reduce, None)
-        call: Callable[[], int | None] = partial(_call_hook, hook, own, comm, mean, bucket)
+        out, call = mean, None
         if between_hosts.is_for(comm, hook, own, mean):
             call = between_hosts.prepared(comm, hook, space, bucket, own, mean, label)
         elif isinstance(hook, PreparedHook):
             call = hook.prepare(Task(own, comm, mean, bucket, space.arrays.grads, space.replica.codec))
-        reduce = partial(comm.run_as_all_reduce, call, label=label, nbytes=nbytes, bucket=index)
+        else:
+            if comm.is_common_on_host(mean):  # memory that ranks share is no place to calculate in
+                out = comm.allocate(mean.nbytes).view(mean.dtype)
+            call = partial(_call_hook, hook, own, comm, out, bucket)
+        reduce: Callable[[], None] = partial(comm.run_as_all_reduce, call, label=label, nbytes=nbytes, bucket=index)
+        if out is not mean:
+            reduce = partial(_reduce_and_copy, reduce, out, mean)
         return cls(bucket, own, mean, reduce, hook)
 
     def prepare_start(self, comm: Communicator) -> Callable[..., Handle] | None:
@@ -169,6 +175,11 @@ def _call_hook(hook: Callable[..., Any], own: np.ndarray, comm: Communicator, me
         raise ArgumentError(
             f"hook: expected it to put the mean into `out` and to return None, got {type(returned).__name__}"
         )
+
+
+def _reduce_and_copy(reduce: Callable[[], None], out: np.ndarray, mean: np.ndarray) -> None:
+    reduce()
+    np.copyto(mean, out)  # all ranks write the same bits
 
 
 def _in_words(settings: PlanSettings) -> str:

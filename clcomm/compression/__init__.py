@@ -2,7 +2,7 @@
 
 A hook is called as `hook(gradient, comm, out, bucket)` for each bucket, in the same order on every rank. gradient: this
 rank's, one dimension, not to be written. out: of the same shape and dtype, where the mean over the ranks is to appear,
-with the same bits on every rank; it may be memory that other ranks write the same values to. bucket: the layout's,
+with the same bits on every rank; memory of this rank alone. bucket: the layout's,
 whose slots tell which parameter lies where. Its traffic goes through `comm` and is counted as one all-reduce; what it
 began in the background is waited for. It returns None, `out` or a handle; anything else is an ArgumentError.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from clcomm.engine.tensor import Tensor, copy_into
+import numpy as np
+
+from clcomm.engine.tensor import FLOAT32, Shape, Tensor, copy_into
 from clcomm.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -15,22 +17,71 @@ if TYPE_CHECKING:
 NONE, LOCAL, REDUCED, SENT = range(4)
 
 
+class Gradient(Tensor):
+    """A parameter's gradient as its user has it: wherever it lies now, and never in memory that ranks share.
+
+    The averaged gradient is read where it is. What may write, any use of `buffer` among it, first moves it to memory of
+    this rank's own.
+    """
+
+    __slots__ = ("_slot",)
+
+    _slot: GradSlot
+
+    @classmethod
+    def of(cls, slot: GradSlot, shape: Shape) -> Gradient:
+        """Return the gradient of a slot in some shape."""
+        gradient = cls.__new__(cls)
+        gradient._slot, gradient.device, gradient.shape = slot, slot.local.device, shape
+        gradient.dtype, gradient._requires_grad = FLOAT32, False
+        gradient._grad = gradient._node = gradient._hooks = None
+        return gradient
+
+    @property
+    def buffer(self) -> Any:  # type: ignore[override]
+        """The device's buffer: this rank's own, as nothing says what a kernel does with it."""
+        return self._slot.own().buffer
+
+    def numpy(self) -> np.ndarray:
+        array = np.empty(self.shape, self.dtype)
+        self.device.read(self._slot.current().buffer, array)
+        return array
+
+    def copy_from(self, array_like: Any) -> None:
+        self._slot.require_here()
+        super().copy_from(array_like)
+
+    def alias(self, shape: Shape) -> Tensor:
+        return Gradient.of(self._slot, shape)
+
+
 class GradSlot:
     """A parameter's gradient in the flat space: its state and its tensors on `grads` and on `reduced`."""
 
-    __slots__ = ("local", "reduced", "space", "state")
+    __slots__ = ("_gradient", "local", "reduced", "space", "state")
 
     def __init__(self, space: FlatSpace) -> None:
         self.space = space
         self.state = NONE
         self.local: Tensor = None  # type: ignore[assignment]
         self.reduced: Tensor = None  # type: ignore[assignment]
+        self._gradient: Gradient | None = None
 
     def gradient(self) -> Tensor | None:
         """Return the gradient, None before the first backward."""
         if self.state == NONE:
             return None
+        if self._gradient is None:
+            self._gradient = Gradient.of(self, self.local.shape)
+        return self._gradient
+
+    def current(self) -> Tensor:
+        """Return where the gradient lies, to be read."""
         return self.reduced if self.state == REDUCED else self.local
+
+    def own(self) -> Tensor:
+        """Return the gradient in this rank's memory, to which the averaged one is copied first."""
+        return self.for_update() if self.state == REDUCED else self.local
 
     def claim(self) -> Tensor | None:
         """Return where the first gradient is to be written, or None when there is a gradient already."""

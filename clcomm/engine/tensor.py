@@ -190,7 +190,11 @@ class Tensor(TensorOperators):
 
     def detach(self) -> Tensor:
         """Return a tensor on the same memory that is no part of the tape."""
-        return wrap(self.device, self.buffer, self.shape, self.dtype)
+        return self.alias(self.shape)
+
+    def alias(self, shape: Shape) -> Tensor:
+        """Return a tensor of another shape with as many elements, on the same memory, that is no part of the tape."""
+        return wrap(self.device, self.buffer, shape, self.dtype)
 
 
 def wrap(device: Device, buffer: Any, shape: Shape, dtype: np.dtype = FLOAT32) -> Tensor:

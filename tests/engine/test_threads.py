@@ -12,7 +12,7 @@ import pytest
 
 from clcomm.engine import Generator, Linear, ReLU, Replay, Sequential, Tensor, no_grad
 from clcomm.engine import functional as F
-from clcomm.engine.autograd import is_recording
+from clcomm.engine.autograd import current_backward, is_recording
 from clcomm.optim import SGD
 
 STEPS = 12
@@ -80,7 +80,7 @@ def model_on(device) -> Sequential:
     return Sequential(Linear(9, 33, device=device, rng=rng), ReLU(), Linear(33, 5, device=device, rng=rng))
 
 
-def train(device, replay: bool, done: threading.Event | None = None) -> list[bytes]:
+def train(device, replay: bool) -> list[bytes]:
     """Return the parameters' bits after some steps."""
     model = model_on(device)
     optimizer = SGD(model, 0.05, momentum=0.9)
@@ -95,8 +95,6 @@ def train(device, replay: bool, done: threading.Event | None = None) -> list[byt
         step(Tensor(np.random.default_rng(number).standard_normal((5, 9)), device))
         optimizer.step()
         optimizer.zero_grad()
-    if done is not None:
-        done.set()
     return [parameter.numpy().tobytes() for parameter in model.parameters()]
 
 
@@ -113,7 +111,13 @@ def test_an_evaluation_beside_training_changes_no_bit(device, replay):
                 result = other(x)
                 evaluations.append(not result.requires_grad and result.numpy().tobytes() == scores)
 
-    together(lambda: got.extend(train(device, replay, done)), evaluate)
+    def train_beside() -> None:
+        try:
+            got.extend(train(device, replay))
+        finally:
+            done.set()
+
+    together(train_beside, evaluate)
     assert got == expected
     assert evaluations and all(evaluations)
 
@@ -125,8 +129,6 @@ def test_two_threads_train_at_once(device):
 
 
 def test_hooks_see_the_backward_of_their_own_thread(device):
-    from clcomm.engine.autograd import current_backward
-
     def run() -> None:
         leaf = Tensor([1.0, 2.0], device, requires_grad=True)
         other = Tensor([3.0, 4.0], device, requires_grad=True)
