@@ -7,7 +7,7 @@ whatever the bucket size and the transport, and with a sharded update the same a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,11 +43,13 @@ def clip_grad_norm(sync: Synchronizer, model: Any, max_norm: float) -> float:
         return sharded.clip_grad_norm(max_norm)
     space = sync.space_for(model)
     start = sync.comm.rank * space.shard_nbytes
-    part = space.arrays.reduced[start : start + space.shard_nbytes]
+    written = space.replica.pull_written()
+    part = _current(space, written)[start : start + space.shard_nbytes]
     norm = global_norm(sync.comm, typed_parts(space.layout, part, start))
     coefficient = clip_coefficient(norm, max_norm)
     if coefficient != 1.0:
         _scale_all(sync.comm, space, coefficient)
+        _scale_written(space, written, coefficient)
     return norm
 
 
@@ -84,6 +86,25 @@ def _sum_of_squares(part: np.ndarray) -> float:
     chunks = (part[begin : begin + _CHUNK].astype(np.float64) for begin in range(0, part.size, _CHUNK))
     with np.errstate(over="ignore", invalid="ignore"):
         return float(sum(chunk.dot(chunk) for chunk in chunks))
+
+
+def _current(space: SharedSpace, written: Iterable[str]) -> np.ndarray:
+    """Return the flat gradients with those that the program has written to since they were averaged."""
+    gradients = space.arrays.reduced
+    if written:
+        gradients = gradients.copy()
+        for name in written:
+            space.layout.view(gradients, name)[...] = space.layout.view(space.arrays.grads, name)
+    return gradients
+
+
+def _scale_written(space: SharedSpace, written: Sequence[str], coefficient: float) -> None:
+    """Scale gradients of this rank's own."""
+    for name in written:
+        gradient = space.layout.view(space.arrays.grads, name)
+        scale(gradient.view(gradient.real.dtype), coefficient)
+    if written:
+        space.replica.push_written(written)
 
 
 def _scale_all(comm: Communicator, space: SharedSpace, coefficient: float) -> None:

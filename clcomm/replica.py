@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -76,6 +76,12 @@ class Replica(Protocol):
 
     def push_gradients(self, bucket: Bucket) -> None:
         """Give the model those gradients in `arrays.reduced` that close in the bucket, missing ones included."""
+
+    def pull_written(self) -> tuple[str, ...]:
+        """Copy gradients that were written since they were pushed to `arrays.grads`, and return their names."""
+
+    def push_written(self, names: Sequence[str]) -> None:
+        """Give the model those gradients from `arrays.grads`."""
 
     def moves_in_place(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
         """Return what pulls and what pushes all gradients, where they lie in the arrays; None where they are copied."""

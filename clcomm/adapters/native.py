@@ -6,7 +6,7 @@ host read them, and the optimizer reads the averaged ones where they were summed
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,6 +75,14 @@ class NativeReplica:
     def push_gradients(self, bucket: Bucket) -> None:
         """Make the bucket's averaged gradients the parameters' gradients."""
         self.flat_space.push_grads(bucket.start, bucket.stop)
+
+    def pull_written(self) -> tuple[str, ...]:
+        """Copy gradients that were written since they were pushed to the host's array, and return their names."""
+        return self.flat_space.pull_own_grads()
+
+    def push_written(self, names: Sequence[str]) -> None:
+        """Make these gradients those in the host's array of this rank's own."""
+        self.flat_space.push_own_grads(names)
 
     def moves_in_place(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
         """Return what pulls and what pushes all gradients; None where the device's memory is apart from the arrays."""

@@ -13,7 +13,7 @@ Written for netcl 0.4.4. What of it is worked around is said where that happens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -183,6 +183,22 @@ class NetclReplica:
         """Copy a bucket's averaged gradients into the model; one that was missing appears."""
         for slot in bucket.closing:
             self._parameters[slot.name].set_gradient(self._layout.view(self._arrays.reduced, slot.name))
+
+    def pull_written(self) -> tuple[str, ...]:
+        """Copy gradients that are not the averaged ones any more into the flat space, and return their names."""
+        written = []
+        for name, parameter in self._parameters.items():
+            gradient = None if parameter.grad is None else parameter.grad.numpy()
+            averaged = self._layout.view(self._arrays.reduced, name)
+            if gradient is not None and not np.array_equal(gradient, averaged.astype(gradient.dtype)):
+                self._layout.view(self._arrays.grads, name)[...] = gradient
+                written.append(name)
+        return tuple(written)
+
+    def push_written(self, names: Sequence[str]) -> None:
+        """Copy these gradients from the flat space into the model."""
+        for name in names:
+            self._parameters[name].set_gradient(self._layout.view(self._arrays.grads, name))
 
     def moves_in_place(self) -> None:
         """Return None: gradients are copied."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -91,6 +91,22 @@ class NumpyReplica:
                 parameter.grad = averaged.astype(parameter.data.dtype)
             else:
                 np.copyto(parameter.grad, averaged, casting="same_kind")
+
+    def pull_written(self) -> tuple[str, ...]:
+        """Copy gradients that are not the averaged ones any more into the flat space, and return their names."""
+        written = []
+        for name, parameter in self._parameters.items():
+            averaged = self._layout.view(self._arrays.reduced, name)
+            if parameter.grad is not None and not np.array_equal(parameter.grad, averaged.astype(parameter.grad.dtype)):
+                np.copyto(self._layout.view(self._arrays.grads, name), parameter.grad, casting="same_kind")
+                written.append(name)
+        return tuple(written)
+
+    def push_written(self, names: Sequence[str]) -> None:
+        """Copy these gradients from the flat space into the model."""
+        for name in names:
+            parameter = self._parameters[name]
+            parameter.grad = self._layout.view(self._arrays.grads, name).astype(parameter.data.dtype)
 
     def moves_in_place(self) -> None:
         """Return None: gradients are copied."""

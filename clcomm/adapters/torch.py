@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
@@ -97,6 +97,26 @@ class TorchReplica:
             if parameter.grad is None or not _writable(parameter.grad):
                 parameter.grad = torch.empty_like(parameter)
             _real(parameter.grad).copy_(_tensor(self._reduced[slot.name]))
+
+    @torch.no_grad()
+    def pull_written(self) -> tuple[str, ...]:
+        """Copy gradients that are not the averaged ones any more into the flat space, and return their names."""
+        written = []
+        for name, parameter in self._parameters.items():
+            if parameter.grad is None:
+                continue
+            gradient = _real(parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad)
+            averaged = _tensor(self._reduced[name])
+            if not torch.equal(gradient, averaged.to(gradient.device, gradient.dtype)):
+                self._grads[name].copy_(gradient)
+                written.append(name)
+        return tuple(written)
+
+    @torch.no_grad()
+    def push_written(self, names: Sequence[str]) -> None:
+        """Copy these gradients from the flat space into the model."""
+        for name in names:
+            _real(self._parameters[name].grad).copy_(self._grads[name])  # type: ignore[arg-type]
 
     def moves_in_place(self) -> None:
         """Return None: gradients are copied."""

@@ -7,7 +7,7 @@ on a discrete device it is `grads` itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,10 @@ class FlatSpace:
 
     @property
     def current_grads(self) -> Any:
-        """The buffer an optimizer reads: the averaged gradients when all are, else `grads`; see complete_grads."""
+        """The buffer an optimizer reads: the averaged gradients when all are, else `grads`; see complete_grads.
+
+        Other ranks may read it too: nothing but a synchronisation writes to it.
+        """
         return self.reduced if all(slot.state == REDUCED for slot in self.slots) else self.grads
 
     # -- buffers
@@ -188,6 +191,25 @@ class FlatSpace:
             mark.wait()
         for slot in opening:
             slot.state = SENT
+
+    def pull_own_grads(self) -> tuple[str, ...]:
+        """Bring this rank's own gradients up to date in the host's `grads`; return the names of their parameters."""
+        own = [place for place, slot in zip(self.layout.slots, self.slots, strict=True) if slot.state == LOCAL]
+        if self._staged:
+            for place in own:
+                self.device.read(self.grads, self._bound("grads")[place.start : place.stop], place.start)
+        elif own:
+            self.device.finish()
+        return tuple([place.name for place in own])
+
+    def push_own_grads(self, names: Collection[str]) -> None:
+        """Make these parameters' gradients those in the host's `grads`."""
+        self.note_states()
+        for place, slot in zip(self.layout.slots, self.slots, strict=True):
+            if place.name in names:
+                if self._staged:
+                    self.device.write(self.grads, self._bound("grads")[place.start : place.stop], place.start)
+                slot.state = LOCAL
 
     def _opening(self, start: int, stop: int) -> list[GradSlot]:
         return [slot for place, slot in zip(self.layout.slots, self.slots, strict=True) if start <= place.start < stop]
