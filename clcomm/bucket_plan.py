@@ -58,10 +58,12 @@ class PreparedBucket:
         own = space.arrays.grads[bucket.start : bucket.stop].view(bucket.dtype)
         mean = space.arrays.reduced[bucket.start : bucket.stop].view(bucket.dtype)
         label, nbytes, index = GRADIENTS, bucket.nbytes, bucket.index
+        reduce: Callable[[], None]
         if hook is None or own.dtype.kind != "f" or own.itemsize < 4 or not own.size:
             reduce = comm.all_reduce_init(own, "mean", out=mean, label=label, nbytes=nbytes, bucket=index)
             return cls(bucket, own, mean, reduce, None)
-        out, call = mean, None
+        call: Callable[[], int | None]
+        out = mean
         if between_hosts.is_for(comm, hook, own, mean):
             call = between_hosts.prepared(comm, hook, space, bucket, own, mean, label)
         elif isinstance(hook, PreparedHook):
@@ -70,7 +72,7 @@ class PreparedBucket:
             if comm.is_common_on_host(mean):  # memory that ranks share is no place to calculate in
                 out = comm.allocate(mean.nbytes).view(mean.dtype)
             call = partial(_call_hook, hook, own, comm, out, bucket)
-        reduce: Callable[[], None] = partial(comm.run_as_all_reduce, call, label=label, nbytes=nbytes, bucket=index)
+        reduce = partial(comm.run_as_all_reduce, call, label=label, nbytes=nbytes, bucket=index)
         if out is not mean:
             reduce = partial(_reduce_and_copy, reduce, out, mean)
         return cls(bucket, own, mean, reduce, hook)

@@ -106,6 +106,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
             "clcomm/finiteness.py",
             "clcomm/join.py",
             "clcomm/optim.py",
+            "clcomm/optimizer.py",
             "clcomm/overlap.py",
             "clcomm/overlap_choice.py",
             "clcomm/plot.py",

@@ -116,7 +116,7 @@ class TorchReplica:
     def push_written(self, names: Sequence[str]) -> None:
         """Copy these gradients from the flat space into the model."""
         for name in names:
-            _real(self._parameters[name].grad).copy_(self._grads[name])  # type: ignore[arg-type]
+            _real(self._parameters[name].grad).copy_(self._grads[name])
 
     def moves_in_place(self) -> None:
         """Return None: gradients are copied."""

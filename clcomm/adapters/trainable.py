@@ -1,12 +1,13 @@
-"""What is trained stays what it was at the first synchronisation: only that has a place in the flat space."""
+"""What is trained stays what it was when a place was given to it: the same parameters, and those alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from clcomm.errors import ArgumentError
 
 _REMEDY = "make a new Synchronizer after freezing or unfreezing"
+_REPLACED_REMEDY = "make a new Synchronizer (and optimizer) after replacing layers or parameters"
 
 
 def require_same_trainable(now: Iterable[str], before: Iterable[str], remedy: str = _REMEDY) -> None:
@@ -17,3 +18,14 @@ def require_same_trainable(now: Iterable[str], before: Iterable[str], remedy: st
             f"parameter {changed[0]!r}: expected requires_grad to stay as it was at the first synchronisation, "
             f"got it changed; {remedy}"
         )
+
+
+def require_same_parameters(
+    now: Mapping[str, object], before: Mapping[str, object], remedy: str = _REPLACED_REMEDY
+) -> None:
+    """Raise ArgumentError where a model has other parameters now than before: added, removed, or other objects."""
+    for name in [*before, *now]:
+        if now.get(name) is not before.get(name):
+            got = "none" if name not in now else "another" if name in before else "a new one"
+            expected = "the one of before" if name in before else "none"
+            raise ArgumentError(f"parameter {name!r}: expected {expected}, got {got} in its place; {remedy}")

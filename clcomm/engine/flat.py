@@ -7,7 +7,7 @@ on a discrete device it is `grads` itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,20 +54,32 @@ class FlatSpace:
         """Return the flat space of parameters without names; they are named by their position."""
         return cls((str(index), parameter) for index, parameter in enumerate(parameters))
 
-    @staticmethod
-    def containing(parameters: Iterable[Parameter]) -> FlatSpace | None:
-        """Return the flat space that holds exactly these parameters, or None when none of them is in one.
+    @classmethod
+    def holding(cls, named_parameters: Iterable[tuple[str, Parameter]], outgrown: FlatSpace | None = None) -> FlatSpace:
+        """Return the flat space of those parameters that are trainable, or have a place from when they were.
 
-        Raises ArgumentError when some are in a flat space that holds others too.
+        It is the one they lie in, and a new one where they lie in none. Where some have become trainable since, it is
+        a new one too, to which the others move; likewise from `outgrown`, whatever else that holds. Raises
+        ArgumentError for parameters in several spaces, or in one with others that are trainable.
         """
-        wanted = list(parameters)
-        spaces = {p.slot.space for p in wanted if p.slot is not None}
+        named = [(name, p) for name, p in named_parameters if p.requires_grad or _has_place(p)]
+        ours, spaces = {id(p) for _, p in named}, {p.slot.space for _, p in named if _has_place(p)}
         if not spaces:
-            return None
+            return cls(named)
         space = spaces.pop()
-        if spaces or {id(p) for p in wanted} != {id(p) for p in space.parameters}:
+        others = [p for p in space.parameters if id(p) not in ours]
+        if spaces or (space is not outgrown and any(p.requires_grad for p in others)):
             raise ArgumentError("parameters: some are in a flat space with others; give all of a model's together")
-        return space
+        is_whole = all(_has_place(p) for _, p in named)
+        if is_whole and (not others or space is not outgrown):
+            return space
+        space.release(p for _, p in named if _has_place(p))
+        return cls(named)
+
+    def release(self, parameters: Iterable[Parameter]) -> None:
+        """Let parameters leave with their gradients; this flat space is of no use to them from now on."""
+        for parameter in parameters:
+            parameter.slot, parameter._grad = None, parameter.slot.release()
 
     def rename(self, named_parameters: Iterable[tuple[str, Parameter]]) -> None:
         """Give the slots the parameters' names; raises ArgumentError unless their order is the flat space's."""
@@ -83,10 +95,7 @@ class FlatSpace:
 
     @property
     def current_grads(self) -> Any:
-        """The buffer an optimizer reads: the averaged gradients when all are, else `grads`; see complete_grads.
-
-        Other ranks may read it too: nothing but a synchronisation writes to it.
-        """
+        """The buffer of the averaged gradients when all are, else `grads`; see complete_grads."""
         return self.reduced if all(slot.state == REDUCED for slot in self.slots) else self.grads
 
     # -- buffers
@@ -242,16 +251,20 @@ class FlatSpace:
             raise ArgumentError("FlatSpace: no host arrays yet; call rebind() first")
         return self._host[name]
 
-    def complete_grads(self) -> None:
-        """Make `current_grads` whole: parameters without a gradient have zeros in it.
+    def complete_grads(self, slots: Sequence[GradSlot] | None = None) -> Any:
+        """Return the buffer in which these gradients are whole, zeros where there is none; None: all of them.
 
-        Averaged gradients and this rank's own are never mixed: unless all are averaged, all lie in `grads`.
+        Averaged gradients and this rank's own are never mixed: unless all are averaged, all lie in `grads`. Nothing
+        but a synchronisation writes to the averaged ones, which ranks may share.
         """
-        states = [slot.state for slot in self.slots]
-        if states.count(REDUCED) == len(states) or states.count(LOCAL) == len(states):
-            return
-        for slot in self.slots:
-            slot.make_own()
+        slots = self.slots if slots is None else slots
+        states = [slot.state for slot in slots]
+        if states.count(REDUCED) == len(states):
+            return self.reduced
+        if states.count(LOCAL) != len(states):
+            for slot in slots:
+                slot.make_own()
+        return self.grads
 
     def zero_grad(self) -> None:
         """Forget all gradients; nothing is written."""
@@ -265,6 +278,10 @@ class FlatSpace:
         """Tell a recording under way, if any, that states are about to change."""
         if self.device.recorder is not None:
             self.device.recorder.slots_used(self)
+
+
+def _has_place(parameter: Tensor) -> bool:
+    return isinstance(parameter, Parameter) and parameter.slot is not None
 
 
 def _check(named: list[tuple[str, Parameter]]) -> None:

@@ -38,7 +38,7 @@ class Gradient(Tensor):
         return gradient
 
     @property
-    def buffer(self) -> Any:  # type: ignore[override]
+    def buffer(self) -> Any:
         """The device's buffer: this rank's own, as nothing says what a kernel does with it."""
         return self._slot.own().buffer
 
@@ -110,6 +110,11 @@ class GradSlot:
             if value.buffer is not self.local.buffer:
                 copy_into(self.local, value)
             self.state = LOCAL
+
+    def release(self) -> Tensor | None:
+        """Return the gradient in this rank's memory, None where there is none, when its parameter leaves."""
+        self.require_here()
+        return None if self.state == NONE else self.own()
 
     def make_own(self) -> None:
         """Let `local` hold this rank's own gradient, zeros where there is none."""

@@ -262,7 +262,11 @@ def test_a_space_made_by_parameters_takes_the_modules_names(model):
     space = FlatSpace.of(model.parameters())
     assert model.flat_space() is space
     assert [slot.name for slot in space.layout.slots] == ["2.bias", "2.weight", "0.bias", "0.weight"]
-    assert FlatSpace.containing(model.parameters()) is space
+    assert FlatSpace.holding(model.named_parameters()) is space
+
+
+def in_a_space(device) -> FlatSpace:
+    return FlatSpace.of([Parameter([1.0], device)])
 
 
 def test_refuses(model, device):
@@ -277,7 +281,7 @@ def test_refuses(model, device):
     with pytest.raises(ArgumentError, match="already is in one"):
         FlatSpace.of([p])
     with pytest.raises(ArgumentError, match="some are in a flat space with others"):
-        FlatSpace.containing([p, *model.parameters()])
+        FlatSpace.holding([("p", p), *model.named_parameters(), ("q", next(iter(in_a_space(device).parameters)))])
     space = FlatSpace.of(reversed(list(model.parameters())))
     with pytest.raises(ArgumentError, match="another order"):
         model.flat_space()

@@ -1,12 +1,15 @@
-/* One optimizer step over the flat parameters p with gradients g; PyTorch's formulas. The span is a multiple of LANES,
-   and padding is zero in p and g, where every formula leaves it. */
+/* One optimizer step over `count` of the flat parameters p, from `first` on, with gradients g; PyTorch's formulas. Both
+   numbers are multiples of LANES, and padding is zero in p and g, where every formula leaves it. */
 
-__kernel void sgd(__global float *restrict p, __global const float *restrict g, float lr, float weight_decay, int count) {
+__kernel void sgd(__global float *restrict p, __global const float *restrict g, float lr, float weight_decay,
+                  int first, int count) {
+    p += first, g += first;
     FOR_EACH(i, count) p[i] -= lr * (g[i] + weight_decay * p[i]);
 }
 
 __kernel void sgd_momentum(__global float *restrict p, __global const float *restrict g, __global float *restrict velocity,
-                           float lr, float weight_decay, float momentum, int nesterov, int count) {
+                           float lr, float weight_decay, float momentum, int nesterov, int first, int count) {
+    p += first, g += first, velocity += first;
     if (nesterov) {
         FOR_EACH(i, count) {
             const float d = g[i] + weight_decay * p[i];
@@ -27,7 +30,8 @@ __kernel void sgd_momentum(__global float *restrict p, __global const float *res
    1 - lr * weight_decay, on the parameters. step_size and root_correction hold the bias corrections. */
 __kernel void adam(__global float *restrict p, __global const float *restrict g, __global float *restrict mean,
                    __global float *restrict square, float beta1, float beta2, float eps, float weight_decay, float shrink,
-                   float step_size, float root_correction, int count) {
+                   float step_size, float root_correction, int first, int count) {
+    p += first, g += first, mean += first, square += first;
     FOR_LANES(i, count) {
         const lanes before = load_lanes(p + i, LANES, 0.0f) * shrink;
         const lanes d = load_lanes(g + i, LANES, 0.0f) + weight_decay * before;
@@ -43,7 +47,8 @@ __kernel void adam(__global float *restrict p, __global const float *restrict g,
 /* RMSProp (Hinton, 2012). `mean` is used when centered, `velocity` with momentum; else they may be any buffer. */
 __kernel void rmsprop(__global float *restrict p, __global const float *restrict g, __global float *restrict square,
                       __global float *mean, __global float *velocity, float lr, float alpha, float eps,
-                      float weight_decay, float momentum, int centered, int count) {
+                      float weight_decay, float momentum, int centered, int first, int count) {
+    p += first, g += first, square += first, mean += first, velocity += first;
     FOR_LANES(i, count) {
         const lanes before = load_lanes(p + i, LANES, 0.0f);
         const lanes d = load_lanes(g + i, LANES, 0.0f) + weight_decay * before;

@@ -105,17 +105,19 @@ class Module:
             parameter.grad = None
 
     def flat_space(self) -> FlatSpace:
-        """Return the flat space of the trainable parameters; built at the first call, when they move into it."""
-        if self._flat_space is None:
-            trainable = [(name, p) for name, p in self.named_parameters() if p.requires_grad]
-            space = FlatSpace.containing(p for _, p in trainable)  # an optimizer may have built it already
-            if space is None:
-                space = FlatSpace(trainable)
-            elif [slot.name for slot in space.layout.slots] != [name for name, _ in reversed(trainable)]:
-                space.rename(trainable)
+        """Return the flat space of the trainable parameters; built at the first call, when they move into it.
+
+        Parameters that were frozen since keep their place. For those that are trainable since, and where layers were
+        replaced, it is built anew.
+        """
+        named = list(self.named_parameters())
+        space = FlatSpace.holding(named, self._flat_space)
+        members = [(name, p) for name, p in named if p.slot is not None]
+        if len(members) == len(space.parameters):  # else the space is that of a model which this is a part of
+            if [slot.name for slot in space.layout.slots] != [name for name, _ in reversed(members)]:
+                space.rename(members)
             object.__setattr__(self, "_flat_space", space)
-        assert self._flat_space is not None
-        return self._flat_space
+        return space
 
     # -- values
 

@@ -1,0 +1,274 @@
+"""The base of the optimizers: what they train, their state in flat device buffers, and a step as a few launches.
+
+All parameters that are trained alike and lie side by side take one launch: as long as none is frozen, all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from clcomm.adapters.trainable import require_same_parameters
+from clcomm.engine.flat import FlatSpace
+from clcomm.engine.grad_slot import NONE
+from clcomm.engine.nn.module import Module
+from clcomm.engine.parameter import Parameter
+from clcomm.errors import ArgumentError
+
+#: Bytes of an element: parameters and state are float32.
+_ITEM = 4
+#: The entry of a state that says how many steps each parameter missed.
+_MISSED = "missed"
+
+
+class Optimizer:
+    """Base of the optimizers: hyper-parameters, state in flat device buffers, and one kernel over the flat space.
+
+    `params` is a Module, or an iterable of Parameters that share a flat space or have none yet. `lr` can be set at any
+    time. Parameters may be frozen and unfrozen between steps, as with PyTorch's optimizers: while one is frozen, its
+    value, state and count of steps stay. Raises ArgumentError for a hyper-parameter outside its range, and in a step
+    where a Module has other parameters than those that the optimizer was made for.
+    """
+
+    #: Names of the state buffers that the hyper-parameters call for.
+    _buffer_names: tuple[str, ...] = ()
+
+    def __init__(self, params: Module | Iterable[Parameter], lr: float, **hyper: float):
+        self._params_given = params if isinstance(params, Module) else list(params)
+        self._members = self._named()
+        self.space = self._find_space()
+        self._hyper = {name: float(value) for name, value in hyper.items()}
+        self.lr = lr
+        self.steps = 0
+        self._missed: dict[Parameter, int] = {}  # steps that were taken while a parameter was frozen
+        self._start, self._stop = 0, self._span
+        self._own_params: tuple[Any, Any] = (None, None)
+        self._looked_at = -1  # the device's revision when it was found what is trained
+
+    @property
+    def _span(self) -> int:
+        return self.space.layout.span // _ITEM
+
+    @property
+    def _count(self) -> int:
+        return self._stop - self._start
+
+    @cached_property
+    def _state(self) -> dict[str, Any]:
+        """The state buffers, zero; made at first use, when it is known for which elements."""
+        zeros = np.zeros(max(self._count, 1), np.float32)  # no OpenCL buffer is empty
+        return {name: self.space.device.upload(zeros) for name in self._buffer_names}
+
+    @property
+    def state_nbytes(self) -> int:
+        """Bytes of optimizer state on this rank."""
+        return len(self._buffer_names) * self._count * _ITEM
+
+    def restrict(self, start: int, stop: int) -> None:
+        """Update elements [start, stop) of the flat space alone from now on, with state for them alone.
+
+        For callers that reduce gradients into that range themselves: `update_range` takes the place of `step`. Call it
+        before the first step; ArgumentError later, or for a range outside the flat space or not aligned as the slots.
+        """
+        multiple = self.space.layout.alignment // _ITEM
+        if not 0 <= start <= stop <= self._span or start % multiple or stop % multiple:
+            raise ArgumentError(
+                f"range: expected multiples of {multiple} within [0, {self._span}], got [{start}, {stop})"
+            )
+        if "_state" in self.__dict__:
+            raise ArgumentError("range: expected to be chosen before the first step and before a state is loaded")
+        self._start, self._stop = start, stop
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self._lr = checked("lr", value)
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        self.space.zero_grad()
+        if self._looked_at != self.space.device.revision:  # what was unfrozen may have moved everything
+            for space in {p.slot.space for p in self._members.values() if p.slot is not None}:
+                space.zero_grad()
+
+    def step(self) -> None:
+        """Update the parameters with their gradients, the averaged ones after a synchronisation."""
+        if self._count != self._span:
+            raise ArgumentError("step: this optimizer updates a part of the parameters; step its DistributedOptimizer")
+        self.space.device.on_host(self._update)  # its numbers change from step to step
+
+    def _update(self) -> None:
+        self._look()
+        if any(slot.state != NONE for slot in self._trained):
+            self.update_range(self.space.complete_grads(self._trained))
+
+    def update_range(self, gradients: Any) -> None:
+        """Take a step on the optimizer's range, with a buffer of the gradients of just that range."""
+        self._look()
+        self.steps += 1
+        device = self.space.device
+        for first, count, missed in self._runs:
+            name, arguments = self._kernel_call(self.steps - missed)
+            kernel = device.kernel("optim", name)
+            device.launch(kernel, *device.grid(count), self._params(), gradients, *arguments, first, count)
+        for parameter in self._frozen:
+            self._missed[parameter] = self._missed.get(parameter, 0) + 1
+
+    # -- what is trained
+
+    def _named(self) -> dict[str, Parameter]:
+        """Return the parameters that the optimizer is for, by name or, without names, by position."""
+        if isinstance(self._params_given, Module):
+            return dict(self._params_given.named_parameters())
+        return {str(index): parameter for index, parameter in enumerate(self._params_given)}
+
+    def _find_space(self) -> FlatSpace:
+        if isinstance(self._params_given, Module):
+            return self._params_given.flat_space()
+        return FlatSpace.holding(self._members.items())
+
+    def _look(self) -> None:
+        """Find out what is to be trained, where anything may have changed since the last step."""
+        device = self.space.device
+        if self._looked_at == device.revision:
+            return
+        require_same_parameters(self._named(), self._members, "make a new optimizer after replacing layers")
+        space = self._find_space()
+        if space is not self.space:
+            self._move(space)
+        ours = set(self._members.values())
+        pairs = [(slot, p) for slot, p in zip(space.slots, space.parameters, strict=True) if p in ours]
+        self._trained = [slot for slot, parameter in pairs if parameter.requires_grad]
+        self._frozen = [parameter for _, parameter in pairs if not parameter.requires_grad]
+        self._find_runs(ours)
+        self._looked_at = device.revision
+
+    def _find_runs(self, ours: set[Parameter]) -> None:
+        """Cut the optimizer's range into runs (first, count, steps missed) of parameters to be updated alike."""
+        self._runs: list[tuple[int, int, int]] = []
+        places, span = self.space.layout.slots, self._span
+        ends = [*(place.start // _ITEM for place in places[1:]), span]
+        for place, end, parameter in zip(places, ends, self.space.parameters, strict=True):
+            first, last = max(place.start // _ITEM, self._start), min(end, self._stop)
+            if first >= last or not parameter.requires_grad or parameter not in ours:
+                continue
+            first, missed = first - self._start, self._missed.get(parameter, 0)
+            if self._runs and sum(self._runs[-1][:2]) == first and self._runs[-1][2] == missed:
+                first = self._runs.pop()[0]
+            self._runs.append((first, last - self._start - first, missed))
+
+    def _move(self, space: FlatSpace) -> None:
+        """Go on with the same parameters, and more, in another flat space."""
+        if self._count != self._span:
+            raise ArgumentError(
+                "parameters: expected requires_grad to stay as it was when the DistributedOptimizer was made, got it "
+                "changed; unfreeze before the module's first optimizer"
+            )
+        old, state = self.space, self._read_state() if "_state" in self.__dict__ else {}
+        self.space, self._stop = space, space.layout.span // _ITEM
+        places = dict(zip(old.parameters, old.layout.slots, strict=True))
+        for name, values in state.items():
+            moved = np.zeros(self._span, np.float32)
+            for parameter, place in zip(space.parameters, space.layout.slots, strict=True):
+                if parameter in places:
+                    begin = places[parameter].start // _ITEM
+                    moved[place.start // _ITEM :][: parameter.size] = values[begin : begin + parameter.size]
+            self._state[name] = space.device.upload(moved)
+        for parameter in space.parameters:
+            if parameter not in places:
+                self._missed[parameter] = self.steps
+
+    def _params(self) -> Any:
+        whole, part = self._own_params
+        if whole is not self.space.params:
+            whole = part = self.space.params
+            if self._count != self._span:
+                part = whole.get_sub_region(self._start * _ITEM, self._count * _ITEM)
+            self._own_params = whole, part
+        return part
+
+    def _kernel_call(self, steps: int) -> tuple[str, tuple[Any, ...]]:
+        """Return the kernel's name and its arguments between gradients and range, for the step of this number."""
+        raise TypeError(f"{type(self).__name__} defines no step")
+
+    # -- checkpoints
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the flat state buffers."""
+        return self._buffer_names
+
+    def settings(self) -> dict[str, Any]:
+        """Return kind, step count and hyper-parameters by name."""
+        return {"kind": type(self).__name__, "steps": self.steps, "lr": self._lr, **self._hyper}
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return kind, step count, hyper-parameters (arrays without dimensions) and the flat state buffers.
+
+        "missed", where there is any: how many steps each parameter, in the flat space's order, was frozen in.
+        With a range the buffers are those of the range; `load_state_dict` takes whole ones.
+        """
+        state = {name: np.array(value) for name, value in self.settings().items()}
+        missed = np.array([self._missed.get(parameter, 0) for parameter in self.space.parameters])
+        if missed.any():
+            state[_MISSED] = missed
+        return {**state, **self._read_state()}
+
+    def _read_state(self) -> dict[str, np.ndarray]:
+        state = {name: np.empty(self._count, np.float32) for name in self._state}
+        for name, buffer in self._state.items():
+            if self._count:
+                self.space.device.read(buffer, state[name])
+        return state
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from a `state_dict()`; raises ArgumentError, changing nothing, if it is another optimizer's."""
+        kind = str(state["kind"]) if "kind" in state else "none"
+        if kind != type(self).__name__:
+            raise ArgumentError(f"state_dict: expected the state of {type(self).__name__}, got {kind}")
+        self._look()  # what was unfrozen has a place in the state
+        expected = {"kind", "steps", "lr", *self._hyper, *self._state}
+        if set(state) - {_MISSED} != expected:
+            raise ArgumentError(f"state_dict: expected the entries {sorted(expected)}, got {sorted(state)}")
+        for name in ("steps", "lr", *self._hyper):
+            if np.shape(state[name]) != ():
+                raise ArgumentError(f"state_dict[{name!r}]: expected one number, got {np.size(state[name])}")
+        for name in self._state:
+            if np.shape(state[name]) != (self._span,):
+                raise ArgumentError(f"state_dict[{name!r}]: expected {self._span} values, got {np.shape(state[name])}")
+        missed = _missed_steps(state, len(self.space.parameters))
+        for name, buffer in self._state.items():
+            if self._count:
+                own = np.ascontiguousarray(state[name][self._start : self._stop], np.float32)
+                self.space.device.write(buffer, own)
+        self.steps = int(state["steps"])
+        self._missed = dict(zip(self.space.parameters, missed, strict=True))
+        self._looked_at = -1
+        self.lr = float(state["lr"])
+        self._hyper = {name: float(state[name]) for name in self._hyper}
+
+
+def _missed_steps(state: Mapping[str, np.ndarray], count: int) -> list[int]:
+    """Return how many steps each of so many parameters missed, as a state has it; ArgumentError for nonsense."""
+    missed = np.asarray(state.get(_MISSED, np.zeros(count, np.int64)))
+    if missed.shape != (count,) or missed.dtype.kind not in "iu" or not (missed >= 0).all():
+        raise ArgumentError(f"state_dict[{_MISSED!r}]: expected {count} numbers of steps, got {missed}")
+    if (missed > int(state["steps"])).any():
+        raise ArgumentError(f"state_dict[{_MISSED!r}]: expected at most {state['steps']} steps, got {missed.max()}")
+    return missed.tolist()
+
+
+def checked(name: str, value: float, below: float = math.inf) -> float:
+    """Return a hyper-parameter as a float; ArgumentError outside [0, below)."""
+    if not isinstance(value, (int, float, np.floating, np.integer)) or not 0.0 <= value < below:
+        limit = "a number of at least 0" if below == math.inf else f"a number from 0 to below {below:g}"
+        raise ArgumentError(f"{name}: expected {limit}, got {value!r}")
+    return float(value)
