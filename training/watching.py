@@ -55,7 +55,7 @@ class Dispensable(Callback):
 
 @contextmanager
 def watched(
-    options: Namespace, comm: Communicator, console: Console, total_steps: int, done_steps: int = 0
+    options: Namespace, comm: Communicator, console: Console, total_steps: int, done_steps: int = 0, epochs: int = 1
 ) -> Iterator[list[Callback]]:
     """Stand around a training; yields its callbacks, none but on rank 0, and closes them in the end. Collective.
 
@@ -67,7 +67,7 @@ def watched(
         problem: ClcommError | None = None
         if comm.rank == 0:
             try:
-                callbacks = _open(options, comm, console, total_steps, done_steps, stack)
+                callbacks = _open(options, comm, console, total_steps, done_steps, epochs, stack)
             except OSError as error:
                 problem = unwritable("logs", error.filename, error)
         if options.log_csv or options.tensorboard:
@@ -78,7 +78,13 @@ def watched(
 
 
 def _open(
-    options: Namespace, comm: Communicator, console: Console, total_steps: int, done_steps: int, stack: ExitStack
+    options: Namespace,
+    comm: Communicator,
+    console: Console,
+    total_steps: int,
+    done_steps: int,
+    epochs: int,
+    stack: ExitStack,
 ) -> list[Callback]:
     callbacks: list[Callback] = []
     clock = CommunicationClock()
@@ -97,6 +103,6 @@ def _open(
     if not options.quiet:
         from training.progress import ProgressDisplay
 
-        display = ProgressDisplay(console, comm.size, total_steps, done_steps, clock)
+        display = ProgressDisplay(console, comm.size, total_steps, done_steps, clock, epochs)
         callbacks.append(stack.enter_context(closing(display)))
     return callbacks
