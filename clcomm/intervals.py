@@ -33,6 +33,11 @@ class Estimate(NamedTuple):
         """Return it in another unit."""
         return Estimate(*(None if value is None else value * factor for value in self))  # type: ignore[arg-type]
 
+    def rate_of(self, amount: float) -> Estimate:
+        """Return how much a second that is of an `amount` that takes this long: the longest times, the lowest rates."""
+        low, high = (None, None) if self.high is None or self.low is None else (self.high, self.low)
+        return Estimate(*(value and amount / value for value in (self.median, low, high)))  # type: ignore[arg-type]
+
     def text(self, digits: int = 3) -> str:
         """Return the figure and its interval as people write them: 10.224 (10.120-10.371); "-" for NaN."""
         if math.isnan(self.median):

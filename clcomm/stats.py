@@ -180,7 +180,8 @@ class CommStats:
         calls, nbytes = _mean(total.calls, self.ranks), _mean(total.nbytes, self.ranks)
         parts_ns = (total.ns, total.wait_ns, total.untold_ns, total.hidden_ns)
         seconds, wait_s, untold_s, hidden_s = (ns / 1e9 / self.ranks for ns in parts_ns)
-        algbw = nbytes / seconds if seconds else 0.0
+        moves = bool(nbytes and seconds) and self.world_size > 1
+        algbw = nbytes / seconds if moves else None
         max_s = total.max_ns / 1e9
         percentiles = {f"p{p}_s": min(total.histogram.percentile(p / 100), max_s) for p in (50, 95, 99)}
         return {
@@ -203,7 +204,7 @@ class CommStats:
             **percentiles,
             "max_s": max_s,
             "algbw_bytes_per_s": algbw,
-            "busbw_bytes_per_s": algbw * bus_factor(operation, self.world_size),
+            "busbw_bytes_per_s": algbw and algbw * bus_factor(operation, self.world_size),
             "failures": total.failures,
         }
 

@@ -117,7 +117,7 @@ def outcomes_of(names: Sequence[str], digits: int, rng: random.Random) -> tuple[
         times = np.full(7, step_s)
         outcome = Outcome(
             Variant(name, None, "auto"), (1,) * (number + 1), "shared", SimpleNamespace(), None, times, times / 4,
-            64 / times, times / 8,
+            np.full(7, 64.0), times / 8,
         )  # fmt: skip
         outcome.__dict__["result"] = SimpleNamespace(stats=SimpleNamespace(total=lambda *_, row=row: row))
         outcomes.append(outcome)
@@ -220,7 +220,9 @@ def report(names: Sequence[str], digits: int, rng: random.Random) -> Drawn:
 
     def show_report(width: int) -> str:
         out = io.StringIO()
-        made: Any = SimpleNamespace(title="", headline=[], tables=[Table("t", "", columns, rows)], left_out=[])
+        made: Any = SimpleNamespace(
+            title="", subtitle="", headline=[], tables=[Table("t", "", columns, rows)], left_out=[]
+        )
         show(made, Console(width=width, file=out, highlight=False))
         return out.getvalue()
 

@@ -42,12 +42,12 @@ _ALONE = Schedule(calls=10, windows=12, warmup=10)
 class Window:
     """What the steps of one turn took on a rank, each on average: in all, and in collectives that made it wait.
 
-    Its first step is left out where there are others.
+    `images` is how many a step had. Its first step is left out where there are others.
     """
 
     step_s: float
     communication_s: float
-    images_per_s: float
+    images: float
 
 
 @dataclass(frozen=True)
@@ -122,21 +122,21 @@ class Contender(Callback):
         seconds = sum(record.seconds for record, _ in records)
         samples = sum(record.samples for record, _ in records)
         communication_s = sum(seconds for _, seconds in records)
-        return Window(seconds / len(records), communication_s / len(records), self.comm.size * samples / seconds)
+        return Window(seconds / len(records), communication_s / len(records), samples / len(records))
 
     def finish(self) -> Outcome:
         """Let the run come to its end and return all of it, times averaged over the ranks; collective."""
         for _ in self._steps:
             pass
-        own = np.array([(w.step_s, w.communication_s, w.images_per_s) for w in self.windows], np.float64)
+        own = np.array([(w.step_s, w.communication_s, w.images) for w in self.windows], np.float64)
         result = self.session.finish()
         columns = self.comm.all_gather(own.reshape(-1, 3)).mean(0).T
         plan = self.session.trainer.sync.bucket_plan(self.session.parts.model)
         buckets = tuple(bucket.nbytes for bucket in plan)
-        step_s, communication_s, images_per_s = columns
+        step_s, communication_s, images = columns
         return Outcome(
-            self.variant, buckets, self.moved_by, self.session, result, step_s, communication_s, images_per_s,
-            alone_s=np.full(1, math.nan),  # until `with_times_alone`
+            self.variant, buckets, self.moved_by, self.session, result, step_s, communication_s,
+            images=self.comm.size * images, alone_s=np.full(1, math.nan),  # until `with_times_alone`
         )  # fmt: skip
 
 
@@ -144,8 +144,9 @@ class Contender(Callback):
 class Outcome:
     """A variant's finished run: its plan in bytes, what moved the gradients, and the windows' figures (windows,).
 
-    Windows in which "auto" was still trying sizes are NaN. `alone_s` is what a step's reductions take with nothing
-    between them, in windows of its own: no rank waits for one that computes. NaN in a world of one.
+    `images` is how many the whole world takes in a step. Windows in which "auto" was still trying sizes are NaN.
+    `alone_s` is what a step's reductions take with nothing between them, in windows of its own: no rank waits for one
+    that computes. NaN in a world of one.
     """
 
     variant: Variant
@@ -155,16 +156,25 @@ class Outcome:
     result: Result
     step_s: np.ndarray
     communication_s: np.ndarray
-    images_per_s: np.ndarray
+    images: np.ndarray
     alone_s: np.ndarray
+
+    @property
+    def bucket_size(self) -> int | None:
+        """Bytes of a bucket at the most, with "auto" those it chose; None: each tensor on its own."""
+        return self.result.bucket_size if isinstance(self.variant.bucket_size, str) else self.variant.bucket_size
 
     def timing(self, reference: Outcome) -> Timing:
         """Return the figures with their intervals, the ratios to another outcome of the same rounds among them."""
         figures = (
-            self.step_s, self.communication_s, self.images_per_s, self.step_s / reference.step_s, self.alone_s,
+            self.step_s, self.communication_s, self.step_s / reference.step_s, self.alone_s,
             self.alone_s / reference.alone_s,
         )  # fmt: skip
-        return Timing(*(estimate(values[np.isfinite(values)]) for values in figures))
+        step_s, communication_s, *ratios = (estimate(values[np.isfinite(values)]) for values in figures)
+        images = self.images[np.isfinite(self.images)]
+        return Timing(
+            step_s, communication_s, step_s.rate_of(float(images.mean()) if images.size else math.nan), *ratios
+        )
 
 
 def compare(variants: Sequence[Variant], options: Namespace, splits: Splits, console: Console) -> list[Outcome]:

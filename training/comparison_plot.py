@@ -130,9 +130,8 @@ def _steps(points: Sequence[tuple[int | None, float]], end: int) -> tuple[list[i
 
 
 def _place(outcome: Outcome) -> int:
-    """Return where on the axis of bucket sizes an outcome has its place: with "auto" at its largest bucket."""
-    size = outcome.variant.bucket_size
-    return max(outcome.buckets) if isinstance(size, str) else size or _PER_TENSOR_AT
+    """Return where on the axis of bucket sizes an outcome has its place."""
+    return outcome.bucket_size or _PER_TENSOR_AT
 
 
 def _label(axes: Any, title: str) -> None:

@@ -140,6 +140,7 @@ def _figures(outcome: Outcome, reference: Outcome) -> dict[str, Any]:
         "transport": outcome.variant.transport,
         "overlap": outcome.variant.overlap,
         "moved_by": outcome.moved_by,
+        "bucket_size": outcome.bucket_size,
         "buckets": list(outcome.buckets),
         **{name: None if math.isnan(each.median) else each.as_dict() for name, each in estimates.items()},
     }

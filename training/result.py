@@ -29,7 +29,7 @@ class Result:
     seconds: float
     overhead_share: float | None
     optimizer_state_nbytes: int | None
-    bucket_size: int
+    bucket_size: int | None
     layout: list[list[int]]
     decisions: list[dict[str, Any]]
     summary: Summary | None
@@ -59,7 +59,7 @@ class Result:
             dataset=dataset,
             batch_size=options.batch_size,
             grad_accumulation=options.grad_accumulation,
-            bucket_size=None if options.no_bucketing else self.bucket_size,
+            bucket_size=self.bucket_size,
             steps=self.steps,
             images_per_s=self.images_per_s,
             train_loss=self.train_loss,

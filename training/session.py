@@ -35,6 +35,7 @@ from training.result import Result
 from training.schedules import parse_schedule
 from training.snapshot import restore_snapshot, save_snapshot
 from training.trainer import Progress, Trainer
+from training.variants import PER_TENSOR
 from training.watching import watched
 from training.windows import StepWindows
 
@@ -224,7 +225,7 @@ class Session:
             data_wait_s=metrics.data_wait_s,
             seconds=metrics.seconds,
             overhead_share=self.trainer.overhead.share(metrics.step_s(0.50)),
-            bucket_size=self.trainer.sync.bucket_size,
+            bucket_size=self._bucket_size(),
             optimizer_state_nbytes=getattr(self.trainer.optimizer, "state_nbytes", None),
             layout=layout_of(sync.bucket_plan(self.parts.model)),
             decisions=[decision.as_dict() for decision in sync.decisions()],
@@ -234,6 +235,12 @@ class Session:
             records=records,
             stats=CommStats.merged((record["stats"] for record in records), comm.size),
         )
+
+    def _bucket_size(self) -> int | None:
+        """Return the bytes of a bucket at the most, as given or as chosen; None: each tensor on its own."""
+        sync = self.trainer.sync
+        chosen = {decision.what: decision.chosen for decision in sync.decisions()}
+        return sync.bucket_size if sync.use_bucketing and chosen.get("bucket_size") != PER_TENSOR else None
 
     def _gather_records(self) -> list[dict[str, Any]]:
         metrics, guard, opencl = self.trainer.metrics, self.trainer.sync.guard, self.parts.opencl

@@ -11,6 +11,7 @@ from clcomm.errors import DataError
 from clcomm.intervals import Estimate
 from clcomm.report.reading import Run, checked_comparison, checked_run, read
 from clcomm.report.record import COMPARISON_FORMAT
+from clcomm.stats import MOST_TALLIES
 from clcomm.synchronizer import GRADIENTS
 
 _Z = 1.96  # standard errors on both sides of a normal distribution's mean that hold 95% of it
@@ -181,15 +182,14 @@ def _step_ms(subject: Subject) -> Estimate | None:
     if "step_ms" in subject.estimates:
         return subject.estimates["step_ms"]
     step_ms = subject.run.figures["step_ms"]
-    return Estimate(step_ms["p50"]) if step_ms else None
+    return None if subject.variant or not step_ms else Estimate(step_ms["p50"])
 
 
 def _steps_per_s(subject: Subject) -> Estimate | None:
     step_ms = _step_ms(subject)
     if step_ms is None or not step_ms.median:
         return None
-    low, high = (None, None) if step_ms.low is None else (1e3 / (step_ms.high or math.inf), 1e3 / step_ms.low)
-    return Estimate(1e3 / step_ms.median, low, high)
+    return step_ms.rate_of(1e3)
 
 
 def _communication_ms(subject: Subject) -> Estimate | None:
@@ -204,13 +204,18 @@ def _images_per_s(subject: Subject) -> Estimate | None:
     if "images_per_s" in subject.estimates:
         return subject.estimates["images_per_s"]
     value = subject.run.figures["images_per_s"]
-    return None if value is None else Estimate(value)
+    return None if subject.variant or value is None else Estimate(value)
 
 
 def _per_step(key: str) -> Callable[[Subject], float | None]:
     def of(subject: Subject) -> float | None:
-        steps = subject.run.figures["steps"]
-        return subject.run.stats().total("all_reduce", GRADIENTS)[key] / steps if steps else None
+        """Return the count of the buckets that the run ended with: what "auto" tried before says nothing of them."""
+        steps, stats = subject.run.figures["steps"], subject.run.stats()
+        rows = [row for row in stats.as_dict()["buckets"] if row["label"] == GRADIENTS]
+        synchronisations = sum(row["calls"] for row in rows if row["bucket"] == 0)
+        if synchronisations and len(stats.tallies) < MOST_TALLIES:
+            return sum(row[key] for row in rows) / synchronisations
+        return stats.total("all_reduce", GRADIENTS)[key] / steps if steps else None
 
     return of
 

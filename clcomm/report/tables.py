@@ -53,13 +53,7 @@ def _with_ceiling(facts: Facts, row: dict[str, Any]) -> dict[str, Any]:
     share = None
     if facts.ceiling and row["operation"] == "all_reduce" and row["label"] == GRADIENTS and row["calls"]:
         share = facts.ceiling.seconds(row["average_bytes_per_call"]) / row["mean_s"] if row["mean_s"] else None
-    return {**row, **_bandwidths(facts, row), "ceiling_share": share}
-
-
-def _bandwidths(facts: Facts, row: dict[str, Any]) -> dict[str, float | None]:
-    """Return algbw and busbw; None where nothing moves: without bytes, and where there is nobody to send them to."""
-    moves = bool(row["bytes"]) and facts.run.world_size > 1
-    return {name: row[name] if moves else None for name in ("algbw_bytes_per_s", "busbw_bytes_per_s")}
+    return {**row, "ceiling_share": share}
 
 
 def operations_table(facts: Facts) -> Table:

@@ -10,11 +10,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clcomm.costmodel import Cost, Fit
 from clcomm.errors import ArgumentError
 from training.comparison import Outcome, take_turns
-from training.comparison_plot import curves
+from training.comparison_plot import _PER_TENSOR_AT, _place, curves
 from training.comparison_tables import alone, calls_table, times_table
 from training.variants import Variant, variants_of
 
@@ -109,7 +111,15 @@ def test_the_first_steps_warm_up_and_orders_vary() -> None:
 def outcome(name: str, buckets: tuple[int, ...], step_s: list[float], size: int | None = None) -> Outcome:
     times = np.array(step_s)
     return Outcome(
-        Variant(name, size, "auto"), buckets, "shared", SimpleNamespace(), None, times, times / 4, 64 / times, times / 8
+        Variant(name, size, "auto"),
+        buckets,
+        "shared",
+        SimpleNamespace(),
+        None,
+        times,
+        times / 4,
+        np.where(np.isfinite(times), 64.0, np.nan),
+        times / 8,
     )
 
 
@@ -121,6 +131,25 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert timing.step_s.median == 1.0 and timing.step_s.high == 9.0
     assert timing.communication_share == 0.25
     assert timing.images_per_s.median == 64
+
+
+@given(st.lists(st.floats(1e-4, 1.0), min_size=1, max_size=30))
+def test_images_a_second_change_as_steps_a_second_do(step_s: list[float]) -> None:
+    """Both come from the same windows, whatever their number: one cannot be slower and the other as fast."""
+    found = outcome("auto", (16,), [*step_s, float("nan")], "auto").timing(
+        outcome("per tensor", (8, 8), [1.0] * (len(step_s) + 1))
+    )
+    rate = found.step_s.rate_of(64)
+    assert found.images_per_s == rate and rate.median == pytest.approx(64 / found.step_s.median)
+    assert rate.low is None or rate.low <= rate.median <= rate.high
+
+
+@pytest.mark.parametrize("chosen", [8 << 10, 1 << 20, None])
+def test_auto_has_its_place_at_the_size_it_chose(chosen: int | None) -> None:
+    """Its largest bucket is as large as the largest tensor, whatever the size."""
+    found = replace(outcome("auto", (5672, 802816), [1.0], "auto"), result=SimpleNamespace(bucket_size=chosen))
+    assert found.bucket_size == chosen and _place(found) == (chosen or _PER_TENSOR_AT)
+    assert [_place(outcome("1KiB", (5672,), [1.0], size)) for size in (1024, None)] == [1024, _PER_TENSOR_AT]
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 140])
