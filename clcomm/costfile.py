@@ -13,7 +13,7 @@ from typing import Any
 from clcomm.cache import cache_directory
 from clcomm.costmodel import Cost, Fit, Measured
 from clcomm.errors import DataError
-from clcomm.files import write_whole
+from clcomm.files import read_regular, write_whole
 
 FORMAT = 2  # of the file; another number voids the files of old
 _MOST_BYTES = 1 << 20
@@ -53,13 +53,11 @@ def load(path: Path | None = None) -> list[Measured] | None:
     """Return a host's fits, None where none were stored; raises DataError for a file that is not what `store` wrote."""
     source = path or path_of_host()
     try:
-        if not source.exists():
-            return None
-        if not source.is_file() or source.stat().st_size > _MOST_BYTES:
-            raise ValueError(f"expected a regular file of at most {_MOST_BYTES} bytes")
-        return parse(source.read_text(encoding="utf-8"))
+        return parse(read_regular(source, _MOST_BYTES).decode("utf-8"))
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, RecursionError) as error:
-        problem = " ".join(str(error).split())[:200]
+        problem = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
         raise DataError(f"{source}: {problem}; `clcomm tune` writes it anew") from None
 
 

@@ -174,6 +174,19 @@ def open_alone(path: str | os.PathLike, mode: str, **settings: Any) -> Any:
     return open(descriptor, mode, **settings)
 
 
+def remove_tree(name: str, directory: int) -> None:
+    """Remove a folder of an open directory and all in it, following no link. Raises OSError."""
+    for _, folders, others, here in os.fwalk(name, topdown=False, dir_fd=directory):
+        for each in others:
+            os.unlink(each, dir_fd=here)
+        for each in folders:
+            if stat.S_ISLNK(os.lstat(each, dir_fd=here).st_mode):
+                os.unlink(each, dir_fd=here)
+            else:
+                os.rmdir(each, dir_fd=here)
+    os.rmdir(name, dir_fd=directory)
+
+
 def unused_name(target: Path) -> Path:
     """Return a name beside `target` that no other file has, for one that is not whole yet."""
     return target.with_name(f".{target.name}.{secrets.token_hex(8)}{PARTIAL}")

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 from pathlib import Path
 
 from clcomm.communicator import Communicator
 from clcomm.engine import Device, kernel_cache
 from clcomm.engine.rehearsal import Rehearsal, build_identity, shared_cache
-from clcomm.errors import ClcommError, DeviceError
-from clcomm.files import write_whole
+from clcomm.errors import ClcommError
+from clcomm.files import read_regular, replacing, write_whole
+from clcomm.scratch import scratch_directory, sweep
+
+#: More than the words that name a builder.
+_MOST_BYTES = 4096
 
 _log = logging.getLogger("clcomm")
 
@@ -33,8 +35,10 @@ def build_together(comm: Communicator, device: Device, rehearse: Callable[[], Re
     DeviceError, the same on every rank, where a kernel does not build.
     """
     stamp = _stamp(device, run)
-    if stamp is not None and comm.local_rank == 0:
-        _clear_damaged(stamp)
+    if comm.local_rank == 0:
+        sweep()
+        if stamp is not None:
+            _clear_damaged(stamp)
     comm.rendezvous()
     need = None if stamp is None or stamp.exists() else (os.uname().nodename, str(stamp))
     comm.rendezvous()
@@ -45,16 +49,15 @@ def build_together(comm: Communicator, device: Device, rehearse: Callable[[], Re
     began = time.time()
     if leads and stamp is not None:
         _mark(stamp)
-    folder = tempfile.mkdtemp(prefix="clcomm-build-") if leads else None
-    folders = comm.all_gather_object(folder)
-    failure = _build_share(rehearse, Path(folders[needs.index(need)])) if need is not None else None
-    comm.rendezvous()
-    failures = [text for text in comm.all_gather_object(failure) if text is not None]
-    if folder is not None and stamp is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+    with ExitStack() as stack:
+        folders = comm.all_gather_object(_claims(stack) if leads else None)
+        failure = _build_share(rehearse, folders[needs.index(need)]) if need is not None else None
+        comm.rendezvous()
+    failures = [error for error in comm.all_gather_object(failure) if error is not None]
+    if leads and stamp is not None:
         _unmark(stamp, began if not failures else None)
     if failures:
-        raise DeviceError(failures[0])
+        raise failures[0]
 
 
 def _stamp(device: Device, run: str) -> Path | None:
@@ -63,8 +66,18 @@ def _stamp(device: Device, run: str) -> Path | None:
     return cache and cache / f"clcomm-{sha256((build_identity(device) + run).encode()).hexdigest()[:32]}"
 
 
-def _build_share(rehearse: Callable[[], Rehearsal], claims: Path) -> str | None:
+def _claims(stack: ExitStack) -> Path | None:
+    """Make the directory in which ranks claim programs, until the stack ends; None where there is no place for it."""
+    try:
+        return stack.enter_context(scratch_directory("build"))
+    except ClcommError:
+        return None
+
+
+def _build_share(rehearse: Callable[[], Rehearsal], claims: Path | None) -> ClcommError | None:
     """Build what no other rank has claimed, program by program; return what went wrong, if anything."""
+    if claims is None:
+        return None
     try:
         rehearsal = rehearse()
         for number, program in enumerate(rehearsal.programs):
@@ -75,7 +88,7 @@ def _build_share(rehearse: Callable[[], Rehearsal], claims: Path) -> str | None:
                 rehearsal.build([program])
         rehearsal.close()
     except ClcommError as error:
-        return str(error)
+        return error
     return None
 
 
@@ -83,7 +96,7 @@ def _clear_damaged(stamp: Path) -> None:
     """Throw away what is damaged of a run's kernels, and what a job left that died while it built them."""
     cache, marker = stamp.parent, _marker(stamp)
     with suppress(OSError, ValueError):
-        if not _is_alive(marker.read_text(encoding="utf-8")):
+        if not _is_alive(read_regular(marker, _MOST_BYTES).decode()):
             kernel_cache.clear(kernel_cache.used_since(cache, marker.stat().st_mtime))
             marker.unlink()
     try:
@@ -103,15 +116,17 @@ def _mark(stamp: Path) -> None:
     """Leave a sign that this process builds, which stays behind if it dies."""
     with suppress(OSError):
         stamp.parent.mkdir(parents=True, exist_ok=True)
-        _marker(stamp).write_text(f"{os.uname().nodename} {os.getpid()}", encoding="utf-8")
+        with replacing(_marker(stamp)) as file:
+            file.write(f"{os.uname().nodename} {os.getpid()}".encode())
 
 
 def _unmark(stamp: Path, began: float | None) -> None:
     """Take the sign away, and seal what was used since the building began; None: there is nothing to seal."""
-    with suppress(OSError):
+    with suppress(OSError, ClcommError):  # on a full disk too: then the next run builds again
         if began is not None:
             cache = stamp.parent
             write_whole(stamp, kernel_cache.seal(cache, kernel_cache.used_since(cache, began)), "POCL_CACHE_DIR")
+    with suppress(OSError):
         _marker(stamp).unlink()
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clcomm.cache import cache_directory
 from clcomm.errors import ClcommError, DataError
 from training import download
 from training.datasets import (
@@ -87,13 +88,6 @@ def load(choice: Choice, with_test: bool = True) -> Splits:
         return load_synthetic()
     assert choice.directory is not None
     return load_mnist(choice.directory, choice.name, with_test=with_test)
-
-
-def cache_directory() -> Path:
-    """Return the user's cache for downloaded data (XDG_CACHE_HOME or the system's usual place)."""
-    import pooch
-
-    return Path(pooch.os_cache("clcomm"))
 
 
 def _choose_path(spec: str) -> Choice:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from clcomm import restarts
 from clcomm.commands.command import Command
 from clcomm.errors import ArgumentError
 from clcomm.job import USER_ERROR
+from clcomm.scratch import scratch_file, sweep
 from clcomm.transport.mpi import launched_ranks
 
 #: The longest pause before another start, and how long a job may take to end after a signal.
@@ -86,6 +86,7 @@ class _Launcher:
         for number in FORWARDED:
             signal.signal(number, self._forward)
         ends: list[End] = []
+        sweep()
         while True:
             ends.append(self._start(len(ends)))
             code = ends[-1].code
@@ -100,9 +101,7 @@ class _Launcher:
                 return 128 + self._signal
 
     def _start(self, number: int) -> End:
-        with tempfile.NamedTemporaryFile(prefix="clcomm-run-") as file:
-            file.write(bytes(restarts.FILE_BYTES))
-            file.flush()
+        with scratch_file("run", bytes(restarts.FILE_BYTES)) as file:
             progress = restarts.open_progress(file.name)
             environment = {**os.environ, restarts.RESTART: str(number), restarts.PROGRESS: file.name}
             try:

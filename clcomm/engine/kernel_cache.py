@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
+
+from clcomm.files import open_regular, read_regular, remove_tree
 
 #: More than the seal of any run has.
 _MOST_BYTES = 1 << 22
 #: PoCL touches this file of a program's folder at each use, by a clock that ticks every few milliseconds.
 _TOUCHED, _TICK_S = "last_accessed", 1.0
+_PIECE_BYTES = 1 << 20
 
 #: Length and digest of a program folder's files by their names, of all folders by theirs; both relative.
 Seal = dict[str, dict[str, list]]
@@ -23,7 +26,8 @@ Seal = dict[str, dict[str, list]]
 
 def used_since(cache: Path, since: float) -> list[Path]:
     """Return the folders of the programs that were used since a time (seconds of the epoch) or shortly before it."""
-    return [path.parent for path in cache.glob(f"*/*/{_TOUCHED}") if path.stat().st_mtime >= since - _TICK_S]
+    folders = [path.parent for path in cache.glob(f"*/*/{_TOUCHED}") if path.lstat().st_mtime >= since - _TICK_S]
+    return [folder for folder in folders if _is_inside(cache, folder)]
 
 
 def seal(cache: Path, folders: list[Path]) -> str:
@@ -39,6 +43,8 @@ def damaged(cache: Path, text: str, sealed_s: float) -> list[Path]:
     """
     folders = []
     for name, sealed in _parse(text).items():
+        if not _is_inside(cache, cache / name):
+            continue
         found = _digests(cache / name)
         for file, (length, digest) in sealed.items():
             now = found.get(file)
@@ -57,15 +63,23 @@ def _changed_s(path: Path) -> float:
 
 def read_seal(path: Path) -> str:
     """Return a seal's text; ValueError or OSError for what cannot be one."""
-    if path.stat().st_size > _MOST_BYTES:
-        raise ValueError("too long for a seal")
-    return path.read_text(encoding="utf-8")
+    return read_regular(path, _MOST_BYTES).decode("utf-8")
 
 
 def clear(folders: list[Path]) -> None:
-    """Throw program folders away, as far as that is allowed."""
+    """Throw program folders away, as far as that is allowed; what links lead to stays."""
     for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            above = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                remove_tree(folder.name, above)
+            finally:
+                os.close(above)
+
+
+def _is_inside(cache: Path, folder: Path) -> bool:
+    """Say whether nothing but real directories leads from the cache to a program's folder, or nothing is there."""
+    return not any(map(os.path.islink, (folder, folder.parent))) and folder.parent.parent == cache
 
 
 def _digests(folder: Path) -> dict[str, list]:
@@ -74,12 +88,19 @@ def _digests(folder: Path) -> dict[str, list]:
         for name in names:
             path = Path(directory, name)
             if name != _TOUCHED:
-                try:
-                    content = path.read_bytes()
-                except OSError:
-                    continue  # gone in the meantime, or not to be read: PoCL could not either
-                found[str(path.relative_to(folder))] = [len(content), blake2b(content, digest_size=16).hexdigest()]
+                with suppress(OSError):  # gone in the meantime, or not to be read: PoCL could not either
+                    found[str(path.relative_to(folder))] = _digest(path)
     return found
+
+
+def _digest(path: Path) -> list:
+    digest = blake2b(digest_size=16)
+    with open_regular(path) as file:
+        length = 0
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+            length += len(piece)
+    return [length, digest.hexdigest()]
 
 
 def _parse(text: str) -> Seal:

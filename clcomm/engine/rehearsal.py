@@ -117,13 +117,8 @@ def shared_cache(device: Device) -> Path | None:
         return None
     if os.environ.get("POCL_KERNEL_CACHE", "1") == "0":
         return None
-    moved, common = os.environ.get("POCL_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
-    if moved:
-        return Path(moved)
-    try:
-        return (Path(common) if common else Path.home() / ".cache") / "pocl" / "kcache"
-    except RuntimeError:  # a user without a home
-        return None
+    directory = os.environ.get("POCL_CACHE_DIR")  # as selection.prepare_environment sets it
+    return Path(directory) if directory else None
 
 
 def build_identity(device: Device) -> str:

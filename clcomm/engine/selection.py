@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from clcomm.engine import pocl_cache
 from clcomm.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -64,8 +65,10 @@ def prepare_environment(cores: int) -> None:
     """Tell PoCL, before it is loaded, to use no more than `cores`; variables the user has set stay as they are.
 
     With one core or less, PoCL's `basic` driver runs kernels in the calling thread and has no worker to wake. PoCL from
-    PyPI has it under that name; others may have renamed it, and get a single worker.
+    PyPI has it under that name; others may have renamed it, and get a single worker. Raises what `pocl_cache.prepare`
+    does, which says where PoCL keeps its kernels.
     """
+    pocl_cache.prepare()
     if cores <= 1 and find_spec("pocl_binary_distribution"):
         os.environ.setdefault("POCL_DEVICES", "basic")
     os.environ.setdefault("POCL_MAX_PTHREAD_COUNT", str(max(cores, 1)))

@@ -6,9 +6,7 @@ None of them changes a bit of any result: they decide how the work is cut up, ne
 from __future__ import annotations
 
 import json
-import os
 import re
-import stat
 import warnings
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from clcomm.cache import cache_directory
 from clcomm.engine import selection
 from clcomm.errors import ArgumentError
-from clcomm.files import write_whole
+from clcomm.files import read_regular, write_whole
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -114,7 +112,7 @@ def load(cl_device: cl.Device, kind: str) -> Tuning:
         return built_in if text is None else replace(built_in, **parse(text, identity))
     except (OSError, ValueError, RecursionError) as error:
         if selection.local_place()[0] == 0:
-            problem = " ".join(str(error).split())[:200]
+            problem = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
             warnings.warn(
                 f"{path}: ignored, {problem}; `clcomm tune-kernels` writes it anew", RuntimeWarning, stacklevel=3
             )
@@ -130,18 +128,11 @@ def is_stored(cl_device: cl.Device, kind: str) -> bool:
 
 
 def _bounded_text(path: Path) -> str | None:
-    """Return a file's text, None where there is no file; raises ValueError for what can't be a table."""
+    """Return a file's text, None where there is no file; raises OSError for what can't be a table."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait for its writer
+        return read_regular(path, _MOST_BYTES).decode("utf-8")
     except FileNotFoundError:
         return None
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("expected a regular file")
-        content = file.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise ValueError(f"expected at most {_MOST_BYTES} bytes")
-    return content.decode("utf-8")
 
 
 def parse(text: str, identity: Identity) -> dict[str, Any]:

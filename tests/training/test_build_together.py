@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -219,7 +220,7 @@ def test_a_failure_is_everyones_and_leaves_no_stamp(monkeypatch, tmp_path, devic
 def test_claims_out_of_reach_are_no_error(monkeypatch, tmp_path, device):
     comm = Communicator()
     use_cache(monkeypatch, comm, tmp_path)
-    monkeypatch.setattr(module.tempfile, "mkdtemp", lambda prefix: str(tmp_path / "gone"))
+    monkeypatch.setattr(module, "scratch_directory", lambda kind: contextlib.nullcontext(tmp_path / "gone"))
     pretended = Pretended()
     build_together(comm, device, lambda: pretended, "run")
     assert pretended.built == []

@@ -1,0 +1,58 @@
+"""Where PoCL keeps the kernels that it built: a directory into which nobody else can put any, as it runs what is there.
+
+On its own PoCL takes /tmp/pocl/kcache for a process without HOME, whoever made that.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from clcomm.cache import user_cache
+from clcomm.errors import DeviceError
+from clcomm.private import exposure, make_private, private_temporary
+
+
+def prepare() -> None:
+    """Let PoCL, before it is loaded, keep kernels where nobody else can: sets POCL_CACHE_DIR.
+
+    Raises DeviceError where the user set it to a directory that others can change, or that cannot be made, and
+    ArgumentError where there is no place for another.
+    """
+    given = os.environ.get("POCL_CACHE_DIR")
+    if given:
+        os.environ["POCL_CACHE_DIR"] = _checked(given)
+    else:
+        os.environ["POCL_CACHE_DIR"] = str(_own_directory())
+
+
+def _checked(given: str) -> str:
+    """Return the directory itself, in case a link leads to it that others could change."""
+    directory = Path(os.path.realpath(given))
+    problem = _problem(directory)
+    if problem:
+        raise DeviceError(
+            f"POCL_CACHE_DIR: expected a directory that only this user can write to, as PoCL runs the code in it; got "
+            f"{given!r}: {problem}"
+        )
+    return str(directory)
+
+
+def _own_directory() -> Path:
+    """Return the first directory that is this user's alone: PoCL's usual one, one of clcomm's, a temporary one."""
+    cache = Path(os.path.realpath(user_cache()))
+    for directory in (cache / "pocl" / "kcache", cache / "clcomm" / "pocl"):
+        if not _problem(directory):
+            return directory
+    directory = private_temporary() / "pocl"
+    make_private(directory)
+    return directory
+
+
+def _problem(directory: Path) -> str:
+    try:
+        make_private(directory)
+        return exposure(directory) or ("" if os.access(directory, os.W_OK) else os.strerror(errno.EACCES))
+    except OSError as error:
+        return error.strerror or str(error)
