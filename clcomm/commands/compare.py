@@ -3,47 +3,116 @@
 from __future__ import annotations
 
 import argparse
+import re
+import sys
 from typing import TYPE_CHECKING
 
+from clcomm.commands import output
 from clcomm.commands.command import Command
-from clcomm.text_table import Column, TextTable
+from clcomm.terminal import plain_width
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from clcomm.report.compared import Subject
+
+#: Exit code where a run is slower than --fail-if-slower allows.
+SLOWER = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "files",
         nargs="+",
         metavar="FILE",
         help="what --report wrote, a run's or a comparison's; the first is compared to",
     )
+    add(
+        "--fail-if-slower", type=_share, metavar="PERCENT",
+        help=f"exit with code {SLOWER} where a step takes so much longer, and by more than noise: 5%%",
+    )  # fmt: skip
+    output.add_arguments(parser)
 
 
-def run(options: argparse.Namespace) -> None:
-    """Print a table for each pair of runs; raises DataError, naming the file, for one that can't be read."""
-    from clcomm.console import make_console  # here, because the other commands do without Rich
-    from clcomm.report.compared import pairs
+def _share(text: str) -> float:
+    if not re.fullmatch(r"\d{1,6}(\.\d{1,6})?%?", text):
+        raise argparse.ArgumentTypeError(f"expected a percentage such as 5%, got {text!r}")
+    return float(text.rstrip("%")) / 100
 
-    console = make_console(highlight=False)
-    for number, (before, after) in enumerate(pairs(options.files)):
+
+def run(options: argparse.Namespace) -> int:
+    """Write what changed in each pair of runs; return 3 where one is slower than is allowed.
+
+    Raises DataError, naming the file, for one that can't be read, and where --fail-if-slower finds no intervals.
+    """
+    from clcomm.report.compared import pairs  # here, because the other commands do without
+    from clcomm.report.comparing import as_json, comparison_report, warnings
+
+    form = output.form_of(options)
+    found = pairs(options.files)
+    for line in warnings(found):
+        print(f"clcomm: {line}", file=sys.stderr)
+    if form == "terminal" and not options.output:
+        _print(found)
+    elif form == "json":
+        output.write_text(as_json(found), options.output)
+    else:
+        output.write_report(comparison_report(found), form, options.output)
+    return SLOWER if options.fail_if_slower is not None and _slower(found, options.fail_if_slower) else 0
+
+
+def _slower(found: list[tuple[Subject, Subject]], allowed: float) -> bool:
+    """Say which runs are slower by more than noise and by more than a share of a step, and whether there are any."""
+    from clcomm.report.compared import step_change
+
+    steps = [(before, after, step_change(before, after)) for before, after in found]
+    slower = False
+    for before, after, change in steps:
+        if change.verdict == "more than noise" and change.relative is not None and change.relative > allowed:
+            slower = True
+            longer = f"a step takes {change.relative:.1%} longer than with {before.name}"
+            print(f"clcomm: {after.name}: {longer}; allowed is {100 * allowed:g}%", file=sys.stderr)
+    return slower
+
+
+def _print(found: list[tuple[Subject, Subject]]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from clcomm.report.provenance import line
+
+    width = None if sys.stdout.isatty() else plain_width()
+    console = Console(soft_wrap=True, highlight=False, width=width)
+    shown: set[str] = set()
+    for number, (before, after) in enumerate(found):
         if number:
             console.print()
+        for subject in (before, after):
+            if subject.name not in shown:
+                shown.add(subject.name)
+                console.print(Text(f"{subject.name}: {line(subject.run)}", "dim"), soft_wrap=False)
         console.print(_table(before, after))
 
 
-def _table(before: Subject, after: Subject) -> TextTable:
+def _table(before: Subject, after: Subject) -> Table:
+    from rich.table import Table
+
     from clcomm.report.compared import figures_changed, settings_changed
 
-    settings, figures = settings_changed(before, after), figures_changed(before, after)
-    styles = ["bold" if change.verdict == "more than noise" else "" for change in figures]
-    return TextTable(
-        [Column("", right=False), *map(Column, ("before", "after", "change")), Column("", right=False)],
-        [*settings, *figures],
-        title=f"{after.name}, against {before.name}",
-        styles=[*[""] * len(settings), *styles],
-    )
+    table = Table(
+        title=f"{after.name}, against {before.name}", title_justify="left", box=None, header_style="bold",
+        pad_edge=False, collapse_padding=True,
+    )  # fmt: skip
+    table.add_column("", no_wrap=True)
+    for heading in ("before", "after", "change"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for change in settings_changed(before, after):
+        table.add_row(*change[:5])
+    for change in figures_changed(before, after):
+        table.add_row(*change[:5], style="bold" if change.verdict == "more than noise" else None)
+    return table
 
 
 COMMAND = Command(

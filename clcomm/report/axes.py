@@ -58,7 +58,7 @@ def count_text(number: int) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Return a tick's time in the unit that suits it."""
+    """Return a time in the unit that suits it."""
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
         if seconds * factor >= 0.9995:
             return f"{seconds * factor:.3g} {unit}"

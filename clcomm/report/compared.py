@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from clcomm.errors import DataError
 from clcomm.intervals import Estimate
+from clcomm.report.provenance import MACHINE, provenance
 from clcomm.report.reading import Run, checked_comparison, checked_run, read
 from clcomm.report.record import COMPARISON_FORMAT
 from clcomm.stats import MOST_TALLIES
 from clcomm.synchronizer import GRADIENTS
+from clcomm.units import format_size
 
 _Z = 1.96  # standard errors on both sides of a normal distribution's mean that hold 95% of it
 #: What was run, beside the settings.
-_FACTS = ("clcomm", "world_size", "hosts", "model", "engine", "dataset", "bucket_size")
+_FACTS = ("clcomm", "world_size", "hosts", "model", "engine", "dataset", "batch_size", "bucket_size")
 #: Settings that a fact above tells more exactly.
-_TOLD = ("model", "engine", "data", "bucket_size", "no_bucketing")
+_TOLD = ("model", "engine", "data", "batch_size", "bucket_size", "no_bucketing")
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,19 @@ class Subject:
 
 
 class Change(NamedTuple):
-    """A figure of two runs as text, by how much it changed, and whether that is more than noise."""
+    """A figure of two runs as text, by how much it changed, and whether that is more than noise.
+
+    `values` are the same as they were read: numbers, Estimates or text. `relative` is the change as a share of the
+    figure before, None where there is none.
+    """
 
     figure: str
     before: str
     after: str
     change: str = ""
     verdict: str = ""
+    values: tuple[Any, Any] = (None, None)
+    relative: float | None = None
 
 
 def pairs(paths: Sequence[str]) -> list[tuple[Subject, Subject]]:
@@ -99,15 +107,25 @@ def settings_changed(before: Subject, after: Subject) -> list[Change]:
     """Return what was set or given differently."""
     first, second = _settings(before.run), _settings(after.run)
     names = dict.fromkeys([*first, *second])
-    return [
-        Change(name, first.get(name, "-"), second.get(name, "-"))
-        for name in names
-        if first.get(name, "-") != second.get(name, "-")
-    ]
+    return _different(names, first, second)
+
+
+def machine_changed(before: Subject, after: Subject) -> list[Change]:
+    """Return what differs between the machines that two runs were on, of what both files say."""
+    first, second = (provenance(subject.run) for subject in (before, after))
+    known = [name for name in MACHINE if first.get(name) and second.get(name)]
+    return _different(known, first, second)
+
+
+def _different(names: Iterable[str], first: dict[str, str], second: dict[str, str]) -> list[Change]:
+    texts = ((name, first.get(name, "-"), second.get(name, "-")) for name in names)
+    return [Change(name, old, new, values=(old, new)) for name, old, new in texts if old != new]
 
 
 def _settings(run: Run) -> dict[str, str]:
     facts = {name: "-" if run.figures[name] is None else str(run.figures[name]) for name in _FACTS}
+    size = run.figures["bucket_size"]
+    facts["bucket_size"] = "none" if size is None else format_size(size)
     settings = run.figures["settings"] or {}
     return facts | {name: value for name, value in settings.items() if name not in _TOLD}
 
@@ -131,7 +149,10 @@ def _paired_ratio(before: Subject, after: Subject) -> Estimate | None:
 
 
 def _ratio_changed(ratio: Estimate) -> Change:
-    return Change("step over the reference's", "1", ratio.text(2), f"{ratio.median - 1:+.1%}", _verdict_of(ratio))
+    return Change(
+        "step over the reference's", "1", ratio.text(2), f"{ratio.median - 1:+.1%}", _verdict_of(ratio),
+        (Estimate(1.0), ratio), ratio.median - 1,
+    )  # fmt: skip
 
 
 def _verdict_of(ratio: Estimate) -> str:
@@ -147,18 +168,25 @@ def _change(
     if before is None or after is None:
         return None
     verdict = {True: "more than noise", False: "within noise", None: "no interval"}[after.differs_from(before)]
-    return Change(name, write(before), write(after), _relative(before.median, after.median), verdict)
+    relative = _relative(before.median, after.median)
+    return Change(name, write(before), write(after), _signed(relative), verdict, (before, after), relative)
 
 
 def _counted(name: str, before: float | None, after: float | None) -> Change | None:
     if before is None or after is None:
         return None
     verdict = "exact" if before != after else "same"
-    return Change(name, f"{before:,.10g}", f"{after:,.10g}", _relative(before, after), verdict)
+    relative = _relative(before, after)
+    old, new = (f"{value:,.0f}" if value == int(value) else f"{value:,.2f}" for value in (before, after))
+    return Change(name, old, new, _signed(relative), verdict, (before, after), relative)
 
 
-def _relative(before: float, after: float) -> str:
-    return f"{after / before - 1:+.1%}" if before else ""
+def _relative(before: float, after: float) -> float | None:
+    return after / before - 1 if before else None
+
+
+def _signed(relative: float | None) -> str:
+    return "" if relative is None else f"{relative:+.1%}"
 
 
 def _accuracy_changed(before: Run, after: Run) -> Change | None:
@@ -172,7 +200,23 @@ def _accuracy_changed(before: Run, after: Run) -> Change | None:
         error = math.sqrt(sum(share * (1 - share) / samples for share, samples in parts))
         verdict = "more than noise" if abs(second - first) > _Z * error else "within noise"
         verdict = "same" if first == second else verdict
-    return Change("test accuracy", f"{first:.2%}", f"{second:.2%}", f"{100 * (second - first):+.2f} points", verdict)
+    points = f"{100 * (second - first):+.2f} points"
+    return Change("test accuracy", f"{first:.2%}", f"{second:.2%}", points, verdict, (first, second))
+
+
+def step_change(before: Subject, after: Subject) -> Change:
+    """Return what became of a step's time: of runs that took turns by the ratio to the reference.
+
+    Raises DataError where there is no interval to judge it by.
+    """
+    found = {change.figure: change for change in figures_changed(before, after)}
+    change = found.get("step over the reference's") or found.get("step (ms)")
+    if change is None or change.verdict == "no interval":
+        missing = after.name if before.estimates.get("step_ms", Estimate(0.0)).has_interval else before.name
+        raise DataError(
+            f"{missing}: expected intervals of a step's time, got a run too short for them (under 34 steps)"
+        )
+    return change
 
 
 # --- the figures: of a subject, None where it has none ---

@@ -13,8 +13,8 @@ from clcomm.report.shapes import Bars, Chart, Curves, Distribution, Intervals, P
 
 # Nothing may be fetched or run, whatever a file's texts hold.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-#: Tables of so many columns take the page's whole width.
-_WIDE_TABLE = 7
+#: Tables with rows of so many characters take the page's whole width; texts longer than the second number are folded.
+_WIDE_TABLE, _LONG_TEXT = 46, 24
 _DRAW: dict[type, Callable[[Any], str]] = {
     Bars: bars.bars, Timeline: bars.timeline, Curves: svg.curves, Distribution: svg.distribution, Points: svg.points,
     Intervals: svg.intervals,
@@ -61,10 +61,19 @@ def _list(lines: list[str], kind: str = "") -> str:
 
 def _tables(tables: Sequence[Table]) -> list[str]:
     """Return the narrow tables in columns, then the wide ones below one another."""
-    wide = [table for table in tables if len(table.columns) >= _WIDE_TABLE]
+    wide = [table for table in tables if _characters(table) > _WIDE_TABLE]
     narrow = [table for table in tables if table not in wide]
     found = ['<div class="tables">', *map(_table, narrow), "</div>"] if narrow else []
     return [*found, *map(_table, wide)]
+
+
+def _characters(table: Table) -> int:
+    """Return about how many characters wide a table is."""
+    columns = zip(table.columns, zip(*table.cells(), strict=True), strict=True)
+    widths = [max(len(column.heading), *map(len, cells)) for column, cells in columns]
+    folded = [min(width, _LONG_TEXT) if column.kind == "text" else width
+              for column, width in zip(table.columns, widths, strict=True)]  # fmt: skip
+    return sum(folded) + 2 * len(folded)
 
 
 def _table(table: Table) -> str:

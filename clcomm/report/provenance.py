@@ -29,6 +29,12 @@ def subtitle(run: Run) -> str:
     return " · ".join(parts).replace("buckets of none", "no buckets")
 
 
+def line(run: Run) -> str:
+    """Return all of it as one line."""
+    bare = ("model", "device", "driver", "cores", "date")
+    return "; ".join(text if name in bare else f"{name} {text}" for name, text in provenance(run).items() if text)
+
+
 def provenance(run: Run) -> dict[str, str]:
     """Return what is known, as text by name; empty where a file does not say."""
     figures, ranks = run.figures, run.ranks

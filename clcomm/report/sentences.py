@@ -163,8 +163,8 @@ def advice(facts: Facts) -> str:
     if facts.advice is None or facts.costs is None:
         return ""
     best, cost = facts.advice.recommendation.best, facts.costs.cost
-    alpha, beta = written(cost.alpha_s, "us"), written(cost.beta_s_per_byte, "ns_per_kib")
-    price = f"Moving costs {alpha} us a call and {beta} ns a KiB"
+    alpha, beta = written(cost.alpha_s, "time"), written(cost.beta_s_per_byte, "time_per_kib")
+    price = f"Moving costs {alpha} a call and {beta} a KiB"
     buckets = count(facts.advice.current_buckets, "bucket")
     if facts.advice.is_good:
         return f"{price}: this run's {buckets} a step are as good as any."

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from clcomm.report.axes import time_text
 from clcomm.units import format_number, format_size
 
 #: Rows shown to people; JSON and CSV have them all.
@@ -58,15 +59,16 @@ def with_values(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> li
 
 KINDS: dict[str, Callable[[Any], str]] = {
     "text": str,
+    "right": str,
     "count": lambda value: f"{value:,}",
     "ms": lambda value: format_number(value * 1e3, 3),
     "whole_ms": lambda value: format_number(value * 1e3, 1),
-    "us": lambda value: format_number(value * 1e6, 1),
+    "time": time_text,
     "ratio": lambda value: f"{value:.2f}",
     "share": lambda value: f"{value:.1%}",
     "gb_s": lambda value: format_number(value / 1e9),
     "size": format_size,
-    "ns_per_kib": lambda value: format_number(value * 1024e9, 1),
+    "time_per_kib": lambda value: time_text(value * 1024),
 }
 
 

@@ -159,7 +159,7 @@ def intervals(chart: Intervals) -> str:
             parts.append(f'<line x1="{x(low)}" x2="{x(up)}" y1="{y + 9}" y2="{y + 9}" class="interval"/>')
         parts.append(f'<circle cx="{x(median)}" cy="{y + 9}" r="5" class="point"/>')
     ticks = even_ticks(0.0, high, 5)
-    parts += _bottom_axis(x, ticks, lambda value: format_number(value), chart.unit, bottom + 8)
+    parts += _bottom_axis(x, ticks, lambda value: format_number(value), chart.unit, bottom + 8, left)
     return _svg(chart.title, parts, bottom + 8 + _BOTTOM)
 
 
@@ -180,9 +180,9 @@ def _left_axis(y: _Scale, ticks: Sequence[float], write: Callable[[float], str])
 
 
 def _bottom_axis(
-    x: _Scale, ticks: Sequence[float], write: Callable[[float], str], name: str, bottom: float
+    x: _Scale, ticks: Sequence[float], write: Callable[[float], str], name: str, bottom: float, left: float = _LEFT
 ) -> list[str]:
-    parts = [f'<line x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}" class="axis"/>']
+    parts = [f'<line x1="{left}" x2="{WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}" class="axis"/>']
     taken = 0.0
     for tick in ticks:
         parts.append(f'<line x1="{x(tick)}" x2="{x(tick)}" y1="{bottom}" y2="{bottom + 4}" class="axis"/>')
@@ -191,7 +191,7 @@ def _bottom_axis(
         if at - half >= taken:
             parts.append(_text(at, bottom + 19, write(tick), "middle"))
             taken = at + half + CHARACTER
-    return [*parts, _text((_LEFT + WIDTH - _RIGHT) / 2, bottom + 41, name, "middle")]
+    return [*parts, _text((left + WIDTH - _RIGHT) / 2, bottom + 41, name, "middle")]
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:

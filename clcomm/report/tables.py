@@ -171,8 +171,8 @@ def cost_table(facts: Facts) -> Table:
                 "median_error": each.fit.median_error if each.fit else None,
             })  # fmt: skip
     columns = [
-        Column("source", "an all-reduce costs", "text"), Column("alpha_s", "alpha us", "us"),
-        Column("beta_s_per_byte", "beta ns/KiB", "ns_per_kib"), Column("bytes_per_s", "1/beta GB/s", "gb_s"),
+        Column("source", "an all-reduce costs", "text"), Column("alpha_s", "alpha", "time"),
+        Column("beta_s_per_byte", "beta a KiB", "time_per_kib"), Column("bytes_per_s", "1/beta GB/s", "gb_s"),
         Column("median_error", "median error", "share"),
     ]  # fmt: skip
     return Table("cost", "Latency and bandwidth", columns, rows, "A call of n bytes takes alpha + beta n.")

@@ -14,6 +14,7 @@ from clcomm.stats import Collective, CommStats, Phase
 #: Bytes of each bucket's tensors.
 LAYOUT = [[40, 5120, 512], [802816], [128], [18432], [64, 576]]
 SLOW_RANK, STEPS = 2, 60
+VERSIONS = {"clcomm": "0", "Python": "3.12.1", "MPI": "MPICH 5.0.2", "numpy": "2", "mpi4py": "4", "pyopencl": "2026"}
 
 
 def stats_of_rank(rank: int, ranks: int, *, steps: int = STEPS, overlap: bool = False) -> CommStats:
@@ -48,6 +49,7 @@ def record(rank: int, ranks: int, stats: CommStats, **figures: Any) -> dict[str,
     usual = {
         "run": "5eed", "rank": rank, "host": 0, "host_name": "north", "cpus": "0-7", "sums": "device",
         "device_in_caller": True, "cpu_s": steps * 6e-3, "core_waits_s": None,
+        "device": "cpu basic", "driver": "pocl 7", "versions": dict(VERSIONS), "timeline": None,
         "kernel_step_s": 3e-3, "launch_step_s": 5e-4,
         "peak_rss_bytes": (150 + rank) << 20,
         "device_peak_bytes": 13 << 20, "steps": steps, "training_s": steps * 7e-3, "data_wait_s": steps * 1e-4,

@@ -1,0 +1,90 @@
+"""The forms that `clcomm report` and `clcomm compare` write, and where to."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import io
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clcomm.errors import ArgumentError
+from clcomm.files import write_whole
+from clcomm.terminal import plain_width
+
+if TYPE_CHECKING:
+    from clcomm.report import Report
+
+FORMATS = ("terminal", "markdown", "json", "csv", "html", "png")
+_ENDINGS = {
+    ".md": "markdown", ".json": "json", ".csv": "csv", ".html": "html", ".htm": "html", ".png": "png",
+    ".txt": "terminal", "": "terminal",
+}  # fmt: skip
+_ALSO = {"md": "markdown"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose a form and a file."""
+    parser.add_argument(
+        "--format", type=lambda text: _ALSO.get(text, text), choices=FORMATS,
+        help="default: what -o's ending says, else terminal",
+    )  # fmt: skip
+    parser.add_argument("-o", "--output", metavar="OUT", help="write there instead of printing")
+
+
+def form_of(options: argparse.Namespace) -> str:
+    """Return the form that the options ask for; ArgumentError where it can't be written."""
+    form = options.format or _form_of_name(options.output or "")
+    if form == "png":
+        if not options.output:
+            raise ArgumentError("--format png: needs -o OUT to say where")
+        if importlib.util.find_spec("matplotlib") is None:
+            raise ArgumentError("--format png: needs matplotlib, which is not installed; pip install 'clcomm[plot]'")
+    return form
+
+
+def _form_of_name(output: str) -> str:
+    """Return the form that a name's ending asks for."""
+    form = _ENDINGS.get(Path(output).suffix.lower())
+    if form is None:
+        known = ", ".join(ending for ending in _ENDINGS if ending)
+        raise ArgumentError(f"-o: expected a name that ends in one of {known}, got {output!r}; or choose with --format")
+    return form
+
+
+def write_report(report: Report, form: str, output: str | None) -> None:
+    """Write a report in a form, or print it where there is no file to write."""
+    if form == "terminal":
+        _write_for_terminal(report, output)
+    elif form == "png":
+        from clcomm.report.png import draw
+
+        assert output is not None  # form_of has seen to it
+        draw(report, output)
+    else:
+        from clcomm.report import html, plain
+
+        writers = {"markdown": plain.as_markdown, "json": plain.as_json, "csv": plain.as_csv, "html": html.as_html}
+        write_text(writers[form](report), output)
+
+
+def _write_for_terminal(report: Report, output: str | None) -> None:
+    from rich.console import Console
+
+    from clcomm.report.terminal import show
+
+    if output:
+        text = io.StringIO()
+        show(report, Console(highlight=False, width=plain_width(), file=text))
+        write_text(text.getvalue(), output)
+    else:
+        show(report, Console(highlight=False, width=None if sys.stdout.isatty() else plain_width()))
+
+
+def write_text(text: str, output: str | None) -> None:
+    """Write text to a file, or print it."""
+    if output:
+        write_whole(output, text, "-o")
+    else:
+        sys.stdout.write(text)
