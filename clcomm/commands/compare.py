@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 
 from clcomm.commands import output
 from clcomm.commands.command import Command
-from clcomm.terminal import plain_width
+from clcomm.text_table import Column, TextTable
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from clcomm.report.compared import Subject
 
 #: Exit code where a run is slower than --fail-if-slower allows.
@@ -77,13 +75,12 @@ def _slower(found: list[tuple[Subject, Subject]], allowed: float) -> bool:
 
 
 def _print(found: list[tuple[Subject, Subject]]) -> None:
-    from rich.console import Console
     from rich.text import Text
 
+    from clcomm.console import make_console
     from clcomm.report.provenance import line
 
-    width = None if sys.stdout.isatty() else plain_width()
-    console = Console(soft_wrap=True, highlight=False, width=width)
+    console = make_console(highlight=False)
     shown: set[str] = set()
     for number, (before, after) in enumerate(found):
         if number:
@@ -95,24 +92,17 @@ def _print(found: list[tuple[Subject, Subject]]) -> None:
         console.print(_table(before, after))
 
 
-def _table(before: Subject, after: Subject) -> Table:
-    from rich.table import Table
-
+def _table(before: Subject, after: Subject) -> TextTable:
     from clcomm.report.compared import figures_changed, settings_changed
 
-    table = Table(
-        title=f"{after.name}, against {before.name}", title_justify="left", box=None, header_style="bold",
-        pad_edge=False, collapse_padding=True,
-    )  # fmt: skip
-    table.add_column("", no_wrap=True)
-    for heading in ("before", "after", "change"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
-    for change in settings_changed(before, after):
-        table.add_row(*change[:5])
-    for change in figures_changed(before, after):
-        table.add_row(*change[:5], style="bold" if change.verdict == "more than noise" else None)
-    return table
+    settings, figures = settings_changed(before, after), figures_changed(before, after)
+    styles = ["bold" if change.verdict == "more than noise" else "" for change in figures]
+    return TextTable(
+        [Column("", right=False), *map(Column, ("before", "after", "change")), Column("", right=False)],
+        [change.texts for change in (*settings, *figures)],
+        title=f"{after.name}, against {before.name}",
+        styles=[*[""] * len(settings), *styles],
+    )
 
 
 COMMAND = Command(

@@ -72,6 +72,7 @@ def write_report(report: Report, form: str, output: str | None) -> None:
 def _write_for_terminal(report: Report, output: str | None) -> None:
     from rich.console import Console
 
+    from clcomm.console import make_console
     from clcomm.report.terminal import show
 
     if output:
@@ -79,7 +80,7 @@ def _write_for_terminal(report: Report, output: str | None) -> None:
         show(report, Console(highlight=False, width=plain_width(), file=text))
         write_text(text.getvalue(), output)
     else:
-        show(report, Console(highlight=False, width=None if sys.stdout.isatty() else plain_width()))
+        show(report, make_console(highlight=False, soft_wrap=False))
 
 
 def write_text(text: str, output: str | None) -> None:

@@ -56,6 +56,11 @@ class Change(NamedTuple):
     values: tuple[Any, Any] = (None, None)
     relative: float | None = None
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All of it as a table shows it."""
+        return self[:5]
+
 
 def pairs(paths: Sequence[str]) -> list[tuple[Subject, Subject]]:
     """Return which runs to compare: each with the first file's, or, within one comparison, with its reference.
