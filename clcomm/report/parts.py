@@ -62,7 +62,8 @@ def parts_of(record: dict[str, Any], stats: CommStats, moving: str) -> dict[str,
 def core_waits(record: dict[str, Any], stats: CommStats) -> dict[str, float]:
     """Return how long a rank was ready to run without a core, by phase; nothing where Linux did not say.
 
-    What a rank waits in collectives is left out: it polls there, and lets others run.
+    In an optimizer's step a rank may wait for others, as in clipping: it polls then, and lets others run. What the
+    step communicated has its part of the wait, which is left out. In backward no rank waits for another.
     """
     waits = record["core_waits_s"] or {}
     rows = {row["phase"]: row for row in stats.as_dict()["phases"] if not row["label"]}
@@ -71,7 +72,7 @@ def core_waits(record: dict[str, Any], stats: CommStats) -> dict[str, float]:
         row = rows.get(name)
         if row is not None and row["seconds"] and name in waits:
             own_s = row["seconds"] - row["communication_s"]
-            found[name] = min(own_s, waits[name] * own_s / row["seconds"])
+            found[name] = min(own_s, waits[name] * (own_s / row["seconds"] if name == "optimizer" else 1.0))
     return found
 
 

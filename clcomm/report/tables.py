@@ -28,15 +28,17 @@ _CALLS = (
 
 def lizardist_table(facts: Facts) -> Table:
     row = facts.reductions
+    whole = [("Total bytes reduced", "bytes"), ("Total bytes sent", "wire_bytes")][0 if facts.compressed else 1 :]
     rows = [
         {"figure": "Average bytes/call", "value": round(row["average_bytes_per_call"])},
         {"figure": "Total all-reduce calls", "value": row["calls"]},
-        {"figure": "Total bytes sent", "value": row["bytes"]},
+        *({"figure": name, "value": row[key]} for name, key in whole),
     ]
     columns = [Column("figure", "", "text"), Column("value", "per rank")]
-    return Table(
-        "gradients", "Gradient all-reduce", columns, rows if row["calls"] else [], "LizarDist's three figures."
-    )
+    note = "LizarDist's three figures."
+    if facts.compressed:
+        note = "LizarDist's three figures, and what compression makes of the bytes: bytes/call are those reduced."
+    return Table("gradients", "Gradient all-reduce", columns, rows if row["calls"] else [], note)
 
 
 def step_table(facts: Facts) -> Table:
