@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import signal
 import sys
 import threading
+import time
 import weakref
 from types import FrameType, TracebackType
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
-from clcomm import bounded_end, job, lookout
+from clcomm import bounded_end, job, lookout, restarts
 from clcomm.exit_code import shell_code, tell_of_the_last
-from clcomm.lookout_process import stat_fields
+from clcomm.overtime import Overtime
 from clcomm.transport import mpi
 
 #: How long a signal may wait for the main thread, which may be deep in an MPI call, until another thread ends the job.
 REACTION_S = 1.0
+#: Signals that come so soon after another one are the same: a service manager and mpiexec each send theirs to a rank.
+REPEATED_S = 2.0
 #: How long the end of a failed rank may take, where MPI does not answer.
 LAST_RESORT_S = 8.0
 #: How long before the process that kills it a thread of ours tries to end it, with the right exit code.
@@ -43,9 +47,11 @@ class _Hooks:
     leaving_with: job.Exit | None = None
     was_open = False
     has_lost_ranks = False
+    is_looking_back = False
     communicators: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
     latest: Any = None  # kept, as it may be a variable of a main() that is over when the program looks back
     signals: _Signals | None = None
+    overtime: Overtime | None = None
 
 
 _Forking = threading.local()  # in a thread that forks: the signals it held back before
@@ -56,6 +62,7 @@ def watch() -> None:
     if _Hooks.pid:
         return
     _Hooks.pid = os.getpid()
+    restarts.note_started()
     sys.excepthook = _excepthook
     tell_of_the_last(_leaves)
     os._exit = _exit_now  # type: ignore[assignment]
@@ -73,6 +80,17 @@ def opened(communicator: Any) -> None:
     _Hooks.was_open = True
     if _Hooks.signals is None:
         _Hooks.signals = _Signals.installed()
+    if _Hooks.overtime is None:
+        _Hooks.overtime = Overtime(communicator.limits, _activity, end_by_force_later)
+    _Hooks.overtime.limits = communicator.limits
+
+
+def _activity() -> int | None:
+    """Return how many collectives this rank has begun, None while it is in one or looks back at the others."""
+    communicators = list(_Hooks.communicators)
+    if _Hooks.is_looking_back or any(communicator.current for communicator in communicators):
+        return None
+    return sum(communicator._sequence for communicator in communicators)
 
 
 def finalized(communicator: Any) -> None:
@@ -103,6 +121,8 @@ def _exit_now(status: int) -> None:
     if os.getpid() == _Hooks.pid and not job.is_reported() and (status or may_be_awaited):
         end_by_force_later(status)
         job.fail(job.Exit(status or job.FAILURE, f"left by os._exit({status})"))
+    elif os.getpid() == _Hooks.pid and status == 0:
+        restarts.note_completed()
     _Hooks.leave_now(shell_code(status))
 
 
@@ -184,16 +204,21 @@ def _at_exit() -> None:
         end_by_force_later(int(error.code))
         job.fail(error)
         return
+    _Hooks.is_looking_back = True
     try:
         reasons = [communicator.leave_program() for communicator in list(_Hooks.communicators)]
     except BaseException as error:
         end_by_force_later(job.FAILURE)
         job.fail(error)
         return
+    finally:
+        _Hooks.is_looking_back = False
     if any(reasons):
         end_by_force_later(job.FAILURE)
         job.end(job.FAILURE, next(filter(None, reasons)))
-    elif _Hooks.has_lost_ranks:
+        return
+    restarts.note_completed()
+    if _Hooks.has_lost_ranks:
         bounded_end.start(os.getpid(), LAST_RESORT_S)
 
 
@@ -215,21 +240,9 @@ def leave_by_force(code: int) -> None:
 
     Launchers see nothing wrong in a rank that leaves before MPI has started, so a rank that has stopped would stay.
     """
-    if not mpi.is_running():
-        for pid in _siblings():
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+    if not mpi.is_running() and mpi.launched_ranks() > 1:
+        lookout.end_siblings()
     _Hooks.leave_now(shell_code(code))
-
-
-def _siblings() -> list[int]:
-    """Return the other ranks on this host: processes with the same parent, which is the launcher's."""
-    found = []
-    for entry in os.listdir("/proc") if mpi.launched_ranks() > 1 else []:
-        fields = stat_fields(int(entry)) if entry.isdigit() else []
-        if len(fields) > 1 and int(fields[1]) == os.getppid() and int(entry) != os.getpid():
-            found.append(int(entry))
-    return found
 
 
 class _Signals:
@@ -240,6 +253,7 @@ class _Signals:
 
     def __init__(self) -> None:
         self._reacted = threading.Event()
+        self._raised_s = -math.inf
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
@@ -276,13 +290,22 @@ class _Signals:
         """Close what the thread reads, where there is none: in a child."""
         os.close(self._reader)
 
-    def _terminated(self, number: int, frame: FrameType | None) -> NoReturn:
-        self._reacted.set()
-        raise _terminated()
+    def _terminated(self, number: int, frame: FrameType | None) -> None:
+        if self._is_first():
+            raise _terminated()
 
-    def _interrupted(self, number: int, frame: FrameType | None) -> NoReturn:
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        if self._is_first():
+            raise KeyboardInterrupt
+
+    def _is_first(self) -> bool:
+        """Say whether to raise for a signal: not while the end that an earlier one began goes on."""
         self._reacted.set()
-        raise KeyboardInterrupt
+        now = time.monotonic()
+        if job.is_reported() or now - self._raised_s < REPEATED_S:
+            return False
+        self._raised_s = now
+        return True
 
     def _look_after(self) -> None:
         while True:
@@ -294,7 +317,9 @@ class _Signals:
                 continue
             if not self._reacted.wait(REACTION_S) and not job.is_reported():
                 error = _terminated() if numbers[0] == signal.SIGTERM else KeyboardInterrupt()
-                _Hooks.leave_now(job.fail(error))
+                code = job.fail(error)
+                job.abort(code)  # the others would wait in MPI_Finalize for this rank, which leaves without
+                _Hooks.leave_now(code)
             self._reacted.clear()
 
 

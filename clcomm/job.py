@@ -87,7 +87,7 @@ def fail(error: BaseException) -> int:
     if isinstance(error, SystemExit) and (error.code is None or error.code == 0):
         return 0
     _Ending.is_reported = True
-    if isinstance(error, Exit) and error.reason:
+    if (isinstance(error, Exit) and error.reason) or mpi.is_lost_peer(error):
         lookout.note_stopping()
     else:
         lookout.note_failing()
@@ -103,6 +103,8 @@ def fail(error: BaseException) -> int:
 def _report(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return _leave(error)
+    if mpi.is_lost_peer(error):
+        return _follow_lost_peer()
     if isinstance(error, ClcommError) and not os.environ.get("CLCOMM_TRACEBACK"):
         return _report_together(f"clcomm: {{where}}{error}", error.exit_code)
     if isinstance(error, KeyboardInterrupt):
@@ -111,6 +113,15 @@ def _report(error: BaseException) -> int:
     trace = "".join(traceback.format_exception(error)).rstrip()
     code = error.exit_code if isinstance(error, ClcommError) else FAILURE
     return _report_together(f"clcomm: {{who}} failed{lookout.at_step()}:\n{trace}", code)
+
+
+def _follow_lost_peer() -> int:
+    """End the job after another rank's death; its host's lookout reports it, one on another host is reported here."""
+    if not lookout.another_failed():
+        rank, size = mpi.place_in_world()
+        print_line(_placed(f"clcomm: {{where}}ended{lookout.at_step()}, as another rank has died", [rank], size))
+    abort(FAILURE)
+    return FAILURE
 
 
 def end(code: int, reason: str) -> None:
@@ -189,6 +200,11 @@ def abort(code: int) -> None:
         with contextlib.suppress(OSError):  # no descriptor is free
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     finally:
+        if mpi.tolerates_failures():
+            # MPI would take this for a death that the others survive.
+            mpi.prepare_abort()
+            lookout.end_siblings()
+            os._exit(shell_code(code))
         mpi.abort(shell_code(code))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from clcomm.common_memory import common_memory
-from clcomm.lookout_process import FAILING, LEAVING, PID, RANK, RECORD_BYTES, RUNNING, STATE, STEP, STOPPING, is_gone
+from clcomm.lookout_process import (
+    FAILING,
+    LEAVING,
+    PID,
+    RANK,
+    RECORD_BYTES,
+    RUNNING,
+    STATE,
+    STEP,
+    STOPPING,
+    is_gone,
+    stat_fields,
+)
+
+#: Names a job among those that one of Open MPI's daemons serves.
+_JOB_VARIABLE = "PMIX_NAMESPACE"
 
 
 class _Own:
@@ -69,11 +85,46 @@ def another_failed() -> bool:
     return False
 
 
+def siblings() -> list[int]:
+    """Return the processes of the job's other ranks on this host, as far as they are known.
+
+    Those are the ranks in the records, and where there are none yet the other children of this process's parent, the
+    launcher, that belong to the same job.
+    """
+    words = RECORD_BYTES // 8
+    found = {_Own.records[start + PID] for start in range(0, len(_Own.records), words)}
+    for entry in os.listdir("/proc"):
+        fields = stat_fields(int(entry)) if entry.isdigit() else []
+        if len(fields) > 1 and int(fields[1]) == os.getppid() and _is_of_this_job(entry):
+            found.add(int(entry))
+    return sorted(found - {0, os.getpid()})
+
+
+def _is_of_this_job(pid: str) -> bool:
+    """Say whether a child of the same launcher is of the same job: Open MPI's daemons can serve several."""
+    own = os.environ.get(_JOB_VARIABLE)
+    if own is None:
+        return True
+    with suppress(OSError):
+        return f"{_JOB_VARIABLE}={own}".encode() in Path("/proc", pid, "environ").read_bytes().split(b"\0")
+    return False
+
+
+def end_siblings() -> None:
+    """Kill the job's other ranks on this host."""
+    for pid in siblings():
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def watch_host(host: Any, rank: int) -> None:
     """Start the lookout of the ranks of `host`, of which this one has this rank in the job; collective, once.
 
-    Where a rank is watched already, or the system refuses something, there is none: it only helps to explain.
+    Where a rank is watched already, or the system refuses something, there is none: it only helps to explain. A rank
+    that is watched already may have another number, where some have died.
     """
+    if _Own.is_watched:
+        _Own.records[_Own.start + RANK] = rank
     if host.Get_size() < 2:
         return
     reading, writing = os.pipe()  # its end comes with ours

@@ -70,6 +70,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
             "clcomm/objects.py",
             "clcomm/other_hosts.py",
             "clcomm/outputs.py",
+            "clcomm/overtime.py",
             "clcomm/running.py",
             "clcomm/stall.py",
             "clcomm/start_watch.py",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from clcomm import restarts
 from clcomm.commands.command import Command
 from clcomm.errors import ArgumentError
-from clcomm.job import USER_ERROR
+from clcomm.job import FAILURE, USER_ERROR
 from clcomm.scratch import scratch_file, sweep
 from clcomm.transport.mpi import launched_ranks
 
@@ -111,6 +111,9 @@ class _Launcher:
                 return End(NOT_FOUND, 0, 0)
             code = self._ended(self._process)
             self._process = None
+            if code == 0 and progress[restarts.STARTED] and not progress[restarts.COMPLETED]:
+                say("exit code 0, but no rank has completed: taken for a failure")
+                code = FAILURE
             return End(code, progress[restarts.STEP], progress[restarts.SAVED])
 
     def _ended(self, process: subprocess.Popen) -> int:

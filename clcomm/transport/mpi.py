@@ -259,8 +259,25 @@ def revoke(*comms: Any) -> None:
 
 
 def survivors(comm: Any) -> Any:
-    """Return a communicator of the ranks of a revoked one that still live; collective over these."""
-    return comm.Shrink()
+    """Return a communicator of the ranks of a revoked one that still live; collective over these.
+
+    From now on the job is these ranks: they alone agree on how it ends.
+    """
+    _Job.comm = comm.Shrink()
+    return _Job.comm
+
+
+class _Job:
+    """The ranks that are left of the job, where some have died; None as long as that is COMM_WORLD."""
+
+    comm: Any = None
+
+
+def _job() -> Any:
+    """Return a communicator of the job's living ranks that carries nothing but how the job ends."""
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD if _Job.comm is None else _Job.comm
 
 
 # --- the end of a job --------------------------------------------------------------------------------------------
@@ -275,36 +292,50 @@ def is_running() -> bool:
 
 
 def place_in_world() -> tuple[int, int]:
-    """Return this process's rank in COMM_WORLD and the size of that; starts MPI if the launcher speaks of ranks."""
+    """Return this process's rank in the job and the job's size; starts MPI if the launcher's variables name ranks.
+
+    That is COMM_WORLD's, or after losses the survivors'.
+    """
     if not is_running() and launched_ranks() == 1:
         return 0, 1
     try:
-        MPI = _mpi4py()
+        _mpi4py()
     except LaunchError:  # each rank is on its own, and says so
         return 0, 1
-    return MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+    return _job().Get_rank(), _job().Get_size()
 
 
 def ranks_in_agreement(digest: bytes, timeout_s: float) -> list[int] | None:
-    """Return the ranks that call this with the same digest, or None when some rank has not called it in time."""
-    from mpi4py import MPI
-
+    """Return the ranks that call this with the same digest, or None when a rank has not called it in time, or died."""
     own = np.frombuffer(digest, np.uint8).copy()
-    everyone = np.empty((MPI.COMM_WORLD.Get_size(), own.size), np.uint8)
-    request = MPI.COMM_WORLD.Iallgather(own, everyone)
+    everyone = np.empty((_job().Get_size(), own.size), np.uint8)
     deadline = time.monotonic() + timeout_s
-    while not request.Test():
-        if time.monotonic() > deadline:
-            return None
-        time.sleep(0.005)
+    try:
+        request = _job().Iallgather(own, everyone)
+        while not request.Test():
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.005)
+    except Exception as error:
+        if not is_lost_peer(error):
+            raise
+        return None
     return [r for r, theirs in enumerate(everyone) if np.array_equal(theirs, own)]
 
 
+def prepare_abort() -> None:
+    """Take MPI's files out of /dev/shm, and let the ranks of other hosts know where MPI itself would not end them."""
+    with contextlib.suppress(OSError):  # no descriptor is free
+        unlink_shared_files()
+    if tolerates_failures():
+        with contextlib.suppress(Exception):  # MPI is not to be relied on any more
+            revoke(_job())
+
+
 def abort(code: int) -> None:
-    """End all ranks of the job with this exit code, if MPI runs."""
+    """End all ranks of the job with this exit code, if MPI runs; under `--with-ft ulfm` MPI may end this one alone."""
     if is_running():
         from mpi4py import MPI
 
-        with contextlib.suppress(OSError):  # no descriptor is free
-            unlink_shared_files()
+        prepare_abort()
         MPI.COMM_WORLD.Abort(code)
