@@ -13,15 +13,17 @@ import numpy as np
 
 from clcomm import exits
 from clcomm.all_reduce import AllReduces
-from clcomm.arguments import agreed_size, size_or_error
+from clcomm.arguments import address_of, agreed_size, size_or_error
 from clcomm.collectives import ArrayCollectives
 from clcomm.flight_recorder import FlightRecorder
+from clcomm.holdings import Holdings, free_dropped
 from clcomm.host_memory import aligned_zeros
 from clcomm.limits import Limits
 from clcomm.lizardist import LizarDistCalls
 from clcomm.start_watch import StartWatch
 from clcomm.stats import CommStats, Observer
 from clcomm.transport import mpi as mpi_transport
+from clcomm.transport.memory import MemoryTransport
 from clcomm.units import format_size, parse_size
 from clcomm.watchdog import Watchdog
 from clcomm.world import NO_ROOM, join
@@ -71,6 +73,10 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         self.limits = limits = Limits.of(stall_warning_s, timeout_s)
         with StartWatch(limits):
             world = join(comm, transport)
+        self._holdings = None
+        if world.comm is not None:
+            held = [each for each in (world.shared, world.base) if each is not None]
+            self._holdings = Holdings(self, world.comm, held, world.pending, world.number)
         super().__init__(world, observers)
         self._elsewhere, self._watchdog = world.elsewhere, None
         if self.size > 1:
@@ -78,7 +84,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         if self.size > 1 and world.board is not None and limits:
             recorder = FlightRecorder()
             self.add_observer(recorder)
-            self._watchdog = Watchdog(self, world.board, limits, recorder, world.elsewhere)
+            self._watchdog = Watchdog(self, world.board, limits, recorder, world.elsewhere, self._holdings)
 
     @property
     def world_size(self) -> int:
@@ -102,10 +108,17 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         self._planned.clear()
         nbytes = agreed_size(self._agree("allocate", self._allgather, size_or_error(nbytes, "nbytes")))
         if self._shared is not None:
-            if self._shared.make_room(nbytes, common):
+            if self._has_room(self._shared, nbytes, common):
                 return self._shared.allocate_common(nbytes) if common else self._shared.allocate(nbytes)
             self._warn_fallback(nbytes)
         return aligned_zeros(nbytes)
+
+    def _has_room(self, shared: MemoryTransport, nbytes: int, common: bool) -> bool:
+        """Make room, of what dropped Communicators leave behind if need be, and say whether there is enough."""
+        if shared.make_room(nbytes, common):
+            return True
+        free_dropped(self.comm, is_short=True)
+        return shared.make_room(nbytes, common)
 
     def _warn_fallback(self, nbytes: int) -> None:
         if self.rank == 0 and not self._warned_fallback:
@@ -126,30 +139,43 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         if self._finalized:
             return
         self._agree("finalize", lambda: None)
-        self._leave()
-        for transport in (self._shared, self._base):
-            if transport is not None:
-                transport.close()
-        if self.comm is not None:
-            self.comm.Free()
-        self._shared, self.comm = None, None
+        self._leave("finalize()")
+        if self._holdings is not None:
+            self._holdings.free()
 
     def abandon(self) -> None:
         """Give the Communicator up without the other ranks, some of which are gone; no call may follow.
 
         Ranks that wait in one of its collectives get MPI's error. What it allocated stays until the process ends.
         """
-        self._leave()
-        for transport in (self._shared, self._base):
+        transports = self._shared, self._base
+        self._leave("abandon()")
+        if self._holdings is not None:
+            self._holdings.forget()
+        for transport in transports:
             if transport is not None:
                 transport.revoke()
 
-    def leave_program(self) -> str:
-        """Look back when this rank's program is over: return what another waits in that needs this rank, or ""."""
-        return "" if self._watchdog is None else self._watchdog.leave(self._sequence)
+    def leave_program(self) -> None:
+        """Let the other ranks know that this rank's program is over."""
+        if self._watchdog is not None:
+            self._watchdog.leave()
 
-    def _leave(self) -> None:
-        self._finalized = True
+    def look_back(self, deadline: float) -> str:
+        """Return what another rank waits in that needs this one, whose program is over; "" if none does until then.
+
+        deadline: by time.perf_counter().
+        """
+        return "" if self._watchdog is None else self._watchdog.look_back(self._sequence, deadline)
+
+    def leave_mpi(self) -> None:
+        """Close, as the program calls MPI.Finalize(), which frees what this holds; no call may follow."""
+        self._leave(mpi_transport.FINALIZE)
+
+    def _leave(self, closed_by: str) -> None:
+        self._finalized, self._closed_by = True, closed_by
+        self._shared, self.comm = None, None
+        self._address = address_of  # MPI's own needs MPI
         exits.finalized(self)
         if self._watchdog is not None:
             self._watchdog.stop()

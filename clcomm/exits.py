@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import weakref
+from time import perf_counter
 from types import FrameType, TracebackType
 from typing import Any, ClassVar
 
@@ -29,6 +30,8 @@ REACTION_S = 1.0
 REPEATED_S = 2.0
 #: How long the end of a failed rank may take, where MPI does not answer.
 LAST_RESORT_S = 8.0
+#: How long a rank that leaves the program looks back at ranks that may need it.
+LOOK_BACK_S = 4.0
 #: How long before the process that kills it a thread of ours tries to end it, with the right exit code.
 THREADS_LEAD_S = 1.0
 #: What a process ended by a signal returns to the shell: 128 + the signal.
@@ -206,7 +209,11 @@ def _at_exit() -> None:
         return
     _Hooks.is_looking_back = True
     try:
-        reasons = [communicator.leave_program() for communicator in list(_Hooks.communicators)]
+        left = list(_Hooks.communicators)
+        for communicator in left:  # all, before the first look back: ranks look at them in orders of their own
+            communicator.leave_program()
+        deadline = perf_counter() + LOOK_BACK_S
+        reasons = [communicator.look_back(deadline) for communicator in left]
     except BaseException as error:
         end_by_force_later(job.FAILURE)
         job.fail(error)

@@ -47,6 +47,7 @@ class Handle:
 
     def _watched(self, advance: Callable[[], Any]) -> Any:
         if self._pending.finished:
+            self._in_flight.tell_finished()
             return advance()
         begin_s = time.perf_counter()
         try:

@@ -47,6 +47,10 @@ class InFlight:
         """Note a visit that is over; is_hidden: the rank's device computed meanwhile."""
         if not is_hidden:
             self._visits.add(begin_s, end_s)
+        self.tell_finished()
+
+    def tell_finished(self) -> None:
+        """Notify of what is done: waiting for an operation of another Communicator may have completed it."""
         while self._begun and self._begun[0].pending.finished:
             begun = self._begun.popleft()
             begun.tell(self._event(begun))

@@ -23,7 +23,11 @@ _START_FIELD = 19
 
 
 class Progress(NamedTuple):
-    """What a rank's line says. key: what tells its collective from others, 0: it is in none; text: in words."""
+    """What a rank's line says.
+
+    key: what tells its collective from others; 0: it is in none of this Communicator. text: the collective in words, or
+    that of another Communicator in which it is.
+    """
 
     rank: int
     beat_ns: int

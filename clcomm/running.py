@@ -11,14 +11,15 @@ import numpy as np
 
 from clcomm.arguments import address_of
 from clcomm.call import Call, disagreement
-from clcomm.errors import ArgumentError
 from clcomm.events import PACKING, Collective, Observer, Phase, TimedPhase, last_of
+from clcomm.holdings import closed
 from clcomm.in_flight import InFlight
 from clcomm.stats import CommStats
 from clcomm.transport import Transport
 from clcomm.transport.base import misaligned
 from clcomm.transport.meeting import DifferentOperations, Meeting, NoMeeting
 from clcomm.transport.mpi import address_function
+from clcomm.transport.pending import complete_started
 from clcomm.world import World
 
 #: More different calls than any program makes.
@@ -36,13 +37,15 @@ class CollectiveRunner:
         self._pending = world.pending
         self._in_flight = InFlight()
         self._kept_s = 0.0  # how long blocking collectives, and packing for them, kept this rank
-        self._finalized = False
+        self._finalized, self._closed_by = False, ""
         self._sequence = 0
         self._calls: dict[tuple, Call] = {}
         self._address = address_of if self.comm is None else address_function()
         self._meeting: Meeting = world.meeting
         self._checked = not isinstance(self._meeting, NoMeeting)
         self._tells_waiting = self._checked or self.size == 1
+        # Ranks that meet move on what is in flight elsewhere until all have come; others have to complete it before.
+        self._completes_first = not self._checked and self.size > 1
         #: The collective this rank is in: call, sequence number, when it began (perf_counter); None: in none.
         self.current: tuple[Call, int, float] | None = None
         self.stats = CommStats(self.size)
@@ -103,7 +106,7 @@ class CollectiveRunner:
 
     def _run(self, call: Call, move: Callable[..., Any], *args: Any) -> Any:
         """Run a collective, tell the observers and return what `move` returns."""
-        if self._pending or self._finalized:
+        if self._pending or self._finalized or self._completes_first:
             self._settle()
         self._sequence = sequence = self._sequence + 1
         begin = perf_counter()
@@ -179,6 +182,8 @@ class CollectiveRunner:
         for them.
         """
         self._require_open()
+        if self._completes_first:
+            complete_started()
         if self._pending:
             begin = perf_counter()
             with self._being_in(
@@ -190,7 +195,7 @@ class CollectiveRunner:
 
     def _require_open(self) -> None:
         if self._finalized:
-            raise ArgumentError("Communicator: expected an open one, but finalize() was called; make a new one")
+            raise closed(self._closed_by)
 
     def _transport_for(self, *arrays: np.ndarray) -> Transport:
         if self._shared is not None and self._shared.holds(*arrays):

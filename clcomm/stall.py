@@ -46,7 +46,7 @@ def _doing(line: Progress) -> str:
     if line.text == LEFT:
         return LEFT
     at = f" at {line.place}" if line.place else ""
-    inside = f"in {line.text}{at}" if line.waits else f"in no collective but{at or ' elsewhere'}"
+    inside = f"in {line.text}{at}" if line.text else f"in no collective but{at or ' elsewhere'}"
     if line.state == "stopped":
         return f"stopped by SIGSTOP or a debugger, was {inside}"
     if line.state == "dead":

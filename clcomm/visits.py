@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from clcomm.transport.base import Span
+from clcomm.transport.pending import Span
 
 #: Who comes back sooner did nothing in between: a loop that asks whether the result is there is one visit.
 _LOOP_S = 2e-6

@@ -6,6 +6,7 @@ program that is, so that others can say it of a rank that does not come. A colle
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -17,6 +18,7 @@ from typing import Any
 
 from clcomm import exits, job
 from clcomm.flight_recorder import FlightRecorder, new_dump_folder
+from clcomm.holdings import Holdings
 from clcomm.limits import Limits
 from clcomm.other_hosts import DUMP, PROGRESS, OtherHosts
 from clcomm.place import place_of_thread, stack_of_thread
@@ -25,8 +27,8 @@ from clcomm.stall import LEFT, describe, is_lowest
 
 #: How long a job's end waits for the other ranks to dump what they did.
 DUMP_S = 2.0
-#: How long a rank that leaves the program looks back, at waits of how long, and how often.
-LOOK_BACK_S, AWAITED_S, BETWEEN_LOOKS_S = 4.0, 1.5, 0.2
+#: A rank that leaves the program looks back at waits of how long, and how often.
+AWAITED_S, BETWEEN_LOOKS_S = 1.5, 0.2
 
 _log = logging.getLogger("clcomm")
 
@@ -35,30 +37,39 @@ class Watchdog:
     """Watches the collectives of one Communicator, which it does not keep alive, from a thread of its own.
 
     watched: has `current`: (call, sequence number, begin in perf_counter's seconds), or None outside collectives.
-    elsewhere: knows what ranks of other hosts do; None where there are none.
+    elsewhere: knows what ranks of other hosts do; None where there are none. holdings: those of `watched`; they tell it
+    from this process's other Communicators, and what these wait in.
     """
 
     def __init__(
         self, watched: Any, board: ProgressBoard, limits: Limits, recorder: FlightRecorder,
-        elsewhere: OtherHosts | None = None,
+        elsewhere: OtherHosts | None = None, holdings: Holdings | None = None,
     ):  # fmt: skip
-        self._watched, self._board, self._limits, self._recorder = weakref.ref(watched), board, limits, recorder
-        self._elsewhere = elsewhere
+        self._board, self._limits, self._recorder = board, limits, recorder
+        self._elsewhere, self._holdings = elsewhere, holdings
         self._program = threading.get_ident()
         self._warned_of: tuple[Any, int, float] | None = None
         self._has_dumped = False
         self.look(None)
-        self._stop = threading.Event()
+        # Released to end the thread: unlike an event it can be set by what collects garbage, in whatever thread.
+        self._stop = threading.Lock()
+        self._stop.acquire()
+        self._watched = weakref.ref(watched, self._release)
         self._thread = threading.Thread(target=self._watch, name="clcomm-watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread."""
-        self._stop.set()
-        self._thread.join()
+        self._release()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _release(self, *watched: object) -> None:
+        with contextlib.suppress(RuntimeError):  # it is released already
+            self._stop.release()
 
     def _watch(self) -> None:
-        while not self._stop.wait(self._limits.interval_s):
+        while not self._stop.acquire(timeout=min(self._limits.interval_s, threading.TIMEOUT_MAX)):
             watched = self._watched()
             if watched is None:
                 return
@@ -73,11 +84,12 @@ class Watchdog:
     def look(self, current: tuple[Any, int, float] | None) -> None:
         """Write this rank's line, and act if its collective has taken too long or another rank ends the job."""
         if current is None:
-            self._board.write(0, 0, "", self.place())
+            self._board.write(0, 0, "" if self._holdings is None else self._holdings.others_wait(), self.place())
             waited_s = 0.0
         else:
             call, sequence, began_s = current
-            self._board.write(call.tag + sequence + 1, int(began_s * 1e9), call.describe(sequence), self.place())
+            text = call.describe(sequence) + ("" if self._holdings is None else self._holdings.name)
+            self._board.write(call.tag + sequence + 1, int(began_s * 1e9), text, self.place())
             waited_s = perf_counter() - began_s
         folder = self._board.dump_folder
         if folder:
@@ -88,15 +100,16 @@ class Watchdog:
             self._warned_of = current
             self._warn(waited_s)
 
-    def leave(self, sequence: int) -> str:
-        """Tell the others that this rank leaves the program, after so many collectives; end the thread.
-
-        Returns, in words, what another rank waits in that needs this one; "" when all leave or nobody has
-        waited after some seconds: they may have work of their own.
-        """
+    def leave(self) -> None:
+        """Write that this rank leaves the program; end the thread."""
         self.stop()
         self._board.write(0, 0, LEFT, "")
-        deadline = perf_counter() + LOOK_BACK_S
+
+    def look_back(self, sequence: int, deadline: float) -> str:
+        """Return, in words, what another rank waits in that needs this one, which has left after so many collectives.
+
+        "" when all have left, or no rank waits when the time is past the deadline: they may have work of their own.
+        """
         while True:
             others = [line for line in self._everyone(PROGRESS) if line.rank != self._board.own]
             if all(line.text == LEFT or line.state != "running" for line in others):
@@ -181,5 +194,5 @@ class Watchdog:
 
 def _is_in_later(line: Progress, sequence: int) -> bool:
     """Say whether a rank is in a collective that comes after so many."""
-    number = re.search(r"#(\d+)(?: \(|$)", line.text)
+    number = re.search(r"#(\d+)(?: \(| of |$)", line.text)
     return line.waits and number is not None and int(number[1]) > sequence

@@ -11,6 +11,7 @@ from typing import Any
 
 from clcomm import lookout
 from clcomm.errors import ArgumentError
+from clcomm.holdings import free_dropped, next_number
 from clcomm.other_hosts import OtherHosts
 from clcomm.progress import ProgressBoard
 from clcomm.transport import Pending, SoloTransport, Transport
@@ -47,7 +48,7 @@ class World:
     base: reaches all ranks with any array. shared: reduces what it allocated itself; None without shared memory.
     pending: unfinished operations of both. host, hosts: this rank's host and how many there are. checks: ranks compare
     what they call, at their meeting. board: what the ranks of this host are doing; None for a rank that is alone.
-    elsewhere: tells what those of other hosts do; None where there are none.
+    elsewhere: tells what those of other hosts do; None where there are none. number: see `Holdings`.
     """
 
     comm: Any = None
@@ -59,6 +60,7 @@ class World:
     host: int = 0
     hosts: int = 1
     cores: int = 1
+    number: int = 0
     checks: bool = True
     meeting: Meeting = field(default_factory=NoMeeting)
     board: ProgressBoard | None = None
@@ -100,6 +102,8 @@ def _join_ranks(world: World, comm: Any, transport: str) -> None:
         _log.info("mpi4py found no MPI library: a world of one")
         return
     world.comm = comm = mpi_transport.duplicate(parent)
+    free_dropped(comm)
+    world.number = next_number(comm)
     if comm.Get_size() == 1 and transport != "mpi":
         return
     host = mpi_transport.host_of(comm)
@@ -109,6 +113,8 @@ def _join_ranks(world: World, comm: Any, transport: str) -> None:
     hosts = Hosts.of(comm, host)
     world.host, world.hosts = hosts.host_of(comm.Get_rank()), len(hosts)
     if transport == "shared" and world.hosts > 1:
+        for each in (host, comm):
+            each.Free()
         raise ArgumentError("transport: 'shared' needs all ranks on one host; use 'auto' or 'mpi'")
     world.board = ProgressBoard.of_host(host, hosts.ranks[world.host], comm.Get_rank())
     if world.hosts > 1:

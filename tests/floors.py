@@ -63,6 +63,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
             "clcomm/forecast.py",
             "clcomm/handle.py",
             "clcomm/histogram.py",
+            "clcomm/holdings.py",
             "clcomm/in_flight.py",
             "clcomm/job.py",
             "clcomm/lizardist.py",

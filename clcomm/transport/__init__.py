@@ -6,7 +6,8 @@ has the same bits however the data was cut into calls: rank order, ((r0 + r1) + 
 `hierarchical` within each host first (docs/summation-order.md).
 """
 
-from clcomm.transport.base import Pending, Transport
+from clcomm.transport.base import Transport
+from clcomm.transport.pending import Pending
 from clcomm.transport.solo import SoloTransport
 
 __all__ = ["Pending", "SoloTransport", "Transport"]

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
 from clcomm.errors import ArgumentError
-
-#: (begin, end) by time.perf_counter().
-Span = tuple[float, float]
-
-
-class Request(Protocol):
-    """The part of an MPI request that a transport needs."""
-
-    def Wait(self) -> object: ...
-    def Test(self) -> object: ...
+from clcomm.transport.pending import Pending
 
 
 class Transport(ABC):
@@ -81,76 +69,6 @@ class Transport(ABC):
         """Give the transport up without the others: ranks that wait in it get MPI's error (ERR_REVOKED)."""
 
 
-class Pending:
-    """A collective in phases: a first request, then as often as need be work of our own that may start another.
-
-    Later phases have communicators of their own and start in the order of the first ones, so ranks may wait for their
-    handles in any order: `queue` holds all unfinished ones, whichever transport has them, and only its head moves on.
-    Were there a queue for each transport, two ranks could wait for each other's later phases.
-
-    What phases refer to stays until all are done: an MPI may use arrays, lengths and offsets until the request that a
-    phase has returned is complete, and mpi4py does not keep those of Iallgatherv (4.1.2).
-
-    meets: whether the first request is complete as soon as all ranks have come, before data moves.
-    """
-
-    def __init__(
-        self,
-        queue: deque[Pending],
-        first: Request | None,
-        *phases: Callable[[], Request | None],
-        meets: bool = False,
-    ):
-        self._queue, self._request = queue, first
-        self._phases, self._next = phases, 0
-        self._error: Exception | None = None
-        self._meets_from_s = time.perf_counter() if meets else None
-        self.finished = False
-        #: When it was seen to be finished, by time.perf_counter().
-        self.finished_s = 0.0
-        #: When it waited for other ranks; None where that is not told from moving data.
-        self.waits: list[Span] | None = None
-        #: When each rank came (perf_counter_ns), where one clock tells.
-        self.arrivals: list[int] | None = None
-        queue.append(self)
-
-    @property
-    def failed(self) -> bool:
-        """Whether it ended with an error."""
-        return self._error is not None
-
-    def wait(self) -> None:
-        """Return when the result is there, on this rank; raise what made it fail."""
-        while not self.finished:
-            self._queue[0]._advance(block=True)
-        if self._error is not None:
-            raise self._error
-
-    def done(self) -> bool:
-        """Make progress without blocking and say whether the result is there."""
-        while self._queue and not self.finished and self._queue[0]._advance(block=False):
-            pass
-        return self.finished
-
-    def _advance(self, block: bool) -> bool:
-        try:
-            while _complete(self._request, block):
-                if self._meets_from_s is not None:
-                    self.waits, self._meets_from_s = [(self._meets_from_s, time.perf_counter())], None
-                if self._next == len(self._phases):
-                    break
-                self._next += 1
-                self._request = self._phases[self._next - 1]()
-            else:
-                return False
-        except Exception as error:
-            self._error = error  # for whoever waits for this one, not for another that is behind it
-        self.finished, self.finished_s = True, time.perf_counter()
-        self._phases, self._request = (), None
-        self._queue.popleft()
-        return True
-
-
 def require_aligned(*arrays: np.ndarray) -> None:
     """Raise ArgumentError for an array that starts between two elements; after all ranks have compared that."""
     for array in arrays:
@@ -164,12 +82,3 @@ def misaligned(dtype: np.dtype | None) -> ArgumentError:
         f"array, out: expected to start at a multiple of {dtype}'s size, got memory that does not; "
         f"use a slice of whole elements, or a copy"
     )
-
-
-def _complete(request: Request | None, block: bool) -> bool:
-    if request is None:
-        return True
-    if block:
-        request.Wait()
-        return True
-    return bool(request.Test())

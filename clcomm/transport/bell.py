@@ -41,7 +41,8 @@ class Bell:
     """Waits for other ranks of a host, and wakes those that wait.
 
     memory: `nbytes(ranks)` zeroed bytes that are one memory on all ranks. fence: a full memory barrier. progress: lets
-    MPI move on; called now and then. sleeps: whether waiting ranks sleep; the same on all ranks.
+    MPI move on, and says whether it has to be called again soon; called now and then. sleeps: whether waiting ranks
+    sleep; the same on all ranks.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Bell:
         """Return when another rank's counter has come as far as `count`."""
         polls = 0
         while counters[other] < count:
-            if polls >= POLLS and self._futex is not None:
+            if polls >= POLLS and self._futex is not None and not self._progress():
                 self._sleep(counters, other, count)
                 continue
             os.sched_yield()

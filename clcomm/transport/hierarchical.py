@@ -20,12 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.transport.base import Pending, Transport, require_aligned
+from clcomm.transport.base import Transport, require_aligned
 from clcomm.transport.hosts import Hosts
 from clcomm.transport.meeting import MeetingPoint, WorldMeeting, kind_of
 from clcomm.transport.memory import HostMemory, MemoryTransport, require_alike
 from clcomm.transport.mpi import comparison, lane_of, revoke
 from clcomm.transport.mpi_transport import MpiTransport, shards
+from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import partial_op, prepared_reduction
 
 

@@ -63,7 +63,7 @@ class MeetingPoint:
     """Barrier and all-gather of a few words between ranks that share memory.
 
     memory: `nbytes(world_size)` zeroed bytes that are one memory on all ranks. fence: a memory barrier.
-    progress: lets MPI move on; called now and then while waiting. sleeps: see Bell.
+    progress, sleeps: see Bell.
     """
 
     def __init__(

@@ -15,6 +15,7 @@ from clcomm.errors import MismatchError
 from clcomm.transport.base import Transport
 from clcomm.transport.meeting import DifferentOperations, Meeting, MeetingPoint, kind_of
 from clcomm.transport.mpi import address_function, shared_window, world_ranks
+from clcomm.transport.pending import advance_started
 from clcomm.transport.reduction import Fold
 
 _PAGE = 4096
@@ -75,7 +76,12 @@ class HostMemory:
         self.fence = self._window.Sync
         self.desk, cells = np.split(memory, [desk_bytes])
         cores = set().union(*comm.allgather(_cores()))
-        self.point = MeetingPoint(cells, self.rank, self.ranks, self.fence, comm.Iprobe, self.ranks > len(cores))
+        self.point = MeetingPoint(cells, self.rank, self.ranks, self.fence, self._progress, self.ranks > len(cores))
+
+    def _progress(self) -> bool:
+        """Let MPI move on, and what is in flight; say whether something is."""
+        self.comm.Iprobe()
+        return advance_started()
 
     # --- room ---
 

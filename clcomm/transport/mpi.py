@@ -14,18 +14,22 @@ from typing import Any
 import numpy as np
 
 from clcomm.errors import ArgumentError, LaunchError
+from clcomm.transport.pending import advance_started, complete
 
 _PATIENCE_S = 1e-3
+#: The program's own call after which none of MPI's may follow.
+FINALIZE = "MPI.Finalize()"
 
 
 def world() -> Any:
     """Return MPI's COMM_WORLD.
 
-    Raises LaunchError when the launcher's environment speaks of several ranks and MPI of one: then mpiexec belongs
-    to another MPI than the library mpi4py loaded, or there is no such library. Without a launcher a missing library is
-    an ImportError.
+    Raises ArgumentError after MPI.Finalize(), LaunchError when the launcher's environment speaks of several ranks
+    and MPI of one: then mpiexec belongs to another MPI than the library mpi4py loaded, or there is no such library.
+    Without a launcher a missing library is an ImportError.
     """
     MPI = _mpi4py()
+    require_not_finalized()
     size = MPI.COMM_WORLD.Get_size()
     promised = launched_ranks()
     if size == 1 and promised > 1:
@@ -64,6 +68,7 @@ def checked(comm: Any) -> Any:
     """Return a communicator that a user gave, or raise ArgumentError when it is none of mpi4py's."""
     from mpi4py import MPI
 
+    require_not_finalized()
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         got = "COMM_NULL" if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL else type(comm).__name__
         raise ArgumentError(f"comm: expected an mpi4py intracommunicator such as MPI.COMM_WORLD, got {got}")
@@ -105,6 +110,7 @@ def duplicate(comm: Any) -> Any:
 def wait_patiently(request: Any) -> None:
     """Complete a request, asking once a millisecond: a blocking call would keep a core busy while others need it."""
     while not request.Test():
+        advance_started()
         time.sleep(_PATIENCE_S)
 
 
@@ -187,7 +193,8 @@ def comparison(comm: Any, between_hosts: bool) -> Callable[[int, int], tuple[boo
     """Return what says, alike on every rank, whether all ranks gave it the same number; each call is collective.
 
     It takes the number and when the rank came (perf_counter_ns), and also returns when each rank came; None between
-    hosts, which have clocks of their own.
+    hosts, which have clocks of their own. Both are non-blocking calls of MPI, as a rank that waits here moves on what
+    it has started on other communicators.
     """
     return _comparison_of_hosts(comm) if between_hosts else _comparison_on_host(comm)
 
@@ -200,7 +207,7 @@ def _comparison_of_hosts(comm: Any) -> Callable[[int, int], tuple[bool, None]]:
 
     def alike(number: int, came_ns: int) -> tuple[bool, None]:
         both[0], both[1] = number, -number
-        comm.Iallreduce(*arguments).Wait()  # takes a network's latency once, where MPICH's Allreduce takes it twice
+        complete(comm.Iallreduce(*arguments))  # a network's latency once, where MPICH's Allreduce takes it twice
         return bool(least[0] == -least[1]), None
 
     return alike
@@ -214,7 +221,7 @@ def _comparison_on_host(comm: Any) -> Callable[[int, int], tuple[bool, list[int]
 
     def alike(number: int, came_ns: int) -> tuple[bool, list[int]]:
         own[0], own[1] = number, came_ns
-        comm.Allgather(*arguments)
+        complete(comm.Iallgather(*arguments))
         numbers, arrivals = everyone.T.tolist()
         return numbers.count(number) == len(numbers), arrivals
 
@@ -291,11 +298,38 @@ def is_running() -> bool:
     return mpi.Is_initialized() and not mpi.Is_finalized()
 
 
+def is_finalized() -> bool:
+    """Say whether MPI was finalised in this process, which ends it for good."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and hasattr(mpi, "Is_finalized") and mpi.Is_finalized()
+
+
+def require_not_finalized() -> None:
+    """Raise ArgumentError after MPI.Finalize(): MPI ends a process that calls it then."""
+    if is_finalized():
+        raise ArgumentError(
+            f"Communicator: expected MPI to run, but {FINALIZE} was called; make it before, or use transport='solo'"
+        )
+
+
+def call_before_finalize(function: Callable[[], None]) -> None:
+    """Let a function be called when the program calls MPI.Finalize(); not when MPI ends with Python.
+
+    MPI_Finalize begins by freeing COMM_SELF, which deletes its attributes (MPI 4.1, section 11.2.4).
+    """
+    from mpi4py import MPI
+
+    keyval = MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, value: function())
+    MPI.COMM_SELF.Set_attr(keyval, None)
+
+
 def place_in_world() -> tuple[int, int]:
     """Return this process's rank in the job and the job's size; starts MPI if the launcher's variables name ranks.
 
     That is COMM_WORLD's, or after losses the survivors'.
     """
+    if is_finalized():
+        return int(launched_rank().replace("?", "0")), launched_ranks()
     if not is_running() and launched_ranks() == 1:
         return 0, 1
     try:
@@ -306,7 +340,12 @@ def place_in_world() -> tuple[int, int]:
 
 
 def ranks_in_agreement(digest: bytes, timeout_s: float) -> list[int] | None:
-    """Return the ranks that call this with the same digest, or None when a rank has not called it in time, or died."""
+    """Return the ranks that call this with the same digest, or None when a rank has not called it in time, or died.
+
+    None as well after MPI.Finalize().
+    """
+    if is_finalized():
+        return None
     own = np.frombuffer(digest, np.uint8).copy()
     everyone = np.empty((_job().Get_size(), own.size), np.uint8)
     deadline = time.monotonic() + timeout_s

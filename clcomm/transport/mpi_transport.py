@@ -17,9 +17,10 @@ import numpy as np
 
 from clcomm.layout import shard_bounds
 from clcomm.transport import mpi
-from clcomm.transport.base import Pending, Transport, require_aligned
+from clcomm.transport.base import Transport, require_aligned
 from clcomm.transport.meeting import Meeting, NoMeeting
 from clcomm.transport.memory import places_elsewhere, require_alike
+from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import prepared_reduction
 
 #: Up to this many bytes of the whole world's data, one all-gather and a local fold beat two phases.

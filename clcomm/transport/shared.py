@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from clcomm.host_memory import aligned_empty
-from clcomm.transport.base import Pending, require_aligned
+from clcomm.transport.base import require_aligned
 from clcomm.transport.meeting import MeetingPoint, kind_of
 from clcomm.transport.memory import KEPT, HostMemory, MemoryTransport, require_alike
 from clcomm.transport.mpi import revoke
 from clcomm.transport.mpi_transport import shards
+from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import Fold, prepared_reduction, reduce_in_rank_order
 from clcomm.transport.started import Counters, StartedReduction
 

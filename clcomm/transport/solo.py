@@ -6,7 +6,8 @@ from collections import deque
 
 import numpy as np
 
-from clcomm.transport.base import Pending, Transport, require_aligned
+from clcomm.transport.base import Transport, require_aligned
+from clcomm.transport.pending import Pending
 
 
 class SoloTransport(Transport):

@@ -13,8 +13,8 @@ from time import perf_counter, perf_counter_ns
 
 import numpy as np
 
-from clcomm.transport.base import Pending
 from clcomm.transport.memory import HostMemory
+from clcomm.transport.pending import Pending
 
 #: Bytes of a rank's two counters, and of when it advanced each, on a cache line of their own.
 _LINE = 64
