@@ -41,7 +41,7 @@ FOR_LINT := $(VENV)/.has-$(SETUP),dev
 FOR_BENCH := $(VENV)/.has-$(SETUP),bench
 
 .DELETE_ON_ERROR:
-.PHONY: help mnist test test-plain test-mpi tables fuzz soak proofs lint format bench example-report elastic faults clean
+.PHONY: help mnist test test-plain test-mpi tables fuzz soak proofs orders lint format bench example-report elastic faults clean
 
 help: ## list the targets and their variables
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -78,6 +78,11 @@ soak: $(FOR_TEST) ## half an hour of training with random stalls on 8 ranks: not
 
 proofs: $(FOR_TEST) ## 1,000 drawn models on 2, 3, 4, 5 and 8 ranks, and 10,000 random arrivals: some 10 minutes
 	CLCOMM_PROOF_LAYOUTS=1000 CLCOMM_PROOF_ARRIVALS=10000 $(BIN)/python -m pytest tests/proofs
+
+orders: $(FOR_TEST) ## 1,200 rounds of waiting in random orders, 3,000 dropped Communicators, all of LizarDist's settings
+	CLCOMM_PROOF_ORDERS=200 CLCOMM_PROOF_DROPPED=3000 CLCOMM_PROOF_SETTINGS=162 $(MAKE) test-mpi TEST_LIMIT_S=3600 \
+	  TEST_RANKS="1 2 3 4" \
+	  TEST_ARGS="-o timeout=3000 tests/test_several_communicators.py tests/test_dropped.py tests/test_lizardist_modules.py"
 
 lint: $(FOR_LINT) ## style and types
 	$(BIN)/ruff check .

@@ -58,10 +58,11 @@ class AllReduces(CollectiveRunner):
         The order is that of the ranks; with several ranks on several hosts "auto" reduces within each host first, then
         in the order of the hosts' lowest ranks.
 
-        array: any shape and numeric dtype, the same on every rank. op: "sum", "mean" (floating dtypes), "min" or
-        "max". out: where the result goes, of the same shape and dtype; None reduces in place. label: the name under
-        which it is counted. nbytes: the size to count, where part of the array is padding. bucket: which bucket of
-        the gradients it is, for the observers.
+        array: any shape and numeric dtype, the same on every rank. op: "sum", "mean" (floating dtypes), "min", "max" or
+        "prod"; for integers and booleans also MPI's "land", "lor", "lxor", "band", "bor" and "bxor". out: where the
+        result goes, of the same shape and dtype; None reduces in place. label: the name under which it is counted.
+        nbytes: the size to count, where part of the array is padding. bucket: which bucket of the gradients it is, for
+        the observers.
         """
         into = array if out is None else out
         key = self._key_of(array, into, op, label, nbytes, bucket)
@@ -115,10 +116,10 @@ class AllReduces(CollectiveRunner):
     ) -> Handle:
         """Begin an all-reduce; arguments as for `all_reduce`, the array contiguous.
 
-        Neither array may be touched before `wait()` returns. Ranks may wait for several handles in any order; any
-        blocking call completes them all first. In the stats its seconds are those from its turn, when what was started
-        before it is done, until this rank sees its end; exposed are those of them in which the caller was in this call,
-        in `wait()` or in `done()`, its own or another's.
+        Neither array may be touched before `wait()` returns. Ranks may wait for several handles in any order, those of
+        other Communicators too; any blocking call of this one completes its own first. In the stats its seconds are
+        those from its turn, when what was started before it is done, until this rank sees its end; exposed are those of
+        them in which the caller was in this call, in `wait()` or in `done()`, its own or another's of this one.
         """
         source, target = self._contiguous_operands(array, op, out, "non-blocking")
         call, chosen = self._plan(source, target, op, label, nbytes, bucket)
@@ -205,8 +206,7 @@ class AllReduces(CollectiveRunner):
         For schemes that reduce an array of so many bytes by sending less; bucket: as for `all_reduce`. What `reduce`
         returns, unless it is None, counts as wire instead.
         """
-        if self._pending:
-            self._settle()
+        self._settle()
         parts: list[Collective] = []
         self._sequence = sequence = self._sequence + 1
         failed, wire = True, None

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from clcomm.errors import ArgumentError, MismatchError
-from clcomm.transport.bfloat16 import BFLOAT16
-from clcomm.transport.reduction import FOLDS
+from clcomm.transport.bfloat16 import BFLOAT16, dtype_name
+from clcomm.transport.reduction import FOLDS, OF_INTEGERS
 from clcomm.units import parse_size
 
 
@@ -20,6 +20,8 @@ def check_op(op: str, array: np.ndarray) -> None:
         raise ArgumentError(f"op: expected one of {', '.join(FOLDS)}, got {op!r}")
     if not isinstance(array, np.ndarray):
         raise ArgumentError(f"array: expected a NumPy array, got {type(array).__name__}")
+    if op in OF_INTEGERS and array.dtype.kind not in "biu":
+        raise ArgumentError(f"op: {op!r} needs integers or booleans, got {dtype_name(array.dtype)}")
     if array.dtype == BFLOAT16:
         return
     if array.dtype.kind not in "biufc":

@@ -13,7 +13,7 @@ from typing import Any
 
 from clcomm._version import __version__
 from clcomm.bench_report import Printer, average_busbw, header
-from clcomm.collective_cases import CASES
+from clcomm.collective_cases import CASES, OPS
 from clcomm.communicator import Communicator
 from clcomm.console import make_console
 from clcomm.errors import ArgumentError
@@ -21,7 +21,6 @@ from clcomm.files import write_whole
 from clcomm.measure import Lane, Row, Schedule, measure, sizes_between
 from clcomm.outputs import check_writable
 from clcomm.sums import add_sums, agreed_fold
-from clcomm.transport.reduction import FOLDS
 from clcomm.units import parse_size
 from clcomm.world import TRANSPORTS
 
@@ -40,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max", default="16MiB", metavar="SIZE", help="largest size; default: %(default)s")
     add("--factor", type=float, default=4.0, help="from one size to the next; default: %(default)g")
     add("--dtype", default="float32", choices=DTYPES, help="of the elements; default: %(default)s")
-    add("--op", default="sum", choices=FOLDS, help="of reductions; default: %(default)s")
+    add("--op", default="sum", choices=OPS, help="of reductions; default: %(default)s")
     add_sums(parser)
     add_schedule(parser)
     add("--json", metavar="FILE", help="also write the rows there")

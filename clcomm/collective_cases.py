@@ -12,6 +12,8 @@ from clcomm.errors import ArgumentError
 
 #: Each rank's values repeat after so many elements; a prime, so that a piece at a wrong place is seen.
 PERIOD = 97
+#: The reductions that are measured.
+OPS = {"sum": np.add, "mean": np.add, "min": np.minimum, "max": np.maximum}
 #: No rank's value. Results are cleared to it, and calls that are timed move it: what a check finds is of its own call.
 _CLEARED = 126
 
@@ -23,7 +25,7 @@ def rank_values(rank: int, dtype: np.dtype) -> np.ndarray:
 
 def expected_reduction(ranks: int, op: str, dtype: np.dtype) -> np.ndarray:
     """Return one period of the ranks' values reduced in rank order: the bits that clcomm promises."""
-    fold = {"sum": np.add, "mean": np.add, "min": np.minimum, "max": np.maximum}[op]
+    fold = OPS[op]
     total = rank_values(0, dtype)
     with np.errstate(all="ignore"):
         for rank in range(1, ranks):

@@ -72,6 +72,7 @@ class ArrayCollectives(ObjectCollectives):
         self, array: np.ndarray, *, label: str = "", nbytes: int | None = None
     ) -> Callable[[], None]:
         """Return an `all_gather_in_place` of this memory, prepared once and called each time it is needed."""
+        self._require_open()
         if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
             raise ArgumentError("array: expected a C-contiguous array to gather in place")
         values, _ = writable(array, "array")
@@ -143,6 +144,7 @@ class ArrayCollectives(ObjectCollectives):
         have called; it returns as soon as this rank's block is done, so a row may be written again only after the
         collective that comes next. nbytes: the size to count.
         """
+        self._require_open()
         check_op(op, rows)
         if rows.shape != (self.size, self.size * out.size) or rows.dtype != out.dtype or not self.is_common(rows):
             raise ArgumentError(

@@ -19,7 +19,7 @@ from clcomm.flight_recorder import FlightRecorder
 from clcomm.holdings import Holdings, free_dropped
 from clcomm.host_memory import aligned_zeros
 from clcomm.limits import Limits
-from clcomm.lizardist import LizarDistCalls
+from clcomm.lizardist_calls import LizarDistCalls, by_position
 from clcomm.start_watch import StartWatch
 from clcomm.stats import CommStats, Observer
 from clcomm.transport import mpi as mpi_transport
@@ -41,10 +41,11 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
     """The ranks of a job and the collectives between them.
 
     comm: an mpi4py communicator; None takes COMM_WORLD, and a world of one where there is no MPI. Either way a
-        private duplicate carries the traffic. Creating a Communicator is collective.
-    bucket_size: bytes, or text such as "4MiB": how much of the gradients one all-reduce takes. "auto" lets each
-        Synchronizer find the fastest; it is 1 MiB elsewhere.
+        private duplicate carries the traffic. Creating a Communicator is collective. A number or a text in its place
+        is the bucket size, as LizarDist has it.
     use_bucketing: False reduces each gradient on its own.
+    bucket_size: bytes, or text such as "4MiB", by default 1 MiB: how much of the gradients one all-reduce takes. "auto"
+        lets each Synchronizer find the fastest; it is 1 MiB elsewhere.
     transport: "auto" reduces what `allocate` returned in the shared memory of each host, and moves the rest, and what
         goes between hosts, through MPI; "mpi" never uses shared memory; "shared" insists on it, on one host.
     observers: told about every finished collective, after `stats`.
@@ -57,14 +58,16 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
     def __init__(
         self,
         comm: Any = None,
-        *,
-        bucket_size: int | str = _DEFAULT_BUCKET_SIZE,
         use_bucketing: bool = True,
+        *,
+        bucket_size: int | str | None = None,
         transport: str = "auto",
         observers: Iterable[Observer] = (),
         stall_warning_s: float = 10.0,
         timeout_s: float = 300.0,
     ):
+        comm, bucket_size = by_position(comm, bucket_size)
+        bucket_size = _DEFAULT_BUCKET_SIZE if bucket_size is None else bucket_size
         self.auto_bucket_size = isinstance(bucket_size, str) and bucket_size == AUTO
         self.bucket_size = parse_size(_DEFAULT_BUCKET_SIZE if self.auto_bucket_size else bucket_size)
         self.use_bucketing = use_bucketing

@@ -119,7 +119,8 @@ def free_dropped(comm: Any, is_short: bool = False) -> None:
 
 def closed(by: str) -> ArgumentError:
     """Return the error for a call of what was closed by this call."""
-    return ArgumentError(f"Communicator: expected an open one, but {by} was called; make a new one")
+    advice = "call that last" if by == mpi.FINALIZE else "make a new one"
+    return ArgumentError(f"Communicator: expected an open one, but {by} was called; {advice}")
 
 
 def _mpi_ends() -> None:

@@ -75,8 +75,14 @@ class Synchronizer:
 
     @property
     def use_bucketing(self) -> bool:
-        """Whether gradients are reduced in buckets where a call does not say."""
+        """Whether gradients are reduced in buckets where a call does not say; settable between steps, on all ranks."""
         return self._averaging.use_bucketing
+
+    @use_bucketing.setter
+    def use_bucketing(self, use_bucketing: bool) -> None:
+        self._averaging.use_bucketing = bool(use_bucketing)
+        for space in self._spaces.values():
+            space.runs.clear()
 
     @property
     def bucket_size(self) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from clcomm import Communicator
 from clcomm.errors import ArgumentError
+from tests.helpers import one_line
+from tests.transport.references import same_bits
 
 
 def test_lizardists_names(comm):
@@ -29,11 +33,126 @@ def test_reductions_named_by_mpis_constants(comm):
 
     data = np.full(3, comm.rank + 1.0)
     total = comm.size * (comm.size + 1) / 2
-    for op, expected in ((MPI.SUM, total), (MPI.MIN, 1), (MPI.MAX, comm.size)):
+    for op, expected in ((MPI.SUM, total), (MPI.MIN, 1), (MPI.MAX, comm.size), (MPI.PROD, math.factorial(comm.size))):
         assert comm.allreduce(data, op=op).tolist() == [expected] * 3
         assert comm.bucketed_allreduce([data], op=op)[0].tolist() == [expected] * 3
-    with pytest.raises(ArgumentError, match=r"^op: expected one of sum, mean, min, max, got '.*Op"):
-        comm.allreduce(data, MPI.PROD)
+
+
+OPS = ("SUM", "MIN", "MAX", "PROD", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
+NO_OPS = ("MINLOC", "MAXLOC", "REPLACE", "NO_OP", "OP_NULL")
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_every_reduction_of_mpi_gives_what_mpi_gives(comm, name):
+    """By MPI itself on the same values where that has the pair; small whole numbers, so that each sum is exact."""
+    from mpi4py import MPI
+
+    op, world, tried = getattr(MPI, name), comm.comm or MPI.COMM_SELF, []
+    for dtype in ("int8", "uint16", "int32", "int64", "bool", "float32", "float64", "complex64"):
+        data = np.random.default_rng([comm.rank, len(name)]).integers(0, 4, 401).astype(dtype)
+        expected = np.empty_like(data)
+        try:
+            world.Allreduce(data, expected, op=op)
+        except MPI.Exception:
+            continue  # it has no such pair: LAND of floats, say, or SUM of booleans
+        tried.append(dtype)
+        memory = comm.allocate(data.nbytes).view(dtype)
+        memory[:] = data
+        for source in (data, memory):
+            assert same_bits(comm.allreduce(source, op), expected), dtype
+        assert same_bits(comm.bucketed_allreduce([data[:17], data[17:]], op)[1], expected[17:])
+        assert same_bits(comm.all_reduce_async(data.copy(), name.lower()).wait(), expected)
+    assert {"int8", "uint16", "int32", "int64"} <= {*tried}
+
+
+def test_reductions_that_are_not_served_are_errors_of_one_line(comm):
+    from mpi4py import MPI
+
+    listed = "sum, mean, min, max, prod, land, lor, lxor, band, bor, bxor"
+    data = np.ones(3)
+    for name in NO_OPS:
+        with pytest.raises(ArgumentError) as caught:
+            comm.allreduce(data, getattr(MPI, name))
+        assert one_line(caught) == f"op: expected one of {listed}, got 'MPI.{name}'"
+    own = MPI.Op.Create(lambda a, b, datatype: None)
+    with pytest.raises(ArgumentError) as caught:
+        comm.allreduce(data, own)
+    own.Free()
+    assert one_line(caught) == f'op: expected one of {listed}, got "an operation of the program\'s own"'
+    for name in OPS[4:]:
+        with pytest.raises(ArgumentError) as caught:
+            comm.allreduce(data, getattr(MPI, name))
+        assert one_line(caught) == f"op: {name.lower()!r} needs integers or booleans, got float64"
+
+
+def test_every_reduction_that_mpi_names_is_tried():
+    from mpi4py import MPI
+
+    found = {name for name, value in vars(MPI).items() if isinstance(value, MPI.Op)}
+    assert found == {*OPS, *NO_OPS}
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "bucket_size", "use_bucketing"),
+    [
+        ((), {}, 1 << 20, True),
+        ((1 << 16,), {}, 1 << 16, True),
+        ((1024 * 1024, True), {}, 1 << 20, True),
+        ((np.int64(4096), False), {}, 4096, False),
+        (("64KiB",), {}, 1 << 16, True),
+        ((2048,), {"use_bucketing": False}, 2048, False),
+        ((None, False), {}, 1 << 20, False),
+        ((), {"bucket_size": 512, "use_bucketing": False}, 512, False),
+        (("auto",), {}, 1 << 20, True),
+    ],
+)
+def test_arguments_by_position(given, named, bucket_size, use_bucketing):
+    with Communicator(*given, transport="solo", **named) as made:
+        assert (made.bucket_size, made.use_bucketing) == (bucket_size, use_bucketing)
+        assert made.auto_bucket_size == ("auto" in given)
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "said"),
+    [
+        ((1024,), {"bucket_size": 2048}, "bucket_size: expected once, got 1024 by position and 2048 by name"),
+        ((True,), {}, "comm: expected an mpi4py intracommunicator such as MPI.COMM_WORLD, got bool"),
+        ((-3,), {}, "bucket_size: expected a positive number of bytes such as 1048576, '1MiB' or '256KiB', got -3"),
+    ],
+)
+def test_arguments_by_position_that_are_refused(given, named, said):
+    with pytest.raises(ArgumentError) as caught:
+        Communicator(*given, **named)
+    assert one_line(caught) == said
+
+
+def test_counts_are_attributes_and_begin_anew(comm):
+    """A drawn sequence of calls, counted by hand; `stats` goes on through each reset."""
+    rng, calls, nbytes, all_calls = np.random.default_rng(5), 0, 0, 0
+    for _ in range(60):
+        call, size = int(rng.integers(5)), int(rng.integers(1, 3000))
+        if call == 0:
+            comm.allreduce(np.ones(size, np.float32))
+            calls, nbytes = calls + 1, nbytes + 4 * size
+        elif call == 1:
+            comm.bucketed_allreduce([np.ones(size), np.ones(size)])
+            calls, nbytes = calls + 1, nbytes + 16 * size
+        elif call == 2:
+            comm.all_reduce_async(np.ones(size)).wait()
+            calls, nbytes = calls + 1, nbytes + 8 * size
+        elif call == 3:
+            comm.bcast(np.ones(size))
+            comm.barrier()
+        else:
+            all_calls, calls, nbytes = all_calls + calls, 0, 0
+            comm._reset_bucket_stats()
+        assert (comm.total_allreduce_calls, comm.total_bytes_sent) == (calls, nbytes)
+        assert comm.average_bytes_per_call == (nbytes / calls if calls else 0.0)
+        assert comm.get_bucket_stats() == {
+            "total_allreduce_calls": calls, "total_bytes_sent": nbytes,
+            "average_bytes_per_call": comm.average_bytes_per_call,
+        }  # fmt: skip
+        assert comm.stats.total("all_reduce")["calls"] == all_calls + calls
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,9 @@ from clcomm.transport.pending import advance_started, complete
 _PATIENCE_S = 1e-3
 #: The program's own call after which none of MPI's may follow.
 FINALIZE = "MPI.Finalize()"
+#: MPI's reductions, and those of them that we have not: for pairs of value and index, for windows, none.
+_NOT_SERVED = ("MINLOC", "MAXLOC", "REPLACE", "NO_OP", "OP_NULL")
+_REDUCTIONS = ("SUM", "MIN", "MAX", "PROD", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR", *_NOT_SERVED)
 
 
 def world() -> Any:
@@ -229,12 +232,17 @@ def _comparison_on_host(comm: Any) -> Callable[[int, int], tuple[bool, list[int]
 
 
 def reduction_name(op: Any) -> str:
-    """Return our name of a reduction given as mpi4py's constant, e.g. MPI.SUM; the value itself when it is none."""
+    """Return our name of a reduction given as mpi4py's constant, e.g. MPI.SUM; the value itself when it is none.
+
+    Of what we have no name for it returns MPI's, for the error to tell.
+    """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not isinstance(op, mpi.Op):
         return op
-    names = ((mpi.SUM, "sum"), (mpi.MIN, "min"), (mpi.MAX, "max"))
-    return next((name for constant, name in names if op == constant), str(op))
+    name = next((name for name in _REDUCTIONS if op == getattr(mpi, name)), "")
+    if not name:
+        return "an operation of the program's own"
+    return name.lower() if name not in _NOT_SERVED else f"MPI.{name}"
 
 
 # --- ranks that die ---------------------------------------------------------------------------------------------

@@ -17,7 +17,16 @@ FOLDS: dict[str, Callable[..., np.ndarray]] = {
     "mean": np.add,
     "min": np.minimum,
     "max": np.maximum,
+    "prod": np.multiply,
+    "land": np.logical_and,
+    "lor": np.logical_or,
+    "lxor": np.logical_xor,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
 }
+#: Those that are for integers and booleans alone, as MPI's.
+OF_INTEGERS = ("land", "lor", "lxor", "band", "bor", "bxor")
 
 #: Elements are reduced in pieces of this many bytes, so that a piece stays in a core's second-level cache while all
 #: ranks' values are folded into it; smaller ones cost more calls than they save.

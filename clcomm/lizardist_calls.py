@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
+from clcomm.errors import ArgumentError
 from clcomm.stats import CommStats
 from clcomm.transport.mpi import reduction_name
 
@@ -20,6 +22,8 @@ class LizarDistCalls(ABC):
     bucket_size: int
     use_bucketing: bool
     stats: CommStats
+    #: Calls and bytes up to the last `_reset_bucket_stats()`.
+    _counted_before = 0, 0
 
     @abstractmethod
     def all_reduce(self, array: np.ndarray, op: str = "sum", *, out: np.ndarray | None = None) -> np.ndarray:
@@ -60,12 +64,45 @@ class LizarDistCalls(ABC):
 
     def get_bucket_stats(self) -> dict[str, float]:
         """Return how many all-reduces there were, their bytes, and the mean of these."""
-        total = self.stats.total("all_reduce")
+        calls, nbytes = self._count()
         return {
-            "total_allreduce_calls": total["calls"],
-            "total_bytes_sent": total["bytes"],
-            "average_bytes_per_call": total["average_bytes_per_call"],
+            "total_allreduce_calls": calls,
+            "total_bytes_sent": nbytes,
+            "average_bytes_per_call": nbytes / max(1, calls),
         }
+
+    @property
+    def total_allreduce_calls(self) -> int:
+        """How many all-reduces there were."""
+        return self._count()[0]
+
+    @property
+    def total_bytes_sent(self) -> int:
+        """Bytes of all all-reduces."""
+        return self._count()[1]
+
+    @property
+    def average_bytes_per_call(self) -> float:
+        """Mean of an all-reduce's bytes; 0 where there was none."""
+        return self.get_bucket_stats()["average_bytes_per_call"]
+
+    def _reset_bucket_stats(self) -> None:
+        """Count these three from 0; `stats` goes on."""
+        self._counted_before = 0, 0
+        self._counted_before = self._count()
+
+    def _count(self) -> tuple[int, int]:
+        total, (calls, nbytes) = self.stats.total("all_reduce"), self._counted_before
+        return int(total["calls"]) - calls, int(total["bytes"]) - nbytes
+
+
+def by_position(comm: Any, bucket_size: int | str | None) -> tuple[Any, int | str | None]:
+    """Return a Communicator's communicator and bucket size: LizarDist's first argument is the latter."""
+    if not isinstance(comm, Integral | str) or isinstance(comm, bool):
+        return comm, bucket_size
+    if bucket_size is not None:
+        raise ArgumentError(f"bucket_size: expected once, got {comm!r} by position and {bucket_size!r} by name")
+    return None, comm if isinstance(comm, str) else int(comm)
 
 
 def _buckets_of(tensors: Sequence[np.ndarray], bucket_size: int) -> Iterable[list[np.ndarray]]:

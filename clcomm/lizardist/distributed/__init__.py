@@ -1,0 +1,1 @@
+"""What LizarDist has for communication."""

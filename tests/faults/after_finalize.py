@@ -1,0 +1,137 @@
+"""A rank's program that goes on after its own MPI.Finalize(): what each call says then, one line for each, as JSON."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable
+
+import numpy as np
+from mpi4py import MPI
+
+from clcomm import ClcommError, Communicator, Synchronizer, clip_grad_norm
+from clcomm.engine import CrossEntropyLoss, Linear, Tensor
+from clcomm.optim import SGD
+
+#: Names of the Communicator and the Synchronizer that need no other rank, and go on as before.
+LOCAL = {
+    "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "finalize", "fold_with",
+    "get_bucket_stats", "get_rank", "get_world_size", "is_common", "is_common_on_host", "joins_hosts", "leave_mpi",
+    "leave_program", "look_back", "phase", "remove_observer", "sums", "tell_phase", "total_allreduce_calls",
+    "total_bytes_sent", "world_size",
+    "attach_optimizer", "bucket_size", "check_state_dict", "compression", "count_synchronisation", "decisions",
+    "get_communication_stats", "leave_reduction", "load_state_dict", "no_sync", "register_comm_hook",
+    "sharded_update_of", "space_for", "space_of", "state_dict", "use_bucketing",
+}  # fmt: skip
+
+
+def backward(model: Linear) -> None:
+    CrossEntropyLoss()(model(Tensor(np.ones((2, 8), np.float32))), Tensor(np.array([0, 1]))).backward()
+
+
+def calls_of(comm: Communicator) -> dict[str, Callable[[], object]]:
+    """Return a call of each of the Communicator's methods that need other ranks."""
+    x = np.ones(6)
+    return {
+        "all_gather": lambda: comm.all_gather(x),
+        "all_gather_in_place": lambda: comm.all_gather_in_place(np.ones(2 * comm.size)),
+        "all_gather_in_place_init": lambda: comm.all_gather_in_place_init(np.ones(2 * comm.size)),
+        "all_gather_object": lambda: comm.all_gather_object(x),
+        "all_reduce": lambda: comm.all_reduce(x),
+        "all_reduce_async": lambda: comm.all_reduce_async(x),
+        "all_reduce_async_init": lambda: comm.all_reduce_async_init(x),
+        "all_reduce_between_hosts_init": lambda: comm.all_reduce_between_hosts_init(x, np.ones(6), lambda peers: 0),
+        "all_reduce_init": lambda: comm.all_reduce_init(x),
+        "allocate": lambda: comm.allocate(100),
+        "allocate_common": lambda: comm.allocate_common(100),
+        "allreduce": lambda: comm.allreduce(x, MPI.PROD),
+        "barrier": comm.barrier,
+        "bcast": lambda: comm.bcast(1),
+        "broadcast": lambda: comm.broadcast(x),
+        "broadcast_object": lambda: comm.broadcast_object(x),
+        "bucketed_allreduce": lambda: comm.bucketed_allreduce([x, x]),
+        "gather": lambda: comm.gather(x),
+        "gather_object": lambda: comm.gather_object(x),
+        "merged_stats": comm.merged_stats,
+        "reduce_scatter": lambda: comm.reduce_scatter(np.ones(comm.size)),
+        "reduce_scatter_init": lambda: comm.reduce_scatter_init(np.ones((comm.size, comm.size)), out=np.ones(1)),
+        "rendezvous": comm.rendezvous,
+        "run_as_all_reduce": lambda: comm.run_as_all_reduce(lambda: None, nbytes=1),
+        "scatter": lambda: comm.scatter([1] * comm.size),
+        "scatter_object": lambda: comm.scatter_object([1] * comm.size),
+    }
+
+
+def calls_of_synchronizer(sync: Synchronizer, model: Linear) -> dict[str, Callable[[], object]]:
+    """Return a call of each of the Synchronizer's methods that need other ranks, and of what is given one."""
+
+    def join() -> None:
+        with sync.join(model, lambda: None):
+            pass
+
+    return {
+        "broadcast_parameters": lambda: sync.broadcast_parameters(model),
+        "bucket_plan": lambda: sync.bucket_plan(model, False),
+        "check_replicas": lambda: sync.check_replicas(model),
+        "join": join,
+        "reductions": lambda: sync.reductions(model)(),
+        "sync_gradients": lambda: sync.sync_gradients(model),
+        "a model not seen yet": lambda: sync.sync_gradients(Linear(3, 2)),
+        "clip_grad_norm": lambda: clip_grad_norm(sync, model, 1.0),
+    }
+
+
+def started_before(comm: Communicator, other: Communicator) -> dict[str, Callable[[], object]]:
+    """Prepare and start what is called after the end; started last, as any wait would move it on."""
+    memory = comm.allocate(400).view(np.float32)
+    prepared, start = comm.all_reduce_init(memory), comm.all_reduce_async_init(memory)
+    handles = comm.all_reduce_async(np.ones(1000)), start(), other.all_reduce_async(np.ones(40_000))
+    waits = {f"wait {number}": handle.wait for number, handle in enumerate(handles)}
+    return {"prepared": prepared, "start": start, **waits}
+
+
+def main() -> None:
+    """Print what each call says after MPI.Finalize(), on rank 0, and nothing anywhere else."""
+    rank = MPI.COMM_WORLD.Get_rank()
+    made = {"auto": Communicator(), "mpi": Communicator(transport="mpi"), "alone": Communicator(MPI.COMM_SELF)}
+    calls = {name: calls_of(comm) for name, comm in made.items()}
+    model, sync = Linear(8, 4), Synchronizer(made["auto"])
+    sync.broadcast_parameters(model)
+    backward(model)
+    sync.sync_gradients(model)
+    calls["Synchronizer"] = calls_of_synchronizer(sync, model)
+    calls["new"] = {"Communicator": Communicator, "of all": lambda: Communicator(MPI.COMM_WORLD)}
+    dropped, finalized = Communicator(), Communicator()
+    dropped.all_reduce_async(np.ones(9))
+    del dropped
+    finalized.finalize()
+    calls["finalized before"] = calls_of(finalized)
+    done = made["mpi"].all_reduce_async(np.ones(5))
+    made["mpi"].barrier()
+
+    calls["before"] = started_before(made["auto"], made["mpi"])
+    MPI.Finalize()
+    gc.collect()
+    told = {of: {name: _error_of(call) for name, call in named.items()} for of, named in calls.items()}
+    assert done.wait().tolist() == [MPI_SIZE] * 5  # it was complete
+    for comm in made.values():
+        comm.finalize()
+        assert comm.get_bucket_stats()["total_allreduce_calls"] == comm.total_allreduce_calls
+    SGD(model, lr=0.1).step()  # parameters and gradients stay where they are
+    assert np.isfinite(model.weight.numpy()).all()
+    with Communicator(transport="solo") as alone:
+        assert alone.all_reduce(np.ones(2)).tolist() == [1, 1]
+    if rank == 0:
+        print(json.dumps(told))
+
+
+def _error_of(call: Callable[[], object]) -> str:
+    try:
+        return f"no error but {call()!r}"
+    except ClcommError as error:
+        return str(error)
+
+
+MPI_SIZE = MPI.COMM_WORLD.Get_size()
+if __name__ == "__main__":
+    main()
