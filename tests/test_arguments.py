@@ -15,9 +15,21 @@ def test_what_cannot_be_reduced(comm):
     read_only = np.zeros(3)
     read_only.flags.writeable = False
     cases = [
-        ((floats, "avg"), {}, "op: expected one of sum, mean, min, max, got 'avg'"),
-        ((floats, None), {}, "op: expected one of sum, mean, min, max, got None"),
-        ((floats, ["sum"]), {}, "op: expected one of sum, mean, min, max, got ['sum']"),
+        (
+            (floats, "avg"),
+            {},
+            "op: expected one of sum, mean, min, max, prod, land, lor, lxor, band, bor, bxor, got 'avg'",
+        ),
+        (
+            (floats, None),
+            {},
+            "op: expected one of sum, mean, min, max, prod, land, lor, lxor, band, bor, bxor, got None",
+        ),
+        (
+            (floats, ["sum"]),
+            {},
+            "op: expected one of sum, mean, min, max, prod, land, lor, lxor, band, bor, bxor, got ['sum']",
+        ),
         (([1.0],), {}, "array: expected a NumPy array, got list"),
         ((3.0,), {}, "array: expected a NumPy array, got float"),
         ((np.array(["a"]),), {}, "array: expected numbers to reduce, got dtype <U1"),
