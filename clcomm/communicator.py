@@ -41,8 +41,8 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
     """The ranks of a job and the collectives between them.
 
     comm: an mpi4py communicator; None takes COMM_WORLD, and a world of one where there is no MPI. Either way a
-        private duplicate carries the traffic. Creating a Communicator is collective. A number or a text in its place
-        is the bucket size, as LizarDist has it.
+        private duplicate carries the traffic. Creating a Communicator is collective. A number in its place is the
+        bucket size, as LizarDist has it.
     use_bucketing: False reduces each gradient on its own.
     bucket_size: bytes, or text such as "4MiB", by default 1 MiB: how much of the gradients one all-reduce takes. "auto"
         lets each Synchronizer find the fastest; it is 1 MiB elsewhere.
@@ -60,14 +60,13 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         comm: Any = None,
         use_bucketing: bool = True,
         *,
-        bucket_size: int | str | None = None,
+        bucket_size: int | str = _DEFAULT_BUCKET_SIZE,
         transport: str = "auto",
         observers: Iterable[Observer] = (),
         stall_warning_s: float = 10.0,
         timeout_s: float = 300.0,
     ):
-        comm, bucket_size = by_position(comm, bucket_size)
-        bucket_size = _DEFAULT_BUCKET_SIZE if bucket_size is None else bucket_size
+        comm, bucket_size = by_position(comm, bucket_size, _DEFAULT_BUCKET_SIZE)
         self.auto_bucket_size = isinstance(bucket_size, str) and bucket_size == AUTO
         self.bucket_size = parse_size(_DEFAULT_BUCKET_SIZE if self.auto_bucket_size else bucket_size)
         self.use_bucketing = use_bucketing

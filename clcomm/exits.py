@@ -121,13 +121,13 @@ def _leaves(error: SystemExit) -> None:
 def _exit_now(status: int) -> None:
     """Leave without exit handlers, as os._exit() does, once the other ranks of a job under way are ended."""
     may_be_awaited = _Hooks.communicators or not _Hooks.was_open
-    if os.getpid() == _Hooks.pid and mpi.is_finalized() and not status:
-        lookout.note_leaving()  # the launcher has nothing against it either
-    elif os.getpid() == _Hooks.pid and not job.is_reported() and (status or may_be_awaited):
+    if os.getpid() == _Hooks.pid and not job.is_reported() and (status or may_be_awaited):
         end_by_force_later(status)
         job.fail(job.Exit(status or job.FAILURE, f"left by os._exit({status})"))
     elif os.getpid() == _Hooks.pid and status == 0:
         restarts.note_completed()
+        if mpi.is_finalized():
+            lookout.note_leaving()  # the launcher does not take it for a failure either
     _Hooks.leave_now(shell_code(status))
 
 

@@ -96,13 +96,13 @@ class LizarDistCalls(ABC):
         return int(total["calls"]) - calls, int(total["bytes"]) - nbytes
 
 
-def by_position(comm: Any, bucket_size: int | str | None) -> tuple[Any, int | str | None]:
-    """Return a Communicator's communicator and bucket size: LizarDist's first argument is the latter."""
-    if not isinstance(comm, Integral | str) or isinstance(comm, bool):
+def by_position(comm: Any, bucket_size: int | str, default: str) -> tuple[Any, int | str]:
+    """Return a Communicator's communicator and bucket size: LizarDist's first argument is the latter, a number."""
+    if not isinstance(comm, Integral) or isinstance(comm, bool):
         return comm, bucket_size
-    if bucket_size is not None:
-        raise ArgumentError(f"bucket_size: expected once, got {comm!r} by position and {bucket_size!r} by name")
-    return None, comm if isinstance(comm, str) else int(comm)
+    if bucket_size != default:
+        raise ArgumentError(f"bucket_size: expected once, got {comm} by position and {bucket_size!r} by name")
+    return None, int(comm)
 
 
 def _buckets_of(tensors: Sequence[np.ndarray], bucket_size: int) -> Iterable[list[np.ndarray]]:

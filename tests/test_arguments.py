@@ -154,7 +154,7 @@ def test_sizes_that_differ_are_the_same_error_on_every_rank(auto, call):
 
 
 def test_what_is_no_communicator_is_refused():
-    for value, got in ((3, "int"), ("world", "str"), (object(), "object")):
+    for value, got in ((3.0, "float"), ("world", "str"), (object(), "object")):
         with pytest.raises(ArgumentError) as caught:
             Communicator(value)
         assert one_line(caught) == f"comm: expected an mpi4py intracommunicator such as MPI.COMM_WORLD, got {got}"

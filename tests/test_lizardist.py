@@ -99,17 +99,14 @@ def test_every_reduction_that_mpi_names_is_tried():
         ((1 << 16,), {}, 1 << 16, True),
         ((1024 * 1024, True), {}, 1 << 20, True),
         ((np.int64(4096), False), {}, 4096, False),
-        (("64KiB",), {}, 1 << 16, True),
         ((2048,), {"use_bucketing": False}, 2048, False),
         ((None, False), {}, 1 << 20, False),
         ((), {"bucket_size": 512, "use_bucketing": False}, 512, False),
-        (("auto",), {}, 1 << 20, True),
     ],
 )
 def test_arguments_by_position(given, named, bucket_size, use_bucketing):
     with Communicator(*given, transport="solo", **named) as made:
         assert (made.bucket_size, made.use_bucketing) == (bucket_size, use_bucketing)
-        assert made.auto_bucket_size == ("auto" in given)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from clcomm.optim import SGD
 
 #: Names of the Communicator and the Synchronizer that need no other rank, and go on as before.
 LOCAL = {
-    "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "finalize", "fold_with",
+    "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "communicated", "finalize", "fold_with",
     "get_bucket_stats", "get_rank", "get_world_size", "is_common", "is_common_on_host", "joins_hosts", "leave_mpi",
     "leave_program", "look_back", "phase", "remove_observer", "sums", "tell_phase", "total_allreduce_calls",
     "total_bytes_sent", "world_size",
