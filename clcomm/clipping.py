@@ -83,9 +83,13 @@ def typed_parts(layout: FlatLayout, part: np.ndarray, start: int) -> Iterator[np
 
 
 def _sum_of_squares(part: np.ndarray) -> float:
-    chunks = (part[begin : begin + _CHUNK].astype(np.float64) for begin in range(0, part.size, _CHUNK))
+    total = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        return float(sum(chunk.dot(chunk) for chunk in chunks))
+        for begin in range(0, part.size, _CHUNK):
+            chunk = part[begin : begin + _CHUNK].astype(np.float64)
+            chunk *= chunk  # not a dot product: BLAS threads would compete with the other ranks for their cores
+            total += float(chunk.sum())
+    return total
 
 
 def _current(space: SharedSpace, written: Iterable[str]) -> np.ndarray:

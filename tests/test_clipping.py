@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
-from clcomm import Synchronizer, clip_grad_norm
+from clcomm import Synchronizer, clip_grad_norm, clipping
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Tensor
 from clcomm.errors import ArgumentError
@@ -138,3 +143,45 @@ def test_the_norm_of_complex_gradients_has_both_their_parts(comm):
     sync.sync_gradients(model)
     assert clip_grad_norm(sync, model, 1.0) == 10
     np.testing.assert_allclose(model["w"].grad, np.full(4, 0.3 + 0.4j), rtol=1e-6)
+
+
+_SWITCHES = """
+import os
+import pathlib
+
+import numpy as np
+
+from clcomm.clipping import _sum_of_squares
+
+
+def switches():
+    status = [pathlib.Path(task, "status").read_text() for task in pathlib.Path("/proc/self/task").iterdir()
+              if task.name != str(os.getpid())]
+    return sum(int(line.split()[1]) for text in status for line in text.splitlines() if "ctxt_switches" in line)
+
+
+parts = [np.ones(size, dtype) for dtype in "efd" for size in (1, 1 << 10, 1 << 14, 20_000, 1 << 16, 300_000)]
+switches()
+before = switches()
+sums = [_sum_of_squares(part) for part in parts for _ in range(10)]
+assert sums == [part.size for part in parts for _ in range(10)]
+print(len(os.listdir("/proc/self/task")), switches() - before)
+"""
+
+
+def test_no_other_thread_takes_part_in_the_norm():
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "4"}
+    run = subprocess.run([sys.executable, "-c", _SWITCHES], capture_output=True, text=True, env=environment, check=True)
+    threads, switches = map(int, run.stdout.split())
+    if threads == 1:
+        pytest.skip("NumPy's BLAS has no threads here")
+    assert switches == 0
+
+
+@pytest.mark.parametrize("dtype", ["e", "f", "d"])
+def test_sums_of_squares_over_sizes_are_those_of_exact_arithmetic(dtype):
+    rng = np.random.default_rng(7)
+    for size in [1, 2, 3, 7, 8, 127, 128, 129, 16_383, 16_384, 16_385, 40_000, *rng.integers(1, 70_000, 20)]:
+        part = (rng.standard_normal(size) * 10.0 ** rng.integers(-3, 4)).astype(dtype)
+        exact = math.fsum(float(value) ** 2 for value in part)
+        assert clipping._sum_of_squares(part) == pytest.approx(exact, rel=1e-14)

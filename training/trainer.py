@@ -133,9 +133,10 @@ class Trainer:
                         loss += share * part.item()  # waits for the device, so after what goes on beside it
             if not group:
                 self._synchronise(0)
-            with self.comm.phase("optimizer"):
-                if self.clip_norm is not None:
+            if self.clip_norm is not None:
+                with self.comm.phase("clipping"):
                     clip_grad_norm(self.sync, self.model, self.clip_norm)
+            with self.comm.phase("optimizer"):
                 self.optimizer.step()
                 self.optimizer.zero_grad()
         seconds = time.perf_counter() - begin

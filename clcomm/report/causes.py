@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from clcomm.cores import parse_cpus
 from clcomm.report.facts import Facts
-from clcomm.report.parts import COMPUTING, COMPUTING_TOO, CORE, DATA, EITHER, OPTIMIZER, REST, WAIT
+from clcomm.report.parts import CLIPPING, COMPUTING, COMPUTING_TOO, CORE, DATA, EITHER, OPTIMIZER, REST, WAIT
 from clcomm.report.shapes import milliseconds
 
 #: A rank is slow when its own work takes so much of a mean step longer than that of the others.
@@ -115,7 +115,7 @@ def _slow_rank(facts: Facts, crowd: list[dict[str, Any]]) -> Cause | None:
     }
     part = max(by_part, key=by_part.__getitem__)
     values = {rank: parts.get(part, 0.0) for rank, parts in steps.items()}
-    why = _launches(facts, slow, by_part[part]) if part in (COMPUTING, OPTIMIZER, REST, COMPUTING_TOO) else ""
+    why = _launches(facts, slow, by_part[part]) if part in (COMPUTING, CLIPPING, OPTIMIZER, REST, COMPUTING_TOO) else ""
     shares = any(record["rank"] == slow for record in crowd)
     sentence = f"Rank {slow} keeps the others waiting: {why or _why(part, values, slow, shares)}"
     return Cause(f"{sentence}{_came_last(facts, slow)}.", longer_s, slow)

@@ -37,6 +37,7 @@ PAINTS = {
     parts.OPTIMIZER: Paint(PURPLE),
     parts.BESIDE["checks"]: Paint(PURPLE, striped=True),
     parts.HIDDEN: Paint(YELLOW),
+    parts.CLIPPING: Paint(YELLOW, striped=True),
     "came last": Paint(VERMILLION),
     parts.COMPUTING_TOO: Paint(GREY, striped=True),
     parts.REST: Paint(GREY),

@@ -19,7 +19,7 @@ WAIT, MOVE, EITHER, HIDDEN = "wait", "move", "either", "hidden"
 #: Labels of collectives whose moving is told apart from that of gradients.
 BESIDE = (CHECKS, TUNING)
 #: Phases within steps that a timeline shows.
-PHASES = ("data", "forward_backward", "sync", "loss", "optimizer", *PACKING)
+PHASES = ("data", "forward_backward", "sync", "loss", "clipping", "optimizer", *PACKING)
 #: All that a span may be.
 KINDS = (STEP, *PHASES, *BESIDE, WAIT, MOVE, EITHER, HIDDEN)
 
@@ -117,7 +117,21 @@ def uncovered(span: Span, by: list[Span]) -> list[Span]:
 
 
 #: Of spans at one moment the one whose kind is furthest in this order is what the rank did.
-_ORDER = (HIDDEN, STEP, "sync", "loss", "data", "forward_backward", "optimizer", *PACKING, EITHER, *BESIDE, MOVE, WAIT)
+_ORDER = (
+    HIDDEN,
+    STEP,
+    "sync",
+    "loss",
+    "data",
+    "forward_backward",
+    "clipping",
+    "optimizer",
+    *PACKING,
+    EITHER,
+    *BESIDE,
+    MOVE,
+    WAIT,
+)
 
 
 def flattened(spans: list[Span], of: Callable[[str], str] = str) -> list[Span]:

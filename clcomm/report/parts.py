@@ -12,13 +12,14 @@ from clcomm.synchronizer import GRADIENTS, PARAMETERS
 #: The parts of a reduction's time; untold is what is waiting or moving, and the transport does not tell which.
 PART_KEYS = ("pack_s", "wait_s", "transfer_s", "untold_s", "unpack_s")
 #: Names of parts, which mean the same wherever they stand.
-DATA, COMPUTING, OPTIMIZER, DEVICE = "wait for data", "forward and backward", "optimizer", "wait for the device"
+DATA, COMPUTING, DEVICE = "wait for data", "forward and backward", "wait for the device"
+CLIPPING, OPTIMIZER = "clipping", "optimizer"
 PACK, WAIT, EITHER, UNPACK, HIDDEN = "pack", "wait for ranks", "wait or move", "unpack", "hidden"
 CORE, REST, COMPUTING_TOO = "wait for a core", "the rest", "computing and the rest"
 #: The phases that make up a step, where none is named "step".
-_PHASES = ("forward_backward", "sync", "loss", "optimizer")
+_PHASES = ("forward_backward", "sync", "loss", "clipping", "optimizer")
 #: Phases in which a rank may wait for a core, and for no other rank.
-_WAITING = ("data", "forward_backward", "loss", "optimizer")
+_WAITING = ("data", "forward_backward", "loss", "clipping", "optimizer")
 #: Labels of what ranks agree on in steps beside their gradients, and what that is as a part of a step.
 BESIDE = {CHECKS: "checks and join", TUNING: "trying bucket sizes"}
 
@@ -51,6 +52,7 @@ def parts_of(record: dict[str, Any], stats: CommStats, moving: str) -> dict[str,
         EITHER: sync["untold_s"],
         UNPACK: reduced["unpack_s"],
         DEVICE: own.get("sync", 0.0) + own.get("loss", 0.0) if computes_apart else 0.0,
+        CLIPPING: own.get("clipping", 0.0),
         OPTIMIZER: own.get("optimizer", 0.0),
         CORE: sum(core.values()),
     }

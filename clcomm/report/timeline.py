@@ -8,7 +8,20 @@ from clcomm.report import last_steps
 from clcomm.report.colours import PAINTS
 from clcomm.report.facts import Facts
 from clcomm.report.last_steps import Span, flattened, uncovered
-from clcomm.report.parts import BESIDE, COMPUTING, DATA, DEVICE, EITHER, HIDDEN, OPTIMIZER, PACK, REST, UNPACK, WAIT
+from clcomm.report.parts import (
+    BESIDE,
+    CLIPPING,
+    COMPUTING,
+    DATA,
+    DEVICE,
+    EITHER,
+    HIDDEN,
+    OPTIMIZER,
+    PACK,
+    REST,
+    UNPACK,
+    WAIT,
+)
 from clcomm.report.shapes import MOST_SHOWN, Stretch, Timeline, count
 
 
@@ -45,7 +58,7 @@ def _part_of(facts: Facts, computes_apart: bool, kind: str) -> str:
     """Return the part of a step that a span belongs to."""
     rest = DEVICE if computes_apart and kind in ("sync", "loss") else REST
     names = {
-        "data": DATA, "forward_backward": COMPUTING, "optimizer": OPTIMIZER, last_steps.WAIT: WAIT,
+        "data": DATA, "forward_backward": COMPUTING, "clipping": CLIPPING, "optimizer": OPTIMIZER, last_steps.WAIT: WAIT,
         last_steps.MOVE: facts.moving, last_steps.EITHER: EITHER, "pack": PACK, "unpack": UNPACK, **BESIDE,
     }  # fmt: skip
     return names.get(kind, rest)

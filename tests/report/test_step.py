@@ -48,6 +48,12 @@ def test_hidden_communication_is_no_part_of_a_step(tmp_path):
     assert "75% of communication was hidden behind computing, 25% was exposed." in report.headline
 
 
+def test_clipping_is_a_part_of_its_own(tmp_path):
+    report = of_events(tmp_path, Phase("clipping", 0.0, 4e-4, communication_s=1e-4), Phase("optimizer", 0.0, 5e-4))
+    found = {row["part"]: row["mean_s"] for row in table(report, "step").rows}
+    assert (found["clipping"], found["optimizer"]) == pytest.approx((3e-4, 5e-4))
+
+
 def test_a_sharded_update_communicates_in_the_optimizers_step(tmp_path):
     whole = document(2)
     for number, each in enumerate(whole["ranks"]):
