@@ -4,7 +4,8 @@ The tuner is fed times and answers which size the next step takes; it knows neit
 turns of a few steps each, so that whatever else the machine does meets all alike, and that what a step leaves behind,
 such as ranks that go on one after the other, meets the same candidate. After each round the slower half goes, and what
 is far behind; the rest is tried twice as long: successive halving (K. Jamieson, A. Talwalkar, "Non-stochastic best arm
-identification and hyperparameter optimization", AISTATS 2016).
+identification and hyperparameter optimization", AISTATS 2016). The cost model's choice stays to the end, and then gives
+way only to what is faster beyond the noise.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from clcomm.decision import Decision, Trial
 from clcomm.forecast import Candidate, recommend
 from clcomm.layout import FlatLayout
+from clcomm.separation import Separation, separation
 from clcomm.units import format_size
 
 #: Steps before anything counts: kernels are built, caches filled.
@@ -23,6 +25,8 @@ WARM_UP_STEPS = 3
 #: Steps in a row with the same size.
 TURN_STEPS = 3
 _FIRST_ROUND_TURNS = 3
+#: Of the last two: times of their own, since the challenger was chosen by the earlier ones.
+_LAST_ROUND_TURNS = 12
 _MOST_CANDIDATES = 6
 _WORTH_TRYING = 3.0  # times the best prediction: the model's error and caches, which it does not know
 _FAR_BEHIND = 1.3  # times the best measured: more than noise
@@ -67,14 +71,14 @@ class BucketTuner:
     `size` is that of the next step (None: per tensor); `add` takes its begin and end. Where `add` returns True a round
     is over: the ranks put their `times()` together, and `decide` drops the slower ones or ends.
 
-    predicts: whether the candidates' predictions are of what is measured.
+    tried: the cost model's choice first. predicts: whether the candidates' predictions are of what is measured.
     """
 
     def __init__(self, tried: Sequence[Candidate], measures: str = "time in synchronisation", *, predicts: bool = True):
         self._all, self._left = tuple(tried), list(tried)
         self._measures, self._predicts = measures, predicts
         self._turns: dict[Candidate, list[float]] = {each: [] for each in tried}  # agreed seconds of a step in each
-        self._round_turns = _FIRST_ROUND_TURNS
+        self._round_turns = _FIRST_ROUND_TURNS if len(self._left) > 2 else _LAST_ROUND_TURNS
         self._times: list[tuple[float, float]] = []  # of this round's steps
         self._steps = 0
         self.decision: Decision | None = None
@@ -99,27 +103,44 @@ class BucketTuner:
 
     def decide(self, seconds: np.ndarray) -> None:
         """Keep the faster half; `seconds`: what each of this round's steps took all ranks, as `times()` are ordered."""
-        for turn in seconds.mean(axis=2):
+        turns = np.median(seconds, axis=2)  # what delays a single step says nothing of its size
+        for turn in turns:
             for each, mean in zip(self._left, turn, strict=True):
                 self._turns[each].append(float(mean))
-        ranking = sorted(self._left, key=self._median)
-        worst = _FAR_BEHIND * self._median(ranking[0])
-        self._left = [each for each in ranking[: -(-len(ranking) // 2)] if self._median(each) <= worst]
-        self._round_turns *= 2
         self._times = []
+        if len(self._left) == 2:
+            self._conclude(separation(*turns.T))
+            return
+        default, *others = self._left
+        others.sort(key=self._median)
+        worst = _FAR_BEHIND * min(map(self._median, self._left))
+        places = -(-len(self._left) // 2) - 1
+        self._left = [default, *(each for each in others[:places] if self._median(each) <= worst)]
+        self._round_turns = 2 * self._round_turns if len(self._left) > 2 else _LAST_ROUND_TURNS
         if len(self._left) == 1:
             self._conclude()
 
     def _median(self, candidate: Candidate) -> float:
         return float(np.median(self._turns[candidate]))
 
-    def _conclude(self) -> None:
+    def _conclude(self, last: Separation | None = None) -> None:
+        """Decide for the cost model's choice, unless the last two were compared and the other one is faster."""
         trials = []
         for each in self._all:
             turns = len(self._turns[each])
             predicted_s = each.seconds if self._predicts else None
             trials.append(Trial(_name(each), self._median(each) if turns else None, predicted_s, turns * TURN_STEPS))
-        self.decision = Decision("bucket_size", _name(self._left[0]), self._measures, tuple(trials), self._steps)
+        default, reason = _name(self._all[0]), ""
+        if last is not None:
+            other = _name(self._left[1])
+            reason = f"{last} than the cost model's choice, {default}"
+            if not last.is_faster:
+                reason = f"the cost model's choice: {other} was {last}, which is within the noise"
+        elif len(self._all) > 1:
+            reason = "the cost model's choice: all others were far behind"
+        self._left = self._left[1:] if last is not None and last.is_faster else self._left[:1]
+        chosen = _name(self._left[0])
+        self.decision = Decision("bucket_size", chosen, self._measures, tuple(trials), self._steps, reason)
 
 
 def _name(candidate: Candidate) -> str:

@@ -20,7 +20,8 @@ class Trial:
 class Decision:
     """A choice that was made at a step, and its evidence: `measures` says what the trials' seconds are.
 
-    Without trials it says why there are none.
+    Without trials it says why there are none. reason: why the trials led to it, where that takes more than the least
+    time.
     """
 
     what: str
@@ -28,6 +29,7 @@ class Decision:
     measures: str
     evidence: tuple[Trial, ...]
     at_step: int
+    reason: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name, ready for JSON."""
@@ -38,7 +40,8 @@ class Decision:
             return f"{self.what}: {self.chosen}, chosen at step {self.at_step} {self.measures}"
         uneven = len({trial.steps for trial in self.evidence}) > 1  # those far behind were dropped early
         trials = ", ".join(_in_words(trial, uneven) for trial in self.evidence)
-        return f"{self.what}: {self.chosen}, chosen at step {self.at_step} by {self.measures}: {trials}"
+        reason = f", {self.reason}" if self.reason else ""
+        return f"{self.what}: {self.chosen}, chosen at step {self.at_step} by {self.measures}{reason}: {trials}"
 
 
 def _in_words(trial: Trial, says_steps: bool) -> str:

@@ -73,6 +73,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
             "clcomm/outputs.py",
             "clcomm/overtime.py",
             "clcomm/running.py",
+            "clcomm/separation.py",
             "clcomm/stall.py",
             "clcomm/start_watch.py",
             "clcomm/stats.py",

@@ -53,19 +53,20 @@ def test_one_tensor_leaves_nothing_to_try():
 
 def test_turns_rounds_and_what_is_kept():
     tuner = BucketTuner(tried(1, 2, 3, 4))
-    sizes = run_to_the_end(tuner, lambda size, step: {1: 4.0, 2: 3.0, 3: 1.0, 4: 1.2}[size])
+    sizes = run_to_the_end(tuner, lambda size, step: {1: 1.25, 2: 3.0, 3: 1.0, 4: 1.2}[size])
     first = WARM_UP_STEPS + 4 * TURN_STEPS * 3
     assert sizes[:WARM_UP_STEPS] == [1] * WARM_UP_STEPS
     assert sizes[WARM_UP_STEPS:first] == [size for size in (1, 2, 3, 4) for _ in range(TURN_STEPS)] * 3
-    assert sizes[first:] == [size for size in (3, 4) for _ in range(TURN_STEPS)] * 6
+    assert sizes[first:] == [size for size in (1, 3) for _ in range(TURN_STEPS)] * 12
     assert tuner.size == 3
     decision = tuner.decision
     assert (decision.what, decision.chosen, decision.at_step) == ("bucket_size", "3 B", len(sizes))
     assert [(t.name, t.measured_s, t.steps) for t in decision.evidence] == [
-        ("1 B", 4.0, 9), ("2 B", 3.0, 9), ("3 B", 1.0, 27), ("4 B", pytest.approx(1.2), 27),
+        ("1 B", 1.25, 45), ("2 B", 3.0, 9), ("3 B", 1.0, 45), ("4 B", pytest.approx(1.2), 9),
     ]  # fmt: skip
     assert all(trial.predicted_s == 1e-3 for trial in decision.evidence)
-    assert "3 B (1000.000 ms in 27 steps, predicted 1.000 ms)" in str(decision)
+    assert "3 B (1000.000 ms in 45 steps, predicted 1.000 ms)" in str(decision)
+    assert ", faster in 12 of 12 turns than the cost model's choice, 1 B: 1 B (" in str(decision)
     assert decision.as_dict()["evidence"][2]["measured_s"] == 1.0
 
 
@@ -73,12 +74,19 @@ def test_what_is_far_behind_is_tried_no_longer():
     tuner = BucketTuner(tried(1, 2, 3, 4))
     sizes = run_to_the_end(tuner, lambda size, step: {1: 1.0, 2: 3.0, 3: 3.0, 4: 1.5}[size])
     assert len(sizes) == WARM_UP_STEPS + 4 * TURN_STEPS * 3 and tuner.size == 1
+    assert tuner.decision.reason == "the cost model's choice: all others were far behind"
+
+
+def test_the_cost_models_choice_is_compared_even_where_it_is_far_behind():
+    tuner = BucketTuner(tried(1, 2, 3))
+    run_to_the_end(tuner, lambda size, step: {1: 4.0, 2: 1.0, 3: 2.0}[size])
+    assert tuner.size == 2 and [trial.steps for trial in tuner.decision.evidence] == [45, 45, 9]
 
 
 def test_predictions_of_something_else_are_left_out():
     tuner = BucketTuner(tried(1, 2), "time of a step", predicts=False)
     run_to_the_end(tuner, lambda size, step: float(size))
-    assert "by time of a step: 1 B (1000.000 ms), 2 B (2000.000 ms)" in str(tuner.decision)
+    assert "within the noise: 1 B (1000.000 ms), 2 B (2000.000 ms)" in str(tuner.decision)
 
 
 def test_what_all_ranks_agree_on_decides_and_not_the_own_times():
@@ -86,7 +94,7 @@ def test_what_all_ranks_agree_on_decides_and_not_the_own_times():
     while not tuner.add(0.0, 1.0 if tuner.size == 1 else 2.0):
         pass
     times = tuner.times()
-    assert times.shape == (3, 2, TURN_STEPS, 2) and (times[..., 1] == np.array([[1.0], [2.0]])).all()
+    assert times.shape == (12, 2, TURN_STEPS, 2) and (times[..., 1] == np.array([[1.0], [2.0]])).all()
     tuner.decide(elapsed(times[np.newaxis, :, ::-1], [0]))
     assert tuner.size == 2
 
@@ -110,12 +118,12 @@ def test_single_slow_steps_do_not_mislead():
     noise=st.floats(0.0, 0.3),
     seed=st.integers(0, 1000),
 )
-def test_ends_within_the_noise_of_the_best(best, spread, noise, seed):
+def test_ends_within_the_noise_of_the_best_or_stays(best, spread, noise, seed):
     rng = np.random.default_rng(seed)
     true = {size: spread ** abs(size - best) for size in range(6)}
     tuner = BucketTuner([Candidate(size, (size,), 1.0) for size in range(6)])
     run_to_the_end(tuner, lambda size, step: true[size] * (1 + noise * rng.exponential()))
-    assert true[tuner.size] <= 1.1 * (1 + noise)
+    assert true[tuner.size] <= 1.1 * (1 + noise) or (tuner.size == 0 and "within the noise" in tuner.decision.reason)
 
 
 def test_a_candidate_per_tensor_has_a_name():

@@ -24,15 +24,17 @@ def test_auto_decides_at_once_where_nothing_can_be_gained(comm, device, monkeypa
 @pytest.mark.parametrize("kind", ["queued", "torch"])
 def test_auto_measures_both_and_keeps_one_on_all_ranks_with_the_same_bits(several, device, monkeypatch, kind):
     monkeypatch.setattr(several, "cores", 2)
-    expected, _ = trained(kind, several, device, monkeypatch, steps=26)
+    expected, _ = trained(kind, several, device, monkeypatch, steps=34)
     monkeypatch.setattr(several, "cores", 2)
-    bits, sync = trained(kind, several, device, monkeypatch, steps=26, overlap="auto")
+    bits, sync = trained(kind, several, device, monkeypatch, steps=34, overlap="auto")
     assert bits == expected
     (decision,) = sync.decisions()
     assert several.all_gather_object(decision) == [decision] * several.size
     off, on = decision.evidence
-    assert decision.chosen == ("on" if on.measured_s < 0.98 * off.measured_s else "off")
-    assert (off.name, on.name, off.steps, on.steps) == ("off", "on", 8, 8)
+    assert (off.name, on.name, off.steps, on.steps) == ("off", "on", 12, 12)
+    assert "overlap was faster in " in decision.reason
+    assert decision.chosen == ("off" if "within the noise" in decision.reason else "on")
+    assert decision.chosen == "off" or on.measured_s < 0.98 * off.measured_s
 
 
 @pytest.fixture

@@ -336,7 +336,7 @@ _TRIAL: dict[str, Check] = {
 }  # fmt: skip
 _DECISION: dict[str, Check] = {
     "what": _text, "chosen": _text, "measures": _long_text, "evidence": _list(_object(**_TRIAL), 100),
-    "at_step": _COUNT,
+    "at_step": _COUNT, "reason": lambda value, name: "" if value is None else _long_text(value, name),
 }  # fmt: skip
 _HISTORY: dict[str, Check] = {
     "first_step": _COUNT, "steps_a_point": _whole(1), "loss": _list(_or_none(_signed), 1024),
