@@ -32,6 +32,10 @@ class DivergenceError(MismatchError):
     exit_code = 1
 
 
+class ReplayError(ClcommError, RuntimeError):
+    """A function that was replayed does not do what was recorded of it any longer."""
+
+
 class DataError(ClcommError, ValueError):
     """A dataset is missing, damaged or of another format."""
 

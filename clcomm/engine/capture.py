@@ -7,21 +7,31 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 
 from clcomm.engine.autograd import is_recording
+from clcomm.engine.comparison import difference
 from clcomm.engine.device import Device
+from clcomm.engine.reach import noting_code
 from clcomm.engine.recording import Recorder, Recording, Results, as_tensors
+from clcomm.engine.surroundings import Surroundings
 from clcomm.engine.tensor import Tensor, wrap
-from clcomm.errors import ArgumentError
+from clcomm.errors import ArgumentError, ReplayError
 
 _MOST_FAILURES = 3
 _MOST_STATES = 6
+#: The function runs as it is, and is compared with its recording, before so many replays of that, and then at times.
+_FIRST_CHECKS = (0, 10, 100)
+#: An arena of more bytes gives way to the memory that a comparison takes: making kernel objects anew takes as long as
+#: dozens of steps.
+_LARGE_ARENA = 16 << 20
 
 
 class _Entry:
-    """What is known of one set of shapes: its recordings, one for each state of the gradients, and failures to."""
+    """What is known of one set of shapes: its recordings, one for each state of what they hold for, and failures to."""
 
     def __init__(self) -> None:
         self.recordings: list[Recording] = []
@@ -36,20 +46,25 @@ class Replay:
     come out as they do without a Replay, bit for bit. limit: how many sets of shapes and values to remember.
 
     The first call with new shapes and values runs as it is, the second is recorded, later ones replay it. It is
-    recorded anew for other states of the gradients (none, own, averaged), and after hooks or `requires_grad` changed.
-    A function that brings values to the host or from it, or leaves tensors behind, runs as it is; `refusal` says why.
-    What else it does in Python is not seen: its course and any tensors it takes from around it must stay the same.
-    CLCOMM_REPLAY=0 in the environment turns replaying off.
+    recorded anew for other states of the gradients (none, own, averaged), after hooks or `requires_grad` changed, and
+    where Python values that its code can name (attributes of modules, globals, ...) are others. A function that brings
+    values to the host or from it, leaves tensors behind, changes such values, or draws random numbers runs as it is;
+    `refusal` says why. Before the first replay of a recording, the 11th, the 101st, and then every `check_every`
+    replays, the function runs as it is and what it queues is compared: a difference before the first replay is a
+    refusal, a later one a ReplayError. CLCOMM_REPLAY=0 in the environment turns replaying off.
     """
 
-    def __init__(self, function: Callable[..., Results], *, limit: int = 16):
+    def __init__(self, function: Callable[..., Results], *, limit: int = 16, check_every: int = 1000):
         if limit < 1:
             raise ArgumentError(f"limit: expected a number of sets of shapes from 1 up, got {limit}")
-        self.function, self.limit = function, limit
+        if check_every < 1:
+            raise ArgumentError(f"check_every: expected a number of replays from 1 up, got {check_every}")
+        self.function, self.limit, self.check_every = function, limit, check_every
         self.enabled = os.environ.get("CLCOMM_REPLAY", "1") != "0"
-        self.recorded = self.replayed = 0  # runs
+        self.recorded = self.replayed = self.checked = 0  # runs
         self.refusal: str | None = None
         self._entries: OrderedDict[Any, _Entry] = OrderedDict()
+        self._code: frozenset[CodeType] | None = frozenset()  # what runs in the function; None: not known
         self._arena: Any = None
         self._busy = False
 
@@ -67,13 +82,25 @@ class Replay:
 
     def _run(self, device: Device, args: tuple[Any, ...], inputs: list[Tensor]) -> Results:
         entry = self._entry(args)
-        if entry is None or entry.failures >= _MOST_FAILURES:
+        if entry is None:
+            with self._noting_code():
+                return _without_tape(self.function(*args))
+        if entry.failures >= _MOST_FAILURES:
             return _without_tape(self.function(*args))
         for recording in entry.recordings:
             if recording.fits():
+                if recording.runs != recording.checked_at and self._is_due(recording.runs):
+                    return self._check(device, entry, recording, args)
                 self.replayed += 1
-                return recording.run(inputs)
+                return recording.run(inputs, self._memory_for(recording))
         return self._record(device, entry, args)
+
+    def _is_due(self, runs: int) -> bool:
+        return runs in _FIRST_CHECKS or runs % self.check_every == 0
+
+    @property
+    def __wrapped__(self) -> Callable[..., Results]:
+        return self.function
 
     @staticmethod
     def _device(inputs: list[Tensor]) -> Device:
@@ -101,6 +128,33 @@ class Replay:
         return entry
 
     def _record(self, device: Device, entry: _Entry, args: tuple[Any, ...]) -> Results:
+        code = self._code
+        surroundings = Surroundings(self.function, args, code)
+        with self._noting_code():
+            recorder, results = self._watched(device, args)
+        change = surroundings.change()
+        if self._code != code and Surroundings(self.function, args, self._code).followed != surroundings.followed:
+            recorder.refuse("it runs other code than before")
+        if surroundings.unseen is not None:
+            recorder.refuse(f"it may draw from {surroundings.unseen}, whose state cannot be compared")
+        if change is not None:
+            recorder.refuse(f"it changes {change}")
+        if recorder.reason is not None:
+            self._refuse(entry, recorder.reason)
+            return results
+        self._keep(entry, Recording(recorder, results, surroundings))
+        self.recorded += 1
+        return results
+
+    @contextmanager
+    def _noting_code(self) -> Iterator[None]:
+        ran = set(self._code or ())
+        with noting_code(ran) as is_complete:
+            yield
+        self._code = frozenset(ran) if is_complete and self._code is not None else None
+
+    def _watched(self, device: Device, args: tuple[Any, ...]) -> tuple[Recorder, Results]:
+        """Run the function as it is; return what notes everything it queued, and its results."""
         # Memory of their own makes the inputs distinct from each other and from whatever else the function uses.
         own = [_duplicate(arg) if isinstance(arg, Tensor) else arg for arg in args]
         recorder = Recorder(device, [arg for arg in own if isinstance(arg, Tensor)])
@@ -110,29 +164,61 @@ class Replay:
             recorder.finish(results)
         finally:
             device.recorder = None
-        if recorder.reason is not None:
-            self.refusal = recorder.reason
-            entry.failures += 1
+        return recorder, results
+
+    def _check(self, device: Device, entry: _Entry, recording: Recording, args: tuple[Any, ...]) -> Results:
+        """Run the function as it is, and compare what it queues with its recording."""
+        is_large = self._arena is not None and self._arena.size > _LARGE_ARENA
+        if is_large:
+            self._release_arena()
+        recorder, results = self._watched(device, args)
+        found = recorder.reason or difference(recording, Recording(recorder, results))
+        if is_large:
+            device.memory.release_unused()
+        recording.checked_at = recording.runs
+        self.checked += 1
+        if found is None:
             return results
-        self._keep(entry, Recording(recorder, results))
-        self.recorded += 1
+        entry.recordings.remove(recording)
+        if recording.runs:
+            name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+            raise ReplayError(
+                f"Replay: expected {name} to queue what was recorded, but {found}: some of its last {recording.runs:,} "
+                "results may be wrong; pass what this depends on as an argument, or set CLCOMM_REPLAY=0"
+            )
+        self._refuse(entry, f"it does not do the same each time: {found}")
         return results
+
+    def _refuse(self, entry: _Entry, reason: str) -> None:
+        self.refusal = reason
+        entry.failures += 1
 
     def _keep(self, entry: _Entry, recording: Recording) -> None:
         kept = [old for old in entry.recordings if old.is_valid][1 - _MOST_STATES :]
-        entry.failures += sum(not old.runs for old in entry.recordings if old not in kept)
-        entry.recordings = kept
-        for other in self._entries.values():  # what is void would keep memory that nobody else needs
+        for old in entry.recordings:
+            if old not in kept and not old.runs:
+                entry.failures += 1
+                if entry.failures >= _MOST_FAILURES:
+                    change = old.surroundings.change() if old.surroundings and old.is_valid else None
+                    self.refusal = f"{change or 'what it uses'} changes from call to call"
+        entry.recordings = [*kept, recording]
+        for other in self._entries.values():  # what is void would keep memory that nothing else needs
             other.recordings = [old for old in other.recordings if old.is_valid]
-        device = recording.device
-        device.memory.release_unused()  # the pool's memory for such a step: replays need none
+        recording.device.memory.release_unused()  # the pool's memory for such a step: replays need none
+
+    def _memory_for(self, recording: Recording) -> Any:
+        """Return the arena, large enough for all recordings."""
         if self._arena is None or self._arena.size < recording.nbytes:
-            for other in self._entries.values():  # they would keep the smaller arena beside the larger one
-                other.recordings.clear()
-            self._arena = None
-            self._arena = device.memory.exact(max(recording.nbytes, 1))
-        recording.bind(self._arena)
-        entry.recordings.append(recording)
+            self._release_arena()
+            nbytes = max(each.nbytes for entry in self._entries.values() for each in entry.recordings)
+            self._arena = recording.device.memory.exact(max(nbytes, 1))
+        return self._arena
+
+    def _release_arena(self) -> None:
+        for entry in self._entries.values():
+            for recording in entry.recordings:
+                recording.release()
+        self._arena = None
 
 
 def _on_tape(inputs: list[Tensor]) -> bool:

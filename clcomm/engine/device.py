@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 #: What the address of host memory must be a multiple of for a buffer to lie on top of it.
 HOST_POINTER_ALIGNMENT = 128
 _MOST_BORROWED = 64
+_MOST_KEPT = 1024
 _CPU_RUN = 8192  # elements that are worth a CPU work-item of their own
 _GPU_ROW_GROUP = 64
 
@@ -64,8 +65,7 @@ class Device:
         self._programs: dict[tuple[Any, ...], Any] = {}
         self._kernels: dict[tuple[Any, ...], Any] = {}
         self._grids: dict[int, tuple[tuple[int], tuple[int]]] = {}
-        self.constants: dict[float, Any] = {}  # small tensors, by value
-        self.plans: dict[Any, Any] = {}  # index plans of broadcasts, by shapes
+        self.kept: dict[Any, Any] = {}  # buffers of values that never change, by what they are
         self._uploads: deque[tuple[Any, np.ndarray]] = deque()
         self._borrowed: list[Any] = []  # buffers on arrays of the caller's, kept while kernels may be queued on them
         self._recorders: dict[int, Recorder] = {}  # by the thread whose run each notes
@@ -251,6 +251,20 @@ class Device:
         complete = cl.command_execution_status.COMPLETE
         while self._uploads and self._uploads[0][0].command_execution_status == complete:
             self._uploads.popleft()
+        return buffer
+
+    def keep(self, key: Any, make: Callable[[], np.ndarray]) -> Any:
+        """Return the buffer of what `make()` returns, which is always the same for a key; uploaded at its first use."""
+        buffer = self.kept.get(key)
+        if buffer is None:
+            recorder, self.recorder = self.recorder, None  # a recording may rely on it
+            try:
+                buffer = self.upload(make())
+            finally:
+                self.recorder = recorder
+            if len(self.kept) >= _MOST_KEPT:
+                del self.kept[next(iter(self.kept))]
+            self.kept[key] = buffer
         return buffer
 
     def _on_top_of(self, array: np.ndarray) -> Any:

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from clcomm.engine.device import Device
     from clcomm.engine.flat import FlatSpace
     from clcomm.engine.grad_slot import GradSlot
+    from clcomm.engine.surroundings import Surroundings
 
 Results = Tensor | tuple[Tensor, ...] | None
 States = dict["FlatSpace", list[int]]
 
 
-class _Block:
+class Block:
     """Memory allocated in the run; `owner` is the buffer as long as anything else refers to it."""
 
     def __init__(self, owner: Any, nbytes: int):
@@ -34,15 +35,15 @@ class _Block:
         return sys.getrefcount(self.owner) <= _OWNED_ALONE
 
 
-_OWNED_ALONE = (lambda block: sys.getrefcount(block.owner))(_Block(object(), 0))
+_OWNED_ALONE = (lambda block: sys.getrefcount(block.owner))(Block(object(), 0))
 
 
-class _Launch:
+class Launch:
     def __init__(self, kernel: Any, sizes: tuple[Any, Any], args: list[Any]):
         self.kernel, self.sizes, self.args = kernel, sizes, args
 
 
-class _Part:
+class Part:
     """Launches, the gradient slots' states after them, and then what has to run on the host."""
 
     def __init__(self) -> None:
@@ -59,11 +60,11 @@ class Recorder:
         self.device = device
         self.reason: str | None = None
         self.revision = device.revision
-        self.parts = [_Part()]
+        self.parts = [Part()]
         self.before: States = {}
         self._latest: States = {}
         self.inputs = {tensor.buffer.int_ptr: index for index, tensor in enumerate(inputs)}
-        self.blocks: dict[int, _Block] = {}  # by address, while their memory is in use
+        self.blocks: dict[int, Block] = {}  # by address, while their memory is in use
         self._count = 0
 
     def refuse(self, reason: str) -> None:
@@ -74,7 +75,7 @@ class Recorder:
         """Return a pooled buffer, maybe one whose last reference was dropped before."""
         self.drop_unused()
         buffer = self.device.memory.allocate(nbytes)
-        self.blocks[buffer.int_ptr] = _Block(buffer, nbytes)
+        self.blocks[buffer.int_ptr] = Block(buffer, nbytes)
         return buffer
 
     def drop_unused(self) -> None:
@@ -93,10 +94,10 @@ class Recorder:
                 block.last = self._count
                 noted.append(block)
             elif address in self.inputs:
-                noted.append(_Input(self.inputs[address]))
+                noted.append(Input(self.inputs[address]))
             else:
                 noted.append(arg)
-        self.parts[-1].launches.append(_Launch(kernel, sizes, noted))
+        self.parts[-1].launches.append(Launch(kernel, sizes, noted))
         self._count += 1
 
     def slots_used(self, space: FlatSpace) -> None:
@@ -115,9 +116,9 @@ class Recorder:
             self.device.recorder = self
         for space in self._latest:
             self._latest[space] = [slot.state for slot in space.slots]
-        self.parts.append(_Part())
+        self.parts.append(Part())
 
-    def _close_part(self) -> _Part:
+    def _close_part(self) -> Part:
         self.drop_unused()
         part = self.parts[-1]
         for space, latest in self._latest.items():
@@ -139,7 +140,7 @@ class Recorder:
             self.refuse("it leaves a tensor behind that it does not return")
 
 
-class _Input(int):
+class Input(int):
     """Which of the inputs an argument is."""
 
 
@@ -152,56 +153,72 @@ def as_tensors(results: Any) -> tuple[Tensor, ...] | None:
 
 
 class Recording:
-    """What a finished Recorder noted, with memory planned in `nbytes` of arena; `bind` makes it ready to run."""
+    """What a finished Recorder noted, with memory planned in `nbytes` of arena.
 
-    def __init__(self, recorder: Recorder, results: Results):
+    surroundings: the Python values that it holds for. runs: how often it was queued again. checked_at: at which of its
+    runs the function was last compared with it; -1: never. constants: by address, what buffers of the device's hold.
+    """
+
+    def __init__(self, recorder: Recorder, results: Results, surroundings: Surroundings | None = None):
         self.device = recorder.device
-        self.runs = 0
+        self.surroundings = surroundings
+        self.runs, self.checked_at = 0, -1
         self.launch_count = sum(len(part.launches) for part in recorder.parts)
         self._revision = recorder.revision
         self._before = list(recorder.before.items())
-        self._noted = recorder.parts
+        self.parts = recorder.parts
         self._is_tuple, tensors = isinstance(results, tuple), as_tensors(results) or ()
-        self._results = [(t.shape, t.dtype, self._source(recorder, t.buffer)) for t in tensors]
-        returned = {id(source) for *_, source in self._results}
+        self.results = [(t.shape, t.dtype, self._source(recorder, t.buffer)) for t in tensors]
+        returned = {id(source) for *_, source in self.results}
         noted = [arg for part in recorder.parts for launch in part.launches for arg in launch.args]
-        blocks = {id(arg): arg for arg in noted if isinstance(arg, _Block) and id(arg) not in returned}
+        blocks = {id(arg): arg for arg in noted if isinstance(arg, Block) and id(arg) not in returned}
+        kept = {buffer.int_ptr: key for key, buffer in self.device.kept.items()}
+        addresses = {getattr(arg, "int_ptr", None) for arg in noted}
+        self.constants = {address: key for address, key in kept.items() if address in addresses}
         self._planned = list(blocks.values())
         for block in recorder.blocks.values():
             block.owner = None
         lifetimes = [arena.Lifetime(block.nbytes, block.first, block.last) for block in self._planned]
         self._offsets, self.nbytes = arena.plan(lifetimes, self.device.buffer_alignment)
+        self.release()
 
     @staticmethod
     def _source(recorder: Recorder, buffer: Any) -> Any:
         address = buffer.int_ptr
         if address in recorder.blocks:
             return recorder.blocks[address]
-        return _Input(recorder.inputs[address]) if address in recorder.inputs else buffer
+        return Input(recorder.inputs[address]) if address in recorder.inputs else buffer
 
-    def bind(self, memory: Any) -> None:
+    def release(self) -> None:
+        """Let go of the arena and of the kernel objects that were made for it."""
+        self._arena: Any = None
+        self._bound: list[tuple[list[Any], Any, Any, Any]] = []
+        self._inputs: dict[int, list[tuple[Any, int]]] = {}
+        self._outputs: dict[int, list[tuple[Any, int]]] = {}
+        self._kept: list[Any] = []  # a kernel does not keep its arguments' memory
+
+    def _bind(self, memory: Any) -> None:
         """Make a kernel object for each launch and set its arguments, on `memory` of at least `nbytes`."""
+        self.release()
+        self._arena = memory
         pairs = zip(self._planned, self._offsets, strict=True)
         places = {id(block): memory.get_sub_region(offset, block.nbytes) for block, offset in pairs}
-        self._inputs: dict[int, list[tuple[Any, int]]] = {}
-        self._outputs: dict[int, list[tuple[Any, int]]] = {
-            id(s): [] for *_, s in self._results if isinstance(s, _Block)
-        }
-        self._kept: list[Any] = [memory]  # a kernel does not keep its arguments' memory
-        self._parts = [(list[Any](), part.states, part.function, part.args) for part in self._noted]
-        for (launches, *_), part in zip(self._parts, self._noted, strict=True):
+        self._outputs = {id(source): [] for *_, source in self.results if isinstance(source, Block)}
+        for part in self.parts:
+            launches: list[Any] = []
             for launch in part.launches:
                 args = [places.get(id(arg), arg) for arg in launch.args]
                 kernel = program.bound_copy(launch.kernel, [None if _varies(arg) else arg for arg in args])
                 self._note_varying(kernel, args)
                 self._kept += args
                 launches.append((kernel, *launch.sizes))
+            self._bound.append((launches, part.states, part.function, part.args))
 
     def _note_varying(self, kernel: Any, args: list[Any]) -> None:
         for index, arg in enumerate(args):
-            if isinstance(arg, _Input):
+            if isinstance(arg, Input):
                 self._inputs.setdefault(int(arg), []).append((kernel, index))
-            elif isinstance(arg, _Block):
+            elif isinstance(arg, Block):
                 self._outputs[id(arg)].append((kernel, index))
 
     @property
@@ -211,10 +228,14 @@ class Recording:
 
     def fits(self) -> bool:
         """Return whether everything is as it was when the recorded run began."""
-        return self.is_valid and all([slot.state for slot in space.slots] == states for space, states in self._before)
+        if not self.is_valid or not (self.surroundings is None or self.surroundings.are_same()):
+            return False
+        return all([slot.state for slot in space.slots] == states for space, states in self._before)
 
-    def run(self, inputs: Sequence[Tensor]) -> Results:
-        """Queue the launches on these inputs and return the results, in fresh memory."""
+    def run(self, inputs: Sequence[Tensor], memory: Any) -> Results:
+        """Queue the launches on these inputs, with `memory` as arena, and return the results, in fresh memory."""
+        if memory is not self._arena:
+            self._bind(memory)
         self.runs += 1
         device = self.device
         for number, uses in self._inputs.items():
@@ -222,7 +243,7 @@ class Recording:
             for kernel, index in uses:
                 kernel.set_arg(index, buffer)
         results = self._fresh_results(inputs)
-        for launches, states, function, args in self._parts:
+        for launches, states, function, args in self._bound:
             device.launch_all(launches)
             for slot, state in states:
                 slot.state = state
@@ -232,15 +253,15 @@ class Recording:
 
     def _fresh_results(self, inputs: Sequence[Tensor]) -> Results:
         device, fresh, tensors = self.device, dict[int, Any](), []
-        for shape, dtype, source in self._results:
-            if isinstance(source, _Block):
+        for shape, dtype, source in self.results:
+            if isinstance(source, Block):
                 buffer = fresh.get(id(source))
                 if buffer is None:
                     buffer = fresh[id(source)] = device.allocate(source.nbytes)
                     for kernel, index in self._outputs[id(source)]:
                         kernel.set_arg(index, buffer)
             else:
-                buffer = inputs[source].buffer if isinstance(source, _Input) else source
+                buffer = inputs[source].buffer if isinstance(source, Input) else source
             tensors.append(wrap(device, buffer, shape, dtype))
         if self._is_tuple:
             return tuple(tensors)
@@ -248,4 +269,4 @@ class Recording:
 
 
 def _varies(arg: Any) -> bool:
-    return isinstance(arg, (_Input, _Block))
+    return isinstance(arg, (Input, Block))

@@ -60,7 +60,7 @@ class Rehearsal(Device):
         self.__dict__.update(vars(device))
         self.device = device
         self._peak_bytes = device.memory.peak_bytes
-        self.constants, self.plans = {}, {}
+        self.kept = {}
         self._wanted: dict[Any, _Wanted] = {}
         self._launches: dict[Any, _Launch] = {}
 
@@ -93,7 +93,7 @@ class Rehearsal(Device):
     def close(self) -> None:
         """Give back what memory nobody refers to any longer; it does not count as the device's use."""
         self._launches.clear()
-        self.constants, self.plans = {}, {}
+        self.kept = {}
         gc.collect()  # models refer to themselves in circles
         memory = self.device.memory
         memory.release_unused()

@@ -222,13 +222,8 @@ def copy_into(target: Tensor, source: Tensor) -> None:
 
 def constant(device: Device, value: float) -> Tensor:
     """Return a tensor of shape () holding `value`, kept on the device for the next time."""
-    kept: dict[float, Tensor] = device.constants
-    tensor = kept.get(value)
-    if tensor is None:
-        if len(kept) > 64:
-            kept.clear()
-        tensor = kept[value] = Tensor(np.float32(value), device)
-    return tensor
+    buffer = device.keep(("constant", repr(value)), lambda: np.array(value, FLOAT32))
+    return wrap(device, buffer, ())
 
 
 def float_tensor(name: str, value: Any) -> Tensor:

@@ -25,6 +25,11 @@ OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
 LOSS = CrossEntropyLoss()
 
 
+def repeats(replay: Replay) -> int:
+    """Return how many runs a Replay queued again, or compared with what it would have queued."""
+    return replay.replayed + replay.checked
+
+
 class Twin:
     """A model with its step as it is, and another with its step replayed; everything is done to both."""
 

@@ -63,13 +63,7 @@ def launch_broadcast(name: str, out: Tensor, a: Tensor, b: Tensor, *numbers: flo
 
 
 def _plan_buffer(device: Device, shape: Shape, a: Shape, b: Shape) -> object:
-    key = (shape, a, b)
-    buffer = device.plans.get(key)
-    if buffer is None:
-        if len(device.plans) > 1024:
-            device.plans.clear()
-        buffer = device.plans[key] = device.upload(_plan(shape, a, b)[0])
-    return buffer
+    return device.keep(("broadcast", shape, a, b), lambda: _plan(shape, a, b)[0])
 
 
 def expand(x: Tensor, shape: Shape, scale: float = 1.0, out: Tensor | None = None) -> Tensor:

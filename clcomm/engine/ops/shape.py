@@ -61,10 +61,7 @@ def _transposition(shape: Shape, axes: Shape) -> tuple[np.ndarray, int]:
 def _permuted(x: Tensor, axes: Shape, out: Tensor) -> Tensor:
     device, size = x.device, x.size
     plan, dims = _transposition(x.shape, axes)
-    key = ("transpose", x.shape, axes)
-    buffer = device.plans.get(key)
-    if buffer is None:
-        buffer = device.plans[key] = device.upload(plan)
+    buffer = device.keep(("transpose", x.shape, axes), lambda: plan)
     inner = int(plan[dims - 1])
     rows = size // inner
     grid = device.row_grid(rows, inner) if device.is_cpu else device.grid(size)
