@@ -41,7 +41,7 @@ FOR_LINT := $(VENV)/.has-$(SETUP),dev
 FOR_BENCH := $(VENV)/.has-$(SETUP),bench
 
 .DELETE_ON_ERROR:
-.PHONY: help mnist test test-plain test-mpi tables fuzz soak proofs orders lint format bench example-report elastic faults clean
+.PHONY: help mnist test test-plain test-mpi tables fuzz soak courses proofs orders lint format bench example-report elastic faults clean
 
 help: ## list the targets and their variables
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -75,6 +75,10 @@ fuzz: $(FOR_TEST) ## 100,000 hostile files for all parsers: some minutes
 
 soak: $(FOR_TEST) ## half an hour of training with random stalls on 8 ranks: nothing may gather
 	CLCOMM_SOAK_S=1800 CLCOMM_SOAK_RANKS=8 $(BIN)/python -m pytest tests/soak -s
+
+courses: $(FOR_TEST) ## replayed steps and measured choices on many drawn courses: some 10 minutes
+	CLCOMM_TEST_REPLAY_SEEDS=20 CLCOMM_TEST_TUNING_SEEDS=1000 \
+	  $(BIN)/python -m pytest tests/test_replayed_training.py tests/test_separation.py $(TEST_ARGS)
 
 proofs: $(FOR_TEST) ## 1,000 drawn models on 2, 3, 4, 5 and 8 ranks, and 10,000 random arrivals: some 10 minutes
 	CLCOMM_PROOF_LAYOUTS=1000 CLCOMM_PROOF_ARRIVALS=10000 $(BIN)/python -m pytest tests/proofs

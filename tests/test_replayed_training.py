@@ -11,25 +11,19 @@ import pytest
 from clcomm import Synchronizer
 from clcomm.engine import Replay
 from clcomm.errors import ReplayError
-from tests.python_dependencies import (
-    HIDDEN_FROM_REPLAYS,
-    STEADY,
-    UNSTEADY,
-    VARIABLE,
-    Net,
-    Randomness,
-    batch,
-)
+from tests.replayed import around, attributes, unsteady
+from tests.replayed.net import Net, Randomness, batch
 
-#: Courses drawn for each kind of value; `make replay` draws more.
+#: Courses drawn for each kind of value; `make courses` draws more.
 SEEDS = int(os.environ.get("CLCOMM_TEST_REPLAY_SEEDS", "2"))
 STEPS = 30
+STEADY = (*attributes.NETS, *around.NETS)
 WAYS = [None, False, True]  # without a Synchronizer, with it, and with overlap
 
 
 @pytest.fixture(autouse=True)
 def the_same_randomness_for_later_tests(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "0")
+    monkeypatch.setenv(unsteady.VARIABLE, "0")
     before = Randomness()
     yield
     before.restore()
@@ -81,7 +75,7 @@ def may_synchronise(kind: type[Net], overlap: bool | None) -> bool:
 
 CASES = [
     pytest.param(kind, overlap, seed, id=f"{kind.__name__}-{overlap}-{seed}")
-    for kind in (*STEADY, *UNSTEADY)
+    for kind in (*STEADY, *unsteady.NETS)
     for overlap in WAYS
     for seed in range(SEEDS)
     if may_synchronise(kind, overlap)
@@ -92,7 +86,7 @@ CASES = [
 def test_each_step_has_the_bits_of_the_plain_loop(comm, device, kind, overlap, seed):
     course = Course(comm, device, kind, seed, overlap)
     assert course.run()
-    if kind in UNSTEADY:
+    if kind in unsteady.NETS:
         assert course.replay.replayed == 0 and course.replay.refusal
 
 
@@ -107,9 +101,8 @@ def test_what_stays_the_same_is_replayed(comm, device, kind, overlap):
 
 
 @pytest.mark.parametrize("seed", range(SEEDS + 2))
-@pytest.mark.parametrize("kind", HIDDEN_FROM_REPLAYS)
-def test_what_cannot_be_seen_is_an_error_in_the_end(comm, device, kind, seed):
-    course = Course(comm, device, kind, seed, None)
+def test_what_cannot_be_seen_is_an_error_in_the_end(comm, device, seed):
+    course = Course(comm, device, unsteady.Environment, seed, None)
     for number in range(12):
         assert course.step(number, 0)
     with pytest.raises(ReplayError, match=r"but launch .* was 1\.0 and is 2\.0 now") as caught:

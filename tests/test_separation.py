@@ -13,7 +13,7 @@ from clcomm.bucket_tuning import BucketTuner, elapsed
 from clcomm.forecast import Candidate
 from clcomm.separation import separation
 
-#: Courses drawn for each kind of noise and difference.
+#: Courses drawn for each kind of noise and difference; `make courses` draws more.
 SEEDS = int(os.environ.get("CLCOMM_TEST_TUNING_SEEDS", "100"))
 STEP_S = 1e-3
 

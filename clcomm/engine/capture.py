@@ -25,8 +25,8 @@ _MOST_FAILURES = 3
 _MOST_STATES = 6
 #: The function runs as it is, and is compared with its recording, before so many replays of that, and then at times.
 _FIRST_CHECKS = (0, 10, 100)
-#: An arena of more bytes gives way to the memory that a comparison takes: making kernel objects anew takes as long as
-#: dozens of steps.
+#: An arena gives way to the memory that a comparison takes where a recording needs more bytes than this: making kernel
+#: objects anew takes as long as dozens of steps.
 _LARGE_ARENA = 16 << 20
 
 
@@ -168,7 +168,7 @@ class Replay:
 
     def _check(self, device: Device, entry: _Entry, recording: Recording, args: tuple[Any, ...]) -> Results:
         """Run the function as it is, and compare what it queues with its recording."""
-        is_large = self._arena is not None and self._arena.size > _LARGE_ARENA
+        is_large = recording.nbytes > _LARGE_ARENA
         if is_large:
             self._release_arena()
         recorder, results = self._watched(device, args)

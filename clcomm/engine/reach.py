@@ -83,10 +83,10 @@ class Reach:
         elif isinstance(value, np.ndarray):
             if value.nbytes <= _MOST_BYTES:
                 self.sources.append(Source(value.tobytes, (name,)))
+        elif hasattr(type(value), "__next__") or isinstance(value, random.SystemRandom):
+            self.unseen = self.unseen or name
         elif isinstance(value, (np.random.Generator, np.random.RandomState, random.Random, Generator)):
             self.generators.append((name, _state_of(value)))
-        elif hasattr(type(value), "__next__"):
-            self.unseen = self.unseen or name
         elif isinstance(value, ModuleType):
             self._visit_mapping(name, vars(value), self.names, watch=not _is_foreign(value.__name__))
         elif isinstance(value, type):
@@ -108,8 +108,9 @@ class Reach:
                 continue
             self.sources.append(Source(partial(_CONTENTS, cell), (name,)))
             self._visit(name, value)
-        self._visit(f"defaults of {function.__qualname__}", function.__defaults__)
-        self._visit(f"defaults of {function.__qualname__}", function.__kwdefaults__)
+        for values in (function.__defaults__, function.__kwdefaults__):
+            self._visit(f"defaults of {function.__qualname__}", values)
+        self._visit_mapping(function.__qualname__, function.__dict__, self.names)
 
     def _visit_container(self, name: str, value: Any) -> None:
         elements = value.items() if isinstance(value, dict) else value
@@ -137,7 +138,7 @@ class Reach:
         data = []
         for base in kind.__mro__:
             self._visit_code(base)
-            data += [name for name in self._data_in(base) if name not in held]
+            data += [name for name in self._data_in(base) if name not in held and hasattr(value, name)]
         if data:
             found = sorted(set(data))
             self.sources.append(Source(partial(attrgetter(*found), value), [f"{name} of {owner}" for name in found]))

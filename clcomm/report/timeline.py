@@ -58,7 +58,8 @@ def _part_of(facts: Facts, computes_apart: bool, kind: str) -> str:
     """Return the part of a step that a span belongs to."""
     rest = DEVICE if computes_apart and kind in ("sync", "loss") else REST
     names = {
-        "data": DATA, "forward_backward": COMPUTING, "clipping": CLIPPING, "optimizer": OPTIMIZER, last_steps.WAIT: WAIT,
-        last_steps.MOVE: facts.moving, last_steps.EITHER: EITHER, "pack": PACK, "unpack": UNPACK, **BESIDE,
+        "data": DATA, "forward_backward": COMPUTING, "clipping": CLIPPING, "optimizer": OPTIMIZER,
+        last_steps.WAIT: WAIT, last_steps.MOVE: facts.moving, last_steps.EITHER: EITHER, "pack": PACK,
+        "unpack": UNPACK, **BESIDE,
     }  # fmt: skip
     return names.get(kind, rest)
