@@ -34,5 +34,6 @@ class Recorder:
 
 def try_sizes_at_once() -> None:
     """Let `bucket_size="auto"` of this process try another size in each step, and spend little on its first guess."""
-    bucket_tuning.WARM_UP_STEPS, bucket_tuning.TURN_STEPS, bucket_tuning._FIRST_ROUND_TURNS = 0, 1, 1
+    bucket_tuning.WARM_UP_STEPS, bucket_tuning.TURN_STEPS = 0, 1
+    bucket_tuning._FIRST_ROUND_TURNS = bucket_tuning._LAST_ROUND_TURNS = 1
     auto_buckets._BUDGET_S = 0.0

@@ -41,6 +41,7 @@ def test_auto_measures_both_and_keeps_one_on_all_ranks_with_the_same_bits(severa
 def few_trials(monkeypatch):
     monkeypatch.setattr(bucket_tuning, "_MOST_CANDIDATES", 3)
     monkeypatch.setattr(bucket_tuning, "_FIRST_ROUND_TURNS", 1)
+    monkeypatch.setattr(bucket_tuning, "_LAST_ROUND_TURNS", 2)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -61,8 +62,8 @@ def test_the_best_sizes_of_both_ways_are_compared_and_that_which_holds_is_told(
     several, device, monkeypatch, few_trials, kind
 ):
     monkeypatch.setattr(several, "cores", 2)
-    bits, sync = trained(kind, several, device, monkeypatch, steps=80, overlap="auto", bucket_size="auto")
-    assert bits == trained(kind, several, device, monkeypatch, steps=80)[0]
+    bits, sync = trained(kind, several, device, monkeypatch, steps=90, overlap="auto", bucket_size="auto")
+    assert bits == trained(kind, several, device, monkeypatch, steps=90)[0]
     overlap, size = sync.decisions()
     assert several.all_gather_object((overlap, size)) == [(overlap, size)] * several.size
     assert (overlap.what, size.what, len(overlap.evidence)) == ("overlap", "bucket_size", 2)

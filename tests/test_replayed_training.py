@@ -8,15 +8,15 @@ import random
 import numpy as np
 import pytest
 
-from clcomm import Synchronizer
+from clcomm import Communicator, Synchronizer
 from clcomm.engine import Replay
 from clcomm.errors import ReplayError
 from tests.replayed import around, attributes, unsteady
 from tests.replayed.net import Net, Randomness, batch
 
 #: Courses drawn for each kind of value; `make courses` draws more.
-SEEDS = int(os.environ.get("CLCOMM_TEST_REPLAY_SEEDS", "2"))
-STEPS = 30
+SEEDS = int(os.environ.get("CLCOMM_TEST_REPLAY_SEEDS", "1"))
+STEPS = 24
 STEADY = (*attributes.NETS, *around.NETS)
 WAYS = [None, False, True]  # without a Synchronizer, with it, and with overlap
 
@@ -82,27 +82,39 @@ CASES = [
 ]
 
 
+@pytest.fixture
+def alone():
+    with Communicator(transport="solo") as comm:
+        yield comm
+
+
 @pytest.mark.parametrize(("kind", "overlap", "seed"), CASES)
-def test_each_step_has_the_bits_of_the_plain_loop(comm, device, kind, overlap, seed):
-    course = Course(comm, device, kind, seed, overlap)
+def test_each_step_has_the_bits_of_the_plain_loop(alone, device, kind, overlap, seed):
+    course = Course(alone, device, kind, seed, overlap)
     assert course.run()
     if kind in unsteady.NETS:
         assert course.replay.replayed == 0 and course.replay.refusal
 
 
-@pytest.mark.parametrize("overlap", WAYS)
-@pytest.mark.parametrize("kind", STEADY)
-def test_what_stays_the_same_is_replayed(comm, device, kind, overlap):
-    if not may_synchronise(kind, overlap):
-        pytest.skip("it changes what is trained, or steps by itself")
-    course = Course(comm, device, kind, 0, overlap, check_every=1000)
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("kind", [kind for kind in (*STEADY, *unsteady.NETS) if may_synchronise(kind, True)])
+def test_each_step_with_overlap_on_several_ranks(auto, device, kind, seed):
+    assert Course(auto, device, kind, seed, True).run()
+
+
+@pytest.mark.parametrize(
+    ("kind", "overlap"), [(kind, way) for kind in STEADY for way in (None, True) if may_synchronise(kind, way)]
+)
+def test_what_stays_the_same_is_replayed(alone, device, kind, overlap):
+    course = Course(alone, device, kind, 0, overlap, check_every=1000)
     assert course.run(changes=False)
     assert course.replay.refusal is None and course.replay.replayed >= STEPS - 9
 
 
 @pytest.mark.parametrize("seed", range(SEEDS + 2))
-def test_what_cannot_be_seen_is_an_error_in_the_end(comm, device, seed):
-    course = Course(comm, device, unsteady.Environment, seed, None)
+def test_what_cannot_be_seen_is_an_error_in_the_end(alone, device, seed):
+    course = Course(alone, device, unsteady.Environment, seed, None)
     for number in range(12):
         assert course.step(number, 0)
     with pytest.raises(ReplayError, match=r"but launch .* was 1\.0 and is 2\.0 now") as caught:
