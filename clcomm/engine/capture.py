@@ -23,7 +23,7 @@ from clcomm.errors import ArgumentError, ReplayError
 
 _MOST_FAILURES = 3
 _MOST_STATES = 6
-#: The function runs as it is, and is compared with its recording, before so many replays of that, and then at times.
+#: Beside every so many: after so many replays the function runs as it is and is compared with its recording.
 _FIRST_CHECKS = (0, 10, 100)
 #: An arena gives way to the memory that a comparison takes where a recording needs more bytes than this: making kernel
 #: objects anew takes as long as dozens of steps.
@@ -89,14 +89,13 @@ class Replay:
             return _without_tape(self.function(*args))
         for recording in entry.recordings:
             if recording.fits():
-                if recording.runs != recording.checked_at and self._is_due(recording.runs):
+                if recording.runs == recording.next_check:
                     return self._check(device, entry, recording, args)
                 self.replayed += 1
-                return recording.run(inputs, self._memory_for(recording))
+                if not recording.is_bound:
+                    recording.bind(self._memory_for(recording))
+                return recording.run(inputs)
         return self._record(device, entry, args)
-
-    def _is_due(self, runs: int) -> bool:
-        return runs in _FIRST_CHECKS or runs % self.check_every == 0
 
     @property
     def __wrapped__(self) -> Callable[..., Results]:
@@ -175,7 +174,8 @@ class Replay:
         found = recorder.reason or difference(recording, Recording(recorder, results))
         if is_large:
             device.memory.release_unused()
-        recording.checked_at = recording.runs
+        later = self.check_every * (1 + recording.runs // self.check_every)
+        recording.next_check = min([later, *(runs for runs in _FIRST_CHECKS if runs > recording.runs)])
         self.checked += 1
         if found is None:
             return results

@@ -155,14 +155,14 @@ def as_tensors(results: Any) -> tuple[Tensor, ...] | None:
 class Recording:
     """What a finished Recorder noted, with memory planned in `nbytes` of arena.
 
-    surroundings: the Python values that it holds for. runs: how often it was queued again. checked_at: at which of its
-    runs the function was last compared with it; -1: never. constants: by address, what buffers of the device's hold.
+    surroundings: the Python values that it holds for. runs: how often it was queued again. next_check: at how many runs
+    the function is to be compared with it. constants: by address, what buffers of the device's hold.
     """
 
     def __init__(self, recorder: Recorder, results: Results, surroundings: Surroundings | None = None):
         self.device = recorder.device
         self.surroundings = surroundings
-        self.runs, self.checked_at = 0, -1
+        self.runs = self.next_check = 0
         self.launch_count = sum(len(part.launches) for part in recorder.parts)
         self._revision = recorder.revision
         self._before = list(recorder.before.items())
@@ -191,16 +191,16 @@ class Recording:
 
     def release(self) -> None:
         """Let go of the arena and of the kernel objects that were made for it."""
-        self._arena: Any = None
+        self.is_bound = False
         self._bound: list[tuple[list[Any], Any, Any, Any]] = []
         self._inputs: dict[int, list[tuple[Any, int]]] = {}
         self._outputs: dict[int, list[tuple[Any, int]]] = {}
         self._kept: list[Any] = []  # a kernel does not keep its arguments' memory
 
-    def _bind(self, memory: Any) -> None:
+    def bind(self, memory: Any) -> None:
         """Make a kernel object for each launch and set its arguments, on `memory` of at least `nbytes`."""
         self.release()
-        self._arena = memory
+        self.is_bound, self._kept = True, [memory]
         pairs = zip(self._planned, self._offsets, strict=True)
         places = {id(block): memory.get_sub_region(offset, block.nbytes) for block, offset in pairs}
         self._outputs = {id(source): [] for *_, source in self.results if isinstance(source, Block)}
@@ -232,10 +232,8 @@ class Recording:
             return False
         return all([slot.state for slot in space.slots] == states for space, states in self._before)
 
-    def run(self, inputs: Sequence[Tensor], memory: Any) -> Results:
-        """Queue the launches on these inputs, with `memory` as arena, and return the results, in fresh memory."""
-        if memory is not self._arena:
-            self._bind(memory)
+    def run(self, inputs: Sequence[Tensor]) -> Results:
+        """Queue the launches on these inputs, once bound, and return the results, in fresh memory."""
         self.runs += 1
         device = self.device
         for number, uses in self._inputs.items():
