@@ -52,7 +52,8 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
     stall_warning_s, timeout_s: after how long in one collective a rank says which ranks are missing, and after how long
         it ends the job (docs/robustness.md); 0: never. CLCOMM_STALL_WARNING_S and CLCOMM_TIMEOUT_S override them.
 
-    Raises ArgumentError for a bad argument and LaunchError when mpiexec belongs to another MPI.
+    Raises ArgumentError for a bad argument, LaunchError when mpiexec belongs to another MPI, and ResourceError when MPI
+    has no communicators left.
     """
 
     def __init__(
@@ -111,7 +112,8 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         nbytes = agreed_size(self._agree("allocate", self._allgather, size_or_error(nbytes, "nbytes")))
         if self._shared is not None:
             if self._has_room(self._shared, nbytes, common):
-                return self._shared.allocate_common(nbytes) if common else self._shared.allocate(nbytes)
+                with mpi_transport.taking_communicators():
+                    return self._shared.allocate_common(nbytes) if common else self._shared.allocate(nbytes)
             self._warn_fallback(nbytes)
         return aligned_zeros(nbytes)
 

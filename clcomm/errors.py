@@ -18,6 +18,10 @@ class DeviceError(ClcommError, RuntimeError):
     """No fitting OpenCL device, or the device refused a program."""
 
 
+class ResourceError(ClcommError, RuntimeError):
+    """MPI has no more of what a call needs, such as communicators."""
+
+
 class LaunchError(ClcommError, RuntimeError):
     """The job was started in a way that cannot work, e.g. by another MPI's mpiexec."""
 

@@ -77,7 +77,8 @@ def join(comm: Any, transport: str) -> World:
         raise ArgumentError(f"transport: expected one of {', '.join(TRANSPORTS)}, got {transport!r}")
     world = World()
     if transport != "solo":
-        _join_ranks(world, comm, transport)
+        with mpi_transport.taking_communicators():
+            _join_ranks(world, comm, transport)
     world.cores = _share_of_cores(world.comm)
     world.checks = _wants_checks(world.comm)
     world.meeting = _meeting_of(world)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import gc
 import os
+from functools import partial
 
 import numpy as np
 import pytest
 
 from clcomm import Communicator, holdings
 from clcomm.engine import Linear
-from clcomm.errors import ArgumentError
+from clcomm.errors import ArgumentError, ResourceError
 from clcomm.synchronizer import Synchronizer
 from clcomm.transport.mpi import world
 
@@ -161,5 +162,29 @@ def test_a_constructor_that_fails_takes_nothing_for_good():
                 Communicator(observers=[object()])
             else:
                 Communicator(transport="no such")
+    gc.collect()  # tracebacks refer to what failed
+    world().Barrier()
     Communicator().barrier()
     assert len(holdings._Process.dropped) < 5
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("left", range(0, 9))
+def test_too_many_are_an_error_of_one_line_on_every_rank(left):
+    """With so many of MPI's communicators left: at whatever step they run out."""
+    with Communicator() as comm:
+        taken = [world().Dup() for _ in range(spare_communicators() - left)]
+        if len(taken) >= 3990:
+            pytest.skip("this MPI has no such limit")
+        errors, kept = [], []
+        try:
+            while len(kept) < 10:
+                kept.append((Communicator if left % 2 else partial(comm.allocate, 4096))())
+        except ResourceError as error:
+            errors = world().allgather(str(error))
+        for each in taken:
+            each.Free()
+        kept.clear()
+        assert "\n" not in errors[0] and len(errors) == comm.size
+        assert errors[0].startswith("Communicator: expected MPI to have communicators left, but it says: ")
+        Communicator().allocate(4096)

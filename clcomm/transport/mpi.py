@@ -8,12 +8,12 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from clcomm.errors import ArgumentError, LaunchError
+from clcomm.errors import ArgumentError, LaunchError, ResourceError
 from clcomm.transport.pending import advance_started, complete
 
 _PATIENCE_S = 1e-3
@@ -117,6 +117,20 @@ def wait_patiently(request: Any) -> None:
         time.sleep(_PATIENCE_S)
 
 
+@contextlib.contextmanager
+def taking_communicators() -> Iterator[None]:
+    """Raise ResourceError where MPI has no more of the communicators that this block makes; windows take one each."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, sys.modules["mpi4py.MPI"].Exception) or is_lost_peer(error):
+            raise
+        raise ResourceError(
+            f"Communicator: expected MPI to have communicators left, but it says: {str(error).splitlines()[-1]}; call "
+            f"finalize() of those that are not needed any more"
+        ) from None
+
+
 def host_of(comm: Any) -> Any:
     """Return a communicator of the ranks that can share memory with this one; collective."""
     from mpi4py import MPI
@@ -165,6 +179,7 @@ def shared_window(comm: Any, nbytes: int) -> Any:
     """
     from mpi4py import MPI
 
+    comm.Dup().Free()  # MPICH 5 crashes instead of raising where it has no communicator left for the window
     info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
     window = MPI.Win.Allocate_shared(nbytes, 1, info, comm)
     info.Free()
