@@ -22,8 +22,8 @@ class LizarDistCalls(ABC):
     bucket_size: int
     use_bucketing: bool
     stats: CommStats
-    #: Calls and bytes up to the last `_reset_bucket_stats()`.
-    _counted_before = 0, 0
+    #: Calls and bytes up to the last `_reset_bucket_stats()`, and the tallies that held them, until `stats` is reset.
+    _counted_before: tuple[object, int, int] = None, 0, 0
 
     @abstractmethod
     def all_reduce(self, array: np.ndarray, op: str = "sum", *, out: np.ndarray | None = None) -> np.ndarray:
@@ -88,11 +88,13 @@ class LizarDistCalls(ABC):
 
     def _reset_bucket_stats(self) -> None:
         """Count these three from 0; `stats` goes on."""
-        self._counted_before = 0, 0
-        self._counted_before = self._count()
+        total = self.stats.total("all_reduce")
+        self._counted_before = self.stats.tallies, int(total["calls"]), int(total["bytes"])
 
     def _count(self) -> tuple[int, int]:
-        total, (calls, nbytes) = self.stats.total("all_reduce"), self._counted_before
+        total, (tallies, calls, nbytes) = self.stats.total("all_reduce"), self._counted_before
+        if tallies is not self.stats.tallies:
+            calls = nbytes = 0
         return int(total["calls"]) - calls, int(total["bytes"]) - nbytes
 
 

@@ -127,7 +127,7 @@ def test_counts_are_attributes_and_begin_anew(comm):
     """A drawn sequence of calls, counted by hand; `stats` goes on through each reset."""
     rng, calls, nbytes, all_calls = np.random.default_rng(5), 0, 0, 0
     for _ in range(60):
-        call, size = int(rng.integers(5)), int(rng.integers(1, 3000))
+        call, size = int(rng.integers(6)), int(rng.integers(1, 3000))
         if call == 0:
             comm.allreduce(np.ones(size, np.float32))
             calls, nbytes = calls + 1, nbytes + 4 * size
@@ -140,6 +140,9 @@ def test_counts_are_attributes_and_begin_anew(comm):
         elif call == 3:
             comm.bcast(np.ones(size))
             comm.barrier()
+        elif call == 4:
+            comm.stats.reset()
+            calls = nbytes = all_calls = 0
         else:
             all_calls, calls, nbytes = all_calls + calls, 0, 0
             comm._reset_bucket_stats()
