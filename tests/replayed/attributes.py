@@ -201,8 +201,8 @@ class DictValues(Net):
         self.table = {"a": 2.0, "b": 0.25}
 
     def between(self, h):
-        for number, rate in enumerate(self.table.values()):
-            h = h * rate + float(number)
+        for rate in self.table.values():
+            h = h * rate + 0.5
         return h
 
     def change(self, value):
