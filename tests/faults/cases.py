@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.faults.launch import END_S
 
 PLACES = ("start-up", "forward", "collective", "checkpoint", "exit")
 RANKS = (0, 1)
 #: The newest step that is surely saved when something goes wrong at a place.
-SAVED = {"start-up": 0, "forward": 4, "collective": 4, "checkpoint": 4, "exit": 8}
+SAVED = {"start-up": 0, "forward": 4, "collective": 4, "checkpoint": 4, "exit": 8, "end": 8}
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class Case:
     """One fault. `says`: a pattern in what the job writes, {rank} filled in; `code`: None for any but 0.
 
     `damage`: what is wrong before the job starts. `disk`: how the disk for its checkpoints is mounted, where it has one
-    of its own. `leaves`: a pattern of what may stay in /dev/shm.
+    of its own. `leaves`: a pattern of what may stay in /dev/shm. `ranks`: how many the job has. `ulfm`: whether it runs
+    under Open MPI's `mpiexec --with-ft ulfm`, where MPI lets the others go on when a rank dies.
     """
 
     fault: str
@@ -29,11 +30,18 @@ class Case:
     disk: str = ""
     within_s: float = END_S
     leaves: str = "nothing"
+    ranks: int = 2
+    ulfm: bool = False
+
+    @property
+    def planted(self) -> str:
+        """What the job is given to go wrong: FAULT:PLACE:RANK."""
+        return f"{self.fault}:{self.place}:{self.rank}"
 
     @property
     def name(self) -> str:
-        """The case as the victim is told it, FAULT:PLACE:RANK."""
-        return f"{self.fault}:{self.place}:{self.rank}"
+        """The case, unlike all others."""
+        return f"{self.planted}{f':ulfm{self.ranks}' if self.ulfm else ''}"
 
     @property
     def survives(self) -> bool:
@@ -58,6 +66,24 @@ ENDINGS = {
     "SIGTERM": (r"clcomm: rank {rank}: ended by SIGTERM{step}", 143),
     "SIGINT": (r"clcomm: rank {rank}: interrupted{step}", 130),
 }
+#: Signals to more than a rank, as service managers and terminals send them, and what the job then says; MPICH's mpiexec
+#: has an exit code of its own for Ctrl-C, and may end the ranks before they say anything.
+GROUP_SIGNALS = {
+    "SIGTERM to all": (r"clcomm: (rank \d: )?ended by SIGTERM", 143),
+    "SIGTERM to all twice": (r"clcomm: (rank \d: )?ended by SIGTERM", 143),
+    "SIGTERM to mpiexec": (r"clcomm: (rank \d: )?ended by SIGTERM", 143),
+    "SIGINT to all": (r"clcomm: (rank \d: )?interrupted", None),
+    "SIGINT to all twice": (r"clcomm: (rank \d: )?interrupted|Ctrl-C", None),
+    "SIGINT to mpiexec": (r"clcomm: (rank \d: )?interrupted|Ctrl-C", None),
+}
+#: What keeps a rank from ending after its program.
+STAYS = {
+    "thread that stays": r"it waits for thread 'Thread-\d+ \(sleep\)'.*, which is no daemon",
+    "thread that stays, finalized": r"it waits for thread 'Thread-\d+ \(sleep\)'.*, which is no daemon",
+    "exit handler that stays": r"it waits for an exit handler at \S*victim.py:\d+.*",
+}
+#: Numbers of ranks under ULFM.
+ULFM_RANKS = range(2, 9)
 #: What a job takes in its stride.
 HARMLESS = ("slow rank", "clock jump")
 FINISHED = r"finished from step \d+ with "
@@ -79,6 +105,12 @@ def all_cases() -> list[Case]:
         for place in MISMATCH_PLACES:
             cases += [Case(fault, place, rank, r"clcomm: collective: .*rank {rank}\b", 2) for rank in RANKS]
     cases += [stopped(place, rank) for place in PLACES for rank in RANKS]
+    for fault, (says, code) in GROUP_SIGNALS.items():
+        cases += [Case(fault, place, 1, says, code) for place in PLACES if place != "start-up"]
+    for fault, says in STAYS.items():
+        said = rf"clcomm: rank {{rank}} has not ended .* after its program: {says}; .* the job ends"
+        cases += [Case(fault, "end", rank, said, 124, within_s=TIMEOUT_S + END_S) for rank in RANKS]
+    cases += [under_ulfm(fault, ranks) for fault in (*ENDINGS, "SIGSTOP") for ranks in ULFM_RANKS]
     cases += [Case("NaN", "forward", rank, r"clcomm: gradient: .*rank {rank}\b", 1) for rank in RANKS]
     for place in ("forward", "collective", "checkpoint"):
         cases += [Case("flipped bit", place, rank, r"clcomm: replicas: .*'part1'.*rank", 1) for rank in RANKS]
@@ -122,6 +154,12 @@ def ending(fault: str, place: str, rank: int) -> Case:
     return Case(fault, place, rank, says, code)
 
 
+def under_ulfm(fault: str, ranks: int) -> Case:
+    """Return the case of a rank that ends, in the middle of training, where MPI does not end the others."""
+    case = stopped("collective", 1) if fault == "SIGSTOP" else ending(fault, "collective", 1)
+    return replace(case, ranks=ranks, ulfm=True)
+
+
 def stopped(place: str, rank: int) -> Case:
     """Return the case of a rank that stops for longer than the time-out."""
     said, code = rf"clcomm: rank \d has waited .*; missing: rank {rank} \(stopped by SIGSTOP.* the job ends", 124
@@ -138,5 +176,6 @@ SAMPLE = (
     "os._exit(0):exit:1", "SIGKILL:checkpoint:0", "SIGTERM:collective:1", "mismatched order:collective:1",
     "missing call:checkpoint:0", "NaN:forward:1", "flipped bit:forward:1", "truncated checkpoint:start-up:0",
     "clock jump:collective:0", "disk full:checkpoint:0", "read-only directory:checkpoint:0",
-    "truncated kernel cache:start-up:0",
+    "truncated kernel cache:start-up:0", "SIGTERM to all twice:collective:1", "thread that stays:end:1",
+    "exception:collective:1:ulfm4", "SIGKILL:collective:1:ulfm8", "SIGSTOP:collective:1:ulfm3",
 )  # fmt: skip

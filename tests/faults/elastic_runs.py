@@ -38,9 +38,9 @@ class Outcome:
     said: str
 
 
-def find_mpiexec() -> str | None:
-    """Return Open MPI's mpiexec beside this Python, or None where there is none that knows ULFM."""
-    path = Path(sys.executable).parent / "mpiexec"
+def find_mpiexec(python: Path = Path(sys.executable)) -> str | None:
+    """Return Open MPI's mpiexec beside a Python, or None where there is none that knows ULFM."""
+    path = python.parent / "mpiexec"
     if not path.exists():
         return None
     version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from clcomm.checkpoint import load
 from tests.faults.cases import SAVED, STALL_WARNING_S, TIMEOUT_S, Case, all_cases
+from tests.faults.elastic_runs import find_mpiexec
 from tests.faults.launch import END_S, ROOT, clean_environment, mpiexec
 from tests.faults.pace import Pace
 
@@ -40,15 +41,16 @@ exit $code
 """
 _PAGE_HEAD = """# Faults
 
-What was made to go wrong in a job of two ranks, where, and on which of them; and what became of the job: its exit code
-and the first line that it wrote about it. In each case the harness checks that the job ends within {end_s:g} s of the
-fault, or of the time-out where a rank stops (or that it finishes with the right result), that the message names rank
-and cause, that the newest checkpoint is whole and no older than it has to be, and that no process and no file in
-/dev/shm is left. A full or read-only disk is a small file system of the job's own. `make faults` runs all {count} cases
-and writes this page; CI runs one of each mechanism.
+What was made to go wrong in a job of two ranks, or as many as are named, where, and on which of them; and what became
+of the job: its exit code and the first line that it wrote about it. In each case the harness checks that the job ends
+within {end_s:g} s of the fault, or of the time-out where a rank stops (or that it finishes with the right result), that
+the message names rank and cause, that the newest checkpoint is whole and no older than it has to be, and that no
+process and no file in /dev/shm is left. A full or read-only disk is a small file system of the job's own. `make faults`
+runs all {count} cases and writes this page; CI runs one of each mechanism.
 
 Under MPICH: exit codes of ranks that are killed are the launcher's. While MPI starts nobody knows the ranks yet: then
-the launcher alone tells what happened, and MPICH's own file (4 MB) stays in /dev/shm.
+the launcher alone tells what happened, and MPICH's own file (4 MB) stays in /dev/shm. "ULFM" is Open MPI's
+`mpiexec --with-ft ulfm`, which lets the other ranks live when one dies.
 
 | fault | place | rank | exit code | what the user reads |
 |---|---|---|---|---|
@@ -92,6 +94,8 @@ def undisturbed() -> Undisturbed:
 def run_case(case: Case, directory: Path, pace: Pace | None = None) -> Outcome:
     """Run a case in a directory of its own and look at all that it left; bounds hold at this pace, else as they are."""
     expected = undisturbed()
+    if case.ulfm and openmpi() is None:
+        return Outcome(case, 0, "clcomm was not tried: it needs Open MPI, whose Python CLCOMM_TEST_OPENMPI names")
     if (case.disk or case.damage == "shm") and not _own_mounts():
         return Outcome(case, 0, "clcomm was not tried: it needs mounts of its own, which the system refuses")
     if case.damage in ("cut", "flip") and not _build_kernels(directory):
@@ -120,10 +124,10 @@ def _run(case: Case, directory: Path) -> tuple[int, str, float | None]:
     """Return exit code, all output, and the seconds from the fault to the end; None where it had to be killed."""
     place = directory / "disk" if case.disk else directory
     place.mkdir(exist_ok=True)
-    command = [mpiexec(), "-n", "2", sys.executable, str(ROOT / "tests" / "faults" / "victim.py")]
+    command = [*_launch(case), str(ROOT / "tests" / "faults" / "victim.py")]
     if _own_mounts():
         command = [*_own_mounts(), "sh", "-c", _IN_OWN_MOUNTS, str(directory), *command]
-    environment = {"CLCOMM_TEST_FAULT": case.name, "CLCOMM_TEST_DIR": str(place), "LEFT": str(directory / "left")}
+    environment = {"CLCOMM_TEST_FAULT": case.planted, "CLCOMM_TEST_DIR": str(place), "LEFT": str(directory / "left")}
     if not case.survives:  # what has to finish may take its time
         environment |= {"CLCOMM_STALL_WARNING_S": str(STALL_WARNING_S), "CLCOMM_TIMEOUT_S": str(TIMEOUT_S)}
     environment |= {"DISK": case.disk, "POCL_CACHE_DIR": str(directory / "kernels"), "POCL_DEVICES": "basic"}
@@ -139,6 +143,32 @@ def _run(case: Case, directory: Path) -> tuple[int, str, float | None]:
     now = time.monotonic()
     stamps = [float(line.split()[-1]) for line in said.splitlines() if line.startswith("failing at")]
     return process.returncode, said, now - max(stamps, default=now)
+
+
+def _launch(case: Case) -> list[str]:
+    """Return the command that runs a Python program on a case's ranks."""
+    if not case.ulfm:
+        return [mpiexec(), "-n", str(case.ranks), sys.executable]
+    python = openmpi()
+    assert python is not None
+    return [
+        str(python.with_name("mpiexec")),
+        "--with-ft",
+        "ulfm",
+        "--oversubscribe",
+        "-n",
+        str(case.ranks),
+        str(python),
+    ]
+
+
+@functools.cache
+def openmpi() -> Path | None:
+    """Return the Python of an environment that has Open MPI 5: CLCOMM_TEST_OPENMPI, or this one; None without."""
+    for python in map(Path, (os.environ.get("CLCOMM_TEST_OPENMPI", ""), sys.executable)):
+        if find_mpiexec(python):
+            return python.absolute()
+    return None
 
 
 @functools.cache
@@ -230,7 +260,8 @@ def page(outcomes: list[Outcome]) -> str:
         case = outcome.case
         line = re.sub(r"/\S*/", "", outcome.first_line()).replace("|", "\\|")
         line = line if len(line) <= LINE else f"{line[:LINE]} …"
-        rows.append(f"| {case.fault} | {case.place} | {case.rank} | {outcome.code} | {f'`{line}`' if line else ''} |")
+        rank = f"{case.rank} of {case.ranks}, ULFM" if case.ulfm else case.rank
+        rows.append(f"| {case.fault} | {case.place} | {rank} | {outcome.code} | {f'`{line}`' if line else ''} |")
     return _PAGE_HEAD.format(end_s=END_S, count=len(outcomes)) + "\n".join(rows) + "\n"
 
 

@@ -1,7 +1,8 @@
 """A small training job in which something goes wrong: CLCOMM_TEST_FAULT=FAULT:PLACE:RANK says what, where, on whom.
 
 Places: "start-up" before the rank has a Communicator, "forward" in step 5, "collective" while it reduces step 5's
-gradients, "checkpoint" while step 6 is saved, "exit" after the last step. Steps 2, 4, 6 and 8 are saved.
+gradients, "checkpoint" while step 6 is saved, "exit" after the last step, "end" after the last collective. Every second
+of the 8 steps is saved.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,6 +78,56 @@ def send(number: int) -> Callable[[], None]:
     return to_this_process
 
 
+def processes_of_the_job() -> list[int]:
+    """Return the job's processes: launcher, proxies, ranks and what these started."""
+    mark, found = f"CLCOMM_TEST_ID={os.environ['CLCOMM_TEST_ID']}".encode(), []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            command = (entry / "comm").read_text()
+            if entry.name.isdigit() and command.startswith(("mpiexec", "hydra", "python")):
+                found += [int(entry.name)] * (mark in (entry / "environ").read_bytes().split(b"\0"))
+    return found
+
+
+def launcher() -> int:
+    """Return the process of mpiexec."""
+    return next(pid for pid in processes_of_the_job() if Path(f"/proc/{pid}/comm").read_text().startswith("mpiexec"))
+
+
+def send_all(number: int, times: int = 1) -> None:
+    """Send a signal to every process of the job, as a service manager does."""
+    for turn in range(times):
+        time.sleep(0.05 * turn)
+        for pid in processes_of_the_job():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def stay() -> None:
+    """Keep this process when its program is over."""
+    threading.Thread(target=time.sleep, args=(60,)).start()
+
+
+#: Signals to more than this rank.
+GROUP_SIGNALS: dict[str, Callable[[], Any]] = {
+    f"{signal.Signals(number).name} to {whom}": act
+    for number in (signal.SIGTERM, signal.SIGINT)
+    for whom, act in (
+        ("all", partial(send_all, number)),
+        ("all twice", partial(send_all, number, 2)),
+        ("mpiexec", lambda number=number: os.kill(launcher(), number)),
+    )
+}
+
+
+def then_wait(act: Callable[[], Any]) -> Callable[[], None]:
+    def act_and_wait() -> None:
+        act()
+        time.sleep(30)
+
+    return act_and_wait
+
+
 #: What a fault does where it happens.
 ACTS: dict[str, Callable[[], Any]] = {
     "exception": fail,
@@ -90,9 +142,19 @@ ACTS: dict[str, Callable[[], Any]] = {
     "SIGSTOP": send(signal.SIGSTOP),
     "slow rank": lambda: time.sleep(1.5),
     "clock jump": jump,
+    "thread that stays": stay,
+    "thread that stays, finalized": stay,
+    "exit handler that stays": lambda: atexit.register(lambda: time.sleep(60)),
+    **{fault: then_wait(act) for fault, act in GROUP_SIGNALS.items()},
 }
 #: What strikes a rank while it waits in somebody's call, from outside.
-SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT, "SIGSTOP": signal.SIGSTOP}
+SIGNALS: dict[str, Callable[[], Any]] = {
+    **{
+        name: partial(os.kill, os.getpid(), signal.Signals[name])
+        for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGSTOP")
+    },
+    **GROUP_SIGNALS,
+}
 
 
 def at(place: str) -> None:
@@ -120,7 +182,7 @@ def within(place: str, comm: Communicator) -> None:
 def strike() -> None:
     time.sleep(INTO_S)
     stamp()
-    os.kill(os.getpid(), SIGNALS[FAULT])
+    SIGNALS[FAULT]()
 
 
 class Striking:
@@ -253,6 +315,9 @@ def main() -> None:
     if comm.rank == 0:
         total = sum(float(np.abs(part.data).sum()) for _, part in model.parts)
         print(f"finished from step {done} with {total!r}")
+    if FAULT.endswith("finalized"):
+        comm.finalize()
+    at("end")
 
 
 def resume(comm: Communicator, model: Model) -> int:
