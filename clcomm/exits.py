@@ -107,8 +107,10 @@ def finalized(communicator: Any) -> None:
 
 
 def lost_ranks() -> None:
-    """Note that ranks have died without which the others go on: MPI_Finalize may wait for them."""
-    _Hooks.has_lost_ranks = True
+    """Note that ranks have died without which the others go on: MPI_Finalize may wait for them, and is left out."""
+    if not _Hooks.has_lost_ranks:
+        _Hooks.has_lost_ranks = True
+        _leave_out_mpi()
 
 
 def _leaves(error: SystemExit) -> None:
@@ -166,16 +168,7 @@ def _forked() -> None:
     Its end is its own too.
     """
     if mpi.is_running():
-        register = atexit.register
-
-        def register_before_ours(function: Any, /, *args: Any, **named: Any) -> Any:
-            register(function, *args, **named)
-            atexit.unregister(_leave_child)
-            register(_leave_child)
-            return function
-
-        atexit.register = register_before_ours
-        register(_leave_child)
+        _leave_out_mpi()
     if _Hooks.signals is not None:
         _Hooks.signals.restore()
         _Hooks.signals.close_reader()
@@ -183,12 +176,26 @@ def _forked() -> None:
     _after_fork()
 
 
-def _leave_child() -> None:
-    """End a forked child as Python does, but for MPI_Finalize: the MPI that it has a copy of is its parent's.
+def _leave_out_mpi() -> None:
+    """Let this process end without MPI_Finalize; the exit handler that does so stays the one that is called first."""
+    register = atexit.register
 
-    Of the exit handlers this one is called first, and calls the others.
+    def register_before_ours(function: Any, /, *args: Any, **named: Any) -> Any:
+        register(function, *args, **named)
+        atexit.unregister(_leave_without_mpi)
+        register(_leave_without_mpi)
+        return function
+
+    atexit.register = register_before_ours
+    register(_leave_without_mpi)
+
+
+def _leave_without_mpi() -> None:
+    """End this process as Python does, but for MPI_Finalize; of the exit handlers this one calls the others.
+
+    The MPI that a forked child has a copy of is its parent's. After losses MPI_Finalize may wait for the dead.
     """
-    atexit.unregister(_leave_child)
+    atexit.unregister(_leave_without_mpi)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
@@ -202,8 +209,12 @@ def _at_exit() -> None:
     if os.getpid() != _Hooks.pid:
         return
     lookout.note_leaving()
-    if job.is_reported():
-        return
+    if not job.is_reported():
+        _leave_job()
+
+
+def _leave_job() -> None:
+    """Look whether other ranks wait for this one, whose program is over; end the job where they do, or it failed."""
     error = _Hooks.leaving_with
     if error is not None and error.code:
         end_by_force_later(int(error.code))
@@ -225,10 +236,8 @@ def _at_exit() -> None:
     if any(reasons):
         end_by_force_later(job.FAILURE)
         job.end(job.FAILURE, next(filter(None, reasons)))
-        return
-    restarts.note_completed()
-    if _Hooks.has_lost_ranks:
-        bounded_end.start(os.getpid(), LAST_RESORT_S)
+    else:
+        restarts.note_completed()
 
 
 def end_by_force_later(code: int) -> None:

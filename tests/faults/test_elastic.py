@@ -1,18 +1,70 @@
-"""A rank that dies in the middle of training; `make elastic` makes many such runs."""
+"""Ranks that die in the middle of training, and how the job ends later on; `make elastic` makes many such runs."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import pytest
 
 from tests.faults.elastic_runs import find_mpiexec, train
 
 
-def test_the_others_go_on_when_a_rank_is_killed():
-    mpiexec = find_mpiexec()
-    if mpiexec is None:
+@pytest.fixture(scope="module")
+def mpiexec() -> str:
+    found = find_mpiexec()
+    if found is None:
         pytest.skip("needs Open MPI 5, which knows ULFM, beside this Python; make test MPI=openmpi")
-    outcome = train(mpiexec, "1:30:0.002", "--data", "digits", "--batch-size", "16", "--epochs", "8")
+    return found
+
+
+DIGITS = ("--data", "digits", "--batch-size", "16", "--epochs", "8")
+
+
+def test_the_others_go_on_when_a_rank_is_killed(mpiexec: str):
+    outcome = train(mpiexec, "1:step:30:0.002", *DIGITS)
     assert outcome.code == 0, outcome.said
     assert "clcomm: rank 1 died at step 3" in outcome.said
     assert "1 rank of 4 lost; going on with 3 from step " in outcome.said
     assert outcome.accuracy > 93
+
+
+@pytest.mark.parametrize("place", ["data", "forward_backward", "sync", "evaluate"])
+def test_one_goes_on_when_three_are_killed(mpiexec: str, place: str):
+    outcome = train(mpiexec, f"0,1,3:{place}:2:0.002", *DIGITS)
+    assert outcome.code == 0 and outcome.accuracy > 90, outcome.said
+    assert "Traceback" not in outcome.said
+
+
+def test_after_a_loss_the_end_is_reported_as_ever(mpiexec: str):
+    """What all that are left do alike is said once, with the exit code that it has without a loss."""
+    outcome = train(mpiexec, "1:step:10:0", *DIGITS, "--epochs", "2", "--target-accuracy", "99.99")
+    assert outcome.code == 3, outcome.said
+    assert "is below the target of 99.99%" in outcome.said and "clcomm: rank 1 died" in outcome.said
+    assert " failed at step" not in outcome.said and "Traceback" not in outcome.said
+
+
+def test_after_a_loss_a_checkpoint_that_cannot_be_written_is_reported(mpiexec: str, tmp_path: Path):
+    path = tmp_path / "gone" / "run.npz"
+    path.parent.mkdir()
+    outcome = train(
+        mpiexec,
+        "1:step:10:0",
+        *DIGITS,
+        "--checkpoint",
+        str(path),
+        "--checkpoint-every",
+        "40",
+        PLANTED_RMDIR=str(path.parent),
+    )
+    assert outcome.code == 1, outcome.said
+    said = [line for line in outcome.said.splitlines() if "could not be written" in line]
+    assert len(said) == 1 and re.search(r"clcomm: checkpoint .*run.npz: could not be written \(", said[0]), outcome.said
+
+
+def test_after_a_loss_an_exception_is_reported_with_its_step(mpiexec: str):
+    outcome = train(mpiexec, "1:step:10:0", *DIGITS, PLANTED_ERROR="20")
+    assert outcome.code == 1, outcome.said
+    assert re.search(
+        r"clcomm: (every rank of 3|rank \d) failed at step 20:\n(.*\n)*RuntimeError: planted", outcome.said
+    )
