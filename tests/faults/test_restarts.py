@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -141,7 +142,9 @@ def test_a_job_that_is_killed_twice_ends_with_the_bits_of_one_that_is_not(tmp_pa
     code, _, said = run(*job, str(tmp_path / "victim.py"), *arguments, "--checkpoint", str(tmp_path / "killed.npz"))
     own = [line for line in said if line.startswith("clcomm run: ")]
     assert code == 0, said
-    assert len(own) == 2 and " at step 5; going on from step " in own[0] and " at step 9; going on from" in own[1], own
+    # Rank 0 notes the steps; rank 1, which dies, may be a step ahead.
+    steps = [re.search(r" at step (\d+); going on from step ", line) for line in own]
+    assert [int(step[1]) for step in steps if step] in ([a, b] for a in (4, 5) for b in (8, 9)), own
     assert sum("clcomm: rank 1 died at step " in line for line in said) == 2, said
     assert run(*job, "-m", "examples.mnist", *arguments, "--checkpoint", str(tmp_path / "whole.npz"))[0] == 0
     killed, whole = load(tmp_path / "killed.npz"), load(tmp_path / "whole.npz")
