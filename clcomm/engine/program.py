@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import threading
 import warnings
 from collections.abc import Sequence
 from functools import cache
@@ -23,6 +24,8 @@ _SCALARS = {
 _LOG_LIMIT = 800
 #: Processes that build the same at the same time may be in each other's way in PoCL's cache; once is enough for one.
 _TRIES = 2
+#: PyOpenCL writes Python code for a kernel as it is made, which two threads may not do at once.
+_making = threading.Lock()
 
 
 @cache
@@ -82,12 +85,13 @@ def typed_kernel(program: cl.Program, name: str) -> Any:
     """Return a kernel that takes plain numbers for its scalar arguments, which is also the cheapest way to set them."""
     import pyopencl as cl
 
-    kernel = cl.Kernel(program, name)
-    try:
-        types = [_argument_type(kernel, index) for index in range(kernel.num_args)]
-    except cl.Error:  # the driver keeps no argument information
-        return _UntypedKernel(kernel)
-    kernel.set_arg_types(types)
+    with _making:
+        kernel = cl.Kernel(program, name)
+        try:
+            types = [_argument_type(kernel, index) for index in range(kernel.num_args)]
+        except cl.Error:  # the driver keeps no argument information
+            return _UntypedKernel(kernel)
+        kernel.set_arg_types(types)
     return kernel
 
 
@@ -110,7 +114,8 @@ def bound_copy(kernel: Any, args: Sequence[Any]) -> cl.Kernel:
         types = [None] * len(args)
     else:
         types = [_argument_type(kernel, index) for index in range(kernel.num_args)]
-    copy = cl.Kernel(kernel.program, kernel.function_name)
+    with _making:
+        copy = cl.Kernel(kernel.program, kernel.function_name)
     for index, (arg, kind) in enumerate(zip(args, types, strict=True)):
         if arg is not None:
             copy.set_arg(index, arg if kind is None else kind(arg))
