@@ -140,7 +140,8 @@ class Optimizer:
         device = self.space.device
         if self._looked_at == device.revision:
             return
-        require_same_parameters(self._named(), self._members, "make a new optimizer after replacing layers")
+        made_for = "the one that the optimizer was made for"
+        require_same_parameters(self._named(), self._members, made_for, "make a new one after replacing a layer")
         space = self._find_space()
         if space is not self.space:
             self._move(space)

@@ -59,6 +59,9 @@ class Replica(Protocol):
     def codec(self) -> Codec | None:
         """What codes gradients for compression on the model's device; None where NumPy does."""
 
+    def require_unchanged(self) -> None:
+        """Raise ArgumentError where the model has other parameters than at first, or trains others; at every step."""
+
     def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
         """Take the flat space that the parameters live in from now on, values kept; again where the memory moves."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -39,6 +39,7 @@ class CollectiveRunner:
         self._kept_s = 0.0  # how long blocking collectives, and packing for them, kept this rank
         self._finalized, self._closed_by = False, ""
         self._sequence = 0
+        self._refusal = ""  # why this rank meets the others, where it does so to refuse
         self._calls: dict[tuple, Call] = {}
         self._address = address_of if self.comm is None else address_function()
         self._meeting: Meeting = world.meeting
@@ -124,6 +125,17 @@ class CollectiveRunner:
         call = self._call(operation, self._base, is_counted=False)
         return self._carry_out(call, self._sequence, perf_counter(), move, args)
 
+    def refuse(self, reason: str) -> NoReturn:
+        """Raise ArgumentError on every rank, in whatever collective the others meet this one; collective."""
+        self._settle()
+        call = self._call("refusal", self._base, reason, is_counted=False)
+        self._refusal = reason
+        try:
+            self._carry_out(call, self._sequence, perf_counter(), lambda: None, ())
+        finally:
+            self._refusal = ""
+        raise ArgumentError(reason)  # on all ranks alike
+
     def _carry_out(self, call: Call, sequence: int, begin: float, move: Callable[..., Any], args: tuple) -> Any:
         meeting = self._meeting
         meeting.announce(call.tag + sequence)
@@ -141,9 +153,12 @@ class CollectiveRunner:
 
     def _disagreement(self, call: Call, sequence: int) -> Exception:
         """Return what every rank raises when all have learnt that they differ; counting goes on alike."""
-        told = self.comm.allgather((sequence, call.describe(sequence)))
-        self._sequence = max(number for number, _ in told)
-        return disagreement([text for _, text in told])
+        told = self.comm.allgather((sequence, call.describe(sequence), self._refusal))
+        self._sequence = max(number for number, *_ in told)
+        for rank, (*_, refusal) in enumerate(told):
+            if refusal:
+                return ArgumentError(f"{refusal} (on rank {rank})")
+        return disagreement([text for _, text, _ in told])
 
     def _tell(self, call: Call, sequence: int, begin: float, failed: bool = False) -> None:
         seconds = perf_counter() - begin

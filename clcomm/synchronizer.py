@@ -98,6 +98,7 @@ class Synchronizer:
     def broadcast_parameters(self, model: Any, root: int = 0) -> None:
         """Give every rank root's parameters, in one broadcast, and check that the replicas are alike."""
         space = self._space(model)
+        self._require_unchanged(space)
         space.replica.pull_parameters()
         self.comm.broadcast(space.arrays.params, root, label=PARAMETERS, nbytes=space.layout.nbytes)
         space.replica.push_parameters()
@@ -139,11 +140,12 @@ class Synchronizer:
         self._averaging.overlap = False
 
     def _synchronise(self, model: Any, use_bucketing: bool | None, weight: float) -> None:
+        space = self._space(model)
+        self._require_unchanged(space)
         reducer = self.sharded_update_of(model) if self._left else None
         if reducer is not None:
             reducer.expect_step(weight)
             return
-        space = self._space(model)
         self._averaging.run_of(space, use_bucketing)(self.check_finite, weight)
         self.count_synchronisation(space)
 
@@ -315,6 +317,18 @@ class Synchronizer:
 
     def _is_paused(self) -> bool:
         return self._paused > 0
+
+    def _require_unchanged(self, space: SharedSpace) -> None:
+        """Raise ArgumentError, on every rank, where any rank's model has other parameters than at first.
+
+        With overlap on the rank alone: the others wait for buckets that have begun, and meet no one.
+        """
+        try:
+            space.replica.require_unchanged()
+        except ArgumentError as error:
+            if space.overlap is not None:
+                raise
+            self.comm.refuse(str(error))
 
     def _kept_for(self, model: Any) -> np.ndarray | None:
         """Return the flat gradients that a hook is given parts of; None where it is never called on this rank."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clcomm.adapters.trainable import require_same_trainable
+from clcomm.adapters.trainable import require_same_parameters, require_same_trainable
 from clcomm.buckets import Bucket
 from clcomm.engine.autograd import current_backward
 from clcomm.engine.codec import Codec
@@ -39,9 +39,20 @@ class NativeReplica:
         self.flat_space: FlatSpace = model.flat_space()
         self.specs = self.flat_space.layout.specs
         self.fold, self.codec = Fold.on(self.flat_space.device), Codec.on(self.flat_space.device)
+        self._members = dict(model.named_parameters())
         self._checked = -1  # the device's revision when the parameters were looked at
         if not self.specs:
             raise ArgumentError("model: expected at least one parameter that requires a gradient, got none")
+
+    def require_unchanged(self) -> None:
+        """Raise ArgumentError where the module has other parameters than at first, or trains others."""
+        revision = self.flat_space.device.revision
+        if revision != self._checked:
+            now = dict(self._model.named_parameters())
+            require_same_parameters(now, self._members)
+            trained = (name for name, parameter in now.items() if parameter.requires_grad)
+            require_same_trainable(trained, (spec.name for spec in self.specs), _REMEDY)
+            self._checked = revision
 
     def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
         """Move the module's parameters and gradients onto the arrays; their values are kept."""
@@ -64,12 +75,10 @@ class NativeReplica:
 
     def pull_gradients(self, bucket: Bucket) -> None:
         """Make the bucket's range of the host's array hold the gradients; a missing one becomes zero."""
-        self._check_trainable()
         self.flat_space.pull_grads(bucket.start, bucket.stop)
 
     def send_gradients(self, bucket: Bucket, mark: Any) -> None:
         """As `pull_gradients` once the device is at `mark`; until they are pushed backward refuses to add to them."""
-        self._check_trainable()
         self.flat_space.send_grads(bucket.start, bucket.stop, mark)
 
     def push_gradients(self, bucket: Bucket) -> None:
@@ -89,20 +98,7 @@ class NativeReplica:
         space = self.flat_space
         if space.is_staged:
             return None
-        pull, push = space.grad_moves(0, space.layout.span)
-
-        def checked_pull() -> None:
-            self._check_trainable()
-            pull()
-
-        return checked_pull, push
-
-    def _check_trainable(self) -> None:
-        revision = self.flat_space.device.revision
-        if revision != self._checked:
-            now = (name for name, parameter in self._model.named_parameters() if parameter.requires_grad)
-            require_same_trainable(now, (spec.name for spec in self.specs), _REMEDY)
-            self._checked = revision
+        return space.grad_moves(0, space.layout.span)
 
     def watch_gradients(self, complete: OnComplete, begins: Callable[[], None] | None = None) -> Callable[[], None]:
         """Call `complete(name)` once the last kernel of a parameter's gradient is queued, and then what that returns.

@@ -20,7 +20,7 @@ import numpy as np
 
 from clcomm.adapters.netcl_runtime import prepare, quiet
 from clcomm.adapters.netcl_tensors import FLAT_DTYPES, NetclParameter, NetclTensor, named_tensors
-from clcomm.adapters.trainable import require_same_trainable
+from clcomm.adapters.trainable import require_same_parameters, require_same_trainable
 from clcomm.buckets import Bucket
 from clcomm.engine.autograd import is_recording
 from clcomm.errors import ArgumentError
@@ -107,6 +107,14 @@ class NetclModel:
 
         invalidate_derived(self.module)
 
+    def require_unchanged(self) -> None:
+        """Raise ArgumentError where the module has other trained tensors than those that this object knows."""
+        now = {parameter.name: parameter.tensor for parameter in named_tensors(self.module)}
+        known = {parameter.name: parameter.tensor for parameter in self._tensors}
+        buffers = {name for name, tensor in known.items() if name in now and not tensor.requires_grad}
+        now, known = ({n: t for n, t in each.items() if n not in buffers} for each in (now, known))
+        require_same_parameters(now, known, "the tensor of the start", "make a new NetclModel after replacing a layer")
+
     def as_replica(self) -> NetclReplica:
         """Return this model as the Synchronizer sees it."""
         return NetclReplica(self)
@@ -152,6 +160,11 @@ class NetclReplica:
                 raise ArgumentError(f"parameter {name!r}: expected a floating-point dtype, got {parameter.dtype}")
         self.specs = tuple(ParameterSpec(name, p.shape, p.dtype) for name, p in self._parameters.items())
 
+    def require_unchanged(self) -> None:
+        """Raise ArgumentError where the module has other tensors than at first, or trains others."""
+        self._model.require_unchanged()
+        require_same_trainable((name for name, _ in self._model.named_parameters()), self._parameters)
+
     def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
         """Keep the flat arrays that pull and push copy to and from."""
         self._layout, self._arrays = layout, arrays
@@ -169,8 +182,6 @@ class NetclReplica:
 
     def pull_gradients(self, bucket: Bucket) -> None:
         """Copy a bucket's gradients into the flat space; one that is missing counts as zero."""
-        if bucket.index == 0:
-            require_same_trainable((name for name, _ in self._model.named_parameters()), self._parameters)
         for slot in bucket.opening:
             gradient = self._parameters[slot.name].grad
             self._layout.view(self._arrays.grads, slot.name)[...] = 0 if gradient is None else gradient.numpy()

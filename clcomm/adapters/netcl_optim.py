@@ -42,7 +42,7 @@ class NetclOptimizer:
         nesterov: bool = False,
         weight_decay: float | None = None,
     ):
-        self._parameters = list(model.parameters())
+        self._model, self._parameters = model, list(model.parameters())
         self._optimizer = _make(name, self._parameters, lr, momentum, nesterov, weight_decay)
         self._kind = type(self._optimizer).__name__
         self._step = 0
@@ -57,7 +57,8 @@ class NetclOptimizer:
         self._optimizer.lr = value
 
     def step(self) -> None:
-        """Update the parameters that have a gradient."""
+        """Update the parameters that have a gradient; ArgumentError where layers were replaced since the start."""
+        self._model.require_unchanged()
         with quiet():
             self._optimizer.step()
         self._step += 1

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from clcomm.adapters.trainable import require_same_parameters
 from clcomm.buckets import Bucket
 from clcomm.errors import ArgumentError
 from clcomm.layout import FlatLayout, ParameterSpec
 
 if TYPE_CHECKING:
     from clcomm.replica import FlatArrays, Mark, OnComplete
+
+_REMEDY = "make a new Synchronizer after replacing parameters"
 
 
 class NumpyParameter(Protocol):
@@ -42,15 +45,22 @@ class NumpyReplica:
 
     def __init__(self, model: Any):
         self._model = model
-        self._parameters: dict[str, NumpyParameter] = {}
-        seen: set[int] = set()
-        for name, parameter in model.named_parameters():
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                self._parameters[name] = parameter
+        self._parameters = _named(model)
+        again = _named(model)
+        self._lasts = all(again.get(name) is parameter for name, parameter in self._parameters.items())
         self.specs = tuple(_spec(name, parameter) for name, parameter in self._parameters.items())
         if not self.specs:
             raise ArgumentError("model: expected at least one parameter, got none from named_parameters()")
+
+    def require_unchanged(self) -> None:
+        """Raise ArgumentError where the model has other parameters than at first, or one has another shape."""
+        now = _named(self._model)
+        if self._lasts:  # not made anew each time they are asked for
+            require_same_parameters(now, self._parameters, remedy=_REMEDY)
+        for spec in self.specs:
+            shape = np.shape(self._parameters[spec.name].data)
+            if shape != spec.shape:
+                raise ArgumentError(f"parameter {spec.name!r}: expected shape {spec.shape}, got {shape}; {_REMEDY}")
 
     def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
         """Keep the flat arrays that pull and push copy to and from."""
@@ -125,6 +135,14 @@ class NumpyReplica:
         """Give the model the extra state of another rank."""
         if state:
             self._model.load_extra_state(state)
+
+
+def _named(model: Any) -> dict[str, NumpyParameter]:
+    """Return a model's parameters by name, each once."""
+    named: dict[int, tuple[str, NumpyParameter]] = {}
+    for name, parameter in model.named_parameters():
+        named.setdefault(id(parameter), (name, parameter))
+    return dict(named.values())
 
 
 def _spec(name: str, parameter: NumpyParameter) -> ParameterSpec:

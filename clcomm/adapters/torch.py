@@ -8,7 +8,7 @@ from weakref import WeakMethod
 
 import numpy as np
 
-from clcomm.adapters.trainable import require_same_trainable
+from clcomm.adapters.trainable import require_same_parameters, require_same_trainable
 from clcomm.buckets import Bucket
 from clcomm.errors import ArgumentError
 from clcomm.layout import FlatLayout, ParameterSpec
@@ -45,10 +45,18 @@ class TorchReplica:
 
     def __init__(self, model: torch.nn.Module):
         self._model = model
+        self._members = dict(model.named_parameters())
         self._parameters = dict(_trainable(model))
         if not self._parameters:
             raise ArgumentError("model: expected at least one parameter with requires_grad, got none")
         self.specs = tuple(_spec(name, parameter) for name, parameter in self._parameters.items())
+
+    def require_unchanged(self) -> None:
+        """Raise ArgumentError where the module has other parameters than at first, or trains others."""
+        now = dict(self._model.named_parameters())
+        require_same_parameters(now, self._members)
+        trained = (name for name, parameter in now.items() if parameter.requires_grad)
+        require_same_trainable(trained, self._parameters)
 
     def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
         """Make one tensor on each parameter's slice of the flat arrays."""
@@ -60,7 +68,6 @@ class TorchReplica:
     @torch.no_grad()
     def pull_parameters(self) -> None:
         """Copy the model's parameters into the flat space."""
-        self._check_trainable()
         for name, parameter in self._parameters.items():
             self._params[name].copy_(_real(parameter))
 
@@ -73,8 +80,6 @@ class TorchReplica:
     @torch.no_grad()
     def pull_gradients(self, bucket: Bucket) -> None:
         """Copy a bucket's gradients into the flat space; one that is missing counts as zero."""
-        if bucket.index == 0:
-            self._check_trainable()
         for slot in bucket.opening:
             gradient = self._parameters[slot.name].grad
             if gradient is None:
@@ -166,16 +171,6 @@ class TorchReplica:
             if name not in self._parameters:
                 yield name, parameter.detach()
         yield from self._model.named_buffers()
-
-    def _check_trainable(self) -> None:
-        now = dict(_trainable(self._model))
-        require_same_trainable(now, self._parameters)
-        for name, parameter in now.items():
-            if parameter is not self._parameters[name]:
-                raise ArgumentError(
-                    f"parameter {name!r}: expected the tensor of the first synchronisation, got another in its place; "
-                    "make a new Synchronizer (and optimizer) after load_state_dict(assign=True) or replacing a layer"
-                )
 
 
 def _trainable(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from clcomm.errors import ArgumentError
 
 _REMEDY = "make a new Synchronizer after freezing or unfreezing"
-_REPLACED_REMEDY = "make a new Synchronizer (and optimizer) after replacing layers or parameters"
+_REPLACED_REMEDY = "make a new Synchronizer (and optimizer) after load_state_dict(assign=True) or replacing a layer"
 
 
 def require_same_trainable(now: Iterable[str], before: Iterable[str], remedy: str = _REMEDY) -> None:
@@ -21,11 +21,17 @@ def require_same_trainable(now: Iterable[str], before: Iterable[str], remedy: st
 
 
 def require_same_parameters(
-    now: Mapping[str, object], before: Mapping[str, object], remedy: str = _REPLACED_REMEDY
+    now: Mapping[str, object],
+    before: Mapping[str, object],
+    expected: str = "the tensor of the first synchronisation",
+    remedy: str = _REPLACED_REMEDY,
 ) -> None:
-    """Raise ArgumentError where a model has other parameters now than before: added, removed, or other objects."""
+    """Raise ArgumentError where a model has other parameters now than before: added, removed, or other objects.
+
+    expected: what one of `before` is, in words.
+    """
     for name in [*before, *now]:
         if now.get(name) is not before.get(name):
             got = "none" if name not in now else "another" if name in before else "a new one"
-            expected = "the one of before" if name in before else "none"
-            raise ArgumentError(f"parameter {name!r}: expected {expected}, got {got} in its place; {remedy}")
+            wanted = expected if name in before else "none"
+            raise ArgumentError(f"parameter {name!r}: expected {wanted}, got {got} in its place; {remedy}")

@@ -27,22 +27,31 @@ class Module:
         return module
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, Parameter):
+        if isinstance(value, (Parameter, Module)):
             self._refuse_after_flattening(name)
-            self._parameters[name] = value
-        elif isinstance(value, Module):
-            self._refuse_after_flattening(name)
-            self._modules[name] = value
-        else:
-            self._parameters.pop(name, None)
-            self._modules.pop(name, None)
+        self._note_change(value, self._parameters.get(name), self._modules.get(name))
+        registries: list[tuple[type, dict[str, Any]]] = [(Parameter, self._parameters), (Module, self._modules)]
+        for kind, registry in registries:
+            if isinstance(value, kind):
+                registry[name] = value
+            else:
+                registry.pop(name, None)
         object.__setattr__(self, name, value)
+
+    @staticmethod
+    def _note_change(*members: Any) -> None:
+        """Let whatever follows these parameters and modules, or has recorded kernels with them, look again."""
+        for member in members:
+            for parameter in member.parameters() if isinstance(member, Module) else (member,):
+                if isinstance(parameter, Parameter):
+                    parameter.device.revision += 1
 
     def _refuse_after_flattening(self, name: str) -> None:
         if self._flat_space is not None:
             raise ArgumentError(f"{name}: the module already has its flat space; assign parameters before that")
 
     def __delattr__(self, name: str) -> None:
+        self._note_change(self._parameters.get(name), self._modules.get(name))
         self._parameters.pop(name, None)
         self._modules.pop(name, None)
         object.__delattr__(self, name)
