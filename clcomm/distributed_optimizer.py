@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -58,6 +58,11 @@ class DistributedOptimizer:
         self._shard: _Shard | None = None
         self._weight = 1.0  # of this rank's gradients in the next mean
         self._is_reduced = False  # whether the gradients are averaged, and wait for the step
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentError(
+            "DistributedOptimizer: expected to stay in its process, got one to be copied or pickled; use state_dict()"
+        )
 
     @property
     def lr(self) -> float:

@@ -64,3 +64,8 @@ class NonFiniteError(ClcommError, ArithmeticError):
     """A gradient or loss holds NaN or Inf."""
 
     exit_code = 1
+
+
+def no_copy(kind: str, instead: str) -> ArgumentError:
+    """Return the error for an object that cannot be copied or pickled."""
+    return ArgumentError(f"{kind}: expected to stay in its process, got one to be copied or pickled; {instead}")

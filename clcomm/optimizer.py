@@ -200,6 +200,28 @@ class Optimizer:
         """Return the kernel's name and its arguments between gradients and range, for the step of this number."""
         raise TypeError(f"{type(self).__name__} defines no step")
 
+    # -- copies
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies and pickles hold.
+
+        A copy trains the same parameters with state of its own; a deep copy has parameters of its own too. Copied
+        together with their model, they are the copied model's.
+        """
+        kept = {name: value for name, value in self.__dict__.items() if name not in ("_trained", "_frozen", "_runs")}
+        kept |= {"_hyper": dict(self._hyper), "_missed": dict(self._missed), "_own_params": (None, None)}
+        if "_state" in kept:
+            kept["_state"] = self._read_state()
+        return {**kept, "_looked_at": -1}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if "_state" in state:
+            padded = {
+                name: values if values.size else np.zeros(1, np.float32) for name, values in state["_state"].items()
+            }
+            self._state = {name: self.space.device.upload(values) for name, values in padded.items()}
+
     # -- checkpoints
 
     @property

@@ -11,6 +11,7 @@ import numpy as np
 
 from clcomm.arguments import address_of
 from clcomm.call import Call, disagreement
+from clcomm.errors import ArgumentError, no_copy
 from clcomm.events import PACKING, Collective, Observer, Phase, TimedPhase, last_of
 from clcomm.holdings import closed
 from clcomm.in_flight import InFlight
@@ -53,6 +54,9 @@ class CollectiveRunner:
         self._observers: list[Observer] = []
         for observer in (self.stats, *observers):
             self.add_observer(observer)
+
+    def __reduce__(self) -> NoReturn:
+        raise no_copy("Communicator", "make another where one is needed")
 
     # --- observers ---
 

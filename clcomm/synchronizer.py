@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -72,6 +72,11 @@ class Synchronizer:
         self._paused = 0
         self._joined = False
         self.register_comm_hook(parse_compression(compression))
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentError(
+            "Synchronizer: expected to stay in its process, got one to be copied or pickled; make one for each model"
+        )
 
     @property
     def use_bucketing(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import cached_property
 from threading import Lock, get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -96,6 +96,15 @@ class Device:
         rank, size = selection.local_place(local_rank, local_size)
         selection.prepare_environment(selection.core_share(size) if cores is None else cores)
         return Device(selection.choose(spec, rank).cl_device)
+
+    def __copy__(self) -> Device:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Device:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentError("Device: expected to be selected in each process, got one to be pickled; leave it out")
 
     def __repr__(self) -> str:
         return f"Device({self.kind}: {self.name}, {self.compute_units} compute units)"

@@ -54,6 +54,11 @@ class FlatSpace:
         """Return the flat space of parameters without names; they are named by their position."""
         return cls((str(index), parameter) for index, parameter in enumerate(parameters))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle it as its parameters, which get a flat space in memory of their own."""
+        places = {place.name: parameter for place, parameter in zip(self.layout.slots, self.parameters, strict=True)}
+        return FlatSpace, ([(spec.name, places[spec.name]) for spec in self.layout.specs],)
+
     @classmethod
     def holding(cls, named_parameters: Iterable[tuple[str, Parameter]], outgrown: FlatSpace | None = None) -> FlatSpace:
         """Return the flat space of those parameters that are trainable, or have a place from when they were.

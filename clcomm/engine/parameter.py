@@ -37,3 +37,6 @@ class Parameter(Tensor):
 
     def gradient_for_update(self) -> Tensor:
         return super().gradient_for_update() if self.slot is None else self.slot.for_update()
+
+    def _pickled_as(self) -> type[Tensor]:
+        return Parameter

@@ -112,6 +112,26 @@ class Tensor(TensorOperators):
             raise ArgumentError(f"copy_from: expected an array of shape {self.shape}, got {array.shape}")
         self.device.write(self.buffer, array)
 
+    # -- copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """Return a leaf with memory of its own on the same device, without a gradient and hooks."""
+        kind, (values, _, requires_grad) = self.__reduce__()
+        return kind(values, self.device, requires_grad)
+
+    def __copy__(self) -> Tensor:
+        """Return what deepcopy does, as NumPy's arrays do: two names for one memory are detach()'s affair."""
+        return self.__deepcopy__({})
+
+    def __reduce__(self) -> tuple[type[Tensor], tuple[np.ndarray, None, bool]]:
+        """Pickle the values; they are loaded to the default device. ArgumentError for the result of an operation."""
+        if self._node is not None:
+            raise ArgumentError("copy: expected a leaf, got the result of an operation; detach() it first")
+        return self._pickled_as(), (self.numpy(), None, self._requires_grad)
+
+    def _pickled_as(self) -> type[Tensor]:
+        return Tensor
+
     # -- the tape
 
     @property

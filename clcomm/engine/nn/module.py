@@ -56,6 +56,19 @@ class Module:
         self._modules.pop(name, None)
         object.__delattr__(self, name)
 
+    # -- copies
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies and pickles hold: everything but the flat space, so that a copy has memory of its own."""
+        return {**self.__dict__, "_flat_space": None}
+
+    def __copy__(self) -> Module:
+        """Return another module of the same parameters and sub-modules."""
+        copied = type(self).__new__(type(self))
+        registries = {"_parameters": dict(self._parameters), "_modules": dict(self._modules)}
+        copied.__dict__.update(self.__getstate__(), **registries)
+        return copied
+
     def forward(self, x: Tensor) -> Tensor:
         """Compute the module's result; subclasses define it."""
         raise TypeError(f"{type(self).__name__} defines no forward()")
