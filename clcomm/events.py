@@ -57,7 +57,7 @@ class Phase(NamedTuple):
 
     `began_s` is time.perf_counter() at its begin, `seconds` how long it took, `bucket` whose part it is, -1: of none.
     `communication_s` is what of `seconds` went into collectives that kept the rank from anything else, and into packing
-    for them.
+    for them. `figures` are what is known about it by then, by name: a step's number, its loss, its speed.
     """
 
     name: str
@@ -66,6 +66,7 @@ class Phase(NamedTuple):
     label: str = ""
     bucket: int = -1
     communication_s: float = 0.0
+    figures: tuple[tuple[str, float], ...] = ()
 
 
 class TimedPhase:
@@ -74,7 +75,7 @@ class TimedPhase:
     communicated: returns the seconds that this rank has spent communicating so far.
     """
 
-    __slots__ = ("_began_s", "_bucket", "_communicated", "_communicated_s", "_label", "_name", "_tell")
+    __slots__ = ("_began_s", "_bucket", "_communicated", "_communicated_s", "_figures", "_label", "_name", "_tell")
 
     def __init__(
         self,
@@ -83,9 +84,10 @@ class TimedPhase:
         name: str,
         label: str = "",
         bucket: int = -1,
+        figures: tuple[tuple[str, float], ...] = (),
     ):
         self._tell, self._communicated = tell, communicated
-        self._name, self._label, self._bucket = name, label, bucket
+        self._name, self._label, self._bucket, self._figures = name, label, bucket, figures
 
     def __enter__(self) -> None:
         self._communicated_s = self._communicated()
@@ -94,7 +96,7 @@ class TimedPhase:
     def __exit__(self, *error: object) -> None:
         seconds = time.perf_counter() - self._began_s
         within_s = min(seconds, self._communicated() - self._communicated_s)
-        self._tell(Phase(self._name, self._began_s, seconds, self._label, self._bucket, within_s))
+        self._tell(Phase(self._name, self._began_s, seconds, self._label, self._bucket, within_s, self._figures))
 
 
 class Observer(Protocol):

@@ -80,9 +80,12 @@ class CollectiveRunner:
         for finished in self._phase_finished:
             finished(phase)
 
-    def phase(self, name: str, label: str = "", bucket: int = -1) -> TimedPhase:
-        """Return a `with` block that is told as a phase when it ends: "step", "forward_backward" or any name."""
-        return TimedPhase(self.tell_phase, self.communicated, name, label, bucket)
+    def phase(self, name: str, label: str = "", bucket: int = -1, **figures: float) -> TimedPhase:
+        """Return a `with` block that is told as a phase when it ends: "step", "forward_backward" or any name.
+
+        figures: what a timeline shows with it, such as step=7 and epoch=1.
+        """
+        return TimedPhase(self.tell_phase, self.communicated, name, label, bucket, tuple(figures.items()))
 
     def communicated(self) -> float:
         """Return for how many seconds collectives, and packing for them, have kept this rank from anything else."""

@@ -101,7 +101,8 @@ def test_lines_are_as_long_as_the_terminal_or_as_columns_says(tmp_path: Path, co
 
 
 def test_a_training_run_behind_mpiexec_repaints_one_line_and_prints_lines_into_a_pipe(tmp_path: Path) -> None:
-    job = f"{mpiexec()} -n 2 {sys.executable} -m examples.mnist --data synthetic --model mlp --epochs 20 --max-steps 1500 --no-eval"
+    options = "--data synthetic --model mlp --epochs 20 --max-steps 1500 --no-eval"
+    job = f"{mpiexec()} -n 2 {sys.executable} -m examples.mnist {options}"
     log = tmp_path / "log"
     shell(f"script -qfc '{job}' {log} > /dev/null; {job} | cat > {tmp_path / 'piped'}", 80, PYTHONPATH=str(ROOT))
     live = re.findall(r"\r(step [^\r\n]*)\x1b\[K", log.read_bytes().decode())

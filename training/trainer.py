@@ -108,7 +108,7 @@ class Trainer:
         while self.progress.epoch < epochs:
             self.metrics.start_epoch()
             batches = self.loader.epoch(self.progress.epoch, min(self.progress.batch, len(self.loader)))
-            with self.comm.phase("epoch"):
+            with self.comm.phase("epoch", epoch=self.progress.epoch + 1):
                 for group in self._timed_groups(batches):
                     if max_steps is not None and self.progress.step >= max_steps:
                         self._reduce_train_loss()
@@ -141,9 +141,15 @@ class Trainer:
                 self.optimizer.zero_grad()
         seconds = time.perf_counter() - begin
         within_s = min(seconds, self.comm.communicated() - communicated_s)
-        self.comm.tell_phase(Phase("step", begin, seconds, communication_s=within_s))
+        figures = self._figures(samples, loss, seconds)
+        self.comm.tell_phase(Phase("step", begin, seconds, communication_s=within_s, figures=figures))
         self.metrics.cpu_s += time.process_time() - cpu_began_s
         self._record(samples, loss, seconds, data_wait_s)
+
+    def _figures(self, samples: int, loss: float, seconds: float) -> tuple[tuple[str, float], ...]:
+        """Return what a timeline shows of the step that ends, numbered from 1 as in all that is printed."""
+        numbers = ("step", self.progress.step + 1), ("epoch", self.progress.epoch + 1)
+        return (*numbers, ("loss", loss), ("images/s", samples / seconds))
 
     def _forward_backward(self, images: np.ndarray, labels: np.ndarray, weight: float) -> Any:
         """Add `weight` times this micro-batch's gradients, and return its loss."""

@@ -1,25 +1,28 @@
 """A part as JSON of the trace event format, in pieces of bounded size.
 
 The format is that of "Trace Event Format" (the Chromium project): complete events with flows bound by `bind_id`,
-instant events, and metadata that name processes and threads. A rank is a process.
+instant events, counters, and metadata that name processes and threads. A rank is a process.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from clcomm.trace.clocks import aligned
 from clcomm.trace.part import Part
-from clcomm.trace.slices import LANES, THREADS, Slice, slices_of
+from clcomm.trace.slices import CAME_LAST, LANES, THREADS, Slice, slices_of
 from clcomm.units import format_size
 
 #: Process ids are ranks and this, because 0 means the idle process to viewers.
 FIRST_PID = 1000
 #: Events go to rank 0 in pieces of about this size.
 PIECE_BYTES = 256 << 10
+#: Flows from rank to rank are numbered apart from those within one.
+_BETWEEN_RANKS = 1 << 62
 #: What a rank's names and notes may take of its share.
 _RESERVED_BYTES = 4096
 
@@ -49,12 +52,19 @@ class RankEvents:
         """When, by rank 0's clock, the first slice begins."""
         return self._slices[0].begin_ns if self._slices else self._align(self.part.header["began_ns"])
 
-    def pieces(self, origin_ns: int) -> Iterator[str]:
-        """Yield lines of JSON with commas between them, some hundred KiB at a time."""
+    def came_last(self) -> dict[int, int]:
+        """Return when, by rank 0's clock, this rank came last, by the numbers of the collectives."""
+        return {each.sequence: each.begin_ns for each in self._slices if each.name == CAME_LAST}
+
+    def pieces(self, origin_ns: int, came_last: Mapping[int, int] = MappingProxyType({})) -> Iterator[str]:
+        """Yield lines of JSON with commas between them, some hundred KiB at a time.
+
+        came_last: of all ranks, for the arrows to the ranks that waited.
+        """
         piece: list[str] = []
         room, size = self.limit_bytes - _RESERVED_BYTES, 0
         for number, each in enumerate(self._slices):
-            line = self._line(each, origin_ns)
+            line = ",\n".join(map(json.dumps, self._events(each, origin_ns, came_last)))
             room -= len(line) + 2
             if room < 0:
                 self.left_out = len(self._slices) - number
@@ -66,7 +76,8 @@ class RankEvents:
                 piece, size = [], 0
         yield ",\n".join([*piece, *map(json.dumps, [*self._notes(origin_ns), *self._names()])])
 
-    def _line(self, each: Slice, origin_ns: int) -> str:
+    def _events(self, each: Slice, origin_ns: int, came_last: Mapping[int, int]) -> Iterator[dict[str, Any]]:
+        """Yield a slice's event, and its counters' values at its end."""
         pid, rank = FIRST_PID + self.part.rank, self.part.rank
         event: dict[str, Any] = {
             "ph": "X", "pid": pid, "tid": thread_id(rank, each.thread, each.lane),
@@ -77,9 +88,15 @@ class RankEvents:
         if flow:
             event["bind_id"] = hex(rank << 40 | flow)
             event["flow_out" if each.flow_out else "flow_in"] = True
+        elif each.name == CAME_LAST or came_last.get(each.sequence, each.begin_ns) < each.begin_ns:
+            event["bind_id"] = hex(_BETWEEN_RANKS | each.sequence)
+            event["flow_out" if each.name == CAME_LAST else "flow_in"] = True
         if each.args:
             event["args"] = each.args
-        return json.dumps(event)
+        yield event
+        for name, value in each.counters:
+            counter = {"ph": "C", "pid": pid, "tid": event["tid"], "ts": microseconds(each.end_ns - origin_ns)}
+            yield counter | {"name": name, "args": {"of this rank": value}}
 
     def _notes(self, origin_ns: int) -> Iterator[dict[str, Any]]:
         pid = FIRST_PID + self.part.rank
@@ -96,9 +113,10 @@ class RankEvents:
         header, rank = self.part.header, self.part.rank
         pid = FIRST_PID + rank
         clock = self.part.rows["clocks"][-1]
+        number = str(rank).zfill(len(str(header["world_size"] - 1)))  # some viewers sort by name
         labels = f"clock {clock[1] / 1000:+.1f} us, give or take {clock[2] / 1000:.1f} us"
         for kind, args in (
-            ("process_name", {"name": f"rank {rank}: {header['device'] or 'no device'} on {header['host']}"}),
+            ("process_name", {"name": f"rank {number}: {header['device'] or 'no device'} on {header['host']}"}),
             ("process_sort_index", {"sort_index": rank}),
             ("process_labels", {"labels": labels}),
         ):

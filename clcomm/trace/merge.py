@@ -29,12 +29,13 @@ def write_together(comm: Communicator, part: Path, path: Path, limit_bytes: int)
         events = RankEvents(Part(part), limit_bytes // comm.size)
     except ArgumentError as error:
         problem = str(error)
-    everyone = comm.all_gather_object((problem, 0 if events is None else events.begin_ns), label=LABEL)
-    problem = next((each for each, _ in everyone if each), "")
+    own = (problem, 0, {}) if events is None else (problem, events.begin_ns, events.came_last())
+    problems, begins_ns, came_last = zip(*comm.all_gather_object(own, label=LABEL), strict=True)
+    problem = next((each for each in problems if each), "")
     if problem or events is None:
         return problem
     ranks: list[dict[str, Any]] = []
-    gathered = _gathered(comm, events, min(begin_ns for _, begin_ns in everyone), ranks)
+    gathered = _gathered(comm, events.pieces(min(begins_ns), _merged(came_last)), events, ranks)
     if comm.rank == 0:
         try:
             write_trace(path, gathered, lambda: _facts(ranks))
@@ -61,7 +62,8 @@ def write_from_parts(path: Path, limit_bytes: int) -> list[int]:
         )
     ranks = [RankEvents(part, limit_bytes // len(parts)) for part in parts]
     origin_ns = min(each.begin_ns for each in ranks)
-    pieces = (piece for each in ranks for piece in each.pieces(origin_ns))
+    came_last = _merged(each.came_last() for each in ranks)
+    pieces = (piece for each in ranks for piece in each.pieces(origin_ns, came_last))
     try:
         write_trace(path, pieces, lambda: _facts([_rank_facts(each) for each in ranks]))
     except OSError as error:
@@ -86,9 +88,15 @@ def write_trace(path: Path, pieces: Iterable[str], facts: Callable[[], dict[str,
         file.write(b'\n], "otherData": ' + json.dumps(facts()).encode() + b"}\n")
 
 
-def _gathered(comm: Communicator, events: RankEvents, origin_ns: int, ranks: list[dict[str, Any]]) -> Iterator[str]:
+def _merged(tables: Iterable[dict[int, int]]) -> dict[int, int]:
+    return {sequence: ns for table in tables for sequence, ns in table.items()}
+
+
+def _gathered(
+    comm: Communicator, pieces: Iterator[str], events: RankEvents, ranks: list[dict[str, Any]]
+) -> Iterator[str]:
     """Yield all ranks' pieces on rank 0, nothing elsewhere; `ranks` then holds what is to be said about each."""
-    pieces, more = events.pieces(origin_ns), True
+    more = True
     while more:
         each_rank = comm.gather_object(next(pieces, None), label=LABEL) or []
         yield from (piece for piece in each_rank if piece is not None)

@@ -22,8 +22,9 @@ from clcomm.units import format_size, parse_size
 DEFAULT_LIMIT = "64MiB"
 #: Each rank needs room for its names and a few steps.
 LEAST_BYTES = 64 << 10
-#: What events take in the file, about: a collective has its wait and its transfer within it, or when it was exposed.
-_COLLECTIVE_BYTES, _PHASE_BYTES, _KERNEL_BYTES, _EXPOSED_BYTES = 600, 120, 150, 130
+#: What events take in the file, about: a collective has its wait and its transfer within it, or when it was exposed,
+#: and a counter; a phase one for each of its figures.
+_COLLECTIVE_BYTES, _PHASE_BYTES, _KERNEL_BYTES, _EXPOSED_BYTES, _FIGURE_BYTES = 850, 140, 150, 130, 140
 #: Records go to the part after so many bytes of trace, or so many seconds.
 _FLUSH_BYTES, _FLUSH_S = 2 << 20, 5.0
 #: Phases that are so few that all are kept.
@@ -128,7 +129,7 @@ class Trace:
     def phase_finished(self, phase: Phase) -> None:
         if self._is_recording or (phase[0] in _ALWAYS and self._left_bytes > 0):
             self._phases.append(phase)
-            self._room_bytes -= _PHASE_BYTES
+            self._room_bytes -= _PHASE_BYTES + _FIGURE_BYTES * len(phase.figures)
             if self._room_bytes < 0:
                 self._flush()
         if phase[0] == "step":

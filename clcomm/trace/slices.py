@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from clcomm.events import Collective, Phase
+from clcomm.stats import bus_factor
 from clcomm.trace.part import Part
 
 STEPS, COMMUNICATION, DEVICE, DATA = "steps", "communication", "device", "data"
 #: Threads in the order in which they are shown.
 THREADS = (STEPS, COMMUNICATION, DEVICE, DATA)
 _THREAD_OF = {"pack": COMMUNICATION, "unpack": COMMUNICATION, "data": DATA}
+#: What a slice is called at whose begin its rank came last to a collective.
+CAME_LAST = "came last"
+#: Figures of a phase that number it; the others are measured, and become counters.
+NUMBERS = ("step", "epoch")
 #: Rows that a thread may have.
 LANES = 10
 #: Slices that overlap by less than clocks may be off follow one another.
@@ -24,7 +30,9 @@ class Slice(NamedTuple):
 
     `lane` counts the rows that slices which overlap without being nested need. Flows go out of slice `flow_out` into
     those with the same number as `flow_in`; 0: none. `exposed` are the (begin, end) in a collective in the background
-    in which its rank could do nothing else, `waits` what of them it waited for other ranks.
+    in which its rank could do nothing else, `waits` what of them it waited for other ranks. Arrows lead from the slice
+    in which a rank came last to collective number `sequence` to those in which the others had waited for it, 0: none.
+    `counters` are values by name at the end.
     """
 
     begin_ns: int
@@ -38,6 +46,9 @@ class Slice(NamedTuple):
     flow_in: int = 0
     wait_ns: int = 0
     queued_ns: int = 0
+    last_rank: int = -1
+    sequence: int = 0
+    counters: tuple[tuple[str, float], ...] = ()
     exposed: tuple[tuple[int, int], ...] = ()
     waits: tuple[tuple[int, int], ...] = ()
 
@@ -48,10 +59,11 @@ def slices_of(part: Part, align: Callable[[int], int]) -> list[Slice]:
         Slice(align(begin), align(end), DEVICE, name, "kernel", {"global size": list(size)})
         for name, size, begin, end in part.rows["kernels"]
     ]
-    slices += [_collective(Collective(*row), align) for row in part.rows["collectives"]]
+    size = part.header["world_size"]
+    slices += [_collective(Collective(*row), align, size) for row in part.rows["collectives"]]
     slices += [_phase(Phase(*row), align) for row in part.rows["phases"]]
-    joined = _joined(_placed(_ordered(slices)))
-    return _ordered(each for whole in joined for each in _split(whole))
+    joined = _joined(_placed(_ordered(_with_steps(_with_bytes(slices)))))
+    return _ordered(each for whole in joined for each in _split(whole, part.rank))
 
 
 def _ordered(slices: Iterable[Slice]) -> list[Slice]:
@@ -63,11 +75,35 @@ def _phase(phase: Phase, align: Callable[[int], int]) -> Slice:
     args: dict[str, Any] = {"label": phase.label} if phase.label else {}
     if phase.bucket >= 0:
         args["bucket"] = phase.bucket
+    args |= {name: value if math.isfinite(value) else str(value) for name, value in phase.figures}
+    counters = tuple((name, v) for name, v in phase.figures if name not in NUMBERS and math.isfinite(v))
     thread = _THREAD_OF.get(phase.name, STEPS)
-    return Slice(begin, begin + _ns(phase.seconds), thread, phase.name, "phase", args)
+    return Slice(begin, begin + _ns(phase.seconds), thread, phase.name, "phase", args, counters=counters)
 
 
-def _collective(event: Collective, align: Callable[[int], int]) -> Slice:
+def _with_steps(slices: list[Slice]) -> Iterator[Slice]:
+    """Yield the slices, those of the program and of communication with the number of the step they lie in."""
+    steps = sorted((each.begin_ns, each.end_ns, each.args["step"]) for each in slices if "step" in each.args)
+    for each in slices:
+        index = bisect_right(steps, (each.begin_ns, math.inf, 0)) - 1
+        is_within = index >= 0 and each.end_ns <= steps[index][1] + TOLERANCE_NS
+        if is_within and each.category != "kernel":
+            each = each._replace(args={"step": steps[index][2], **each.args})
+        yield each
+
+
+def _with_bytes(slices: list[Slice]) -> list[Slice]:
+    """Return the slices by their end, collectives with the bytes of all so far as a counter."""
+    total, result = 0, []
+    for each in sorted(slices, key=lambda each: each.end_ns):
+        if nbytes := each.args.get("bytes", 0):
+            total += nbytes
+            each = each._replace(counters=(("bytes", total),))
+        result.append(each)
+    return result
+
+
+def _collective(event: Collective, align: Callable[[int], int], world_size: int) -> Slice:
     begin = align(_ns(event.began_s))
     of = f"bucket {event.bucket}" if event.bucket >= 0 else event.label
     args: dict[str, Any] = {
@@ -75,6 +111,11 @@ def _collective(event: Collective, align: Callable[[int], int]) -> Slice:
     }  # fmt: skip
     if event.bucket >= 0:
         args["bucket"] = event.bucket
+    if event.nbytes and event.seconds > 0:
+        algbw = event.nbytes / event.seconds / 1e9
+        args["algbw GB/s"] = _rounded(algbw)
+        if world_size > 1:
+            args["busbw GB/s"] = _rounded(algbw * bus_factor(event.operation, world_size))
     if event.wire_nbytes is not None:
         args["wire bytes"] = event.wire_nbytes
     if event.exposed_s is not None:
@@ -86,9 +127,18 @@ def _collective(event: Collective, align: Callable[[int], int]) -> Slice:
     length = _ns(event.seconds)
     return Slice(
         begin, begin + length, COMMUNICATION, f"{event.operation} {of}".strip(), "communication", args,
-        wait_ns=min(length, _ns(event.wait_s or 0.0)), queued_ns=_ns(event.queued_s),
+        wait_ns=min(length, _ns(event.wait_s or 0.0)), queued_ns=_ns(event.queued_s), last_rank=event.last_rank,
+        sequence=event.sequence,
         exposed=_aligned(event.exposed, align), waits=_aligned(event.waits, align),
     )  # fmt: skip
+
+
+def _speed(whole: Slice, ns: int) -> dict[str, Any]:
+    return {"GB/s": _rounded(whole.args["bytes"] / ns)} if whole.args["bytes"] and ns else {}
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def _aligned(spans: Iterable[tuple[float, float]], align: Callable[[int], int]) -> tuple[tuple[int, int], ...]:
@@ -147,12 +197,17 @@ def _fitted(each: Slice, ends: list[int]) -> Slice | None:
     return each if (begin, end) == each[:2] else each._replace(begin_ns=begin, end_ns=max(begin, end))
 
 
-def _split(whole: Slice) -> list[Slice]:
+def _split(whole: Slice, rank: int) -> list[Slice]:
     """Return a slice with what is known of its inside: wait and transfer, or when it was exposed and waited in that."""
-    inner = whole._replace(args={}, flow_in=0, wait_ns=0, exposed=(), waits=())
-    if whole.wait_ns and not whole.exposed:
-        meeting = min(whole.end_ns, whole.begin_ns + whole.wait_ns)
-        return [whole, inner._replace(end_ns=meeting, name="wait"), inner._replace(begin_ns=meeting, name="transfer")]
+    sequence, whole = whole.sequence, whole._replace(sequence=0)
+    inner = whole._replace(args={}, flow_in=0, wait_ns=0, last_rank=-1, counters=(), exposed=(), waits=())
+    came_last = whole.last_rank == rank
+    if (whole.wait_ns or came_last) and not whole.exposed:
+        meeting = whole.begin_ns if came_last else min(whole.end_ns, whole.begin_ns + whole.wait_ns)
+        waited = inner._replace(end_ns=meeting, name=CAME_LAST if came_last else "wait", sequence=sequence * came_last)
+        moved = inner._replace(begin_ns=meeting, name="transfer", args=_speed(whole, whole.end_ns - meeting))
+        meets_last = whole.last_rank >= 0 and not came_last
+        return [whole, waited, moved._replace(sequence=sequence if meets_last else 0)]
     named = [("exposed", *span) for span in whole.exposed] + [("wait", *span) for span in whole.waits]
     cut = ((name, max(begin, whole.begin_ns), min(end, whole.end_ns)) for name, begin, end in named)
     return [whole, *(inner._replace(begin_ns=b, end_ns=e, name=name) for name, b, e in cut if b < e)]

@@ -13,6 +13,7 @@ Event = dict[str, Any]
 REQUIRED = {
     "X": {"pid", "tid", "ts", "dur", "name", "cat"},
     "i": {"pid", "tid", "ts", "name", "s"},
+    "C": {"pid", "tid", "ts", "name", "args"},
     "M": {"pid", "name", "args"},
 }
 
@@ -79,16 +80,17 @@ def check_nesting(slices: list[Event]) -> None:
 
 
 def check_flows(slices: list[Event]) -> None:
-    """A flow goes out of one slice of a rank, and into slices of that rank that begin later."""
-    sources = {}
-    for event in slices:
+    """A flow goes out of one slice and into slices that begin later: of the same rank, or of the ranks that waited."""
+    sources: dict[str, Event] = {}
+    for event in sorted(slices, key=lambda event: event["ts"]):
         assert ("bind_id" in event) == ("flow_out" in event or "flow_in" in event)
         if event.get("flow_out"):
             assert event["bind_id"] not in sources
             sources[event["bind_id"]] = event
         elif event.get("flow_in"):
             source = sources[event["bind_id"]]
-            assert source["pid"] == event["pid"] and source["ts"] < event["ts"]
+            assert source["ts"] < event["ts"]
+            assert (source["pid"] == event["pid"]) == (source["name"] != "came last")
 
 
 def on_thread(trace: dict[str, Any], thread: str, rank: int | None = None) -> list[Event]:

@@ -14,6 +14,7 @@ from tests.faults.launch import HUNG_S, clean_environment, mpiexec
 from tests.trace import killed, rules
 
 ROOT = Path(__file__).resolve().parents[2]
+COUNTERS = ("loss", "images/s", "bytes")
 SYNTHETIC = ["examples.mnist", "--data", "synthetic", "--model", "mlp", "--quiet"]
 
 
@@ -42,7 +43,19 @@ def test_a_training_run_with_everything_in_it(tmp_path):
         ]
         assert len(buckets) == 12 and all("flow_in" in event for event in buckets)
         inner = [e["name"] for e in rules.on_thread(trace, "communication", rank)]
-        assert inner.count("wait") == inner.count("transfer")  # those that came last did not wait
+        assert inner.count("wait") + inner.count("came last") == inner.count("transfer")
+        steps = [e["args"] for e in rules.on_thread(trace, "steps", rank) if e["name"] == "step"]
+        assert [(each["step"], each["epoch"]) for each in steps] == [(number, 1) for number in range(1, 7)]
+        assert [e["args"]["step"] for e in buckets] == [number for number in range(1, 7) for _ in range(2)]
+        assert all(e["args"]["algbw GB/s"] > 0 for e in buckets)
+        of_rank = [e for e in trace["traceEvents"] if e["ph"] == "C" and e["pid"] == 1000 + rank]
+        values = {name: [e["args"]["of this rank"] for e in of_rank if e["name"] == name] for name in COUNTERS}
+        assert values["loss"] == [each["loss"] for each in steps]
+        assert values["images/s"] == [each["images/s"] for each in steps]
+        whole = [
+            e["args"]["bytes"] for e in rules.on_thread(trace, "communication", rank) if "bytes" in e.get("args", ())
+        ]
+        assert values["bytes"][-1] == sum(whole)
         kernels = {event["name"] for event in rules.on_thread(trace, "device", rank)}
         assert "gemm" in kernels and any(name.startswith("sgd") for name in kernels)
 

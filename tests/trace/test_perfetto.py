@@ -11,10 +11,12 @@ import pytest
 
 from clcomm import Communicator
 from clcomm.engine import Device
+from clcomm.events import Phase
 from clcomm.trace import Trace
 from clcomm.transport import Pending
 from clcomm.transport.solo import SoloTransport
 from tests.trace import perfetto_page, rules
+from tests.trace.parts import parts_of, reduction
 
 #: What the documentation asks, in ms by process.
 HIDDEN = re.findall(r"```sql\n(.*?)```", (Path(__file__).parents[2] / "docs" / "tracing.md").read_text(), re.DOTALL)[0]
@@ -73,3 +75,41 @@ def test_perfetto_finds_what_is_in_a_trace(tmp_path, monkeypatch):
     for whole, shown in overlaps:
         assert shown == pytest.approx(whole, abs=10)  # all of the computing lies within
     assert sum(shown for _, shown in overlaps) <= 1e6 * hidden_ms + 100
+
+
+@pytest.mark.skipif(bool(perfetto_page.refusal()), reason=perfetto_page.refusal())
+def test_perfetto_shows_ranks_in_order_their_counters_and_who_was_waited_for(tmp_path):
+    """Rank 2 comes last to every collective but one, and rank 0 to none."""
+    ranks, last = 12, [2, 2, 1, 2]
+
+    def rows(rank):
+        collectives = [
+            reduction(
+                number + 0.5 + 0.1 * (rank == slow), 0.2 - 0.1 * (rank == slow), number, sequence=number + 1,
+                last_rank=slow, wait_s=0.0 if rank == slow else 0.11,
+            )
+            for number, slow in enumerate(last)
+        ]  # fmt: skip
+        figures = [(("step", number + 1), ("epoch", 1), ("loss", 0.5 * number)) for number in range(len(last))]
+        phases = [Phase("step", float(number), 0.9, figures=each) for number, each in enumerate(figures)]
+        return {"collectives": collectives, "phases": phases}
+
+    parts_of(tmp_path, ranks, rows)
+    with perfetto_page.opened(tmp_path / "trace.json", tmp_path) as page:
+        assert page.query("select name, value from stats where severity != 'info' and value > 0") == []
+        shown = page.run("sync", "return window.app.trace.workspace.children.map(each => each.name)")
+        flows = page.query(
+            "select p.pid, q.pid from flow join slice o on slice_out = o.id join slice i on slice_in = i.id "
+            "join thread_track k on o.track_id = k.id join thread t using (utid) join process p using (upid) "
+            "join thread_track l on i.track_id = l.id join thread u on l.utid = u.utid "
+            "join process q on u.upid = q.upid"
+        )
+        counters = page.query(
+            "select t.name, count(*), max(c.value) from counter c join counter_track t on c.track_id = t.id group by 1"
+        )
+        steps = page.query("select distinct extract_arg(arg_set_id, 'args.step') from slice where name = 'step'")
+    assert [name.split(":")[0] for name in shown] == [f"rank {rank:02}" for rank in range(ranks)]
+    expected = [(1000 + slow, 1000 + rank) for slow in last for rank in range(ranks) if rank != slow]
+    assert sorted(map(tuple, flows)) == sorted(expected)
+    assert sorted(map(tuple, counters)) == [("bytes of this rank", 48, 4000), ("loss of this rank", 48, 1.5)]
+    assert sorted(number for (number,) in steps) == [1, 2, 3, 4]

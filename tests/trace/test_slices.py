@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -10,23 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clcomm.errors import ArgumentError
-from clcomm.events import Collective, Phase
+from clcomm.events import Phase
 from clcomm.trace.clocks import agreed_offset, aligned
 from clcomm.trace.events import RankEvents, microseconds
 from clcomm.trace.merge import write_trace
 from clcomm.trace.part import Part, PartWriter
 from clcomm.transport.clock import ClockOffset
 from tests.trace import rules
-
-HEADER = {
-    "job": 1, "rank": 0, "world_size": 1, "host": "here", "device": "cpu", "began_ns": 0, "device_uncertainty_ns": 0,
-}  # fmt: skip
-CLOCK = (0, 0, 0, 0, 0)
-
-
-def reduction(began_s: float, seconds: float, bucket: int = 0, **fields: object) -> Collective:
-    event = Collective("all_reduce", "gradients", 1000, seconds, "shared", 1, bucket=bucket, began_s=began_s)
-    return event._replace(**fields)
+from tests.trace.parts import CLOCK, HEADER, parts_of, reduction
 
 
 def trace_of(folder: Path, limit: int = 1 << 20, **rows: list) -> dict:
@@ -65,8 +58,10 @@ def test_a_collective_holds_its_wait_and_its_transfer(tmp_path):
     whole, wait, transfer = rules.on_thread(trace_of(tmp_path, collectives=[event]), "communication")
     assert whole["args"] == {
         "label": "gradients", "bytes": 1000, "transport": "shared", "sequence": 1, "bucket": 3, "wire bytes": 500,
-        "exposed us": 2000.0, "queued us": 0.0, "last rank": 2, "late us": 3000.0,
+        "exposed us": 2000.0, "queued us": 0.0, "last rank": 2, "late us": 3000.0, "algbw GB/s": 1e-4,
+        "busbw GB/s": 1.5e-4,
     }  # fmt: skip
+    assert transfer["args"] == {"GB/s": 0.0001667}  # 1000 bytes in 6 ms
     times = [(event["name"], event["ts"], event["dur"]) for event in (whole, wait, transfer)]
     assert times == [("all_reduce bucket 3", 0.0, 10_000.0), ("wait", 0.0, 4_000.0), ("transfer", 4_000.0, 6_000.0)]
 
@@ -183,3 +178,66 @@ def test_drift_between_two_readings_is_even():
     align = aligned([(1_000_000, 500, 0, 0, 0), (3_000_000, 700, 0, 0, 0)])
     assert [align(ns) for ns in (1_000_000, 2_000_000, 3_000_000)] == [1_000_500, 2_000_600, 3_000_700]
     assert aligned([(0, 42, 0, 0, 0)])(8) == 50
+
+
+@given(data=st.data())
+def test_arrows_lead_from_the_rank_that_came_last_to_all_that_waited(tmp_path_factory, data):
+    ranks = data.draw(st.integers(2, 12))
+    arrivals = [data.draw(st.permutations(range(ranks))) for _ in range(data.draw(st.integers(1, 5)))]
+
+    def collectives(rank: int) -> dict[str, list]:
+        """Rank r comes to collective n after arrivals[n][r] us; a us after the last one all see that."""
+        return {
+            "collectives": [
+                reduction(
+                    number + (arrived := order[rank]) * 1e-6, (ranks - 1 - arrived + 50) * 1e-6, number,
+                    sequence=number + 1, last_rank=order.index(ranks - 1),
+                    wait_s=(ranks - arrived) * 1e-6 * (arrived < ranks - 1),
+                )
+                for number, order in enumerate(arrivals)
+            ]
+        }  # fmt: skip
+
+    trace = parts_of(tmp_path_factory.mktemp("arrows"), ranks, collectives)
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    source = {event["bind_id"]: event for event in slices if event.get("flow_out")}
+    arrows = [(source[event["bind_id"]]["pid"] - 1000, event["pid"] - 1000) for event in slices if "flow_in" in event]
+    last = [order.index(ranks - 1) for order in arrivals]
+    expected = [(slow, rank) for slow in last for rank in range(ranks) if rank != slow]
+    assert sorted(arrows) == sorted(expected)
+    assert {event["name"] for event in source.values()} == {"came last"}
+    assert {event["name"] for event in slices if "flow_in" in event} == {"transfer"}
+    counts = Counter(event["pid"] for event in slices)
+    assert len(set(counts.values())) == 1  # viewers that sort ranks by their slices then sort them by their names
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 10, 11, 12, 101])
+def test_ranks_are_in_order_by_index_and_by_name(tmp_path, ranks):
+    trace = parts_of(tmp_path, ranks, lambda rank: {"phases": [Phase("step", 1.0, 0.5)]})
+    for kind, key in (("process_sort_index", "sort_index"), ("process_name", "name")):
+        found = {e["args"][key]: e["pid"] for e in trace["traceEvents"] if e["name"] == kind}
+        assert [found[each] for each in sorted(found)] == [1000 + rank for rank in range(ranks)]
+
+
+numbers = st.one_of(st.integers(-(10**6), 10**6), st.floats())
+
+
+@given(losses=st.lists(numbers, min_size=1, max_size=20), nbytes=st.lists(st.integers(0, 1 << 40), max_size=20))
+def test_steps_have_their_numbers_and_counters_are_what_was_measured(tmp_path_factory, losses, nbytes):
+    phases = [Phase("epoch", 0.0, 100.0, figures=(("epoch", 3),))]
+    for index, loss in enumerate(losses):
+        phases += [Phase("optimizer", index + 0.25, 0.25)]
+        phases += [Phase("step", index, 0.75, figures=(("step", index + 7), ("epoch", 3), ("loss", loss)))]
+    events = [reduction(index + 0.125, 0.125, nbytes=each) for index, each in enumerate(nbytes)]
+    trace = trace_of(tmp_path_factory.mktemp("steps"), phases=phases, collectives=events)
+    steps = rules.on_thread(trace, "steps")
+    assert [event["args"]["step"] for event in named(steps, "step")] == [index + 7 for index in range(len(losses))]
+    assert [event["args"]["step"] for event in named(steps, "optimizer")] == [index + 7 for index in range(len(losses))]
+    assert named(steps, "epoch")[0]["args"] == {"epoch": 3} and "step" not in named(steps, "epoch")[0]["args"]
+    inside = [e["args"].get("step") for e in named(rules.on_thread(trace, "communication"), "all_reduce bucket 0")]
+    assert inside == [index + 7 if index < len(losses) else None for index in range(len(nbytes))]
+    counters = [event for event in trace["traceEvents"] if event["ph"] == "C"]
+    shown = [event["args"]["of this rank"] for event in counters if event["name"] == "loss"]
+    assert shown == [loss for loss in losses if math.isfinite(loss)]
+    total = [event["args"]["of this rank"] for event in counters if event["name"] == "bytes"]
+    assert total == [sum(nbytes[: index + 1]) for index, each in enumerate(nbytes) if each]
