@@ -1,12 +1,17 @@
 """Data-parallel training for OpenCL devices over MPI."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from clcomm._version import __version__
-from clcomm.clipping import clip_grad_norm
-from clcomm.communicator import Communicator
-from clcomm.errors import ClcommError
-from clcomm.handle import Handle
-from clcomm.stats import Collective, CommStats, Observer
-from clcomm.synchronizer import Synchronizer
+
+if TYPE_CHECKING:
+    from clcomm.clipping import clip_grad_norm
+    from clcomm.communicator import Communicator
+    from clcomm.errors import ClcommError
+    from clcomm.handle import Handle
+    from clcomm.stats import Collective, CommStats, Observer
+    from clcomm.synchronizer import Synchronizer
 
 __all__ = [
     "ClcommError",
@@ -19,3 +24,27 @@ __all__ = [
     "__version__",
     "clip_grad_norm",
 ]
+
+#: Where the names are: each is imported when it is asked for, so that `clcomm --help` need not wait for NumPy.
+_MODULES = {
+    "ClcommError": "errors", "Collective": "stats", "CommStats": "stats", "Communicator": "communicator",
+    "Handle": "handle", "Observer": "stats", "Synchronizer": "synchronizer", "clip_grad_norm": "clipping",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of `__all__`, or a module of the package, when it is first asked for."""
+    if name in _MODULES:
+        value = globals()[name] = getattr(import_module(f"clcomm.{_MODULES[name]}"), name)
+        return value
+    try:
+        if not name.startswith("_"):
+            return import_module(f"clcomm.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"clcomm.{name}":
+            raise
+    raise AttributeError(f"module 'clcomm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,37 +1,65 @@
-"""The `clcomm` command, also `python -m clcomm`. A sub-command is a file in commands/ and its place in COMMANDS."""
+"""The `clcomm` command, also `python -m clcomm`. A sub-command is a file in commands/ and its place in COMMANDS.
+
+Only the sub-command that is asked for is imported: `clcomm --version` and `--help` are there at once.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn
 
-from clcomm import job
 from clcomm._version import __version__
-from clcomm.commands import bench, compare, devices, report, run, trace, tune, tune_kernels
-from clcomm.transport.mpi import place_in_world
+from clcomm.commands.command import Command
+
+
+class Listed(NamedTuple):
+    """A sub-command as the list of commands shows it; `load` imports the rest of it."""
+
+    name: str
+    summary: str
+
+    def load(self) -> Command:
+        return import_module(f"clcomm.commands.{self.name.replace('-', '_')}").COMMAND
+
 
 #: In the order in which the help shows them.
-COMMANDS = (
-    run.COMMAND, devices.COMMAND, tune_kernels.COMMAND, bench.COMMAND, tune.COMMAND, report.COMMAND,
-    compare.COMMAND, trace.COMMAND,
-)  # fmt: skip
+COMMANDS: tuple[Listed | Command, ...] = (
+    Listed("run", "start a job, and again from its newest checkpoint when it fails"),
+    Listed("devices", "list the OpenCL devices and which one a rank takes"),
+    Listed("tune-kernels", "measure the kernels' sizes on a device and store the fastest"),
+    Listed("bench", "time collectives by size, through one transport or several"),
+    Listed("tune", "fit latency and bandwidth, recommend a bucket size, predict scaling"),
+    Listed("report", "show what a run's figures say: tables, charts, a page"),
+    Listed("compare", "compare runs' reports: settings, speed, communication, bytes, accuracy"),
+    Listed("trace", "write the timeline of a job that was ended, from its parts"),
+)
+#: How launchers tell a process its rank, before MPI runs.
+_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID")
 
 
 class Parser(argparse.ArgumentParser):
     """A parser that speaks once for all ranks."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        if place_in_world()[0] == 0:
+        if next((os.environ[name] for name in _RANKS if name in os.environ), "0") == "0":
             super()._print_message(message, file)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line; `options.run` is what the chosen sub-command does."""
+def make_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Return the parser of a command line; `options.run` is what the sub-command that it asks for does."""
     parser = Parser(prog="clcomm", description="Data-parallel training for OpenCL devices over MPI.")
     parser.add_argument("--version", action="version", version=f"clcomm {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
-    for command in COMMANDS:
+    asked_for = next((word for word in arguments if not word.startswith("-")), None)
+    for listed in COMMANDS:
+        if listed.name != asked_for:
+            commands.add_parser(listed.name, help=listed.summary)
+            continue
+        command = listed.load() if isinstance(listed, Listed) else listed
         own = commands.add_parser(command.name, help=command.summary, description=command.description)
         command.add_arguments(own)
         own.set_defaults(run=command.run)
@@ -40,10 +68,15 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, the process's own by default; return the exit code."""
-    options = make_parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    options = make_parser(given).parse_args(given)
     return options.run(options) or 0
 
 
 def entry() -> NoReturn:
     """Run this process's command line and end it; errors are one line."""
+    if {"--version", "--help", "-h"} & set(sys.argv[1:2]) or sys.argv[2:] in (["--help"], ["-h"]):
+        sys.exit(main())  # needs nothing that takes long to import
+    from clcomm import job
+
     job.run(main)

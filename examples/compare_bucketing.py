@@ -42,7 +42,7 @@ def main() -> int:
     splits = open_session_data(options, comm, console)
     outcomes = compare(variants, options, splits, console)
     if comm.rank == 0:
-        show(outcomes, console)
+        show(outcomes, console, options.quiet)
     if options.report or options.plot:
         keep(outcomes, options, splits.name, comm)
     missed = [line for outcome in outcomes if (line := missed_target(options, outcome.result.evaluation))]
@@ -51,14 +51,14 @@ def main() -> int:
     return TARGET_MISSED if missed else 0
 
 
-def show(outcomes: list[Outcome], console: Console) -> None:
-    """Print LizarDist's table, the times, and the statistics of the two ways that it compares."""
+def show(outcomes: list[Outcome], console: Console, quiet: bool) -> None:
+    """Print LizarDist's table, the times, and, unless `quiet`, the statistics of the two ways that it compares."""
     console.print(tables.calls_table(*outcomes[:2]))
     console.print(tables.times_table(outcomes))
     if communication_alone := tables.alone(outcomes):
         console.print(communication_alone, highlight=False)
     console.print(tables.same_parameters(outcomes), highlight=False)
-    for outcome in outcomes[:2]:
+    for outcome in [] if quiet else outcomes[:2]:
         console.print(outcome.result.stats.table(f"Communication, {outcome.variant.name},"))
 
 

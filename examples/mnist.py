@@ -46,7 +46,7 @@ def main() -> int:
     result = session.run()
     comm, console = session.comm, session.console  # others where ranks were lost
     if comm.rank == 0:
-        show(result, console)
+        show(result, console, options.quiet)
     if options.report:
         write_document(options.report, result.as_report(options, comm, splits.name), comm)
     missed = missed_target(options, result.evaluation)
@@ -67,9 +67,11 @@ def parse() -> Namespace:
     return options
 
 
-def show(result: Result, console: Console) -> None:
+def show(result: Result, console: Console, quiet: bool) -> None:
+    """Print what the run came to, and the table of what was communicated unless `quiet`."""
     console.print(result.headline(), highlight=False)
-    console.print(result.stats.table())
+    if not quiet:
+        console.print(result.stats.table())
 
 
 if __name__ == "__main__":

@@ -98,3 +98,41 @@ def test_only_one_rank_of_a_host_tunes(monkeypatch, capsys):
     monkeypatch.setenv("MPI_LOCALNRANKS", "2")
     assert cli.main(["tune-kernels"]) == 0
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("listed", cli.COMMANDS, ids=lambda listed: listed.name)
+def test_the_list_says_of_a_command_what_the_command_says_of_itself(listed):
+    command = listed.load()
+    assert (command.name, command.summary) == (listed.name, listed.summary)
+
+
+HEAVY = ("numpy", "rich", "mpi4py", "pyopencl", "clcomm.communicator")
+
+
+@pytest.mark.parametrize(
+    "words", [["--version"], ["--help"], ["compare", "--help"], ["report", "--help"]], ids=" ".join
+)  # fmt: skip
+def test_help_and_version_import_nothing_that_takes_long(words):
+    code = f"import sys; sys.argv[1:] = {words}\nimport atexit, clcomm.cli\n"
+    code += f"atexit.register(lambda: print('heavy:', [name for name in {HEAVY} if name in sys.modules]))\n"
+    code += "clcomm.cli.entry()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.splitlines()[-1] == "heavy: []" and len(done.stdout.splitlines()) > 1
+
+
+def test_the_package_imports_its_names_when_they_are_asked_for():
+    code = "import sys, clcomm\nbefore = [name for name in sys.modules if name.startswith(('clcomm.', 'numpy'))]\n"
+    code += "import clcomm.units; assert clcomm.errors.ArgumentError and set(clcomm.__all__) <= set(dir(clcomm))\n"
+    code += "assert all(getattr(clcomm, name) for name in clcomm.__all__) and not hasattr(clcomm, 'nothing')\n"
+    code += "from clcomm import *\nprint(before, Communicator.__name__, clcomm.Synchronizer is Synchronizer)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout == "['clcomm._version'] Communicator True\n"
+
+
+def test_help_is_printed_by_one_rank(monkeypatch, capsys):
+    for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK"):
+        with monkeypatch.context() as rank_1:
+            rank_1.setenv(name, "1")
+            with pytest.raises(SystemExit):
+                cli.main(["--version"])
+    assert capsys.readouterr().out == ""

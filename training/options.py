@@ -21,6 +21,14 @@ OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
 DEFAULT_LR = {"sgd": 0.05, "adam": 2e-3, "adamw": 2e-3, "rmsprop": 1e-3}
 
 
+def default_rates() -> str:
+    """Return the learning rates in words: "0.05 for sgd, 0.002 for adam and adamw"."""
+    optimizers: dict[float, list[str]] = {}
+    for optimizer, rate in DEFAULT_LR.items():
+        optimizers.setdefault(rate, []).append(optimizer)
+    return ", ".join(f"{rate:g} for {' and '.join(names)}" for rate, names in optimizers.items())
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose complaints are ArgumentErrors: one line for all ranks instead of a usage text each."""
 
@@ -75,7 +83,7 @@ def _add_model_options(parser: Parser) -> None:
 def _add_optimizer_options(parser: Parser) -> None:
     group = parser.add_argument_group("optimizer")
     group.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help="default: %(default)s")
-    group.add_argument("--lr", type=_positive_number, metavar="RATE", help=f"default: {DEFAULT_LR}")
+    group.add_argument("--lr", type=_positive_number, metavar="RATE", help=f"default: {default_rates()}")
     group.add_argument(
         "--momentum", type=float, default=0.9, metavar="M", help="of sgd and rmsprop; default: %(default)s"
     )
@@ -150,7 +158,7 @@ def _add_output_options(parser: Parser) -> None:
         "--target-accuracy", type=_share, metavar="A", help="exit with code 3 below this test accuracy, e.g. 0.98 or 98"
     )
     group.add_argument("--report", metavar="FILE", help="write the run's figures as JSON")
-    group.add_argument("--quiet", action="store_true", help="no progress, only the results")
+    group.add_argument("--quiet", action="store_true", help="no progress and no tables, only what it came to")
 
 
 def add_logging_options(parser: Parser) -> None:

@@ -69,7 +69,8 @@ def reason_to_stop(ends: list[End], allowed: int) -> str:
     if len(ends) > 1 and last.step and last[1:] == ends[-2][1:]:
         return f"it failed twice at step {last.step}, going on from step {last.saved}"
     if len(ends) > allowed:
-        return f"it was started again {allowed} times" if allowed else "no restarts are allowed"
+        times = "once" if allowed == 1 else f"{allowed} times"
+        return f"it was started again {times}" if allowed else "no restarts are allowed"
     return ""
 
 

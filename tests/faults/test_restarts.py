@@ -50,7 +50,7 @@ def test_a_job_is_started_again_until_it_ends_well():
     [
         (python("sys.exit(2)"), 2, "exit code 2 is a mistake that another start would repeat"),
         (("no-such-command",), 127, "the command can't be started"),
-        (python("os.kill(os.getpid(), 9)"), 137, "it was started again 1 times"),
+        (python("os.kill(os.getpid(), 9)"), 137, "it was started again once"),
     ],
 )
 def test_it_gives_up_with_a_reason_and_the_jobs_exit_code(command, code, reason):
@@ -65,6 +65,14 @@ def test_two_failures_at_one_step_are_enough():
     assert reason_to_stop([End(1, 7, 5), End(1, 8, 5)], 9) == ""
     assert reason_to_stop([End(1, 7, 5), End(1, 7, 6)], 9) == ""
     assert reason_to_stop([End(1, 0, 0), End(1, 0, 0)], 9) == ""  # nobody tells its steps
+
+
+@pytest.mark.parametrize(
+    ("allowed", "said"), [(0, "no restarts are allowed"), (1, "once"), (2, "2 times"), (9, "9 times")]
+)
+def test_how_often_it_was_started_again_is_said_in_words(allowed, said):
+    ends = [End(1, step, step) for step in range(1, allowed + 2)]
+    assert reason_to_stop(ends, allowed) == (said if not allowed else f"it was started again {said}")
 
 
 def test_sigterm_reaches_the_job_which_is_not_started_again():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from clcomm.errors import ArgumentError
@@ -17,3 +19,10 @@ def test_split_tensors_are_not_compressed(scheme: str) -> None:
     assert one_line(caught) == "--split-tensors: expected no --compression with it, which wants whole tensors"
     command_line.check(parse(["--compression", scheme]))
     command_line.check(parse(["--split-tensors"]))
+
+
+def test_the_help_names_learning_rates_in_words() -> None:
+    shown = " ".join(command_line.parser("examples.mnist", "").format_help().split())
+    rates = {float(rate): names for rate, names in re.findall(r"([\d.e-]+) for (\w+(?: and \w+)*)", shown)}
+    assert {name: rate for rate, names in rates.items() for name in names.split(" and ")} == command_line.DEFAULT_LR
+    assert "{" not in re.sub(r"\{[\w,.-]+\}", "", shown)  # no dict, only choices
