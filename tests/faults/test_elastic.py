@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.faults.elastic_runs import find_mpiexec, train
+from tests.faults.launch import HUNG_S, ROOT, clean_environment
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +71,20 @@ def test_after_a_loss_an_exception_is_reported_with_its_step(mpiexec: str):
     assert re.search(
         r"clcomm: (every rank of 3|rank \d) failed at step 20:\n(.*\n)*RuntimeError: planted", outcome.said
     )
+
+
+def test_a_job_that_dies_whole_is_a_failure_for_the_launcher(mpiexec: str):
+    """Where it tolerates deaths, mpiexec returns 0 when every rank was killed; `clcomm run` does not."""
+    script = "import os; from clcomm import Communicator; Communicator().barrier(); os.kill(os.getpid(), 9)"
+    job = [mpiexec, "--with-ft", "ulfm", "--oversubscribe", "-n", "2", sys.executable, "-c", script]
+    launcher = [sys.executable, "-m", "clcomm", "run", "--restarts", "0", "--"]
+    ended = subprocess.run(
+        [*launcher, *job],
+        env=clean_environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=HUNG_S,
+        check=False,
+    )
+    assert ended.returncode != 0, ended.stderr

@@ -59,6 +59,25 @@ def test_it_gives_up_with_a_reason_and_the_jobs_exit_code(command, code, reason)
     assert said[-1] == f"clcomm run: exit code {code}; giving up: {reason}"
 
 
+@pytest.mark.parametrize(
+    ("notes", "code"),
+    [
+        ("pass", 0),  # a program that does not use clcomm
+        ("restarts.note_started()", 1),
+        ("restarts.note_started(); restarts.note_completed()", 0),
+        ("restarts.note_completed() if number else restarts.note_started()", 0),
+    ],
+)
+def test_exit_code_0_counts_where_a_rank_has_completed(notes, code):
+    """Open MPI's mpiexec returns 0 for a job of which every rank was killed, where it tolerates deaths."""
+    ended, _, said = run(*python(f"from clcomm import restarts; {notes}"), restarts=1)
+    assert ended == code, said
+    missed = [
+        line for line in said if line == "clcomm run: exit code 0, but no rank has completed: taken for a failure"
+    ]
+    assert len(missed) == {"pass": 0, "restarts.note_started()": 2}.get(notes, int("number" in notes)), said
+
+
 def test_two_failures_at_one_step_are_enough():
     assert reason_to_stop([End(1, 7, 5)], 9) == ""
     assert reason_to_stop([End(1, 7, 5), End(9, 7, 5)], 9) == "it failed twice at step 7, going on from step 5"
