@@ -9,7 +9,8 @@
    which with their operands fill 16 registers.
 
    Builds: one takes every size at run time; the other is for one WIDTH (of x and y alike, stride 1) and one KERNEL_W
-   and PAD_W, so that the taps which fall outside x at either end of a row are known when it is compiled. With
+   and PAD_W, so that the taps which fall outside x at either end of a row are known when it is compiled: tiles from
+   which an end of the row can be seen are compiled for their place in it, all others once. With
    ONE_CHANNEL in x that build also knows KERNEL_H, and keeps a tile's weights in local memory in the order of their
    use: without a loop over channels to hide them, the addresses of the weights would cost more than the products. */
 
@@ -17,6 +18,12 @@
 #define TILE_PIXELS 3
 #ifdef WIDTH
 #define SEGMENT (WIDTH + TILE_PIXELS)
+/* Pixels of x that a tile sees from its own first one on, where the row goes on that far; before it, it sees PAD_W. */
+#define REACH (TILE_PIXELS + KERNEL_W - 1 - PAD_W)
+#define LAST_TILE ((WIDTH - 1) / TILE_PIXELS * TILE_PIXELS)
+#if LAST_TILE == 0 || PAD_W > TILE_PIXELS || REACH > 2 * TILE_PIXELS || REACH < TILE_PIXELS
+#error "one tile sees a row's start, and two its end: see `convolve_segment`"
+#endif
 #else
 #define SEGMENT 48
 #endif
@@ -97,11 +104,12 @@ INLINE void add_tap(
     }
 }
 
-/* Computes the tile at (oy, ox) and puts it down in rows of `results`, `results_row` apart. */
+/* Computes the tile at (oy, ox) and puts it down in rows of `results`, `results_row` apart. In the build for one WIDTH x
+   has, as far as the tile sees, `before` pixels before the tile's first and `after` from there on. */
 INLINE void convolve_tile(
     __local float8 *results, int results_row, __global const float8 *packed, WEIGHTS weight,
     const int w_output[TILE_OUTPUTS], const float8 start[TILE_OUTPUTS], Shape s, int oy, int ox,
-    const int is_left, const int is_right)
+    const int before, const int after)
 {
     float8 sum[TILE_OUTPUTS][TILE_PIXELS];
     UNROLL for (int i = 0; i < TILE_OUTPUTS; ++i)
@@ -117,10 +125,9 @@ INLINE void convolve_tile(
         UNROLL for (int j = 0; j < KERNEL_W; ++j) {
             int offset[TILE_PIXELS], mask = 0;
             UNROLL for (int p = 0; p < TILE_PIXELS; ++p) {
-                offset[p] = ox + p + j - PAD_W;
-                const int is_out = (is_left && p + j < PAD_W)
-                    || (is_right && (p > (WIDTH - 1) % TILE_PIXELS || p + j - PAD_W > (WIDTH - 1) % TILE_PIXELS));
-                mask |= !is_out << p;
+                const int seen = p + j - PAD_W;
+                offset[p] = ox + seen;
+                mask |= (p < after && seen >= -before && seen < after) << p;
             }
             ADD_TAP(mask);
         }
@@ -152,12 +159,16 @@ INLINE void convolve_segment(
     __local float8 *results, int results_row, __global const float8 *packed, WEIGHTS weight,
     const int w_output[TILE_OUTPUTS], const float8 start[TILE_OUTPUTS], Shape s, int oy, int first, int last)
 {
-#define TILE(ox, is_left, is_right) \
-    convolve_tile(results + (ox) - first, results_row, packed, weight, w_output, start, s, oy, ox, is_left, is_right)
+#define TILE(ox, before, after) \
+    convolve_tile(results + (ox) - first, results_row, packed, weight, w_output, start, s, oy, ox, before, after)
 #ifdef WIDTH
-    TILE(0, 1, 0);
-    for (int ox = TILE_PIXELS; ox + TILE_PIXELS < WIDTH; ox += TILE_PIXELS) TILE(ox, 0, 0);
-    TILE((WIDTH - 1) / TILE_PIXELS * TILE_PIXELS, 0, 1);
+#define BORDER_TILE(ox) TILE(ox, ox, WIDTH - (ox))
+    BORDER_TILE(0);
+    for (int ox = TILE_PIXELS; ox < LAST_TILE && ox + REACH <= WIDTH; ox += TILE_PIXELS) TILE(ox, PAD_W, REACH);
+#if LAST_TILE > TILE_PIXELS && LAST_TILE - TILE_PIXELS + REACH > WIDTH
+    BORDER_TILE(LAST_TILE - TILE_PIXELS);
+#endif
+    BORDER_TILE(LAST_TILE);
 #else
     for (int ox = first; ox < last; ox += TILE_PIXELS) TILE(ox, 0, 0);
 #endif
