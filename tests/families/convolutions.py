@@ -1,0 +1,205 @@
+"""Convolutions of every kernel, padding, stride and size, with each build of their kernels, alone and with their pool.
+
+N C H W: images, channels, rows, columns. O: outputs. Values are whole numbers, so that results are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from clcomm.engine.device import Device
+from clcomm.engine.ops import convolution
+from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool
+from tests.families.family import Family, assert_equal, leaf, whole_numbers
+
+KERNELS, STRIDES = range(1, 8), range(1, 4)
+#: None, one and several of a tile of outputs, of channels and of image lanes, with all remainders.
+CHANNELS, OUTPUTS, IMAGES = (1, 3, 4, 1, 2, 5, 7), (6, 1, 4, 9, 2, 3, 5, 8), (1, 8, 3, 9, 7, 17, 2)
+
+
+class Axis(NamedTuple):
+    """One direction of a convolution."""
+
+    kernel: int
+    padding: int
+    size: int
+
+
+class Case(NamedTuple):
+    """A convolution; `rows` and `columns` are its two directions."""
+
+    images: int
+    channels: int
+    outputs: int
+    stride: int
+    rows: Axis
+    columns: Axis
+    seed: int
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        """Of rows and columns."""
+        return self.rows.padding, self.columns.padding
+
+
+def axes(stride: int, longest: int) -> list[Axis]:
+    """Return every direction: padding up to 3, as wide as the kernel, and wider."""
+    return [
+        Axis(kernel, padding, size)
+        for kernel in KERNELS
+        for padding in sorted({0, 1, 2, 3, kernel, kernel + 1})
+        for size in range(1, longest + 1)
+        if (size + 2 * padding - kernel) // stride >= 0 and size + 2 * padding >= kernel
+    ]
+
+
+def every(rng: np.random.Generator, count: int, longest: int) -> Iterator[Case]:
+    """Draw cases; some 4,000 hold each direction of each stride as rows and as columns."""
+    orders = {stride: [rng.permutation(np.array(axes(stride, longest))).tolist() for _ in "rc"] for stride in STRIDES}
+    for number in range(count):
+        stride, turn = STRIDES[number % len(STRIDES)], number // len(STRIDES)
+        rows, columns = (Axis(*order[turn % len(order)]) for order in orders[stride])
+        yield _case(rng, number, stride, rows, columns)
+
+
+def of_one_width(rng: np.random.Generator, count: int, longest: int) -> Iterator[Case]:
+    """Draw convolutions that keep the width; 10 in a row share a build: kernel 5, 3 or 1, all remainders of widths."""
+    widths = [range(4 + first, longest + 1, 3) for first in range(3)]
+    builds = [
+        (kernel, part[turn % len(part)])
+        for turn in range(len(widths[0]))
+        for kernel, part in product((5, 3, 1), widths)
+    ]
+    for start in range(0, count, 10):
+        kernel, width = builds[start // 10 % len(builds)]
+        kernel_h = int(rng.integers(1, 8))  # with one channel part of the build
+        for number in range(start, min(start + 10, count)):
+            height, padding = int(rng.integers(1, min(longest, 20) + 1)), int(rng.integers(0, 9))
+            rows = Axis(kernel_h, max(padding // 2, -(-(kernel_h - height) // 2)), height)
+            yield _case(rng, number, 1, rows, Axis(kernel, kernel // 2, width))
+
+
+def _case(rng: np.random.Generator, number: int, stride: int, rows: Axis, columns: Axis) -> Case:
+    images, channels, outputs = (int(rng.choice(sizes)) for sizes in (IMAGES, CHANNELS, OUTPUTS))
+    if number % 50 == 49:
+        images = 67  # more than one chunk of the weight gradient
+    return Case(images, channels, outputs, stride, rows, columns, number)
+
+
+class Reference:
+    """A convolution of float64 arrays and its gradients, as products of matrices."""
+
+    def __init__(self, x: np.ndarray, weight: np.ndarray, case: Case):
+        self.weight, self.case = weight.astype(np.float64), case
+        x = np.pad(x.astype(np.float64), [(0, 0), (0, 0), *((p, p) for p in case.padding)])
+        self.padded_shape, kernel = x.shape, weight.shape[2:]
+        # [N, C, out_h, out_w, kernel_h, kernel_w]
+        self.windows = sliding_window_view(x, kernel, (2, 3))[:, :, :: case.stride, :: case.stride]
+
+    def forward(self) -> np.ndarray:
+        return np.tensordot(self.windows, self.weight, ([1, 4, 5], [1, 2, 3])).transpose(0, 3, 1, 2)
+
+    def weight_gradient(self, grad: np.ndarray) -> np.ndarray:
+        return np.tensordot(grad, self.windows, ([0, 2, 3], [0, 2, 3]))
+
+    def data_gradient(self, grad: np.ndarray) -> np.ndarray:
+        kernel, stride = self.weight.shape[2:], self.case.stride
+        spread = np.zeros((*grad.shape[:2], *(n + k - 1 for n, k in zip(self.padded_shape[2:], kernel, strict=True))))
+        spread[:, :, kernel[0] - 1 :: stride, kernel[1] - 1 :: stride][:, :, : grad.shape[2], : grad.shape[3]] = grad
+        turned = self.weight[:, :, ::-1, ::-1]
+        dx = np.tensordot(sliding_window_view(spread, kernel, (2, 3)), turned, ([1, 4, 5], [0, 2, 3]))
+        (top, left), (height, width) = self.case.padding, (self.case.rows.size, self.case.columns.size)
+        return dx.transpose(0, 3, 1, 2)[:, :, top : top + height, left : left + width]
+
+
+def pooled(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the 2 x 2 maxima of relu(y), and per pixel of y whether it gets the maximum's gradient."""
+    images, outputs, height, width = y.shape
+    even = y[:, :, : height // 2 * 2, : width // 2 * 2]
+    windows = even.reshape(images, outputs, height // 2, 2, width // 2, 2).transpose(0, 1, 2, 4, 3, 5)
+    windows = windows.reshape(*windows.shape[:4], 4)
+    best = windows.max(-1)
+    is_place = (np.arange(4) == windows.argmax(-1)[..., None]) & (best > 0)[..., None]
+    gets = np.zeros(y.shape, bool)
+    gets[:, :, : height // 2 * 2, : width // 2 * 2] = (
+        is_place.reshape(*best.shape, 2, 2).transpose(0, 1, 2, 4, 3, 5).reshape(even.shape)
+    )
+    return np.maximum(best, 0), gets
+
+
+@contextmanager
+def _builds_from(work: int) -> Iterator[None]:
+    """Have convolutions of so many multiplications and more take the build for their width, where they keep it."""
+    kept, convolution._WORTH_A_BUILD = convolution._WORTH_A_BUILD, work
+    try:
+        yield
+    finally:
+        convolution._WORTH_A_BUILD = kept
+
+
+def check(device: Device, case: Case) -> None:
+    """Compare the result and the gradients of the build that takes every size."""
+    with _builds_from(1 << 60):
+        _check_alone(device, case)
+
+
+def check_of_one_width(device: Device, case: Case) -> None:
+    """The same for the build for one width, and fused with ReLU and pool."""
+    with _builds_from(0):
+        _check_alone(device, case)
+        if case.rows.size + 2 * case.rows.padding - case.rows.kernel >= 1:
+            for needs_dx in (False, True):
+                _check_fused(device, case, needs_dx)
+
+
+def _values(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    shapes = (
+        (case.images, case.channels, case.rows.size, case.columns.size),
+        (case.outputs, case.channels, case.rows.kernel, case.columns.kernel),
+        (case.outputs,),
+    )
+    x, weight, bias = (whole_numbers(case.seed + index, *shape) for index, shape in enumerate(shapes))
+    return x, weight, bias
+
+
+def _check_alone(device: Device, case: Case) -> None:
+    hosts = _values(case)
+    x, weight, bias = (leaf(device, host) for host in hosts)
+    has_bias = case.seed % 4 > 0
+    y = conv2d(x, weight, bias if has_bias else None, case.stride, case.padding)
+    reference = Reference(*hosts[:2], case)
+    assert_equal(y, reference.forward() + hosts[2][:, None, None] * has_bias, "result")
+    grad = whole_numbers(case.seed + 3, *y.shape)
+    y.backward(leaf(device, grad, False))
+    assert_equal(x.grad, reference.data_gradient(grad), "data gradient")
+    assert_equal(weight.grad, reference.weight_gradient(grad), "weight gradient")
+    if has_bias:
+        assert_equal(bias.grad, grad.sum((0, 2, 3), dtype=np.float64), "bias gradient")
+
+
+def _check_fused(device: Device, case: Case, needs_dx: bool) -> None:
+    hosts = _values(case)
+    x, weight, bias = leaf(device, hosts[0], needs_dx), leaf(device, hosts[1]), leaf(device, hosts[2])
+    y = conv_relu_pool(x, weight, bias, case.padding)
+    reference = Reference(*hosts[:2], case)
+    best, gets = pooled(reference.forward() + hosts[2][:, None, None])
+    assert_equal(y, best, "fused result")
+    grad = whole_numbers(case.seed + 3, *y.shape)
+    y.backward(leaf(device, grad, False))
+    spread = np.zeros(gets.shape)
+    height, width = (2 * n for n in best.shape[2:])
+    spread[:, :, :height, :width] = grad.repeat(2, 2).repeat(2, 3) * gets[:, :, :height, :width]
+    if needs_dx:
+        assert_equal(x.grad, reference.data_gradient(spread), "fused data gradient")
+    assert_equal(weight.grad, reference.weight_gradient(spread), "fused weight gradient")
+    assert_equal(bias.grad, spread.sum((0, 2, 3)), "fused bias gradient")
+
+
+CONVOLUTION = Family("convolution", every, check)
+CONVOLUTION_OF_ONE_WIDTH = Family("convolution of one width", of_one_width, check_of_one_width)

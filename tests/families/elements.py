@@ -1,0 +1,195 @@
+"""What goes through elements: arithmetic with broadcasting, transposes, activations and optimizers, of every size."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clcomm import optim
+from clcomm.engine import Parameter
+from clcomm.engine import functional as F
+from clcomm.engine.device import Device
+from tests.families.family import Family, assert_equal, assert_near, drawn, leaf, whole_numbers
+
+#: Operations, and their slopes for both operands.
+_ARITHMETIC: tuple[tuple[Any, Any, Any], ...] = (
+    (F.add, np.add, lambda a, b: (1, 1)),
+    (F.sub, np.subtract, lambda a, b: (1, -1)),
+    (F.mul, np.multiply, lambda a, b: (b, a)),
+    (F.div, np.divide, lambda a, b: (1 / b, -a / b**2)),
+)
+
+
+class Pair(NamedTuple):
+    """Two shapes that broadcast to each other."""
+
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+    seed: int
+
+
+def draw_pair(rng: np.random.Generator, longest: int) -> Pair:
+    """Draw up to 5 dimensions, each of both, of one alone or of one."""
+    dims = int(rng.integers(1, 6))
+    whole = rng.integers(1, max(3, 2 * longest // dims), dims)
+    if rng.integers(8) == 0 and longest > 20:
+        whole = np.minimum(whole, 3)
+        whole[rng.integers(dims)] = rng.integers(8000, 20_000) // np.prod(whole)
+    shapes = []
+    for _ in "ab":
+        missing = int(rng.integers(0, dims)) * int(rng.integers(2))
+        shapes.append(tuple(int(n) for n in np.where(rng.random(dims) < 0.3, 1, whole)[missing:]))
+    return Pair(*shapes, int(rng.integers(1 << 30)))
+
+
+def check_arithmetic(device: Device, case: Pair) -> None:
+    """Compare add, sub, mul and div with their gradients; divisors are powers of two, so that all is exact."""
+    hosts = whole_numbers(case.seed, *case.a), whole_numbers(case.seed + 1, *case.b)
+    powers = 2.0 ** np.random.default_rng(case.seed).integers(-1, 2, case.b).astype(np.float32)
+    for op, reference, slopes in _ARITHMETIC:
+        a_host, b_host = hosts[0].astype(np.float64), (powers if op is F.div else hosts[1]).astype(np.float64)
+        a, b = leaf(device, a_host), leaf(device, b_host)
+        y = op(a, b)
+        assert_equal(y, reference(a_host, b_host), op.__name__)
+        grad = whole_numbers(case.seed + 2, *y.shape)
+        y.backward(leaf(device, grad, False))
+        for x, slope in zip((a, b), slopes(a_host, b_host), strict=True):
+            assert_equal(x.grad, _folded(grad * slope * np.ones(y.shape), x.shape), f"{op.__name__}: gradient")
+
+
+def _folded(grad: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a gradient added up over the dimensions along which a shape was broadcast."""
+    grad = grad.sum(tuple(range(grad.ndim - len(shape))))
+    return grad.sum(tuple(axis for axis, n in enumerate(shape) if n == 1), keepdims=True).reshape(shape)
+
+
+class Shaped(NamedTuple):
+    """A shape and an order of its dimensions."""
+
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    seed: int
+
+
+def draw_shaped(rng: np.random.Generator, longest: int) -> Shaped:
+    """Draw up to 5 dimensions."""
+    dims = int(rng.integers(1, 6))
+    shape = tuple(int(n) for n in rng.integers(1, max(3, 3 * longest // dims**2 + 2), dims))
+    return Shaped(shape, tuple(int(axis) for axis in rng.permutation(dims)), int(rng.integers(1 << 30)))
+
+
+def check_transpose(device: Device, case: Shaped) -> None:
+    """Compare a transpose and its gradient."""
+    host = whole_numbers(case.seed, *case.shape)
+    x = leaf(device, host)
+    y = F.transpose(x, case.order)
+    assert_equal(y, host.transpose(case.order), "transpose")
+    grad = whole_numbers(case.seed + 1, *y.shape)
+    y.backward(leaf(device, grad, False))
+    assert_equal(x.grad, grad.transpose(np.argsort(case.order)), "transpose: gradient")
+
+
+def check_activations(device: Device, case: Shaped) -> None:
+    """Compare activations, and arithmetic with a number, with their gradients."""
+    rng = np.random.default_rng(case.seed)
+    host = (rng.uniform(0.25, 4, case.shape) * rng.choice([-1, 1], case.shape)).astype(np.float32)
+    grad, x = rng.uniform(-1, 1, case.shape).astype(np.float32), host.astype(np.float64)
+    sigmoid = 1 / (1 + np.exp(-x))
+    cases: list[tuple[Any, np.ndarray, np.ndarray]] = [
+        (F.relu, np.maximum(x, 0), (x > 0) * 1.0),
+        (F.sigmoid, sigmoid, sigmoid * (1 - sigmoid)),
+        (F.tanh, np.tanh(x), 1 - np.tanh(x) ** 2),
+        (lambda t: 3 * t - 0.5, 3 * x - 0.5, np.full(x.shape, 3)),
+        (lambda t: 2 / t, 2 / x, -2 / x**2),
+    ]
+    for number, (op, expected, slope) in enumerate(cases):
+        t = leaf(device, host)
+        y = op(t)
+        assert_near(y, expected, f"activation {number}")
+        y.backward(leaf(device, grad, False))
+        assert_near(t.grad, slope * grad, f"activation {number}: gradient")
+
+
+class Updated(NamedTuple):
+    """Parameters and an optimizer over them."""
+
+    sizes: tuple[int, ...]
+    kind: str
+    weight_decay: float
+    momentum: float
+    flag: bool
+    seed: int
+
+
+def draw_updated(rng: np.random.Generator, longest: int) -> Updated:
+    """Draw an optimizer with all that changes its course; `flag` is nesterov or centered."""
+    sizes = tuple(int(n) for n in rng.integers(1, 3 * longest, rng.integers(1, 4)))
+    momentum, decay = float(rng.choice([0.0, 0.9])), float(rng.choice([0.0, 0.1]))
+    kind = str(rng.choice(["sgd", "adam", "adamw", "rmsprop"]))
+    return Updated(sizes, kind, decay, momentum, bool(rng.integers(2)), int(rng.integers(1 << 30)))
+
+
+def check_update(device: Device, case: Updated) -> None:
+    """Compare parameters after three steps with the formulas in float64."""
+    rng = np.random.default_rng(case.seed)
+    hosts = [rng.standard_normal(size).astype(np.float32) for size in case.sizes]
+    parameters = [Parameter(host, device) for host in hosts]
+    optimizer = _optimizer(case, parameters)
+    expected = [_Formula(case, host.astype(np.float64)) for host in hosts]
+    for _ in range(3):
+        optimizer.zero_grad()
+        for parameter, formula in zip(parameters, expected, strict=True):
+            gradient = rng.standard_normal(parameter.shape).astype(np.float32)
+            parameter.grad = leaf(device, gradient, False)
+            formula.step(gradient.astype(np.float64))
+        optimizer.step()
+    for parameter, formula in zip(parameters, expected, strict=True):
+        assert_near(parameter, formula.p, case.kind, 1e-4)
+
+
+def _optimizer(case: Updated, parameters: list[Parameter]) -> optim.Optimizer:
+    if case.kind == "sgd":
+        nesterov = case.flag and case.momentum > 0
+        return optim.SGD(parameters, 0.1, momentum=case.momentum, nesterov=nesterov, weight_decay=case.weight_decay)
+    if case.kind == "rmsprop":
+        options = {"momentum": case.momentum, "centered": case.flag, "weight_decay": case.weight_decay}
+        return optim.RMSProp(parameters, 0.01, **options)
+    kind = optim.Adam if case.kind == "adam" else optim.AdamW
+    return kind(parameters, 0.01, weight_decay=case.weight_decay)
+
+
+class _Formula:
+    """PyTorch's optimizers with their defaults, in float64."""
+
+    def __init__(self, case: Updated, p: np.ndarray):
+        self.case, self.p, self.steps = case, p, 0
+        self.mean, self.square, self.velocity = (np.zeros(p.shape) for _ in range(3))
+
+    def step(self, grad: np.ndarray) -> None:
+        case = self.case
+        self.steps += 1
+        if case.kind == "adamw":
+            self.p = self.p * (1 - 0.01 * case.weight_decay)
+        else:
+            grad = grad + case.weight_decay * self.p
+        if case.kind == "sgd":
+            self.velocity = case.momentum * self.velocity + grad
+            self.p = self.p - 0.1 * (grad + case.momentum * self.velocity if case.flag else self.velocity)
+        elif case.kind == "rmsprop":
+            self.square = 0.99 * self.square + 0.01 * grad**2
+            self.mean = 0.99 * self.mean + 0.01 * grad
+            variance = self.square - self.mean**2 * case.flag
+            self.velocity = case.momentum * self.velocity + grad / (np.sqrt(variance) + 1e-8)
+            self.p = self.p - 0.01 * self.velocity
+        else:
+            self.mean = 0.9 * self.mean + 0.1 * grad
+            self.square = 0.999 * self.square + 0.001 * grad**2
+            mean, square = self.mean / (1 - 0.9**self.steps), self.square / (1 - 0.999**self.steps)
+            self.p = self.p - 0.01 * mean / (np.sqrt(square) + 1e-8)
+
+
+ARITHMETIC = Family("arithmetic", drawn(draw_pair), check_arithmetic)
+TRANSPOSE = Family("transpose", drawn(draw_shaped), check_transpose)
+ACTIVATIONS = Family("activations", drawn(draw_shaped), check_activations)
+OPTIMIZERS = Family("optimizers", drawn(draw_updated), check_update)

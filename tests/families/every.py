@@ -1,0 +1,17 @@
+"""All families."""
+
+from __future__ import annotations
+
+from tests.families import convolutions, elements, host, pools, products, rows
+
+#: By name; those of products with an ending, which double their builds, come apart from the plain ones.
+FAMILIES = {
+    family.name: family
+    for family in (
+        convolutions.CONVOLUTION, convolutions.CONVOLUTION_OF_ONE_WIDTH, pools.POOLING,
+        products.PLAIN_PRODUCT, products.PRODUCT, products.LINEAR,
+        rows.SOFTMAX, rows.SQUARED_ERROR, rows.REDUCTION,
+        elements.ARITHMETIC, elements.TRANSPOSE, elements.ACTIVATIONS, elements.OPTIMIZERS,
+        host.FOLD, host.CODING, host.FACTORS, host.HASH,
+    )
+}  # fmt: skip

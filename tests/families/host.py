@@ -1,0 +1,156 @@
+"""Kernels on host memory, where it lies: sums over ranks, codings of gradients, thin factors; and the hash of a buffer.
+
+Arrays are followed by a guard, which holds NaN for float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clcomm.compression.coding import Coding, chars_nbytes, largest_nbytes
+from clcomm.engine.codec import Codec
+from clcomm.engine.device import Device
+from clcomm.engine.fold import MOST_ROWS, Fold
+from clcomm.engine.hashing import hash_buffer
+from clcomm.hashing import hash_words
+from clcomm.host_memory import aligned_empty
+from clcomm.transport.bfloat16 import BFLOAT16, to_bfloat16
+from tests.families.family import Family, assert_equal, assert_near, drawn, whole_numbers
+
+_GUARD = 4096
+
+
+class Arrays:
+    """Makes arrays for kernels, and checks what follows them."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[np.ndarray, int]] = []
+
+    def holding(self, values: np.ndarray) -> np.ndarray:
+        """Return the values where a device can use them."""
+        array = self.empty(values.shape, values.dtype)
+        array[...] = values
+        return array
+
+    def empty(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+        """Return an array of NaN."""
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        whole = aligned_empty((nbytes + _GUARD,), np.uint8)
+        whole[...] = 0xFF
+        self._made.append((whole, nbytes))
+        return whole[:nbytes].view(dtype).reshape(shape)
+
+    def check(self) -> None:
+        """Assert that nothing was written past an array's end."""
+        for whole, nbytes in self._made:
+            assert (whole[nbytes:] == 0xFF).all(), f"a kernel wrote past an array of {nbytes} bytes"
+
+
+class Case(NamedTuple):
+    """`rows` of `size` elements each."""
+
+    size: int
+    rows: int
+    divisor: int
+    seed: int
+
+
+def draw(rng: np.random.Generator, longest: int) -> Case:
+    """Draw up to a few cache lines, or around a block of 256."""
+    size = int(rng.integers(1, 3 * longest) if longest < 20 or rng.integers(2) else rng.integers(1, 800))
+    return Case(size, int(rng.integers(2, 3 * MOST_ROWS)), int(rng.integers(1, 10)), int(rng.integers(1 << 30)))
+
+
+def check_fold(device: Device, case: Case) -> None:
+    """Compare sums over ranks of float32, float16 and bfloat16, in memory of their own and in row 0."""
+    hosts = [whole_numbers(case.seed + row, case.size) for row in range(case.rows)]
+    total = np.sum(hosts, 0, dtype=np.float64)
+    fold = Fold(device)
+    for divisor, in_place in ((case.divisor, False), (1, True)):
+        arrays = Arrays()
+        rows = [arrays.holding(host) for host in hosts]
+        out = rows[0] if in_place else arrays.empty((case.size,))
+        _run(fold(rows, out, divisor))
+        assert_near(out, total / divisor, "fold", 1e-6)
+        arrays.check()
+    for to_half, dtype in ((lambda host: host.astype(np.float16), np.float16), (_to_bfloat16, BFLOAT16)):
+        arrays = Arrays()
+        rows, out = [arrays.holding(to_half(host)) for host in hosts], arrays.empty((case.size,), dtype)
+        _run(fold(rows, out, 1))
+        assert out.tobytes() == to_half(total.astype(np.float32)).tobytes(), dtype
+        arrays.check()
+
+
+def _to_bfloat16(host: np.ndarray) -> np.ndarray:
+    halves = np.empty(host.shape, BFLOAT16)
+    halves[...] = to_bfloat16(host)
+    return halves
+
+
+def _run(work: Any) -> None:
+    assert work is not None, "the device took an array that it cannot use"
+    work()
+
+
+def check_coding(device: Device, case: Case) -> None:
+    """Compare what travels, what is kept and the means with NumPy's codings."""
+    ranks, chosen = 1 + case.rows % 4, 1 + case.seed % case.size
+    rng = np.random.default_rng(case.seed)
+    hosts = [(rng.standard_normal(case.size) * 10.0 ** rng.integers(-6, 6)).astype(np.float32) for _ in range(ranks)]
+    for name in ("halves", "bfloat16", "chars", "largest"):
+        sides = []
+        for coding in (Coding(Codec(device)), Coding(None)):
+            arrays = Arrays()
+            sides.append(_coded(coding, arrays, name, hosts, case.divisor, chosen))
+            arrays.check()
+        for mine, numpys in zip(*sides, strict=True):
+            assert mine.tobytes() == numpys.tobytes(), name
+
+
+def _coded(
+    coding: Coding, arrays: Arrays, name: str, hosts: list[np.ndarray], divisor: int, chosen: int
+) -> list[np.ndarray]:
+    """Return all that a coding writes."""
+    size, values = hosts[0].size, [arrays.holding(host) for host in hosts]
+    out = arrays.empty((size,))
+    if name in ("halves", "bfloat16"):
+        halves = arrays.empty((size,), np.float16 if name == "halves" else BFLOAT16)
+        getattr(coding, f"to_{name}")(values[0], halves, divisor)()
+        getattr(coding, f"from_{name}")(halves, out)()
+        return [halves, out]
+    nbytes = chars_nbytes(size) if name == "chars" else largest_nbytes(chosen, np.dtype(np.float32))
+    rows, residual = arrays.empty((len(hosts), nbytes), np.uint8), arrays.holding(np.zeros(size, np.float32))
+    for rank, each in enumerate(values):
+        getattr(coding, f"to_{name}")(each, residual, rows, rank)()
+    getattr(coding, f"mean_of_{name}")(rows, out)()
+    return [rows, residual, out]
+
+
+def check_factors(device: Device, case: Case) -> None:
+    """Compare products with thin factors."""
+    rows, columns, rank = 1 + case.size % 37, 1 + case.size // 9, 1 + case.rows % 5
+    arrays, codec = Arrays(), Codec(device)
+    shapes = ((rows, columns), (rank, rows), (rank, columns))
+    matrix, first, second = (arrays.holding(whole_numbers(case.seed + n, *shape)) for n, shape in enumerate(shapes))
+    thin, other, product = arrays.empty((rank, rows)), arrays.empty((rank, columns)), arrays.empty((rows, columns))
+    _run(codec.times(matrix, second, thin))
+    _run(codec.transposed_times(matrix, first, other))
+    _run(codec.outer(first, second, product))
+    assert_equal(thin, second.astype(np.float64) @ matrix.T, "times")
+    assert_equal(other, first.astype(np.float64) @ matrix, "transposed_times")
+    assert_equal(product, first.T.astype(np.float64) @ second, "outer")
+    arrays.check()
+
+
+def check_hash(device: Device, case: Case) -> None:
+    """Compare the hash with the host's."""
+    data = np.random.default_rng(case.seed).integers(0, 256, 8 * case.size * case.rows, np.uint8)
+    assert hash_buffer(device, device.upload(data), data.size) == hash_words(data)
+
+
+FOLD = Family("fold", drawn(draw), check_fold, ("cpu",))
+CODING = Family("coding", drawn(draw), check_coding, ("cpu",))
+FACTORS = Family("factors", drawn(draw), check_factors, ("cpu",))
+HASH = Family("hash", drawn(draw), check_hash)

@@ -1,0 +1,92 @@
+"""Matrix products of every remainder of rows, columns and depth, operands lying either way round, and linear layers.
+
+M N K: the result is M x N and the sums run over K. Values are whole numbers, so that results are exact.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from clcomm.engine import functional as F
+from clcomm.engine.device import Device
+from clcomm.engine.ops.matmul import multiply
+from clcomm.engine.tensor import empty
+from tests.families.family import Family, assert_equal, drawn, leaf, whole_numbers
+
+#: Around a panel's depth and a slice's, and where sums lie along the lanes.
+DEPTHS = (8, 15, 16, 17, 32, 33, 63, 64, 65, 72, 79, 511, 512, 513, 520, 1025)
+
+
+class Case(NamedTuple):
+    """A product of [M, K] and [K, N]; `turned` says which of the two lie the other way round."""
+
+    rows: int
+    columns: int
+    depth: int
+    turned: tuple[bool, bool]
+    bias: bool
+    relu: bool
+    seed: int
+
+
+def draw(rng: np.random.Generator, longest: int) -> Case:
+    """Draw one of: any sizes, few columns and long sums, whole panels, and sides past which operands are transposed."""
+    rows, columns = (int(n) for n in rng.integers(1, 2 * longest, 2))
+    depth = int(rng.choice(DEPTHS)) if rng.random() < 0.4 else int(rng.integers(1, 2 * longest))
+    turned = (bool(rng.integers(2)), bool(rng.integers(2)))
+    ending = (bool(rng.integers(2)), bool(rng.integers(2)))
+    kind = rng.integers(5)
+    if kind == 0:
+        columns, depth, turned = int(rng.integers(1, 13)), int(rng.integers(56, 140)), (False, True)
+    elif kind == 1:
+        columns, turned, ending = int(rng.choice([16, 32, 48, 64, 72, 96])), (turned[0], False), (False, False)
+    elif kind == 2 and longest > 20:
+        rows, columns, depth = (int(n) for n in rng.integers(92, 240, 3))
+    return Case(rows, columns, depth, turned, *ending, int(rng.integers(1 << 30)))
+
+
+def check(device: Device, case: Case) -> None:
+    """Compare one product."""
+    a, b = whole_numbers(case.seed, case.rows, case.depth), whole_numbers(case.seed + 1, case.depth, case.columns)
+    bias = whole_numbers(case.seed + 2, case.columns)
+    left, right = (
+        leaf(device, np.ascontiguousarray(host.T) if turned else host, False)
+        for host, turned in zip((a, b), case.turned, strict=True)
+    )
+    out = empty(device, (case.rows, case.columns))
+    added = leaf(device, bias, False) if case.bias else None
+    multiply(left, right, out, transpose_a=case.turned[0], transpose_b=case.turned[1], bias=added, relu=case.relu)
+    expected = a.astype(np.float64) @ b + bias * case.bias
+    assert_equal(out, np.maximum(expected, 0) if case.relu else expected, "product")
+
+
+def check_plain(device: Device, case: Case) -> None:
+    """Compare one product without bias and ReLU, which are builds of their own."""
+    check(device, case._replace(bias=False, relu=False))
+
+
+def check_layer(device: Device, case: Case) -> None:
+    """Compare `linear`, and its gradients, through the kernels of a training step."""
+    hosts = (
+        whole_numbers(case.seed, case.rows, case.depth),
+        whole_numbers(case.seed + 1, case.columns, case.depth),
+        whole_numbers(case.seed + 2, case.columns),
+    )
+    x, weight, bias = (leaf(device, host) for host in hosts)
+    y = F.linear(x, weight, bias if case.bias else None, relu=case.relu)
+    expected = hosts[0].astype(np.float64) @ hosts[1].T + hosts[2] * case.bias
+    assert_equal(y, np.maximum(expected, 0) if case.relu else expected, "layer")
+    grad = whole_numbers(case.seed + 3, *y.shape)
+    y.backward(leaf(device, grad, False))
+    passed = grad.astype(np.float64) * (expected > 0) if case.relu else grad.astype(np.float64)
+    assert_equal(x.grad, passed @ hosts[1], "gradient of x")
+    assert_equal(weight.grad, passed.T @ hosts[0], "gradient of the weight")
+    if case.bias:
+        assert_equal(bias.grad, passed.sum(0), "gradient of the bias")
+
+
+PRODUCT = Family("product", drawn(draw), check)
+PLAIN_PRODUCT = Family("plain product", drawn(draw), check_plain)
+LINEAR = Family("linear layer", drawn(draw), check_layer)

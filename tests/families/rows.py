@@ -1,0 +1,115 @@
+"""What goes through rows: softmax, cross-entropy, squared error, sums, means and argmax, of every row length."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clcomm.engine import Tensor
+from clcomm.engine import functional as F
+from clcomm.engine.device import Device
+from tests.families.family import Family, assert_equal, assert_near, drawn, leaf, whole_numbers
+
+
+class Rows(NamedTuple):
+    """A matrix; `reduction` is that of the losses."""
+
+    rows: int
+    columns: int
+    reduction: str
+    seed: int
+
+
+def draw_rows(rng: np.random.Generator, longest: int) -> Rows:
+    """Draw a matrix, one in eight of them so large that work-items share it."""
+    rows, columns = (int(n) for n in rng.integers(1, 3 * longest, 2))
+    if rng.integers(8) == 0 and longest > 20:
+        rows, columns = int(rng.integers(1, 40)), int(rng.integers(1, 6000))
+    return Rows(rows, columns, str(rng.choice(["mean", "sum", "none"])), int(rng.integers(1 << 30)))
+
+
+def check_softmax(device: Device, case: Rows) -> None:
+    """Compare softmax, log-softmax and cross-entropy with their gradients, all of float64."""
+    rng = np.random.default_rng(case.seed)
+    host = rng.uniform(-5, 5, (case.rows, case.columns)).astype(np.float32)
+    grad = rng.uniform(-1, 1, host.shape).astype(np.float32)
+    targets = rng.integers(0, case.columns, case.rows)
+    shifted = host.astype(np.float64) - host.max(1, keepdims=True)
+    logs = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    share = np.exp(logs)
+    gradients = share * (grad - (grad * share).sum(1, keepdims=True)), grad - share * grad.sum(1, keepdims=True)
+    for op, expected, slope in zip((F.softmax, F.log_softmax), (share, logs), gradients, strict=True):
+        x = leaf(device, host)
+        y = op(x)
+        assert_near(y, expected, op.__name__)
+        y.backward(leaf(device, grad, False))
+        assert_near(x.grad, slope, f"{op.__name__}: gradient")
+    x = leaf(device, host)
+    loss = F.cross_entropy(x, Tensor(targets, device), case.reduction)
+    losses = -logs[np.arange(case.rows), targets]
+    factor, seed = _of_reduction(case.reduction, case.rows), grad[:, 0] if case.reduction == "none" else grad[0, 0]
+    assert_near(loss, losses if case.reduction == "none" else losses.sum() * factor, "cross_entropy")
+    loss.backward(Tensor(seed, device))
+    one_hot = np.arange(case.columns) == targets[:, None]
+    assert_near(x.grad, (share - one_hot) * factor * np.reshape(seed, (-1, 1)), "cross_entropy: gradient")
+
+
+def check_squared_error(device: Device, case: Rows) -> None:
+    """Compare the squared error and both of its gradients."""
+    hosts = whole_numbers(case.seed, case.rows, case.columns), whole_numbers(case.seed + 1, case.rows, case.columns)
+    x, y = (leaf(device, host) for host in hosts)
+    loss = F.mse_loss(x, y, case.reduction)
+    difference, factor = (hosts[0] - hosts[1]).astype(np.float64), _of_reduction(case.reduction, hosts[0].size)
+    squares = difference**2
+    assert_near(loss, squares if case.reduction == "none" else squares.sum() * factor, "mse_loss")
+    seed = whole_numbers(case.seed + 2, *loss.shape)
+    loss.backward(Tensor(seed, device))
+    for leaf_, sign in ((x, 2), (y, -2)):
+        assert_near(leaf_.grad, sign * difference * factor * seed, "mse_loss: gradient")
+
+
+def _of_reduction(reduction: str, count: int) -> float:
+    return 1.0 / count if reduction == "mean" else 1.0
+
+
+class Reduced(NamedTuple):
+    """A tensor and the dimensions that are added up."""
+
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    keepdims: bool
+    seed: int
+
+
+def draw_reduced(rng: np.random.Generator, longest: int) -> Reduced:
+    """Draw up to 5 dimensions, one of them long in a third of the cases: around a block, or several."""
+    dims = int(rng.integers(1, 6))
+    shape = [int(n) for n in rng.integers(1, max(3, longest // dims), dims)]
+    if rng.integers(3) == 0 and longest > 20:
+        shape = [min(n, 4) for n in shape]
+        shape[rng.integers(dims)] = int(rng.choice([255, 256, 257, 300, 513, 4095, 4096, 4097, 4200, 8193]))
+    axes = tuple(int(axis) for axis in sorted(rng.permutation(dims)[: rng.integers(0, dims + 1)]))
+    return Reduced(tuple(shape), axes, bool(rng.integers(2)), int(rng.integers(1 << 30)))
+
+
+def check_reduced(device: Device, case: Reduced) -> None:
+    """Compare sum, mean and their gradients, and argmax along the last dimension."""
+    host = whole_numbers(case.seed, *case.shape)
+    for name in ("sum", "mean"):
+        x = leaf(device, host)
+        y = getattr(F, name)(x, case.axes, case.keepdims)
+        expected = getattr(np, name)(host.astype(np.float64), axis=case.axes, keepdims=case.keepdims)
+        compare: Any = assert_equal if name == "sum" else assert_near
+        compare(y, expected, name)
+        grad = whole_numbers(case.seed + 1, *y.shape)
+        y.backward(leaf(device, grad, False))
+        kept = [1 if axis in case.axes else n for axis, n in enumerate(case.shape)]
+        share = 1.0 if name == "sum" else np.prod(kept) / host.size
+        assert_near(x.grad, np.broadcast_to(grad.reshape(kept), case.shape) * share, f"{name}: gradient")
+    assert_equal(F.argmax(leaf(device, host)), host.argmax(-1), "argmax")
+
+
+SOFTMAX = Family("softmax", drawn(draw_rows), check_softmax)
+SQUARED_ERROR = Family("squared error", drawn(draw_rows), check_squared_error)
+REDUCTION = Family("reduction", drawn(draw_reduced), check_reduced)
