@@ -125,6 +125,7 @@ __kernel void mean_of_chars(__global const uchar *rows, __global float *restrict
 
 __kernel void to_largest(__global const float *values, __global float *restrict residual, __global uchar *restrict rows,
                          int first, int chosen, int count) {
+    if (count < chosen) return; /* not run, but prepared */
     uint found = 0, found_bits = 0;
     int wanted_of_digit = chosen;
     for (int i = 0; i < count; ++i) residual[i] += values[i];
@@ -159,6 +160,7 @@ __kernel void to_largest(__global const float *values, __global float *restrict 
 /* `total` is as large as `out`, which others may read already: only final values go there. One work-item. */
 __kernel void mean_of_largest(__global const uchar *rows, __global float *restrict out, __global float *restrict total,
                               int ranks, int chosen, int count) {
+    if (count < chosen) return; /* not run, but prepared: the rows may hold anything */
     for (int i = 0; i < count; ++i) total[i] = 0;
     for (int rank = 0; rank < ranks; ++rank) {
         __global const uint *places = (__global const uint *)(rows + (size_t)rank * 8 * chosen);

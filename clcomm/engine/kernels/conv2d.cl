@@ -202,7 +202,7 @@ __kernel void convolve(
     SHAPE_ARGS)
 {
     /* Results wait here until there are vectors of 8 pixels to store for each image. */
-    __local float8 waiting[TILE_OUTPUTS][8 + SEGMENT];
+    __local float8 waiting[TILE_OUTPUTS * (8 + SEGMENT)];
     NEAR_WEIGHTS(near);
     const Shape s = SHAPE;
     const int o = get_global_id(0) * TILE_OUTPUTS, block = get_global_id(1);
@@ -219,13 +219,13 @@ __kernel void convolve(
     for (int oy = 0; oy < out_height; ++oy)
         for (int first = 0; first < out_width; first += SEGMENT) {
             const int last = smaller(first + SEGMENT, out_width), is_last = oy == out_height - 1 && last == out_width;
-            convolve_segment(
-                &waiting[0][filled], 8 + SEGMENT, packed, near, w_output, start, s, oy, first, last);
+            convolve_segment(waiting + filled, 8 + SEGMENT, packed, near, w_output, start, s, oy, first, last);
             filled += last - first;
             const int stored = oy * out_width + last - filled;
             int left = 0;
             for (int i = 0; i < outputs_valid; ++i)
-                left = flush(waiting[i], y + (long)i * out_plane + stored, image_stride, filled, is_last, images_valid);
+                left = flush(waiting + i * (8 + SEGMENT), y + (long)i * out_plane + stored, image_stride, filled, is_last,
+                             images_valid);
             filled = left;
         }
 }
@@ -257,7 +257,7 @@ __kernel void convolve_relu_pool(
     __global const float8 *packed, __global const float *weight, __global const float *bias, __global float *y,
     __global uchar8 *places, SHAPE_ARGS)
 {
-    __local float8 rows[TILE_OUTPUTS][2][SEGMENT], waiting[TILE_OUTPUTS][8 + POOLED];
+    __local float8 rows[TILE_OUTPUTS * 2 * SEGMENT], waiting[TILE_OUTPUTS * (8 + POOLED)];
     NEAR_WEIGHTS(near);
     const Shape s = SHAPE;
     const int o = get_global_id(0) * TILE_OUTPUTS, block = get_global_id(1);
@@ -274,18 +274,19 @@ __kernel void convolve_relu_pool(
     int filled = 0;
     for (int py = 0; py < pooled_height; ++py) {
         for (int r = 0; r < 2; ++r)
-            convolve_segment(&rows[0][r][0], 2 * SEGMENT, packed, near, w_output, start, s, 2 * py + r, 0, WIDTH);
+            convolve_segment(rows + r * SEGMENT, 2 * SEGMENT, packed, near, w_output, start, s, 2 * py + r, 0, WIDTH);
         int left = 0;
         for (int i = 0; i < outputs_valid; ++i) {
+            __local const float8 *upper = rows + i * 2 * SEGMENT, *lower = upper + SEGMENT;
+            __local float8 *own = waiting + i * (8 + POOLED);
             for (int px = 0; px < POOLED; ++px) {
-                const float8 values[4] = {
-                    rows[i][0][2 * px], rows[i][0][2 * px + 1], rows[i][1][2 * px], rows[i][1][2 * px + 1]};
+                const float8 values[4] = {upper[2 * px], upper[2 * px + 1], lower[2 * px], lower[2 * px + 1]};
                 int8 place;
-                waiting[i][filled + px] = pool_lanes(values, &place);
+                own[filled + px] = pool_lanes(values, &place);
                 places[i * pooled_plane + py * POOLED + px] = convert_uchar8(place);
             }
             const int stored = py * POOLED - filled;
-            left = flush(waiting[i], y + (long)i * pooled_plane + stored, image_stride, filled + POOLED,
+            left = flush(own, y + (long)i * pooled_plane + stored, image_stride, filled + POOLED,
                          py == pooled_height - 1, images_valid);
         }
         filled = left;

@@ -151,7 +151,7 @@ __kernel void weight_gradient(
     int blocks, int blocks_each, int rows_each, SIZES_ARGS)
 {
 #ifdef POOLED
-    __local float8 grad_near[TILE_OUTPUTS][POOLED];
+    __local float8 grad_near[TILE_OUTPUTS * POOLED];
     const int pooled_plane = (out_height / 2) * (out_width / 2), grad_plane = POOLED;
 #else
     const int grad_plane = out_height * out_width;
@@ -172,9 +172,9 @@ __kernel void weight_gradient(
 #ifdef POOLED
             const long start = ((long)block * outputs + o) * pooled_plane;
             for (int i = 0; i < outputs_valid; ++i)
-                spread(grad_near[i], packed_grad + start + i * pooled_plane, places + start + i * pooled_plane, row,
-                       end_row, out_width);
-            __local const float8 *grad = grad_near[0] - row * out_width;
+                spread(grad_near + i * POOLED, packed_grad + start + i * pooled_plane,
+                       places + start + i * pooled_plane, row, end_row, out_width);
+            __local const float8 *grad = grad_near - row * out_width;
 #else
             __global const float8 *grad = packed_grad + ((long)block * outputs + o) * grad_plane;
 #endif

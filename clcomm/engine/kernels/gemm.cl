@@ -40,8 +40,8 @@ INLINE void pack_panel(
         for (int j = 0; j < columns; ++j) flat[k * PANEL + j] = b[k * b_row + j * b_column];
 }
 
-/* `rows` sums a tile of that many rows; rows past `valid` read the last one and are not stored. What is read of B goes
-   to the panel with `fills_panel`. */
+/* `rows` sums a tile of that many rows; rows past `valid` read the last one and are not stored. B comes from the panel;
+   with `fills_panel` it is read where it lies, and goes there. */
 INLINE void tile(
     __global const float *a, long a_row, long a_column, __global const float *b, long b_row, float8 *panel,
     __global float *c, int c_row, __global const float *bias, int depth, int columns, int valid, int is_first,
@@ -56,7 +56,7 @@ INLINE void tile(
     for (int k = 0; k < depth; ++k) {
         float8 right[SIDES];
         UNROLL for (int side = 0; side < SIDES; ++side) {
-            right[side] = load8(b + 8 * side);
+            right[side] = fills_panel ? load8(b + 8 * side) : panel[SIDES * k + side];
             if (fills_panel) panel[SIDES * k + side] = right[side];
         }
         UNROLL for (int r = 0; r < TILE_ROWS; ++r) if (r < rows) {
@@ -98,10 +98,10 @@ __kernel void gemm(
     for (int k = 0; k < depth; k += DEPTH) {
         const int run = smaller(DEPTH, depth - k);
         pack_panel(panel, b + (long)k * b_row + (long)n * b_column, b_row, b_column, run, width);
-        __global const float *left = a + (long)k * a_column, *right = (__global const float *)(size_t)panel;
+        __global const float *left = a + (long)k * a_column;
 #define TILE(columns_, valid, rows_) \
-    tile(left + (long)m * a_row, a_row, a_column, right, PANEL, panel, c + (long)m * columns + n, columns, bias + n, \
-         run, columns_, valid, k == 0, k + run == depth, rows_, 0)
+    tile(left + (long)m * a_row, a_row, a_column, b, 0, panel, c + (long)m * columns + n, columns, bias + n, run, \
+         columns_, valid, k == 0, k + run == depth, rows_, 0)
         int m = first;
         for (const int end = full_tiles_end(first, last); m + TILE_ROWS <= end; m += TILE_ROWS)
             if (width == PANEL) TILE(PANEL, TILE_ROWS, TILE_ROWS); /* without a look at each side's width */
@@ -121,16 +121,12 @@ INLINE void few_rows(
     FOR_EACH(i, columns / PANEL) {
         __global const float *right = b + i * PANEL;
         __global float *to = c + i * PANEL;
-        int m = 0, right_row = columns;
 #define FULL_TILE(m, rows_, fills_panel) \
-    tile(a + (m) * a_row, a_row, a_column, right, right_row, panel, to + (m) * columns, columns, 0, depth, PANEL, \
+    tile(a + (m) * a_row, a_row, a_column, right, columns, panel, to + (m) * columns, columns, 0, depth, PANEL, \
          rows_, 1, 1, rows_, fills_panel)
-        if (rows > TILE_ROWS) {
-            FULL_TILE(0, TILE_ROWS, 1);
-            m = TILE_ROWS;
-            right = (__global const float *)(size_t)panel;
-            right_row = PANEL;
-        }
+        int m = rows < TILE_ROWS ? SHORT_ROWS : TILE_ROWS;
+        if (rows < TILE_ROWS) FULL_TILE(0, SHORT_ROWS, 1);
+        else FULL_TILE(0, TILE_ROWS, 1);
         for (const int end = full_tiles_end(m, rows); m + TILE_ROWS <= end; m += TILE_ROWS) FULL_TILE(m, TILE_ROWS, 0);
         for (; m < rows; m += SHORT_ROWS) /* the last one goes over rows that are done where too few are left */
             FULL_TILE(smaller(m, rows - SHORT_ROWS), SHORT_ROWS, 0);
