@@ -29,7 +29,7 @@ class Pair(NamedTuple):
     seed: int
 
 
-def draw_pair(rng: np.random.Generator, longest: int) -> Pair:
+def draw_pair(rng: np.random.Generator, longest: int, number: int) -> Pair:
     """Draw up to 5 dimensions, each of both, of one alone or of one."""
     dims = int(rng.integers(1, 6))
     whole = rng.integers(1, max(3, 2 * longest // dims), dims)
@@ -72,7 +72,7 @@ class Shaped(NamedTuple):
     seed: int
 
 
-def draw_shaped(rng: np.random.Generator, longest: int) -> Shaped:
+def draw_shaped(rng: np.random.Generator, longest: int, number: int) -> Shaped:
     """Draw up to 5 dimensions."""
     dims = int(rng.integers(1, 6))
     shape = tuple(int(n) for n in rng.integers(1, max(3, 3 * longest // dims**2 + 2), dims))
@@ -102,6 +102,7 @@ def check_activations(device: Device, case: Shaped) -> None:
         (F.tanh, np.tanh(x), 1 - np.tanh(x) ** 2),
         (lambda t: 3 * t - 0.5, 3 * x - 0.5, np.full(x.shape, 3)),
         (lambda t: 2 / t, 2 / x, -2 / x**2),
+        (lambda t: t * t + t, x * x + x, 2 * x + 1),  # gradients add up
     ]
     for number, (op, expected, slope) in enumerate(cases):
         t = leaf(device, host)
@@ -122,12 +123,14 @@ class Updated(NamedTuple):
     seed: int
 
 
-def draw_updated(rng: np.random.Generator, longest: int) -> Updated:
+def draw_updated(rng: np.random.Generator, longest: int, number: int) -> Updated:
     """Draw an optimizer with all that changes its course; `flag` is nesterov or centered."""
     sizes = tuple(int(n) for n in rng.integers(1, 3 * longest, rng.integers(1, 4)))
-    momentum, decay = float(rng.choice([0.0, 0.9])), float(rng.choice([0.0, 0.1]))
-    kind = str(rng.choice(["sgd", "adam", "adamw", "rmsprop"]))
-    return Updated(sizes, kind, decay, momentum, bool(rng.integers(2)), int(rng.integers(1 << 30)))
+    kind, momentum = (("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0), ("rmsprop", 0.9), ("rmsprop", 0.0), ("adamw", 0.0))[
+        number % 6
+    ]
+    decay, flag = float(rng.choice([0.0, 0.1])), bool(rng.integers(2))
+    return Updated(sizes, kind, decay, momentum, flag, int(rng.integers(1 << 30)))
 
 
 def check_update(device: Device, case: Updated) -> None:
@@ -137,11 +140,14 @@ def check_update(device: Device, case: Updated) -> None:
     parameters = [Parameter(host, device) for host in hosts]
     optimizer = _optimizer(case, parameters)
     expected = [_Formula(case, host.astype(np.float64)) for host in hosts]
-    for _ in range(3):
+    for step in range(3):
         optimizer.zero_grad()
-        for parameter, formula in zip(parameters, expected, strict=True):
+        for number, (parameter, formula) in enumerate(zip(parameters, expected, strict=True)):
             gradient = rng.standard_normal(parameter.shape).astype(np.float32)
-            parameter.grad = leaf(device, gradient, False)
+            if step == number == 1:  # a parameter without a gradient counts as one of zeros
+                gradient *= 0
+            else:
+                parameter.grad = leaf(device, gradient, False)
             formula.step(gradient.astype(np.float64))
         optimizer.step()
     for parameter, formula in zip(parameters, expected, strict=True):

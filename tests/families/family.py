@@ -23,9 +23,9 @@ class Family(NamedTuple):
     kinds: tuple[str, ...] = ("cpu", "gpu")
 
 
-def drawn(draw: Callable[[np.random.Generator, int], Any]) -> Callable[[np.random.Generator, int, int], Iterator[Any]]:
-    """Return the `cases` of a family whose cases are drawn independently by draw(generator, longest side)."""
-    return lambda rng, count, side: (draw(rng, side) for _ in range(count))
+def drawn(draw: Callable[[np.random.Generator, int, int], Any]) -> Callable[..., Iterator[Any]]:
+    """Return the `cases` of a family that draws each by draw(generator, longest side, its number)."""
+    return lambda rng, count, side: (draw(rng, side, number) for number in range(count))
 
 
 def whole_numbers(seed: int, *shape: int, least: int = -3, most: int = 3) -> np.ndarray:

@@ -57,7 +57,7 @@ class Case(NamedTuple):
     seed: int
 
 
-def draw(rng: np.random.Generator, longest: int) -> Case:
+def draw(rng: np.random.Generator, longest: int, number: int) -> Case:
     """Draw up to a few cache lines, or around a block of 256."""
     size = int(rng.integers(1, 3 * longest) if longest < 20 or rng.integers(2) else rng.integers(1, 800))
     return Case(size, int(rng.integers(2, 3 * MOST_ROWS)), int(rng.integers(1, 10)), int(rng.integers(1 << 30)))
@@ -122,9 +122,10 @@ def _coded(
         return [halves, out]
     nbytes = chars_nbytes(size) if name == "chars" else largest_nbytes(chosen, np.dtype(np.float32))
     rows, residual = arrays.empty((len(hosts), nbytes), np.uint8), arrays.holding(np.zeros(size, np.float32))
+    mean = getattr(coding, f"mean_of_{name}")(rows, out)  # prepared while nobody has sent anything
     for rank, each in enumerate(values):
         getattr(coding, f"to_{name}")(each, residual, rows, rank)()
-    getattr(coding, f"mean_of_{name}")(rows, out)()
+    mean()
     return [rows, residual, out]
 
 

@@ -31,18 +31,18 @@ class Case(NamedTuple):
     seed: int
 
 
-def draw(rng: np.random.Generator, longest: int) -> Case:
+def draw(rng: np.random.Generator, longest: int, number: int) -> Case:
     """Draw one of: any sizes, few columns and long sums, whole panels, and sides past which operands are transposed."""
-    rows, columns = (int(n) for n in rng.integers(1, 2 * longest, 2))
-    depth = int(rng.choice(DEPTHS)) if rng.random() < 0.4 else int(rng.integers(1, 2 * longest))
-    turned = (bool(rng.integers(2)), bool(rng.integers(2)))
-    ending = (bool(rng.integers(2)), bool(rng.integers(2)))
-    kind = rng.integers(5)
-    if kind == 0:
+    rows, columns, depth = (int(n) for n in rng.integers(1, 2 * longest, 3))
+    if rng.random() < 0.4:
+        depth = int(rng.choice([each for each in DEPTHS if each < longest**3]))
+    turned, ending = (bool(rng.integers(2)), bool(rng.integers(2))), (number % 2 > 0, number // 2 % 2 > 0)
+    if number % 5 == 0:
         columns, depth, turned = int(rng.integers(1, 13)), int(rng.integers(56, 140)), (False, True)
-    elif kind == 1:
-        columns, turned, ending = int(rng.choice([16, 32, 48, 64, 72, 96])), (turned[0], False), (False, False)
-    elif kind == 2 and longest > 20:
+    elif number % 5 == 1:
+        rows, columns = 4 + rows % (4 if longest < 20 else 80), int(rng.choice([16, 32, 48, 64, 96]))
+        turned, ending = (number % 2 > 0, False), (False, False)
+    elif number % 5 == 2 and longest > 20:
         rows, columns, depth = (int(n) for n in rng.integers(92, 240, 3))
     return Case(rows, columns, depth, turned, *ending, int(rng.integers(1 << 30)))
 
