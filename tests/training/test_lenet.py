@@ -1,0 +1,96 @@
+"""LeNet-5 (LeCun et al., 1998) on digits of 28 x 28 pixels: its loss falls as PyTorch's does from the same start."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clcomm.engine import Conv2d, CrossEntropyLoss, Device, Linear, Module, Replay, Tensor, manual_seed
+from clcomm.engine import functional as F
+from clcomm.optim import SGD
+
+STEPS, BATCH, LR, MOMENTUM = 200, 64, 0.01, 0.9
+#: Steps whose losses are compared one by one; from there on rounding has had its say.
+ALIKE = 100
+
+
+class LeNet(Module):
+    """Images [N, 1, 28, 28] -> logits [N, 10]: 6 and 16 channels, then 120-84-10, with ReLU and max-pooling."""
+
+    def __init__(self, device: Device):
+        manual_seed(3)
+        self.conv1 = Conv2d(1, 6, 5, padding=2, device=device)
+        self.conv2 = Conv2d(6, 16, 5, device=device)
+        self.fc1 = Linear(400, 120, device=device)
+        self.fc2 = Linear(120, 84, device=device)
+        self.fc3 = Linear(84, 10, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.conv_relu_pool(x, self.conv1.weight, self.conv1.bias, padding=2)
+        x = F.flatten(F.conv_relu_pool(x, self.conv2.weight, self.conv2.bias), 1)
+        x = F.linear(x, self.fc1.weight, self.fc1.bias, relu=True)
+        return self.fc3(F.linear(x, self.fc2.weight, self.fc2.bias, relu=True))
+
+
+def batches() -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return what each step trains on: the bundled digits, three times as wide and high, with a border."""
+    digits = pytest.importorskip("sklearn.datasets").load_digits()
+    images = (digits.images / 8 - 0.6).astype(np.float32)
+    images = np.pad(images.repeat(3, 1).repeat(3, 2), ((0, 0), (2, 2), (2, 2)))[:, None]
+    rng = np.random.default_rng(0)
+    chosen = [rng.choice(len(images), BATCH, replace=False) for _ in range(STEPS)]
+    return [(np.ascontiguousarray(images[each]), digits.target[each]) for each in chosen]
+
+
+def losses_of(device: Device) -> list[float]:
+    """Return the loss of each step, replayed as the Trainer does it."""
+    model, loss_fn = LeNet(device), CrossEntropyLoss()
+    model.flat_space()
+    optimizer = SGD(model, LR, momentum=MOMENTUM)
+
+    def forward_backward(x: Tensor, y: Tensor) -> Tensor:
+        loss = loss_fn(model(x), y)
+        loss.backward()
+        return loss
+
+    replay, losses = Replay(forward_backward), []
+    for x, y in batches():
+        losses.append(replay(Tensor(x, device), Tensor(y, device)).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert replay.replayed == STEPS - 2
+    return losses
+
+
+def pytorch_losses(device: Device) -> list[float]:
+    """Return the losses of the same network in PyTorch, from the same start on the same batches."""
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)
+    start = {name: torch.tensor(value, requires_grad=True) for name, value in LeNet(device).state_dict().items()}
+    optimizer, f, losses = torch.optim.SGD(start.values(), LR, momentum=MOMENTUM), torch.nn.functional, []
+    for images, labels in batches():
+        x = torch.tensor(images)
+        for name, padding in (("conv1", 2), ("conv2", 0)):
+            x = f.conv2d(x, start[f"{name}.weight"], start[f"{name}.bias"], padding=padding)
+            x = f.max_pool2d(torch.relu(x), 2)
+        x = x.flatten(1)
+        for name in ("fc1", "fc2"):
+            x = torch.relu(f.linear(x, start[f"{name}.weight"], start[f"{name}.bias"]))
+        loss = f.cross_entropy(f.linear(x, start["fc3.weight"], start["fc3.bias"]), torch.tensor(labels))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_its_loss_falls(device):
+    losses = losses_of(device)
+    assert losses[0] == pytest.approx(np.log(10), abs=0.1)
+    assert np.mean(losses[-20:]) < 0.27
+
+
+def test_its_loss_falls_as_pytorchs(device):
+    expected, losses = pytorch_losses(device), losses_of(device)
+    np.testing.assert_allclose(losses[:ALIKE], expected[:ALIKE], rtol=1e-3)
+    assert np.mean(losses[-20:]) == pytest.approx(np.mean(expected[-20:]), rel=0.1)
