@@ -43,7 +43,7 @@ OCLGRIND := $(VENV)/oclgrind
 
 .DELETE_ON_ERROR:
 .PHONY: ulfm help mnist test test-plain test-mpi tables fuzz soak courses proofs orders families oclgrind lint format bench
-.PHONY: example-report elastic faults clean
+.PHONY: pages example-report elastic faults clean
 
 help: ## list the targets and their variables
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -71,6 +71,9 @@ test-mpi: export OPENBLAS_NUM_THREADS ?= 1
 
 tables: $(FOR_TEST) ## every table at every width from 40 to 200, with values of 1 to 15 digits: a minute
 	CLCOMM_TABLE_FAMILY=1 $(BIN)/python -m pytest tests/test_tables.py
+
+pages: $(FOR_TEST) ## reports of every kind of run on 1 to 16 ranks as pages and pictures: some minutes
+	CLCOMM_PAGE_FAMILY=1 $(BIN)/python -m pytest tests/report/test_pages.py tests/report/test_pictures.py
 
 fuzz: $(FOR_TEST) ## 100,000 hostile files for all parsers: some minutes
 	CLCOMM_FUZZ_INPUTS=100000 $(BIN)/python -m pytest tests/fuzz

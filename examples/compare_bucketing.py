@@ -69,7 +69,7 @@ def keep(outcomes: list[Outcome], options: Namespace, dataset: str, comm: Commun
         write_document(options.report, tables.as_report(outcomes, costs, dataset), comm)
     if options.plot and comm.rank == 0:
         title = f"{options.model}, {comm.size} ranks, batch {options.batch_size} a rank"
-        charts.draw(outcomes, charts.curves(outcomes, costs), title, options.plot)
+        charts.draw(outcomes, costs, title, options.plot)
 
 
 def parse() -> Namespace:

@@ -1,9 +1,9 @@
-"""A chart of step time by bucket size: measured points, and the cost model's curve beside them."""
+"""Step time, and what its reductions take alone, by bucket size: measured points and the cost model's curves."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,10 @@ from clcomm.communicator import Communicator
 from clcomm.costmodel import Fit, fit, plan_s
 from clcomm.files import replacing, unwritable
 from clcomm.forecast import recommend
-from clcomm.intervals import METHOD
+from clcomm.intervals import METHOD, Estimate
 from clcomm.measure import Lane, Schedule, sizes_between, time_calls
-from clcomm.units import format_size
+from clcomm.report.colours import BLUE, GREEN, VERMILLION
+from clcomm.units import format_number, format_size
 from training.comparison import Outcome, reference_of
 
 _SMALLEST, _FACTOR = 1 << 10, 4.0
@@ -45,11 +46,23 @@ def measure_costs(outcomes: Sequence[Outcome]) -> dict[str, Fit]:
     return {name: fit(found) for name, found in points.items()}
 
 
+#: For each transport the predicted seconds by bucket size; None: per tensor.
+Predicted = Mapping[str, Sequence[tuple[int | None, float]]]
+
+
+def alone_curves(outcomes: Sequence[Outcome], costs: Mapping[str, Fit]) -> dict[str, list[tuple[int | None, float]]]:
+    """Return for each transport what the model says a plan's all-reduces cost, in seconds by bucket size."""
+    tensors = reference_of(outcomes).buckets[::-1]
+    return {
+        name: [(c.bucket_size, c.seconds) for c in recommend(tensors, its.cost.seconds).candidates]
+        for name, its in costs.items()
+    }
+
+
 def curves(outcomes: Sequence[Outcome], costs: Mapping[str, Fit]) -> dict[str, list[tuple[int | None, float]]]:
     """Return for each transport the predicted seconds of a step by bucket size (None: per tensor).
 
-    The model says what a plan's all-reduces cost; what else a step takes is one number for all plans, the median of
-    what measured steps take beyond that.
+    What a step takes beside its all-reduces is one number for all plans, the median over what was measured.
     """
     if not costs:
         return {}
@@ -59,40 +72,63 @@ def curves(outcomes: Sequence[Outcome], costs: Mapping[str, Fit]) -> dict[str, l
         if not o.variant.overlap and np.isfinite(o.step_s).any()
     ]
     rest_s = statistics.median(rest)
-    tensors = reference_of(outcomes).buckets[::-1]
-    return {
-        name: [(c.bucket_size, rest_s + c.seconds) for c in recommend(tensors, its.cost.seconds).candidates]
-        for name, its in costs.items()
-    }
+    return {name: [(size, rest_s + s) for size, s in points] for name, points in alone_curves(outcomes, costs).items()}
 
 
-def draw(
-    outcomes: Sequence[Outcome], predicted: Mapping[str, list[tuple[int | None, float]]], title: str, path: str
-) -> None:
-    """Draw the chart as a PNG file; raises ArgumentError when it can't be written. Needs matplotlib, an extra."""
+def draw(outcomes: Sequence[Outcome], costs: Mapping[str, Fit], title: str, path: str) -> None:
+    """Draw both charts as a PNG file; raises ArgumentError when it can't be written. Needs matplotlib, an extra."""
     import matplotlib
-    from matplotlib.figure import Figure
 
     with matplotlib.rc_context({"axes.grid": True, "grid.alpha": 0.3, "font.size": 10}):
-        figure = Figure(figsize=(9, 5.5), layout="constrained")
-        axes = figure.subplots()
-        colours = {name: f"C{index}" for index, name in enumerate(sorted({o.variant.transport for o in outcomes}))}
-        labels = {outcome.variant.transport: _in_legend(outcome) for outcome in outcomes}
-        for name, points in predicted.items():
-            at, step_ms = _steps(points, max(sum(outcomes[0].buckets), *map(_place, outcomes)))
-            axes.plot(
-                at, step_ms, color=colours[name], drawstyle="steps-post", alpha=0.6, label=f"{labels[name]}: cost model"
-            )
-        for name, colour in colours.items():
-            _draw_points(
-                axes, [o for o in outcomes if o.variant.transport == name], colour, f"{labels[name]}: measured"
-            )
-        _label(axes, title)
+        figure = figure_of(outcomes, costs, title)
         try:
             with replacing(path) as file:
                 figure.savefig(file, dpi=120, format="png")
         except OSError as error:
             raise unwritable("--plot", path, error) from None
+
+
+def figure_of(outcomes: Sequence[Outcome], costs: Mapping[str, Fit], title: str) -> Any:
+    """Return the figure: a step's time, and below it, where it was measured, that of its reductions alone."""
+    from matplotlib.figure import Figure
+
+    panels: list[tuple[str, Figures, Predicted]] = [
+        ("time of a step (ms)", lambda outcome: outcome.timing(outcome).step_s, curves(outcomes, costs))
+    ]
+    if any(np.isfinite(outcome.alone_s).any() for outcome in outcomes):
+        alone: Figures = lambda outcome: outcome.timing(outcome).alone_s  # noqa: E731
+        panels.append(("a step's reductions alone (ms)", alone, alone_curves(outcomes, costs)))
+    figure = Figure(figsize=(9, 4.8 * len(panels)), layout="constrained")
+    all_axes = figure.subplots(len(panels), squeeze=False)[:, 0]
+    for axes, (name, figures, predicted) in zip(all_axes, panels, strict=True):
+        notes = _draw_panel(axes, outcomes, figures, predicted)
+        axes.set_ylabel(name)
+        _label_sizes(axes)
+        _spread(figure, notes)
+    all_axes[0].set_title(title, fontsize=11)
+    all_axes[0].legend()
+    all_axes[-1].set_xlabel(f"bucket size; bars: {METHOD}", fontsize=8)
+    return figure
+
+
+#: What is drawn of an outcome, in seconds.
+Figures = Callable[[Outcome], Estimate]
+
+
+def _draw_panel(axes: Any, outcomes: Sequence[Outcome], figures: Figures, predicted: Predicted) -> list[Any]:
+    """Draw points and curves of each transport; returns the points' names."""
+    names = sorted({outcome.variant.transport for outcome in outcomes})
+    colours = dict(zip(names, (BLUE, VERMILLION, GREEN), strict=False))  # auto, mpi and shared are all there are
+    end = max(sum(outcomes[0].buckets), *map(_place, outcomes))
+    notes: list[Any] = []
+    for name in names:
+        own, colour = [each for each in outcomes if each.variant.transport == name], colours[name]
+        label = _in_legend(own[-1])
+        if name in predicted:
+            at, shown_ms = _steps(predicted[name], end)
+            axes.plot(at, shown_ms, color=colour, drawstyle="steps-post", alpha=0.6, label=f"{label}: cost model")
+        notes += _draw_points(axes, own, figures, colour, f"{label}: measured")
+    return notes
 
 
 def _in_legend(outcome: Outcome) -> str:
@@ -101,32 +137,43 @@ def _in_legend(outcome: Outcome) -> str:
     return asked if outcome.moved_by == asked else f"{asked} ({outcome.moved_by})"
 
 
-def _draw_points(axes: Any, outcomes: Sequence[Outcome], colour: str, label: str) -> None:
-    for index, outcome in enumerate(outcomes):
-        step = outcome.timing(outcome).step_s.scaled(1e3)
+def _draw_points(axes: Any, outcomes: Sequence[Outcome], figures: Figures, colour: str, label: str) -> list[Any]:
+    notes: list[Any] = []
+    for outcome in outcomes:
+        found = figures(outcome).scaled(1e3)
+        if not np.isfinite(found.median):  # never measured: it never settled
+            continue
         below = above = 0.0
-        if step.low is not None and step.high is not None:
-            below, above = step.median - step.low, step.high - step.median
+        if found.low is not None and found.high is not None:
+            below, above = found.median - found.low, found.high - found.median
         at = _place(outcome)
         axes.errorbar(
-            [at], [step.median], [[below], [above]], color=colour, capsize=4, linestyle="none",
-            marker="^" if outcome.variant.overlap else "o",
-            label=label if index == 0 else None,
+            [at], [found.median], [[below], [above]], color=colour, capsize=4, linestyle="none",
+            marker="^" if outcome.variant.overlap else "o", label=None if notes else label,
         )  # fmt: skip
-        axes.annotate(
-            outcome.variant.name,
-            (at, step.median),
-            (6, -12 if index % 2 else 6),
-            textcoords="offset points",
-            fontsize=8,
-        )
+        text, place = f"{outcome.variant.name} {format_number(found.median)}", (at, found.median)
+        notes.append(axes.annotate(text, place, (6, 4), textcoords="offset points", fontsize=8))
+    return notes
+
+
+def _spread(figure: Any, notes: Sequence[Any]) -> None:
+    """Move names up until none lies on another."""
+    figure.draw_without_rendering()
+    placed: list[Any] = []
+    for note in sorted(notes, key=lambda note: note.xy[1]):
+        box, lift = note.get_window_extent(), 0.0
+        while any(box.translated(0, lift).overlaps(other) for other in placed):
+            lift += 1.0
+        placed.append(box.translated(0, lift))
+        right, up = note.xyann
+        note.xyann = (right, up + lift * 72 / figure.dpi)
 
 
 def _steps(points: Sequence[tuple[int | None, float]], end: int) -> tuple[list[int], list[float]]:
     """Return the curve's places and milliseconds: a plan holds from its size up to the next one's."""
     at = [size or _PER_TENSOR_AT for size, _ in points]
-    step_ms = [seconds * 1e3 for _, seconds in points]
-    return [*at, max(end, at[-1])], [*step_ms, step_ms[-1]]
+    shown_ms = [seconds * 1e3 for _, seconds in points]
+    return [*at, max(end, at[-1])], [*shown_ms, shown_ms[-1]]
 
 
 def _place(outcome: Outcome) -> int:
@@ -134,17 +181,14 @@ def _place(outcome: Outcome) -> int:
     return outcome.bucket_size or _PER_TENSOR_AT
 
 
-def _label(axes: Any, title: str) -> None:
+def _label_sizes(axes: Any) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter
 
     axes.set_xscale("log", base=2)
-    axes.margins(x=0.16)  # room for the points' names
+    axes.margins(x=0.2, y=0.12)  # room for the points' names
+    axes.set_ylim(bottom=0)
     _, high = axes.get_xlim()
     marks = [1 << exponent for exponent in range(10, 40, 2) if 1 << exponent <= high]
     axes.xaxis.set_major_locator(FixedLocator([_PER_TENSOR_AT, *marks]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: "per tensor" if at < 1000 else format_size(at)))
     axes.xaxis.minorticks_off()
-    axes.set_xlabel(f"bucket size; bars: {METHOD}", fontsize=8)
-    axes.set_ylabel("time of a step (ms)")
-    axes.set_title(title, fontsize=11)
-    axes.legend()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from clcomm.report import parts
 
 ORANGE, SKY, GREEN, YELLOW = "#e69f00", "#56b4e9", "#009e73", "#f0e442"
-BLUE, VERMILLION, PURPLE, GREY = "#0072b2", "#d55e00", "#cc79a7", "#999999"
+BLUE, VERMILLION, PURPLE, GREY = "#0072b2", "#d55e00", "#cc79a7", "#cccccc"
 
 
 class Paint(NamedTuple):

@@ -22,8 +22,8 @@ from clcomm.units import format_number
 
 WIDTH, HEIGHT = 480, 270
 #: The largest that page.css makes text, on narrow screens, and about how wide a character of it is.
-FONT, CHARACTER = 15, 8.6
-_LEFT, _RIGHT, _TOP, _BOTTOM = 68, 14, 66, 50
+FONT, CHARACTER = 16, 9.2
+_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 14, 66, 50
 _LINE = 18
 #: A curve whose values span more than this has a logarithmic axis.
 _WIDE_SPAN = 20.0

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from clcomm.trace.clocks import aligned
+from clcomm.trace.colours import colour_of
 from clcomm.trace.part import Part
 from clcomm.trace.slices import CAME_LAST, LANES, THREADS, Slice, slices_of
 from clcomm.units import format_size
@@ -82,7 +83,7 @@ class RankEvents:
         event: dict[str, Any] = {
             "ph": "X", "pid": pid, "tid": thread_id(rank, each.thread, each.lane),
             "ts": microseconds(each.begin_ns - origin_ns), "dur": microseconds(each.end_ns - each.begin_ns),
-            "name": each.name, "cat": each.category,
+            "name": each.name, "cat": each.category, "cname": colour_of(each.name, each.category),
         }  # fmt: skip
         flow = each.flow_out or each.flow_in
         if flow:

@@ -24,7 +24,7 @@ DEFAULT_LIMIT = "64MiB"
 LEAST_BYTES = 64 << 10
 #: What events take in the file, about: a collective has its wait and its transfer within it, or when it was exposed,
 #: and a counter; a phase one for each of its figures.
-_COLLECTIVE_BYTES, _PHASE_BYTES, _KERNEL_BYTES, _EXPOSED_BYTES, _FIGURE_BYTES = 850, 140, 150, 130, 140
+_COLLECTIVE_BYTES, _PHASE_BYTES, _KERNEL_BYTES, _EXPOSED_BYTES, _FIGURE_BYTES = 940, 170, 175, 165, 140
 #: Records go to the part after so many bytes of trace, or so many seconds.
 _FLUSH_BYTES, _FLUSH_S = 2 << 20, 5.0
 #: Phases that are so few that all are kept.

@@ -20,7 +20,16 @@ frame.onload = () => {
   };
   const texts = all("h1, h2, li, p, th, td, span, b, figcaption").filter((element) => element.textContent.trim());
   const svgTexts = all("svg text");
+  const onEachOther = (svg) => {
+    const own = [...svg.querySelectorAll("text")], boxes = own.map((text) => text.getBoundingClientRect());
+    const meet = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 2 && b.top < a.bottom - 2;
+    return own.filter((_, i) => boxes.some((box, j) => j < i && meet(box, boxes[i]))).map((text) => text.textContent);
+  };
   const found = {
+    onEachOther: all("svg").flatMap(onEachOther),
+    onBars: all(".bar i").filter((piece) => piece.textContent && piece.scrollWidth > piece.clientWidth).map((piece) => piece.textContent),
+    stretches: boxes(".track i").map((box) => [box.left, box.right]),
+    tracks: boxes(".track").map((box) => [box.left, box.right]),
     dark: view.matchMedia("(prefers-color-scheme: dark)").matches,
     width: view.innerWidth,
     pageWidth: page.documentElement.scrollWidth,

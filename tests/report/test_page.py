@@ -8,12 +8,14 @@ import shutil
 import subprocess
 from html import escape, unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clcomm.report.html import as_html
 from clcomm.report.model import build
 from clcomm.report.reading import read_runs
+from tests.report.families import KINDS, reported
 from tests.report.runs import LAYOUT, document, written
 
 CHROMIUM = next(
@@ -53,28 +55,48 @@ def browse(url: str, folder: Path, *options: str) -> tuple[str, str, list[str]]:
     return done.stdout, console, [url for origin, url in requests if origin != "not an origin"]  # the browser's own
 
 
-@needs_chromium
-@pytest.mark.parametrize(("width", "dark"), [(400, True), (1400, False)])
-def test_the_page_is_legible(page, tmp_path, width, dark):
+def measured(page: Path, folder: Path, width: int, dark: bool) -> dict[str, Any]:
+    """Return what the probe finds in a page so many pixels wide."""
     # A window of Chromium's cannot be as narrow as a frame in it.
     frame = f'<iframe style="border:0;width:{width}px;height:4000px" srcdoc="{escape(page.read_text(), quote=True)}">'
-    around = tmp_path / "around.html"
+    around = folder / "around.html"
     around.write_text(f'<body style="margin:0">{frame}</iframe><pre id="found"></pre><script>{PROBE}</script>')
     scheme = ["--force-dark-mode"] if dark else []
-    dom, console, _ = browse(around.as_uri(), tmp_path, f"--window-size={width + 100},1000", *scheme)
+    dom, console, _ = browse(around.as_uri(), folder, f"--window-size={width + 100},1000", *scheme)
     assert console == ""
     match = re.search(r'<pre id="found">(.*?)</pre>', dom, re.DOTALL)
     assert match and match[1]
     found = json.loads(unescape(match[1]))
     assert (found["dark"], found["width"]) == (dark, width)
     assert found["pageWidth"] <= width and found["boxesInside"] and found["overflowing"] == []
+    assert found["onEachOther"] == [] and found["onBars"] == []
     assert found["smallest"] >= 12 and found["smallestInCharts"] >= 10
     assert found["contrast"] >= 4.5  # WCAG 2.2, criterion 1.4.3
+    return found
+
+
+@needs_chromium
+@pytest.mark.parametrize(("width", "dark"), [(400, True), (1400, False)])
+def test_the_page_is_legible(page, tmp_path, width, dark):
+    found = measured(page, tmp_path, width, dark)
     assert len(found["tables"]) >= 9 and found["rows"] >= 4 + 4 + len(LAYOUT)
     assert len(found["figures"]) == 6 and len(found["columns"]) > 10
-    for what in ("tables", "figures", "columns", "bars"):
+    for what in ("figures", "columns", "bars"):
         assert all(w > 0 and h > 0 for w, h in found[what]) and found[what], what
     assert found["scrolling"] > 0 or width > 400  # wide tables move in boxes of their own
+
+
+@needs_chromium
+@pytest.mark.parametrize(("kind", "ranks", "width"), [("overlap", 12, 380), ("long", 4, 1000)])
+def test_a_timeline_is_legible(tmp_path, kind, ranks, width):
+    path = tmp_path / "report.html"
+    (of_kind,) = (each for each in KINDS if each.name == kind)
+    path.write_text(as_html(reported(of_kind, ranks, tmp_path)))
+    found = measured(path, tmp_path, width, False)
+    assert len(found["tracks"]) == ranks and len(found["stretches"]) > 10 * ranks
+    left, right = found["tracks"][0]
+    assert all(left - 1 <= begin < end for begin, end in found["stretches"])
+    assert right - left > width / 2 and max(end for _, end in found["stretches"]) == pytest.approx(right, abs=2)
 
 
 @needs_chromium

@@ -1,0 +1,48 @@
+"""Colours: readers with any colour vision tell parts apart, and figures on them are legible."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from clcomm.report import parts
+from clcomm.report.colours import PAINTS, class_of, css, ink_on, luminance, paint_of, stripe_of
+from tests.colour_vision import APART, distance, rgb
+
+#: Parts that stand for one thing and never in one chart: a run's data moves compressed, or not, or to itself.
+ALIKE = (
+    {parts.moving(True, True), parts.moving(True, False), parts.moving(False, False)},
+    {parts.WAIT, "came last"},
+)
+
+
+@pytest.mark.parametrize(("first", "second"), list(combinations(PAINTS, 2)))
+def test_parts_differ_by_colour_or_stripes_for_every_reader(first: str, second: str) -> None:
+    one, other = PAINTS[first], PAINTS[second]
+    if any({first, second} <= alike for alike in ALIKE):
+        assert one == other
+    else:
+        assert one.striped != other.striped or distance(rgb(one.colour), rgb(other.colour)) > APART
+
+
+def test_every_part_has_a_colour_of_its_own_choice() -> None:
+    names = {getattr(parts, name) for name in ("DATA", "COMPUTING", "OPTIMIZER", "DEVICE", "PACK", "WAIT", "EITHER",
+                                               "UNPACK", "HIDDEN", "CORE", "REST", "COMPUTING_TOO", "CLIPPING")}  # fmt: skip
+    assert names | set(parts.BESIDE.values()) <= set(PAINTS)
+
+
+@pytest.mark.parametrize("part", PAINTS)
+def test_figures_are_legible_on_every_part(part: str) -> None:
+    paint, ink = paint_of(part), ink_on(paint_of(part))
+    behind = [paint.colour, stripe_of(paint)] if paint.striped else [paint.colour]
+    for colour in behind:
+        light, dark = sorted((luminance(colour), luminance(ink)), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= (3.0 if paint.striped else 4.5)  # stripes have a halo behind figures
+    assert f".{class_of(part)} {{" in css()
+
+
+def test_the_simulation_sees_what_is_known() -> None:
+    assert distance(rgb("#ff0000"), rgb("#ff0000")) == 0
+    assert distance(rgb("#2f7d4f"), rgb("#8a6d3b")) < APART  # green and brown, which deuteranopes take for each other
+    assert distance(rgb("#000000"), rgb("#ffffff")) == pytest.approx(100, abs=0.1)
