@@ -69,9 +69,12 @@ def _batch(run: Run) -> str:
 
 
 def _bucket_size(run: Run) -> str:
+    settings = run.figures["settings"] or {}
+    if settings.get("sharded_optimizer") == "True":
+        return "none, a sharded update reduces all gradients at once"
     if run.figures["bucket_size"] is None:
-        return "" if run.figures["settings"] is None else "none, each tensor on its own"
-    asked = (run.figures["settings"] or {}).get("bucket_size")
+        return "none, each tensor on its own" if settings else ""
+    asked = settings.get("bucket_size")
     return format_size(run.figures["bucket_size"]) + (" (auto)" if asked == "auto" else "")
 
 
