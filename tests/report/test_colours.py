@@ -28,7 +28,8 @@ def test_parts_differ_by_colour_or_stripes_for_every_reader(first: str, second: 
 
 def test_every_part_has_a_colour_of_its_own_choice() -> None:
     names = {getattr(parts, name) for name in ("DATA", "COMPUTING", "OPTIMIZER", "DEVICE", "PACK", "WAIT", "EITHER",
-                                               "UNPACK", "HIDDEN", "CORE", "REST", "COMPUTING_TOO", "CLIPPING")}  # fmt: skip
+                                               "UNPACK", "HIDDEN", "CORE", "REST", "COMPUTING_TOO",
+                                               "CLIPPING")}  # fmt: skip
     assert names | set(parts.BESIDE.values()) <= set(PAINTS)
 
 
