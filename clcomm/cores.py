@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
+import weakref
 
 from clcomm.events import PACKING, Collective, Phase
 
@@ -42,9 +42,10 @@ class CoreWaits:
 
     def __init__(self) -> None:
         self._waits_s: dict[str, float] = {}
-        self._file: io.FileIO | None = None
+        self._file: int | None = None
         with contextlib.suppress(OSError):
-            self._file = open(_SCHEDSTAT, "rb", buffering=0)  # noqa: SIM115
+            self._file = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._file)
         self._seen_ns = self._read()
 
     @property
@@ -63,4 +64,4 @@ class CoreWaits:
         self._waits_s[phase.name] = self._waits_s.get(phase.name, 0.0) + waited_s
 
     def _read(self) -> int:
-        return 0 if self._file is None else int(os.pread(self._file.fileno(), 80, 0).split()[1])
+        return 0 if self._file is None else int(os.pread(self._file, 80, 0).split()[1])
