@@ -82,7 +82,7 @@ def check_phases(document: dict[str, Any]) -> None:
         assert own["step"] == pytest.approx(record["training_s"]) and record["cpu_s"] > 0
         assert own["data"] == pytest.approx(record["data_wait_s"], abs=NEAR_S)
         waits = record["core_waits_s"] or {}
-        assert all(0 <= seconds <= own[name] + 1e-9 for name, seconds in waits.items())
+        assert all(0 <= seconds <= own[name] + 1e-6 for name, seconds in waits.items())
 
 
 def check_operations(document: dict[str, Any]) -> None:
@@ -99,11 +99,10 @@ def check_operations(document: dict[str, Any]) -> None:
             algbw = row["bytes"] / row["seconds"]
             assert row["algbw_bytes_per_s"] == pytest.approx(algbw)
             assert row["busbw_bytes_per_s"] == pytest.approx(algbw * bus_factor(row["operation"], ranks))
-    for label in ("gradients",):
-        whole = [row for row in stats["operations"] if row["label"] == label]
-        parts = [row for row in stats["buckets"] if row["label"] == label]
-        for name in ("calls", "bytes", "wire_bytes", "seconds", "wait_s", "pack_s"):
-            assert sum(row[name] for row in parts) <= sum(row[name] for row in whole) * (1 + 1e-9) + 1e-9
+    whole = [row for row in stats["operations"] if row["label"] == "gradients"]
+    parts = [row for row in stats["buckets"] if row["label"] == "gradients"]
+    for name in ("calls", "bytes", "wire_bytes", "seconds", "wait_s", "pack_s"):
+        assert sum(row[name] for row in parts) <= sum(row[name] for row in whole) * (1 + 1e-9) + 1e-9
 
 
 def check_counts(document: dict[str, Any], chosen: list[str]) -> None:
@@ -118,7 +117,7 @@ def check_counts(document: dict[str, Any], chosen: list[str]) -> None:
         assert tried or calls == steps * len(document["layout"])
         ended_with = [row for row in stats["buckets"] if row["label"] == "gradients"]
         assert len(ended_with) in (0, len(document["layout"]))
-    compressed = chosen[chosen.index("--compression") + 1] != "none" and document["world_size"] > 1
+    compressed = chosen[chosen.index("--compression") + 1] != "none"
     for row in rows:
         assert row["wire_bytes"] == row["bytes"] or (compressed and row["wire_bytes"] < row["bytes"])
     first, share = document["ranks"][0], document["overhead_share"]
