@@ -3,7 +3,7 @@
 On one host that is memory, several times faster than MPI's barrier. Each rank has a cell: a counter that it alone
 advances, and two boards, used in turn, that it alone writes: a tag, the time of its arrival and a few words. A rank
 that has advanced its counter waits until all counters have come as far; whatever was written before is then seen by
-all. Over several hosts it is a small all-reduce of the tag.
+all. Through MPI it is a small all-reduce of the tag over several hosts, and on one an all-gather of tag and arrival.
 
 The tag tells what a rank has come for. All ranks compare all of them, so those that differ learn of it together.
 """
