@@ -38,7 +38,7 @@ STEPS, SAMPLES = 30, 700
 DRAWS = 400 if os.environ.get("CLCOMM_REPORT_FAMILY") else 10
 #: Clocks are read one after the other: what is read first may miss so much a step.
 NEAR_S = 2e-4 * STEPS
-INNER = ("data", "forward_backward", "sync", "loss", "optimizer")
+INNER = ("data", "forward_backward", "sync", "loss", "clipping", "optimizer")
 
 
 def arguments(seed: int) -> list[str]:
