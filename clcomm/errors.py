@@ -22,6 +22,12 @@ class ResourceError(ClcommError, RuntimeError):
     """MPI has no more of what a call needs, such as communicators."""
 
 
+class ShortageError(DeviceError):
+    """The device's driver lacks room on a disk or free descriptors."""
+
+    exit_code = 1
+
+
 class LaunchError(ClcommError, RuntimeError):
     """The job was started in a way that cannot work, e.g. by another MPI's mpiexec."""
 

@@ -2,7 +2,8 @@
 
 Launchers end all other ranks within milliseconds then, so no rank can tell. Each rank keeps a record in memory that
 it shares with the lookout: who it is, its step, and whether it leaves on purpose. clcomm/lookout_process.py is what
-the process runs; it ends with the last rank of its host.
+the process runs; it ends with the last rank of its host. It also ends ranks whose launcher is gone, which would go on
+for ever, and write what a job that was started again writes too.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from clcomm.lookout_process import (
     STEP,
     STOPPING,
     is_gone,
+    launcher_of,
     stat_fields,
 )
 
@@ -125,10 +127,12 @@ def watch_host(host: Any, rank: int) -> None:
     """
     if _Own.is_watched:
         _Own.records[_Own.start + RANK] = rank
-    if host.Get_size() < 2:
+    launcher = launcher_of(os.getpid())
+    if host.Get_size() < 2 and (_Own.is_watched or not launcher):
         return
     reading, writing = os.pipe()  # its end comes with ours
-    watched, pids, pipes = zip(*host.allgather((_Own.is_watched, os.getpid(), reading)), strict=True)
+    here = _Own.is_watched, os.getpid(), reading, launcher
+    watched, pids, pipes, launchers = zip(*host.allgather(here), strict=True)
     with ExitStack() as opened:
         opened.callback(os.close, reading)
         memory, descriptor = None, -1
@@ -139,10 +143,13 @@ def watch_host(host: Any, rank: int) -> None:
         else:
             _join(memory.cast("q"), host.Get_rank(), rank)
             _Own.is_watched = True
+            if host.Get_size() < 2:
+                note_leaving()  # of a rank that is alone the launcher tells
         ends = None
         if descriptor >= 0:
             opened.callback(os.close, descriptor)
-            ends = ends_of(pids, pipes, opened) if memory is not None else None
+            if memory is not None:
+                ends = ends_of(pids, pipes, opened, sorted({*launchers} - {0}))
         host.Barrier()  # all records are written, and all ends noted from here on
         if ends is not None:
             _start(descriptor, *ends)
@@ -155,10 +162,12 @@ def _join(records: Any, local_rank: int, rank: int) -> None:
     _Own.records, _Own.start = records, start
 
 
-def ends_of(pids: Sequence[int], pipes: Sequence[int], opened: ExitStack) -> tuple[select.epoll, list[int]] | None:
+def ends_of(
+    pids: Sequence[int], pipes: Sequence[int], opened: ExitStack, launchers: Sequence[int] = ()
+) -> tuple[select.epoll, list[int]] | None:
     """Return what notes these processes' ends in the order in which they come, their pidfds and then their pipes.
 
-    pipes: of each process, the descriptor to read from of a pipe that it alone writes to. The kernel closes what was
+    The pidfds of the launchers come last. pipes: of each process, the descriptor to read from of a pipe that it alone writes to. The kernel closes what was
     opened last first: so a rank's pipe ends before its launcher, which ends the others, can know of its death. A pidfd
     tells a moment later, and where a child has the pipe too. None is missed while the lookout starts. Returns None
     where the system cannot; `opened` closes.
@@ -168,6 +177,7 @@ def ends_of(pids: Sequence[int], pipes: Sequence[int], opened: ExitStack) -> tup
         handles = [os.pidfd_open(pid) for pid in pids]
         flags = os.O_RDONLY | os.O_NONBLOCK  # not to wait for somebody who writes
         handles += [os.open(f"/proc/{pid}/fd/{pipe}", flags) for pid, pipe in zip(pids, pipes, strict=True)]
+        handles += [os.pidfd_open(launcher) for launcher in launchers]
         for handle in handles:
             opened.callback(os.close, handle)
             ends.register(handle, select.EPOLLIN)  # a pipe's end is told in any case

@@ -1,4 +1,4 @@
-"""What a host's lookout runs: wait for the ranks' ends, and tell of the first that nobody meant.
+"""What a host's lookout runs: wait for the ranks' ends and report the first that nobody meant; end orphaned ranks.
 
 Standard library only, and started without site-packages: it is there in 20 ms and costs nothing while it waits.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import mmap
 import os
 import select
@@ -23,8 +24,16 @@ STATE, STEP, RANK, PID = range(4)
 RUNNING, LEAVING, STOPPING, FAILING = range(4)
 #: The kernel's request for what it knows of a process, and its flag for how that ended (linux/pidfd.h).
 _PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 0x8
+#: Processes that start ranks, and end them: those of MPICH, Open MPI and Slurm, in 15 characters as Linux has them.
+LAUNCHERS = (
+    "hydra_pmi_proxy", "pmi_proxy", "prted", "prterun", "orted", "orterun", "mpirun", "mpiexec", "mpiexec.hydra",
+    "mpiexec.gforker", "slurmstepd",
+)  # fmt: skip
 #: Ranks that die so soon after one that failed were ended by the launcher.
 ENDED_BY_LAUNCHER_S = 2.0
+#: How long ranks whose launcher is gone may stay: until they are asked to end, as it may have killed them already, and
+#: until they are killed.
+NOTICE_S, ORPHAN_S = 0.5, 3.5
 #: How long a process may take from the end of its pipe to its own.
 DYING_S = 1.0
 
@@ -32,21 +41,28 @@ DYING_S = 1.0
 def main(memory: int, ends: int, *handles: int) -> None:
     """Watch ranks until the last is gone.
 
-    memory: descriptor of their records. handles: their pidfds and then their pipes, in the same order. ends: an epoll
-    that knows these, and hands out ends in the order in which they came: the culprit's first.
+    memory: descriptor of their records. handles: their pidfds and then their pipes, in the same order, and then the
+    pidfds of their launchers. ends: an epoll that knows these, and hands out ends in the order in which they came: the
+    culprit's first.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     size = os.fstat(memory).st_size
     words = memoryview(mmap.mmap(memory, size)).cast("q")
     records = [words[start : start + RECORD_BYTES // 8] for start in range(0, len(words), RECORD_BYTES // 8)]
-    pidfds, pipes = handles[: len(records)], handles[len(records) :]
+    pidfds, pipes = handles[: len(records)], handles[len(records) : 2 * len(records)]
+    launchers = handles[2 * len(records) :]
     watched = set(range(len(records)))
     coming = select.epoll.fromfd(ends)
     quiet_until = 0.0
+    plan: list[tuple[float, int]] = []  # when ranks without a launcher get which signal
     while watched:
-        for handle, _ in coming.poll():
+        for handle, _ in coming.poll(max(0.0, plan[0][0] - time.monotonic()) if plan else None):
             coming.unregister(handle)
+            if handle in launchers:
+                gone_s, quiet_until = time.monotonic(), math.inf
+                plan = plan or [(gone_s + NOTICE_S, signal.SIGTERM), (gone_s + ORPHAN_S, signal.SIGKILL)]
+                continue
             which = (pidfds if handle in pidfds else pipes).index(handle)
             record = records[which]
             explained = record[STATE] != RUNNING or any(other[STATE] == FAILING for other in records)
@@ -54,6 +70,20 @@ def main(memory: int, ends: int, *handles: int) -> None:
                 os.write(2, message(record, pidfds[which]).encode())
                 quiet_until = time.monotonic() + ENDED_BY_LAUNCHER_S
             watched.discard(which)
+        if plan and time.monotonic() >= plan[0][0]:
+            _, number = plan.pop(0)
+            end([records[which] for which in sorted(watched)], [pidfds[which] for which in sorted(watched)], number)
+
+
+def end(records: list[memoryview], pidfds: list[int], number: int) -> None:
+    """Send ranks that nobody else would ever end a signal; the first time, say so."""
+    for pidfd in pidfds:
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(pidfd, number)
+    if number == signal.SIGTERM and records:
+        ranks = ", ".join(str(record[RANK]) for record in records)
+        with contextlib.suppress(OSError):  # what reads it may be gone too
+            os.write(2, f"clcomm: rank {ranks}: the launcher is gone; ended by the lookout\n".encode())
 
 
 def message(record: memoryview, handle: int) -> str:
@@ -99,6 +129,22 @@ def _status_after_wait(handle: int) -> int | None:
         return None
     mask, status = struct.unpack("=Q52xi", info)
     return status if mask & _PIDFD_INFO_EXIT else None
+
+
+def launcher_of(pid: int) -> int:
+    """Return the launcher of a rank: the nearest process above it that is known as one; 0 where there is none."""
+    while pid > 1:
+        fields = stat_fields(pid)
+        pid = int(fields[1]) if fields else 0
+        if pid and _name(pid) in LAUNCHERS:
+            return pid
+    return 0
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/comm") as file:
+        return file.read().strip()
+    return ""
 
 
 def stat_fields(pid: int) -> list[str]:

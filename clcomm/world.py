@@ -106,6 +106,7 @@ def _join_ranks(world: World, comm: Any, transport: str) -> None:
     free_dropped(comm)
     world.number = next_number(comm)
     if comm.Get_size() == 1 and transport != "mpi":
+        lookout.watch_host(comm, 0)
         return
     host = mpi_transport.host_of(comm)
     mpi_transport.unlink_shared_files()

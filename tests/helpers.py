@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 from clcomm import ClcommError, auto_buckets, bucket_tuning
@@ -37,3 +40,14 @@ def try_sizes_at_once() -> None:
     bucket_tuning.WARM_UP_STEPS, bucket_tuning.TURN_STEPS = 0, 1
     bucket_tuning._FIRST_ROUND_TURNS = bucket_tuning._LAST_ROUND_TURNS = 1
     auto_buckets._BUDGET_S = 0.0
+
+
+@contextmanager
+def largest_file(nbytes: int) -> Iterator[None]:
+    """Let this process make no file longer than that, as on a full disk."""
+    _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -18,8 +18,8 @@ from clcomm.checkpoint_series import CheckpointSeries
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 
-#: How often the file is read while others write it; the whole family takes 500.
-READS = int(os.environ.get("CLCOMM_CHECKPOINT_READS", "60"))
+#: How often the file is read while others write it.
+READS = 250
 HOLD = """
 import sys, time
 from pathlib import Path

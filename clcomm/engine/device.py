@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from clcomm.engine import program, selection, timing
+from clcomm.engine import pocl_cache, program, selection, timing
 from clcomm.engine.memory import Memory
 from clcomm.engine.pocl_target import name_processor
 from clcomm.engine.timing import KernelLog, Launch, Profile
 from clcomm.engine.tuning import Tuning
 from clcomm.engine.tuning import load as _load_tuning
-from clcomm.errors import ArgumentError, DeviceError
+from clcomm.errors import ArgumentError, DeviceError, ShortageError
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -160,6 +160,9 @@ class Device:
 
     def _failed(self, kernel: Any, error: BaseException) -> DeviceError:
         text = " | ".join(line.strip() for line in str(error).splitlines() if line.strip())
+        shortage = pocl_cache.shortage()  # PoCL compiles a kernel for its sizes when it is first queued
+        if shortage:
+            return ShortageError(f"kernel {kernel.function_name} on {self.name}, {shortage}: {text}")
         return DeviceError(f"kernel {kernel.function_name} on {self.name}: {text}")
 
     @cached_property

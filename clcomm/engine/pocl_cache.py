@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from clcomm.cache import user_cache
 from clcomm.errors import DeviceError
 from clcomm.private import exposure, make_private, private_temporary
+
+#: What building a kernel takes at least: descriptors at a time, and bytes of object code and of what comes before it.
+_DESCRIPTORS, _KERNEL_BYTES = 16, 1 << 20
 
 
 def prepare() -> None:
@@ -25,6 +30,22 @@ def prepare() -> None:
         os.environ["POCL_CACHE_DIR"] = _checked(given)
     else:
         os.environ["POCL_CACHE_DIR"] = str(_own_directory())
+
+
+def shortage() -> str:
+    """Return what PoCL lacks to keep a kernel: room, a descriptor, a right; "" where it lacks nothing."""
+    directory = os.environ.get("POCL_CACHE_DIR")
+    try:
+        with ExitStack() as stack:
+            for _ in range(_DESCRIPTORS):
+                stack.enter_context(open(os.devnull, "rb"))
+            if directory:
+                with tempfile.TemporaryFile(dir=directory) as file:
+                    file.write(bytes(_KERNEL_BYTES))
+                    file.flush()
+    except OSError as error:
+        return f"kernel cache {directory}: {error.strerror}"
+    return ""
 
 
 def _checked(given: str) -> str:

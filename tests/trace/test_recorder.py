@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from clcomm.cli import main
 from clcomm.engine import Device
 from clcomm.errors import ArgumentError
 from clcomm.trace import Trace
+from clcomm.trace.part import part_path
 from clcomm.transport.clock import measure_offset
-from tests.helpers import one_line
+from tests.helpers import largest_file, one_line
 from tests.trace import rules
 
 #: Markers tell the device's clock as well as the machine lets them: mostly to a microsecond, but not on a busy one.
@@ -230,3 +232,35 @@ def test_bad_arguments_are_refused(tmp_path, settings, complaint):
 def test_no_parts_no_trace(tmp_path):
     with pytest.raises(ArgumentError, match=r"expected parts of a trace beside it, trace.json.rank0.part and so on"):
         main(["trace", str(tmp_path / "trace.json")])
+
+
+@pytest.mark.parametrize("nbytes", [0, 500, 3000])
+def test_a_disk_that_fills_up_ends_the_trace_and_not_the_training(comm, device, path, nbytes, caplog):
+    """On one rank: the others leave their parts too, and nobody waits for anybody."""
+    trace = Trace(comm, path, device=device)
+    with largest_file(nbytes) if comm.rank == comm.size - 1 else contextlib.nullcontext():
+        for _ in range(3):
+            steps(comm, device, 5)
+            trace._flush()
+        with caplog.at_level("WARNING", "clcomm"):
+            trace.close()
+    assert not path.exists() or comm.size > 1
+    said = "\n".join(comm.all_gather_object(caplog.text))
+    assert "File too large" in said
+    comm.barrier()
+
+
+def test_a_disk_that_is_full_at_the_end_leaves_the_parts(comm, device, path, caplog, capsys):
+    trace = Trace(comm, path, device=device)
+    steps(comm, device, 5)
+    part = part_path(path, comm.rank)
+    trace._flush()
+    limit = largest_file(part.stat().st_size + 200 if comm.rank == 0 else 1 << 40)
+    with limit, caplog.at_level("WARNING", "clcomm"):
+        trace.close()
+    if comm.rank == 0:
+        assert "trace: not written" in caplog.text and "File too large" in caplog.text
+        assert not path.exists()
+        assert main(["trace", str(path)]) == 0
+        capsys.readouterr()
+    assert len(rules.on_thread(read(comm, path), "steps")) == 5 * comm.size

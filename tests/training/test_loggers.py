@@ -14,6 +14,7 @@ import pytest
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.stats import Collective
+from tests.helpers import largest_file
 from training.communication_clock import CommunicationClock
 from training.console import make_console
 from training.evaluate import Evaluation
@@ -150,3 +151,22 @@ def test_a_place_that_cannot_be_written_is_an_error_on_every_rank(auto: Communic
         Namespace(log_csv=str(tmp_path / "log.csv"), tensorboard=None, quiet=True), auto, make_console(auto), 10
     ) as callbacks:
         assert len(callbacks) == (1 if auto.rank == 0 else 0)
+
+
+@pytest.mark.parametrize("nbytes", [0, 100, 5000, 20_000])
+@pytest.mark.parametrize("option", ["log_csv", "tensorboard"])
+def test_a_disk_that_fills_up_ends_a_logger_and_not_the_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, option: str, nbytes: int
+) -> None:
+    if option == "tensorboard":
+        pytest.importorskip("tensorboardX", reason="tensorboardX is not installed; pip install 'clcomm[tensorboard]'")
+    comm, place = Communicator(transport="solo"), str(tmp_path / "log")
+    options = Namespace(**{"log_csv": None, "tensorboard": None, "quiet": True, option: place})
+    watching = watched(options, comm, make_console(comm), 1000)
+    with caplog.at_level("WARNING", "clcomm"), watching as (logger,), largest_file(nbytes):
+        for first in range(1, 1000, 100):
+            drive(logger, CommunicationClock(), range(first, first + 100))
+        logger.close()
+    (record,) = caplog.records
+    option = option.replace("_", "-")
+    assert record.getMessage() == f"--{option} {place}: File too large; the training goes on without it"
