@@ -167,10 +167,10 @@ def ends_of(
 ) -> tuple[select.epoll, list[int]] | None:
     """Return what notes these processes' ends in the order in which they come, their pidfds and then their pipes.
 
-    The pidfds of the launchers come last. pipes: of each process, the descriptor to read from of a pipe that it alone writes to. The kernel closes what was
-    opened last first: so a rank's pipe ends before its launcher, which ends the others, can know of its death. A pidfd
-    tells a moment later, and where a child has the pipe too. None is missed while the lookout starts. Returns None
-    where the system cannot; `opened` closes.
+    The pidfds of the launchers come last. pipes: of each process, the descriptor to read from of a pipe that it alone
+    writes to. The kernel closes what was opened last first: so a rank's pipe ends before its launcher, which ends the
+    others, can know of its death. A pidfd tells a moment later, and where a child has the pipe too. None is missed
+    while the lookout starts. Returns None where the system cannot; `opened` closes.
     """
     try:
         ends = opened.enter_context(select.epoll())

@@ -71,8 +71,8 @@ def main(memory: int, ends: int, *handles: int) -> None:
                 quiet_until = time.monotonic() + ENDED_BY_LAUNCHER_S
             watched.discard(which)
         if plan and time.monotonic() >= plan[0][0]:
-            _, number = plan.pop(0)
-            end([records[which] for which in sorted(watched)], [pidfds[which] for which in sorted(watched)], number)
+            _, wanted = plan.pop(0)
+            end([records[which] for which in sorted(watched)], [pidfds[which] for which in sorted(watched)], wanted)
 
 
 def end(records: list[memoryview], pidfds: list[int], number: int) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
+import subprocess
+import sys
 import time
+from contextlib import ExitStack
 
 import pytest
 
-from clcomm.lookout_process import launcher_of, stat_fields
+from clcomm import lookout
+from clcomm.lookout_process import PID, RANK, RECORD_BYTES, launcher_of, stat_fields
 from tests.faults.launch import start
 
 #: How long ranks without a launcher may stay on a busy machine.
@@ -70,3 +75,43 @@ def test_ranks_without_a_launcher_end(tmp_path, ranks, stuck):
         os.kill(pid, signal.SIGKILL)
     process.communicate()
     assert left == []
+
+
+SLEEP = "import time; time.sleep(60)"
+STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
+
+
+@pytest.mark.parametrize("programs", [(SLEEP,), (SLEEP, SLEEP), (SLEEP, STUBBORN), (STUBBORN, STUBBORN)])
+@pytest.mark.parametrize("launchers", [1, 2])
+def test_the_lookout_ends_what_no_launcher_would(programs, launchers, capfd):
+    """SIGTERM first, and SIGKILL for those that stay; without MPI."""
+    with ExitStack() as opened:
+
+        def run(program):
+            process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+            opened.callback(process.communicate)
+            opened.callback(process.kill)
+            return process
+
+        above, ranks = [run(SLEEP) for _ in range(launchers)], [run(program) for program in programs]
+        time.sleep(1)  # until signals are ignored
+        descriptor = os.memfd_create("records")
+        opened.callback(os.close, descriptor)
+        os.ftruncate(descriptor, len(ranks) * RECORD_BYTES)
+        words = memoryview(mmap.mmap(descriptor, 0)).cast("q")
+        for place, process in enumerate(ranks):
+            words[place * RECORD_BYTES // 8 + PID], words[place * RECORD_BYTES // 8 + RANK] = process.pid, 7 + place
+        found = lookout.ends_of([each.pid for each in ranks], [0] * len(ranks), opened, [each.pid for each in above])
+        if found is None:
+            pytest.skip("the system has no pidfds")
+        lookout._start(descriptor, *found)
+        above[-1].kill()
+        codes = [process.wait(30) for process in ranks]
+    assert codes == [-signal.SIGKILL if program == STUBBORN else -signal.SIGTERM for program in programs]
+    deadline, said = time.monotonic() + 10, ""
+    while "\n" not in said and time.monotonic() < deadline:
+        said += capfd.readouterr().err
+        time.sleep(0.05)
+    assert said == f"clcomm: rank {', '.join(str(7 + place) for place in range(len(ranks)))}: " + (
+        "the launcher is gone; ended by the lookout\n"
+    )
