@@ -11,10 +11,11 @@ from clcomm.files import unwritable
 from clcomm.scratch import temporary_directory
 
 
-def exposure(directory: Path) -> str:
+def exposure(directory: Path, *, chosen: bool = False) -> str:
     """Return why another user could change what is in a directory, in words; "" where none but root could.
 
-    Raises OSError where that cannot be seen.
+    chosen: by the user, who answers for those to whom the directories above it belong. Raises OSError where that cannot
+    be seen.
     """
     own = os.geteuid()
     trusted = {0, own, os.stat("/").st_uid}  # in a container root may have another number
@@ -28,7 +29,7 @@ def exposure(directory: Path) -> str:
         return f"others may write to it (mode {stat.S_IMODE(info.st_mode):04o}); chmod go-w it"
     for parent in above:
         info = parent.stat()
-        if info.st_uid not in trusted:
+        if info.st_uid not in trusted and not chosen:
             return f"{parent} above it belongs to user {info.st_uid}"
         if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
             return f"others may write to {parent} above it"

@@ -65,6 +65,7 @@ def test_a_directory_below_another_users_is_not_private(temporary: Path) -> None
     if os.geteuid() == 0:
         os.chown(temporary / "theirs", NOBODY, NOBODY)
         assert f"belongs to user {NOBODY}" in exposure(temporary / "theirs" / "ours")
+        assert exposure(temporary / "theirs" / "ours", chosen=True) == ""
     (temporary / "link").symlink_to("theirs")
     assert exposure(temporary / "link") == "it is no directory"
 

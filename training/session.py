@@ -180,9 +180,6 @@ class Session:
                 if not elastic.is_lost_peer(error):
                     raise
         self.console = make_console(self.comm)
-        if self._series is not None:
-            self._series.close()
-        self._series = self._checkpoint_series()
         self.console.print(
             f"{_count(ranks - self.comm.size, 'rank')} of {ranks} lost; going on with {self.comm.size} from step "
             f"{self.trainer.progress.step}, after {time.perf_counter() - began:.2f} s", highlight=False,
@@ -199,6 +196,9 @@ class Session:
         trainer.load_state(state)
         trainer.metrics = old.metrics
         trainer.schedule = parse_schedule(self.options.schedule, trainer.total_steps(self.epochs))
+        if self._series is not None:
+            self._series.close()
+        self._series = self._checkpoint_series()
 
     @property
     def total_steps(self) -> int:

@@ -51,7 +51,7 @@ def shortage() -> str:
 def _checked(given: str) -> str:
     """Return the directory itself, in case a link leads to it that others could change."""
     directory = Path(os.path.realpath(given))
-    problem = _problem(directory)
+    problem = _problem(directory, chosen=True)
     if problem:
         raise DeviceError(
             f"POCL_CACHE_DIR: expected a directory that only this user can write to, as PoCL runs the code in it; got "
@@ -71,9 +71,9 @@ def _own_directory() -> Path:
     return directory
 
 
-def _problem(directory: Path) -> str:
+def _problem(directory: Path, chosen: bool = False) -> str:
     try:
         make_private(directory)
-        return exposure(directory) or ("" if os.access(directory, os.W_OK) else os.strerror(errno.EACCES))
+        return exposure(directory, chosen=chosen) or ("" if os.access(directory, os.W_OK) else os.strerror(errno.EACCES))
     except OSError as error:
         return error.strerror or str(error)
