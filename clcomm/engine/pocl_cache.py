@@ -74,6 +74,7 @@ def _own_directory() -> Path:
 def _problem(directory: Path, chosen: bool = False) -> str:
     try:
         make_private(directory)
-        return exposure(directory, chosen=chosen) or ("" if os.access(directory, os.W_OK) else os.strerror(errno.EACCES))
+        can_write = os.access(directory, os.W_OK)
+        return exposure(directory, chosen=chosen) or ("" if can_write else os.strerror(errno.EACCES))
     except OSError as error:
         return error.strerror or str(error)
