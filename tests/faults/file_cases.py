@@ -49,7 +49,13 @@ class FileCase(Case):
 _GOES_ON = r"FULL; the training goes on(.*\n)*.*images/s"
 FULL = (
     ("--log-csv", "4k", ("--log-csv", "{small}/log", "--max-steps", "100"), rf"--log-csv .*{_GOES_ON}", 0),
-    ("--tensorboard", "4k", ("--tensorboard", "{small}/log", "--max-steps", "200"), rf"--tensorboard .*{_GOES_ON}", 0),
+    (
+        "--tensorboard",
+        "4k",
+        ("--tensorboard", "{small}/log", "--epochs", "4", "--max-steps", "500"),
+        rf"--tensorboard .*{_GOES_ON}",
+        0,
+    ),
     ("--trace", "12k", ("--trace", "{small}/trace.json"), r"trace: .*FULL(.*\n)*.*images/s", 0),
     ("--report", "4k", ("--report", "{small}/report.json"), "--report: expected a file to write, .*FULL", 1),
     (
@@ -73,7 +79,9 @@ def file_cases() -> list[Case]:
 def _full(place: str, size: str, arguments: tuple[str, ...], said: str, code: int) -> FileCase:
     said = said.replace("FULL", "No space left on device")
     if place == "kernel cache":
-        return FileCase("full disk", place, 0, said, code, environment={"POCL_CACHE_DIR": "{small}"}, small=size)
+        return FileCase(
+            "full disk", place, 0, said, code, environment={"POCL_CACHE_DIR": "{small}/kernels"}, small=size
+        )
     return FileCase("full disk", place, 0, said, code, arguments=arguments, small=size)
 
 
