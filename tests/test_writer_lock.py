@@ -61,7 +61,7 @@ def test_what_two_write_is_whole_whenever_it_is_read(tmp_path: Path, keep: int) 
         other, reads, steps = others.enter_context(running(WRITE, path, keep)), 0, set()
         while not path.exists():
             time.sleep(0.01)
-        while reads < READS:
+        while reads < READS or len(steps) < 10:
             found = load(path)  # raises where it is damaged
             assert (found.arrays["parameter/a"] == found.facts["step"]).all()
             steps.add(found.facts["step"])
@@ -69,7 +69,6 @@ def test_what_two_write_is_whole_whenever_it_is_read(tmp_path: Path, keep: int) 
             if reads % 20 == 0:
                 other.send_signal(signal.SIGKILL)
                 other = others.enter_context(running(WRITE, path, keep))
-        assert len(steps) > 1
 
 
 def test_a_second_job_learns_who_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +109,9 @@ def test_one_job_may_hold_it_several_times_and_a_child_gives_nothing_back(tmp_pa
 def _refused(path: Path) -> bool:
     program = HOLD.replace("time.sleep(60)", "writer_lock.release(held)")
     with running(program, path) as other:
-        return other.stdout.readline() != "held\n"
+        line = other.stdout.readline()
+        other.wait()
+        return line != "held\n"
 
 
 def test_what_lies_in_the_lock_s_place_is_not_followed(tmp_path: Path) -> None:

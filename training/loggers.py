@@ -95,20 +95,24 @@ class _EventFile:
         if hides:
             sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it fails, as where it is not installed
         try:
-            from tensorboardX.event_file_writer import EventsWriter
             from tensorboardX.proto.event_pb2 import Event
+            from tensorboardX.record_writer import RecordWriter
             from tensorboardX.summary import scalar
         finally:
             if hides:
                 del sys.modules["torch"]
         os.makedirs(directory, exist_ok=True)
         self._event, self._scalar = Event, scalar
-        self._writer = EventsWriter(os.path.join(directory, "events"))
+        name = f"events.out.tfevents.{int(time.time())}.{os.uname().nodename}"
+        self._writer = RecordWriter(os.path.join(directory, name))
         self.flush, self.close = self._writer.flush, self._writer.close
+        self._write(file_version="brain.Event:2")
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
-        summary = self._scalar(tag, value)
-        self._writer.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
+        self._write(step=step, summary=self._scalar(tag, value))
+
+    def _write(self, **fields: Any) -> None:
+        self._writer.write(self._event(wall_time=time.time(), **fields).SerializeToString())
 
 
 class TensorBoardLogger(Callback):
