@@ -16,9 +16,9 @@ from hashlib import sha256
 from pathlib import Path
 
 from clcomm.communicator import Communicator
-from clcomm.engine import Device, kernel_cache
+from clcomm.engine import Device, kernel_cache, pocl_cache
 from clcomm.engine.rehearsal import Rehearsal, build_identity, shared_cache
-from clcomm.errors import ClcommError
+from clcomm.errors import ClcommError, ShortageError
 from clcomm.files import read_regular, replacing, write_whole
 from clcomm.scratch import scratch_directory, sweep
 
@@ -76,6 +76,9 @@ def _claims(stack: ExitStack) -> Path | None:
 
 def _build_share(rehearse: Callable[[], Rehearsal], claims: Path | None) -> ClcommError | None:
     """Build what no other rank has claimed, program by program; return what went wrong, if anything."""
+    shortage = pocl_cache.shortage()
+    if shortage:
+        return ShortageError(shortage)  # LLVM ends the process where it cannot write
     if claims is None:
         return None
     try:
