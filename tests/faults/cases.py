@@ -177,7 +177,8 @@ SAMPLE = (
     "missing call:checkpoint:0", "NaN:forward:1", "flipped bit:forward:1", "truncated checkpoint:start-up:0",
     "clock jump:collective:0", "disk full:checkpoint:0", "read-only directory:checkpoint:0",
     "truncated kernel cache:start-up:0", "SIGTERM to all twice:collective:1", "thread that stays:end:1",
-    "exception:collective:1:ulfm4", "SIGKILL:collective:1:ulfm8", "SIGSTOP:collective:1:ulfm3", "null device:--checkpoint:0", "named pipe:--trace:0", "directory:--report:0",
+    "exception:collective:1:ulfm4", "SIGKILL:collective:1:ulfm8", "SIGSTOP:collective:1:ulfm3",
+    "null device:--checkpoint:0", "named pipe:--trace:0", "directory:--report:0",
     "link in a circle:--log-csv:0", "endless device:--resume:0", "no HOME:start-up:0", "full disk:--log-csv:0",
     "full disk:kernel cache:0", "a cache directory that others may write to:start-up:0",
 )  # fmt: skip

@@ -35,4 +35,4 @@ def test_a_fault_ends_as_it_has_to(name: str, outcomes: dict[str, Future[Outcome
 
 def test_the_matrix_has_enough_cases_each_once() -> None:
     names = Counter(case.name for case in every_case())
-    assert len(names) >= 220 and set(names.values()) == {1}
+    assert len(names) >= 300 and set(names.values()) == {1}
