@@ -42,12 +42,8 @@ FOR_BENCH := $(VENV)/.has-$(SETUP),bench
 OCLGRIND := $(VENV)/oclgrind
 
 .DELETE_ON_ERROR:
-<<<<<<< HEAD
-.PHONY: ulfm help mnist test test-plain test-mpi tables fuzz soak courses proofs orders families oclgrind lint format bench
+.PHONY: ulfm help mnist test test-plain test-mpi tables figures fuzz soak courses proofs orders families oclgrind lint format bench
 .PHONY: pages example-report elastic faults clean
-=======
-.PHONY: help mnist test test-plain test-mpi tables figures fuzz soak courses proofs orders lint format bench example-report elastic faults clean
->>>>>>> 103e859 (make figures: the whole families of reports)
 
 help: ## list the targets and their variables
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -76,15 +72,13 @@ test-mpi: export OPENBLAS_NUM_THREADS ?= 1
 tables: $(FOR_TEST) ## every table at every width from 40 to 200, with values of 1 to 15 digits: a minute
 	CLCOMM_TABLE_FAMILY=1 $(BIN)/python -m pytest tests/test_tables.py
 
-<<<<<<< HEAD
 pages: $(FOR_TEST) ## reports of every kind of run on 1 to 16 ranks as pages and pictures: some minutes
 	CLCOMM_PAGE_FAMILY=1 $(BIN)/python -m pytest tests/report/test_pages.py tests/report/test_pictures.py
-=======
+
 figures: $(FOR_TEST) ## reports of 696 drawn runs, and of 400 short real ones with drawn options on 1 to 4 ranks
 	CLCOMM_REPORT_FAMILY=1 $(BIN)/python -m pytest tests/report/test_causes.py
 	CLCOMM_REPORT_FAMILY=1 $(MAKE) test-mpi TEST_LIMIT_S=3600 TEST_RANKS="1 2 3 4" \
 	  TEST_ARGS="-o timeout=3000 tests/report/test_invariants.py"
->>>>>>> 103e859 (make figures: the whole families of reports)
 
 fuzz: $(FOR_TEST) ## 100,000 hostile files for all parsers: some minutes
 	CLCOMM_FUZZ_INPUTS=100000 $(BIN)/python -m pytest tests/fuzz
