@@ -44,6 +44,8 @@ def clip_grad_norm(sync: Synchronizer, model: Any, max_norm: float) -> float:
     space = sync.space_for(model)
     start = sync.comm.rank * space.shard_nbytes
     written = space.replica.pull_written()
+    if space.padded.reduced is space.padded.grads:
+        written = ()  # of a single rank: they are among the averaged ones now
     part = _current(space, written)[start : start + space.shard_nbytes]
     norm = global_norm(sync.comm, typed_parts(space.layout, part, start))
     coefficient = clip_coefficient(norm, max_norm)

@@ -23,13 +23,13 @@ from tests.helpers import cpu_device
 from tests.numpy_models import Model
 from tests.transport.references import pretended_host
 
-pytestmark = pytest.mark.mpi(min_size=1)
+ON_RANKS = pytest.mark.mpi(min_size=1)
 SHAPES = {"0.weight": (3, 4), "0.bias": (3,), "1.weight": (2, 3), "1.bias": (2,)}
 
 
-@pytest.fixture(params=["auto", "mpi", "hosts"])
+@pytest.fixture(params=["alone", *(pytest.param(kind, marks=ON_RANKS) for kind in ("auto", "mpi", "hosts"))])
 def comm(request, monkeypatch):
-    """A Communicator on shared memory, on MPI, and on both with two pretended hosts."""
+    """A Communicator of a single rank, on shared memory, on MPI, and on both with two pretended hosts."""
     if request.param == "hosts":
         monkeypatch.setattr(mpi_module, "host_of", lambda comm: pretended_host("first-alone", comm))
     made = Communicator(transport="mpi" if request.param == "mpi" else "auto")
@@ -242,6 +242,7 @@ def test_reading_moves_nothing(comm):
     assert space.current_grads is space.reduced
 
 
+@ON_RANKS
 def test_a_gradient_on_its_way_is_not_written(auto):
     case = EngineCase("cpu")
     case.backward(1)
