@@ -123,7 +123,8 @@ def taking_communicators() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not isinstance(error, sys.modules["mpi4py.MPI"].Exception) or is_lost_peer(error):
+        mpi = sys.modules.get("mpi4py.MPI")  # None where mpi4py finds no library
+        if mpi is None or not isinstance(error, mpi.Exception) or is_lost_peer(error):
             raise
         raise ResourceError(
             f"Communicator: expected MPI to have communicators left, but it says: {str(error).splitlines()[-1]}; call "

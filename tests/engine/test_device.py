@@ -108,18 +108,20 @@ def test_local_place_from_the_launcher(monkeypatch, variables, place):
 
 @pytest.mark.parametrize("from_pypi", [True, False])
 @pytest.mark.parametrize(("cores", "threads"), [(0, "1"), (1, "1"), (6, "6")])
-def test_cores_are_shared_before_pocl_loads(monkeypatch, cores, threads, from_pypi):
-    monkeypatch.setattr(os, "environ", {})
+def test_cores_are_shared_before_pocl_loads(monkeypatch, tmp_path, cores, threads, from_pypi):
+    cache = {"POCL_CACHE_DIR": str(tmp_path)}
+    monkeypatch.setattr(os, "environ", dict(cache))
     monkeypatch.setattr(selection, "find_spec", lambda name: object() if from_pypi else None)
     selection.prepare_environment(cores)
-    expected = {"POCL_MAX_PTHREAD_COUNT": threads, "POCL_CPU_MAX_CU_COUNT": threads}
+    expected = cache | {"POCL_MAX_PTHREAD_COUNT": threads, "POCL_CPU_MAX_CU_COUNT": threads}
     if cores <= 1 and from_pypi:
         expected["POCL_DEVICES"] = "basic"
     assert {name: value for name, value in os.environ.items() if name.startswith("POCL")} == expected
 
 
-def test_what_the_user_has_set_stays(monkeypatch):
-    monkeypatch.setattr(os, "environ", {"POCL_DEVICES": "pthread", "POCL_MAX_PTHREAD_COUNT": "3"})
+def test_what_the_user_has_set_stays(monkeypatch, tmp_path):
+    given = {"POCL_DEVICES": "pthread", "POCL_MAX_PTHREAD_COUNT": "3", "POCL_CACHE_DIR": str(tmp_path)}
+    monkeypatch.setattr(os, "environ", given)
     selection.prepare_environment(1)
     selection.prepare_environment(8)
     assert os.environ["POCL_DEVICES"] == "pthread" and os.environ["POCL_MAX_PTHREAD_COUNT"] == "3"

@@ -104,12 +104,12 @@ def test_a_replayed_convolution_has_the_bits_of_the_plain_one(device: Device, mo
         replay = Replay(step)
         x = leaf(device, whole_numbers(case.seed, case.images, case.channels, case.rows.size, case.columns.size), False)
         runs = []
-        for _ in range(3):  # as it is, recorded, replayed
+        for _ in range(4):  # as it is, recorded, compared with the recording, replayed
             with no_grad():
                 model.zero_grad()
             y = replay(x)
             runs.append((y.numpy().tobytes(), *(p.grad.numpy().tobytes() for p in model.parameters())))
-        assert replay.replayed == 1 and runs[0] == runs[1] == runs[2], case
+        assert replay.replayed == 1 and len(set(runs)) == 1, case
         assert space.device is device
         device.memory.check()
 

@@ -55,6 +55,7 @@ def calls_of(comm: Communicator) -> dict[str, Callable[[], object]]:
         "merged_stats": comm.merged_stats,
         "reduce_scatter": lambda: comm.reduce_scatter(np.ones(comm.size)),
         "reduce_scatter_init": lambda: comm.reduce_scatter_init(np.ones((comm.size, comm.size)), out=np.ones(1)),
+        "refuse": lambda: comm.refuse("a reason"),
         "rendezvous": comm.rendezvous,
         "run_as_all_reduce": lambda: comm.run_as_all_reduce(lambda: None, nbytes=1),
         "scatter": lambda: comm.scatter([1] * comm.size),
