@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clcomm.agreement import CHECKS
 from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from clcomm.shared_space import SharedSpace
     from clcomm.synchronizer import Synchronizer
 
+#: The name of clipping as a phase, the label of what it communicates, and the part of a step that it is.
+CLIPPING = "clipping"
 _EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 _CHUNK = 1 << 14  # elements that stay in the cache as float64
 
@@ -58,7 +59,7 @@ def clip_grad_norm(sync: Synchronizer, model: Any, max_norm: float) -> float:
 def global_norm(comm: Communicator, parts: Iterable[np.ndarray]) -> float:
     """Return the norm of all ranks' parts together, the same bits on every rank; collective."""
     own = np.array([math.fsum(map(_sum_of_squares, parts))])
-    return math.sqrt(math.fsum(comm.all_gather(own, label=CHECKS)[:, 0]))
+    return math.sqrt(math.fsum(comm.all_gather(own, label=CLIPPING)[:, 0]))
 
 
 def clip_coefficient(norm: float, max_norm: float) -> float:

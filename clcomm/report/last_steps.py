@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from clcomm.agreement import CHECKS
 from clcomm.auto_buckets import TUNING
+from clcomm.clipping import CLIPPING
 from clcomm.events import PACKING, Collective, Phase
 
 #: So many steps are kept, and of each so many events at most.
@@ -17,11 +18,11 @@ STEP = "step"
 #: Parts of a collective; hidden is what went on behind computing, either what is waiting or moving.
 WAIT, MOVE, EITHER, HIDDEN = "wait", "move", "either", "hidden"
 #: Labels of collectives whose moving is told apart from that of gradients.
-BESIDE = (CHECKS, TUNING)
-#: Phases within steps that a timeline shows.
-PHASES = ("data", "forward_backward", "sync", "loss", "clipping", "optimizer", *PACKING)
+BESIDE = (CHECKS, TUNING, CLIPPING)
+#: Phases within steps that a timeline shows; clipping is a label as well.
+PHASES = ("data", "forward_backward", "sync", "loss", CLIPPING, "optimizer", *PACKING)
 #: All that a span may be.
-KINDS = (STEP, *PHASES, *BESIDE, WAIT, MOVE, EITHER, HIDDEN)
+KINDS = (STEP, *PHASES, CHECKS, TUNING, WAIT, MOVE, EITHER, HIDDEN)
 
 
 class Span(NamedTuple):
@@ -124,7 +125,6 @@ _ORDER = (
     "loss",
     "data",
     "forward_backward",
-    "clipping",
     "optimizer",
     *PACKING,
     EITHER,

@@ -6,6 +6,7 @@ from typing import Any
 
 from clcomm.agreement import CHECKS
 from clcomm.auto_buckets import TUNING
+from clcomm.clipping import CLIPPING
 from clcomm.stats import CommStats
 from clcomm.synchronizer import GRADIENTS, PARAMETERS
 
@@ -13,13 +14,13 @@ from clcomm.synchronizer import GRADIENTS, PARAMETERS
 PART_KEYS = ("pack_s", "wait_s", "transfer_s", "untold_s", "unpack_s")
 #: Names of parts, which mean the same wherever they stand.
 DATA, COMPUTING, DEVICE = "wait for data", "forward and backward", "wait for the device"
-CLIPPING, OPTIMIZER = "clipping", "optimizer"
+OPTIMIZER = "optimizer"
 PACK, WAIT, EITHER, UNPACK, HIDDEN = "pack", "wait for ranks", "wait or move", "unpack", "hidden"
 CORE, REST, COMPUTING_TOO = "wait for a core", "the rest", "computing and the rest"
 #: The phases that make up a step, where none is named "step".
-_PHASES = ("forward_backward", "sync", "loss", "clipping", "optimizer")
+_PHASES = ("forward_backward", "sync", "loss", CLIPPING, "optimizer")
 #: Phases in which a rank may wait for a core, and for no other rank.
-_WAITING = ("data", "forward_backward", "loss", "clipping", "optimizer")
+_WAITING = ("data", "forward_backward", "loss", CLIPPING, "optimizer")
 #: Labels of what ranks agree on in steps beside their gradients, and what that is as a part of a step.
 BESIDE = {CHECKS: "checks and join", TUNING: "trying bucket sizes"}
 
@@ -39,7 +40,7 @@ def parts_of(record: dict[str, Any], stats: CommStats, moving: str) -> dict[str,
     if not record["training_s"] or not record["steps"]:
         return {}
     own, core = own_phases(stats), core_waits(record, stats)
-    sync, reduced = synchronisation(stats), reducing(stats)
+    sync, reduced, clipped = synchronisation(stats), reducing(stats), beside(stats, CLIPPING)
     own = {name: seconds - core.get(name, 0.0) for name, seconds in own.items()}
     computes_apart = record["device_in_caller"] is False
     known = {
@@ -47,12 +48,12 @@ def parts_of(record: dict[str, Any], stats: CommStats, moving: str) -> dict[str,
         COMPUTING: own.get("forward_backward", 0.0),
         **{part: beside(stats, label)["transfer_s"] for label, part in BESIDE.items()},
         PACK: reduced["pack_s"],
-        WAIT: sync["wait_s"],
+        WAIT: sync["wait_s"] + clipped["wait_s"],
         moving: reduced["transfer_s"],
-        EITHER: sync["untold_s"],
+        EITHER: sync["untold_s"] + clipped["untold_s"],
         UNPACK: reduced["unpack_s"],
         DEVICE: own.get("sync", 0.0) + own.get("loss", 0.0) if computes_apart else 0.0,
-        CLIPPING: own.get("clipping", 0.0),
+        CLIPPING: own.get(CLIPPING, 0.0) + clipped["transfer_s"],
         OPTIMIZER: own.get("optimizer", 0.0),
         CORE: sum(core.values()),
     }
@@ -112,8 +113,9 @@ def _share_in_steps(stats: CommStats, checks_s: float) -> float:
     phases = {row["phase"]: row["communication_s"] for row in stats.as_dict()["phases"] if not row["label"]}
     if "sync" not in phases or not checks_s:
         return 1.0
-    reduced, tuned = reducing(stats), beside(stats, TUNING)["seconds"]
-    others = reduced["exposed_s"] + reduced["pack_s"] + reduced["unpack_s"] + tuned
+    reduced = reducing(stats)
+    others = reduced["exposed_s"] + reduced["pack_s"] + reduced["unpack_s"]
+    others += sum(beside(stats, label)["seconds"] for label in (TUNING, CLIPPING))
     return max(0.0, sum(phases.get(name, 0.0) for name in _PHASES) - others) / checks_s
 
 
