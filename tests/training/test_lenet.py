@@ -58,7 +58,7 @@ def losses_of(device: Device) -> list[float]:
         losses.append(replay(Tensor(x, device), Tensor(y, device)).item())
         optimizer.step()
         optimizer.zero_grad()
-    assert replay.replayed == STEPS - 2
+    assert replay.replayed > 0.9 * STEPS  # the others run as they are, to be recorded and compared
     return losses
 
 
