@@ -286,3 +286,46 @@ def test_clipping_takes_what_was_written(comm, kind):
             np.testing.assert_allclose(case.read(name), gradient / 4, rtol=1e-6, err_msg=way)
         bits = comm.all_gather_object([case.read(name).tobytes() for name in SHAPES])
         assert bits == [bits[0]] * comm.size
+
+
+#: How to forget a case's gradients: way(optimizer, case).
+FORGETTING: dict[str, Callable[[SGD, EngineCase], Any]] = {
+    "optimizer.zero_grad": lambda optimizer, case: optimizer.zero_grad(),
+    "module.zero_grad": lambda optimizer, case: case.model.zero_grad(),
+    "grad = None": lambda optimizer, case: [setattr(p, "grad", None) for p in case.parameters.values()],
+    "flat_space.zero_grad": lambda optimizer, case: case.model.flat_space().zero_grad(),
+}
+#: How to use a gradient that was kept, or a reshape of it.
+USES: dict[str, Callable[[Any, Any], Any]] = {
+    "numpy": lambda p, kept: kept.numpy(),
+    "repr": lambda p, kept: repr(kept),
+    "operator": lambda p, kept: kept * 0.5,
+    "copy_from": lambda p, kept: kept.copy_from(np.zeros(kept.shape)),
+    "reshape": lambda p, kept: kept.reshape(-1).numpy(),
+    "assigned again": lambda p, kept: setattr(p, "grad", kept.reshape(p.shape)),
+    "added": lambda p, kept: p.grad + kept.reshape(p.shape),
+    "device.read": lambda p, kept: p.device.read(kept.buffer, np.empty(kept.shape, np.float32)),
+}
+
+
+@pytest.mark.parametrize("forget", FORGETTING)
+def test_a_gradient_that_was_forgotten_is_not_taken_for_the_next_one(comm, forget):
+    for use, is_reshaped, is_averaged, comes_another in product(USES, *[(False, True)] * 3):
+        if use == "added" and not comes_another:
+            continue
+        case = EngineCase("cpu")
+        optimizer = SGD(case.model, lr=1.0)
+        if is_averaged:
+            averaged(comm, case)
+        else:
+            case.backward(1)
+        kept = {name: parameter.grad for name, parameter in case.parameters.items()}
+        kept = {name: gradient.reshape(-1) if is_reshaped else gradient for name, gradient in kept.items()}
+        FORGETTING[forget](optimizer, case)
+        if comes_another:
+            case.backward(3)
+        for name, parameter in case.parameters.items():
+            with pytest.raises(ArgumentError, match="expected the one that the parameter has now"):
+                USES[use](parameter, kept[name])
+            if comes_another:
+                assert case.read(name).tobytes() == (3 * pattern(name)).tobytes()

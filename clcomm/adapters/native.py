@@ -45,7 +45,11 @@ class NativeReplica:
             raise ArgumentError("model: expected at least one parameter that requires a gradient, got none")
 
     def require_unchanged(self) -> None:
-        """Raise ArgumentError where the module has other parameters than at first, or trains others."""
+        """Raise ArgumentError where the module has other parameters than at first, or trains others.
+
+        What follows moves data between ranks, which no replay can do.
+        """
+        self.flat_space.device.not_replayable("moves data between ranks")
         revision = self.flat_space.device.revision
         if revision != self._checked:
             now = dict(self._model.named_parameters())

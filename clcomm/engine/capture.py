@@ -48,8 +48,8 @@ class Replay:
     The first call with new shapes and values runs as it is, the second is recorded, later ones replay it. It is
     recorded anew for other states of the gradients (none, own, averaged), after hooks or `requires_grad` changed, and
     where Python values that its code can name (attributes of modules, globals, ...) are others. A function that brings
-    values to the host or from it, leaves tensors behind, changes such values, or draws random numbers runs as it is;
-    `refusal` says why. Before the first replay of a recording, the 11th, the 101st, and then every `check_every`
+    values to the host or from it, synchronises with other ranks, leaves tensors behind, changes such values, or draws
+    random numbers runs as it is; `refusal` says why. Before the first replay of a recording, the 11th, the 101st, and then every `check_every`
     replays, the function runs as it is and what it queues is compared: a difference before the first replay is a
     refusal, a later one a ReplayError. CLCOMM_REPLAY=0 in the environment turns replaying off.
     """

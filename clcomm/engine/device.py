@@ -252,7 +252,7 @@ class Device:
         """
         import pyopencl as cl
 
-        self._not_replayable("brings values to the device")
+        self.not_replayable("brings values to the device")
         if self.shares_host_memory:
             if copy or not array.flags.writeable or array.__array_interface__["data"][0] % HOST_POINTER_ALIGNMENT:
                 return self.memory.exact(copy_of=array)
@@ -291,30 +291,31 @@ class Device:
         """Copy a C-contiguous host array into a buffer, `offset` bytes in; waits."""
         import pyopencl as cl
 
-        self._not_replayable("brings values to the device")
+        self.not_replayable("brings values to the device")
         cl.enqueue_copy(self.queue, buffer, array, dst_offset=offset, is_blocking=True)
 
     def read(self, buffer: Any, array: np.ndarray, offset: int = 0) -> None:
         """Fill a C-contiguous host array from a buffer, `offset` bytes in; waits."""
         import pyopencl as cl
 
-        self._not_replayable("brings values to the host")
+        self.not_replayable("brings values to the host")
         cl.enqueue_copy(self.queue, array, buffer, src_offset=offset, is_blocking=True)
 
     def copy(self, target: Any, source: Any, nbytes: int) -> None:
         """Queue a copy of the first `nbytes` of one buffer to another."""
         import pyopencl as cl
 
-        self._not_replayable("copies buffers without a kernel")
+        self.not_replayable("copies buffers without a kernel")
         cl.enqueue_copy(self.queue, target, source, byte_count=nbytes)
 
     def finish(self) -> None:
         """Wait until everything queued is done."""
-        self._not_replayable("waits for the device")
+        self.not_replayable("waits for the device")
         self.queue.finish()
         self._borrowed.clear()
 
-    def _not_replayable(self, what: str) -> None:
+    def not_replayable(self, what: str) -> None:
+        """Let a recording under way, if any, know of something that no replay can do."""
         if self.recorder is not None:
             self.recorder.refuse(f"it {what}")
 

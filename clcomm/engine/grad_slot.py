@@ -21,18 +21,29 @@ class Gradient(Tensor):
     """A parameter's gradient as its user has it: wherever it lies now, and never in memory that ranks share.
 
     The averaged gradient is read where it is. What may write, any use of `buffer` among it, first moves it to memory of
-    this rank's own.
+    this rank's own. ArgumentError once it is forgotten, as its memory is that of the parameter's next gradient.
     """
 
-    __slots__ = ("_slot",)
+    __slots__ = ("_number", "_place")
 
-    _slot: GradSlot
+    _place: GradSlot
+    _number: int  # which of the place's gradients this is
+
+    @property
+    def _slot(self) -> GradSlot:
+        if self._number != self._place.forgotten:
+            raise ArgumentError(
+                "gradient: expected the one that the parameter has now, got one that zero_grad() or `p.grad = None` "
+                "has forgotten; keep p.grad.numpy() instead"
+            )
+        return self._place
 
     @classmethod
     def of(cls, slot: GradSlot, shape: Shape) -> Gradient:
         """Return the gradient of a slot in some shape."""
         gradient = cls.__new__(cls)
-        gradient._slot, gradient.device, gradient.shape = slot, slot.local.device, shape
+        gradient._place, gradient._number = slot, slot.forgotten
+        gradient.device, gradient.shape = slot.local.device, shape
         gradient.dtype, gradient._requires_grad = FLOAT32, False
         gradient._grad = gradient._node = gradient._hooks = None
         return gradient
@@ -58,14 +69,27 @@ class Gradient(Tensor):
 class GradSlot:
     """A parameter's gradient in the flat space: its state and its tensors on `grads` and on `reduced`."""
 
-    __slots__ = ("_gradient", "local", "reduced", "space", "state")
+    __slots__ = ("_gradient", "_state", "forgotten", "local", "reduced", "space")
 
     def __init__(self, space: FlatSpace) -> None:
         self.space = space
-        self.state = NONE
+        self._state = NONE
+        self.forgotten = 0  # how many gradients
         self.local: Tensor = None  # type: ignore[assignment]
         self.reduced: Tensor = None  # type: ignore[assignment]
         self._gradient: Gradient | None = None
+
+    @property
+    def state(self) -> int:
+        """NONE, LOCAL, REDUCED or SENT."""
+        return self._state
+
+    @state.setter
+    def state(self, state: int) -> None:
+        if state == NONE and self._state != NONE:
+            self.forgotten += 1
+            self._gradient = None
+        self._state = state
 
     def gradient(self) -> Tensor | None:
         """Return the gradient, None before the first backward."""
