@@ -49,9 +49,9 @@ class Replay:
     recorded anew for other states of the gradients (none, own, averaged), after hooks or `requires_grad` changed, and
     where Python values that its code can name (attributes of modules, globals, ...) are others. A function that brings
     values to the host or from it, synchronises with other ranks, leaves tensors behind, changes such values, or draws
-    random numbers runs as it is; `refusal` says why. Before the first replay of a recording, the 11th, the 101st, and then every `check_every`
-    replays, the function runs as it is and what it queues is compared: a difference before the first replay is a
-    refusal, a later one a ReplayError. CLCOMM_REPLAY=0 in the environment turns replaying off.
+    random numbers runs as it is; `refusal` says why. Before the first replay of a recording, the 11th, the 101st, and
+    then every `check_every` replays, the function runs as it is and what it queues is compared: a difference before the
+    first replay is a refusal, a later one a ReplayError. CLCOMM_REPLAY=0 in the environment turns replaying off.
     """
 
     def __init__(self, function: Callable[..., Results], *, limit: int = 16, check_every: int = 1000):
