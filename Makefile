@@ -11,7 +11,7 @@ TEST_EXTRAS ?= test
 TEST_RANKS ?= 2 3 4
 TEST_ARGS ?=
 # Seconds that one MPI test run may take.
-TEST_LIMIT_S ?= 600
+TEST_LIMIT_S ?= 1200
 RUNS ?= 20
 BENCH ?= all_reduce kernels peers
 

@@ -169,7 +169,7 @@ def test_a_constructor_that_fails_takes_nothing_for_good():
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("left", range(0, 9))
+@pytest.mark.parametrize("left", range(9) if DROPPED > 1000 else (0, 3, 7))
 def test_too_many_are_an_error_of_one_line_on_every_rank(left):
     """With so many of MPI's communicators left: at whatever step they run out."""
     with Communicator() as comm:
