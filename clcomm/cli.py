@@ -62,7 +62,7 @@ def make_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
         command = listed.load() if isinstance(listed, Listed) else listed
         own = commands.add_parser(command.name, help=command.summary, description=command.description)
         command.add_arguments(own)
-        own.set_defaults(run=command.run)
+        own.set_defaults(run=command.run, command=command.name)
     return parser
 
 
@@ -70,6 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, the process's own by default; return the exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     options = make_parser(given).parse_args(given)
+    from clcomm.same_start import declare  # here, because help needs nothing of it
+
+    declare(f"clcomm {options.command}", options)
     return options.run(options) or 0
 
 

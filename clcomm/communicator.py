@@ -52,8 +52,8 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
     stall_warning_s, timeout_s: after how long in one collective a rank says which ranks are missing, and after how long
         it ends the job (docs/robustness.md); 0: never. CLCOMM_STALL_WARNING_S and CLCOMM_TIMEOUT_S override them.
 
-    Raises ArgumentError for a bad argument, LaunchError when mpiexec belongs to another MPI, and ResourceError when MPI
-    has no communicators left.
+    Raises ArgumentError for a bad argument, LaunchError when mpiexec belongs to another MPI, ResourceError when MPI has
+    no communicators left, and MismatchError on every rank where ranks differ in an argument, an option or a version.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         self._warned_fallback = False
         self.limits = limits = Limits.of(stall_warning_s, timeout_s)
         with StartWatch(limits):
-            world = join(comm, transport)
+            world = join(comm, transport, limits, {"bucket_size": bucket_size, "use_bucketing": bool(use_bucketing)})
         self._holdings = None
         if world.comm is not None:
             held = [each for each in (world.shared, world.base) if each is not None]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from clcomm import lookout
-from clcomm.errors import ArgumentError
+from clcomm.errors import ArgumentError, MismatchError
 from clcomm.holdings import free_dropped, next_number
+from clcomm.limits import Limits
 from clcomm.other_hosts import OtherHosts
 from clcomm.progress import ProgressBoard
+from clcomm.same_start import require_same_start
 from clcomm.transport import Pending, SoloTransport, Transport
 from clcomm.transport import mpi as mpi_transport
 from clcomm.transport.hierarchical import HierarchicalTransport
@@ -67,18 +70,19 @@ class World:
     elsewhere: OtherHosts | None = None
 
 
-def join(comm: Any, transport: str) -> World:
+def join(comm: Any, transport: str, limits: Limits, arguments: Mapping[str, object]) -> World:
     """Return the world that an mpi4py communicator spans, COMM_WORLD if it is None; collective.
 
-    A private duplicate carries the traffic. Raises ArgumentError for a bad argument and LaunchError when mpiexec
-    belongs to another MPI.
+    A private duplicate carries the traffic. arguments: what has to be the same on all ranks, as well as the transport.
+    Raises ArgumentError for a bad argument, LaunchError when mpiexec belongs to another MPI, and MismatchError on every
+    rank where ranks were started differently.
     """
     if transport not in TRANSPORTS:
         raise ArgumentError(f"transport: expected one of {', '.join(TRANSPORTS)}, got {transport!r}")
     world = World()
     if transport != "solo":
         with mpi_transport.taking_communicators():
-            _join_ranks(world, comm, transport)
+            _join_ranks(world, comm, transport, limits, arguments)
     world.cores = _share_of_cores(world.comm)
     world.checks = _wants_checks(world.comm)
     world.meeting = _meeting_of(world)
@@ -96,13 +100,20 @@ def _meeting_of(world: World) -> Meeting:
     return WorldMeeting(mpi_transport.comparison(world.comm, world.hosts > 1), fence=lambda: None)
 
 
-def _join_ranks(world: World, comm: Any, transport: str) -> None:
+def _join_ranks(
+    world: World, comm: Any, transport: str, limits: Limits, arguments: Mapping[str, object]
+) -> None:
     try:
         parent = mpi_transport.world() if comm is None else mpi_transport.checked(comm)
     except ImportError:
         _log.info("mpi4py found no MPI library: a world of one")
         return
     world.comm = comm = mpi_transport.duplicate(parent)
+    try:
+        require_same_start(comm, {"transport": transport, **arguments}, limits)
+    except MismatchError:
+        comm.Free()
+        raise
     free_dropped(comm)
     world.number = next_number(comm)
     if comm.Get_size() == 1 and transport != "mpi":

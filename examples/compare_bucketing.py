@@ -83,8 +83,7 @@ def parse() -> Namespace:
     )  # fmt: skip
     group.add_argument("--plot", metavar="FILE.png", help="draw step time by bucket size (needs clcomm[plot])")
     command_line.add_trace_options(parser)
-    options = parser.parse_args()
-    command_line.check(options)
+    options = command_line.parse(parser)
     if options.sharded_optimizer:
         raise ArgumentError("--sharded-optimizer: expected none where buckets are compared, as it reduces without any")
     if options.plot and importlib.util.find_spec("matplotlib") is None:

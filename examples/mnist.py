@@ -62,8 +62,7 @@ def parse() -> Namespace:
     command_line.add_trace_options(parser)
     command_line.add_logging_options(parser)
     command_line.add_elastic_option(parser)
-    options = parser.parse_args()
-    command_line.check(options)
+    options = command_line.parse(parser)
     return options
 
 

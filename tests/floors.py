@@ -34,6 +34,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
             "clcomm/private.py",
             "clcomm/progress.py",
             "clcomm/restarts.py",
+            "clcomm/same_start.py",
             "clcomm/scratch.py",
             "clcomm/terminal.py",
             "clcomm/text_table.py",

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from clcomm.compression import parse_compression
 from clcomm.divergence import ON_DIVERGENCE
 from clcomm.errors import ArgumentError
+from clcomm.same_start import declare
 from clcomm.trace.recorder import DEFAULT_LIMIT
 from clcomm.transport.mpi import place_in_world
 from clcomm.units import parse_size
@@ -205,6 +206,17 @@ def add_elastic_option(parser: Parser) -> None:
         action="store_true",
         help="go on with the ranks that are left when some die; needs Open MPI with ULFM; see README",
     )
+
+
+def parse(parser: Parser) -> argparse.Namespace:
+    """Return the checked options of this process's command line, which the ranks compare as they join.
+
+    Raises ArgumentError.
+    """
+    options = parser.parse_args()
+    declare(parser.prog, options)
+    check(options)
+    return options
 
 
 def check(options: argparse.Namespace) -> None:

@@ -50,6 +50,13 @@ def library() -> str:
     return f"{vendor} {'.'.join(map(str, version))}"
 
 
+def bindings_version() -> str:
+    """Return mpi4py's version."""
+    import mpi4py
+
+    return mpi4py.__version__
+
+
 def _mpi4py() -> Any:
     """Import and start MPI, without mpi4py's warning about a launcher that does not fit: `world` says it shorter."""
     with warnings.catch_warnings():

@@ -1,0 +1,178 @@
+"""What the ranks of a job were started with: compared as they join, so that a difference is an error, not a hang.
+
+A Communicator's ranks exchange 32 bytes before anything depends on what they were given: a digest of what has to be
+the same, and one of what is only suspicious where it differs. Where digests differ they exchange the facts themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import logging
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib import metadata
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clcomm._version import __version__
+from clcomm.errors import MismatchError
+from clcomm.limits import Limits
+from clcomm.transport import mpi as mpi_transport
+
+#: Options that may differ: each rank computes on a device of its own.
+OF_EACH_RANK = ("device",)
+#: Variables that each rank reads, and whose difference no rank notices later.
+_VARIABLES = ("CLCOMM_CHECKS", "CLCOMM_STALL_WARNING_S", "CLCOMM_TIMEOUT_S")
+#: How many different values, and how many ranks of each, a message names.
+_MOST_VALUES, _MOST_RANKS = 4, 8
+#: How many characters of a long value a message shows before the first that differs, and from there on.
+_BEFORE, _FROM = 20, 40
+_DIGEST_BYTES = 16
+_VERSIONS, _OPTIONS = "install the same versions for all ranks", "start all ranks with the same options"
+_ARGUMENTS = "create the Communicator with the same arguments on all ranks"
+_ENVIRONMENT = "give all ranks the same environment, as with `mpiexec -x NAME` of Open MPI"
+
+_log = logging.getLogger("clcomm")
+
+
+class Fact(NamedTuple):
+    """Something that a rank was started with; remedy: what to do where ranks differ in it."""
+
+    name: str
+    value: str
+    remedy: str
+
+
+class _Job:
+    """What this process's program declared, and what has been said about its ranks."""
+
+    facts: tuple[Fact, ...] = ()
+    said: set[str] = set()
+
+
+def declare(program: str, options: argparse.Namespace) -> None:
+    """Note a program's name and options as they were parsed, for the ranks to compare as they join.
+
+    Options that OF_EACH_RANK names are left out.
+    """
+    given = {name: value for name, value in vars(options).items() if name not in OF_EACH_RANK and not callable(value)}
+    _Job.facts = (
+        Fact("program", program, "start the same program on all ranks"),
+        *(Fact(f"--{name.replace('_', '-')}", _shown(value), _OPTIONS) for name, value in given.items()),
+    )
+
+
+def require_same_start(comm: Any, arguments: Mapping[str, object], limits: Limits) -> None:
+    """Raise the same MismatchError on every rank unless all were started alike; warn once about what is suspicious.
+
+    comm: an mpi4py communicator. arguments: what its Communicator was given. Collective.
+    """
+    if comm.Get_size() == 1:
+        return
+    required = [*_required_versions(), *_Job.facts, *_arguments(arguments)]
+    suspicious = [*_suspicious_versions(), *_environment(limits)]
+    own = np.frombuffer(_digest(required) + _digest(suspicious), np.uint8)
+    everyone = np.empty((comm.Get_size(), own.size), np.uint8)
+    comm.Allgather(own, everyone)
+    alike = (everyone == everyone[0]).all(0)
+    if not alike[:_DIGEST_BYTES].all():
+        raise MismatchError(difference(comm.allgather(required)))
+    if not alike[_DIGEST_BYTES:].all():
+        _warn(difference(comm.allgather(suspicious)), comm.Get_rank())
+
+
+def difference(everyone: Sequence[Sequence[Fact]]) -> str:
+    """Return what differs first between ranks, with its values and their ranks, and the names of what differs too."""
+    tables = [{fact.name: fact for fact in facts} for facts in everyone]
+    facts = {fact.name: fact for table in tables for fact in table.values()}
+    differing = [name for name in facts if len({table.get(name) for table in tables}) > 1]
+    name = differing[0]
+    ranks: dict[str, list[int]] = {}
+    for rank, table in enumerate(tables):
+        ranks.setdefault(table[name].value if name in table else "nothing", []).append(rank)
+    values = [f"{text} on {ranks_in_words(held)}" for text, held in zip(_cut(list(ranks)), ranks.values(), strict=True)]
+    values[_MOST_VALUES:] = [f"{len(values) - _MOST_VALUES} others"] if len(values) > _MOST_VALUES else []
+    others = [other for other in differing[1:] if facts[other].remedy == facts[name].remedy]
+    too = f"; {', '.join(others[:_MOST_VALUES])} differ{'s' if len(others) == 1 else ''} too" if others else ""
+    return f"{name}: expected the same on every rank, got {', '.join(values)}{too}; {facts[name].remedy}"
+
+
+def _cut(values: list[str]) -> list[str]:
+    """Return values with long ones cut around the first character in which they differ."""
+    first = len(os.path.commonprefix(values))
+    start = first - _BEFORE if first > 2 * _BEFORE else 0
+    stop = first + _FROM
+    return [f"{'…' * (start > 0)}{value[start:stop]}{'…' * (len(value) > stop)}" for value in values]
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """Return "rank 1", "ranks 0, 2", or the first few of many."""
+    shown = ", ".join(map(str, ranks[:_MOST_RANKS])) + (", …" if len(ranks) > _MOST_RANKS else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
+
+
+def _warn(text: str, rank: int) -> None:
+    if rank == 0 and text not in _Job.said:
+        _log.warning("%s", text)
+    _Job.said.add(text)
+
+
+def _required_versions() -> list[Fact]:
+    """Return what has to be the same for ranks to understand each other, and to draw the same random numbers."""
+    return _versions({
+        "clcomm": __version__,
+        "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "byte order": sys.byteorder,
+        "NumPy": ".".join(np.__version__.split(".")[:2]),
+        "mpi4py": mpi_transport.bindings_version().partition(".")[0],
+    })  # fmt: skip
+
+
+def _suspicious_versions() -> list[Fact]:
+    return _versions({
+        "Python": platform.python_version(),
+        "NumPy": np.__version__,
+        "mpi4py": mpi_transport.bindings_version(),
+        "PyOpenCL": _pyopencl_version(),
+        "machine": os.uname().machine,
+    })  # fmt: skip
+
+
+def _versions(values: Mapping[str, str]) -> list[Fact]:
+    return [Fact(name, value, _VERSIONS) for name, value in values.items()]
+
+
+def _pyopencl_version() -> str:
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version("pyopencl")
+    return "none"
+
+
+def _arguments(arguments: Mapping[str, object]) -> list[Fact]:
+    return [Fact(name, _shown(value), _ARGUMENTS) for name, value in arguments.items()]
+
+
+def _environment(limits: Limits) -> list[Fact]:
+    """Return what ranks cope with where it differs, though nobody is likely to mean that."""
+    facts = [Fact(name, _shown(os.environ.get(name)), _ENVIRONMENT) for name in _VARIABLES]
+    limit = {"stall_warning_s": limits.stall_warning_s, "timeout_s": limits.timeout_s}
+    return facts + _arguments(limit)
+
+
+def _shown(value: object) -> str:
+    """Return a value for people."""
+    if value is None or isinstance(value, bool):
+        return "nothing" if value is None else "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(str, value)) or "an empty list"
+    return repr(value) if isinstance(value, str) else str(value)
+
+
+def _digest(facts: Sequence[Fact]) -> bytes:
+    text = "\n".join(f"{fact.name}={fact.value}" for fact in facts)
+    return hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=_DIGEST_BYTES).digest()
