@@ -18,13 +18,19 @@ from clcomm.communicator import Communicator
 from clcomm.console import make_console
 from clcomm.errors import ArgumentError
 from clcomm.files import write_whole
+from clcomm.host_memory import require_memory
 from clcomm.measure import Lane, Row, Schedule, measure, sizes_between
+from clcomm.option_types import number, whole_number
 from clcomm.outputs import check_writable
 from clcomm.sums import add_sums, agreed_fold
 from clcomm.units import parse_size
 from clcomm.world import TRANSPORTS
 
 SCHEMA = 1
+#: Calls of one size, and the factor between sizes, at the most.
+MOST_CALLS, MOST_FACTOR = 10**6, 1e6
+#: How many arrays of its size a case holds on a rank, at the most.
+_ARRAYS = 3
 DTYPES = ("float32", "float64", "float16", "int8", "uint8", "int32", "int64")
 
 
@@ -37,7 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"one or more of {', '.join(TRANSPORTS)}, which take turns; default: auto")  # fmt: skip
     add("--min", default="256", metavar="SIZE", help="smallest size; default: %(default)s bytes")
     add("--max", default="16MiB", metavar="SIZE", help="largest size; default: %(default)s")
-    add("--factor", type=float, default=4.0, help="from one size to the next; default: %(default)g")
+    add(
+        "--factor",
+        type=number(1, above=True, most=MOST_FACTOR),
+        default=4.0,
+        help="from one size to the next; default: %(default)g",
+    )
     add("--dtype", default="float32", choices=DTYPES, help="of the elements; default: %(default)s")
     add("--op", default="sum", choices=OPS, help="of reductions; default: %(default)s")
     add_sums(parser)
@@ -49,16 +60,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_schedule(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how often each call is timed."""
     add = parser.add_argument
-    add("--iterations", type=int, default=20, help="timed calls, in all windows together; default: %(default)s")
-    add("--windows", type=int, default=4, help="turns that transports take at each size; default: %(default)s")
-    add("--warmup", type=int, default=3, help="calls before, which do not count; default: %(default)s")
+    add(
+        "--iterations",
+        type=whole_number(1, MOST_CALLS),
+        default=20,
+        help="timed calls, in all windows together; default: %(default)s",
+    )
+    add(
+        "--windows",
+        type=whole_number(1, MOST_CALLS),
+        default=4,
+        help="turns that transports take at each size; default: %(default)s",
+    )
+    add(
+        "--warmup",
+        type=whole_number(0, MOST_CALLS),
+        default=3,
+        help="calls before, which do not count; default: %(default)s",
+    )
 
 
 def schedule_of(options: argparse.Namespace) -> Schedule:
     """Return the options' schedule; raises ArgumentError for numbers that make none."""
-    for name, least in (("windows", 1), ("warmup", 0)):
-        if getattr(options, name) < least:
-            raise ArgumentError(f"--{name}: expected a number from {least} up, got {getattr(options, name)}")
     if options.iterations < options.windows:
         raise ArgumentError(
             f"--iterations: expected at least one in each of {options.windows} windows, got {options.iterations}"
@@ -76,6 +99,7 @@ def run(options: argparse.Namespace) -> int:
         raise ArgumentError("--plot: needs matplotlib, which is not installed; pip install 'clcomm[plot]'")
     with Communicator(transport="mpi") as control:
         check_writable(control, {"--json": options.json, "--plot": options.plot})
+        require_memory("--max", options.max, _ARRAYS * sizes[-1] * len(set(options.transport)), control.local_size)
         fold = agreed_fold(control, options.sums)
         lanes = [Lane(name, fold=fold) for name in dict.fromkeys(options.transport)]
         first_lines = header(control, schedule, options.sums != "numpy", "numpy" if fold is None else "device")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from clcomm._version import __version__
 from clcomm.commands.command import Command
+from clcomm.errors import ArgumentError
 
 
 class Listed(NamedTuple):
@@ -47,6 +48,10 @@ class Parser(argparse.ArgumentParser):
     def _print_message(self, message: str, file: Any = None) -> None:
         if next((os.environ[name] for name in _RANKS if name in os.environ), "0") == "0":
             super()._print_message(message, file)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ArgumentError: one line for all ranks."""
+        raise ArgumentError(f"{message}; see {self.prog} --help")
 
 
 def make_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:

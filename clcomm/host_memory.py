@@ -1,13 +1,21 @@
-"""Host arrays that start where an OpenCL device can use them in place."""
+"""Host arrays that start where an OpenCL device can use them in place, and how much memory a host has for them."""
 
 from __future__ import annotations
 
 import math
+import os
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 
+from clcomm.errors import ArgumentError
+from clcomm.units import format_size
+
 #: A page: more than any OpenCL device asks of memory that it is to use where it lies.
 PAGE = 4096
+#: Where Linux keeps the most that a container's processes may take (cgroup v2, v1).
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
@@ -24,3 +32,22 @@ def aligned_zeros(nbytes: int) -> np.ndarray:
     array = aligned_empty((nbytes,), np.uint8)
     array[...] = 0
     return array
+
+
+def host_bytes() -> int:
+    """Return the memory of this host, or of the container that this process runs in where that is less."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in _CGROUP_LIMITS:
+        with suppress(OSError, ValueError):  # not there, or "max"
+            found.append(int(Path(path).read_text()))
+    return min(found)
+
+
+def require_memory(name: str, value: object, nbytes: int, ranks: int) -> None:
+    """Raise ArgumentError where `ranks` of this host can't take `nbytes` each, which `value` of option `name` needs."""
+    if nbytes * ranks > host_bytes():
+        several = f" on each of {ranks} ranks" if ranks > 1 else ""
+        raise ArgumentError(
+            f"{name}: expected a value whose memory this host has, got {value}, which takes {format_size(nbytes)}"
+            f"{several} of {format_size(host_bytes())}"
+        )

@@ -105,8 +105,18 @@ def cause(pid: int, handle: int) -> str:
         return " without a word"
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        return f" of {signal.Signals(number).name}"
+        return f" of {signal_name(number)}"
     return f" with exit code {os.WEXITSTATUS(status)}"
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name, counted from the next named one where it has none: "SIGRTMIN+3"."""
+    if signal.SIGRTMIN < number < signal.SIGRTMAX:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def is_gone(pid: int) -> bool:

@@ -9,18 +9,18 @@ some MPI launchers return 0 for a job of which every rank was killed.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
-from typing import Any
+import sys
 
 RESTART, PROGRESS = "CLCOMM_RESTART", "CLCOMM_PROGRESS"
 #: The file's words (int64): the step under way, the newest that is saved; whether any rank started, and completed.
 STEP, SAVED, STARTED, COMPLETED = range(4)
-FILE_BYTES = 32
+_WORD_BYTES = 8
+FILE_BYTES = 4 * _WORD_BYTES
 
 
 class _File:
-    words: Any = None
+    descriptor = -1
     is_open = False
 
 
@@ -51,13 +51,17 @@ def _write(word: int, value: int) -> None:
         _File.is_open = True
         path = os.environ.get(PROGRESS)
         if path:
-            with contextlib.suppress(OSError, ValueError):  # a launcher on another host; or a file cut short
-                _File.words = open_progress(path)
-    if _File.words is not None:
-        _File.words[word] = value
+            with contextlib.suppress(OSError):  # a launcher on another host
+                _File.descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    if _File.descriptor >= 0:
+        with contextlib.suppress(OSError):  # not mapped: a file that is cut short or full ends no rank
+            os.pwrite(_File.descriptor, value.to_bytes(_WORD_BYTES, sys.byteorder), word * _WORD_BYTES)
 
 
-def open_progress(path: str) -> Any:
-    """Return the words of a progress file, to read and to write; OSError where that is not possible."""
-    with open(path, "r+b") as file:
-        return memoryview(mmap.mmap(file.fileno(), FILE_BYTES)).cast("q")
+def read_progress(path: str) -> list[int]:
+    """Return the words of a progress file; 0 for those that are not there."""
+    content = b""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        content = file.read(FILE_BYTES)
+    whole = content.ljust(FILE_BYTES, b"\0")
+    return [int.from_bytes(whole[at : at + _WORD_BYTES], sys.byteorder) for at in range(0, FILE_BYTES, _WORD_BYTES)]

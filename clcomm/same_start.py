@@ -15,7 +15,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
-from typing import Any, NamedTuple
+from itertools import takewhile
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -51,8 +52,8 @@ class Fact(NamedTuple):
 class _Job:
     """What this process's program declared, and what has been said about its ranks."""
 
-    facts: tuple[Fact, ...] = ()
-    said: set[str] = set()
+    facts: ClassVar[tuple[Fact, ...]] = ()
+    said: ClassVar[set[str]] = set()
 
 
 def declare(program: str, options: argparse.Namespace) -> None:
@@ -104,7 +105,7 @@ def difference(everyone: Sequence[Sequence[Fact]]) -> str:
 
 def _cut(values: list[str]) -> list[str]:
     """Return values with long ones cut around the first character in which they differ."""
-    first = len(os.path.commonprefix(values))
+    first = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*values, strict=False)))
     start = first - _BEFORE if first > 2 * _BEFORE else 0
     stop = first + _FROM
     return [f"{'…' * (start > 0)}{value[start:stop]}{'…' * (len(value) > stop)}" for value in values]

@@ -17,19 +17,23 @@ from typing import Any
 import numpy as np
 
 from clcomm import costfile, forecast
-from clcomm.bench import add_schedule, schedule_of
+from clcomm.bench import MOST_FACTOR, add_schedule, schedule_of
 from clcomm.collective_cases import PreparedAllReduce
 from clcomm.communicator import Communicator
 from clcomm.costmodel import ALGORITHMS, Cluster, Cost, Measured, cluster_of, fit
 from clcomm.errors import ArgumentError
 from clcomm.forecast import MODELS, Recommendation, equal_tensors
+from clcomm.host_memory import require_memory
 from clcomm.measure import Lane, Schedule, sizes_between, time_calls
+from clcomm.option_types import number, whole_number
 from clcomm.sums import add_sums, agreed_fold
 from clcomm.transport.mpi import host_of
 from clcomm.transport.reduction import Fold
 from clcomm.units import parse_size
 
 _IDLE_S = 0.005
+#: More tensors than any model has, and how many arrays of its size a measured case holds, at the most.
+MOST_TENSORS, _ARRAYS = 10**5, 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,20 +41,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", choices=MODELS, default="convnet", help="whose gradients; default: %(default)s")
     add("--bytes", metavar="SIZE", help="gradients of so many bytes in all, instead of --model's")
-    add("--tensors", type=int, metavar="COUNT", help="tensors of equal size that make up --bytes; default: 1")
+    add(
+        "--tensors",
+        type=whole_number(1, MOST_TENSORS),
+        metavar="COUNT",
+        help="tensors of equal size that make up --bytes; default: 1",
+    )
     add("--min", default="1KiB", metavar="SIZE", help="smallest size measured; default: %(default)s")
     add("--max", default="4MiB", metavar="SIZE", help="largest; default: %(default)s")
-    add("--factor", type=float, default=4.0, help="from one size to the next; default: %(default)g")
+    add(
+        "--factor",
+        type=number(1, above=True, most=MOST_FACTOR),
+        default=4.0,
+        help="from one size to the next; default: %(default)g",
+    )
     add_sums(parser)
     add_schedule(parser)
-    add("--forward-ms", type=float, default=0.0, help="a step's forward, update and the like, for step times")
-    add("--backward-ms", type=float, default=0.0, help="a step's backward")
+    add("--forward-ms", type=number(), default=0.0, help="a step's forward, update and the like, for step times")
+    add("--backward-ms", type=number(), default=0.0, help="a step's backward")
     add("--overlap", action="store_true", help="predict buckets that are reduced while backward goes on")
-    add("--ranks-per-host", type=int, metavar="COUNT", help="in the scaling table; default: as in this job")
+    add("--ranks-per-host", type=whole_number(1), metavar="COUNT", help="in the scaling table; default: as in this job")
     add("--algorithm", choices=ALGORITHMS, default="ring",
         help="between hosts; default: %(default)s, as clcomm has it")  # fmt: skip
-    add("--link-us", type=float, help="a message's latency between hosts, instead of the measured one")
-    add("--link-gb-s", type=float, help="bandwidth between hosts in 10^9 bytes a second, likewise")
+    add("--link-us", type=number(above=True), help="a message's latency between hosts, instead of the measured one")
+    add("--link-gb-s", type=number(above=True), help="bandwidth between hosts in 10^9 bytes a second, likewise")
     add("--no-store", action="store_true", help="do not keep the fits")
 
 
@@ -74,10 +88,11 @@ class Result:
 def run(options: argparse.Namespace) -> int:
     """Measure, fit, print on rank 0, and keep the fits on each host; collective."""
     tensors, schedule, sizes = tensors_of(options), schedule_of(options), _sizes(options)
-    _check(options)
     with Communicator(transport="mpi") as control:
         if control.size < 2:
             raise ArgumentError("ranks: expected 2 or more, got 1; start it as mpiexec -n 4 clcomm tune")
+        for name, value, nbytes in (("--max", options.max, sizes[-1]), ("--bytes", options.bytes, sum(tensors))):
+            require_memory(name, value, _ARRAYS * nbytes, control.local_size)
         result = tune(control, tensors, sizes, schedule, options)
         keeps = not options.no_store and control.local_rank == 0
         stored = costfile.store(result.fits) if keeps else None
@@ -103,18 +118,6 @@ def _sizes(options: argparse.Namespace) -> list[int]:
     if len(sizes) < 2:
         raise ArgumentError("--max: expected room for two sizes or more, to fit a latency and a bandwidth")
     return sizes
-
-
-def _check(options: argparse.Namespace) -> None:
-    for name in ("forward_ms", "backward_ms"):
-        if not 0 <= getattr(options, name) < float("inf"):
-            raise ArgumentError(f"--{name.replace('_', '-')}: expected milliseconds from 0 up")
-    for name in ("link_us", "link_gb_s"):
-        value = getattr(options, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise ArgumentError(f"--{name.replace('_', '-')}: expected a number above 0, got {value:g}")
-    if options.ranks_per_host is not None and options.ranks_per_host < 1:
-        raise ArgumentError(f"--ranks-per-host: expected a number from 1 up, got {options.ranks_per_host}")
 
 
 def tune(

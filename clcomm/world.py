@@ -100,9 +100,7 @@ def _meeting_of(world: World) -> Meeting:
     return WorldMeeting(mpi_transport.comparison(world.comm, world.hosts > 1), fence=lambda: None)
 
 
-def _join_ranks(
-    world: World, comm: Any, transport: str, limits: Limits, arguments: Mapping[str, object]
-) -> None:
+def _join_ranks(world: World, comm: Any, transport: str, limits: Limits, arguments: Mapping[str, object]) -> None:
     try:
         parent = mpi_transport.world() if comm is None else mpi_transport.checked(comm)
     except ImportError:

@@ -30,6 +30,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
             "clcomm/limits.py",
             "clcomm/lookout.py",
             "clcomm/lookout_process.py",
+            "clcomm/option_types.py",
             "clcomm/place.py",
             "clcomm/private.py",
             "clcomm/progress.py",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from clcomm.cache import cache_directory
 from clcomm.errors import ClcommError, DataError
@@ -185,14 +187,17 @@ class _Attempt:
 
     @property
     def fingerprint(self) -> tuple[object, ...] | None:
-        """Shapes and sums of all labels and a sample of the images: cheap, and different for other data."""
+        """Shapes and a digest of every image and label."""
         if self.splits is None:
             return None
         parts: list[object] = []
         for split in (self.splits.train, self.splits.test):
-            if split is not None:
-                parts += [split.images.shape, zlib.crc32(split.labels.tobytes())]
-                parts += [zlib.crc32(split.images[::97].tobytes())]
+            for array in () if split is None else (split.images, split.labels):
+                parts += [
+                    array.shape,
+                    array.dtype.str,
+                    hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16).digest(),
+                ]
         return tuple(parts)
 
 
@@ -202,7 +207,8 @@ def _load_everywhere(choice: Choice, comm: Communicator, with_test: bool) -> Spl
     What one rank cannot read, or reads differently, stops all of them. A rank that cannot share reads as well.
     """
     attempt, publication, notice = _Attempt(), None, None
-    if comm.local_rank == 0:
+    has_read = comm.local_rank == 0
+    if has_read:
         attempt = _Attempt.at(lambda: load(choice, with_test))
         if attempt.splits is not None and comm.local_size > 1:
             publication = publish(attempt.splits)
@@ -212,12 +218,14 @@ def _load_everywhere(choice: Choice, comm: Communicator, with_test: bool) -> Spl
     _stop_at_failure({rank: failure for rank, (has_tried, failure, _) in enumerate(tried) if has_tried}, comm.size)
     if attempt.splits is None or publication is not None:
         shared = adopt([notice for *_, notice in tried if notice is not None])
+        has_read = has_read or shared is None
         attempt = _Attempt.at(lambda: load(choice, with_test)) if shared is None else _Attempt(shared)
-    reports = comm.all_gather_object((attempt.failure, attempt.fingerprint))
+    reports = comm.all_gather_object((attempt.failure, has_read))
     if publication is not None:
         publication.close()
     _stop_at_failure({rank: failure for rank, (failure, _) in enumerate(reports)}, comm.size)
-    differing = [rank for rank, report in enumerate(reports) if report[1] != reports[0][1]]
+    readers = [rank for rank, (_, reads) in enumerate(reports) if reads]
+    differing = _differing(comm, attempt, readers) if len(readers) > 1 else []
     if differing:
         raise DataError(
             f"data: {_name_ranks(differing, comm.size)} read other data than rank 0 from "
@@ -225,6 +233,17 @@ def _load_everywhere(choice: Choice, comm: Communicator, with_test: bool) -> Spl
         )
     assert attempt.splits is not None
     return attempt.splits
+
+
+def _differing(comm: Communicator, attempt: _Attempt, readers: Sequence[int]) -> list[int]:
+    """Return which ranks, of those that read the data themselves, have other data than the first of them; collective.
+
+    All of the data is compared, on ranks that wait in no collective meanwhile.
+    """
+    own = attempt.fingerprint if comm.rank in readers else None
+    comm.rendezvous()
+    found = comm.all_gather_object(own)
+    return [rank for rank in readers if found[rank] != found[readers[0]]]
 
 
 def _stop_at_failure(outcomes: dict[int, str | None], size: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from clcomm.compression import parse_compression
 from clcomm.divergence import ON_DIVERGENCE
 from clcomm.errors import ArgumentError
+from clcomm.option_types import number, whole_number
 from clcomm.same_start import declare
 from clcomm.trace.recorder import DEFAULT_LIMIT
 from clcomm.transport.mpi import place_in_world
@@ -18,6 +19,8 @@ from training.data_source import CHOICES as DATA_CHOICES
 ENGINES = ("native", "netcl", "torch")
 MODELS = ("convnet", "mlp")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
+#: The largest number that all generators of random numbers take.
+MOST_SEED = 2**63 - 1
 #: Learning rates that train the two models well at the default batch size; --lr overrides them.
 DEFAULT_LR = {"sgd": 0.05, "adam": 2e-3, "adamw": 2e-3, "rmsprop": 1e-3}
 
@@ -73,26 +76,34 @@ def _add_model_options(parser: Parser) -> None:
         help="samples that the ranks don't divide: some come twice, or ranks with fewer wait for none; "
         "default: %(default)s",
     )  # fmt: skip
-    group.add_argument("--batch-size", type=_positive, default=32, metavar="N", help="a rank's; default: %(default)s")
-    group.add_argument("--epochs", type=_positive, metavar="N", help="default: 1 for MNIST, 40 for the small digits")
-    group.add_argument("--max-steps", type=_positive, metavar="N", help="stop after so many steps in all")
     group.add_argument(
-        "--seed", type=_whole, default=0, metavar="N", help="of parameters and order; default: %(default)s"
+        "--batch-size", type=whole_number(1), default=32, metavar="N", help="a rank's; default: %(default)s"
+    )
+    group.add_argument(
+        "--epochs", type=whole_number(1), metavar="N", help="default: 1 for MNIST, 40 for the small digits"
+    )
+    group.add_argument("--max-steps", type=whole_number(1), metavar="N", help="stop after so many steps in all")
+    group.add_argument(
+        "--seed",
+        type=whole_number(most=MOST_SEED),
+        default=0,
+        metavar="N",
+        help="of parameters and order; default: %(default)s",
     )
 
 
 def _add_optimizer_options(parser: Parser) -> None:
     group = parser.add_argument_group("optimizer")
     group.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help="default: %(default)s")
-    group.add_argument("--lr", type=_positive_number, metavar="RATE", help=f"default: {default_rates()}")
+    group.add_argument("--lr", type=number(above=True), metavar="RATE", help=f"default: {default_rates()}")
     group.add_argument(
-        "--momentum", type=float, default=0.9, metavar="M", help="of sgd and rmsprop; default: %(default)s"
+        "--momentum", type=number(), default=0.9, metavar="M", help="of sgd and rmsprop; default: %(default)s"
     )
     group.add_argument("--nesterov", action="store_true", help="Nesterov's momentum, with sgd")
-    group.add_argument("--weight-decay", type=float, metavar="W", help="default: the optimizer's")
+    group.add_argument("--weight-decay", type=number(), metavar="W", help="default: the optimizer's")
     group.add_argument(
         "--clip-norm",
-        type=_positive_number,
+        type=number(above=True),
         metavar="N",
         help="largest norm of all gradients together, after averaging",
     )
@@ -108,7 +119,11 @@ def _add_optimizer_options(parser: Parser) -> None:
         help="each rank keeps the optimizer's state of a part of the parameters, and updates that part (ZeRO stage 1)",
     )
     group.add_argument(
-        "--grad-accumulation", type=_positive, default=1, metavar="N", help="micro-batches a step; default: %(default)s"
+        "--grad-accumulation",
+        type=whole_number(1),
+        default=1,
+        metavar="N",
+        help="micro-batches a step; default: %(default)s",
     )
 
 
@@ -142,7 +157,11 @@ def _add_communication_options(parser: Parser) -> None:
     )
     group.add_argument("--check-finite", action="store_true", help="end with an error when a gradient holds NaN or Inf")
     group.add_argument(
-        "--check-replicas", type=_whole, default=0, metavar="K", help="compare the replicas' hashes every K steps"
+        "--check-replicas",
+        type=whole_number(),
+        default=0,
+        metavar="K",
+        help="compare the replicas' hashes every K steps",
     )
     group.add_argument(
         "--on-divergence", choices=ON_DIVERGENCE, default="raise",
@@ -176,9 +195,11 @@ def add_checkpoint_options(parser: Parser) -> None:
     """Add the options of jobs that can stop and go on."""
     group = parser.add_argument_group("checkpoints")
     group.add_argument("--checkpoint", metavar="FILE", help="save there after each epoch and at the end")
-    group.add_argument("--checkpoint-every", type=_positive, metavar="STEPS", help="save every so many steps as well")
     group.add_argument(
-        "--checkpoint-keep", type=_positive, default=2, metavar="N",
+        "--checkpoint-every", type=whole_number(1), metavar="STEPS", help="save every so many steps as well"
+    )
+    group.add_argument(
+        "--checkpoint-keep", type=whole_number(1), default=2, metavar="N",
         help="of the last checkpoints: the newest is FILE, the one before it FILE.1; default: %(default)s",
     )  # fmt: skip
     group.add_argument(
@@ -191,7 +212,7 @@ def add_trace_options(parser: Parser) -> None:
     group = parser.add_argument_group("trace")
     group.add_argument("--trace", metavar="FILE", help="write a timeline of all ranks, for ui.perfetto.dev")
     group.add_argument(
-        "--trace-every", type=_positive, default=1, metavar="N", help="one step of N; default: %(default)s"
+        "--trace-every", type=whole_number(1), default=1, metavar="N", help="one step of N; default: %(default)s"
     )
     group.add_argument(
         "--trace-limit", default=DEFAULT_LIMIT, metavar="SIZE",
@@ -269,31 +290,8 @@ def _refuse_buckets(options: argparse.Namespace) -> None:
         raise ArgumentError(f"--sharded-optimizer: expected no {name} with it; use one of the two")
 
 
-def _positive(text: str) -> int:
-    value = _whole(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 up, got {text!r}")
-    return value
-
-
-def _whole(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
-    return int(text)
-
-
-def _positive_number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
-    return value
-
-
 def _share(text: str) -> float:
-    value = _positive_number(text)
+    value = number(above=True)(text)
     if value > 100:
         raise argparse.ArgumentTypeError(f"expected a share such as 0.98 or a percentage such as 98, got {text!r}")
     return value / 100 if value > 1 else value

@@ -22,18 +22,18 @@ def constant() -> Schedule:
 def step_decay(size: int, gamma: float = 0.1) -> Schedule:
     """Times `gamma` every `size` steps (StepLR)."""
     _at_least("size", size, 1)
-    return lambda step: gamma ** (step // size)
+    return lambda step: _power(gamma, step // size)
 
 
 def multi_step(milestones: Sequence[int], gamma: float = 0.1) -> Schedule:
     """Times `gamma` at each milestone (MultiStepLR)."""
     ordered = sorted(milestones)
-    return lambda step: gamma ** bisect_right(ordered, step)
+    return lambda step: _power(gamma, bisect_right(ordered, step))
 
 
 def exponential(gamma: float) -> Schedule:
     """Times `gamma` every step (ExponentialLR)."""
-    return lambda step: gamma**step
+    return lambda step: _power(gamma, step)
 
 
 def linear(total: int, start: float = 1.0, end: float = 0.0) -> Schedule:
@@ -128,6 +128,13 @@ def _number(text: str, value: str, whole: bool = False) -> float:
         kind = "a whole number" if whole else "a number"
         raise ArgumentError(f"schedule: expected {kind} from 0 up, got {value!r} in {text!r}")
     return number
+
+
+def _power(base: float, exponent: int) -> float:
+    try:
+        return base**exponent
+    except OverflowError:
+        return math.inf
 
 
 def _at_least(name: str, value: int, least: int) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from clcomm import elastic
 from clcomm.checkpoint_series import CheckpointSeries, is_there
 from clcomm.communicator import Communicator
 from clcomm.cores import CoreWaits
 from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.errors import ArgumentError
+from clcomm.host_memory import require_memory
 from clcomm.job import note_saved
 from clcomm.report.last_steps import LastSteps
 from clcomm.report.record import gather_records, layout_of
@@ -63,33 +68,45 @@ class Session:
             device=engines.select_device(options.device, comm.local_rank, comm.local_size, comm.cores),
         )  # fmt: skip
         self.epochs = options.epochs or splits.default_epochs
-        self._build_kernels()
+        loader = self._make_loader()
+        self._build_kernels(min(options.batch_size, loader.sampler.longest_shard))
         self._core_waits = CoreWaits()
-        self.trainer = self._make_trainer()
+        self.trainer = self._make_trainer(loader)
         self._series = self._checkpoint_series()
         self._evaluation: Evaluation | None = None
         self._evaluated_at = -1
         self._windows, self._history, self._last_steps = StepWindows(), StepHistory(), LastSteps()
 
-    def _build_kernels(self) -> None:
+    def _make_loader(self) -> Loader:
+        """Return this rank's loader; ArgumentError for a batch beyond its shard or memory, before that is taken."""
+        options, comm, train = self.options, self.comm, self.splits.train
+        sampler_class = ContiguousSampler if options.sharding == "contiguous" else DistributedSampler
+        sampler = sampler_class(len(train), comm.rank, comm.size, seed=options.seed, pad=options.uneven_inputs == "pad")
+        prefetch = default_prefetch(comm.cores)
+        images_bytes = np.dtype(np.float32).itemsize * math.prod(train.image_shape)
+        try:
+            loader = Loader(train, sampler, options.batch_size, prefetch=prefetch)
+        except ArgumentError as error:
+            size = format_size(options.batch_size * images_bytes)
+            raise ArgumentError(f"{error}; its images alone would take {size} a rank") from None
+        taken = min(options.batch_size, sampler.longest_shard) * images_bytes * (1 + prefetch)
+        require_memory("batch_size", options.batch_size, taken, comm.local_size)
+        return loader
+
+    def _build_kernels(self, batch_size: int) -> None:
         options, parts, train = self.options, self.parts, self.splits.train
         if parts.opencl is None or parts.rehearse is None:
             return
-        rehearse, run = parts.rehearse, ((options.batch_size, EVALUATION_BATCH), options.optimizer, options.lr)
+        rehearse, run = parts.rehearse, ((batch_size, EVALUATION_BATCH), options.optimizer, options.lr)
         settings = {name: getattr(options, name) for name in ("momentum", "nesterov", "weight_decay")}
         rows = self.comm.local_size
         sums = rows, rows if rows == self.comm.size else 1  # with other hosts' ranks, the mean is made of hosts' sums
         what = repr((options.model, train.image_shape, train.classes, run, settings, sums, options.compression))
         build_together(self.comm, parts.opencl, lambda: rehearse(*run, settings, *sums, options.compression), what)
 
-    def _make_trainer(self) -> Trainer:
+    def _make_trainer(self, loader: Loader) -> Trainer:
         options, comm = self.options, self.comm
         comm.add_observer(self._core_waits)
-        sampler_class = ContiguousSampler if options.sharding == "contiguous" else DistributedSampler
-        sampler = sampler_class(
-            len(self.splits.train), comm.rank, comm.size, seed=options.seed, pad=options.uneven_inputs == "pad"
-        )
-        loader = Loader(self.splits.train, sampler, options.batch_size, prefetch=default_prefetch(comm.cores))
         sync = Synchronizer(
             comm,
             use_bucketing=not options.no_bucketing,
@@ -191,7 +208,7 @@ class Session:
         old.model.load_state_dict(elastic.send_arrays(self.comm, old.model.state_dict(), root))
         optimizer_state = elastic.send_arrays(self.comm, old.optimizer.state_dict(), root)
         state = self.comm.broadcast_object(old.state(), root, label=elastic.RECOVERY)
-        self.trainer = trainer = self._make_trainer()
+        self.trainer = trainer = self._make_trainer(self._make_loader())
         trainer.optimizer.load_state_dict(optimizer_state)
         trainer.load_state(state)
         trainer.metrics = old.metrics
@@ -297,7 +314,8 @@ class Session:
     def _resume(self) -> None:
         source = getattr(self.options, "resume", None)
         own = getattr(self.options, "checkpoint", None)
-        if own and restart_number() and self.comm.broadcast_object(is_there(own), label="checkpoint"):
+        # Rank 0 says: launchers don't hand CLCOMM_RESTART to other hosts.
+        if own and self.comm.broadcast_object(restart_number() > 0 and is_there(own), label="checkpoint"):
             source = own
         if source:
             found = restore_snapshot(source, self.trainer, self._course())

@@ -62,7 +62,7 @@ class Trainer:
     clip_norm: the largest norm of the averaged gradients together; None: as large as they are.
     Where the ranks' shards are uneven gradients are weighed by samples, and a rank that has none left steps on with the
     others' gradients.
-    Raises ArgumentError for an accumulation below 1.
+    Raises ArgumentError for an accumulation below 1 or above sys.maxsize.
     """
 
     def __init__(
@@ -78,8 +78,10 @@ class Trainer:
         clip_norm: float | None = None,
         callbacks: Sequence[Callback] = (),
     ):
-        if accumulation < 1:
-            raise ArgumentError(f"grad_accumulation: expected a number of micro-batches from 1 up, got {accumulation}")
+        if not 1 <= accumulation <= sys.maxsize:
+            raise ArgumentError(
+                f"grad_accumulation: expected a number of micro-batches from 1 to {sys.maxsize}, got {accumulation}"
+            )
         self.comm, self.sync, self.loader = comm, sync, loader
         self.parts, self.model, self.optimizer = parts, parts.model, optimizer
         self.accumulation, self.clip_norm = accumulation, clip_norm

@@ -14,6 +14,7 @@ from clcomm import restarts
 from clcomm.commands.command import Command
 from clcomm.errors import ArgumentError
 from clcomm.job import FAILURE, USER_ERROR
+from clcomm.option_types import number, whole_number
 from clcomm.scratch import scratch_file, sweep
 from clcomm.transport.mpi import launched_ranks
 
@@ -25,10 +26,12 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--restarts", type=int, default=3, metavar="N", help="at most so many; default: %(default)s")
+    parser.add_argument(
+        "--restarts", type=whole_number(), default=3, metavar="N", help="at most so many; default: %(default)s"
+    )
     parser.add_argument(
         "--pause",
-        type=float,
+        type=number(most=LONGEST_PAUSE_S),
         default=1.0,
         metavar="S",
         help="before the first, doubled each time; default: %(default)s",
@@ -41,11 +44,6 @@ def run(options: argparse.Namespace) -> int:
     command = options.job[1:] if options.job[:1] == ["--"] else options.job
     if not command:
         raise ArgumentError("run: expected a command, as in clcomm run -- mpiexec -n 4 python train.py, got none")
-    if options.restarts < 0 or not 0 <= options.pause <= LONGEST_PAUSE_S:
-        raise ArgumentError(
-            f"run: expected --restarts from 0 up and --pause from 0 to {LONGEST_PAUSE_S:g}, got {options.restarts} "
-            f"and {options.pause:g}"
-        )
     if launched_ranks() > 1:
         raise ArgumentError("run: expected to be outside mpiexec, as in clcomm run -- mpiexec ..., got a rank")
     return _Launcher(command, options.restarts, options.pause).run()
@@ -84,8 +82,8 @@ class _Launcher:
         self._was_signalled = threading.Event()
 
     def run(self) -> int:
-        for number in FORWARDED:
-            signal.signal(number, self._forward)
+        for each in FORWARDED:
+            signal.signal(each, self._forward)
         ends: list[End] = []
         sweep()
         while True:
@@ -103,7 +101,6 @@ class _Launcher:
 
     def _start(self, number: int) -> End:
         with scratch_file("run", bytes(restarts.FILE_BYTES)) as file:
-            progress = restarts.open_progress(file.name)
             environment = {**os.environ, restarts.RESTART: str(number), restarts.PROGRESS: file.name}
             try:
                 self._process = subprocess.Popen(self._command, env=environment)
@@ -112,6 +109,7 @@ class _Launcher:
                 return End(NOT_FOUND, 0, 0)
             code = self._ended(self._process)
             self._process = None
+            progress = restarts.read_progress(file.name)
             if code == 0 and progress[restarts.STARTED] and not progress[restarts.COMPLETED]:
                 say("exit code 0, but no rank has completed: taken for a failure")
                 code = FAILURE

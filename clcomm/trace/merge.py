@@ -20,6 +20,8 @@ from clcomm.trace.part import Part, part_path
 LABEL = "trace"
 #: A good part of what gzip can do at half of its cost.
 _GZIP_LEVEL = 5
+#: What rows of other kinds than a rank writes run into.
+_DAMAGE = (LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 def write_together(comm: Communicator, part: Path, path: Path, limit_bytes: int) -> str:
@@ -55,7 +57,13 @@ def write_from_parts(path: Path, limit_bytes: int) -> list[int]:
     paths = list(path.parent.glob(first.replace(".rank0.", ".rank*.")))
     if not paths:
         raise ArgumentError(f"{path}: expected parts of a trace beside it, {first} and so on; found none")
-    parts = sorted(map(Part, paths), key=lambda part: part.rank)
+    try:
+        return _write_parts(path, sorted(map(Part, paths), key=lambda part: part.rank), limit_bytes)
+    except _DAMAGE:
+        raise ArgumentError(f"{path}: expected parts as a job's ranks write them, found damaged ones") from None
+
+
+def _write_parts(path: Path, parts: list[Part], limit_bytes: int) -> list[int]:
     if len({part.header["job"] for part in parts}) > 1:
         raise ArgumentError(
             f"{path}: expected parts of one job beside it, found those of several; remove the older ones"

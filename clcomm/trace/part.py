@@ -84,8 +84,10 @@ class Part:
         self.rows: dict[str, list[Sequence[Any]]] = {kind: [] for kind in KINDS}
         for chunk in chunks:
             for kind in KINDS:
-                self.rows[kind] += chunk.get(kind, ())
-        if self.header.get("format") != FORMAT or not self.rows["clocks"]:
+                rows = chunk.get(kind, [])
+                self.rows[kind] += rows if isinstance(rows, list) else []
+        is_ours = self.header.get("format") == FORMAT and type(self.header.get("rank")) is int and "job" in self.header
+        if not is_ours or not self.rows["clocks"]:
             raise ArgumentError(f"{path}: expected a part of a trace, found something else")
 
     @property
@@ -102,7 +104,7 @@ def _chunks(path: Path) -> Iterator[dict[str, Any]]:
                 if not isinstance(chunk, dict):
                     return
                 yield chunk
-    except ValueError:  # a line that breaks off
+    except (ValueError, RecursionError):  # a line that breaks off, or that no rank wrote
         return
     except OSError as error:
         raise ArgumentError(f"{path}: expected a part of a trace, cannot read it ({error.strerror})") from None

@@ -1,0 +1,48 @@
+"""Numbers on a command line: plain digits, within bounds, refused in one line."""
+
+from __future__ import annotations
+
+import math
+import re
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+
+#: More than any count can come to that a program works through.
+MOST_COUNT = 10**12
+_SHOWN = 40
+
+
+def whole_number(least: int = 0, most: int = MOST_COUNT) -> Callable[[str], int]:
+    """Return what argparse takes as `type` for a whole number from `least` to `most`."""
+
+    def parse(text: str) -> int:
+        value = int(text) if re.fullmatch(r"-?[0-9]{1,40}", text) else None
+        if value is None or value < least:
+            raise ArgumentTypeError(f"expected a whole number from {least} up, got {_cut(text)}")
+        if value > most:
+            raise ArgumentTypeError(f"expected a whole number up to {most}, got {_cut(text)}")
+        return value
+
+    return parse
+
+
+def number(least: float = 0.0, *, above: bool = False, most: float = 1e300) -> Callable[[str], float]:
+    """Return what argparse takes as `type` for a finite number from `least` to `most`, `least` left out if `above`."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text) if text.isascii() else math.nan
+        except ValueError:
+            value = math.nan
+        if not value >= least or (above and value == least) or value == math.inf:
+            bound = f"above {least:g}" if above else f"from {least:g} up"
+            raise ArgumentTypeError(f"expected a number {bound}, got {_cut(text)}")
+        if value > most:
+            raise ArgumentTypeError(f"expected a number up to {most:g}, got {_cut(text)}")
+        return value
+
+    return parse
+
+
+def _cut(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
