@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError
+from clcomm.errors import ArgumentError, ClcommError
 from clcomm.files import replacing, unwritable
 from clcomm.trace.clocks import ClockReading
 from clcomm.trace.events import RankEvents
@@ -21,7 +21,7 @@ LABEL = "trace"
 #: A good part of what gzip can do at half of its cost.
 _GZIP_LEVEL = 5
 #: What rows of other kinds than a rank writes run into.
-_DAMAGE = (LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+_DAMAGE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
 def write_together(comm: Communicator, part: Path, path: Path, limit_bytes: int) -> str:
@@ -59,6 +59,8 @@ def write_from_parts(path: Path, limit_bytes: int) -> list[int]:
         raise ArgumentError(f"{path}: expected parts of a trace beside it, {first} and so on; found none")
     try:
         return _write_parts(path, sorted(map(Part, paths), key=lambda part: part.rank), limit_bytes)
+    except ClcommError:
+        raise
     except _DAMAGE:
         raise ArgumentError(f"{path}: expected parts as a job's ranks write them, found damaged ones") from None
 
