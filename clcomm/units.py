@@ -14,7 +14,7 @@ _FACTORS = {
     "m": 1 << 20, "mib": 1 << 20, "mb": 10**6,
     "g": 1 << 30, "gib": 1 << 30, "gb": 10**9,
 }  # fmt: skip
-_SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([a-zA-Z]*)\s*")
+_SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_size(value: int | str, name: str = "bucket_size") -> int:

@@ -85,13 +85,14 @@ def test_sizes_below_an_element_come_once(capsys):
     [
         (["--min", "ten"], "--min: expected a positive number of bytes"),
         (["--iterations", "1", "--windows", "2"], "--iterations: expected at least one in each of 2 windows, got 1"),
-        (["--windows", "0"], "--windows: expected a number from 1 up, got 0"),
-        (["--warmup", "-1"], "--warmup: expected a number from 0 up, got -1"),
         (["--json", "/dev/null/rows.json"], "--json: expected a file to write, got '/dev/null/rows.json': Not a dir"),
         (["--json", "/proc/rows.json"], "--json: expected a file to write, got "),
         (["--json", ""], "--json: expected a file to write, got '': a directory"),
         (["--plot", "rows.svg"], "--plot: expected a file whose name ends in .png, got 'rows.svg'"),
-        (["--min", "9999999GiB", "--max", "9999999GiB"], "--max: expected sizes that fit into memory, got 10737417"),
+        (
+            ["--min", "9999999GiB", "--max", "9999999GiB"],
+            "--max: expected a value whose memory this host has, ",
+        ),
         (["--dtype", "int32", "--op", "mean"], "--op: 'mean' needs a floating dtype, got int32; use 'sum'"),
     ],
 )

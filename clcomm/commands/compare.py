@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _share(text: str) -> float:
-    if not re.fullmatch(r"\d{1,6}(\.\d{1,6})?%?", text):
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?%?", text):
         raise argparse.ArgumentTypeError(f"expected a percentage such as 5%, got {text!r}")
     return float(text.rstrip("%")) / 100
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from clcomm.cli import main
+from clcomm.errors import ArgumentError
 from tests.faults.launch import HUNG_S, clean_environment, mpiexec
 from tests.trace import killed, rules
 
@@ -91,5 +92,5 @@ def test_a_killed_job_leaves_a_trace_of_all_ranks(tmp_path, capsys):
     trace = rules.load(path)
     for rank in range(2):
         assert len(rules.on_thread(trace, "steps", rank)) >= killed.STEPS - 1
-    with pytest.raises(SystemExit):
+    with pytest.raises(ArgumentError):
         main(["trace"])

@@ -1,0 +1,74 @@
+"""Every option of every command, found in the argparse parsers, with values to give it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from clcomm import cli
+from examples import compare_bucketing, mnist
+
+#: What a user may type where a number is expected.
+HOSTILE = (
+    "0", "-1", "-0", "99999999", "999999999999", "9" * 23, "9" * 5000, "nan", "inf", "-inf", "1e400", "1e-400", "1.5",
+    "0x10", "1_000", "²", "٣", "1²", "½", "∞", "", " ", " 1", "1\n2", "NaN%", "1,5", "--", "None", "true", "\x00",
+)  # fmt: skip
+#: Two different values of options that take any text.
+_TEXTS = {"schedule": ("constant", "linear"), "bucket_size": ("1MiB", "2MiB"), "compression": ("fp16", "int8")}
+
+
+class Option(NamedTuple):
+    """An option of a program: its name, argparse's action, and the words that it needs beside it."""
+
+    program: str
+    action: argparse.Action
+    parser: argparse.ArgumentParser
+
+    @property
+    def flag(self) -> str:
+        """The name that errors give it."""
+        return f"--{self.action.dest.replace('_', '-')}"
+
+    def two_values(self) -> tuple[list[str], list[str]]:
+        """Return two command lines that differ in this option alone."""
+        action, name = self.action, self.action.option_strings[-1]
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return [action.option_strings[0]], [action.option_strings[1]]
+        if action.nargs == 0:
+            return [], [name]
+        if action.choices:
+            first, second = list(action.choices)[:2]
+            return [name, str(first)], [name, str(second)]
+        first, second = _TEXTS.get(action.dest, ("3", "5"))
+        return [name, first], [name, second]
+
+
+def parsers(monkeypatch: pytest.MonkeyPatch) -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each program and of each sub-command of clcomm, by the name that it goes by."""
+    found: dict[str, argparse.ArgumentParser] = {}
+
+    def keep(parser: argparse.ArgumentParser) -> argparse.Namespace:
+        found[parser.prog] = parser
+        raise SystemExit
+
+    for program in (mnist, compare_bucketing):
+        monkeypatch.setattr(program.command_line, "parse", keep)
+        with pytest.raises(SystemExit):
+            program.parse()
+    monkeypatch.undo()
+    for listed in cli.COMMANDS:
+        made = cli.make_parser([listed.name])
+        subparsers = next(a for a in made._actions if isinstance(a, argparse._SubParsersAction))
+        found[f"clcomm {listed.name}"] = subparsers.choices[listed.name]
+    return found
+
+
+def options(monkeypatch: pytest.MonkeyPatch) -> Iterator[Option]:
+    """Yield every option of every program but --help."""
+    for program, parser in parsers(monkeypatch).items():
+        for action in parser._actions:
+            if action.option_strings and action.dest != "help":
+                yield Option(program, action, parser)
