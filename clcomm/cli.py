@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from clcomm._version import __version__
 from clcomm.commands.command import Command
-from clcomm.errors import ArgumentError
+from clcomm.option_types import OneLineParser
 
 
 class Listed(NamedTuple):
@@ -42,16 +42,12 @@ COMMANDS: tuple[Listed | Command, ...] = (
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID")
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(OneLineParser):
     """A parser that speaks once for all ranks."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if next((os.environ[name] for name in _RANKS if name in os.environ), "0") == "0":
             super()._print_message(message, file)
-
-    def error(self, message: str) -> NoReturn:
-        """Raise ArgumentError: one line for all ranks."""
-        raise ArgumentError(f"{message}; see {self.prog} --help")
 
 
 def make_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:

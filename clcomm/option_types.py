@@ -1,15 +1,33 @@
-"""Numbers on a command line: plain digits, within bounds, refused in one line."""
+"""What command lines take: numbers of plain digits, within bounds; what they do not take is one line."""
 
 from __future__ import annotations
 
 import math
 import re
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
+from typing import Any, NoReturn
+
+from clcomm.errors import ArgumentError
 
 #: More than any count can come to that a program works through.
 MOST_COUNT = 10**12
 _SHOWN = 40
+
+
+class OneLineParser(ArgumentParser):
+    """A parser whose complaints are ArgumentErrors: one line for all ranks instead of a usage text each."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ArgumentError(f"{message}; see {self.prog} --help")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does, but for `--option=--`, which it takes for an option without its value."""
+        found, rest = super().parse_known_args(args, namespace)
+        for action in self._actions:
+            if action.nargs is None and getattr(found, action.dest, None) == []:
+                self.error(f"argument {'/'.join(action.option_strings) or action.dest}: expected one argument")
+        return found, rest
 
 
 def whole_number(least: int = 0, most: int = MOST_COUNT) -> Callable[[str], int]:

@@ -46,7 +46,7 @@ class Option(NamedTuple):
         return [name, first], [name, second]
 
 
-def parsers(monkeypatch: pytest.MonkeyPatch) -> dict[str, argparse.ArgumentParser]:
+def parsers() -> dict[str, argparse.ArgumentParser]:
     """Return the parser of each program and of each sub-command of clcomm, by the name that it goes by."""
     found: dict[str, argparse.ArgumentParser] = {}
 
@@ -55,10 +55,9 @@ def parsers(monkeypatch: pytest.MonkeyPatch) -> dict[str, argparse.ArgumentParse
         raise SystemExit
 
     for program in (mnist, compare_bucketing):
-        monkeypatch.setattr(program.command_line, "parse", keep)
-        with pytest.raises(SystemExit):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+            patch.setattr(program.command_line, "parse", keep)
             program.parse()
-    monkeypatch.undo()
     for listed in cli.COMMANDS:
         made = cli.make_parser([listed.name])
         subparsers = next(a for a in made._actions if isinstance(a, argparse._SubParsersAction))
@@ -66,9 +65,9 @@ def parsers(monkeypatch: pytest.MonkeyPatch) -> dict[str, argparse.ArgumentParse
     return found
 
 
-def options(monkeypatch: pytest.MonkeyPatch) -> Iterator[Option]:
+def options() -> Iterator[Option]:
     """Yield every option of every program but --help."""
-    for program, parser in parsers(monkeypatch).items():
+    for program, parser in parsers().items():
         for action in parser._actions:
             if action.option_strings and action.dest != "help":
                 yield Option(program, action, parser)

@@ -41,9 +41,9 @@ def is_number(option: Option) -> bool:
     return action.type is not None or option.flag in GRAMMARS
 
 
-def test_every_number_is_refused_in_a_line_or_within_bounds(monkeypatch):
+def test_every_number_is_refused_in_a_line_or_within_bounds():
     tried, bare = 0, []
-    for option in options(monkeypatch):
+    for option in options():
         if option.action.type in (int, float):
             bare.append(f"{option.program} {option.flag}")  # no bounds, no plain digits
         if not is_number(option):
@@ -56,6 +56,7 @@ def test_every_number_is_refused_in_a_line_or_within_bounds(monkeypatch):
                 assert "\n" not in str(error) and option.flag in str(error), (option.flag, text)
                 continue
             value = parsed[option.action.dest]
+            assert isinstance(value, (int, float, str)), (option.flag, text)
             if isinstance(value, (int, float)):
                 assert text.isascii() and 0 <= value <= 1e300, (option.flag, text)
                 assert value == float(Fraction(text)) or option.flag in PERCENTAGES
@@ -107,7 +108,7 @@ def trained(monkeypatch, *words: str) -> int | ArgumentError:
 def test_training_takes_or_refuses_any_number(monkeypatch, tmp_path):
     """What the parser lets through: the training refuses it in a line or takes one step with it."""
     monkeypatch.chdir(tmp_path)
-    numbers = [option for option in options(monkeypatch) if option.program.endswith("mnist") and is_number(option)]
+    numbers = [option for option in options() if option.program.endswith("mnist") and is_number(option)]
     outcomes = []
     for option in numbers:
         if not FAMILY and option.flag not in SAMPLED:

@@ -25,8 +25,8 @@ def nothing_declared(monkeypatch):
     monkeypatch.setattr(same_start._Job, "said", set())
 
 
-def collective_options(monkeypatch) -> list[Option]:
-    found = [option for option in options(monkeypatch) if option.program in COLLECTIVE]
+def collective_options() -> list[Option]:
+    found = [option for option in options() if option.program in COLLECTIVE]
     assert {option.program for option in found} == set(COLLECTIVE)
     return found
 
@@ -50,9 +50,9 @@ def refused(comm: Communicator, **arguments) -> str:
 
 
 @pytest.mark.mpi(min_size=2)
-def test_every_option_of_every_program_is_compared(monkeypatch):
+def test_every_option_of_every_program_is_compared():
     comm, draw, tried = Communicator(transport="mpi"), random.Random(12), 0
-    for option in collective_options(monkeypatch):
+    for option in collective_options():
         odd = ranks_that_differ(comm.size, draw)
         usual, other = (option.parser.parse_args(line) for line in option.two_values())
         declare(option.program, other if comm.rank in odd else usual)

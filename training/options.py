@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from typing import Any, NoReturn
+from typing import Any
 
 from clcomm.compression import parse_compression
 from clcomm.divergence import ON_DIVERGENCE
 from clcomm.errors import ArgumentError
-from clcomm.option_types import number, whole_number
+from clcomm.option_types import OneLineParser, number, whole_number
 from clcomm.same_start import declare
 from clcomm.trace.recorder import DEFAULT_LIMIT
 from clcomm.transport.mpi import place_in_world
@@ -33,11 +33,8 @@ def default_rates() -> str:
     return ", ".join(f"{rate:g} for {' and '.join(names)}" for rate, names in optimizers.items())
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are ArgumentErrors: one line for all ranks instead of a usage text each."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ArgumentError(f"{message}; see --help")
+class Parser(OneLineParser):
+    """The parser of a training job."""
 
     def print_help(self, file: Any = None) -> None:
         """Print the options, once for all ranks."""

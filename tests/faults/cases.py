@@ -180,5 +180,6 @@ SAMPLE = (
     "exception:collective:1:ulfm4", "SIGKILL:collective:1:ulfm8", "SIGSTOP:collective:1:ulfm3",
     "null device:--checkpoint:0", "named pipe:--trace:0", "directory:--report:0",
     "link in a circle:--log-csv:0", "endless device:--resume:0", "no HOME:start-up:0", "full disk:--log-csv:0",
+    "different options:--trace:1", "different options:--batch-size:1", "no number:--epochs:0",
     "full disk:kernel cache:0", "a cache directory that others may write to:start-up:0",
 )  # fmt: skip

@@ -34,12 +34,14 @@ class FileCase(Case):
     """A case of a job on its command line. `arguments`: {at} stands for the file that `kind` makes.
 
     `environment`: None takes a variable away. `small`: bytes of the disk at {small}.
+    `of_rank_1`: arguments that rank 1 alone is given.
     """
 
     arguments: tuple[str, ...] = ()
     kind: str = ""
     environment: dict[str, str | None] = field(default_factory=dict)
     small: str = ""
+    of_rank_1: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
         return hash(self.name)

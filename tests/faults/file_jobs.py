@@ -52,7 +52,10 @@ def _run(case: FileCase, places: dict[str, str], mounts: tuple[str, ...]) -> tup
     def placed(text: str) -> str:
         return functools.reduce(lambda filled, name: filled.replace(name, places[name]), places, text)
 
-    command = [mpiexec(), "-n", "2", sys.executable, "-m", "examples.mnist", *SMALL, *map(placed, case.arguments)]
+    program = [sys.executable, "-m", "examples.mnist", *SMALL, *map(placed, case.arguments)]
+    command = [mpiexec(), "-n", "2", *program]
+    if case.of_rank_1:
+        command = [mpiexec(), "-n", "1", *program, ":", "-n", "1", *program, *map(placed, case.of_rank_1)]
     command = [*mounts, "sh", "-c", _IN_OWN_MOUNTS, "sh", *command]
     environment = clean_environment(
         POCL_CACHE_DIR=str(kernels()), SMALL=case.small, SMALL_DIR=places["{small}"],

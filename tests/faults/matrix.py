@@ -26,6 +26,7 @@ from tests.faults.file_cases import FileCase, file_cases
 from tests.faults.file_jobs import forget_kernels, run_file_case
 from tests.faults.launch import END_S, ROOT, clean_environment, mpiexec
 from tests.faults.pace import Pace
+from tests.faults.start_cases import start_cases
 
 #: How long a job may take on a busy machine before we call it hung, and processes after its end.
 LIMIT_S, GONE_S = 120.0, 5.0
@@ -282,7 +283,7 @@ def report(case: Case) -> Outcome:
 
 def every_case() -> list[Case]:
     """Return the whole matrix: faults of ranks, and of what a job finds around it."""
-    return all_cases() + file_cases()
+    return all_cases() + file_cases() + start_cases()
 
 
 def main(pattern: str = "", at_once: str = "1") -> int:
