@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from array import array
@@ -22,6 +23,25 @@ def test_the_first_to_die_is_named_even_when_all_are_gone_before_anybody_looks(o
     said = what_is_said(order, lookout.RUNNING)
     assert said.startswith(f"clcomm: rank {order[0]} died at step {order[0] + 1} ")
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGRTMIN, 37, 50, 63, signal.SIGRTMAX, signal.SIGXCPU])
+def test_any_signal_has_a_name(number):
+    """As the kernel counts them: real-time signals but the first and the last have no names of their own."""
+    process = subprocess.Popen(["sleep", str(HUNG_S)])
+    handle = os.pidfd_open(process.pid)
+    process.send_signal(number)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    said = lookout.cause(process.pid, handle)
+    process.wait()
+    os.close(handle)
+    names = {each.value: each.name for each in signal.Signals}
+    assert said == f" of {names.get(number, f'SIGRTMIN+{number - signal.SIGRTMIN}')}"
+
+
+def test_no_number_of_a_signal_is_an_error():
+    names = [lookout.signal_name(number) for number in range(200)]
+    assert len(set(names)) == 200 and names[9] == "SIGKILL" and names[199] == "signal 199"
 
 
 def test_who_leaves_on_purpose_is_not_named():

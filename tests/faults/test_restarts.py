@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clcomm import restarts
 from clcomm.checkpoint import load
 from clcomm.commands.run import End, reason_to_stop
 from tests.faults.launch import HUNG_S, ROOT, clean_environment, mpiexec
@@ -107,6 +108,28 @@ def test_within_mpiexec_it_is_refused():
     code, _, said = run("true", PMI_SIZE="2", PMI_RANK="0")
     assert code == 2
     assert said == ["clcomm: run: expected to be outside mpiexec, as in clcomm run -- mpiexec ..., got a rank"]
+
+
+@pytest.mark.parametrize("length", range(0, 40, 4))
+def test_a_progress_file_that_is_cut_short_ends_no_rank(tmp_path: Path, monkeypatch, length: int):
+    path = tmp_path / "progress"
+    path.write_bytes(bytes(32))
+    monkeypatch.setenv(restarts.PROGRESS, str(path))
+    monkeypatch.setattr(restarts._File, "is_open", False)
+    monkeypatch.setattr(restarts._File, "descriptor", -1)
+    restarts.note_started()
+    restarts.note(restarts.STEP, 7, 0)
+    assert restarts.read_progress(str(path)) == [7, 0, 1, 0]
+    os.truncate(path, length)
+    began = np.frombuffer(path.read_bytes()[:32].ljust(32, b"\0"), np.int64).tolist()
+    assert restarts.read_progress(str(path)) == began
+    restarts.note(restarts.SAVED, 5, 0)  # a file in memory that is cut short ends its process by SIGBUS
+    restarts.note(restarts.STEP, 8, 0)
+    restarts.note_completed()
+    assert restarts.read_progress(str(path)) == [8, 5, began[2], 1]
+    path.unlink()
+    assert restarts.read_progress(str(path)) == [0, 0, 0, 0]
+    os.close(restarts._File.descriptor)
 
 
 VICTIM = """

@@ -202,6 +202,30 @@ def test_a_rank_that_reads_something_else_stops_all(monkeypatch):
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("seed", range(12))
+def test_one_other_bit_anywhere_in_the_data_stops_all(monkeypatch, seed):
+    comm, draw = Communicator(), np.random.default_rng(seed)
+    monkeypatch.setattr(data_source, "publish", lambda splits: None)
+    splits = load_synthetic(300, 50)
+    part = splits.train if draw.random() < 0.7 else splits.test
+    array = part.images if draw.random() < 0.7 else part.labels
+    changed = array.copy()
+    changed.reshape(-1)[draw.integers(changed.size)] ^= 1
+    if comm.rank == comm.size - 1:
+        object.__setattr__(part, "images" if array is part.images else "labels", changed)
+    monkeypatch.setattr(data_source, "load", lambda *_: splits)
+    texts = comm.all_gather_object(refusal(open_data, "synthetic", comm))
+    assert len(set(texts)) == 1 and f"rank {comm.size - 1} of {comm.size} read other data" in texts[0]
+
+
+@pytest.mark.mpi(min_size=1)
+def test_data_that_one_rank_reads_for_all_is_not_hashed(monkeypatch):
+    monkeypatch.setattr(data_source._Attempt, "fingerprint", property(lambda attempt: pytest.fail("hashed")))
+    with Communicator() as comm:
+        open_data("synthetic", comm, lambda line: None)
+
+
+@pytest.mark.mpi(min_size=2)
 def test_a_damaged_file_is_one_plain_error_on_every_rank(tmp_path):
     comm = Communicator()
     root = comm.broadcast_object(str(tmp_path) if comm.rank == 0 else None)
