@@ -42,7 +42,7 @@ FOR_BENCH := $(VENV)/.has-$(SETUP),bench
 OCLGRIND := $(VENV)/oclgrind
 
 .DELETE_ON_ERROR:
-.PHONY: ulfm help mnist test test-plain test-mpi tables figures fuzz soak courses proofs orders families oclgrind lint format bench
+.PHONY: ulfm options help mnist test test-plain test-mpi tables figures fuzz soak courses proofs orders families oclgrind lint format bench
 .PHONY: pages example-report elastic faults clean
 
 help: ## list the targets and their variables
@@ -85,6 +85,9 @@ fuzz: $(FOR_TEST) ## 100,000 hostile files for all parsers: some minutes
 
 soak: $(FOR_TEST) ## half an hour of training with random stalls on 8 ranks: nothing may gather
 	CLCOMM_SOAK_S=1800 CLCOMM_SOAK_RANKS=8 $(BIN)/python -m pytest tests/soak -s
+
+options: $(FOR_TEST) ## any text for every number of a training's options: a minute
+	CLCOMM_OPTION_FAMILY=1 $(BIN)/python -m pytest tests/test_option_values.py $(TEST_ARGS)
 
 courses: $(FOR_TEST) ## replayed steps and measured choices on many drawn courses: some 10 minutes
 	CLCOMM_TEST_REPLAY_SEEDS=20 CLCOMM_TEST_TUNING_SEEDS=1000 \

@@ -44,7 +44,9 @@ def test_bucket_sizes(size: str) -> None:
 
 
 def test_unknown_option_and_value() -> None:
-    assert_one_line(run("--modell", "mlp"), r"unrecognized arguments: --modell mlp; see python -m examples.mnist --help")
+    assert_one_line(
+        run("--modell", "mlp"), r"unrecognized arguments: --modell mlp; see python -m examples.mnist --help"
+    )
     assert_one_line(run("--batch-size", "0"), r"argument --batch-size: expected a whole number from 1 up, got '0'; .*")
     assert_one_line(run("--engine", "cuda"), r"argument --engine: invalid choice: 'cuda' .*")
 
