@@ -64,6 +64,7 @@ class Device:
         self.buffer_alignment = max(128, cl_device.mem_base_addr_align // 8)  # bytes, of buffers within buffers
         self._programs: dict[tuple[Any, ...], Any] = {}
         self._kernels: dict[tuple[Any, ...], Any] = {}
+        self.spare_kernels: dict[Any, list[Any]] = {}  # of recordings that are no more, by the kernel they are like
         self._grids: dict[int, tuple[tuple[int], tuple[int]]] = {}
         self.kept: dict[Any, Any] = {}  # buffers of values that never change, by what they are
         self._uploads: deque[tuple[Any, np.ndarray]] = deque()

@@ -116,8 +116,11 @@ def _argument_type(kernel: Any, index: int) -> Any:
     return np.dtype(_SCALARS[kernel.get_arg_info(index, cl.kernel_arg_info.TYPE_NAME)]).type
 
 
-def bound_copy(kernel: Any, args: Sequence[Any]) -> cl.Kernel:
-    """Return another kernel object for the same kernel, with its arguments set; None leaves one for later."""
+def bound_copy(kernel: Any, args: Sequence[Any], spare: list[cl.Kernel] | None = None) -> cl.Kernel:
+    """Return another kernel object for the same kernel, with its arguments set; None leaves one for later.
+
+    spare: such objects that are in use no more. PyOpenCL compiles Python code for each new one, and keeps the text.
+    """
     import pyopencl as cl
 
     if isinstance(kernel, _UntypedKernel):
@@ -125,8 +128,11 @@ def bound_copy(kernel: Any, args: Sequence[Any]) -> cl.Kernel:
         types = [None] * len(args)
     else:
         types = [_argument_type(kernel, index) for index in range(kernel.num_args)]
-    with _making:
-        copy = cl.Kernel(kernel.program, kernel.function_name)
+    if spare:
+        copy = spare.pop()
+    else:
+        with _making:
+            copy = cl.Kernel(kernel.program, kernel.function_name)
     for index, (arg, kind) in enumerate(zip(args, types, strict=True)):
         if arg is not None:
             copy.set_arg(index, arg if kind is None else kind(arg))

@@ -167,6 +167,7 @@ class Recording:
         self._revision = recorder.revision
         self._before = list(recorder.before.items())
         self.parts = recorder.parts
+        self._bound: list[tuple[list[Any], Any, Any, Any]] = []
         self._is_tuple, tensors = isinstance(results, tuple), as_tensors(results) or ()
         self.results = [(t.shape, t.dtype, self._source(recorder, t.buffer)) for t in tensors]
         returned = {id(source) for *_, source in self.results}
@@ -190,12 +191,17 @@ class Recording:
         return Input(recorder.inputs[address]) if address in recorder.inputs else buffer
 
     def release(self) -> None:
-        """Let go of the arena and of the kernel objects that were made for it."""
+        """Let go of the arena, and give the kernel objects back that were made for it."""
+        for part, (launches, *_) in zip(self.parts, self._bound, strict=False):
+            for launch, (kernel, *_) in zip(part.launches, launches, strict=True):
+                self.device.spare_kernels.setdefault(launch.kernel, []).append(kernel)
         self.is_bound = False
-        self._bound: list[tuple[list[Any], Any, Any, Any]] = []
+        self._bound = []
         self._inputs: dict[int, list[tuple[Any, int]]] = {}
         self._outputs: dict[int, list[tuple[Any, int]]] = {}
         self._kept: list[Any] = []  # a kernel does not keep its arguments' memory
+
+    __del__ = release
 
     def bind(self, memory: Any) -> None:
         """Make a kernel object for each launch and set its arguments, on `memory` of at least `nbytes`."""
@@ -208,7 +214,8 @@ class Recording:
             launches: list[Any] = []
             for launch in part.launches:
                 args = [places.get(id(arg), arg) for arg in launch.args]
-                kernel = program.bound_copy(launch.kernel, [None if _varies(arg) else arg for arg in args])
+                spare = self.device.spare_kernels.get(launch.kernel, [])
+                kernel = program.bound_copy(launch.kernel, [None if _varies(arg) else arg for arg in args], spare)
                 self._note_varying(kernel, args)
                 self._kept += args
                 launches.append((kernel, *launch.sizes))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import linecache
 
 import numpy as np
+import pytest
 
 from clcomm.engine import Linear, Replay, Tensor, capture, measure_overhead
 from clcomm.engine import functional as F
@@ -33,6 +35,36 @@ def test_memory_does_not_grow_over_ten_thousand_steps(device):
     before = run(10)
     assert run(10_000) == before
     assert repeats(step) == 10_008
+
+
+@pytest.mark.parametrize("model", ["mlp", "convnet"])
+@pytest.mark.parametrize("change", ["hook", "requires_grad", "memory"])
+def test_recording_anew_makes_no_kernel_anew(device, model, change):
+    twin = Twin(device, model)
+    parameter, batch = next(iter(twin.models[1].parameters())), twin.batch(4)
+
+    def run(times: int) -> tuple[int, int]:
+        for _ in range(times):
+            if change == "hook":
+                parameter.register_post_accumulate_grad_hook(lambda _: None)()
+            elif change == "requires_grad":
+                parameter.requires_grad = False
+                parameter.requires_grad = True
+            else:
+                device.revision += 1
+            for _ in range(4):
+                twin.steps[1](*batch)
+                twin.models[1].zero_grad()
+        gc.collect()
+        return len(linecache.cache), len(gc.get_objects())
+
+    files, objects = run(4)  # PyOpenCL compiles Python code for each kernel object, and keeps the text
+    assert run(12)[0] == files and run(12)[1] < objects + 50
+    assert twin.replay.replayed > 20
+    for _ in range(3):
+        twin.step()
+        twin.update()
+    twin.assert_same_parameters()
 
 
 def test_a_recorded_step_takes_no_more_memory_than_the_pool_did(device, monkeypatch):
