@@ -14,6 +14,7 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from itertools import takewhile
 from typing import Any, ClassVar, NamedTuple
@@ -79,7 +80,7 @@ def require_same_start(comm: Any, arguments: Mapping[str, object], limits: Limit
     suspicious = [*_suspicious_versions(), *_environment(limits)]
     own = np.frombuffer(_digest(required) + _digest(suspicious), np.uint8)
     everyone = np.empty((comm.Get_size(), own.size), np.uint8)
-    comm.Allgather(own, everyone)
+    mpi_transport.wait_patiently(comm.Iallgather(own, everyone))
     alike = (everyone == everyone[0]).all(0)
     if not alike[:_DIGEST_BYTES].all():
         raise MismatchError(difference(comm.allgather(required)))
@@ -148,6 +149,7 @@ def _versions(values: Mapping[str, str]) -> list[Fact]:
     return [Fact(name, value, _VERSIONS) for name, value in values.items()]
 
 
+@cache
 def _pyopencl_version() -> str:
     with suppress(metadata.PackageNotFoundError):
         return metadata.version("pyopencl")
