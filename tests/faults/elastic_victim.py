@@ -59,9 +59,9 @@ def noted_recovery(comm: Communicator) -> Communicator:
     return survivors_of(comm)
 
 
-def noted_phase(comm: Communicator, name: str, *details: Any) -> Any:
+def noted_phase(comm: Communicator, name: str, **details: Any) -> Any:
     at(name)
-    return phase(comm, name, *details)
+    return phase(comm, name, **details)
 
 
 def noted_data(comm: Communicator, event: Any) -> None:
