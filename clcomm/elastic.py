@@ -12,7 +12,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from clcomm import exits
 from clcomm.communicator import Communicator
 from clcomm.errors import LaunchError
 from clcomm.transport import mpi
@@ -41,7 +40,6 @@ def survivors_of(comm: Communicator) -> Communicator:
     Collective over the survivors. Memory of the old Communicator stays readable: it is freed by the process's end.
     """
     old = comm.comm
-    exits.lost_ranks()
     comm.abandon()
     while True:
         shrunk = mpi.survivors(old)

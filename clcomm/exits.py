@@ -49,7 +49,7 @@ class _Hooks:
     threading_excepthook: Any = threading.excepthook
     leaving_with: job.Exit | None = None
     was_open = False
-    has_lost_ranks = False
+    leaves_out_mpi = False
     is_looking_back = False
     communicators: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
     latest: Any = None  # kept, as it may be a variable of a main() that is over when the program looks back
@@ -83,6 +83,8 @@ def opened(communicator: Any) -> None:
     _Hooks.was_open = True
     if _Hooks.signals is None:
         _Hooks.signals = _Signals.installed()
+    if mpi.tolerates_failures() and not _Hooks.leaves_out_mpi:
+        _leave_out_mpi()  # MPI_Finalize waits for a rank that dies when the others are done
     if _Hooks.overtime is None:
         _Hooks.overtime = Overtime(communicator.limits, _activity, end_by_force_later)
     _Hooks.overtime.limits = communicator.limits
@@ -104,13 +106,6 @@ def finalized(communicator: Any) -> None:
     if not _Hooks.communicators and _Hooks.signals is not None:
         _Hooks.signals.restore()
         _Hooks.signals = None
-
-
-def lost_ranks() -> None:
-    """Note that ranks have died without which the others go on: MPI_Finalize may wait for them, and is left out."""
-    if not _Hooks.has_lost_ranks:
-        _Hooks.has_lost_ranks = True
-        _leave_out_mpi()
 
 
 def _leaves(error: SystemExit) -> None:
@@ -178,6 +173,7 @@ def _forked() -> None:
 
 def _leave_out_mpi() -> None:
     """Let this process end without MPI_Finalize; the exit handler that does so stays the one that is called first."""
+    _Hooks.leaves_out_mpi = True
     register = atexit.register
 
     def register_before_ours(function: Any, /, *args: Any, **named: Any) -> Any:
@@ -193,7 +189,7 @@ def _leave_out_mpi() -> None:
 def _leave_without_mpi() -> None:
     """End this process as Python does, but for MPI_Finalize; of the exit handlers this one calls the others.
 
-    The MPI that a forked child has a copy of is its parent's. After losses MPI_Finalize may wait for the dead.
+    The MPI that a forked child has a copy of is its parent's. Where ranks may die, MPI_Finalize may wait for the dead.
     """
     atexit.unregister(_leave_without_mpi)
     atexit._run_exitfuncs()
