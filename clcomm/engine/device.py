@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from threading import Lock, get_ident
+from threading import RLock, get_ident
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -70,7 +70,10 @@ class Device:
         self._uploads: deque[tuple[Any, np.ndarray]] = deque()
         self._borrowed: list[Any] = []  # buffers on arrays of the caller's, kept while kernels may be queued on them
         self._recorders: dict[int, Recorder] = {}  # by the thread whose run each notes
-        self._launching = Lock()  # a kernel's arguments are set and it is queued before another thread sets its own
+        self.launching = RLock()  # a kernel's arguments are set and it is queued before another thread sets its own
+        # Kernels in the calling thread: PoCL's lets each thread run what others have queued, and two of them may wait
+        # for each other's events then. So one thread at a time uses such a device.
+        self.in_turn = self.launching if self.runs_in_caller else nullcontext()
         self.revision = 0  # grows when memory, hooks or requires_grad of tensors change: recordings are void then
         self.note: Callable[[Launch], None] | None = None  # told about each launch
         self._enqueue = cl.enqueue_nd_range_kernel
@@ -137,7 +140,7 @@ class Device:
         """Queue a kernel; `args` are buffers, tensors and plain or NumPy numbers."""
         values = [getattr(arg, "buffer", arg) for arg in args]
         try:
-            with self._launching:
+            with self.launching:
                 event = kernel(self.queue, global_size, local_size, *values)
         except self._error as error:
             raise self._failed(kernel, error) from None
@@ -150,12 +153,13 @@ class Device:
         """Queue kernels whose arguments are set: (kernel, global size, local size) of each."""
         enqueue, queue, note = self._enqueue, self.queue, self.note
         try:
-            if note is None:
-                for kernel, global_size, local_size in launches:
-                    enqueue(queue, kernel, global_size, local_size)
-            else:
-                for kernel, global_size, local_size in launches:
-                    note((kernel, global_size, enqueue(queue, kernel, global_size, local_size)))
+            with self.launching:
+                if note is None:
+                    for kernel, global_size, local_size in launches:
+                        enqueue(queue, kernel, global_size, local_size)
+                else:
+                    for kernel, global_size, local_size in launches:
+                        note((kernel, global_size, enqueue(queue, kernel, global_size, local_size)))
         except self._error as error:
             raise self._failed(kernel, error) from None
 
@@ -293,26 +297,30 @@ class Device:
         import pyopencl as cl
 
         self.not_replayable("brings values to the device")
-        cl.enqueue_copy(self.queue, buffer, array, dst_offset=offset, is_blocking=True)
+        with self.in_turn:
+            cl.enqueue_copy(self.queue, buffer, array, dst_offset=offset, is_blocking=True)
 
     def read(self, buffer: Any, array: np.ndarray, offset: int = 0) -> None:
         """Fill a C-contiguous host array from a buffer, `offset` bytes in; waits."""
         import pyopencl as cl
 
         self.not_replayable("brings values to the host")
-        cl.enqueue_copy(self.queue, array, buffer, src_offset=offset, is_blocking=True)
+        with self.in_turn:
+            cl.enqueue_copy(self.queue, array, buffer, src_offset=offset, is_blocking=True)
 
     def copy(self, target: Any, source: Any, nbytes: int) -> None:
         """Queue a copy of the first `nbytes` of one buffer to another."""
         import pyopencl as cl
 
         self.not_replayable("copies buffers without a kernel")
-        cl.enqueue_copy(self.queue, target, source, byte_count=nbytes)
+        with self.in_turn:
+            cl.enqueue_copy(self.queue, target, source, byte_count=nbytes)
 
     def finish(self) -> None:
         """Wait until everything queued is done."""
         self.not_replayable("waits for the device")
-        self.queue.finish()
+        with self.in_turn:
+            self.queue.finish()
         self._borrowed.clear()
 
     def not_replayable(self, what: str) -> None:

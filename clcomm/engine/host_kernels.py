@@ -51,12 +51,14 @@ class HostKernels:
         except (self._cl.Error, DeviceError, MemoryError):  # what one rank's device refuses may not stop the others
             return None
         enqueue, queue, finish = self._cl.enqueue_nd_range_kernel, self._queue, self._queue.finish
+        in_turn = self.device.in_turn
         sized = [(kernel, *launch.sizes) for kernel, launch in zip(kernels, planned, strict=True)]
 
         def run(_memory: Any = (planned, buffers)) -> None:  # kernels do not keep their arguments' memory
-            for kernel, items, group in sized:
-                enqueue(queue, kernel, items, group)
-            finish()
+            with in_turn:
+                for kernel, items, group in sized:
+                    enqueue(queue, kernel, items, group)
+                finish()
 
         return run
 
@@ -65,8 +67,9 @@ class HostKernels:
         *others, count = launch.arguments
         bound = [buffers[each.ctypes.data] if isinstance(each, np.ndarray) else each for each in others]
         kernel = program.bound_copy(launch.kernel, [*bound, 0])
-        self._cl.enqueue_nd_range_kernel(self._queue, kernel, *launch.sizes)
-        self._queue.finish()
+        with self.device.in_turn:
+            self._cl.enqueue_nd_range_kernel(self._queue, kernel, *launch.sizes)
+            self._queue.finish()
         kernel.set_arg(len(others), np.int32(count))
         return kernel
 
