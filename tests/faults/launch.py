@@ -65,6 +65,7 @@ def mpiexec() -> str:
 def clean_environment(**extra: str) -> dict[str, str]:
     """Return the environment without any launcher's words, as a shell has it."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    kept.pop("CI", None)  # which turns live displays off
     kept.pop("PYTHONUNBUFFERED", None)  # ranks whose every piece of a line is written at once mix their lines
     open_mpi = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",

@@ -28,7 +28,7 @@ def on_a_terminal(**environment: str) -> str:
     code = "from types import SimpleNamespace as N; from training.console import make_console as make\n"
     code += "console = make(N(rank=0)); console.print(console.is_terminal, console.width, style='bold')"
     ours, theirs = pty.openpty()
-    given = {**os.environ, "TERM": "xterm", "COLUMNS": "60", "PYTHONPATH": os.getcwd(), **environment}
+    given = {**os.environ, "CI": "", "TERM": "xterm", "COLUMNS": "60", "PYTHONPATH": os.getcwd(), **environment}
     subprocess.run([sys.executable, "-c", code], stdout=theirs, env=given, check=True)
     written = os.read(ours, 200).decode()
     os.close(theirs)
