@@ -71,10 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, the process's own by default; return the exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     options = make_parser(given).parse_args(given)
-    from clcomm.same_start import declare  # here, because help needs nothing of it
+    from clcomm.same_start import declared  # here, because help needs nothing of it
 
-    declare(f"clcomm {options.command}", options)
-    return options.run(options) or 0
+    with declared(f"clcomm {options.command}", options):
+        return options.run(options) or 0
 
 
 def entry() -> NoReturn:

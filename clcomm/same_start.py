@@ -12,8 +12,8 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
 from itertools import takewhile
@@ -67,6 +67,17 @@ def declare(program: str, options: argparse.Namespace) -> None:
         Fact("program", program, "start the same program on all ranks"),
         *(Fact(f"--{name.replace('_', '-')}", _shown(value), _OPTIONS) for name, value in given.items()),
     )
+
+
+@contextmanager
+def declared(program: str, options: argparse.Namespace) -> Iterator[None]:
+    """Declare a program and its options for as long as it runs within this process."""
+    before = _Job.facts
+    declare(program, options)
+    try:
+        yield
+    finally:
+        _Job.facts = before
 
 
 def require_same_start(comm: Any, arguments: Mapping[str, object], limits: Limits) -> None:
