@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-#: One step in so many is measured, which waits for the device at both ends.
-SAMPLE_EVERY = 10
+#: One step in so many is measured, which waits for the device at both ends: at first, so that a short run has enough
+#: samples, and from then on, so that a long one hardly pays for them.
+SAMPLE_EVERY, LATER_EVERY, ENOUGH = 10, 50, 20
 _KEPT_SAMPLES = 401
 
 
@@ -34,7 +35,8 @@ class Overhead:
     def sampled(self) -> Iterator[None]:
         """Stand around a step, without its wait for data; measures it when it is its turn."""
         self._steps += 1
-        if self._profile is None or self._steps % SAMPLE_EVERY:
+        every = SAMPLE_EVERY if len(self._kernels_s) < ENOUGH else LATER_EVERY
+        if self._profile is None or self._steps % every:
             yield
             return
         before = self._communicated()
