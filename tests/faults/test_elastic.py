@@ -35,7 +35,7 @@ def test_the_others_go_on_when_a_rank_is_killed(mpiexec: str):
 @pytest.mark.parametrize("place", ["data", "forward_backward", "sync", "evaluate"])
 def test_one_goes_on_when_three_are_killed(mpiexec: str, place: str):
     outcome = train(mpiexec, f"0,1,3:{place}:2:0.002", *DIGITS)
-    assert outcome.code == 0 and outcome.accuracy > 90, outcome.said
+    assert outcome.code == 0 and outcome.accuracy > 80, outcome.said  # of a quarter of the batch
     assert "Traceback" not in outcome.said
 
 
