@@ -68,15 +68,17 @@ test-mpi: $(FOR_TEST) ## the tests marked mpi, on TEST_RANKS ranks
 # Several ranks' NumPy on few cores: one thread each.
 test-mpi: export OMP_NUM_THREADS ?= 1
 test-mpi: export OPENBLAS_NUM_THREADS ?= 1
+# faulthandler has no stack of a crash in a thread that is not Python's; the UCX in MPICH prints one.
+test-mpi: export UCX_HANDLE_ERRORS ?= bt
 
 tables: $(FOR_TEST) ## every table at every width from 40 to 200, with values of 1 to 15 digits: a minute
-	CLCOMM_TABLE_FAMILY=1 $(BIN)/python -m pytest tests/test_tables.py
+	CLCOMM_TABLE_FAMILY=1 $(BIN)/python -m pytest tests/console/test_tables.py
 
 pages: $(FOR_TEST) ## reports of every kind of run on 1 to 16 ranks as pages and pictures: some minutes
 	CLCOMM_PAGE_FAMILY=1 $(BIN)/python -m pytest tests/report/test_pages.py tests/report/test_pictures.py
 
 figures: $(FOR_TEST) ## reports of 696 drawn runs, and of 400 short real ones with drawn options on 1 to 4 ranks
-	CLCOMM_REPORT_FAMILY=1 $(BIN)/python -m pytest tests/report/test_causes.py
+	CLCOMM_REPORT_FAMILY=1 $(BIN)/python -m pytest tests/report/test_wait_causes.py
 	CLCOMM_REPORT_FAMILY=1 $(MAKE) test-mpi TEST_LIMIT_S=3600 TEST_RANKS="1 2 3 4" \
 	  TEST_ARGS="-o timeout=3000 tests/report/test_invariants.py"
 
@@ -91,7 +93,7 @@ options: $(FOR_TEST) ## any text for every number of a training's options: a min
 
 courses: $(FOR_TEST) ## replayed steps and measured choices on many drawn courses: some 10 minutes
 	CLCOMM_TEST_REPLAY_SEEDS=20 CLCOMM_TEST_TUNING_SEEDS=1000 \
-	  $(BIN)/python -m pytest tests/test_replayed_training.py tests/test_separation.py $(TEST_ARGS)
+	  $(BIN)/python -m pytest tests/test_replayed_training.py tests/measure/test_sign_test.py $(TEST_ARGS)
 
 proofs: $(FOR_TEST) ## 1,000 drawn models on 2, 3, 4, 5 and 8 ranks, and 10,000 random arrivals: some 10 minutes
 	CLCOMM_PROOF_LAYOUTS=1000 CLCOMM_PROOF_ARRIVALS=10000 $(BIN)/python -m pytest tests/proofs
@@ -99,7 +101,7 @@ proofs: $(FOR_TEST) ## 1,000 drawn models on 2, 3, 4, 5 and 8 ranks, and 10,000 
 orders: $(FOR_TEST) ## 1,200 rounds of waiting in random orders, 3,000 dropped Communicators, all of LizarDist's settings
 	CLCOMM_PROOF_ORDERS=200 CLCOMM_PROOF_DROPPED=3000 CLCOMM_PROOF_SETTINGS=162 $(MAKE) test-mpi TEST_LIMIT_S=3600 \
 	  TEST_RANKS="1 2 3 4" \
-	  TEST_ARGS="-o timeout=3000 tests/test_several_communicators.py tests/test_dropped.py tests/test_lizardist_modules.py"
+	  TEST_ARGS="-o timeout=3000 tests/test_several_communicators.py tests/test_dropped.py tests/lizardist/test_lizardist_modules.py"
 
 families: $(FOR_TEST) ## every specialised kernel over 3,000 cases of its family: about an hour
 	CLCOMM_FAMILY_CASES=3000 $(BIN)/python -m pytest tests/families -v

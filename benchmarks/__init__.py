@@ -1,1 +1,1 @@
-"""Measurements, each side by side with what it is compared with: `python -m benchmarks.peers` and its neighbours."""
+"""Benchmarks, each measured beside its reference: `python -m benchmarks.peers` and others."""

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.bucket_sizes`: a dozen bucket sizes beside the one that `bucket_size="auto"` chose.
+"""`python -m benchmarks.bucket_sizes`: a dozen bucket sizes beside the one that `bucket_size="auto"` chooses.
 
-Every rank averages gradients of a model again and again; the sizes take turns, and a synchronisation counts with the
+Every rank averages a model's gradients repeatedly; the sizes take turns, and a synchronisation counts with the
 slowest rank's time over a window. It starts itself on --ranks ranks, or with `--hosts 2 2 --delay-ms 0.5 --rate-mbit
-1000` on two hosts made of network namespaces, two ranks on each; under mpiexec it runs on the ranks that are there.
+1000` on two hosts made of network namespaces, with two ranks on each; under mpiexec it runs on the job's ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
 from benchmarks.on_ranks import cable, relaunch, relaunch_on_hosts, slowest_s
 from clcomm import Communicator, Synchronizer
-from clcomm.forecast import MODELS
+from clcomm.costs.forecast import MODELS
 from clcomm.job import run
 from clcomm.units import format_size
 
@@ -25,14 +25,14 @@ AUTO = "auto"
 #: How much slower than the best of the sweep the chosen size may be.
 TARGET = 1.10
 _SWEPT = 12
-#: Synchronisations before each window: auto has memory of its own, which the caches don't hold at first.
+#: Synchronisations before each window: auto has separate memory, not in the caches at first.
 _SETTLING = 5
 #: Gradients in bytes, tensor by tensor; "deep" has 24 layers of a weight and a bias each, 6 MiB in all.
 TENSORS = {**MODELS, "deep": (262144, 1024) * 24}
 
 
 class Gradients:
-    """A model of NumPy arrays, as `clcomm.adapters.numpy` wants it, whose gradients stay what they are."""
+    """A model of NumPy arrays for `clcomm.adapters.numpy`, whose gradients stay the same."""
 
     def __init__(self, sizes: tuple[int, ...], rank: int):
         generator = np.random.default_rng(rank)
@@ -94,7 +94,7 @@ def measure_model(report: Report, comm: Communicator, name: str, options: argpar
     other = Gradients(TENSORS[name], comm.rank)
 
     def timed(size: int | None, repeats: int) -> float:
-        """Return a synchronisation's seconds, those of the slowest rank; size None: what auto chose."""
+        """Return a synchronisation's seconds on the slowest rank; size None: auto's choice."""
         if size is None:
             once = partial(chosen.sync_gradients, model)
         else:
@@ -112,7 +112,7 @@ def measure_model(report: Report, comm: Communicator, name: str, options: argpar
 
 
 def sweep(nbytes: int) -> list[int]:
-    """Return a dozen sizes, each twice the one before, the last of which takes the whole model."""
+    """Return a dozen sizes, each twice the one before, up to the whole model."""
     largest = 1 << (nbytes - 1).bit_length()
     return [largest >> shift for shift in reversed(range(_SWEPT))]
 
@@ -121,7 +121,7 @@ def add(
     report: Report, name: str, samples: dict[str, Samples], swept: Synchronizer, model: Gradients,
     sizes: dict[str, int], chosen: Synchronizer,
 ) -> None:  # fmt: skip
-    """Add a model's table, what auto saw, and its bar."""
+    """Add a model's table, the evidence of auto, and its bar."""
     best = min(sizes, key=lambda label: samples[label].median)
     title = f"{name}: {len(TENSORS[name])} tensors, {format_size(sum(TENSORS[name]))} of gradients"
     grid = Grid(title, ("bucket size", "buckets", "us a synchronisation", "to the best"))

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.compression`: what each scheme costs in accuracy, and what it saves on the wire.
+"""`python -m benchmarks.compression`: the cost of each scheme in accuracy, and its saving in bytes.
 
 The MNIST example trains with each scheme for as many steps, with the same seeds; the mean over the seeds counts, as
-single runs differ by a few tenths of a point on their own. Then a step's reductions alone are timed, coded by the
-ranks' devices and by NumPy, in turns; `--seeds 0` leaves all but that out.
+single runs differ by a few tenths of a point. Then a step's reductions alone are timed, coded by the ranks' devices
+and by NumPy, in turns; `--seeds 0` runs only these.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ PROGRAM = "benchmarks.compression"
 SCHEMES = ("fp16", "bf16", "int8", "topk:0.01", "powersgd:4")
 HALF = ("fp16", "bf16")
 POINTS_ALLOWED = 0.5
-#: Half of the bytes, but for what rounds a rank's part up.
+#: Half of the bytes, and a margin for the rounding of a rank's part.
 HALF_SHARE = 0.505
-#: Of the timing: how many windows, of how many steps each.
+#: Number of timed windows, and steps in each.
 _WINDOWS, _STEPS = 9, 40
 
 
 class Trained(NamedTuple):
-    """A run's test accuracy in percent, and the bytes a rank's gradients took on the wire."""
+    """A run's test accuracy in percent, and the bytes of a rank's compressed gradients."""
 
     accuracy: float
     wire_bytes: int
@@ -82,7 +82,7 @@ def train(options: argparse.Namespace, scheme: str, seed: int) -> Trained:
 
 
 def compare(options: argparse.Namespace, runs: dict[str, list[Trained]], report: Report) -> None:
-    """Put the schemes beside no compression."""
+    """Compare the schemes with no compression."""
     plain = runs["none"]
     title = f"{options.model}, {options.ranks} ranks, {options.seeds} seed(s)"
     grid = Grid(title, ("scheme", "accuracy, %", "each seed", "points lost", "bytes on the wire"))

@@ -16,7 +16,7 @@ from benchmarks.workers import Job
 from clcomm.job import run
 
 PROGRAM = "benchmarks.cores"
-#: What more ranks than cores keep of the speed of one rank a core.
+#: The least speed with more ranks than cores, relative to one rank per core.
 TARGET = 0.9
 
 
@@ -40,7 +40,7 @@ def parse() -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace, model: str, report: Report) -> None:
-    """Add one model's table and bars; the first number of ranks is what the others are compared with."""
+    """Add one model's table and bars; the first number of ranks is the reference."""
     with tempfile.TemporaryDirectory(prefix="clcomm-bench-") as folder, ExitStack() as stack:
         path = Path(folder, "batches.npz")
         shape = write_batches(path, options.data, max(options.ranks), options.batch, lambda line: None)

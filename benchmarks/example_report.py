@@ -1,6 +1,6 @@
-"""Takes the figures of docs/reading-a-report.md anew: `python -m benchmarks.example_report`, `make example-report`.
+"""Update the figures of docs/reading-a-report.md: `python -m benchmarks.example_report`, `make example-report`.
 
-Runs the training that the page names, on 4 ranks, and puts each part of its report below the page's mark for it.
+Runs the training that the page describes, on 4 ranks, and puts each part of its report below its mark in the page.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def main() -> None:
         subprocess.run(train, check=True)
         show = [sys.executable, "-m", "clcomm", "report", run]
         environment = {**os.environ, "COLUMNS": "120"}
-        told = subprocess.run(show, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-    PAGE.write_text(filled(PAGE.read_text(), told.stdout))
+        shown = subprocess.run(show, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    PAGE.write_text(filled(PAGE.read_text(), shown.stdout))
 
 
 def filled(page: str, report: str) -> str:
-    """Return the page with the report's parts below its marks; a part that the report lacks says so."""
+    """Return the page with the report's parts below its marks; a missing part is reported in its place."""
     parts = {text.split("\n", 1)[0]: text for text in report.rstrip().split("\n\n")}
     first = next(iter(parts))
 

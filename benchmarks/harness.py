@@ -1,7 +1,7 @@
-"""What every benchmark shares: alternating windows, medians, ratios, bars, and a report for people and for the record.
+"""The common parts of all benchmarks: alternating windows, medians, ratios, bars, and reports.
 
-Systems take turns, A B C A B C, so that whatever else the machine does meets all of them alike; only ratios of one run
-mean something, and the report gives them beside the figures.
+Systems take turns, A B C A B C, so that other load on the machine affects all of them alike; only ratios within one run
+are meaningful, and the report gives them beside the figures.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times another one's figure a system's is: the medians' ratio, and the range over single rounds."""
+    """One system's figure over another's: the ratio of medians, and the range over single rounds."""
 
     value: float
     low: float
@@ -79,17 +79,17 @@ def alternate(
     windows: int,
     *,
     warm_up: int = 1,
-    tell: Callable[[str], object] = lambda line: None,
+    show: Callable[[str], object] = lambda line: None,
 ) -> dict[str, Samples]:
-    """Call each measure in turn, `windows` rounds of all of them after `warm_up` rounds that do not count.
+    """Call each measure in turn, in `windows` rounds after `warm_up` rounds that do not count.
 
-    Each round begins with another one, so that what comes before a window slows all of them alike.
+    Each round begins with another measure, so that effects of the window before are shared by all.
     """
     if windows < 1:
         raise ArgumentError(f"windows: expected a number from 1 up, got {windows}")
     values: dict[str, list[float]] = {name: [] for name in measures}
     for number in range(-warm_up, windows):
-        tell("warming up" if number < 0 else f"window {number + 1} of {windows}")
+        show("warming up" if number < 0 else f"window {number + 1} of {windows}")
         for name in rotated(list(measures), number):
             value = measures[name]()
             if number >= 0:
@@ -98,13 +98,13 @@ def alternate(
 
 
 def rotated(names: list[str], by: int) -> list[str]:
-    """Return the names in their order, from another first one."""
+    """Return the names in their order, beginning with another one."""
     start = by % max(1, len(names))
     return names[start:] + names[:start]
 
 
 def repeats_for(seconds_each: float, window_s: float, least: int = 3) -> int:
-    """Return how many repetitions fill a window."""
+    """Return the number of repetitions that fills a window."""
     return max(least, round(window_s / seconds_each)) if seconds_each > 0 else least
 
 
@@ -115,7 +115,7 @@ def best_of(samples: Mapping[str, Samples], names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure that was set as a goal; `at_least` says on which side of `target` it has to be."""
+    """A goal for a figure; `at_least`: whether `target` is a lower bound, else an upper one."""
 
     what: str
     value: float
@@ -148,7 +148,7 @@ class Grid:
         self.rows.append(cells)
 
     def rich(self) -> Table:
-        """Return it for a terminal."""
+        """Return the table for a terminal."""
         table = Table(title=self.title, title_justify="left")
         for index, column in enumerate(self.columns):
             table.add_column(column, justify="right" if index else "left")
@@ -157,7 +157,7 @@ class Grid:
         return table
 
     def markdown(self) -> str:
-        """Return it as Markdown."""
+        """Return the table as Markdown."""
         rule = ["---", *["---:"] * (len(self.columns) - 1)]
         lines = [_row(self.columns), _row(rule), *(_row(row) for row in self.rows)]
         return f"**{self.title}**\n\n" + "\n".join(lines)
@@ -169,7 +169,7 @@ def _row(cells: Sequence[str]) -> str:
 
 @dataclass
 class Report:
-    """Everything one benchmark has to say."""
+    """The results of one benchmark."""
 
     title: str
     command: str
@@ -178,7 +178,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def show(self, console: Console) -> None:
-        """Print it."""
+        """Print the report."""
         for grid in self.grids:
             console.print(grid.rich())
         for line in self.notes:
@@ -187,7 +187,7 @@ class Report:
             console.print(str(bar), style="green" if bar.reached else "bold red", highlight=False)
 
     def markdown(self, today: date | None = None) -> str:
-        """Return it as a section of RESULTS.md: date, machine, versions and command come first."""
+        """Return the report as a section of RESULTS.md, with date, machine, versions and command."""
         parts = [
             f"## {(today or date.today()).isoformat()}: {self.title}",
             f"`{self.command}`",
@@ -200,7 +200,7 @@ class Report:
         return "\n\n".join(parts) + "\n"
 
     def record(self, path: Path = RESULTS) -> None:
-        """Put it at the end of a file of results, in place of what the same command gave on such a machine before."""
+        """Append it to a file of results, in place of the same command's earlier one on such a machine."""
         text = path.read_text(encoding="utf-8") if path.exists() else _RESULTS_HEADING
         heading, *sections = re.split(r"(?m)^(?=## )", text)
         own = f"\n`{self.command}`\n\n{describe_machine()};"
@@ -220,7 +220,7 @@ def parser(program: str, description: str, *, windows: int, window_s: float) -> 
 
 
 def add_clock(parser: argparse.ArgumentParser) -> None:
-    """Add --clock, for what runs in one thread of one process."""
+    """Add --clock, for benchmarks in one thread of one process."""
     parser.add_argument(
         "--clock", choices=("wall", "cpu"), default="wall",
         help="cpu counts the process's own time: for CPU devices on a machine that is busy; default: %(default)s",
@@ -253,17 +253,17 @@ def from_zero(text: str) -> float:
 
 
 def make_console() -> Console:
-    """Return where a benchmark prints; a file gets lines as wide as the tables need."""
+    """Return the console of a benchmark; in a file, lines are as wide as the tables need."""
     return Console(soft_wrap=True) if sys.stdout.isatty() else Console(soft_wrap=True, width=_FILE_WIDTH)
 
 
 def command_line(program: str) -> str:
-    """Return the command that started this program, as one would type it."""
+    """Return the command that started this program."""
     return " ".join(["python", "-m", program, *sys.argv[1:]])
 
 
 def conclude(report: Report, console: Console, record: bool) -> None:
-    """Show a report, and keep it if asked."""
+    """Show a report, and record it if --record asks for it."""
     report.show(console)
     if record:
         report.record()

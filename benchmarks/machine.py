@@ -1,4 +1,4 @@
-"""What a measurement was made on: cores, CPU model and versions, and nothing that names the machine."""
+"""A measurement's machine: cores, CPU model and versions, and nothing that identifies it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What benchmarks share that run on MPI ranks themselves: how they come to be there, and how long all ranks took."""
+"""Common parts of benchmarks that run on MPI ranks themselves: their start, and the time of all ranks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 from benchmarks.workers import mpi_launch
 from clcomm import Communicator
 from clcomm.errors import ArgumentError
-from clcomm.transport.mpi import launched_ranks
+from clcomm.transport.mpi_runtime import launched_ranks
 from tests.multihost.two_hosts import TwoHosts, environment, refusal
 
 _CABLE = "BENCHMARK_CABLE"
 
 
 def relaunch(module: str, ranks: int) -> int | None:
-    """Run this command again on so many MPI ranks, and return its exit code; None where it is on several already."""
+    """Run this command again on `ranks` MPI ranks, and return its exit code; None if it runs on several."""
     if launched_ranks() > 1:
         return None
     command = [*mpi_launch(ranks), sys.executable, "-m", module, *sys.argv[1:]]
@@ -28,9 +28,9 @@ def relaunch(module: str, ranks: int) -> int | None:
 
 
 def relaunch_on_hosts(module: str, ranks: tuple[int, int], delay_ms: float, rate_mbit: float) -> int | None:
-    """Run this command again on two hosts made of network namespaces, and return its exit code; None where it does.
+    """Run this command on two hosts made of network namespaces, and return its exit code; None if it runs there.
 
-    Raises ArgumentError where such hosts cannot be made. `cable()` tells the ranks what joins the hosts.
+    Raises ArgumentError where such hosts cannot be made. `cable()` describes the link between them to the ranks.
     """
     if launched_ranks() > 1:
         return None
@@ -43,12 +43,12 @@ def relaunch_on_hosts(module: str, ranks: tuple[int, int], delay_ms: float, rate
 
 
 def cable() -> str:
-    """Return what joins the hosts that `relaunch_on_hosts` made, in words; "" where it made none."""
+    """Return the link between the hosts of `relaunch_on_hosts`, in words; "" without them."""
     return os.environ.get(_CABLE, "")
 
 
 def slowest_s(comm: Communicator, once: Callable[[], object], repeats: int) -> float:
-    """Return the seconds of a call out of `repeats` in a row, those of the slowest rank; collective."""
+    """Return the slowest rank's seconds of a call, out of `repeats` in a row; collective."""
     comm.barrier()
     begin = time.perf_counter()
     for _ in range(repeats):

@@ -1,11 +1,11 @@
-"""`python -m benchmarks.overhead`: how much of a step is not kernels, which kernels the rest is, and each phase's part.
+"""`python -m benchmarks.overhead`: a step's time outside kernels, its time by kernel, and by phase.
 
 One rank on one core: steps timed as they are and steps whose kernels are timed by OpenCL's events take turns. A step
-and each of its launches count with their lower quartile over the steps, which a busy machine disturbs little. What the
-kernels do not fill is Python, launches and the upload of the batch.
+and each of its launches count with their lower quartile over the steps, which a busy machine changes little. The rest
+of a step is Python, launches and the upload of the batch.
 Several ranks: the step's phases, with a wait after each, by the clock and in the rank's own processor time; where ranks
-outnumber cores the clock's sync is mostly other ranks' turns. Alone: the same reductions over and over, so that no rank
-waits for one that computes.
+outnumber cores, sync by the clock is mostly the turns of other ranks. Alone: the same reductions in a row, so that no
+rank waits for one that computes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from clcomm.job import run
 PROGRAM = "benchmarks.overhead"
 #: The largest share of a step at batch 64 that may not be kernels, in percent.
 TARGETS = {"convnet": 10.0, "mlp": 30.0}
-#: How much of the ConvNet's step synchronisation may take, in percent, and how many times that each tensor on its own.
+#: The largest share of synchronisation in a ConvNet step, in percent, and the least speed-up by bucketing.
 SYNC_TARGET, BUCKETING_TARGET = 5.0, 3.0
 BUCKETED, PER_TENSOR, SYNC, ALONE = "bucketed", "per tensor", "sync", "alone"
 _WARM_UP_STEPS = 5
@@ -111,7 +111,7 @@ def add_kernels(report: Report, options: argparse.Namespace, model: str, shape: 
 
 
 def add_phases(report: Report, options: argparse.Namespace, model: str, shape: tuple[int, ...], path: Path) -> None:
-    """Add the table of phases on all ranks, bucketed and with each tensor on its own, and what is asked of sync."""
+    """Add the table of phases on all ranks, bucketed and with each tensor on its own, and the bars of sync."""
     arguments = ["--model", model, "--batches", str(path), "--shape", *map(str, shape)]
     with Job("benchmarks.peers.engine", *arguments, ranks=options.ranks) as job:
         settings = {BUCKETED: {"phases": True}, PER_TENSOR: {"phases": True, "per_tensor": True}}
@@ -151,7 +151,7 @@ def alone_s(job: Job, options: argparse.Namespace) -> dict[str, Samples]:
 
 
 def add_bars(report: Report, where: str, bucketed: Phases, alone: dict[str, Samples]) -> None:
-    """Add what is asked of the ConvNet's synchronisation."""
+    """Add the bars of the ConvNet's synchronisation."""
     share = bucketed[SYNC][1] / sum(cpu for _, cpu in bucketed.values())
     gain = Ratio.of(alone[PER_TENSOR], alone[BUCKETED]).value
     report.bars += [

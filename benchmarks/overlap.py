@@ -1,8 +1,8 @@
-"""`python -m benchmarks.overlap`: training steps with and without overlap, and what `overlap="auto"` makes of it.
+"""`python -m benchmarks.overlap`: training steps with and without overlap, and the decision of `overlap="auto"`.
 
 Two Synchronizers of equal models take turns on one batch; a step counts with the slowest rank's time over a window.
-Exposed is the time of all-reduces in which nothing else went on, hidden the rest of it. It starts itself on --ranks
-ranks; under mpiexec it runs on those that are there, so that `python tests/multihost/two_hosts.py 2 2 -m
+Exposed is the time of all-reduces during which the rank did nothing else, hidden the rest of it. It starts itself on
+--ranks ranks; under mpiexec it runs on the job's ranks, so that `python tests/multihost/two_hosts.py 2 2 -m
 benchmarks.overlap` measures two hosts.
 """
 
@@ -18,9 +18,9 @@ from benchmarks import harness
 from benchmarks.harness import Grid, Ratio, Report
 from benchmarks.on_ranks import relaunch, slowest_s
 from clcomm import Communicator, Synchronizer
-from clcomm.bucket_plan import GRADIENTS
 from clcomm.job import run
-from training import engines
+from clcomm.sync.bucket_plan import GRADIENTS
+from training.engines.parts import Placement, build_parts
 
 PROGRAM = "benchmarks.overlap"
 _IMAGE = (1, 28, 28)
@@ -32,7 +32,7 @@ class Side:
 
     def __init__(self, comm: Communicator, options: argparse.Namespace, model: str, device: Any, overlap: bool | str):
         self.comm, self.overlap = comm, overlap
-        self.parts = engines.build(options.engine, model, _IMAGE, 10, 0, device=device)
+        self.parts = build_parts(options.engine, model, _IMAGE, 10, 0, device=device)
         self.sync = Synchronizer(comm, bucket_size=options.bucket_size, overlap=overlap)
         self.optimizer = self.parts.make_optimizer("sgd", 1e-4)
         self.sync.broadcast_parameters(self.parts.model)
@@ -51,11 +51,11 @@ class Side:
         loss.item()
 
     def window(self, steps: int) -> float:
-        """Return the seconds of a step, those of the slowest rank; collective."""
+        """Return the seconds of a step on the slowest rank; collective."""
         return slowest_s(self.comm, self.step, steps)
 
     def communication(self, steps: int) -> tuple[float, float]:
-        """Return the exposed and the hidden seconds of a step's all-reduces, of an average rank; collective."""
+        """Return the exposed and the hidden seconds of a step's all-reduces on an average rank; collective."""
         self.comm.stats.reset()
         for _ in range(steps):
             self.step()
@@ -70,7 +70,7 @@ def main() -> int:
         return ended
     report = Report("overlap", harness.command_line(PROGRAM))
     with Communicator(transport=options.transport) as comm:
-        place = engines.select_device(None, comm.local_rank, comm.local_size, comm.cores)
+        place = Placement(None, comm.local_rank, comm.local_size, comm.cores)
         device = place.opencl() if options.engine == "native" else place
         for model in options.model:
             measure(report, comm, options, model, device)
@@ -93,7 +93,7 @@ def parse() -> argparse.Namespace:
 
 
 def measure(report: Report, comm: Communicator, options: argparse.Namespace, model: str, device: Any) -> None:
-    """Add a model's table: both ways in turns, then what auto chose; collective."""
+    """Add a model's table: both ways in turns, then the decision of auto; collective."""
     sides = {"off": Side(comm, options, model, device, False), "on": Side(comm, options, model, device, True)}
     steps = harness.repeats_for(sides["off"].window(3), options.window_s)
     samples = harness.alternate({name: partial(side.window, steps) for name, side in sides.items()}, options.windows)

@@ -1,4 +1,4 @@
-"""Run a module as `python -m` would, and leave this process's memory in a directory: a worker of benchmarks.startup.
+"""Run a module as `python -m` does, and write this process's memory to a directory: a worker of benchmarks.startup.
 
 `python -m benchmarks.resident DIRECTORY MODULE [ARGUMENT ...]`
 """
@@ -11,7 +11,7 @@ import runpy
 import sys
 from pathlib import Path
 
-#: Fields of /proc/self/status, in kB: the peak of all resident pages, and what is resident at the end, by kind.
+#: Fields of /proc/self/status, in kB: the peak of all resident pages, and the resident pages at the end, by kind.
 FIELDS = ("VmHWM", "RssAnon", "RssFile", "RssShmem")
 
 

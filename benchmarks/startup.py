@@ -36,7 +36,7 @@ def main() -> None:
             "warm": lambda: start(options, spent["warm"]),
             "cold": lambda: start_cold(options, spent["cold"]),
         }
-        samples = alternate(measures, options.windows, tell=status.update)
+        samples = alternate(measures, options.windows, show=status.update)
         status.update("memory")
         ranks = memory(options)
     times = Grid(f"{command}, shell to shell", ("kernel cache", "seconds", "min-max", "processor seconds of all ranks"))
@@ -66,7 +66,7 @@ def parse() -> argparse.Namespace:
 
 
 def start(options: argparse.Namespace, spent: list[float], cache: str | None = None) -> float:
-    """Run the job to its end, add the processor time it took to `spent`, and return the seconds."""
+    """Run the job to its end, add its processor time to `spent`, and return the seconds."""
     begin, before = time.perf_counter(), _processor_s()
     _run(options, ["-m", *JOB, *options.arguments], cache)
     spent.append(_processor_s() - before)

@@ -1,7 +1,7 @@
-"""Jobs that stay alive between windows: the parent asks, every rank answers, and who waits uses no core.
+"""Jobs that stay alive between windows: the parent sends requests, every rank answers, and waiting ranks use no core.
 
-Each rank connects to the parent's Unix socket and blocks in a read until it is asked for something; a line of JSON
-goes each way. So several systems can be up at once and take turns on the same machine in the same state.
+Each rank connects to the parent's Unix socket and blocks in a read until a request comes; a line of JSON goes each way.
+So several systems can run at once and take turns on the same machine in the same state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from clcomm.errors import LaunchError
 
-#: Where this repository lies: workers start there.
+#: This repository's root: workers start there.
 ROOT = Path(__file__).resolve().parents[1]
 _START_LIMIT_S = 180.0
 _STOP_LIMIT_S = 10.0
@@ -47,7 +47,7 @@ def mpi_launch(ranks: int) -> list[str]:
 
 
 def run_to_end(ranks: int, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
-    """Run Python with these arguments on so many ranks. Raises LaunchError with its last words where it fails."""
+    """Run Python with these arguments on `ranks` ranks. LaunchError with the end of its output where it fails."""
     command = [*mpi_launch(ranks), sys.executable, *arguments]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -136,7 +136,7 @@ class Job:
         return LaunchError(f"{self.module} on {self.ranks} ranks {what}:\n{text[-_SHOWN_CHARACTERS:]}")
 
     def close(self) -> None:
-        """End the job: ranks that wait for a request leave on their own, others are ended."""
+        """End the job: ranks that wait for a request exit on their own, others are killed."""
         for link in self._links.values():
             link.close()
         self._listener.close()
@@ -155,7 +155,7 @@ class Job:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Give a process time to leave, then ask it to, then end it."""
+    """Let a process exit, then terminate it, then kill it."""
     for number in (None, signal.SIGTERM, signal.SIGKILL):
         if number is not None:
             with contextlib.suppress(ProcessLookupError):

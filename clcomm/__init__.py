@@ -7,9 +7,9 @@ from clcomm._version import __version__
 
 if TYPE_CHECKING:
     from clcomm.clipping import clip_grad_norm
+    from clcomm.collectives.handle import Handle
     from clcomm.communicator import Communicator
     from clcomm.errors import ClcommError
-    from clcomm.handle import Handle
     from clcomm.stats import Collective, CommStats, Observer
     from clcomm.synchronizer import Synchronizer
 
@@ -28,7 +28,7 @@ __all__ = [
 #: Where the names are: each is imported when it is asked for, so that `clcomm --help` need not wait for NumPy.
 _MODULES = {
     "ClcommError": "errors", "Collective": "stats", "CommStats": "stats", "Communicator": "communicator",
-    "Handle": "handle", "Observer": "stats", "Synchronizer": "synchronizer", "clip_grad_norm": "clipping",
+    "Handle": "collectives.handle", "Observer": "stats", "Synchronizer": "synchronizer", "clip_grad_norm": "clipping",
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""Checkpoints: named arrays and plain facts in one file, written whole or not at all.
+"""Checkpoints: named arrays and JSON facts in one file, written atomically.
 
-The file is NumPy's .npz (a zip of .npy, each member with a CRC, none compressed) plus one member of JSON. Reading it
-runs no code, and takes no more memory than the file is long. `checkpoint_series` keeps several of a run.
+The file is NumPy's .npz (an uncompressed zip of .npy, each member with a CRC) plus one member of JSON. Reading it runs
+no code and takes no more memory than the file's size. `checkpoint_series` keeps several of a run.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Any
 import numpy as np
 
 from clcomm.errors import CheckpointError, CheckpointWriteError
-from clcomm.files import destination, open_regular, replacing, unused_name
-from clcomm.layout import ParameterSpec
+from clcomm.flat_space.parameters import ParameterSpec
+from clcomm.storage.files import destination, open_regular, replacing, unused_name
 
 FORMAT, VERSION = "clcomm-checkpoint", 1
 _FACTS = "facts.json"
-#: Booleans, integers, floats, complex numbers and text: what arrays in a checkpoint hold.
+#: Kinds of dtypes in a checkpoint: booleans, integers, floats, complex numbers and text.
 _KINDS = "biufcU"
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-#: What reading a damaged file runs into: the zip's structure, a CRC, JSON, a header that is no literal.
+#: Errors of reading a damaged file: the zip's structure, a CRC, JSON, a header that does not parse.
 _DAMAGE = (
     zipfile.BadZipFile, zlib.error, KeyError, ValueError, TypeError, EOFError, MemoryError, SyntaxError, OverflowError,
     struct.error, RuntimeError,
@@ -40,13 +40,13 @@ _DAMAGE = (
 
 @dataclass
 class Checkpoint:
-    """What a checkpoint holds: arrays by name, and facts that JSON can say."""
+    """A checkpoint's content: arrays by name, and JSON-compatible facts."""
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
     def group(self, prefix: str) -> dict[str, np.ndarray]:
-        """Return the arrays whose names start with "prefix/", under the rest of their names."""
+        """Return the arrays whose names start with "prefix/", with the prefix removed."""
         start = prefix + "/"
         return {name[len(start) :]: array for name, array in self.arrays.items() if name.startswith(start)}
 
@@ -56,11 +56,10 @@ class Checkpoint:
 
 
 def save(path: str | os.PathLike, checkpoint: Checkpoint, *, keep: int = 1) -> None:
-    """Write a checkpoint: the file at `path` is the old one or the new one at every moment, never a part.
+    """Write a checkpoint atomically: at every moment `path` is the complete old file or the complete new one.
 
-    keep: with more than 1 the files before it stay, as path.1 (the last one), path.2, …, so many in all. Raises
-    CheckpointWriteError when it cannot be written; the old file is then still there. A symbolic link is followed; what
-    is no regular file is never replaced.
+    keep: number of files to keep: `path`, then path.1 (the one before), path.2, … A symbolic link is followed; only
+    regular files are replaced. Raises CheckpointWriteError where it cannot be written; the old file is kept.
     """
     try:
         target = destination(path)
@@ -70,8 +69,8 @@ def save(path: str | os.PathLike, checkpoint: Checkpoint, *, keep: int = 1) -> N
             _write(file, checkpoint)
             if keep > 1 and target.exists():
                 file.flush()
-                os.fsync(file.fileno())  # no older file goes before this one is on the disk
-                _step_back(target, keep)
+                os.fsync(file.fileno())  # on disk before any older file is removed
+                _rotate(target, keep)
         _sync_directory(target.parent)
     except OSError as error:
         reason = error.strerror or error
@@ -81,15 +80,15 @@ def save(path: str | os.PathLike, checkpoint: Checkpoint, *, keep: int = 1) -> N
 
 
 def earlier(path: str | os.PathLike, age: int) -> Path:
-    """Return where the checkpoint lies that was at `path` so many saves ago; 0: `path` itself."""
+    """Return the path of the checkpoint that was at `path` so many saves ago; 0: `path` itself."""
     target = Path(path)
     return target.with_name(f"{target.name}.{age}") if age else target
 
 
-def _step_back(target: Path, keep: int) -> None:
-    """Make each file the next older one; the one at `target` stays there too, where the file system has links.
+def _rotate(target: Path, keep: int) -> None:
+    """Rename each file to the next older name; `target` keeps its name too, where the file system has links.
 
-    Files that another writer has moved in the meantime are left to it.
+    Files that another writer has moved in the meantime are skipped.
     """
     for age in range(keep - 1, 1, -1):
         with suppress(FileNotFoundError):
@@ -101,11 +100,11 @@ def _step_back(target: Path, keep: int) -> None:
         os.replace(target, earlier(target, 1))
         return
     os.replace(link, earlier(target, 1))
-    link.unlink(missing_ok=True)  # two names of one file: then there was nothing to replace
+    link.unlink(missing_ok=True)  # os.replace does nothing where both are names of one file
 
 
 def load(path: str | os.PathLike) -> Checkpoint:
-    """Read a checkpoint; CheckpointError when it is missing, damaged, or of another format or version."""
+    """Read a checkpoint; CheckpointError if it is missing, damaged, or of another format or version."""
     target = Path(path)
     try:
         with _BoundedReader(open_regular(target)) as file, zipfile.ZipFile(file) as archive:
@@ -127,7 +126,7 @@ def load(path: str | os.PathLike) -> Checkpoint:
 
 
 def check_parameters(arrays: Mapping[str, np.ndarray], specs: Iterable[ParameterSpec]) -> None:
-    """Raise CheckpointError, naming the first that differs, unless the arrays are those of these parameters."""
+    """Raise CheckpointError, naming the first difference, unless the arrays match these parameters."""
     expected = {spec.name: f"{spec.shape} {spec.dtype}" for spec in specs}
     found = {name: f"{array.shape} {array.dtype}" for name, array in arrays.items()}
     for name in dict.fromkeys([*expected, *found]):
@@ -140,15 +139,15 @@ def check_parameters(arrays: Mapping[str, np.ndarray], specs: Iterable[Parameter
 
 
 def whole_number(entry: str, value: Any, least: int, most: int) -> int:
-    """Return what a checkpoint holds at `entry`; CheckpointError unless it is a whole number in [least, most]."""
+    """Return a checkpoint's value at `entry`; CheckpointError unless it is a whole number in [least, most]."""
     is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_whole or not least <= value <= most:
-        raise nonsense(entry, f"a whole number from {least} to {most}", value)
+        raise invalid_entry(entry, f"a whole number from {least} to {most}", value)
     return int(value)
 
 
-def nonsense(entry: str, expected: str, value: Any) -> CheckpointError:
-    """Return the error for a checkpoint that is whole, but holds at `entry` what nobody wrote there."""
+def invalid_entry(entry: str, expected: str, value: Any) -> CheckpointError:
+    """Return the error for an undamaged checkpoint with an invalid value at `entry`."""
     found = "nothing" if value is None else reprlib.repr(value)
     if isinstance(value, np.ndarray):
         found = reprlib.repr(value.item()) if value.shape == () else f"{value.dtype} {value.shape}"
@@ -165,7 +164,7 @@ def _write(file: Any, checkpoint: Checkpoint) -> None:
 
 
 class _BoundedReader(io.BufferedReader):
-    """A file of which nobody takes memory for more bytes than it has, whatever lengths are written in it."""
+    """A file whose `read` allocates at most the file's size, whatever lengths the file claims."""
 
     def __init__(self, opened: io.BufferedReader):
         super().__init__(opened.detach())
@@ -176,7 +175,7 @@ class _BoundedReader(io.BufferedReader):
 
 
 def _check_sizes(archive: zipfile.ZipFile, file_size: int) -> None:
-    """Refuse members that would be larger in memory than the file is, and names that come twice."""
+    """Raise ValueError for members that would be larger in memory than the file, and for duplicate names."""
     members = archive.infolist()
     if len({member.filename for member in members}) != len(members):
         raise ValueError("a member comes twice")
@@ -196,7 +195,7 @@ def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
             raise ValueError(f"{info.filename} holds {dtype}, which no checkpoint does")
         if math.prod(shape) * dtype.itemsize != info.file_size - member.tell():
             raise ValueError(f"{info.filename} is not as long as {dtype} of shape {shape}")
-        data = bytearray(member.read())  # to the end, where the CRC is checked
+        data = bytearray(member.read())  # reading to the end checks the CRC
     return np.frombuffer(data, dtype).reshape(shape, order="F" if is_fortran else "C")
 
 

@@ -1,6 +1,6 @@
-"""The checkpoints of a run: the newest at one path, earlier ones beside it, written while training goes on.
+"""The checkpoints of a run: the newest at one path, earlier ones beside it, optionally written in the background.
 
-Rank 0 writes and reads; every rank learns how it went.
+Rank 0 writes and reads; errors are raised on every rank.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from clcomm import files, writer_lock
 from clcomm.checkpoint import Checkpoint, earlier, load, save
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, CheckpointError, CheckpointWriteError
+from clcomm.storage import files, writer_lock
 
-#: Label of what ranks tell each other about checkpoints.
+#: Label of the collectives for checkpoints.
 CHECKPOINT = "checkpoint"
-#: How many earlier files are looked for; more than anyone keeps.
+#: The largest number of earlier files.
 _OLDEST = 99
 
 _log = logging.getLogger("clcomm")
@@ -30,9 +30,13 @@ _log = logging.getLogger("clcomm")
 class CheckpointSeries:
     """Saves the checkpoints of a job at `path` (the newest), path.1, path.2, …: the last `keep` of them. Collective.
 
-    background: rank 0 writes in a thread; a failure is then raised by the next `save` or by `wait`, on every rank.
-    Raises ArgumentError for a `keep` below 1, and on every rank where rank 0 cannot write there, or while another job
-    writes there: the place is this job's until `close`, or until the series is no longer used.
+    The path is locked for this job until `close`, or until the series is garbage-collected.
+
+    Args:
+        background: rank 0 writes in a thread; the next `save` or `wait` then raises its error on every rank.
+
+    Raises:
+        ArgumentError: `keep` is out of range; on every rank where rank 0 cannot write to `path` or another job does.
     """
 
     def __init__(self, comm: Communicator, path: str | os.PathLike, *, keep: int = 1, background: bool = False):
@@ -47,7 +51,7 @@ class CheckpointSeries:
             raise ArgumentError(problem)
 
     def _open(self) -> str:
-        """Make the place this job's, and remove what a killed one left half written; return what hinders it."""
+        """Lock the path and remove incomplete files of killed jobs; return the error, "" if none."""
         try:
             target = files.check_writable(self.path)
             for age in range(1, self.keep):
@@ -60,20 +64,20 @@ class CheckpointSeries:
         return ""
 
     def save(self, checkpoint: Checkpoint | None) -> None:
-        """Write rank 0's checkpoint, whose arrays nobody may change any more; the others' argument is ignored.
+        """Write rank 0's checkpoint, whose arrays must not change any more; other ranks' argument is ignored.
 
-        Collective. Raises CheckpointWriteError on every rank where this write failed, or the last in the background.
+        Collective. Raises CheckpointWriteError on every rank where this write, or the last in the background, failed.
         """
         self.wait()
         if checkpoint is not None and self.comm.rank == 0:
-            # Not a daemon: a program that ends in the meantime still finishes its file.
+            # Not a daemon thread, so that a program that ends meanwhile still completes the file.
             self._writer = threading.Thread(target=self._write, args=(checkpoint,), name="clcomm-checkpoint")
             self._writer.start()
         if not self.background:
             self.wait()
 
     def wait(self) -> None:
-        """Return when the last checkpoint is on the disk; raise on every rank what hindered it. Collective."""
+        """Block until the last checkpoint is on disk; raise its CheckpointWriteError on every rank. Collective."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
@@ -82,7 +86,7 @@ class CheckpointSeries:
             raise CheckpointWriteError(problem)
 
     def close(self) -> None:
-        """Let other jobs write there, once this rank's writer is done; not collective."""
+        """Wait for this rank's writer and unlock the path; not collective."""
         if self._writer is not None:
             self._writer.join()
         self._release()
@@ -97,15 +101,15 @@ class CheckpointSeries:
 
 
 def load_newest(comm: Communicator, path: str | os.PathLike) -> tuple[Path, Checkpoint]:
-    """Return the newest checkpoint at `path` that is whole, and where it lies, on every rank; collective.
+    """Return the newest undamaged checkpoint of the series at `path` and its own path, on every rank; collective.
 
-    Damaged ones are passed over with a warning. Raises the CheckpointError of the file at `path`, on every rank, where
-    there is no whole one.
+    Damaged ones are skipped with a warning. Where all are damaged or missing, every rank raises the CheckpointError of
+    the file at `path`.
     """
     source, checkpoint, problem = Path(path), Checkpoint(), ""
     if comm.rank == 0:
         try:
-            source, checkpoint = _newest_whole(Path(path))
+            source, checkpoint = _newest_undamaged(Path(path))
         except CheckpointError as error:
             problem = str(error)
     shapes = {name: (array.shape, array.dtype.str) for name, array in checkpoint.arrays.items()}
@@ -123,17 +127,17 @@ def load_newest(comm: Communicator, path: str | os.PathLike) -> tuple[Path, Chec
 
 
 def is_there(path: str | os.PathLike) -> bool:
-    """Say whether any of a series' files exists, whole or not."""
+    """Return whether any of a series' files exists, damaged or not."""
     return any(os.path.exists(source) for source in _series(path))
 
 
 def _series(path: str | os.PathLike) -> list[Path]:
-    """Return where a series' files may lie, the newest first; a link's series lies beside what it leads to."""
+    """Return the possible paths of a series, the newest first; a link's series is beside the link's target."""
     newest = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
     return [earlier(newest, age) for age in range(_OLDEST + 1)]
 
 
-def _newest_whole(path: Path) -> tuple[Path, Checkpoint]:
+def _newest_undamaged(path: Path) -> tuple[Path, Checkpoint]:
     first: CheckpointError | None = None
     newest, *older = _series(path)
     for source in (newest, *filter(os.path.exists, older)):

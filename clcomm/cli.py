@@ -1,6 +1,6 @@
-"""The `clcomm` command, also `python -m clcomm`. A sub-command is a file in commands/ and its place in COMMANDS.
+"""The `clcomm` command, also `python -m clcomm`. A sub-command is a file in commands/ and an entry of COMMANDS.
 
-Only the sub-command that is asked for is imported: `clcomm --version` and `--help` are there at once.
+Only the sub-command in use is imported, so that `clcomm --version` and `--help` answer at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from clcomm.option_types import OneLineParser
 
 
 class Listed(NamedTuple):
-    """A sub-command as the list of commands shows it; `load` imports the rest of it."""
+    """A sub-command in the list of commands; `load` imports it."""
 
     name: str
     summary: str
@@ -38,12 +38,12 @@ COMMANDS: tuple[Listed | Command, ...] = (
     Listed("compare", "compare runs' reports: settings, speed, communication, bytes, accuracy"),
     Listed("trace", "write the timeline of a job that was ended, from its parts"),
 )
-#: How launchers tell a process its rank, before MPI runs.
+#: Launchers' variables for a process's rank, before MPI runs.
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID")
 
 
 class Parser(OneLineParser):
-    """A parser that speaks once for all ranks."""
+    """A parser that prints once for all ranks."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if next((os.environ[name] for name in _RANKS if name in os.environ), "0") == "0":
@@ -51,7 +51,7 @@ class Parser(OneLineParser):
 
 
 def make_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Return the parser of a command line; `options.run` is what the sub-command that it asks for does."""
+    """Return the parser of a command line; `options.run` is the function of the line's sub-command."""
     parser = Parser(prog="clcomm", description="Data-parallel training for OpenCL devices over MPI.")
     parser.add_argument("--version", action="version", version=f"clcomm {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
@@ -71,16 +71,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, the process's own by default; return the exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     options = make_parser(given).parse_args(given)
-    from clcomm.same_start import declared  # here, because help needs nothing of it
+    from clcomm.same_start import declared  # here, because help does not need it
 
     with declared(f"clcomm {options.command}", options):
         return options.run(options) or 0
 
 
 def entry() -> NoReturn:
-    """Run this process's command line and end it; errors are one line."""
+    """Run this process's command line and exit; errors are one line."""
     if {"--version", "--help", "-h"} & set(sys.argv[1:2]) or sys.argv[2:] in (["--help"], ["-h"]):
-        sys.exit(main())  # needs nothing that takes long to import
-    from clcomm import job
+        sys.exit(main())  # these need no slow imports
+    from clcomm.job import endings
 
-    job.run(main)
+    endings.run(main)

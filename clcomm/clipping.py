@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
-from clcomm.layout import FlatLayout, shard_bounds
+from clcomm.flat_space.buckets import Bucket
+from clcomm.flat_space.layout import FlatLayout, shard_bounds
 
 if TYPE_CHECKING:
-    from clcomm.shared_space import SharedSpace
+    from clcomm.sync.shared_space import SharedSpace
     from clcomm.synchronizer import Synchronizer
 
 #: The name of clipping as a phase, the label of what it communicates, and the part of a step that it is.
@@ -31,8 +31,8 @@ def clip_grad_norm(sync: Synchronizer, model: Any, max_norm: float) -> float:
     """Scale a model's averaged gradients so that their norm is at most `max_norm`, and return the norm before.
 
     Call it on every rank between `sync_gradients` and the optimizer's step. The norm is the 2-norm of all gradients
-    as one vector; where it is NaN or Inf the gradients are no numbers afterwards, as in PyTorch. With a sharded update
-    this call averages the gradients, and `step` uses what it left.
+    as one vector; where it is NaN or Inf the gradients are not finite afterwards either, as in PyTorch. With a sharded
+    update this call averages the gradients, and `step` uses the clipped ones.
 
     The formula is that of torch.nn.utils.clip_grad_norm_: gradients times max_norm / (norm + 1e-6), if that is below 1.
     Raises ArgumentError for a `max_norm` that is not above 0.
@@ -44,9 +44,9 @@ def clip_grad_norm(sync: Synchronizer, model: Any, max_norm: float) -> float:
         return sharded.clip_grad_norm(max_norm)
     space = sync.space_for(model)
     start = sync.comm.rank * space.shard_nbytes
-    written = space.replica.pull_written()
+    written = space.adapter.pull_written()
     if space.padded.reduced is space.padded.grads:
-        written = ()  # of a single rank: they are among the averaged ones now
+        written = ()  # one rank: its own gradients are the averaged ones
     part = _current(space, written)[start : start + space.shard_nbytes]
     norm = global_norm(sync.comm, typed_parts(space.layout, part, start))
     coefficient = clip_coefficient(norm, max_norm)
@@ -58,34 +58,35 @@ def clip_grad_norm(sync: Synchronizer, model: Any, max_norm: float) -> float:
 
 def global_norm(comm: Communicator, parts: Iterable[np.ndarray]) -> float:
     """Return the norm of all ranks' parts together, the same bits on every rank; collective."""
-    own = np.array([math.fsum(map(_sum_of_squares, parts))])
+    own = np.array([math.fsum(map(sum_of_squares, parts))])
     return math.sqrt(math.fsum(comm.all_gather(own, label=CLIPPING)[:, 0]))
 
 
 def clip_coefficient(norm: float, max_norm: float) -> float:
-    """Return what gradients of this norm are multiplied with: 1.0 where they stay as they are."""
+    """Return the factor for gradients of this norm; 1.0: they stay unchanged."""
     coefficient = max_norm / (norm + _EPS)
     return 1.0 if coefficient >= 1 else coefficient
 
 
 def scale(part: np.ndarray, coefficient: float) -> None:
     """Multiply an array with the coefficient, rounded to the array's dtype, in place."""
-    with np.errstate(invalid="ignore"):  # Inf times 0 is NaN, and meant
+    with np.errstate(invalid="ignore"):  # Inf times 0 is NaN on purpose
         part *= part.dtype.type(coefficient)
 
 
 def typed_parts(layout: FlatLayout, part: np.ndarray, start: int) -> Iterator[np.ndarray]:
-    """Yield what of each parameter lies in `part`, in its dtype, complex numbers as pairs of reals.
+    """Yield the elements of each parameter in `part`, in its dtype, complex numbers as pairs of reals.
 
-    part: the flat space's bytes from `start` on.
+    part: bytes of the flat space, beginning at `start`.
     """
-    for slot in layout.slots:
-        first, last = max(slot.start - start, 0), min(slot.stop - start, part.size)
+    for place in layout.ranges:
+        first, last = max(place.start - start, 0), min(place.stop - start, part.size)
         if first < last:
-            yield part[first:last].view(np.empty(0, slot.dtype).real.dtype)
+            yield part[first:last].view(np.empty(0, place.dtype).real.dtype)
 
 
-def _sum_of_squares(part: np.ndarray) -> float:
+def sum_of_squares(part: np.ndarray) -> float:
+    """Return the sum of an array's squares, computed in float64."""
     total = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         for begin in range(0, part.size, _CHUNK):
@@ -96,7 +97,7 @@ def _sum_of_squares(part: np.ndarray) -> float:
 
 
 def _current(space: SharedSpace, written: Iterable[str]) -> np.ndarray:
-    """Return the flat gradients with those that the program has written to since they were averaged."""
+    """Return the averaged gradients, those in `written` replaced by this rank's."""
     gradients = space.arrays.reduced
     if written:
         gradients = gradients.copy()
@@ -106,16 +107,16 @@ def _current(space: SharedSpace, written: Iterable[str]) -> np.ndarray:
 
 
 def _scale_written(space: SharedSpace, written: Sequence[str], coefficient: float) -> None:
-    """Scale gradients of this rank's own."""
+    """Scale gradients that the program has changed since they were averaged."""
     for name in written:
         gradient = space.layout.view(space.arrays.grads, name)
         scale(gradient.view(gradient.real.dtype), coefficient)
     if written:
-        space.replica.push_written(written)
+        space.adapter.push_written(written)
 
 
 def _scale_all(comm: Communicator, space: SharedSpace, coefficient: float) -> None:
-    """Scale the averaged gradients; of memory that a host's ranks share each one scales a part."""
+    """Scale the averaged gradients; where a host's ranks share their memory, each rank scales a part."""
     start, stop = 0, space.layout.span
     shared = comm.is_common_on_host(space.arrays.reduced)
     if shared:
@@ -125,4 +126,4 @@ def _scale_all(comm: Communicator, space: SharedSpace, coefficient: float) -> No
         scale(part, coefficient)
     if shared:
         comm.barrier()
-    space.replica.push_gradients(Bucket(0, space.layout.slots, 0, space.layout.span))
+    space.adapter.push_gradients(Bucket(0, space.layout.ranges, 0, space.layout.span))

@@ -1,4 +1,4 @@
-"""The fits that `clcomm tune` keeps for a host: written whole, and read back strictly."""
+"""The file of fits that `clcomm tune` stores for a host, and strict reading of it."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from clcomm.cache import cache_directory
-from clcomm.costmodel import Cost, Fit, Measured
+from clcomm.costs.model import Cost, Fit, MeasuredFit
 from clcomm.errors import DataError
-from clcomm.files import read_regular, write_whole
+from clcomm.storage.cache import cache_directory
+from clcomm.storage.files import read_regular, write_whole
 
-FORMAT = 2  # of the file; another number voids the files of old
+FORMAT = 2  # of the file; files with another number are refused
 _MOST_BYTES = 1 << 20
 _FIELDS = {"transport", "ranks", "hosts", "sums", "alpha_s", "beta_s_per_byte", "median_error", "max_error", "points"}
 _TRANSPORTS, _SUMS = ("shared", "mpi", "hierarchical"), ("device", "numpy")
 
 
 def path_of_host(host: str | None = None) -> Path:
-    """Return where a host's fits are kept; None: this host."""
+    """Return the path of a host's fits; None: this host."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", host or os.uname().nodename).strip(".") or "host"
     return cache_directory() / "communication" / f"{name}.json"
 
 
-def store(fits: Sequence[Measured], path: Path | None = None) -> Path:
-    """Write a host's fits in place of those of old and return where; raises ArgumentError where that can't be done."""
+def store(fits: Sequence[MeasuredFit], path: Path | None = None) -> Path:
+    """Replace a host's fits and return the file's path; raises ArgumentError if it cannot be written."""
     target = path or path_of_host()
     entries = [
         {
@@ -49,8 +49,8 @@ def store(fits: Sequence[Measured], path: Path | None = None) -> Path:
     return target
 
 
-def load(path: Path | None = None) -> list[Measured] | None:
-    """Return a host's fits, None where none were stored; raises DataError for a file that is not what `store` wrote."""
+def load(path: Path | None = None) -> list[MeasuredFit] | None:
+    """Return a host's fits, None if none are stored; raises DataError for a file that `store` did not write."""
     source = path or path_of_host()
     try:
         return parse(read_regular(source, _MOST_BYTES).decode("utf-8"))
@@ -58,11 +58,11 @@ def load(path: Path | None = None) -> list[Measured] | None:
         return None
     except (OSError, ValueError, RecursionError) as error:
         problem = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
-        raise DataError(f"{source}: {problem}; `clcomm tune` writes it anew") from None
+        raise DataError(f"{source}: {problem}; `clcomm tune` writes it again") from None
 
 
-def parse(text: str) -> list[Measured]:
-    """Return the fits in a file's text; raises ValueError unless every field is there, known and of its kind."""
+def parse(text: str) -> list[MeasuredFit]:
+    """Return the fits in a file's text; raises ValueError for missing, unknown or invalid fields."""
     table = json.loads(text, parse_constant=_refuse_constant)
     if not isinstance(table, dict) or table.keys() != {"format", "operation", "fits"}:
         raise ValueError("expected format, operation and fits")
@@ -73,7 +73,7 @@ def parse(text: str) -> list[Measured]:
     return [_measured(entry) for entry in table["fits"]]
 
 
-def _measured(entry: Any) -> Measured:
+def _measured(entry: Any) -> MeasuredFit:
     if not isinstance(entry, dict) or entry.keys() != _FIELDS:
         raise ValueError(f"expected fits with {', '.join(sorted(_FIELDS))}")
     if entry["transport"] not in _TRANSPORTS:
@@ -85,7 +85,7 @@ def _measured(entry: Any) -> Measured:
         raise ValueError(f"expected at most {ranks} hosts, got {hosts}")
     numbers = [_number(entry[name], name) for name in ("alpha_s", "beta_s_per_byte", "median_error", "max_error")]
     fit = Fit(Cost(numbers[0], numbers[1]), numbers[2], numbers[3], _points(entry["points"]))
-    return Measured(entry["transport"], ranks, hosts, fit, entry["sums"])
+    return MeasuredFit(entry["transport"], ranks, hosts, fit, entry["sums"])
 
 
 def _points(value: Any) -> tuple[tuple[int, float], ...]:

@@ -1,7 +1,7 @@
 """The sharded update: each rank reduces, updates and keeps optimizer state for its own part of the flat space.
 
 Stage 1 of ZeRO (Rajbhandari, Rasley, Ruwase and He, 2020). Reduce-scatter and all-gather together move as many bytes as
-an all-reduce does, the state takes 1/N of the memory, and N ranks of a host do not all do the same update N times.
+an all-reduce, each rank holds 1/N of the state, and the ranks of a host do not repeat the same update.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from clcomm.agreement import CHECKS, require_agreement
-from clcomm.buckets import Bucket
+from clcomm.adapters.adapter import FlatArrays
 from clcomm.clipping import clip_coefficient, global_norm, scale, typed_parts
 from clcomm.errors import ArgumentError
-from clcomm.finiteness import raise_non_finite
-from clcomm.join import weigh
+from clcomm.flat_space.buckets import Bucket
 from clcomm.optim import Optimizer
-from clcomm.replica import FlatArrays
-from clcomm.shared_space import SharedSpace
+from clcomm.sync.agreement import CHECKS, require_agreement
+from clcomm.sync.finiteness import raise_non_finite
+from clcomm.sync.shared_space import SharedSpace
+from clcomm.sync.uneven_inputs import apply_weight
 from clcomm.synchronizer import GRADIENTS, PARAMETERS, Synchronizer
 
 _ITEM = 4  # bytes of a float32
@@ -29,13 +29,19 @@ _ITEM = 4  # bytes of a float32
 class DistributedOptimizer:
     """An optimizer of `clcomm.optim` that updates a part of the parameters on each rank; the same bits as without it.
 
-    optimizer: new, without a step yet. sync: of the same model; its `sync_gradients` leaves the gradients alone from
-    now on, `step()` averages them. The loop stays forward, backward, sync_gradients, step. `step` and `state_dict` are
-    collective. After a step a gradient is still this rank's own, not the mean.
+    The loop stays forward, backward, sync_gradients, step. `step` and `state_dict` are collective. After a step a
+    gradient is still this rank's own, not the mean.
 
     On one host, where the device shares its memory, the parameters move into memory common to all ranks at the first
-    step: each rank writes its part, and all read it there. Whoever changes parameters by hand changes them for all.
-    Raises ArgumentError for another library's optimizer, MismatchError where the ranks' settings or replicas differ.
+    step: each rank writes its part, and all read it there. A change of parameters by hand then holds for all ranks.
+
+    Args:
+        optimizer: one of `clcomm.optim` that has not taken a step.
+        sync: the Synchronizer of the same model; from now on `step()` averages the gradients, not `sync_gradients`.
+
+    Raises:
+        ArgumentError: for another library's optimizer, and for a Synchronizer with compression or overlap=True.
+        MismatchError: where the ranks' settings or replicas differ.
     """
 
     #: Each rank holds another part of the state.
@@ -53,11 +59,11 @@ class DistributedOptimizer:
         start = min(comm.rank * own, layout.span)
         stop = min(start + own, layout.span)
         optimizer.restrict(start // _ITEM, stop // _ITEM)
-        sync.leave_reduction(optimizer.space, self)
+        sync.delegate_reduction(optimizer.space, self)
         self._range = start, stop
         self._shard: _Shard | None = None
         self._weight = 1.0  # of this rank's gradients in the next mean
-        self._is_reduced = False  # whether the gradients are averaged, and wait for the step
+        self._is_reduced = False  # whether the gradients are averaged already, before the step
 
     def __reduce__(self) -> NoReturn:
         raise ArgumentError(
@@ -93,24 +99,24 @@ class DistributedOptimizer:
         self._weight, self._is_reduced = weight, False
 
     def step(self) -> None:
-        """Average the gradients, update this rank's part of the parameters, and hand the parts to all ranks.
+        """Average the gradients, update this rank's part of the parameters, and gather all parts on every rank.
 
         A rank without a gradient counts as zero. Raises NonFiniteError where the Synchronizer is asked to check.
         """
         self.optimizer.space.device.on_host(self._step)
 
     def clip_grad_norm(self, max_norm: float) -> float:
-        """Average the gradients, clip them as `clcomm.clip_grad_norm` tells, and return their norm before."""
+        """Average the gradients, clip them as `clcomm.clip_grad_norm` does, and return their norm before."""
         return self._reduced().clip(max_norm)
 
     def _step(self) -> None:
         is_clipped, shard = self._is_reduced, self._reduced()
         if is_clipped:
-            shard.meet()
+            shard.wait_for_readers()
         self.optimizer.update_range(shard.gradients)
         shard.gather()
         self._is_reduced = False
-        self.sync.count_synchronisation(shard.space)
+        self.sync.count_synchronisation(shard.space.model)
 
     def _reduced(self) -> _Shard:
         """Return this rank's part with its averaged gradients; they are averaged once a step."""
@@ -133,9 +139,9 @@ class DistributedOptimizer:
     # --- checkpoints ---
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Return the whole state, gathered from all ranks: what the plain optimizer's `state_dict()` would be.
+        """Return the whole state, gathered from all ranks: the plain optimizer's `state_dict()`. Collective.
 
-        Any number of ranks can continue from it, the plain optimizer too.
+        Any number of ranks can continue from it, and so can the plain optimizer.
         """
         state, comm = self.optimizer.state_dict(), self.sync.comm
         span = self.optimizer.space.layout.span // _ITEM
@@ -152,13 +158,13 @@ class DistributedOptimizer:
 
 
 class _Shard:
-    """This rank's bytes [start, stop) of a model's flat space, and what moves between it and the others' memory."""
+    """This rank's bytes [start, stop) of a model's flat space, with its reduce-scatter and all-gather."""
 
     def __init__(self, sync: Synchronizer, space: SharedSpace, start: int, stop: int):
         self.space, self._comm = space, sync.comm
-        self._flat = space.replica.flat_space  # type: ignore[attr-defined]
+        self._flat = space.adapter.flat_space  # type: ignore[attr-defined]
         self._start, self._stop = start, stop
-        sync.check_replicas(space.model)  # settings too; after it the ranks may share one memory
+        sync.check_replicas(space.model)  # settings too; only then the ranks may share memory
         own, rank, nbytes = space.shard_nbytes, self._comm.rank, space.layout.nbytes
         self._mean = space.padded.reduced[rank * own : (rank + 1) * own].view(np.float32)
         rows = self._move_to_common_memory()
@@ -175,12 +181,12 @@ class _Shard:
         self._all_gather = self._comm.all_gather_in_place_init(params, label=PARAMETERS, nbytes=nbytes)
         self.gradients = self._gradient_buffer()
         self._whole_gradients = self._flat.reduced
-        self._pull = partial(space.replica.pull_gradients, Bucket(0, space.layout.slots, 0, space.layout.span))
+        self._pull = partial(space.adapter.pull_gradients, Bucket(0, space.layout.ranges, 0, space.layout.span))
 
     def _move_to_common_memory(self) -> np.ndarray | None:
-        """Move parameters and gradients to where all ranks can read them, if there is such memory.
+        """Move parameters and gradients into memory common to all ranks, if there is any.
 
-        Returns all ranks' gradients, a row for each; None where everything stays where it is.
+        Returns all ranks' gradients, a row for each; None where nothing was moved.
         """
         comm, padded = self._comm, self.space.padded
         if comm.size == 1 or not all(comm.all_gather_object(not self._flat.is_staged, label=CHECKS)):
@@ -189,12 +195,12 @@ class _Shard:
         if not (comm.is_common(params) and comm.is_common(rows)):
             return None
         rows = rows.reshape(comm.size, -1)
-        self.space.move(FlatArrays(params, rows[comm.rank], padded.reduced))  # of params all write the same bits
+        self.space.move(FlatArrays(params, rows[comm.rank], padded.reduced))  # all ranks write the same params
         comm.barrier()
         return rows.view(np.float32)
 
     def _gradient_buffer(self) -> Any:
-        """Return the device buffer in which the optimizer finds the mean; None for an empty range."""
+        """Return the device buffer from which the optimizer reads the mean; None for an empty range."""
         flat, nbytes = self._flat, self._stop - self._start
         if not nbytes:
             return None
@@ -202,29 +208,29 @@ class _Shard:
             return flat.device.allocate(nbytes)
         return flat.reduced.get_sub_region(self._start, nbytes)
 
-    def meet(self) -> None:
-        """Return when no rank reads the parameters any more, where they are one memory of all ranks."""
+    def wait_for_readers(self) -> None:
+        """Wait until no rank reads the parameters, where all ranks share their memory."""
         if self._is_common:
             self._flat.device.finish()
             self._comm.barrier()
 
     def reduce(self, weight: float) -> None:
-        """Average the gradients of this rank's range, its own times `weight`, into `gradients`."""
+        """Average the gradients of this rank's range into `gradients`; its own count `weight` times."""
         if self._flat.reduced is not self._whole_gradients:
-            raise ArgumentError("optimizer: another Synchronizer took its model's memory over; use one Synchronizer")
+            raise ArgumentError("optimizer: another Synchronizer moved its model's memory; use one Synchronizer")
         self._pull()
         if weight != 1.0:
-            weigh(self.space.arrays.grads.view(np.float32), weight)
+            apply_weight(self.space.arrays.grads.view(np.float32), weight)
         self._reduce()
         self._upload()
 
     def _upload(self) -> None:
-        """Bring the mean to where the optimizer reads it."""
+        """Copy the mean to the device, where its memory is separate."""
         if self._flat.is_staged and self.gradients is not None:
             self._flat.device.write(self.gradients, self._mean[: (self._stop - self._start) // _ITEM])
 
     def clip(self, max_norm: float) -> float:
-        """Scale this rank's part of the mean so that the whole mean's norm is at most `max_norm`; return it before."""
+        """Scale this rank's part of the mean to a norm of the whole mean of at most `max_norm`; return the old norm."""
         part = self._mean.view(np.uint8)[: self._stop - self._start]
         norm = global_norm(self._comm, typed_parts(self.space.layout, part, self._start))
         coefficient = clip_coefficient(norm, max_norm)
@@ -240,10 +246,10 @@ class _Shard:
         layout, arrays = self.space.layout, self.space.arrays
         mean = np.zeros(layout.span, np.uint8)
         mean[self._start : self._stop] = self._mean.view(np.uint8)[: self._stop - self._start]
-        raise_non_finite(self._comm, layout, layout.slots, arrays.grads, mean)
+        raise_non_finite(self._comm, layout, layout.ranges, arrays.grads, mean)
 
     def gather(self) -> None:
-        """Give every rank all parts of the updated parameters."""
+        """Gather all parts of the updated parameters on every rank."""
         flat = self._flat
         if flat.is_staged:
             flat.device.read(flat.params, self.space.arrays.params[self._start : self._stop], self._start)

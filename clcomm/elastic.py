@@ -1,9 +1,9 @@
-"""Going on without ranks that died, where MPI can: Open MPI under `mpiexec --with-ft ulfm`.
+"""Recovery from lost ranks, where MPI supports it: Open MPI under `mpiexec --with-ft ulfm`.
 
-User-Level Failure Mitigation (Bland et al., 2013; MPI 5 working group): a call that needs a dead rank raises on those
-that make it; whoever learns of the death revokes the communicator, so that all others learn of it too; and what is
-left of it shrinks to a communicator of the living. Every rank holds the whole model, so what one rank that is ahead
-knows is enough to go on from: nothing is copied in ordinary steps.
+User-Level Failure Mitigation (Bland et al., 2013; MPI 5 working group): a call that needs a dead rank raises on its
+callers; a rank that gets this error revokes the communicator, so that all others get one too; and the revoked
+communicator shrinks to one of the live ranks. Every rank holds the whole model, so the state of one rank with the most
+steps is enough to continue: ordinary steps copy nothing.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.errors import LaunchError
-from clcomm.transport import mpi
+from clcomm.transport import mpi_failures
 
-#: Label under which the stats count what a recovery moves.
+#: Label under which the stats count a recovery's collectives.
 RECOVERY = "recovery"
 
 
 def require_support() -> None:
-    """Raise LaunchError where MPI ends the whole job with the first rank that dies."""
-    if not mpi.tolerates_failures():
+    """Raise LaunchError if MPI ends the whole job when a rank dies."""
+    if not mpi_failures.tolerates_failures():
         raise LaunchError(
             "elastic: expected Open MPI under mpiexec --with-ft ulfm, which goes on when a rank dies; start the job "
             "that way, or let `clcomm run --restarts N -- mpiexec ...` start it again"
@@ -30,19 +30,19 @@ def require_support() -> None:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Say whether an exception means that another rank died, or that a survivor has told this one so."""
-    return mpi.is_lost_peer(error)
+    """Return whether an exception means that another rank has died, or that a survivor has revoked a communicator."""
+    return mpi_failures.is_lost_peer(error)
 
 
 def survivors_of(comm: Communicator) -> Communicator:
-    """Return a Communicator of the ranks that still live, in their old order, and give the old one up.
+    """Return a Communicator of the live ranks, in their old order, and abandon the old one.
 
-    Collective over the survivors. Memory of the old Communicator stays readable: it is freed by the process's end.
+    Collective over the survivors. Memory of the old Communicator stays readable until the process ends.
     """
     old = comm.comm
     comm.abandon()
     while True:
-        shrunk = mpi.survivors(old)
+        shrunk = mpi_failures.survivors(old)
         try:
             return Communicator(
                 shrunk, bucket_size=comm.bucket_size, use_bucketing=comm.use_bucketing, transport=comm.transport,
@@ -51,7 +51,7 @@ def survivors_of(comm: Communicator) -> Communicator:
         except Exception as error:
             if not is_lost_peer(error):
                 raise
-            mpi.revoke(shrunk)  # one more died meanwhile
+            mpi_failures.revoke(shrunk)  # another rank has died meanwhile
 
 
 def newest(comm: Communicator, step: int) -> int:
@@ -61,9 +61,9 @@ def newest(comm: Communicator, step: int) -> int:
 
 
 def send_arrays(comm: Communicator, arrays: Mapping[str, np.ndarray], root: int) -> dict[str, np.ndarray]:
-    """Return root's arrays on every rank, by name; each brings its own, of the same names, shapes and dtypes.
+    """Return root's arrays on every rank, by name; all ranks pass the same names, shapes and dtypes.
 
-    Collective. Texts are alike on all ranks and stay what they are.
+    Collective. Text arrays are equal on all ranks and not sent.
     """
     copies = {name: np.array(array) for name, array in arrays.items()}
     for array in copies.values():

@@ -1,49 +1,51 @@
-"""The errors clcomm raises: each one is a single line that a user can act on."""
+"""The errors that clcomm raises; each message is one line that says what to do."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class ClcommError(Exception):
     """Base of all of clcomm's errors; its text is one line."""
 
-    #: Exit code of a program that it ends: 2 for what another start would repeat, 1 for what it may cure.
+    #: Exit code of a program that it ends: 2 if a restart would fail again, 1 if a restart may help.
     exit_code = 2
 
 
 class ArgumentError(ClcommError, ValueError):
-    """An argument is outside what the call accepts."""
+    """An argument that the call does not accept."""
 
 
 class DeviceError(ClcommError, RuntimeError):
-    """No fitting OpenCL device, or the device refused a program."""
+    """No OpenCL device fits, or the device rejected a program."""
 
 
 class ResourceError(ClcommError, RuntimeError):
-    """MPI has no more of what a call needs, such as communicators."""
+    """MPI has run out of a resource, such as communicators."""
 
 
 class ShortageError(DeviceError):
-    """The device's driver lacks room on a disk or free descriptors."""
+    """The device's driver lacks disk space or file descriptors."""
 
     exit_code = 1
 
 
 class LaunchError(ClcommError, RuntimeError):
-    """The job was started in a way that cannot work, e.g. by another MPI's mpiexec."""
+    """The job was started in a way that cannot work, such as by another MPI's mpiexec."""
 
 
 class MismatchError(ClcommError, RuntimeError):
-    """Ranks disagree on something that has to be the same on all of them."""
+    """Ranks disagree on something that must be the same on all of them."""
 
 
 class DivergenceError(MismatchError):
-    """Replicas that were alike differ, by a flipped bit say, which no checkpoint has."""
+    """Replicas that were equal differ, for example by a flipped bit, which no checkpoint has."""
 
     exit_code = 1
 
 
 class ReplayError(ClcommError, RuntimeError):
-    """A function that was replayed does not do what was recorded of it any longer."""
+    """A replayed function no longer queues the launches that were recorded."""
 
 
 class DataError(ClcommError, ValueError):
@@ -55,13 +57,13 @@ class CheckpointError(ClcommError, ValueError):
 
 
 class CheckpointWriteError(CheckpointError):
-    """A checkpoint could not be written; the one before it is still there."""
+    """A checkpoint could not be written; the previous one still exists."""
 
     exit_code = 1
 
 
 class OutputError(ClcommError):
-    """A file could not be written for want of room on its disk or of a free descriptor."""
+    """A file could not be written, for lack of disk space or file descriptors."""
 
     exit_code = 1
 
@@ -75,3 +77,11 @@ class NonFiniteError(ClcommError, ArithmeticError):
 def no_copy(kind: str, instead: str) -> ArgumentError:
     """Return the error for an object that cannot be copied or pickled."""
     return ArgumentError(f"{kind}: expected to stay in its process, got one to be copied or pickled; {instead}")
+
+
+def name_ranks(ranks: Sequence[int], most: int = 8) -> str:
+    """Return ranks in words: "rank 3", "ranks 0 and 2" or, of more than `most`, "ranks 0, 1, 2 and 30 more"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    last = ranks[-1] if len(ranks) <= most else f"{len(ranks) - most} more"
+    return f"ranks {', '.join(map(str, ranks[: min(len(ranks) - 1, most)]))} and {last}"

@@ -1,8 +1,8 @@
 """A fast 64-bit hash of parameters that devices and hosts compute alike.
 
-The sum, modulo 2^64, of each 64-bit word mixed with its position; a sum, so any number of work-items may share it out
-in any order. The mixing is SplitMix64's (G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014). It finds accidents, not malice. clcomm/engine/kernels/hash.cl holds the same.
+The sum, modulo 2^64, of each 64-bit word mixed with its position: any number of work-items may compute it, in any
+order. The mixing is SplitMix64's (G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators", OOPSLA
+2014). It detects accidents, not attacks. clcomm/engine/kernels/hash.cl computes the same.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 WORD = 8  # bytes
 _STEP, _FIRST, _SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-_CHUNK = 1 << 12  # words that stay in the cache
+_CHUNK = 1 << 12  # words that fit into the cache
 
 
 def hash_words(data: np.ndarray, first: int = 0) -> int:

@@ -1,7 +1,7 @@
-"""Optimizers with PyTorch's formulas and defaults: one kernel launch a step, over all parameters at once.
+"""Optimizers with PyTorch's formulas and defaults: one kernel launch for each step, over all parameters at once.
 
-A parameter without a gradient counts as one with a gradient of zeros, as it does between ranks; only a step without any
-gradient at all does nothing. Frozen parameters are left alone.
+A missing gradient counts as zeros, as it does between ranks; a step without any gradient does nothing. Frozen
+parameters do not change.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The base of the optimizers: what they train, their state in flat device buffers, and a step as a few launches.
+"""The base of the optimizers: the parameters, their state in flat device buffers, and a step as a few launches.
 
-All parameters that are trained alike and lie side by side take one launch: as long as none is frozen, all of them.
+Neighbouring parameters with the same number of steps share a launch: as long as none is frozen, that is one launch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.adapters.trainable import require_same_parameters
-from clcomm.engine.flat import FlatSpace
+from clcomm.engine.flat import FlatSpace, space_of
 from clcomm.engine.grad_slot import NONE
 from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
@@ -21,33 +21,38 @@ from clcomm.errors import ArgumentError
 
 #: Bytes of an element: parameters and state are float32.
 _ITEM = 4
-#: The entry of a state that says how many steps each parameter missed.
+#: The entry of a state with the number of steps that each parameter missed.
 _MISSED = "missed"
 
 
 class Optimizer:
     """Base of the optimizers: hyper-parameters, state in flat device buffers, and one kernel over the flat space.
 
-    `params` is a Module, or an iterable of Parameters that share a flat space or have none yet. `lr` can be set at any
-    time. Parameters may be frozen and unfrozen between steps, as with PyTorch's optimizers: while one is frozen, its
-    value, state and count of steps stay. Raises ArgumentError for a hyper-parameter outside its range, and in a step
-    where a Module has other parameters than those that the optimizer was made for.
+    Parameters may be frozen and unfrozen between steps, as with PyTorch's optimizers: while one is frozen, its value,
+    state and number of steps do not change.
+
+    Args:
+        params: a Module, or an iterable of Parameters that share a flat space or have none yet.
+        lr: the learning rate, which can be set at any time.
+
+    Raises:
+        ArgumentError: a hyper-parameter outside its range; in a step, a Module whose parameters were replaced.
     """
 
-    #: Names of the state buffers that the hyper-parameters call for.
+    #: Names of the state buffers for these hyper-parameters.
     _buffer_names: tuple[str, ...] = ()
 
     def __init__(self, params: Module | Iterable[Parameter], lr: float, **hyper: float):
         self._params_given = params if isinstance(params, Module) else list(params)
-        self._members = self._named()
+        self._members = self._named_members()
         self.space = self._find_space()
         self._hyper = {name: float(value) for name, value in hyper.items()}
         self.lr = lr
         self.steps = 0
-        self._missed: dict[Parameter, int] = {}  # steps that were taken while a parameter was frozen
+        self._missed: dict[Parameter, int] = {}  # steps taken while a parameter was frozen
         self._start, self._stop = 0, self._span
         self._own_params: tuple[Any, Any] = (None, None)
-        self._looked_at = -1  # the device's revision when it was found what is trained
+        self._checked_revision = -1  # the device's revision at the last _find_trained()
 
     @property
     def _span(self) -> int:
@@ -59,7 +64,7 @@ class Optimizer:
 
     @cached_property
     def _state(self) -> dict[str, Any]:
-        """The state buffers, zero; made at first use, when it is known for which elements."""
+        """The state buffers, zero; made at first use, after restrict()."""
         zeros = np.zeros(max(self._count, 1), np.float32)  # no OpenCL buffer is empty
         return {name: self.space.device.upload(zeros) for name in self._buffer_names}
 
@@ -69,10 +74,10 @@ class Optimizer:
         return len(self._buffer_names) * self._count * _ITEM
 
     def restrict(self, start: int, stop: int) -> None:
-        """Update elements [start, stop) of the flat space alone from now on, with state for them alone.
+        """Restrict the optimizer and its state to elements [start, stop) of the flat space.
 
-        For callers that reduce gradients into that range themselves: `update_range` takes the place of `step`. Call it
-        before the first step; ArgumentError later, or for a range outside the flat space or not aligned as the slots.
+        For callers that reduce gradients into that range themselves and call `update_range` instead of `step`. Raises
+        ArgumentError after the first step, and for a range outside the flat space or off its alignment.
         """
         multiple = self.space.layout.alignment // _ITEM
         if not 0 <= start <= stop <= self._span or start % multiple or stop % multiple:
@@ -93,26 +98,26 @@ class Optimizer:
         self._lr = checked("lr", value)
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Drop all gradients."""
         self.space.zero_grad()
-        if self._looked_at != self.space.device.revision:  # what was unfrozen may have moved everything
-            for space in {p.slot.space for p in self._members.values() if p.slot is not None}:
+        if self._checked_revision != self.space.device.revision:  # unfreezing may have moved parameters
+            for space in {space for p in self._members.values() if (space := space_of(p))}:
                 space.zero_grad()
 
     def step(self) -> None:
         """Update the parameters with their gradients, the averaged ones after a synchronisation."""
         if self._count != self._span:
             raise ArgumentError("step: this optimizer updates a part of the parameters; step its DistributedOptimizer")
-        self.space.device.on_host(self._update)  # its numbers change from step to step
+        self.space.device.on_host(self._step_trained)  # its arguments change from step to step
 
-    def _update(self) -> None:
-        self._look()
+    def _step_trained(self) -> None:
+        self._find_trained()
         if any(slot.state != NONE for slot in self._trained):
             self.update_range(self.space.complete_grads(self._trained))
 
     def update_range(self, gradients: Any) -> None:
-        """Take a step on the optimizer's range, with a buffer of the gradients of just that range."""
-        self._look()
+        """Take a step on the optimizer's range, with a buffer of that range's gradients."""
+        self._find_trained()
         self.steps += 1
         device = self.space.device
         for first, count, missed in self._runs:
@@ -122,10 +127,10 @@ class Optimizer:
         for parameter in self._frozen:
             self._missed[parameter] = self._missed.get(parameter, 0) + 1
 
-    # -- what is trained
+    # -- trained parameters
 
-    def _named(self) -> dict[str, Parameter]:
-        """Return the parameters that the optimizer is for, by name or, without names, by position."""
+    def _named_members(self) -> dict[str, Parameter]:
+        """Return the optimizer's parameters by name or, without names, by position."""
         if isinstance(self._params_given, Module):
             return dict(self._params_given.named_parameters())
         return {str(index): parameter for index, parameter in enumerate(self._params_given)}
@@ -135,13 +140,15 @@ class Optimizer:
             return self._params_given.flat_space()
         return FlatSpace.holding(self._members.items())
 
-    def _look(self) -> None:
-        """Find out what is to be trained, where anything may have changed since the last step."""
+    def _find_trained(self) -> None:
+        """Determine the trained and frozen parameters, if they may have changed since the last step."""
         device = self.space.device
-        if self._looked_at == device.revision:
+        if self._checked_revision == device.revision:
             return
         made_for = "the one that the optimizer was made for"
-        require_same_parameters(self._named(), self._members, made_for, "make a new one after replacing a layer")
+        require_same_parameters(
+            self._named_members(), self._members, made_for, "make a new one after replacing a layer"
+        )
         space = self._find_space()
         if space is not self.space:
             self._move(space)
@@ -150,12 +157,12 @@ class Optimizer:
         self._trained = [slot for slot, parameter in pairs if parameter.requires_grad]
         self._frozen = [parameter for _, parameter in pairs if not parameter.requires_grad]
         self._find_runs(ours)
-        self._looked_at = device.revision
+        self._checked_revision = device.revision
 
     def _find_runs(self, ours: set[Parameter]) -> None:
-        """Cut the optimizer's range into runs (first, count, steps missed) of parameters to be updated alike."""
+        """Divide the optimizer's range into runs (first, count, steps missed) of parameters that share a launch."""
         self._runs: list[tuple[int, int, int]] = []
-        places, span = self.space.layout.slots, self._span
+        places, span = self.space.layout.ranges, self._span
         ends = [*(place.start // _ITEM for place in places[1:]), span]
         for place, end, parameter in zip(places, ends, self.space.parameters, strict=True):
             first, last = max(place.start // _ITEM, self._start), min(end, self._stop)
@@ -167,7 +174,7 @@ class Optimizer:
             self._runs.append((first, last - self._start - first, missed))
 
     def _move(self, space: FlatSpace) -> None:
-        """Go on with the same parameters, and more, in another flat space."""
+        """Move the state to another flat space, which has the same parameters and more."""
         if self._count != self._span:
             raise ArgumentError(
                 "parameters: expected requires_grad to stay as it was when the DistributedOptimizer was made, got it "
@@ -175,10 +182,10 @@ class Optimizer:
             )
         old, state = self.space, self._read_state() if "_state" in self.__dict__ else {}
         self.space, self._stop = space, space.layout.span // _ITEM
-        places = dict(zip(old.parameters, old.layout.slots, strict=True))
+        places = dict(zip(old.parameters, old.layout.ranges, strict=True))
         for name, values in state.items():
             moved = np.zeros(self._span, np.float32)
-            for parameter, place in zip(space.parameters, space.layout.slots, strict=True):
+            for parameter, place in zip(space.parameters, space.layout.ranges, strict=True):
                 if parameter in places:
                     begin = places[parameter].start // _ITEM
                     moved[place.start // _ITEM :][: parameter.size] = values[begin : begin + parameter.size]
@@ -197,22 +204,22 @@ class Optimizer:
         return part
 
     def _kernel_call(self, steps: int) -> tuple[str, tuple[Any, ...]]:
-        """Return the kernel's name and its arguments between gradients and range, for the step of this number."""
+        """Return the kernel's name, and its arguments between gradients and range, for step number `steps`."""
         raise TypeError(f"{type(self).__name__} defines no step")
 
     # -- copies
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what copies and pickles hold.
+        """Return the attributes for copies and pickles, with the state on the host.
 
-        A copy trains the same parameters with state of its own; a deep copy has parameters of its own too. Copied
-        together with their model, they are the copied model's.
+        A copy trains the same parameters with its own state; a deep copy also has its own parameters. Copied together
+        with the model, it trains the copied model.
         """
         kept = {name: value for name, value in self.__dict__.items() if name not in ("_trained", "_frozen", "_runs")}
         kept |= {"_hyper": dict(self._hyper), "_missed": dict(self._missed), "_own_params": (None, None)}
         if "_state" in kept:
             kept["_state"] = self._read_state()
-        return {**kept, "_looked_at": -1}
+        return {**kept, "_checked_revision": -1}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -230,14 +237,14 @@ class Optimizer:
         return self._buffer_names
 
     def settings(self) -> dict[str, Any]:
-        """Return kind, step count and hyper-parameters by name."""
+        """Return kind, number of steps and hyper-parameters by name."""
         return {"kind": type(self).__name__, "steps": self.steps, "lr": self._lr, **self._hyper}
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Return kind, step count, hyper-parameters (arrays without dimensions) and the flat state buffers.
+        """Return kind, number of steps, hyper-parameters (arrays without dimensions) and the flat state buffers.
 
-        "missed", where there is any: how many steps each parameter, in the flat space's order, was frozen in.
-        With a range the buffers are those of the range; `load_state_dict` takes whole ones.
+        "missed", if any: for each parameter, in the flat space's order, the steps in which it was frozen. After
+        `restrict` the buffers are those of the range; `load_state_dict` takes whole ones.
         """
         state = {name: np.array(value) for name, value in self.settings().items()}
         missed = np.array([self._missed.get(parameter, 0) for parameter in self.space.parameters])
@@ -253,11 +260,11 @@ class Optimizer:
         return state
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from a `state_dict()`; raises ArgumentError, changing nothing, if it is another optimizer's."""
+        """Continue from a `state_dict()`; raises ArgumentError, with no change, if it is another optimizer's."""
         kind = str(state["kind"]) if "kind" in state else "none"
         if kind != type(self).__name__:
             raise ArgumentError(f"state_dict: expected the state of {type(self).__name__}, got {kind}")
-        self._look()  # what was unfrozen has a place in the state
+        self._find_trained()  # unfrozen parameters have a place in the state
         expected = {"kind", "steps", "lr", *self._hyper, *self._state}
         if set(state) - {_MISSED} != expected:
             raise ArgumentError(f"state_dict: expected the entries {sorted(expected)}, got {sorted(state)}")
@@ -274,13 +281,13 @@ class Optimizer:
                 self.space.device.write(buffer, own)
         self.steps = int(state["steps"])
         self._missed = dict(zip(self.space.parameters, missed, strict=True))
-        self._looked_at = -1
+        self._checked_revision = -1
         self.lr = float(state["lr"])
         self._hyper = {name: float(state[name]) for name in self._hyper}
 
 
 def _missed_steps(state: Mapping[str, np.ndarray], count: int) -> list[int]:
-    """Return how many steps each of so many parameters missed, as a state has it; ArgumentError for nonsense."""
+    """Return the steps that each of `count` parameters missed, from a state; ArgumentError for invalid numbers."""
     missed = np.asarray(state.get(_MISSED, np.zeros(count, np.int64)))
     if missed.shape != (count,) or missed.dtype.kind not in "iu" or not (missed >= 0).all():
         raise ArgumentError(f"state_dict[{_MISSED!r}]: expected {count} numbers of steps, got {missed}")

@@ -1,4 +1,4 @@
-"""What command lines take: numbers of plain digits, within bounds; what they do not take is one line."""
+"""Types of options: numbers within bounds, in plain digits; a value that is refused is one line."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, NoReturn
 
 from clcomm.errors import ArgumentError
 
-#: More than any count can come to that a program works through.
+#: A bound for counts, beyond what any program can work through.
 MOST_COUNT = 10**12
 _SHOWN = 40
 
 
 class OneLineParser(ArgumentParser):
-    """A parser whose complaints are ArgumentErrors: one line for all ranks instead of a usage text each."""
+    """A parser that raises ArgumentError: one line for all ranks instead of a usage text from each."""
 
     def error(self, message: str) -> NoReturn:
         raise ArgumentError(f"{message}; see {self.prog} --help")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does, but for `--option=--`, which it takes for an option without its value."""
+        """Parse as argparse does, but refuse `--option=--`, which argparse reads as an option without its value."""
         found, rest = super().parse_known_args(args, namespace)
         for action in self._actions:
             if action.nargs is None and getattr(found, action.dest, None) == []:
@@ -30,10 +30,11 @@ class OneLineParser(ArgumentParser):
         return found, rest
 
 
-def whole_number(least: int = 0, most: int = MOST_COUNT) -> Callable[[str], int]:
-    """Return what argparse takes as `type` for a whole number from `least` to `most`."""
+def whole_number(least: int = 0, most: int = MOST_COUNT) -> Callable[[object], int]:
+    """Return a type for argparse: a number or its text to a whole number from `least` to `most`."""
 
-    def parse(text: str) -> int:
+    def parse(given: object) -> int:
+        text = str(given)
         value = int(text) if re.fullmatch(r"-?[0-9]{1,40}", text) else None
         if value is None or value < least:
             raise ArgumentTypeError(f"expected a whole number from {least} up, got {_cut(text)}")
@@ -44,10 +45,11 @@ def whole_number(least: int = 0, most: int = MOST_COUNT) -> Callable[[str], int]
     return parse
 
 
-def number(least: float = 0.0, *, above: bool = False, most: float = 1e300) -> Callable[[str], float]:
-    """Return what argparse takes as `type` for a finite number from `least` to `most`, `least` left out if `above`."""
+def number(least: float = 0.0, *, above: bool = False, most: float = 1e300) -> Callable[[object], float]:
+    """Return a type for argparse: a number or its text to a finite one from `least` (above it if `above`) to `most`."""
 
-    def parse(text: str) -> float:
+    def parse(given: object) -> float:
+        text = str(given)
         try:
             value = float(text) if text.isascii() else math.nan
         except ValueError:

@@ -1,12 +1,11 @@
-"""What the ranks of a job were started with: compared as they join, so that a difference is an error, not a hang.
+"""Comparison of the ranks' versions, options and environment at start, so that a mismatch is an error, not a hang.
 
-A Communicator's ranks exchange 32 bytes before anything depends on what they were given: a digest of what has to be
-the same, and one of what is only suspicious where it differs. Where digests differ they exchange the facts themselves.
+A Communicator's ranks exchange 32 bytes before they use any of these: a digest of the facts that have to be equal, and
+one of those whose difference is only suspicious. If digests differ, they exchange the facts themselves.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import logging
 import os
@@ -22,17 +21,17 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from clcomm._version import __version__
-from clcomm.errors import MismatchError
-from clcomm.limits import Limits
-from clcomm.transport import mpi as mpi_transport
+from clcomm.errors import MismatchError, name_ranks
+from clcomm.job.time_limits import Limits
+from clcomm.transport import mpi_communicators, mpi_runtime
 
 #: Options that may differ: each rank computes on a device of its own.
 OF_EACH_RANK = ("device",)
-#: Variables that each rank reads, and whose difference no rank notices later.
+#: Variables that each rank reads, and whose difference is not detected later.
 _VARIABLES = ("CLCOMM_CHECKS", "CLCOMM_STALL_WARNING_S", "CLCOMM_TIMEOUT_S")
-#: How many different values, and how many ranks of each, a message names.
-_MOST_VALUES, _MOST_RANKS = 4, 8
-#: How many characters of a long value a message shows before the first that differs, and from there on.
+#: How many different values a message names.
+_MOST_VALUES = 4
+#: The characters of a long value that a message shows before the first difference, and from it on.
 _BEFORE, _FROM = 20, 40
 _DIGEST_BYTES = 16
 _VERSIONS, _OPTIONS = "install the same versions for all ranks", "start all ranks with the same options"
@@ -43,7 +42,7 @@ _log = logging.getLogger("clcomm")
 
 
 class Fact(NamedTuple):
-    """Something that a rank was started with; remedy: what to do where ranks differ in it."""
+    """A version, option or variable of a rank; remedy: the advice if ranks differ in it."""
 
     name: str
     value: str
@@ -51,17 +50,14 @@ class Fact(NamedTuple):
 
 
 class _Job:
-    """What this process's program declared, and what has been said about its ranks."""
+    """The facts that this process's program declared, and the warnings already logged."""
 
     facts: ClassVar[tuple[Fact, ...]] = ()
     said: ClassVar[set[str]] = set()
 
 
-def declare(program: str, options: argparse.Namespace) -> None:
-    """Note a program's name and options as they were parsed, for the ranks to compare as they join.
-
-    Options that OF_EACH_RANK names are left out.
-    """
+def declare(program: str, options: object) -> None:
+    """Register a program's name and parsed options for comparison between ranks, without those in OF_EACH_RANK."""
     given = {name: value for name, value in vars(options).items() if name not in OF_EACH_RANK and not callable(value)}
     _Job.facts = (
         Fact("program", program, "start the same program on all ranks"),
@@ -70,8 +66,8 @@ def declare(program: str, options: argparse.Namespace) -> None:
 
 
 @contextmanager
-def declared(program: str, options: argparse.Namespace) -> Iterator[None]:
-    """Declare a program and its options for as long as it runs within this process."""
+def declared(program: str, options: object) -> Iterator[None]:
+    """Declare a program and its options within this context."""
     before = _Job.facts
     declare(program, options)
     try:
@@ -81,9 +77,9 @@ def declared(program: str, options: argparse.Namespace) -> Iterator[None]:
 
 
 def require_same_start(comm: Any, arguments: Mapping[str, object], limits: Limits) -> None:
-    """Raise the same MismatchError on every rank unless all were started alike; warn once about what is suspicious.
+    """Raise the same MismatchError on every rank unless all were started alike; log suspicious differences once.
 
-    comm: an mpi4py communicator. arguments: what its Communicator was given. Collective.
+    comm: an mpi4py communicator. arguments: its Communicator's arguments. Collective.
     """
     if comm.Get_size() == 1:
         return
@@ -91,7 +87,7 @@ def require_same_start(comm: Any, arguments: Mapping[str, object], limits: Limit
     suspicious = [*_suspicious_versions(), *_environment(limits)]
     own = np.frombuffer(_digest(required) + _digest(suspicious), np.uint8)
     everyone = np.empty((comm.Get_size(), own.size), np.uint8)
-    mpi_transport.wait_patiently(comm.Iallgather(own, everyone))
+    mpi_communicators.wait_patiently(comm.Iallgather(own, everyone))
     alike = (everyone == everyone[0]).all(0)
     if not alike[:_DIGEST_BYTES].all():
         raise MismatchError(difference(comm.allgather(required)))
@@ -100,7 +96,7 @@ def require_same_start(comm: Any, arguments: Mapping[str, object], limits: Limit
 
 
 def difference(everyone: Sequence[Sequence[Fact]]) -> str:
-    """Return what differs first between ranks, with its values and their ranks, and the names of what differs too."""
+    """Return a message on the first fact that differs, with its values and their ranks, and the names of others."""
     tables = [{fact.name: fact for fact in facts} for facts in everyone]
     facts = {fact.name: fact for table in tables for fact in table.values()}
     differing = [name for name in facts if len({table.get(name) for table in tables}) > 1]
@@ -108,7 +104,7 @@ def difference(everyone: Sequence[Sequence[Fact]]) -> str:
     ranks: dict[str, list[int]] = {}
     for rank, table in enumerate(tables):
         ranks.setdefault(table[name].value if name in table else "nothing", []).append(rank)
-    values = [f"{text} on {ranks_in_words(held)}" for text, held in zip(_cut(list(ranks)), ranks.values(), strict=True)]
+    values = [f"{text} on {name_ranks(held)}" for text, held in zip(_cut(list(ranks)), ranks.values(), strict=True)]
     values[_MOST_VALUES:] = [f"{len(values) - _MOST_VALUES} others"] if len(values) > _MOST_VALUES else []
     others = [other for other in differing[1:] if facts[other].remedy == facts[name].remedy]
     too = f"; {', '.join(others[:_MOST_VALUES])} differ{'s' if len(others) == 1 else ''} too" if others else ""
@@ -116,17 +112,11 @@ def difference(everyone: Sequence[Sequence[Fact]]) -> str:
 
 
 def _cut(values: list[str]) -> list[str]:
-    """Return values with long ones cut around the first character in which they differ."""
+    """Return values, long ones shortened around the first character that differs."""
     first = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*values, strict=False)))
     start = first - _BEFORE if first > 2 * _BEFORE else 0
     stop = first + _FROM
     return [f"{'…' * (start > 0)}{value[start:stop]}{'…' * (len(value) > stop)}" for value in values]
-
-
-def ranks_in_words(ranks: Sequence[int]) -> str:
-    """Return "rank 1", "ranks 0, 2", or the first few of many."""
-    shown = ", ".join(map(str, ranks[:_MOST_RANKS])) + (", …" if len(ranks) > _MOST_RANKS else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
 
 
 def _warn(text: str, rank: int) -> None:
@@ -136,13 +126,13 @@ def _warn(text: str, rank: int) -> None:
 
 
 def _required_versions() -> list[Fact]:
-    """Return what has to be the same for ranks to understand each other, and to draw the same random numbers."""
+    """Return the versions that have to be equal for communication and for the same random numbers."""
     return _versions({
         "clcomm": __version__,
         "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "byte order": sys.byteorder,
         "NumPy": ".".join(np.__version__.split(".")[:2]),
-        "mpi4py": mpi_transport.bindings_version().partition(".")[0],
+        "mpi4py": mpi_runtime.bindings_version().partition(".")[0],
     })  # fmt: skip
 
 
@@ -150,7 +140,7 @@ def _suspicious_versions() -> list[Fact]:
     return _versions({
         "Python": platform.python_version(),
         "NumPy": np.__version__,
-        "mpi4py": mpi_transport.bindings_version(),
+        "mpi4py": mpi_runtime.bindings_version(),
         "PyOpenCL": _pyopencl_version(),
         "machine": os.uname().machine,
     })  # fmt: skip
@@ -172,14 +162,14 @@ def _arguments(arguments: Mapping[str, object]) -> list[Fact]:
 
 
 def _environment(limits: Limits) -> list[Fact]:
-    """Return what ranks cope with where it differs, though nobody is likely to mean that."""
+    """Return the settings that may differ between ranks, though a difference is probably a mistake."""
     facts = [Fact(name, _shown(os.environ.get(name)), _ENVIRONMENT) for name in _VARIABLES]
     limit = {"stall_warning_s": limits.stall_warning_s, "timeout_s": limits.timeout_s}
     return facts + _arguments(limit)
 
 
 def _shown(value: object) -> str:
-    """Return a value for people."""
+    """Return a value as text for a message."""
     if value is None or isinstance(value, bool):
         return "nothing" if value is None else "yes" if value else "no"
     if isinstance(value, (list, tuple)):

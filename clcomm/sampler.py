@@ -1,7 +1,7 @@
-"""Which samples each rank sees, in which order: NumPy only, no communication.
+"""Samplers: which samples each rank takes, in which order; NumPy only, no communication.
 
-Every rank computes the same global order from (seed, epoch) and takes its own part of it, so ranks agree
-without exchanging anything. Legend: N samples, W ranks, batches of b samples a rank.
+Every rank computes the same global order from (seed, epoch) and takes its own part of it. Legend: N samples, W ranks,
+batches of b samples a rank.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from clcomm.checkpoint import whole_number
 from clcomm.errors import ArgumentError, CheckpointError
 
-#: The least and the most that a checkpoint may hold of each.
+#: The least and the largest valid value of each entry of a checkpoint.
 _RANGES = {
     "length": (1, (1 << 63) - 1),
     "world_size": (1, (1 << 31) - 1),
@@ -26,7 +26,7 @@ _RANGES = {
 
 
 class Sampler(Protocol):
-    """What a loader needs: this rank's sample indices of the current epoch."""
+    """This rank's sample indices of the current epoch, for a loader."""
 
     epoch: int
     equal_shards: bool
@@ -42,10 +42,10 @@ class Sampler(Protocol):
 
 
 def shuffled(length: int, seed: int, epoch: int, stream: int = 0) -> np.ndarray:
-    """Return a permutation of range(length), int64, that depends on (seed, epoch, stream) alone.
+    """Return a permutation of range(length), int64, that depends only on (seed, epoch, stream).
 
-    The samples are sorted by Philox's raw 64-bit output, which NumPy promises never to change (its Generator
-    methods carry no such promise), so a checkpoint resumes with the same order under any NumPy.
+    The samples are sorted by Philox's raw 64-bit output, which NumPy guarantees to keep (unlike its Generator
+    methods), so a checkpoint resumes with the same order under any NumPy.
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """
     key = np.array([seed, epoch], dtype=np.uint64)
@@ -55,7 +55,7 @@ def shuffled(length: int, seed: int, epoch: int, stream: int = 0) -> np.ndarray:
 
 
 class _ShardSampler(ABC):
-    """The part all samplers share: checked arguments, epoch, length, state."""
+    """What all samplers share: checked arguments, epoch, length, state."""
 
     equal_shards = True
 
@@ -68,7 +68,7 @@ class _ShardSampler(ABC):
         self.seed = _whole(seed, "seed", 0, "a seed of at most 64 bits")
         self.shuffle = bool(shuffle)
         self.epoch = 0
-        self.done = 0  # samples of the epoch that another number of ranks has had
+        self.done = 0  # samples of the epoch that a job of another size has processed
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order is used from now on; call it on every rank."""
@@ -84,7 +84,7 @@ class _ShardSampler(ABC):
         return iter(self.indices().tolist())
 
     def check_batch_size(self, batch_size: int) -> None:
-        """Raise ArgumentError where `batch_size` is no positive number or exceeds this rank's shard.
+        """Raise ArgumentError where `batch_size` is not positive or exceeds this rank's shard.
 
         Shards are equally long, so every rank raises or none does; unequal shards have no upper bound.
         """
@@ -101,11 +101,11 @@ class _ShardSampler(ABC):
 
     @property
     def longest_shard(self) -> int:
-        """Samples of the rank that has the most."""
+        """Length of the longest shard of all ranks."""
         return len(self) if self.equal_shards else -(-(self.length - self.done) // self.world_size)
 
     def state_dict(self) -> dict[str, int]:
-        """Return what decides the order, as plain integers for a checkpoint."""
+        """Return what determines the order, as integers for a checkpoint."""
         return {
             "length": self.length,
             "world_size": self.world_size,
@@ -116,7 +116,7 @@ class _ShardSampler(ABC):
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Take seed, shuffle and epoch from `state`; CheckpointError, changing nothing, if it can't be this job's."""
+        """Set seed, shuffle and epoch from `state`; CheckpointError, changing nothing, if it does not fit this job."""
         self._load(state, same=("length", "world_size"))
 
     def _load(self, state: dict[str, int], same: tuple[str, ...]) -> None:
@@ -135,9 +135,9 @@ class _ShardSampler(ABC):
 class DistributedSampler(_ShardSampler):
     """Rank r gets every W-th sample of one global order: G[r], G[r + W], G[r + 2W], …
 
-    Step s of W ranks at batch b so covers G[s*W*b : (s+1)*W*b], the very samples of one rank at batch W*b.
+    So step s of W ranks at batch b covers G[s*W*b : (s+1)*W*b], the same samples as one rank at batch W*b.
     Shards are equally long: the order is padded by wrapping to its start (no sample is lost, fewer than W
-    come again), or with `drop_last` cut to a multiple of W. With `pad=False` each sample occurs exactly once, and the
+    are repeated), or with `drop_last` cut to a multiple of W. With `pad=False` each sample occurs exactly once, and the
     first N mod W ranks have one more than the others.
     """
 
@@ -160,15 +160,15 @@ class DistributedSampler(_ShardSampler):
             )
 
     def leave_out(self, done: int) -> None:
-        """Leave out the first `done` samples of the epoch's global order, which another number of ranks has had."""
+        """Skip the first `done` samples of the epoch's global order, which a job of another size has processed."""
         self.done = _whole(done, "done", 0, "samples of the epoch")
         if done >= self.length:
             raise ArgumentError(f"done: expected fewer than the {self.length} samples of an epoch, got {done}")
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Take seed, shuffle, epoch and what is done of it from `state`; CheckpointError as the others.
+        """Set seed, shuffle, epoch and samples done from `state`; CheckpointError if it does not fit this job.
 
-        Where other ranks wrote it, `leave_out` has to be told what they had done.
+        After a job of another size, call `leave_out` with the number of samples that it had processed.
         """
         self._load(state, same=("length",))
         self.leave_out(int(state.get("done", 0)))
@@ -180,9 +180,9 @@ class DistributedSampler(_ShardSampler):
         return whole + (self.equal_shards or self.rank < rest)
 
     def global_order(self) -> np.ndarray:
-        """Return the order all ranks share, int64, what is done left out.
+        """Return the order that all ranks share, int64, without the samples done.
 
-        (W * len(self),), padding included; without `pad` the samples that are left.
+        (W * len(self),), padding included; without `pad` only the remaining samples.
         """
         order = shuffled(self.length, self.seed, self.epoch) if self.shuffle else np.arange(self.length)
         rest = order[self.done :]
@@ -193,7 +193,7 @@ class DistributedSampler(_ShardSampler):
 
 
 class ContiguousSampler(_ShardSampler):
-    """Rank r gets one unbroken block of the dataset, shuffled within itself, as LizarDist shards.
+    """Rank r gets one contiguous block of the dataset, shuffled within the block, as LizarDist shards.
 
     Where W does not divide N the first N mod W ranks hold one sample more (LizarDist gives the last rank the
     whole remainder). With `pad` the shorter shards repeat their first sample, so all ranks make equally many

@@ -1,4 +1,4 @@
-"""Sizes as people write them: "4MiB" in, bytes out, and back."""
+"""Parsing and formatting of sizes such as "4MiB", and of numbers in messages."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ def parse_size(value: int | str, name: str = "bucket_size") -> int:
     """Return a size in bytes from an integer or from text such as "4MiB", "64 kB" or "1048576".
 
     KiB, MiB, GiB (and the bare letters K, M, G) are powers of 1024; kB, MB, GB are powers of 1000.
-    Raises ArgumentError naming `name` when the size is not a whole, positive number of bytes.
+    Raises ArgumentError, with `name`, for a size that is not a whole, positive number of bytes.
     """
     if isinstance(value, Integral) and not isinstance(value, bool):
         nbytes = Fraction(int(value))
     else:
         nbytes = _parse_text(value, name)
     if nbytes < 1 or nbytes != int(nbytes):
-        raise _refused(name, value)
+        raise _size_error(name, value)
     return int(nbytes)
 
 
 def _parse_text(value: object, name: str) -> Fraction:
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if match is None or match[2].lower() not in _FACTORS:
-        raise _refused(name, value)
+        raise _size_error(name, value)
     return Fraction(match[1]) * _FACTORS[match[2].lower()]
 
 
-def _refused(name: str, value: object) -> ArgumentError:
+def _size_error(name: str, value: object) -> ArgumentError:
     return ArgumentError(
         f"{name}: expected a positive number of bytes such as 1048576, '1MiB' or '256KiB', got {value!r}"
     )
 
 
 def format_size(nbytes: float) -> str:
-    """Return a size for people: three digits or so, in powers of 1024."""
+    """Return a size as text, with about three digits, in powers of 1024."""
     for unit in ("B", "KiB", "MiB"):
         if abs(nbytes) < 1024:
             return f"{nbytes:.0f} {unit}" if unit == "B" or nbytes == int(nbytes) else f"{nbytes:.1f} {unit}"
@@ -55,7 +55,7 @@ def format_size(nbytes: float) -> str:
 
 
 def format_number(value: float, places: int = 0) -> str:
-    """Return a number for people: with so many decimal places, and with more where 3 significant digits need them."""
+    """Return a number as text, with `places` decimal places, or more for 3 significant digits."""
     if value == 0 or abs(value) >= 10 ** (2 - places):
         return f"{value:,.{places}f}" if value else "0"
     return f"{value:.3g}"

@@ -1,1 +1,1 @@
-"""Programs to run: `python -m examples.mnist`, `python -m examples.compare_bucketing`."""
+"""Programs to run: `python -m examples.loop`, `examples.mnist` and `examples.compare_bucketing`."""

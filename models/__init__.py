@@ -1,4 +1,4 @@
-"""The models the examples train, built on clcomm.engine alone."""
+"""The models that the examples train, built only on clcomm.engine."""
 
 from models.convnet import ConvNet
 from models.mlp import MLP

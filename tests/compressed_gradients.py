@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from clcomm.layout import FlatLayout, ParameterSpec
+from clcomm.flat_space.layout import FlatLayout
+from clcomm.flat_space.parameters import ParameterSpec
 
 SCHEMES = ["fp16", "bf16", "int8", "topk:0.05", "powersgd:2"]
 FEEDBACK = SCHEMES[2:]
@@ -14,9 +15,9 @@ SIZE = (BUCKET.stop - BUCKET.start) // 4
 
 
 def gradient_of(rank: int, step: int) -> np.ndarray:
-    """Return a bucket's gradient: the slots hold numbers, the padding between them zeros."""
+    """Return a bucket's gradient: the ranges hold numbers, the padding between them zeros."""
     flat = np.zeros(LAYOUT.span, np.uint8)
-    for number, slot in enumerate(LAYOUT.slots):
+    for number, place in enumerate(LAYOUT.ranges):
         rng = np.random.default_rng([rank, step, number])
-        LAYOUT.view(flat, slot.name)[...] = rng.standard_normal(slot.shape)
+        LAYOUT.view(flat, place.name)[...] = rng.standard_normal(place.shape)
     return flat[BUCKET.start : BUCKET.stop].view(np.float32)

@@ -1,4 +1,4 @@
-"""Which floor each file is on, and which imports breach the floors; works on sources alone, so it can be tested."""
+"""The floors of the packages, and which imports breach them; works on sources alone, so it can be tested."""
 
 from __future__ import annotations
 
@@ -8,148 +8,33 @@ from dataclasses import dataclass
 
 PACKAGES = ("clcomm", "models", "training", "examples", "benchmarks")
 
-#: Floor of each file, the first pattern that fits: a folder ends in a slash. What fits none has to be placed here.
-#: One to a line and in order, so that branches which place files merge.
-FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
-    (
-        0,
-        (
-            "clcomm/_version.py",
-            "clcomm/bounded_end.py",
-            "clcomm/buckets.py",
-            "clcomm/cache.py",
-            "clcomm/common_memory.py",
-            "clcomm/console.py",
-            "clcomm/errors.py",
-            "clcomm/exit_code.py",
-            "clcomm/files.py",
-            "clcomm/hashing.py",
-            "clcomm/host_memory.py",
-            "clcomm/intervals.py",
-            "clcomm/layout.py",
-            "clcomm/limits.py",
-            "clcomm/lookout.py",
-            "clcomm/lookout_process.py",
-            "clcomm/option_types.py",
-            "clcomm/place.py",
-            "clcomm/private.py",
-            "clcomm/progress.py",
-            "clcomm/restarts.py",
-            "clcomm/same_start.py",
-            "clcomm/scratch.py",
-            "clcomm/terminal.py",
-            "clcomm/text_table.py",
-            "clcomm/transport/",
-            "clcomm/units.py",
-            "clcomm/writer_lock.py",
-        ),
-    ),
-    (
-        1,
-        (
-            "clcomm/all_reduce.py",
-            "clcomm/arguments.py",
-            "clcomm/bucket_tuning.py",
-            "clcomm/call.py",
-            "clcomm/collective_cases.py",
-            "clcomm/collectives.py",
-            "clcomm/communicator.py",
-            "clcomm/cores.py",
-            "clcomm/costfile.py",
-            "clcomm/costmodel.py",
-            "clcomm/decision.py",
-            "clcomm/engine/",
-            "clcomm/events.py",
-            "clcomm/exits.py",
-            "clcomm/flight_recorder.py",
-            "clcomm/forecast.py",
-            "clcomm/handle.py",
-            "clcomm/histogram.py",
-            "clcomm/holdings.py",
-            "clcomm/in_flight.py",
-            "clcomm/job.py",
-            "clcomm/lizardist_calls.py",
-            "clcomm/measure.py",
-            "clcomm/objects.py",
-            "clcomm/other_hosts.py",
-            "clcomm/outputs.py",
-            "clcomm/overtime.py",
-            "clcomm/running.py",
-            "clcomm/separation.py",
-            "clcomm/stall.py",
-            "clcomm/start_watch.py",
-            "clcomm/stats.py",
-            "clcomm/stats_table.py",
-            "clcomm/tally.py",
-            "clcomm/trace/",
-            "clcomm/versions.py",
-            "clcomm/visits.py",
-            "clcomm/watchdog.py",
-            "clcomm/world.py",
-        ),
-    ),
-    (
-        2,
-        (
-            "clcomm/__init__.py",
-            "clcomm/__main__.py",
-            "clcomm/adapters/",
-            "clcomm/agreement.py",
-            "clcomm/auto_buckets.py",
-            "clcomm/averaging.py",
-            "clcomm/bench.py",
-            "clcomm/bench_report.py",
-            "clcomm/bucket_plan.py",
-            "clcomm/checkpoint.py",
-            "clcomm/checkpoint_series.py",
-            "clcomm/cli.py",
-            "clcomm/clipping.py",
-            "clcomm/commands/",
-            "clcomm/completion_order.py",
-            "clcomm/compression/",
-            "clcomm/distributed_optimizer.py",
-            "clcomm/divergence.py",
-            "clcomm/elastic.py",
-            "clcomm/finiteness.py",
-            "clcomm/join.py",
-            "clcomm/lizardist/",
-            "clcomm/optim.py",
-            "clcomm/optimizer.py",
-            "clcomm/overlap.py",
-            "clcomm/overlap_choice.py",
-            "clcomm/plot.py",
-            "clcomm/replica.py",
-            "clcomm/report/",
-            "clcomm/sampler.py",
-            "clcomm/shared_space.py",
-            "clcomm/summary/",
-            "clcomm/sums.py",
-            "clcomm/synchronizer.py",
-            "clcomm/tune.py",
-            "clcomm/tune_report.py",
-        ),
-    ),
-    (
-        3,
-        (
-            "models/",
-            "training/",
-        ),
-    ),
-    (
-        4,
-        (
-            "benchmarks/",
-            "examples/",
-        ),
-    ),
+#: Packages by floor, the lowest first; a package imports only from lower floors. Modules that lie directly in clcomm/
+#: or training/ have no place of their own: each is as high as the highest package that it imports.
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("clcomm/storage", "clcomm/console", "clcomm/flat_space"),
+    ("clcomm/transport", "clcomm/engine"),
+    ("clcomm/stats",),
+    ("clcomm/job",),
+    ("clcomm/collectives",),
+    ("clcomm/trace", "clcomm/costs", "clcomm/compression"),
+    ("clcomm/measure", "clcomm/adapters"),
+    ("clcomm/sync", "clcomm/summary"),
+    ("clcomm/report", "clcomm/lizardist"),
+    ("clcomm/commands", "models"),
+    ("training/data", "training/engines"),
+    ("training/comparison",),
+    ("examples", "benchmarks"),
 )
+#: Where modules may lie beside packages.
+LOOSE = ("clcomm", "training")
+#: What knows nothing of the engine, which is on their floor or below.
+COMMUNICATION = ("clcomm/transport/", "clcomm/stats/", "clcomm/job/", "clcomm/collectives/", "clcomm/communicator.py")
+#: How many modules may lie directly in clcomm/.
+MOST_LOOSE = 25
 
 ENGINE = "clcomm/engine/"
 #: benchmarks/ measures what uses mpi4py itself.
-MAY_IMPORT_MPI4PY = ("clcomm/transport/mpi.py", "benchmarks/")
-#: Its imports wait for a model of their library, so they close no cycle.
-LAZY = ("clcomm/adapters/__init__.py",)
+MAY_IMPORT_MPI4PY = ("clcomm/transport/mpi_", "benchmarks/")
 
 
 @dataclass(frozen=True)
@@ -162,37 +47,66 @@ class Import:
     for_types: bool
 
 
-def floor_of(path: str) -> int | None:
-    """Return a file's floor; None when nobody has placed it."""
-    for floor, patterns in FLOORS:
-        if any(path.startswith(p) if p.endswith("/") else path == p for p in patterns):
-            return floor
-    return None
+def package_of(path: str) -> str | None:
+    """Return the package of FLOORS that a file belongs to; None for a file that belongs to none."""
+    return next((name for floor in FLOORS for name in floor if path.startswith(name + "/")), None)
+
+
+def is_loose(path: str) -> bool:
+    """Return whether a file lies directly in a folder of LOOSE."""
+    return path.rpartition("/")[0] in LOOSE
+
+
+def floors_of(imports: Mapping[str, list[Import]]) -> dict[str, int]:
+    """Return each file's floor: its package's, or for a loose module the highest that it reaches; -1 if none."""
+    placed = {name: floor for floor, names in enumerate(FLOORS) for name in names}
+    floors: dict[str, int] = {}
+
+    def visit(path: str, trail: tuple[str, ...]) -> int:
+        package = package_of(path)
+        if package is not None:
+            return placed[package]
+        if path not in floors and path not in trail:
+            below = {each.file for each in imports[path] if each.file}
+            floors[path] = max((visit(file, (*trail, path)) for file in below), default=-1)
+        return floors.get(path, -1)
+
+    return {path: visit(path, ()) for path in imports}
 
 
 def breaches(sources: Mapping[str, str]) -> list[str]:
     """Return a line for each breach in the files, given as path: source."""
     imports = {path: list(imports_of(path, source, sources)) for path, source in sources.items()}
-    found = [f"{path}: is on no floor; place it in tests/floors.py" for path in sources if floor_of(path) is None]
+    floors = floors_of(imports)
+    found = [
+        f"{path}: is in no package of FLOORS; add it to tests/floors.py"
+        for path in sources
+        if package_of(path) is None and not is_loose(path)
+    ]
     for path, its_imports in imports.items():
         for each in its_imports:
-            found += (f"{path}:{each.line}: {problem}" for problem in _problems(path, each))
-    return found + _cycles(imports)
+            found += (f"{path}:{each.line}: {problem}" for problem in _problems(path, each, floors))
+    return found + _too_many(sources) + _cycles(imports)
 
 
-def _problems(path: str, imported: Import) -> Iterator[str]:
+def _too_many(sources: Mapping[str, str]) -> list[str]:
+    loose = [path for path in sources if path.rpartition("/")[0] == "clcomm"]
+    return [f"clcomm/: holds {len(loose)} modules, {MOST_LOOSE} at most"] if len(loose) > MOST_LOOSE else []
+
+
+def _problems(path: str, imported: Import, floors: Mapping[str, int]) -> Iterator[str]:
     if imported.module.split(".")[0] == "mpi4py" and not path.startswith(MAY_IMPORT_MPI4PY):
-        yield "imports mpi4py; of clcomm only transport/mpi.py does"
+        yield f"imports mpi4py; of clcomm only {MAY_IMPORT_MPI4PY[0].removeprefix('clcomm/')}*.py does"
     target = imported.file
     if target is None:
         if imported.module.split(".")[0] in PACKAGES:
             yield f"imports {imported.module}, which is no file here"
         return
-    own, theirs = floor_of(path), floor_of(target)
-    if own is not None and theirs is not None and theirs > own:
-        yield f"is on floor {own} and imports {target} of floor {theirs}"
-    if own == theirs == 1 and path.startswith(ENGINE) != target.startswith(ENGINE):
-        yield f"imports {target}: the engine and the Communicator's side know nothing of each other"
+    package = package_of(path)
+    if package is not None and package != package_of(target) and floors[target] >= floors[path]:
+        yield f"is on floor {floors[path]} and imports {target} of floor {floors[target]}"
+    if path.startswith(COMMUNICATION) and target.startswith(ENGINE):
+        yield f"imports {target}: communication knows nothing of the engine"
     if path.startswith("models/") and not target.startswith(("models/", ENGINE)):
         yield f"imports {target}: models know the engine alone"
 
@@ -236,11 +150,8 @@ def _file_of(module: str, files: Mapping[str, str]) -> str | None:
 
 
 def _cycles(imports: Mapping[str, list[Import]]) -> list[str]:
-    """Return a line for each ring of files that import each other when they run, inside functions included."""
-    graph = {
-        path: [] if path in LAZY else sorted({i.file for i in its if i.file and not i.for_types} - {path})
-        for path, its in imports.items()
-    }
+    """Return a line for each ring of files that import each other, inside functions and for types included."""
+    graph = {path: sorted({i.file for i in its if i.file} - {path}) for path, its in imports.items()}
     found: dict[frozenset[str], str] = {}
     done: set[str] = set()
 

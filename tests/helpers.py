@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-from clcomm import ClcommError, auto_buckets, bucket_tuning
+from clcomm import ClcommError
 from clcomm.engine import Device
+from clcomm.sync import auto_buckets, bucket_tuning
 
 
 @cache
 def cpu_device(kind: str) -> Device:
-    """Return this process's CPU device, treated as one of `kind`; a new one would compile its kernels anew."""
+    """Return this process's CPU device, treated as one of `kind`; a new one would compile its kernels again."""
     return Device.select("cpu") if kind == "cpu" else Device(cpu_device("cpu").cl_device, kind=kind)
 
 
@@ -26,7 +27,7 @@ def one_line(caught) -> str:
 
 
 class Recorder:
-    """An observer that keeps what it is told."""
+    """An observer that keeps the events that it receives."""
 
     def __init__(self):
         self.events = []

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from clcomm.adapters.numpy import NumpyReplica
-from clcomm.replica import OnComplete
+from clcomm.adapters.adapter import OnComplete
+from clcomm.adapters.numpy import NumpyAdapter
 
 
 class Parameter:
@@ -47,14 +47,14 @@ class Model:
 
 
 class TellingModel(Model):
-    """A model whose backward tells of each gradient as it is complete, so that overlap can begin its bucket."""
+    """A model whose backward notifies watchers of each complete gradient, so that overlap can start its bucket."""
 
     def __init__(self, parameters: Iterable[tuple[str, np.ndarray]]):
         super().__init__(parameters)
         self.watchers: list[OnComplete] = []
 
-    def as_replica(self) -> NumpyReplica:
-        return _TellingReplica(self)
+    def as_adapter(self) -> NumpyAdapter:
+        return _NotifyingAdapter(self)
 
     def backward(self, gradients: dict[str, np.ndarray | None]) -> None:
         """Take copies of the gradients in the order given; None: this backward leaves the parameter out."""
@@ -68,7 +68,7 @@ class TellingModel(Model):
                         action()
 
 
-class _TellingReplica(NumpyReplica):
+class _NotifyingAdapter(NumpyAdapter):
     def watch_gradients(self, complete: OnComplete, begins: Callable[[], None] | None = None) -> Callable[[], None]:
         self._model.watchers.append(complete)
         return lambda: self._model.watchers.remove(complete)

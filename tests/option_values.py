@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import pytest
-
 from clcomm import cli
-from examples import compare_bucketing, mnist
+from training import command_line
+from training.comparison.options import ComparisonOptions
+from training.options import TrainingOptions
 
 #: What a user may type where a number is expected.
 HOSTILE = (
@@ -49,18 +49,12 @@ class Option(NamedTuple):
 def parsers() -> dict[str, argparse.ArgumentParser]:
     """Return the parser of each program and of each sub-command of clcomm, by the name that it goes by."""
     found: dict[str, argparse.ArgumentParser] = {}
-
-    def keep(parser: argparse.ArgumentParser) -> argparse.Namespace:
-        found[parser.prog] = parser
-        raise SystemExit
-
-    for program in (mnist, compare_bucketing):
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
-            patch.setattr(program.command_line, "parse", keep)
-            program.parse()
+    for program, kind in (("examples.mnist", TrainingOptions), ("examples.compare_bucketing", ComparisonOptions)):
+        made = command_line.parser(program, "", kind)
+        found[made.prog] = made
     for listed in cli.COMMANDS:
-        made = cli.make_parser([listed.name])
-        subparsers = next(a for a in made._actions if isinstance(a, argparse._SubParsersAction))
+        commands = cli.make_parser([listed.name])
+        subparsers = next(a for a in commands._actions if isinstance(a, argparse._SubParsersAction))
         found[f"clcomm {listed.name}"] = subparsers.choices[listed.name]
     return found
 

@@ -15,10 +15,10 @@ import pytest
 from clcomm import Communicator, Synchronizer, clip_grad_norm
 from clcomm.engine import Linear, Sequential, Tensor
 from clcomm.engine import functional as F
-from clcomm.engine.grad_slot import SENT
+from clcomm.engine.grad_slot import REDUCED, SENT
 from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
-from clcomm.transport import mpi as mpi_module
+from clcomm.transport import mpi_communicators
 from tests.helpers import cpu_device
 from tests.numpy_models import Model
 from tests.transport.references import pretended_host
@@ -31,7 +31,7 @@ SHAPES = {"0.weight": (3, 4), "0.bias": (3,), "1.weight": (2, 3), "1.bias": (2,)
 def comm(request, monkeypatch):
     """A Communicator of a single rank, on shared memory, on MPI, and on both with two pretended hosts."""
     if request.param == "hosts":
-        monkeypatch.setattr(mpi_module, "host_of", lambda comm: pretended_host("first-alone", comm))
+        monkeypatch.setattr(mpi_communicators, "host_of", lambda comm: pretended_host("first-alone", comm))
     made = Communicator(transport="mpi" if request.param == "mpi" else "auto")
     yield made
     if not request.node.has_failed:
@@ -239,7 +239,7 @@ def test_reading_moves_nothing(comm):
     space = case.model.flat_space()
     for parameter in case.parameters.values():
         parameter.grad.numpy(), repr(parameter.grad), parameter.grad.shape, Tensor(parameter.grad)
-    assert space.current_grads is space.reduced
+    assert {slot.state for slot in space.slots} == {REDUCED}
 
 
 @ON_RANKS

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from clcomm.checkpoint import Checkpoint, check_parameters, earlier, load, save
 from clcomm.errors import CheckpointError
-from clcomm.layout import ParameterSpec
+from clcomm.flat_space.parameters import ParameterSpec
 
 
 def example() -> Checkpoint:

@@ -1,4 +1,4 @@
-"""A run's checkpoints: written while it goes on, kept in order, and the newest whole one found again."""
+"""A run's checkpoints: written in the background, kept in order, and the newest undamaged one loaded."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_an_earlier_one_serves_where_the_newest_is_gone(tmp_path: Path, comm: Co
     assert load_newest(comm, tmp_path / "run.npz")[1].facts["step"] == 1
 
 
-def test_the_newest_ones_error_is_told_where_none_is_whole(tmp_path: Path, comm: Communicator) -> None:
+def test_the_newest_files_error_is_raised_where_all_are_damaged(tmp_path: Path, comm: Communicator) -> None:
     series = CheckpointSeries(comm, tmp_path / "run.npz", keep=2)
     series.save(checkpoint(1))
     series.save(checkpoint(2))
@@ -74,7 +74,7 @@ def test_the_newest_ones_error_is_told_where_none_is_whole(tmp_path: Path, comm:
         load_newest(comm, tmp_path / "run.npz")
 
 
-def test_training_goes_on_while_a_file_is_written(
+def test_training_continues_while_a_file_is_written(
     tmp_path: Path, comm: Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import threading
@@ -137,7 +137,7 @@ def test_a_failed_write_is_every_ranks_error(tmp_path: Path, background: bool) -
         save()
     with pytest.raises(CheckpointError, match="could not be written"):
         save()
-    series.wait()  # told once
+    series.wait()  # raised once
     comm.finalize()
 
 
@@ -164,7 +164,7 @@ def test_what_killed_jobs_left_is_cleared_away(tmp_path: Path, comm: Communicato
 @pytest.mark.parametrize("whole", [0, 1, 2, 3, 40, 99])
 @pytest.mark.parametrize("damaged", [(), (0,), (0, 1), (1,), (0, 2)])
 def test_whichever_is_whole_is_found(tmp_path: Path, comm: Communicator, whole: int, damaged: tuple[int, ...]) -> None:
-    """The newest whole one, whatever is missing or damaged before it."""
+    """The newest undamaged one, with newer files missing or damaged."""
     for age in damaged:
         earlier(tmp_path / "run.npz", age).write_bytes(b"damaged")
     save(earlier(tmp_path / "run.npz", whole), checkpoint(7))

@@ -151,7 +151,7 @@ import pathlib
 
 import numpy as np
 
-from clcomm.clipping import _sum_of_squares
+from clcomm.clipping import sum_of_squares
 
 
 def switches():
@@ -163,7 +163,7 @@ def switches():
 parts = [np.ones(size, dtype) for dtype in "efd" for size in (1, 1 << 10, 1 << 14, 20_000, 1 << 16, 300_000)]
 switches()
 before = switches()
-sums = [_sum_of_squares(part) for part in parts for _ in range(10)]
+sums = [sum_of_squares(part) for part in parts for _ in range(10)]
 assert sums == [part.size for part in parts for _ in range(10)]
 print(len(os.listdir("/proc/self/task")), switches() - before)
 """
@@ -184,4 +184,4 @@ def test_sums_of_squares_over_sizes_are_those_of_exact_arithmetic(dtype):
     for size in [1, 2, 3, 7, 8, 127, 128, 129, 16_383, 16_384, 16_385, 40_000, *rng.integers(1, 70_000, 20)]:
         part = (rng.standard_normal(size) * 10.0 ** rng.integers(-3, 4)).astype(dtype)
         exact = math.fsum(float(value) ** 2 for value in part)
-        assert clipping._sum_of_squares(part) == pytest.approx(exact, rel=1e-14)
+        assert clipping.sum_of_squares(part) == pytest.approx(exact, rel=1e-14)

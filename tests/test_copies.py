@@ -1,4 +1,4 @@
-"""Copies of modules, parameters, tensors and optimizers: memory of their own, and the course they would have taken."""
+"""Copies of modules, parameters, tensors and optimizers: separate memory, and the same further training."""
 
 from __future__ import annotations
 

@@ -7,15 +7,15 @@ import json
 import pytest
 
 from clcomm import costfile
-from clcomm.cache import cache_directory
-from clcomm.costmodel import Cost, Fit, Measured
+from clcomm.costs.model import Cost, Fit, MeasuredFit
 from clcomm.errors import ArgumentError, DataError, OutputError
-from clcomm.files import write_whole
+from clcomm.storage.cache import cache_directory
+from clcomm.storage.files import write_whole
 from tests.helpers import one_line
 
 FITS = [
-    Measured("shared", 4, 1, Fit(Cost(1.25e-5, 3e-10), 0.05, 0.21, ((1024, 1.3e-5), (1 << 20, 3.3e-4))), "device"),
-    Measured("mpi", 4, 2, Fit(Cost(0.0, 2e-9), 0.1, 0.2, ((1024, 2e-6), (2048, 4e-6)))),
+    MeasuredFit("shared", 4, 1, Fit(Cost(1.25e-5, 3e-10), 0.05, 0.21, ((1024, 1.3e-5), (1 << 20, 3.3e-4))), "device"),
+    MeasuredFit("mpi", 4, 2, Fit(Cost(0.0, 2e-9), 0.1, 0.2, ((1024, 2e-6), (2048, 4e-6)))),
 ]
 
 
@@ -77,7 +77,7 @@ def test_a_file_that_says_anything_else_is_refused(path, change, problem):
         costfile.load()
     message = one_line(caught)
     assert message.startswith(f"{path}: {problem}")
-    assert message.endswith("; `clcomm tune` writes it anew")
+    assert message.endswith("; `clcomm tune` writes it again")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b"\xff\xfe", b"null", b'{"format": 1e999}'])

@@ -66,7 +66,7 @@ def test_all_gradients_are_one_bucket_before_the_first_step_and_after_it(comm):
     layout = job.model.flat_space().layout
     for _ in range(2):
         (bucket,) = job.sync.bucket_plan(job.model)
-        assert (bucket.slots, bucket.nbytes) == (layout.slots, layout.nbytes)
+        assert (bucket.ranges, bucket.nbytes) == (layout.ranges, layout.nbytes)
         job.run(1)
 
 

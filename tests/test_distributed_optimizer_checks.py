@@ -13,29 +13,27 @@ from clcomm.optim import SGD, Adam, Optimizer
 from models import MLP
 from tests.helpers import one_line
 from tests.sharded_jobs import SHAPE, Job, cpu, tiny_model
-from training import options as command_line
+from training.options import TrainingOptions
 
 
 def test_other_engines_have_no_such_option():
-    options = command_line.parser("x", "").parse_args(["--sharded-optimizer", "--engine", "torch"])
     with pytest.raises(ArgumentError, match="--sharded-optimizer: needs --engine native, got torch"):
-        command_line.check(options)
+        TrainingOptions(sharded_optimizer=True, engine="torch")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "name"),
+    ("option", "name"),
     [
-        (["--overlap", "on"], "--overlap on"),
-        (["--compression", "fp16"], "--compression"),
-        (["--no-bucketing"], "--no-bucketing"),
-        (["--first-bucket-size", "64KiB"], "--first-bucket-size"),
-        (["--split-tensors"], "--split-tensors"),
+        ({"overlap": "on"}, "--overlap on"),
+        ({"compression": "fp16"}, "--compression"),
+        ({"no_bucketing": True}, "--no-bucketing"),
+        ({"first_bucket_size": "64KiB"}, "--first-bucket-size"),
+        ({"split_tensors": True}, "--split-tensors"),
     ],
 )
-def test_options_of_buckets_are_refused_on_the_command_line(arguments, name):
-    options = command_line.parser("x", "").parse_args(["--sharded-optimizer", *arguments])
+def test_options_of_buckets_are_refused(option, name):
     with pytest.raises(ArgumentError) as caught:
-        command_line.check(options)
+        TrainingOptions(sharded_optimizer=True, **option)
     assert one_line(caught) == f"--sharded-optimizer: expected no {name} with it; use one of the two"
 
 
@@ -70,7 +68,7 @@ def test_two_synchronizers_for_one_model_are_refused():
         Synchronizer(comm).broadcast_parameters(job.model)
         with pytest.raises(ArgumentError) as caught:
             job.run(1)
-    assert "another Synchronizer took its model's memory over" in one_line(caught)
+    assert "another Synchronizer moved its model's memory" in one_line(caught)
 
 
 def test_a_hook_is_refused_in_either_order():

@@ -31,8 +31,9 @@ def test_each_rank_keeps_its_part_of_the_state(comm, kind, buffers):
     assert everyone.sum() == buffers * span
     assert everyone.max() <= buffers * (span / comm.size + alignment)
     job.run(1)  # the state is made at its first use
-    assert len(job.optimizer.optimizer._state) == buffers
-    assert all(b.size == max(4, job.optimizer.state_nbytes // buffers) for b in job.optimizer.optimizer._state.values())
+    own = job.optimizer.optimizer
+    parts = [own.state_dict()[name] for name in own.state_names]
+    assert len(parts) == buffers and all(part.nbytes == job.optimizer.state_nbytes // buffers for part in parts)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -20,14 +20,20 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
 def test_readme_program_runs(number: int) -> None:
     program = PROGRAMS[number]
-    if "import torch" in program:
-        pytest.importorskip("torch", reason="PyTorch is not installed; pip install 'clcomm[torch]'")
+    for module, extra in (("torch", "torch"), ("sklearn", "digits")):
+        if f"import {module}" in program or f"from {module}" in program:
+            pytest.importorskip(module, reason=f"{module} is not installed; pip install 'clcomm[{extra}]'")
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "'total_allreduce_calls': " in done.stdout
+
+
+def test_the_readme_shows_the_first_example() -> None:
+    docstring, _, program = (ROOT / "examples" / "loop.py").read_text().partition('"""\n\n')
+    assert docstring.count("\n") == 0 and program in PROGRAMS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -38,6 +44,58 @@ def test_links_lead_somewhere(page: Path) -> None:
             linked = page.parent / path if path else page
             assert linked.is_file(), f"{page.name}: {target}"
             assert not heading or heading in headings(linked), f"{page.name}: {target}"
+
+
+SOURCES = [
+    path
+    for folder in ("clcomm", "models", "training", "examples", "benchmarks")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in (".py", ".cl", ".css", ".md")
+]
+FOLDERS = ("", "clcomm", "clcomm/engine", "tests")
+#: Files that pages name and that are not this repository's: a program in a sample message, nccl-tests' manual.
+ELSEWHERE = {"demo/train.py", "doc/PERFORMANCE.md"}
+
+
+def test_named_files_and_modules_exist() -> None:
+    texts = {page: page.read_text() for page in [*PAGES, *SOURCES, ROOT / "Makefile"] if page.name != "CHANGELOG.md"}
+    missing = {page: missing_names(text) for page, text in texts.items()}
+    assert len(texts) > 200 and {page: names for page, names in missing.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ("see `clcomm/units.py` and `units.py`", []),
+        ("see `sync/overlap.py` and docs/mpi.md", []),
+        ("see clcomm/gone.py.", ["clcomm/gone.py"]),
+        ("`sync/gone.py:12`, `docs/gone.md#here`", ["docs/gone.md", "sync/gone.py"]),
+        ("python -m examples.mnist, python3 -m pytest", []),
+        ("python -m training.gone", ["training.gone"]),
+        ("`clcomm.sync.overlap.Overlap`, `clcomm.optim`", []),
+        ("`clcomm.gone.Overlap`", ["clcomm.gone.Overlap"]),
+    ],
+)
+def test_a_made_up_name_is_found(text: str, missing: list[str]) -> None:
+    assert missing_names(text) == missing
+
+
+def missing_names(text: str) -> list[str]:
+    """Return the files and modules of this repository that a text names and that do not exist."""
+    files = set(re.findall(r"(?<![\w./<>-])((?:[\w-]+/)+[\w-]+\.(?:py|cl|css|md))\b", text)) - ELSEWHERE
+    modules = re.findall(r"\b((?:clcomm|training|examples|benchmarks|models)(?:\.\w+)+)", text)
+    return sorted(
+        {name for name in files if not any((ROOT / folder / name).is_file() for folder in FOLDERS)}
+        | {name for name in modules if not is_module(name)}
+    )
+
+
+def is_module(dotted: str) -> bool:
+    """Return whether a dotted name begins with a module or package, or is a name that its package has."""
+    package, name, *_ = dotted.split(".")
+    folder = ROOT / package
+    exported = re.search(rf"\b{name}\b", (folder / "__init__.py").read_text())
+    return (folder / f"{name}.py").is_file() or (folder / name).is_dir() or exported is not None
 
 
 def headings(page: Path) -> set[str]:

@@ -13,11 +13,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from clcomm import Communicator, holdings
+from clcomm import Communicator
 from clcomm.engine import Linear
 from clcomm.errors import ArgumentError, ResourceError
 from clcomm.synchronizer import Synchronizer
-from clcomm.transport.mpi import world
+from clcomm.transport import mpi_resources
+from clcomm.transport.mpi_runtime import world
 
 pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.drops_communicators]
 
@@ -92,7 +93,7 @@ KINDS = (
 
 
 def test_dropped_communicators_take_nothing_for_good(monkeypatch):
-    monkeypatch.setattr(holdings, "_COLLECT_AFTER", COLLECT_AFTER)
+    monkeypatch.setattr(mpi_resources, "_COLLECT_AFTER", COLLECT_AFTER)
     rank = world().Get_rank()
     own, common = np.random.default_rng([1, rank]), np.random.default_rng(2)
     kept: list[tuple[int, object]] = []  # until when, which each rank draws for itself
@@ -105,7 +106,7 @@ def test_dropped_communicators_take_nothing_for_good(monkeypatch):
         most = max(most, used_of_shared_memory() - first)
     size = world().Get_size()
     assert most < MOST * (size * WINDOW_BYTES + (1 << 19)), f"{most >> 20} MiB"
-    assert len(holdings._Process.dropped) + len(holdings._Process.open) < MOST
+    assert len(mpi_resources._Process.dropped) + len(mpi_resources._Process.open) < MOST
     assert spare - spare_communicators() < MOST * PARTS
     assert Communicator().all_reduce(np.ones(3)).tolist() == [size] * 3
 
@@ -121,6 +122,20 @@ def test_memory_that_is_still_used_outlives_its_communicator():
     assert (memory == latest.rank + 1).all()
 
 
+def test_a_tensor_on_the_memory_of_a_dropped_model_stays_whole():
+    comm = Communicator()
+    model, sync = Linear(8, 4), Synchronizer(comm)
+    sync.broadcast_parameters(model)
+    weight = model.weight.detach()
+    expected = weight.numpy()
+    del comm, model, sync
+    for _ in range(3):
+        gc.collect()
+        latest = Communicator()
+        latest.allocate(WINDOW_BYTES)[:] = 255
+    assert weight.numpy().tobytes() == expected.tobytes()
+
+
 def test_room_is_made_of_what_was_dropped(monkeypatch):
     """Where /dev/shm is full, an existing Communicator's allocate frees what others left."""
     staying, going = Communicator(), Communicator()
@@ -132,27 +147,27 @@ def test_room_is_made_of_what_was_dropped(monkeypatch):
     shared, refused = staying._shared, []
     if shared is None:
         pytest.skip("no shared memory")
-    before = len(holdings._Process.dropped)
+    before = len(mpi_resources._Process.dropped)
     make_room = shared.make_room
     monkeypatch.setattr(shared, "make_room", lambda *a: make_room(*a) if refused else refused.append(1))
     assert staying._shared.holds(staying.allocate(100))
-    assert before and len(holdings._Process.dropped) < before
+    assert before and len(mpi_resources._Process.dropped) < before
 
 
 def test_ranks_that_keep_theirs_hold_the_others_up_nowhere():
     """A Communicator that one rank keeps is not freed; those after it are."""
     rank = world().Get_rank()
     kept = Communicator()
-    number = kept._holdings.key[0]
+    number = kept._resources.key[0]
     if rank:
         kept = None
     for _ in range(5):
         Communicator().barrier()
-    numbers = [each.key[0] for each in holdings._Process.dropped]
+    numbers = [each.key[0] for each in mpi_resources._Process.dropped]
     if world().Get_size() > 1:
         assert (number in numbers) == (rank > 0)
     assert len(numbers) <= 2 + 1
-    assert kept is None or kept._holdings in holdings._Process.open
+    assert kept is None or kept._resources in mpi_resources._Process.open
 
 
 def test_a_constructor_that_fails_takes_nothing_for_good():
@@ -165,7 +180,7 @@ def test_a_constructor_that_fails_takes_nothing_for_good():
     gc.collect()  # tracebacks refer to what failed
     world().Barrier()
     Communicator().barrier()
-    assert len(holdings._Process.dropped) < 5
+    assert len(mpi_resources._Process.dropped) < 5
 
 
 @pytest.mark.mpi(min_size=2)

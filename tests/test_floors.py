@@ -1,12 +1,13 @@
-"""A file imports only from its own floor and those below; see tests/floors.py for which file is where."""
+"""A package imports only from floors below its own, and no files import each other; see tests/floors.py."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.floors import PACKAGES, breaches, floor_of, imports_of
+from tests.floors import FLOORS, MOST_LOOSE, PACKAGES, breaches, imports_of, is_loose, package_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -25,11 +26,22 @@ def test_no_import_breaches_the_floors():
     assert breaches(sources) == []
 
 
+def test_every_package_of_the_floors_exists():
+    assert [name for floor in FLOORS for name in floor if not (ROOT / name).is_dir()] == []
+
+
+def test_the_documented_table_has_every_package_on_its_floor():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| `([\w/]+)` \| \S.* \|$", page.split("## Floors")[1], re.MULTILINE)
+    assert rows == [(str(floor), name) for floor, names in enumerate(FLOORS) for name in names]
+
+
 def test_the_engine_is_reached_from_above_alone():
     """The walk sees imports at all: these are known to be there."""
     sources = repository()
-    files = {i.file for i in imports_of("clcomm/shared_space.py", sources["clcomm/shared_space.py"], sources)}
-    assert {"clcomm/communicator.py", "clcomm/layout.py", "clcomm/adapters/__init__.py"} <= files
+    space = "clcomm/sync/shared_space.py"
+    files = {i.file for i in imports_of(space, sources[space], sources)}
+    assert {"clcomm/communicator.py", "clcomm/flat_space/layout.py", "clcomm/adapters/__init__.py"} <= files
     assert any(i.file == "clcomm/engine/__init__.py" for path in sources if path.startswith("models/")
                for i in imports_of(path, sources[path], sources))  # fmt: skip
 
@@ -38,17 +50,20 @@ def test_the_engine_is_reached_from_above_alone():
 
 SOUND = {
     "clcomm/errors.py": "import re",
-    "clcomm/layout.py": "from clcomm.errors import ArgumentError",
-    "clcomm/transport/__init__.py": "from clcomm.transport.mpi import Mpi",
-    "clcomm/transport/mpi.py": "def f():\n    from mpi4py import MPI",
-    "clcomm/stats.py": "",
-    "clcomm/communicator.py": "from clcomm import job, stats\nfrom clcomm.transport import Mpi",
-    "clcomm/job.py": "",
+    "clcomm/flat_space/layout.py": "from clcomm.errors import ArgumentError",
+    "clcomm/transport/__init__.py": "from clcomm.transport.mpi_runtime import Mpi",
+    "clcomm/transport/mpi_runtime.py": "def f():\n    from mpi4py import MPI",
+    "clcomm/stats/events.py": "",
+    "clcomm/communicator.py": "from clcomm.stats import events\nfrom clcomm.job import exits",
+    "clcomm/stats/__init__.py": "",
+    "clcomm/job/__init__.py": "",
+    "clcomm/job/exits.py": "from clcomm.transport import Mpi",
     "clcomm/engine/__init__.py": "from clcomm.engine.tensor import Tensor",
-    "clcomm/engine/tensor.py": "from .. import layout",
-    "clcomm/optim.py": "import clcomm.engine",
-    "clcomm/adapters/__init__.py": "def f():\n    from clcomm.adapters.torch import TorchReplica",
-    "clcomm/adapters/torch.py": "import torch\nfrom clcomm.adapters import replica_of",
+    "clcomm/engine/tensor.py": "from ..flat_space import layout",
+    "clcomm/flat_space/__init__.py": "",
+    "clcomm/optim.py": "import clcomm.engine\nimport clcomm.adapters",
+    "clcomm/adapters/__init__.py": "def f():\n    from clcomm.adapters.torch import TorchAdapter",
+    "clcomm/adapters/torch.py": "import torch\nfrom clcomm.engine import Tensor",
     "models/mlp.py": "from clcomm.engine import Linear",
     "training/trainer.py": "from models.mlp import MLP\nfrom clcomm import optim",
     "examples/mnist.py": "from training import trainer",
@@ -64,46 +79,54 @@ def test_sound_sources_pass():
     ("path", "source", "expected"),
     [
         (
-            "clcomm/layout.py",
+            "clcomm/transport/solo.py",
             "import os\nfrom clcomm.communicator import Communicator",
-            "clcomm/layout.py:2: is on floor 0 and imports clcomm/communicator.py of floor 1",
+            "clcomm/transport/solo.py:2: is on floor 1 and imports clcomm/communicator.py of floor 3",
         ),
         (
-            "clcomm/job.py",
+            "clcomm/job/exits.py",
             "def f():\n    from clcomm import optim",
-            "clcomm/job.py:2: is on floor 1 and imports clcomm/optim.py of floor 2",
+            "clcomm/job/exits.py:2: is on floor 3 and imports clcomm/optim.py of floor 6",
         ),
         (
-            "clcomm/errors.py",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from clcomm.stats import CommStats",
-            "clcomm/errors.py:3: is on floor 0 and imports clcomm/stats.py of floor 1",
+            "clcomm/transport/mpi_runtime.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from clcomm.stats.events import Phase",
+            "clcomm/transport/mpi_runtime.py:3: is on floor 1 and imports clcomm/stats/events.py of floor 2",
         ),
         (
-            "clcomm/stats.py",
+            "clcomm/flat_space/layout.py",
+            "from clcomm.storage.cache import folder",
+            "clcomm/flat_space/layout.py:1: is on floor 0 and imports clcomm/storage/cache.py of floor 0",
+        ),
+        (
+            "clcomm/stats/events.py",
             "import clcomm.engine.tensor",
-            "clcomm/stats.py:1: imports clcomm/engine/tensor.py: the engine and the Communicator's side know nothing "
-            "of each other",
+            "clcomm/stats/events.py:1: imports clcomm/engine/tensor.py: communication knows nothing of the engine",
+        ),
+        (
+            "clcomm/communicator.py",
+            "import clcomm.engine.tensor",
+            "clcomm/communicator.py:1: imports clcomm/engine/tensor.py: communication knows nothing of the engine",
         ),
         (
             "clcomm/engine/tensor.py",
             "from ..communicator import Communicator",
-            "clcomm/engine/tensor.py:1: imports clcomm/communicator.py: the engine and the Communicator's side know "
-            "nothing of each other",
+            "clcomm/engine/tensor.py:1: is on floor 1 and imports clcomm/communicator.py of floor 3",
         ),
         (
             "clcomm/communicator.py",
             "from mpi4py import MPI",
-            "clcomm/communicator.py:1: imports mpi4py; of clcomm only transport/mpi.py does",
+            "clcomm/communicator.py:1: imports mpi4py; of clcomm only transport/mpi_*.py does",
         ),
         (
             "training/trainer.py",
             "try:\n    import mpi4py.MPI\nexcept ImportError:\n    pass",
-            "training/trainer.py:2: imports mpi4py; of clcomm only transport/mpi.py does",
+            "training/trainer.py:2: imports mpi4py; of clcomm only transport/mpi_*.py does",
         ),
         (
             "models/mlp.py",
-            "from clcomm.engine import Linear\nfrom clcomm.layout import FlatLayout",
-            "models/mlp.py:2: imports clcomm/layout.py: models know the engine alone",
+            "from clcomm.engine import Linear\nfrom clcomm.flat_space.layout import FlatLayout",
+            "models/mlp.py:2: imports clcomm/flat_space/layout.py: models know the engine alone",
         ),
         (
             "models/mlp.py",
@@ -111,28 +134,40 @@ def test_sound_sources_pass():
             "models/mlp.py:1: imports training/trainer.py: models know the engine alone",
         ),
         (
-            "training/trainer.py",
+            "training/data/idx.py",
             "import examples.mnist",
-            "training/trainer.py:1: is on floor 3 and imports examples/mnist.py of floor 4",
+            "training/data/idx.py:1: is on floor 10 and imports examples/mnist.py of floor 12",
         ),
         (
             "examples/mnist.py",
             "from training.gone import Loop",
             "examples/mnist.py:1: imports training.gone, which is no file here",
         ),
-        ("clcomm/mesh.py", "", "clcomm/mesh.py: is on no floor; place it in tests/floors.py"),
+        ("clcomm/mesh/grid.py", "", "clcomm/mesh/grid.py: is in no package of FLOORS; add it to tests/floors.py"),
         (
-            "clcomm/job.py",
+            "clcomm/job/exits.py",
             "def f():\n    import clcomm.communicator",
-            "import cycle: clcomm/communicator.py -> clcomm/job.py -> clcomm/communicator.py",
+            "import cycle: clcomm/communicator.py -> clcomm/job/exits.py -> clcomm/communicator.py",
+        ),
+        (
+            "clcomm/stats/events.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from clcomm.stats.table import Table",
+            "import cycle: clcomm/stats/events.py -> clcomm/stats/table.py -> clcomm/stats/events.py",
         ),
     ],
 )
 def test_a_made_up_breach_is_found(path, source, expected):
-    assert expected in breaches({**SOUND, path: source})
+    more = {"clcomm/stats/table.py": "import clcomm.stats.events", "clcomm/storage/cache.py": ""}
+    assert expected in breaches({**SOUND, **more, path: source})
 
 
-def test_floors_by_folder_and_by_name():
-    assert floor_of("clcomm/transport/anything.py") == 0
-    assert floor_of("clcomm/engine/ops/matmul.py") == 1
-    assert floor_of("clcomm/unheard_of.py") is None
+def test_too_many_loose_modules_are_a_breach():
+    many = {f"clcomm/loose_{number}.py": "" for number in range(MOST_LOOSE)}
+    count = sum(path.count("/") == 1 for path in {**SOUND, **many} if path.startswith("clcomm/"))
+    assert breaches({**SOUND, **many}) == [f"clcomm/: holds {count} modules, {MOST_LOOSE} at most"]
+
+
+def test_packages_and_loose_modules():
+    assert package_of("clcomm/transport/anything.py") == "clcomm/transport"
+    assert package_of("clcomm/communicator.py") is None and is_loose("clcomm/communicator.py")
+    assert package_of("clcomm/unheard_of/it.py") is None and not is_loose("clcomm/unheard_of/it.py")

@@ -1,4 +1,4 @@
-"""Parameters that are frozen and unfrozen between steps: PyTorch's course, and state that stays sound."""
+"""Parameters that are frozen and unfrozen between steps: PyTorch's results, and a valid state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hash of parameters: as its formula says, and sensitive to every bit and place."""
+"""The hash of parameters: equal to its formula, and sensitive to every bit and position."""
 
 from __future__ import annotations
 

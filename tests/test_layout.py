@@ -1,4 +1,4 @@
-"""The flat space: what its offsets and buckets promise, for any list of parameters."""
+"""The flat space: properties of offsets and buckets, for any list of parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clcomm.errors import ArgumentError
-from clcomm.layout import ALIGNMENT, FlatLayout, ParameterSpec, shard_bounds
+from clcomm.flat_space.layout import ALIGNMENT, FlatLayout, shard_bounds
+from clcomm.flat_space.parameters import ParameterSpec
 
 DTYPES = ("float16", "float32", "float64", "complex64")
 shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)
@@ -31,29 +32,27 @@ def convnet_specs() -> list[ParameterSpec]:
     return [ParameterSpec(f"layer{i // 2}.{'weight' if i % 2 == 0 else 'bias'}", s) for i, s in enumerate(shapes)]
 
 
-# --- slots ---
+# --- ranges ---
 
 
 @given(spec_lists(), st.sampled_from([16, 64, 128, 512, 4096]))
-def test_slots_are_aligned_and_do_not_overlap(specs, alignment):
+def test_ranges_are_aligned_and_do_not_overlap(specs, alignment):
     layout = FlatLayout(specs, alignment)
-    for slot in layout.slots:
-        assert slot.start % alignment == 0
-        assert slot.stop - slot.start == slot.nbytes == np.empty(slot.shape, slot.dtype).nbytes
-    for one, other in itertools.pairwise(layout.slots):
+    for place in layout.ranges:
+        assert place.start % alignment == 0
+        assert place.stop - place.start == place.nbytes == np.empty(place.shape, place.dtype).nbytes
+    for one, other in itertools.pairwise(layout.ranges):
         assert one.stop <= other.start < one.stop + alignment  # padding, but never a whole alignment of it
     assert layout.span % alignment == 0
-    assert layout.span >= max(alignment, *(slot.stop for slot in layout.slots), 0)
+    assert layout.span >= max(alignment, *(place.stop for place in layout.ranges), 0)
 
 
 @given(spec_lists())
-def test_slots_lie_in_reverse_order_and_know_their_names(specs):
+def test_ranges_are_in_reverse_order_of_the_parameters(specs):
     layout = FlatLayout(specs)
-    assert [slot.spec for slot in layout.slots] == specs[::-1]
+    assert [place.spec for place in layout.ranges] == specs[::-1]
     assert layout.specs == tuple(specs)
     assert layout.nbytes == sum(spec.nbytes for spec in specs)
-    for spec in specs:
-        assert layout.slot(spec.name).spec == spec
 
 
 @given(spec_lists(min_size=1))
@@ -66,14 +65,14 @@ def test_views_hold_each_parameter_and_touch_nothing_else(specs):
         view[...] = number
     for number, spec in enumerate(specs, 1):
         assert (layout.view(flat, spec.name) == number).all()
-    for slot in layout.slots:
-        flat[slot.start : slot.stop] = 0
+    for place in layout.ranges:
+        flat[place.start : place.stop] = 0
     assert not flat.any(), "padding was written"
 
 
 def test_without_parameters_there_is_still_a_space():
     layout = FlatLayout([])
-    assert (layout.slots, layout.nbytes, layout.span) == ((), 0, ALIGNMENT)
+    assert (layout.ranges, layout.nbytes, layout.span) == ((), 0, ALIGNMENT)
     assert layout.buckets(1024) == layout.buckets(None) == ()
 
 
@@ -85,7 +84,7 @@ def test_buckets_hold_every_slot_once_and_in_order(specs, bucket_size):
     layout = FlatLayout(specs)
     for size in (bucket_size, None):
         buckets = layout.buckets(size)
-        assert [slot for bucket in buckets for slot in bucket.slots] == list(layout.slots)
+        assert [place for bucket in buckets for place in bucket.ranges] == list(layout.ranges)
         assert [bucket.index for bucket in buckets] == list(range(len(buckets)))
         assert sum(bucket.nbytes for bucket in buckets) == layout.nbytes
         for one, other in itertools.pairwise(buckets):
@@ -96,10 +95,10 @@ def test_buckets_hold_every_slot_once_and_in_order(specs, bucket_size):
 def test_buckets_keep_to_their_size_in_the_parameters_own_bytes(specs, bucket_size):
     buckets = FlatLayout(specs).buckets(bucket_size)
     for bucket in buckets:
-        assert bucket.nbytes == sum(slot.nbytes for slot in bucket.slots)
-        assert bucket.nbytes <= bucket_size or len(bucket.slots) == 1
+        assert bucket.nbytes == sum(place.nbytes for place in bucket.ranges)
+        assert bucket.nbytes <= bucket_size or len(bucket.ranges) == 1
     for one, other in itertools.pairwise(buckets):  # no bucket ends before it has to
-        assert one.nbytes + other.slots[0].nbytes > bucket_size or one.dtype != other.dtype
+        assert one.nbytes + other.ranges[0].nbytes > bucket_size or one.dtype != other.dtype
 
 
 @given(spec_lists(min_size=1), sizes)
@@ -107,7 +106,7 @@ def test_a_bucket_never_mixes_dtypes_and_views_as_its_own(specs, bucket_size):
     layout = FlatLayout(specs)
     flat = np.zeros(layout.span, np.uint8)
     for bucket in layout.buckets(bucket_size):
-        assert {slot.dtype for slot in bucket.slots} == {bucket.dtype}
+        assert {place.dtype for place in bucket.ranges} == {bucket.dtype}
         values = flat[bucket.start : bucket.stop].view(bucket.dtype)
         assert values.nbytes >= bucket.nbytes
 
@@ -115,12 +114,12 @@ def test_a_bucket_never_mixes_dtypes_and_views_as_its_own(specs, bucket_size):
 @given(spec_lists())
 def test_per_tensor_is_one_bucket_for_each(specs):
     layout = FlatLayout(specs)
-    assert [bucket.slots for bucket in layout.buckets(None)] == [(slot,) for slot in layout.slots]
+    assert [bucket.ranges for bucket in layout.buckets(None)] == [(place,) for place in layout.ranges]
 
 
 def test_padding_does_not_fill_a_bucket():
     layout = FlatLayout([ParameterSpec(f"b{i}", (2,)) for i in range(4)])  # 8 bytes each, 512 apart
-    assert [len(bucket.slots) for bucket in layout.buckets(16)] == [2, 2]
+    assert [len(bucket.ranges) for bucket in layout.buckets(16)] == [2, 2]
     assert [bucket.nbytes for bucket in layout.buckets(16)] == [16, 16]
 
 
@@ -148,8 +147,8 @@ def test_every_byte_is_in_one_bucket_however_it_is_cut(cut):
     covered = np.zeros(layout.span, np.uint8)
     for bucket in buckets:
         covered[bucket.start : bucket.stop] += 1
-    for slot in layout.slots:
-        assert (covered[slot.start : slot.stop] == 1).all()
+    for place in layout.ranges:
+        assert (covered[place.start : place.stop] == 1).all()
     assert covered.max(initial=0) <= 1, "padding counts once too"
     assert sum(bucket.nbytes for bucket in buckets) == layout.nbytes
 
@@ -158,13 +157,13 @@ def test_every_byte_is_in_one_bucket_however_it_is_cut(cut):
 def test_each_gradient_opens_in_one_bucket_and_closes_in_one_that_is_not_earlier(cut):
     layout, arguments = cut
     buckets = layout.buckets(**arguments)
-    opened = [(slot.name, bucket.index) for bucket in buckets for slot in bucket.opening]
-    closed = {slot.name: bucket.index for bucket in buckets for slot in bucket.closing}
-    assert sorted(name for name, _ in opened) == sorted(slot.name for slot in layout.slots)
+    opened = [(place.name, bucket.index) for bucket in buckets for place in bucket.opening]
+    closed = {place.name: bucket.index for bucket in buckets for place in bucket.closing}
+    assert sorted(name for name, _ in opened) == sorted(place.name for place in layout.ranges)
     assert all(index <= closed[name] for name, index in opened)
     for bucket in buckets:
-        assert {slot.dtype for slot in bucket.slots} == {bucket.dtype}
-        assert bucket.slots[0].start <= bucket.start <= bucket.stop <= bucket.slots[-1].stop
+        assert {place.dtype for place in bucket.ranges} == {bucket.dtype}
+        assert bucket.ranges[0].start <= bucket.start <= bucket.stop <= bucket.ranges[-1].stop
 
 
 @given(cuts())
@@ -178,22 +177,22 @@ def test_sizes_are_kept_to_where_tensors_may_be_split(cut):
 def test_the_first_bucket_has_a_size_of_its_own(specs, first_bucket_size, bucket_size):
     layout = FlatLayout(specs)
     first, *rest = layout.buckets(bucket_size, first_bucket_size=first_bucket_size)
-    assert first.nbytes <= first_bucket_size or len(first.slots) == 1
-    assert all(bucket.nbytes <= bucket_size or len(bucket.slots) == 1 for bucket in rest)
-    assert [slot for bucket in (first, *rest) for slot in bucket.slots] == list(layout.slots)
+    assert first.nbytes <= first_bucket_size or len(first.ranges) == 1
+    assert all(bucket.nbytes <= bucket_size or len(bucket.ranges) == 1 for bucket in rest)
+    assert [place for bucket in (first, *rest) for place in bucket.ranges] == list(layout.ranges)
 
 
 @given(spec_lists(min_size=1), sizes)
 def test_the_layouts_own_order_changes_nothing(specs, bucket_size):
     layout = FlatLayout(specs)
-    names = [slot.name for slot in layout.slots]
+    names = [place.name for place in layout.ranges]
     assert layout.buckets(bucket_size, order=names) == layout.buckets(bucket_size)
 
 
 def test_weights_that_are_complete_before_their_biases_change_nothing():
     """As in backward of a linear layer: the order differs, but no bucket is complete much sooner."""
     layout = FlatLayout(convnet_specs())
-    names = [slot.name for slot in layout.slots]
+    names = [place.name for place in layout.ranges]
     swapped = [names[at ^ 1] for at in range(len(names))]
     for bucket_size in (1 << 20, 256 << 10, None):
         assert layout.buckets(bucket_size, order=swapped) == layout.buckets(bucket_size)
@@ -202,9 +201,9 @@ def test_weights_that_are_complete_before_their_biases_change_nothing():
 def test_what_is_complete_last_does_not_hold_up_its_neighbours():
     """A tensor at the layout's begin that backward needs to its end: as an embedding that is also the last layer."""
     layout = FlatLayout([ParameterSpec(name, (64,)) for name in ("a", "b", "c", "tied")])  # 256 bytes each
-    assert [slot.name for slot in layout.slots] == ["tied", "c", "b", "a"]
-    assert [len(bucket.slots) for bucket in layout.buckets(512)] == [2, 2]
-    names = [[slot.name for slot in b.slots] for b in layout.buckets(512, order=["c", "b", "a", "tied"])]
+    assert [place.name for place in layout.ranges] == ["tied", "c", "b", "a"]
+    assert [len(bucket.ranges) for bucket in layout.buckets(512)] == [2, 2]
+    names = [[place.name for place in b.ranges] for b in layout.buckets(512, order=["c", "b", "a", "tied"])]
     assert names == [["c", "b"], ["a"], ["tied"]]  # the last two would fit together, but are no neighbours
 
 
@@ -214,7 +213,7 @@ def test_a_tensor_is_split_at_multiples_of_the_alignment():
     assert [(b.start, b.stop, b.nbytes) for b in buckets] == [
         (0, 1024, 1024), (1024, 2048, 1024), (2048, 3072, 1024), (3072, 4136, 968),
     ]  # fmt: skip
-    assert [[slot.name for slot in b.slots] for b in buckets] == [["large"]] * 3 + [["large", "small"]]
+    assert [[place.name for place in b.ranges] for b in buckets] == [["large"]] * 3 + [["large", "small"]]
 
 
 # --- LizarDist's published numbers ---
@@ -222,14 +221,14 @@ def test_a_tensor_is_split_at_multiples_of_the_alignment():
 
 def test_lizardists_convnet():
     layout = FlatLayout(convnet_specs())
-    assert len(layout.slots) == 8
+    assert len(layout.ranges) == 8
     assert layout.nbytes == 827_688
     assert [bucket.nbytes for bucket in layout.buckets(1 << 20)] == [827_688]
     per_tensor = layout.buckets(None)
     assert len(per_tensor) == 8
     assert sum(bucket.nbytes for bucket in per_tensor) / 8 == 103_461
     # the one large weight exceeds 256 KiB and stands alone; the rest fit before and behind it
-    assert [len(bucket.slots) for bucket in layout.buckets(256 << 10)] == [3, 1, 4]
+    assert [len(bucket.ranges) for bucket in layout.buckets(256 << 10)] == [3, 1, 4]
 
 
 # --- signature and refusals ---

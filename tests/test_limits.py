@@ -8,7 +8,7 @@ import pytest
 
 from clcomm import Communicator
 from clcomm.errors import ArgumentError
-from clcomm.limits import Limits
+from clcomm.job.time_limits import Limits
 from tests.helpers import one_line
 
 

@@ -92,8 +92,8 @@ def test_a_model_gets_its_flat_space_and_padding_stays_zero(device):
         optimizer.zero_grad()
     space, flat = model.flat_space(), np.empty(model.flat_space().layout.span, np.uint8)
     device.read(space.params, flat)
-    for slot in space.layout.slots:
-        flat[slot.start : slot.stop] = 0
+    for place in space.layout.ranges:
+        flat[place.start : place.stop] = 0
     assert not flat.any()
 
 
@@ -118,7 +118,7 @@ def test_missing_gradients_are_zeros_and_no_gradient_is_no_step(device):
 
 def test_averaged_gradients_are_used_after_a_synchronisation(device):
     parameter = Parameter(np.ones(4), device)
-    space = FlatSpace.of([parameter])
+    space = FlatSpace([("0", parameter)])
     arrays = [np.zeros(space.layout.span + 4096, np.uint8) for _ in range(3)]
     space.rebind(*[a[(-a.ctypes.data) % 4096 :][: space.layout.span] for a in arrays])
     optimizer = SGD([parameter], 1.0)

@@ -12,13 +12,13 @@ import pytest
 
 from clcomm import cli
 from clcomm.errors import ArgumentError
-from clcomm.host_memory import host_bytes, require_memory
+from clcomm.host_arrays import host_bytes, require_memory
 from clcomm.option_types import MOST_COUNT, number, whole_number
 from clcomm.units import format_size
 from examples import mnist
 from tests.helpers import one_line
 from tests.option_values import HOSTILE, Option, options
-from training import options as command_line
+from training.options import MOST_SEED
 
 #: Runs training with every number that the parser takes; else with the largest ones of some options.
 FAMILY = bool(os.environ.get("CLCOMM_OPTION_FAMILY"))
@@ -60,7 +60,7 @@ def test_every_number_is_refused_in_a_line_or_within_bounds():
             if isinstance(value, (int, float)):
                 assert text.isascii() and 0 <= value <= 1e300, (option.flag, text)
                 assert value == float(Fraction(text)) or option.flag in PERCENTAGES
-                assert not isinstance(value, int) or value <= max(MOST_COUNT, command_line.MOST_SEED)
+                assert not isinstance(value, int) or value <= max(MOST_COUNT, MOST_SEED)
     assert bare == []
     assert tried > 20 * len(HOSTILE)
 

@@ -7,10 +7,10 @@ import socket
 
 import pytest
 
-from clcomm import other_hosts
-from clcomm.other_hosts import DUMP, LARGEST, PROGRESS, TOKEN_BYTES, Address, OtherHosts, packed, unpacked
-from clcomm.progress import ProgressBoard
-from clcomm.stall import UNKNOWN
+from clcomm.job import other_hosts
+from clcomm.job.other_hosts import DUMP, LARGEST, PROGRESS, TOKEN_BYTES, Address, OtherHosts, packed, unpacked
+from clcomm.job.rank_board import ProgressBoard
+from clcomm.job.stall_message import UNKNOWN
 
 TOKEN = bytes(range(TOKEN_BYTES))
 HERE = ["127.0.0.1"]

@@ -6,7 +6,7 @@ import gc
 import sys
 import threading
 
-from clcomm.place import place_of, place_of_thread, stack_of_thread
+from clcomm.job.source_location import place_of_frame, place_of_thread, stack_of_thread
 
 
 def test_the_place_is_the_programs_not_a_librarys() -> None:
@@ -14,19 +14,21 @@ def test_the_place_is_the_programs_not_a_librarys() -> None:
 
     class Sorted:
         def __lt__(self, other):
-            self.place = place_of(sys._getframe())
+            self.place = place_of_frame(sys._getframe())
             return False
 
     element = Sorted()
     min([Sorted(), element])
     line = f"test_place.py:{frame.f_lineno - 1}"
     assert line in element.place and element.place.startswith("tests/test_place.py:")
-    assert place_of(None) == ""
+    assert place_of_frame(None) == ""
 
 
 def test_no_garbage_is_collected_while_another_threads_frames_are_looked_at(monkeypatch) -> None:
     seen = []
-    monkeypatch.setattr("clcomm.place.place_of", lambda frame: seen.append((frame, gc.isenabled())) or "here")
+    monkeypatch.setattr(
+        "clcomm.job.source_location.place_of_frame", lambda frame: seen.append((frame, gc.isenabled())) or "here"
+    )
     assert place_of_thread(threading.get_ident()) == "here"
     ((frame, was_collecting),) = seen
     assert frame is not None and not was_collecting and gc.isenabled()

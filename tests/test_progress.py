@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from clcomm.progress import ProgressBoard
+from clcomm.job.rank_board import ProgressBoard
 
 BYTES = 2048
 

@@ -86,14 +86,14 @@ def expected_start(name: str) -> str:
     return f"parameter {name!r}: expected "
 
 
-WHO = {"every rank": lambda comm: True, "the last rank": lambda comm: comm.rank == comm.size - 1}
+RANKS = {"every rank": lambda comm: True, "the last rank": lambda comm: comm.rank == comm.size - 1}
 
 
 @pytest.mark.mpi(min_size=1)
 @pytest.mark.parametrize("way", list(MODULE_WAYS))
 @pytest.mark.parametrize("make", [engine_model, torch_model])
-@pytest.mark.parametrize("who", list(WHO))
-def test_modules(comm, make, way, who):
+@pytest.mark.parametrize("ranks", list(RANKS))
+def test_modules(comm, make, way, ranks):
     model, spare = make()
     sync = Synchronizer(comm)
     sync.broadcast_parameters(model)
@@ -106,20 +106,20 @@ def test_modules(comm, make, way, who):
         backward()
         sync.sync_gradients(model)
     change, name = MODULE_WAYS[way]
-    if WHO[who](comm):
+    if RANKS[ranks](comm):
         change(model, spare)
     if way != "a removed layer":
         backward()
     for call in (sync.sync_gradients, sync.sync_gradients, sync.broadcast_parameters):
         text = same_error(comm, lambda call=call: call(model))
         assert text.startswith(expected_start(name)) and "make a new Synchronizer" in text
-        assert ("(on rank" in text) == (who == "the last rank" and comm.size > 1)
+        assert ("(on rank" in text) == (ranks == "the last rank" and comm.size > 1)
 
 
 @pytest.mark.mpi(min_size=1)
 @pytest.mark.parametrize("way", list(MODULE_WAYS))
-@pytest.mark.parametrize("who", list(WHO))
-def test_a_sharded_update(comm, way, who):
+@pytest.mark.parametrize("ranks", list(RANKS))
+def test_a_sharded_update(comm, way, ranks):
     model, spare = engine_model()
     sync = Synchronizer(comm)
     optimizer = DistributedOptimizer(SGD(model, 0.1, momentum=0.9), sync)
@@ -133,7 +133,7 @@ def test_a_sharded_update(comm, way, who):
 
     step()
     change, name = MODULE_WAYS[way]
-    if WHO[who](comm):
+    if RANKS[ranks](comm):
         change(model, spare)
     assert same_error(comm, step).startswith(expected_start(name))
 
@@ -198,23 +198,23 @@ ARRAY_WAYS: dict[str, tuple[Callable[[Model], Any], str]] = {
 
 @pytest.mark.mpi(min_size=1)
 @pytest.mark.parametrize("way", list(ARRAY_WAYS))
-@pytest.mark.parametrize("who", list(WHO))
-def test_models_of_arrays(comm, way, who):
+@pytest.mark.parametrize("ranks", list(RANKS))
+def test_models_of_arrays(comm, way, ranks):
     model, sync = Model([("w", np.zeros((2, 3))), ("v", np.zeros((2, 3)))]), Synchronizer(comm)
     for parameter in model.parameters.values():
         parameter.data = parameter.data - 0.1  # another array is not another parameter
         set_gradients(model, comm.rank)
         sync.sync_gradients(model)
     change, name = ARRAY_WAYS[way]
-    if WHO[who](comm):
+    if RANKS[ranks](comm):
         change(model)
     assert same_error(comm, lambda: sync.sync_gradients(model)).startswith(expected_start(name))
 
 
 @pytest.mark.mpi(min_size=1)
-@pytest.mark.parametrize("who", list(WHO))
+@pytest.mark.parametrize("ranks", list(RANKS))
 @pytest.mark.parametrize("way", ["a layer", "a parameter", "removed", "added"])
-def test_netcl_models(comm, way, who):
+def test_netcl_models(comm, way, ranks):
     pytest.importorskip("netcl", reason="netcl is not installed")
     from clcomm.adapters.netcl import NetclModel, cross_entropy, prepare
     from clcomm.adapters.netcl_optim import NetclOptimizer
@@ -240,10 +240,10 @@ def test_netcl_models(comm, way, who):
         "removed": lambda: delattr(module, "extra"),
         "added": lambda: setattr(module, "more", linear()),
     }
-    if WHO[who](comm):
+    if RANKS[ranks](comm):
         changes[way]()
     text = same_error(comm, lambda: sync.sync_gradients(model))
     assert text.startswith("parameter '" + ("more." if way == "added" else "extra."))
-    if WHO[who](comm):
+    if RANKS[ranks](comm):
         with pytest.raises(ArgumentError, match="make a new NetclModel"):
             optimizer.step()

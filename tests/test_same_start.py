@@ -37,7 +37,8 @@ def ranks_that_differ(size: int, draw: random.Random) -> list[int]:
 
 
 def words(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
+    *others, last = map(str, ranks)
+    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
 
 
 def refused(comm: Communicator, **arguments) -> str:
@@ -135,7 +136,7 @@ def test_a_difference_names_its_values_and_ranks():
         if not differing:
             continue
         line, column = difference(table), columns[differing[0]]
-        sides = re.findall(r"(\d) on (ranks? [\d, ]*\d)(?=,|;)", line)
+        sides = re.findall(r"(\d) on (rank \d|ranks [\d, ]*\d and \d)(?=,|;)", line)
         expected = [(value, words([r for r in range(5) if column[r] == value])) for value in dict.fromkeys(column)]
         assert sides == expected, line
         assert line.startswith(names[differing[0]] + ":")
@@ -150,7 +151,7 @@ def test_long_and_many_values_stay_readable():
     line = difference([[Fact("--log-csv", value, "do it")] for value in values])
     assert len(line) < 400 and "/0.csv on rank 0" in line and "96 others" in line
     line = difference([[Fact("--lr", str(rank < 60), "do it")] for rank in range(100)])
-    assert len(line) < 200 and "ranks 0, 1, 2, 3, 4, 5, 6, 7, …" in line
+    assert len(line) < 200 and "True on ranks 0, 1, 2, 3, 4, 5, 6, 7 and 52 more, False on ranks 60," in line
 
 
 def test_ranks_of_different_programs_are_named():

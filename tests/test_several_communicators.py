@@ -20,9 +20,8 @@ import pytest
 
 from clcomm import Communicator
 from clcomm.errors import ArgumentError, ClcommError
-from clcomm.transport import Pending
-from clcomm.transport import mpi as mpi_module
-from clcomm.transport.mpi import world
+from clcomm.transport import Pending, mpi_communicators
+from clcomm.transport.mpi_runtime import world
 from tests.transport.references import FOLDS, drawn, folded, layout_hosts, pretended_host, same_bits
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -64,7 +63,7 @@ def groups(monkeypatch):
     for color, transport in ((rank % 2, "auto"), (rank * 2 // size, "mpi")):
         made.append(Group(Communicator(whole.Split(color, -rank), transport=transport, timeout_s=60)))
     with monkeypatch.context() as patch:
-        patch.setattr(mpi_module, "host_of", lambda comm: pretended_host("halves", comm))
+        patch.setattr(mpi_communicators, "host_of", lambda comm: pretended_host("halves", comm))
         nested = Communicator(timeout_s=60)
     made.append(Group(nested, layout_hosts("halves", size) if nested.hosts > 1 and nested.local_size else ()))
     return made

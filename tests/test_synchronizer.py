@@ -159,7 +159,7 @@ def test_the_way_may_change_from_call_to_call(comm):
 def test_a_smaller_first_bucket_and_split_tensors(comm):
     model = small_model(comm.rank)  # w1 5x7, b1 7, w2 7x300: 140, 28 and 8,400 bytes
     sync = Synchronizer(comm, bucket_size=4096, first_bucket_size=1024, split_tensors=True)
-    assert [(b.nbytes, [s.name for s in b.slots]) for b in sync.bucket_plan(model)] == [
+    assert [(b.nbytes, [s.name for s in b.ranges]) for b in sync.bucket_plan(model)] == [
         (4096, ["w2"]), (4096, ["w2"]), (376, ["w2", "b1", "w1"])
     ]  # fmt: skip
     assert_means(sync, model)

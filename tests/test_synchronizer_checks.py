@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 
 from clcomm import Synchronizer
-from clcomm.errors import ArgumentError, ClcommError, MismatchError, NonFiniteError
+from clcomm.errors import ArgumentError, ClcommError, MismatchError, NonFiniteError, name_ranks
 from tests.helpers import one_line
 from tests.numpy_models import Model, set_gradients, small_model
 
 
 def others(comm) -> str:
     """Return how a message names all ranks but the last."""
-    ranks = [str(rank) for rank in range(comm.size - 1)]
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(ranks)}"
+    return name_ranks(range(comm.size - 1))
 
 
 def same_error_everywhere(comm, kind, call) -> str:
@@ -115,8 +114,8 @@ def test_one_flipped_bit_is_found_and_named(several):
     if several.rank == flipped:
         model["b1"].data.view(np.uint32)[3] ^= 1
     message = same_error_everywhere(several, MismatchError, lambda: sync.check_replicas(model))
-    rest = ", ".join(str(rank) for rank in range(several.size) if rank != flipped)
-    sides = f"on rank {flipped} differs from ranks {rest}" if several.size > 2 else "differs between ranks 0, 1"
+    rest = name_ranks([rank for rank in range(several.size) if rank != flipped])
+    sides = f"on rank {flipped} differs from {rest}" if several.size > 2 else "differs between ranks 0 and 1"
     assert message == (
         f"replicas: expected the same parameters on every rank, but 'b1' {sides}; "
         "broadcast the parameters again and look for the cause"

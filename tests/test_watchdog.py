@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.call import Call
-from clcomm.flight_recorder import FlightRecorder
-from clcomm.limits import Limits
-from clcomm.progress import ProgressBoard
-from clcomm.stall import describe
-from clcomm.watchdog import Watchdog
+from clcomm.job.collective_watchdog import Watchdog
+from clcomm.job.rank_board import ProgressBoard
+from clcomm.job.stall_message import describe
+from clcomm.job.time_limits import Limits
+from clcomm.stats.call import Call
+from clcomm.stats.flight_recorder import FlightRecorder
 
 CALL = Call("all_reduce", "gradients", "shared", 4000, op="mean", count=1000, dtype=np.dtype("float32"), bucket=3)
 NO_LOOKING = Limits(1000.0, math.inf)  # the tests look by themselves

@@ -1,1 +1,1 @@
-"""What the repository builds on clcomm to train: data, loader, schedules, trainer."""
+"""Training, built on clcomm: data, engines, options, the loop, comparisons."""

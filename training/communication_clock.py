@@ -1,13 +1,13 @@
-"""An observer that says how long collectives kept a rank from anything else."""
+"""An observer that adds up the time in which a rank could only wait for collectives."""
 
 from __future__ import annotations
 
-from clcomm.stats import Collective
+from clcomm.stats.comm_stats import Collective
 from clcomm.synchronizer import GRADIENTS
 
 
 class CommunicationClock:
-    """Adds up the seconds in which a rank could only wait for collectives, and notes what moved the gradients."""
+    """Adds up a rank's exposed communication time, and collects the transports that carried gradients."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -20,12 +20,12 @@ class CommunicationClock:
 
 
 class Lap:
-    """Reads a clock in parts."""
+    """Reads a clock's time in laps."""
 
     def __init__(self, clock: CommunicationClock):
         self._clock, self._seen_s = clock, clock.seconds
 
     def seconds(self) -> float:
-        """Return what has been added since the last call, or since this was made."""
+        """Return the time since the last call, or since this was created."""
         before_s, self._seen_s = self._seen_s, self._clock.seconds
         return self._seen_s - before_s

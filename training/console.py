@@ -1,11 +1,11 @@
-"""Where rank 0 prints; the other ranks' output goes nowhere, and they need not import Rich for that: 25 ms each."""
+"""The console of rank 0; other ranks print nothing, so that they need not import Rich, which takes 25 ms."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
 from clcomm.communicator import Communicator
-from clcomm.terminal import PLAIN_WIDTH
+from clcomm.console.terminal import PLAIN_WIDTH
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +25,6 @@ def make_console(comm: Communicator) -> Console:
     """Return rank 0's console, or one that is silent on the other ranks."""
     if comm.rank != 0:
         return cast("Console", Silent())
-    from clcomm import console
+    from clcomm.console import output
 
-    return console.make_console()
+    return output.make_console()

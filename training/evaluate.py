@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from clcomm.communicator import Communicator
-from training.loader import Loader
+from training.data.loader import Loader
+
+#: Samples that a rank evaluates at a time.
+EVALUATION_BATCH = 128
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model does on a dataset: `accuracy` from 0 to 1 and mean cross-entropy `loss` over `samples`."""
+    """A model on a dataset: `accuracy` from 0 to 1 and mean cross-entropy `loss` over `samples`."""
 
     accuracy: float
     loss: float

@@ -1,20 +1,20 @@
-"""A run step by step, in bounded memory: loss, time of a step, and what of it was communication."""
+"""The steps of a run, in bounded memory: loss, step time and communication time."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from training.metrics import StepRecord
-from training.windows import Listening
+from training.windows import CommunicationCallback
 
 _MOST_POINTS = 256
 _NAMES = ("loss", "step_ms", "communication_ms")
 
 
-class StepHistory(Listening):
-    """A callback that keeps a rank's steps as points, each the mean of so many steps that follow one another.
+class StepHistory(CommunicationCallback):
+    """A callback that keeps a rank's steps as points, each the mean of equally many consecutive steps.
 
-    When there are 256 points, neighbours are put together, so that memory stays bounded.
+    At 256 points neighbours are merged, so that memory stays bounded.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class StepHistory(Listening):
                 self._steps_a_point *= 2
 
     def as_dict(self) -> dict[str, Any] | None:
-        """Return the points as docs/reports.md has them; None before the first. Steps past the last are left out."""
+        """Return the points as docs/reports.md has them; None before the first. Steps after the last are left out."""
         if not self._points:
             return None
         columns = zip(*self._points, strict=True)

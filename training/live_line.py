@@ -1,4 +1,4 @@
-"""A line of a terminal that is painted over and over, while other output goes above it."""
+"""A line of a terminal that is repainted in place, while other output goes above it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
-from clcomm.terminal import terminal_of_output
+from clcomm.console.terminal import terminal_of_output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,10 +17,10 @@ _ERASE = "\x1b[K"
 
 
 class LiveLine:
-    """The last line of a terminal. Until it is closed, what this rank writes to standard error goes above it.
+    """The last line of a terminal. Until it is closed, this rank's standard error goes above it.
 
-    stream: the terminal. width: tells how long a line may be, as of now. may_repaint: tells whether the terminal is
-    this job's at the moment. errors: where standard error's text goes; None: where it went before.
+    stream: the terminal. width: returns the current width. may_repaint: returns whether the job is in the terminal's
+    foreground. errors: the stream of standard error's text; None: as before.
     """
 
     def __init__(
@@ -37,17 +37,17 @@ class LiveLine:
 
     @property
     def room(self) -> int:
-        """Characters that fit; in the last column a terminal may begin a new line."""
+        """The number of characters that fit; at the last column a terminal may begin a new line."""
         return self._width() - 1
 
     def paint(self, text: str) -> None:
-        """Show a text instead of the one before; not while the job is in the background."""
+        """Replace the text; not while the job is in the background."""
         if self._may_repaint():
             self._write(f"\r{text[: self.room]}{_ERASE}")
             self._is_painted = True
 
     def clear(self) -> None:
-        """Make room for another line of output."""
+        """Erase the line for other output."""
         if self._is_painted:
             self._is_painted = False
             self._write(f"\r{_ERASE}")
@@ -56,11 +56,11 @@ class LiveLine:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except OSError:  # the terminal is gone, which is no reason to end the training
+        except OSError:  # the terminal is gone, and the training goes on
             self._may_repaint = lambda: False
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         self.clear()
         if sys.stderr is self._above:
             sys.stderr = self._errors
@@ -89,7 +89,7 @@ class _Above(io.TextIOBase):
 
 
 def live_line(console: Console) -> LiveLine | None:
-    """Return a line on a console's terminal; None where it has none."""
+    """Return a line on a console's terminal; None where it is no terminal."""
     if not console.is_terminal:
         return None
     terminal = terminal_of_output()

@@ -1,4 +1,4 @@
-"""Callbacks that keep a run's figures as it goes on: a CSV file, and TensorBoard's event files. For rank 0."""
+"""Callbacks that write a run's figures while it runs: a CSV file, and TensorBoard's event files. For rank 0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from clcomm.files import open_alone, open_regular
+from clcomm.storage.files import open_locked, open_regular
 from training.communication_clock import CommunicationClock, Lap
 from training.evaluate import Evaluation
 from training.metrics import StepRecord
@@ -19,17 +19,21 @@ COLUMNS = (
     "step", "epoch", "loss", "lr", "step_ms", "data_wait_ms", "communication_ms", "images_per_s", "epoch_loss",
     "test_loss", "test_accuracy",
 )  # fmt: skip
-#: More than the columns' names take.
+#: A bound for the line of the columns' names.
 _MOST_BYTES = 4096
-#: TensorBoard gets a point for so many steps together: to write one takes a good part of a short step.
+#: Steps of a point for TensorBoard: to write one takes a good part of a short step.
 POINT_EVERY = 10
 
 
 class CsvLogger(Callback):
-    """A row for each step, loss and times those of rank 0; an evaluation and an epoch's loss are in their last row.
+    """A row for each step, with rank 0's loss and times; an evaluation and an epoch's loss are in their last row.
 
-    path: written anew, or continued where `goes_on` and it has the same columns. world_size: for the whole world's
-    images/s. clock: an observer of rank 0's Communicator. Raises OSError where the file can't be written.
+    Args:
+        path: written anew, or continued if `goes_on` and it has the same columns.
+        world_size: the number of ranks, for images/s of all of them.
+        clock: an observer of rank 0's Communicator.
+
+    Raises OSError where the file can't be written.
     """
 
     def __init__(
@@ -37,11 +41,11 @@ class CsvLogger(Callback):
     ) -> None:
         self._world_size, self._lap = world_size, Lap(clock)
         goes_on = goes_on and _first_line(path) == ",".join(COLUMNS)
-        self._file = open_alone(path, "a" if goes_on else "w", newline="", encoding="utf-8")
+        self._file = open_locked(path, "a" if goes_on else "w", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, COLUMNS)
         if not goes_on:
             self._writer.writeheader()
-        self._row: dict[str, Any] = {}  # not written yet: an evaluation may belong to it
+        self._row: dict[str, Any] = {}  # not yet written: an evaluation may follow
 
     def step_finished(self, record: StepRecord) -> None:
         self._write()
@@ -67,7 +71,7 @@ class CsvLogger(Callback):
         self._file.flush()
 
     def close(self) -> None:
-        """Write what is left and close the file."""
+        """Write the last row and close the file."""
         self._write()
         self._file.close()
 
@@ -84,10 +88,9 @@ def _first_line(path: str | os.PathLike) -> str:
 
 
 class _EventFile:
-    """An event file of scalars, written here and now: tensorboardX's own writer does it in a thread, out of reach of
-    whom a full disk concerns.
+    """An event file of scalars, written in the caller: tensorboardX's own writer has a thread, whose errors get lost.
 
-    Its imports of PyTorch, where there is one, are refused: 190 MiB that scalars have no need of.
+    While tensorboardX is imported, it may not import PyTorch: 190 MiB that scalars don't need.
     """
 
     def __init__(self, directory: str) -> None:
@@ -118,8 +121,8 @@ class _EventFile:
 class TensorBoardLogger(Callback):
     """Points for TensorBoard: of training and speed, each the mean of some steps; of epochs; of evaluations.
 
-    directory: where event files go, a new one for each run. Needs tensorboardX, the extra `tensorboard`. Raises OSError
-    where the directory can't be written.
+    directory: that of the event files, a new one for each run. Needs tensorboardX, the extra `tensorboard`. Raises
+    OSError where the directory can't be written.
     """
 
     def __init__(self, directory: str | os.PathLike, world_size: int, clock: CommunicationClock) -> None:
@@ -145,7 +148,7 @@ class TensorBoardLogger(Callback):
         self._writer.flush()
 
     def close(self) -> None:
-        """Write what is left and close the files."""
+        """Write the last point and close the file."""
         self._write()
         self._writer.close()
 

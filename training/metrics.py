@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from clcomm.stats import Histogram
+from clcomm.stats.comm_stats import Histogram
 
-#: The first steps build kernels and fill caches: they don't count towards speed.
+#: The first steps, which build kernels and fill caches, and don't count towards speed.
 WARM_UP_STEPS = 10
 
 
 @dataclass
 class StepRecord:
-    """One finished step, as callbacks see it. `loss` is this rank's; `seconds` the whole step, `data_wait_s` in it."""
+    """One finished step, for callbacks. `loss` is this rank's; `seconds` of the whole step include `data_wait_s`."""
 
     step: int
     epoch: int
@@ -41,7 +41,7 @@ class Metrics:
     warm_durations: Histogram = field(default_factory=Histogram)
 
     def add(self, record: StepRecord) -> None:
-        """Count one step."""
+        """Add one step."""
         self.steps += 1
         self.samples += record.samples
         self.seconds += record.seconds
@@ -56,17 +56,17 @@ class Metrics:
         self.warm_durations.add(record.seconds)
 
     def start_epoch(self) -> None:
-        """Begin a new mean of the loss."""
+        """Start a new mean of the loss."""
         self.epoch_loss, self.epoch_samples = 0.0, 0
 
     def samples_per_s(self, world_size: int) -> float:
-        """Return the whole world's samples a second, the first steps left out (a shorter run counts them)."""
+        """Return the samples a second of all ranks, without the first steps, unless there are no others."""
         samples, seconds = self.warm_samples, self.warm_seconds
         if not samples:
             samples, seconds = self.samples, self.seconds
         return world_size * samples / seconds if seconds else 0.0
 
     def step_s(self, share: float) -> float:
-        """Return a percentile (share from 0 to 1) of the steps' durations in seconds, of warm ones if there are any."""
+        """Return a percentile (0 to 1) of the steps' seconds, without the first steps, unless there are no others."""
         durations = self.warm_durations if self.warm_samples else self.cold_durations
         return durations.percentile(share)

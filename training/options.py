@@ -1,27 +1,27 @@
-"""What a training job can be told on its command line."""
+"""What a training job can be asked to do: the options of the command line, and of a program by keyword."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
+from argparse import ArgumentTypeError
+from dataclasses import dataclass, fields
 from typing import Any
 
 from clcomm.compression import parse_compression
-from clcomm.divergence import ON_DIVERGENCE
 from clcomm.errors import ArgumentError
-from clcomm.option_types import OneLineParser, number, whole_number
-from clcomm.same_start import declare
+from clcomm.option_types import number, whole_number
+from clcomm.sync.divergence import ON_DIVERGENCE
 from clcomm.trace.recorder import DEFAULT_LIMIT
-from clcomm.transport.mpi import place_in_world
 from clcomm.units import parse_size
-from training.data_source import CHOICES as DATA_CHOICES
+from training.data.choose import CHOICES as DATA_CHOICES
+from training.option_fields import Options, option_group, size
 
 ENGINES = ("native", "netcl", "torch")
 MODELS = ("convnet", "mlp")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
-#: The largest number that all generators of random numbers take.
+#: The largest seed that all random generators accept.
 MOST_SEED = 2**63 - 1
-#: Learning rates that train the two models well at the default batch size; --lr overrides them.
+#: Learning rates that train the two models well at the default batch size.
 DEFAULT_LR = {"sgd": 0.05, "adam": 2e-3, "adamw": 2e-3, "rmsprop": 1e-3}
 
 
@@ -33,273 +33,178 @@ def default_rates() -> str:
     return ", ".join(f"{rate:g} for {' and '.join(names)}" for rate, names in optimizers.items())
 
 
-class Parser(OneLineParser):
-    """The parser of a training job."""
-
-    def print_help(self, file: Any = None) -> None:
-        """Print the options, once for all ranks."""
-        if place_in_world()[0] == 0:
-            super().print_help(file)
+def _share(value: Any) -> float:
+    found = number(above=True)(value)
+    if found > 100:
+        raise ArgumentTypeError(f"expected a share such as 0.98 or a percentage such as 98, got {value!r}")
+    return found / 100 if found > 1 else found
 
 
-def parser(program: str, description: str) -> Parser:
-    """Return a parser with the options that every training job has."""
-    result = Parser(prog=f"python -m {program}", description=description, allow_abbrev=False)
-    _add_model_options(result)
-    _add_optimizer_options(result)
-    _add_communication_options(result)
-    _add_output_options(result)
-    return result
+_data = option_group("model and data")
+_optimizer = option_group("optimizer")
+_communication = option_group("communication")
+_output = option_group("evaluation and output")
+_trace = option_group("trace")
+_checkpoint = option_group("checkpoints")
+_log = option_group("logs")
+_failure = option_group("when ranks fail")
 
 
-def _add_model_options(parser: Parser) -> None:
-    group = parser.add_argument_group("model and data")
-    group.add_argument("--model", choices=MODELS, default="convnet", help="default: %(default)s")
-    group.add_argument("--engine", choices=ENGINES, default="native", help="whose kernels run; default: %(default)s")
-    group.add_argument(
-        "--device",
-        metavar="NAME",
-        help='"gpu", "gpu:1", "cpu" or part of a name; default: $CLCOMM_DEVICE, a GPU, the CPU',
+@dataclass(frozen=True, kw_only=True)
+class JobOptions(Options):
+    """The options that every training job has. ArgumentError where a value or a combination is not allowed."""
+
+    model: str = _data("convnet", choices=MODELS)
+    engine: str = _data("native", "whose kernels run", choices=ENGINES)
+    device: str | None = _data(
+        None, '"gpu", "gpu:1", "cpu" or part of a name; default: $CLCOMM_DEVICE, a GPU, the CPU', metavar="NAME"
     )
-    group.add_argument(
-        "--data", default="auto", metavar="NAME|DIR", help=f"{', '.join(DATA_CHOICES)} or a directory of IDX files"
-    )
-    group.add_argument(
-        "--sharding", choices=("interleaved", "contiguous"), default="interleaved",
-        help="which samples a rank gets: every N-th of one shuffled order, or an unbroken block; default: %(default)s",
+    data: str = _data("auto", f"{', '.join(DATA_CHOICES)} or a directory of IDX files", metavar="NAME|DIR")
+    sharding: str = _data(
+        "interleaved", "which samples a rank gets: every N-th of one shuffled order, or an unbroken block",
+        choices=("interleaved", "contiguous"),
     )  # fmt: skip
-    group.add_argument(
-        "--uneven-inputs", choices=("pad", "join"), default="pad",
-        help="samples that the ranks don't divide: some come twice, or ranks with fewer wait for none; "
-        "default: %(default)s",
+    uneven_inputs: str = _data(
+        "pad", "where ranks don't divide the samples: repeat some, or let ranks with fewer wait for none",
+        choices=("pad", "join"),
     )  # fmt: skip
-    group.add_argument(
-        "--batch-size", type=whole_number(1), default=32, metavar="N", help="a rank's; default: %(default)s"
-    )
-    group.add_argument(
-        "--epochs", type=whole_number(1), metavar="N", help="default: 1 for MNIST, 40 for the small digits"
-    )
-    group.add_argument("--max-steps", type=whole_number(1), metavar="N", help="stop after so many steps in all")
-    group.add_argument(
-        "--seed",
-        type=whole_number(most=MOST_SEED),
-        default=0,
-        metavar="N",
-        help="of parameters and order; default: %(default)s",
-    )
+    batch_size: int = _data(32, "a rank's", whole_number(1), metavar="N")
+    epochs: int | None = _data(None, "default: 1 for MNIST, 40 for the small digits", whole_number(1), metavar="N")
+    max_steps: int | None = _data(None, "stop after this many steps in all", whole_number(1), metavar="N")
+    seed: int = _data(0, "of parameters and order", whole_number(most=MOST_SEED), metavar="N")
 
+    optimizer: str = _optimizer("sgd", choices=OPTIMIZERS)
+    lr: float | None = _optimizer(None, f"default: {default_rates()}", number(above=True), metavar="RATE")
+    momentum: float = _optimizer(0.9, "of sgd and rmsprop", number(), metavar="M")
+    nesterov: bool = _optimizer(False, "Nesterov's momentum, with sgd")
+    weight_decay: float | None = _optimizer(None, "default: the optimizer's", number(), metavar="W")
+    clip_norm: float | None = _optimizer(
+        None, "largest norm of all gradients together, after averaging", number(above=True), metavar="N"
+    )
+    schedule: str = _optimizer("cosine:warmup=40", 'of the rate, e.g. "constant" or "cosine:warmup=40"', metavar="TEXT")
+    sharded_optimizer: bool = _optimizer(
+        False, "each rank updates a part of the parameters and keeps that part's optimizer state (ZeRO stage 1)"
+    )
+    grad_accumulation: int = _optimizer(1, "micro-batches a step", whole_number(1), metavar="N")
 
-def _add_optimizer_options(parser: Parser) -> None:
-    group = parser.add_argument_group("optimizer")
-    group.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help="default: %(default)s")
-    group.add_argument("--lr", type=number(above=True), metavar="RATE", help=f"default: {default_rates()}")
-    group.add_argument(
-        "--momentum", type=number(), default=0.9, metavar="M", help="of sgd and rmsprop; default: %(default)s"
+    bucket_size: int | str = _communication("1MiB", "of gradients reduced at a time", size, metavar="SIZE|auto")
+    no_bucketing: bool = _communication(False, "reduce each tensor on its own")
+    first_bucket_size: int | str | None = _communication(
+        None, "of the first bucket, so that communication begins early", size, metavar="SIZE"
     )
-    group.add_argument("--nesterov", action="store_true", help="Nesterov's momentum, with sgd")
-    group.add_argument("--weight-decay", type=number(), metavar="W", help="default: the optimizer's")
-    group.add_argument(
-        "--clip-norm",
-        type=number(above=True),
-        metavar="N",
-        help="largest norm of all gradients together, after averaging",
-    )
-    group.add_argument(
-        "--schedule",
-        default="cosine:warmup=40",
-        metavar="TEXT",
-        help='of the rate, e.g. "constant" or "cosine:warmup=40"; default: %(default)s',
-    )
-    group.add_argument(
-        "--sharded-optimizer",
-        action="store_true",
-        help="each rank keeps the optimizer's state of a part of the parameters, and updates that part (ZeRO stage 1)",
-    )
-    group.add_argument(
-        "--grad-accumulation",
-        type=whole_number(1),
-        default=1,
-        metavar="N",
-        help="micro-batches a step; default: %(default)s",
-    )
-
-
-def _add_communication_options(parser: Parser) -> None:
-    group = parser.add_argument_group("communication")
-    group.add_argument(
-        "--bucket-size",
-        default="1MiB",
-        metavar="SIZE|auto",
-        help="of gradients reduced at a time; default: %(default)s",
-    )
-    group.add_argument("--no-bucketing", action="store_true", help="reduce each tensor on its own")
-    group.add_argument(
-        "--first-bucket-size", metavar="SIZE", help="of the first bucket, so that communication begins early"
-    )
-    group.add_argument("--split-tensors", action="store_true", help="cut tensors larger than the bucket size")
-    group.add_argument(
-        "--overlap",
+    split_tensors: bool = _communication(False, "cut tensors larger than the bucket size")
+    overlap: str = _communication(
+        "auto", "reduce buckets while backward goes on; auto: if that is faster in the first steps",
         choices=("auto", "on", "off"),
-        default="auto",
-        help="reduce buckets while backward goes on; auto: if that is faster in the first steps; default: %(default)s",
-    )
-    group.add_argument(
-        "--transport", choices=("auto", "shared", "mpi"), default="auto", help="how arrays travel; default: %(default)s"
-    )
-    group.add_argument(
-        "--compression",
-        default="none",
-        metavar="SCHEME",
-        help="what gradients travel as: none, fp16, bf16, int8, topk:SHARE, powersgd:RANK; default: %(default)s",
-    )
-    group.add_argument("--check-finite", action="store_true", help="end with an error when a gradient holds NaN or Inf")
-    group.add_argument(
-        "--check-replicas",
-        type=whole_number(),
-        default=0,
-        metavar="K",
-        help="compare the replicas' hashes every K steps",
-    )
-    group.add_argument(
-        "--on-divergence", choices=ON_DIVERGENCE, default="raise",
-        help="where replicas differ: end with an error, or go on with what most ranks have; default: %(default)s",
     )  # fmt: skip
-
-
-def _add_output_options(parser: Parser) -> None:
-    group = parser.add_argument_group("evaluation and output")
-    group.add_argument(
-        "--eval", action=argparse.BooleanOptionalAction, default=True, help="measure test accuracy at the end"
+    transport: str = _communication("auto", "how arrays travel", choices=("auto", "shared", "mpi"))
+    compression: str = _communication(
+        "none", "what gradients travel as: none, fp16, bf16, int8, topk:SHARE, powersgd:RANK", metavar="SCHEME"
     )
-    group.add_argument(
-        "--target-accuracy", type=_share, metavar="A", help="exit with code 3 below this test accuracy, e.g. 0.98 or 98"
-    )
-    group.add_argument("--report", metavar="FILE", help="write the run's figures as JSON")
-    group.add_argument("--quiet", action="store_true", help="no progress and no tables, only what it came to")
-
-
-def add_logging_options(parser: Parser) -> None:
-    """Add the options of jobs that keep what happened step by step."""
-    group = parser.add_argument_group("logs")
-    group.add_argument("--summary", action="store_true", help="show the model's layers, their cost, their buckets")
-    group.add_argument("--log-csv", metavar="FILE", help="write a row for each step: loss, times, images/s, accuracy")
-    group.add_argument(
-        "--tensorboard", metavar="DIR", help="write the same for TensorBoard (needs clcomm[tensorboard])"
+    check_finite: bool = _communication(False, "end with an error when a gradient holds NaN or Inf")
+    check_replicas: int = _communication(0, "compare the replicas' hashes every K steps", whole_number(), metavar="K")
+    on_divergence: str = _communication(
+        "raise", "where replicas differ: end with an error, or go on with what most ranks have", choices=ON_DIVERGENCE
     )
 
-
-def add_checkpoint_options(parser: Parser) -> None:
-    """Add the options of jobs that can stop and go on."""
-    group = parser.add_argument_group("checkpoints")
-    group.add_argument("--checkpoint", metavar="FILE", help="save there after each epoch and at the end")
-    group.add_argument(
-        "--checkpoint-every", type=whole_number(1), metavar="STEPS", help="save every so many steps as well"
+    eval: bool = _output(True, "measure test accuracy at the end")
+    target_accuracy: float | None = _output(
+        None, "exit with code 3 below this test accuracy, e.g. 0.98 or 98", _share, metavar="A"
     )
-    group.add_argument(
-        "--checkpoint-keep", type=whole_number(1), default=2, metavar="N",
-        help="of the last checkpoints: the newest is FILE, the one before it FILE.1; default: %(default)s",
-    )  # fmt: skip
-    group.add_argument(
-        "--resume", nargs="?", const="", metavar="FILE", help="go on from this checkpoint; default: --checkpoint's file"
+    report: str | None = _output(None, "write the run's figures as JSON", metavar="FILE")
+    quiet: bool = _output(False, "no progress and no tables, only the result")
+
+    trace: str | None = _trace(None, "write a timeline of all ranks, for ui.perfetto.dev", metavar="FILE")
+    trace_every: int = _trace(1, "one step of N", whole_number(1), metavar="N")
+    trace_limit: int | str = _trace(
+        DEFAULT_LIMIT, "of that file before compression; recording ends there", size, metavar="SIZE"
     )
 
+    def check(self) -> None:
+        if self.nesterov and (self.optimizer != "sgd" or self.momentum <= 0):
+            raise ArgumentError("--nesterov: needs --optimizer sgd and a --momentum above 0")
+        if self.sharded_optimizer and self.engine != "native":
+            raise ArgumentError(f"--sharded-optimizer: needs --engine native, got {self.engine}")
+        parse_compression(self.compression)
+        if self.split_tensors and self.compression != "none":
+            raise ArgumentError("--split-tensors: expected no --compression with it, which needs whole tensors")
+        if self.sharded_optimizer:
+            self._refuse_buckets()
+        if self.uneven_inputs == "join" and self.overlap == "on":
+            raise ArgumentError("--uneven-inputs join: expected no --overlap on with it; use one of the two")
+        if self.target_accuracy is not None and not self.eval:
+            raise ArgumentError("--target-accuracy: needs the evaluation that --no-eval leaves out")
+        if self.trace:
+            parse_size(self.trace_limit, "--trace-limit")
 
-def add_trace_options(parser: Parser) -> None:
-    """Add the options of jobs that can record a timeline."""
-    group = parser.add_argument_group("trace")
-    group.add_argument("--trace", metavar="FILE", help="write a timeline of all ranks, for ui.perfetto.dev")
-    group.add_argument(
-        "--trace-every", type=whole_number(1), default=1, metavar="N", help="one step of N; default: %(default)s"
+    def _refuse_buckets(self) -> None:
+        """Raise ArgumentError for options of buckets, which a sharded update does not have."""
+        given = {
+            "--overlap on": self.overlap == "on",
+            "--compression": self.compression != "none",
+            "--no-bucketing": self.no_bucketing,
+            "--first-bucket-size": self.first_bucket_size is not None,
+            "--split-tensors": self.split_tensors,
+        }
+        for name in (name for name, is_given in given.items() if is_given):
+            raise ArgumentError(f"--sharded-optimizer: expected no {name} with it; use one of the two")
+
+    @property
+    def learning_rate(self) -> float:
+        """--lr, by default the optimizer's of DEFAULT_LR."""
+        return DEFAULT_LR[self.optimizer] if self.lr is None else self.lr
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options that decide the run, without those of its outputs, by name, for its report."""
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _OUTPUTS}
+        return {**given, "lr": self.learning_rate}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(JobOptions):
+    """The options of one training run, such as `TrainingOptions(model="mlp", epochs=1)`."""
+
+    checkpoint: str | None = _checkpoint(None, "save there after each epoch and at the end", metavar="FILE")
+    checkpoint_every: int | None = _checkpoint(
+        None, "save every so many steps as well", whole_number(1), metavar="STEPS"
     )
-    group.add_argument(
-        "--trace-limit", default=DEFAULT_LIMIT, metavar="SIZE",
-        help="of that file before compression; recording ends there; default: %(default)s",
-    )  # fmt: skip
-
-
-def add_elastic_option(parser: Parser) -> None:
-    """Add the option of jobs that can go on with fewer ranks."""
-    parser.add_argument(
-        "--elastic",
-        action="store_true",
-        help="go on with the ranks that are left when some die; needs Open MPI with ULFM; see README",
+    checkpoint_keep: int = _checkpoint(
+        2, "of the last checkpoints: the newest is FILE, the one before it FILE.1", whole_number(1), metavar="N"
+    )
+    resume: str | None = _checkpoint(
+        None, "go on from this checkpoint; default: --checkpoint's file", metavar="FILE", nargs="?", const=""
     )
 
+    summary: bool = _log(False, "show the model's layers, their cost, their buckets")
+    log_csv: str | None = _log(None, "write a row for each step: loss, times, images/s, accuracy", metavar="FILE")
+    tensorboard: str | None = _log(None, "write the same for TensorBoard (needs clcomm[tensorboard])", metavar="DIR")
 
-def parse(parser: Parser) -> argparse.Namespace:
-    """Return the checked options of this process's command line, which the ranks compare as they join.
+    elastic: bool = _failure(False, "go on with the ranks that are left; needs Open MPI with ULFM; see README")
 
-    Raises ArgumentError.
-    """
-    options = parser.parse_args()
-    declare(parser.prog, options)
-    check(options)
-    return options
-
-
-def check(options: argparse.Namespace) -> None:
-    """Raise ArgumentError where options contradict each other, and fill in what depends on others."""
-    if options.lr is None:
-        options.lr = DEFAULT_LR[options.optimizer]
-    if options.nesterov and (options.optimizer != "sgd" or options.momentum <= 0):
-        raise ArgumentError("--nesterov: needs --optimizer sgd and a --momentum above 0")
-    if options.sharded_optimizer and options.engine != "native":
-        raise ArgumentError(f"--sharded-optimizer: needs --engine native, got {options.engine}")
-    parse_compression(options.compression)
-    if options.split_tensors and options.compression != "none":
-        raise ArgumentError("--split-tensors: expected no --compression with it, which wants whole tensors")
-    if options.sharded_optimizer:
-        _refuse_buckets(options)
-    if options.uneven_inputs == "join" and options.overlap == "on":
-        raise ArgumentError("--uneven-inputs join: expected no --overlap on with it; use one of the two")
-    if getattr(options, "elastic", False) and (options.sharded_optimizer or options.sharding != "interleaved"):
-        raise ArgumentError("--elastic: needs --sharding interleaved and no --sharded-optimizer")
-    if getattr(options, "elastic", False) and getattr(options, "trace", None):
-        raise ArgumentError(
-            "--elastic: expected no --trace with it, which is one file of all ranks; use one of the two"
-        )
-    if options.target_accuracy is not None and not options.eval:
-        raise ArgumentError("--target-accuracy: needs the evaluation that --no-eval leaves out")
-    if getattr(options, "tensorboard", None) and importlib.util.find_spec("tensorboardX") is None:
-        raise ArgumentError(
-            "--tensorboard: needs tensorboardX, which is not installed; pip install 'clcomm[tensorboard]'"
-        )
-    if getattr(options, "trace", None):
-        parse_size(options.trace_limit, "--trace-limit")
-    if getattr(options, "resume", None) == "":
-        if not options.checkpoint:
+    def check(self) -> None:
+        super().check()
+        if self.elastic and (self.sharded_optimizer or self.sharding != "interleaved"):
+            raise ArgumentError("--elastic: needs --sharding interleaved and no --sharded-optimizer")
+        if self.elastic and self.trace:
+            raise ArgumentError(
+                "--elastic: expected no --trace with it, which is one file of all ranks; use one of the two"
+            )
+        if self.tensorboard and importlib.util.find_spec("tensorboardX") is None:
+            raise ArgumentError(
+                "--tensorboard: needs tensorboardX, which is not installed; pip install 'clcomm[tensorboard]'"
+            )
+        if self.resume == "" and not self.checkpoint:
             raise ArgumentError("--resume: expected a file, here or with --checkpoint")
-        options.resume = options.checkpoint
-    if getattr(options, "checkpoint_every", None) and not options.checkpoint:
-        raise ArgumentError("--checkpoint-every: needs --checkpoint FILE to say where")
+        if self.checkpoint_every and not self.checkpoint:
+            raise ArgumentError("--checkpoint-every: needs --checkpoint FILE to say where")
+
+    @property
+    def resume_from(self) -> str | None:
+        """The file that --resume names, or without a name --checkpoint's; None: do not resume."""
+        return self.checkpoint if self.resume == "" else self.resume
 
 
-def _refuse_buckets(options: argparse.Namespace) -> None:
-    """Raise ArgumentError for what says how buckets are reduced: a sharded update has none."""
-    given = {
-        "--overlap on": options.overlap == "on",
-        "--compression": options.compression != "none",
-        "--no-bucketing": options.no_bucketing,
-        "--first-bucket-size": options.first_bucket_size is not None,
-        "--split-tensors": options.split_tensors,
-    }
-    for name in (name for name, is_given in given.items() if is_given):
-        raise ArgumentError(f"--sharded-optimizer: expected no {name} with it; use one of the two")
-
-
-def _share(text: str) -> float:
-    value = number(above=True)(text)
-    if value > 100:
-        raise argparse.ArgumentTypeError(f"expected a share such as 0.98 or a percentage such as 98, got {text!r}")
-    return value / 100 if value > 1 else value
-
-
-#: Options that say where a run's output goes, and nothing about the run.
+#: Options of a run's outputs, which decide nothing about the run itself.
 _OUTPUTS = (
     "report", "plot", "quiet", "log_csv", "tensorboard", "summary", "trace", "checkpoint", "resume", "variants",
 )  # fmt: skip
-
-
-def settings_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what decides about a run, by the options' names, for its report."""
-    return {name: value for name, value in vars(options).items() if name not in _OUTPUTS}

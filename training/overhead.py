@@ -1,4 +1,4 @@
-"""How much of a step is neither kernels nor communication: Python, launches, copies of batches."""
+"""The part of a step that is neither kernels nor communication: Python, launches, copies of batches."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-#: One step in so many is measured, which waits for the device at both ends: at first, so that a short run has enough
-#: samples, and from then on, so that a long one hardly pays for them.
+#: A measured step waits for the device at both ends. Every 10th step is measured until there are 20 samples, then every
+#: 50th, so that a short run has enough samples and a long one loses little time.
 SAMPLE_EVERY, LATER_EVERY, ENOUGH = 10, 50, 20
 _KEPT_SAMPLES = 401
 
 
 class Overhead:
-    """Measures single steps of a run: kernels by OpenCL's events, communication by the Communicator's clock.
+    """Measures some steps of a run: kernels by OpenCL's events, communication by the Communicator's clock.
 
-    profile: a `with` block that gives an object with `seconds` and `kernel_s`; None for engines that have none.
-    communicated: returns the seconds in which collectives have kept the rank from anything else so far; what went on
-    behind computing is not in it. The figures are medians of the last samples, which a rank that loses its core in
-    some of them does not change; None before the first sample.
+    profile: a `with` block that yields an object with `seconds` and `kernel_s`; None: the engine has none.
+    communicated: returns the exposed communication time so far, in seconds.
+    The figures are medians of the last samples, which a few disturbed steps don't change; None before the first.
     """
 
     def __init__(
@@ -33,7 +32,7 @@ class Overhead:
 
     @contextmanager
     def sampled(self) -> Iterator[None]:
-        """Stand around a step, without its wait for data; measures it when it is its turn."""
+        """Return a context for a step without its wait for data, which measures the step when it is due."""
         self._steps += 1
         every = SAMPLE_EVERY if len(self._kernels_s) < ENOUGH else LATER_EVERY
         if self._profile is None or self._steps % every:
@@ -48,16 +47,16 @@ class Overhead:
 
     @property
     def kernel_s(self) -> float | None:
-        """What the kernels of a step take."""
+        """Seconds of a step's kernels."""
         return _median(self._kernels_s)
 
     @property
     def launch_s(self) -> float | None:
-        """What Python, launches and copies of batches take of a step: what neither kernels nor collectives do."""
+        """Seconds of a step that are neither kernels nor collectives: Python, launches, copies of batches."""
         return _median(self._launches_s)
 
     def share(self, step_s: float) -> float | None:
-        """Return `launch_s` as a part of a whole step of so many seconds, 0 to 1."""
+        """Return `launch_s` as a share, 0 to 1, of a step of `step_s`."""
         return None if self.launch_s is None or not step_s else min(1.0, self.launch_s / step_s)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.checkpoint import nonsense
+from clcomm.checkpoint import invalid_entry
 
 #: Words of a Mersenne Twister, the position of the next one to use among them.
 _TWISTER = 624
@@ -18,10 +18,10 @@ PARTS = _WORDS, _NORMAL, _TORCH = "words", "normal", "torch"
 
 
 def random_state() -> dict[str, np.ndarray]:
-    """Return "words", uint32: of Python's generator and its position, then NumPy's; "normal", float64 (2,); "torch".
+    """Return "words", uint32: Python's generator with its position, then NumPy's; "normal", float64 (2,); "torch".
 
-    normal: the second of a pair of normal numbers, which Python and NumPy draw at once, NaN where none is kept. torch:
-    uint8, where the program has imported it.
+    normal: the second of a pair of normal numbers, which Python and NumPy draw together; NaN where there is none.
+    torch: uint8, if the program has imported PyTorch.
     """
     _, keys, position, has_normal, normal = np.random.get_state(legacy=True)
     _, python, python_normal = random.getstate()
@@ -34,26 +34,26 @@ def random_state() -> dict[str, np.ndarray]:
 
 
 def check_random_state(entry: str, state: Mapping[str, np.ndarray]) -> None:
-    """Raise CheckpointError unless `restore_random_state` can take this; `entry` is where it lies in the file."""
+    """Raise CheckpointError unless `restore_random_state` accepts this; `entry` is its name in the file."""
     words = state.get(_WORDS)
     if words is None or words.dtype != np.uint32 or words.shape != (2 * _TWISTER + 2,):
-        raise nonsense(f"{entry}", f"{2 * _TWISTER + 2} uint32", words)
+        raise invalid_entry(f"{entry}", f"{2 * _TWISTER + 2} uint32", words)
     for position in words[[_TWISTER, -1]].tolist():
         if position > _TWISTER:
-            raise nonsense(f"{entry}", f"positions from 0 to {_TWISTER}", position)
+            raise invalid_entry(f"{entry}", f"positions from 0 to {_TWISTER}", position)
     normal = state.get(_NORMAL)
     if normal is not None and (normal.dtype != np.float64 or normal.shape != (2,) or np.isinf(normal).any()):
-        raise nonsense(f"{entry}/{_NORMAL}", "2 finite float64, or NaN", normal)
+        raise invalid_entry(f"{entry}/{_NORMAL}", "2 finite float64, or NaN", normal)
     torch, bits = _torch(), state.get(_TORCH)
     if torch is not None and bits is not None:
         try:
             torch.Generator().set_state(torch.tensor(bits))
         except (RuntimeError, TypeError):
-            raise nonsense(f"{entry}/{_TORCH}", "the state of PyTorch's generator", bits) from None
+            raise invalid_entry(f"{entry}/{_TORCH}", "the state of PyTorch's generator", bits) from None
 
 
 def restore_random_state(state: Mapping[str, np.ndarray]) -> None:
-    """Go on drawing where `random_state` was asked; checkpoints of earlier releases hold the words alone."""
+    """Set the generators to what `random_state` returned; checkpoints of earlier releases have the words alone."""
     words = state[_WORDS]
     python_normal, normal = state.get(_NORMAL, np.full(2, math.nan)).tolist()
     python = tuple(words[: _TWISTER + 1].tolist())
@@ -68,5 +68,5 @@ def restore_random_state(state: Mapping[str, np.ndarray]) -> None:
 
 
 def _torch() -> Any:
-    """Return PyTorch where something has imported it already, else None."""
+    """Return PyTorch if the program has imported it, else None."""
     return sys.modules.get("torch")

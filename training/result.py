@@ -1,23 +1,25 @@
-"""What a run came to: a line for people, a report for programs, and whether it reached its target."""
+"""The result of a run: a line of text, the report as JSON, and whether it reached its target."""
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from typing import Any
 
 from clcomm.communicator import Communicator
-from clcomm.intervals import Estimate
+from clcomm.measure.intervals import Estimate
 from clcomm.report.record import run_document
-from clcomm.stats import CommStats
+from clcomm.stats.comm_stats import CommStats
 from clcomm.summary import Summary
 from training.evaluate import Evaluation
-from training.options import settings_of
+from training.options import JobOptions
+
+#: What a bucket size is called where each tensor is reduced on its own.
+PER_TENSOR = "per tensor"
 
 
 @dataclass
 class Result:
-    """What a run came to; the figures are the whole world's, `stats` those of an average rank."""
+    """The result of a run; the figures are those of all ranks, `stats` those of an average rank."""
 
     steps: int
     images_per_s: float
@@ -39,7 +41,7 @@ class Result:
     stats: CommStats
 
     def headline(self) -> str:
-        """Return the figures as one line for people."""
+        """Return the figures as one line of text."""
         parts = [f"{self.steps} steps", f"training loss {self.train_loss:.4f}"]
         if self.evaluation is not None:
             parts.append(f"test accuracy {self.evaluation.accuracy:.2%}")
@@ -49,7 +51,7 @@ class Result:
             parts.append(f"Python and launches {self.overhead_share:.0%} of a step")
         return "; ".join(parts)
 
-    def as_report(self, options: argparse.Namespace, comm: Communicator, dataset: str) -> dict[str, Any]:
+    def as_report(self, options: JobOptions, comm: Communicator, dataset: str) -> dict[str, Any]:
         """Return the figures as the JSON of --report; docs/reports.md names its fields."""
         accuracy = self.evaluation.accuracy if self.evaluation else None
         return run_document(
@@ -75,13 +77,13 @@ class Result:
             decisions=self.decisions,
             intervals=self.intervals and {name: each.as_dict() for name, each in self.intervals.items()},
             history=self.history,
-            settings=settings_of(options),
+            settings=options.settings(),
             summary=self.summary.as_dict() if self.summary else None,
         )
 
 
-def missed_target(options: argparse.Namespace, evaluation: Evaluation | None) -> str:
-    """Return a line that says by how much the target was missed; empty when it was reached or none was set."""
+def missed_target(options: JobOptions, evaluation: Evaluation | None) -> str:
+    """Return a line that says by how much the target was missed; empty when it was reached or there is none."""
     if options.target_accuracy is None or evaluation is None or evaluation.accuracy >= options.target_accuracy:
         return ""
     return f"test accuracy {evaluation.accuracy:.2%} is below the target of {options.target_accuracy:.2%}"

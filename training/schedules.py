@@ -1,6 +1,6 @@
-"""Learning-rate schedules: pure functions from a step's number (0, 1, 2, …) to a factor on the base rate.
+"""Learning-rate schedules: pure functions of the step's number (0, 1, 2, …) to a factor of the base rate.
 
-Where a name is PyTorch's (torch.optim.lr_scheduler), so are the values. A pure function of the step resumes by itself.
+Those with names of torch.optim.lr_scheduler have its values. A pure function of the step needs no state to resume.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def warm_up(steps: int, then: Schedule, start: float | None = None) -> Schedule:
 def parse_schedule(text: str, total_steps: int) -> Schedule:
     """Return the schedule that `text` names for a run of `total_steps` steps.
 
-    A name and options after a colon: "constant", "cosine:floor=0.01,warmup=100", "linear:end=0.1",
-    "step:size=500,gamma=0.5", "multistep:at=300+600,gamma=0.1", "exponential:gamma=0.999". Any of them takes
-    `warmup=STEPS`. ArgumentError names what was not understood.
+    A name, and options after a colon: "constant", "cosine:floor=0.01,warmup=100", "linear:end=0.1",
+    "step:size=500,gamma=0.5", "multistep:at=300+600,gamma=0.1", "exponential:gamma=0.999". All accept `warmup=STEPS`.
+    ArgumentError names the part that is wrong.
     """
     name, _, rest = text.partition(":")
     options = _options(text, rest)

@@ -1,4 +1,4 @@
-"""Everything a run needs to go on where it stopped, bit for bit, as a checkpoint."""
+"""The whole state of a run as a checkpoint, from which it goes on bit for bit."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.checkpoint import Checkpoint, check_parameters, nonsense, whole_number
+from clcomm.checkpoint import Checkpoint, check_parameters, invalid_entry, whole_number
 from clcomm.checkpoint_series import CHECKPOINT, CheckpointSeries, load_newest
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, CheckpointError
-from clcomm.layout import ParameterSpec
+from clcomm.flat_space.parameters import ParameterSpec
 from training.random_state import PARTS, check_random_state, random_state, restore_random_state
 from training.trainer import Trainer
+from training.trainer_state import check_state, load_state, state_of
 
 _log = logging.getLogger("clcomm")
 
 
 def save_snapshot(series: CheckpointSeries, trainer: Trainer, job: dict[str, Any]) -> None:
-    """Write the trainer's state and what the job was told, from rank 0, after comparing the replicas; collective."""
+    """Write the trainer's state and the job's settings, from rank 0, after comparing the replicas; collective."""
     comm = trainer.comm
     trainer.sync.check_replicas(trainer.model)
     random_states = comm.gather_object(random_state(), label=CHECKPOINT)
-    optimizer_state = trainer.optimizer.state_dict()  # on every rank: each may hold a part of it
+    optimizer_state = trainer.optimizer.state_dict()  # collective: each rank may hold a part
     sync_states = _gathered(comm, trainer.sync.state_dict(trainer.model))
     checkpoint = None
     if comm.rank == 0:
-        checkpoint = Checkpoint(facts={"job": job, "training": trainer.state(), "world_size": comm.size})
+        checkpoint = Checkpoint(facts={"job": job, "training": state_of(trainer), "world_size": comm.size})
         checkpoint.add_group("parameter", trainer.model.state_dict())
         checkpoint.add_group("optimizer", optimizer_state)
         assert random_states is not None
@@ -45,7 +46,7 @@ def save_snapshot(series: CheckpointSeries, trainer: Trainer, job: dict[str, Any
 def _gathered(comm: Communicator, state: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
     """Return every rank's arrays by name, on rank 0, where some ranks may have none; an empty list elsewhere.
 
-    One name after another, and as numbers: pickled together they would need the memory twice, and fail from 2 GiB on.
+    One array after another, as numbers: pickled together they would need twice the memory, and fail from 2 GiB on.
     """
     described = {name: (array.shape, array.dtype) for name, array in state.items()}
     everyone = comm.all_gather_object(described, label=CHECKPOINT)
@@ -60,24 +61,24 @@ def _gathered(comm: Communicator, state: dict[str, np.ndarray]) -> list[dict[str
 
 
 def restore_snapshot(path: str | os.PathLike, trainer: Trainer, job: dict[str, Any]) -> Path:
-    """Put the trainer where the newest whole checkpoint at `path` was written, and return which file that was.
+    """Set the trainer to the newest complete checkpoint at `path`, and return the file; collective.
 
-    Collective. Raises CheckpointError, on every rank and before anything is changed, if there is none, or it is another
-    job's, or holds what nobody wrote there.
+    Raises CheckpointError, on every rank and before anything is changed, if there is none, or it is another job's, or
+    an entry is out of its bounds.
     """
     source, checkpoint = load_newest(trainer.comm, path)
     parameters = checkpoint.group("parameter")
     check_parameters(parameters, _specs(trainer.model))
     _check_job(checkpoint.facts.get("job"), job)
     random_states = _random_states(checkpoint)
-    trainer.check_state(checkpoint.facts.get("training"))
+    check_state(trainer, checkpoint.facts.get("training"))
     ranks = len(random_states)
     whole_number("sampler.world_size", checkpoint.facts["training"]["sampler"]["world_size"], ranks, ranks)
     optimizer_state = checkpoint.group("optimizer")
     _check_optimizer(optimizer_state)
     _check_compression(checkpoint, trainer, ranks)
     trainer.optimizer.load_state_dict(optimizer_state)
-    trainer.load_state(checkpoint.facts["training"])
+    load_state(trainer, checkpoint.facts["training"])
     trainer.model.load_state_dict(parameters)
     if ranks == trainer.comm.size:
         restore_random_state(random_states[trainer.comm.rank])
@@ -91,9 +92,9 @@ def _specs(model: Any) -> list[ParameterSpec]:
 
 
 def _check_job(theirs: Any, ours: dict[str, Any]) -> None:
-    """Refuse to go on with other settings than those that decide the course of the training."""
+    """Raise CheckpointError where settings that decide the course of the training differ."""
     if not isinstance(theirs, dict):
-        raise CheckpointError("checkpoint: expected what the job was told, found nothing")
+        raise CheckpointError("checkpoint: expected the settings of its job, found none; use another checkpoint")
     for name, value in ours.items():
         if theirs.get(name) != value:
             theirs_in_short = reprlib.repr(theirs.get(name)).strip("'")
@@ -104,25 +105,25 @@ def _check_job(theirs: Any, ours: dict[str, Any]) -> None:
 
 
 def _check_optimizer(state: dict[str, np.ndarray]) -> None:
-    """Refuse what no optimizer says of itself: a kind that is no text, arrays of text, counts and settings below 0."""
+    """Raise CheckpointError for entries that no optimizer writes: of another type, or out of bounds."""
     for name, array in state.items():
         entry = f"optimizer/{name}"
         if name == "kind":
             if array.dtype.kind != "U" or array.shape != () or not str(array).isprintable():
-                raise nonsense(entry, "an optimizer's name", array)
+                raise invalid_entry(entry, "an optimizer's name", array)
             continue
         if array.dtype.kind not in "biuf":
-            raise nonsense(entry, "numbers", array)
+            raise invalid_entry(entry, "numbers", array)
         is_count = name == "steps" or name.partition("/")[0] == "step"
         is_number = array.shape == () and 0 <= array < math.inf
         if is_count and not (is_number and array == int(array)):
-            raise nonsense(entry, "a whole number from 0 up", array)
+            raise invalid_entry(entry, "a whole number from 0 up", array)
         if array.shape == () and "/" not in name and not is_number:
-            raise nonsense(entry, "a finite number from 0 up", array)
+            raise invalid_entry(entry, "a finite number from 0 up", array)
 
 
 def _check_compression(checkpoint: Checkpoint, trainer: Trainer, ranks: int) -> None:
-    """Refuse what the compression never kept on a rank; every rank looks at all of it, so all find the same."""
+    """Raise CheckpointError for a state that no compression writes; every rank checks that of all ranks."""
     rank = 0
     try:
         for rank in range(ranks):
@@ -132,7 +133,7 @@ def _check_compression(checkpoint: Checkpoint, trainer: Trainer, ranks: int) -> 
 
 
 def _restore_compression(checkpoint: Checkpoint, trainer: Trainer, ranks: int) -> None:
-    """Go on with what compression held back, where the same ranks hold it back as did before; collective."""
+    """Restore what compression held back, where the same ranks hold something back; collective."""
     if not checkpoint.group("sync"):
         return
     holders = [bool(checkpoint.group(f"sync/{rank}")) for rank in range(ranks)]
@@ -145,7 +146,7 @@ def _restore_compression(checkpoint: Checkpoint, trainer: Trainer, ranks: int) -
 
 
 def _random_states(checkpoint: Checkpoint) -> list[dict[str, np.ndarray]]:
-    """Return the states of the ranks' random generators; every rank looks at all of them, so all find the same."""
+    """Return the states of the ranks' random generators; every rank checks all of them."""
     found = checkpoint.group("random")
     ranks = sum("/" not in name for name in found)
     whole_number("world_size", checkpoint.facts.get("world_size"), ranks, ranks)
@@ -158,5 +159,5 @@ def _random_states(checkpoint: Checkpoint) -> list[dict[str, np.ndarray]]:
 
 
 def _random_name(rank: int, part: str) -> str:
-    """Return under which name a part of a rank's random state lies: the words' has been the same from the start."""
+    """Return the entry of a part of a rank's random state; the words' is as in the first release."""
     return str(rank) if part == PARTS[0] else f"{rank}/{part}"

@@ -2,52 +2,46 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from clcomm.checkpoint import nonsense, whole_number
 from clcomm.clipping import clip_grad_norm
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
-from clcomm.events import Phase
-from clcomm.job import note_step
-from clcomm.sampler import DistributedSampler, Sampler
+from clcomm.job.endings import note_step
+from clcomm.stats.events import Phase
 from clcomm.synchronizer import Synchronizer
-from training.engines import Parts
+from training.data.loader import Batch, Loader
+from training.engines.parts import Parts
 from training.evaluate import Evaluation
-from training.loader import Batch, Loader
 from training.metrics import Metrics, StepRecord
 from training.overhead import Overhead
 from training.schedules import Schedule, constant
 
-#: The most that a count in a checkpoint may come to: what int64 holds.
-_MOST = (1 << 63) - 1
-
 
 class Callback:
-    """Base of what wants to follow a run: it defines what it wants to be told."""
+    """Base of callbacks that follow a run; a subclass overrides what it needs."""
 
     def step_finished(self, record: StepRecord) -> None:
-        """Hear of a step of this rank."""
+        """Receive a step of this rank."""
 
     def evaluation_finished(self, step: int, evaluation: Evaluation) -> None:
-        """Hear what an evaluation after this step came to, before the end of the epoch if it is the epoch's last."""
+        """Receive an evaluation after this step; after an epoch's last step it comes before `epoch_finished`."""
 
     def epoch_finished(self, epoch: int, train_loss: float) -> None:
-        """Hear the mean loss of an epoch (0, 1, ...), or of what a resumed run had left of it, over all ranks."""
+        """Receive the mean loss over all ranks of an epoch (0, 1, ...), or of a resumed run's rest of it."""
 
 
 @dataclass
 class Progress:
-    """How far a run has come: `batch` batches of `epoch` are done, `step` optimizer steps in all."""
+    """The position of a run: `batch` batches of `epoch` are done, and `step` optimizer steps in all."""
 
     epoch: int = 0
     batch: int = 0
@@ -57,11 +51,15 @@ class Progress:
 class Trainer:
     """Trains one model on every rank of a Communicator.
 
-    parts: model, loss, optimizer and conversions of one engine. accumulation: micro-batches a step; the gradients are
-    those of one batch of all their samples. schedule: factor on the optimizer's initial learning rate by step.
-    clip_norm: the largest norm of the averaged gradients together; None: as large as they are.
-    Where the ranks' shards are uneven gradients are weighed by samples, and a rank that has none left steps on with the
-    others' gradients.
+    Where the ranks' shards are uneven, gradients are weighted by samples, and a rank without samples left takes part in
+    the others' steps.
+
+    Args:
+        parts: model, loss and conversions of one engine.
+        accumulation: micro-batches a step; the gradients are those of one batch of all their samples.
+        schedule: factor of the optimizer's initial learning rate by step.
+        clip_norm: the largest norm of all averaged gradients together; None: no limit.
+
     Raises ArgumentError for an accumulation below 1 or above sys.maxsize.
     """
 
@@ -97,15 +95,15 @@ class Trainer:
         sync.attach_optimizer(self.model, optimizer)
 
     def total_steps(self, epochs: int) -> int:
-        """Return how many optimizer steps there will have been after so many epochs, from where the training is."""
+        """Return the number of optimizer steps, those done included, at the end of the last of `epochs` epochs."""
         progress = self.progress
         left = -(-(self.loader.most_batches - progress.batch) // self.accumulation)
         return progress.step + (left + (epochs - 1 - progress.epoch) * self.steps_per_epoch) * (progress.epoch < epochs)
 
     def train(self, epochs: int, max_steps: int | None = None) -> Iterator[Progress]:
-        """Train until `epochs` are complete or `max_steps` steps are done, counted from the job's very start.
+        """Train until `epochs` epochs or `max_steps` steps are done, counted from the start of the job.
 
-        Yields the progress after each step, when everything is consistent: the place to save or to stop.
+        Yields the progress after each step, when the state is consistent: the place to save or to stop.
         """
         while self.progress.epoch < epochs:
             self.metrics.start_epoch()
@@ -132,7 +130,7 @@ class Trainer:
                     part = self._forward_backward(images, labels, share)
                     self._synchronise(samples)
                     with self.comm.phase("loss"):
-                        loss += share * part.item()  # waits for the device, so after what goes on beside it
+                        loss += share * part.item()  # item() blocks, so call it after synchronisation has started
             if not group:
                 self._synchronise(0)
             if self.clip_norm is not None:
@@ -144,12 +142,12 @@ class Trainer:
         seconds = time.perf_counter() - begin
         within_s = min(seconds, self.comm.communicated() - communicated_s)
         figures = self._figures(samples, loss, seconds)
-        self.comm.tell_phase(Phase("step", begin, seconds, communication_s=within_s, figures=figures))
+        self.comm.notify_phase(Phase("step", begin, seconds, communication_s=within_s, figures=figures))
         self.metrics.cpu_s += time.process_time() - cpu_began_s
         self._record(samples, loss, seconds, data_wait_s)
 
     def _figures(self, samples: int, loss: float, seconds: float) -> tuple[tuple[str, float], ...]:
-        """Return what a timeline shows of the step that ends, numbered from 1 as in all that is printed."""
+        """Return the step's figures for a timeline, numbered from 1 as in all output."""
         numbers = ("step", self.progress.step + 1), ("epoch", self.progress.epoch + 1)
         return (*numbers, ("loss", loss), ("images/s", samples / seconds))
 
@@ -164,11 +162,9 @@ class Trainer:
             self.sync.sync_gradients(self.model, samples=None if self.loader.sampler.equal_shards else samples)
 
     def _timed_groups(self, batches: Iterable[Batch]) -> Iterator[tuple[list[Batch], float, float, float]]:
-        """Yield the micro-batches of each step, with the moment the step began and the wait for data in it.
+        """Yield for each step its micro-batches, its begin, its wait for data and the processor time at its begin.
 
-        Last comes the processor time that the rank had used when it began.
-
-        They are none where other ranks have more.
+        There are no micro-batches where other ranks have more.
         """
         batches = iter(batches)
         while True:
@@ -177,7 +173,7 @@ class Trainer:
             if not group and self.progress.batch >= self.loader.most_batches:
                 return
             wait_s = time.perf_counter() - begin
-            self.comm.tell_phase(Phase("data", begin, wait_s))
+            self.comm.notify_phase(Phase("data", begin, wait_s))
             yield group, begin, wait_s, cpu_began_s
 
     def _record(self, samples: int, loss: float, seconds: float, data_wait_s: float) -> None:
@@ -198,61 +194,9 @@ class Trainer:
         self.progress.epoch, self.progress.batch = self.progress.epoch + 1, 0
 
     def _reduce_train_loss(self) -> bool:
-        """Take the mean over this run's part of the epoch; False, and the one before stays, where it took no step."""
+        """Reduce the mean loss of the epoch; False, and the previous one stays, where this run took no step of it."""
         totals = np.array([self.metrics.epoch_loss, self.metrics.epoch_samples], np.float64)
         loss, samples = self.comm.all_reduce(totals, label="metrics")
         if samples:
             self.train_loss = loss / samples
         return bool(samples)
-
-    # --- what a checkpoint keeps ---
-
-    def state(self) -> dict[str, Any]:
-        """Return progress and sampler as plain numbers."""
-        return {"progress": asdict(self.progress), "sampler": self.loader.sampler.state_dict(), "base_lr": self.base_lr}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was taken; CheckpointError, before anything is changed, as `check_state` says."""
-        progress = self.check_state(state)
-        self.loader.sampler.load_state_dict(state["sampler"])
-        self.progress, self.base_lr = progress, float(state["base_lr"])
-        if state["sampler"]["world_size"] != self.comm.size:
-            self._share_out(state["sampler"]["world_size"])
-
-    def check_state(self, state: Any) -> Progress:
-        """Return a state's progress; CheckpointError when it belongs to another run or an entry makes no sense."""
-        state = _entries("training", state)
-        found, theirs = _entries("progress", state.get("progress")), _entries("sampler", state.get("sampler"))
-        base_lr = state.get("base_lr")
-        if not isinstance(base_lr, (int, float)) or isinstance(base_lr, bool) or not 0 <= base_lr <= sys.float_info.max:
-            raise nonsense("base_lr", "a finite number from 0 up", base_lr)
-        sampler = copy.copy(self.loader.sampler)
-        sampler.load_state_dict(theirs)
-        ranks = whole_number("sampler.world_size", theirs.get("world_size"), 1, _MOST)
-        most = {"epoch": _MOST, "batch": self._batches_left(sampler, ranks), "step": _MOST}
-        return Progress(**{name: whole_number(f"progress.{name}", found.get(name), 0, most[name]) for name in most})
-
-    def _batches_left(self, sampler: Sampler, ranks: int) -> int:
-        """Return how many batches so many ranks make at most of what `sampler` has left of its epoch."""
-        share = sampler.longest_shard
-        if ranks != self.comm.size:
-            assert isinstance(sampler, DistributedSampler)  # others have refused to change their number of ranks
-            share = -(-(sampler.length - sampler.done) // ranks)
-        return -(-share // self.loader.batch_size)
-
-    def _share_out(self, ranks: int) -> None:
-        """Share out anew what so many ranks have left of the epoch."""
-        progress, sampler = self.progress, self.loader.sampler
-        assert isinstance(sampler, DistributedSampler)
-        done = sampler.done + progress.batch * self.loader.batch_size * ranks
-        if done >= sampler.length:
-            progress.epoch, done = progress.epoch + 1, 0
-            sampler.set_epoch(progress.epoch)
-        sampler.leave_out(done)
-        progress.batch = 0
-
-
-def _entries(entry: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise nonsense(entry, "its entries by name", value)
-    return value

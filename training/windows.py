@@ -1,4 +1,4 @@
-"""How steady a run was: its steps in windows, from which intervals come."""
+"""A run's steps in windows, for confidence intervals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from clcomm.communicator import Communicator
-from clcomm.intervals import Estimate, estimate
+from clcomm.measure.intervals import Estimate, estimate
 from training.communication_clock import CommunicationClock, Lap
 from training.metrics import WARM_UP_STEPS, StepRecord
 from training.trainer import Callback
@@ -15,15 +15,15 @@ from training.trainer import Callback
 _FEWEST_STEPS, _MOST_WINDOWS = 4, 64
 
 
-class Listening(Callback):
-    """A callback that knows how long collectives took since it last asked, those of evaluations left out."""
+class CommunicationCallback(Callback):
+    """A callback that measures communication between its calls, without that of evaluations."""
 
     def __init__(self) -> None:
         self._lap = Lap(CommunicationClock())
 
     @contextmanager
-    def listening(self, comm: Communicator) -> Iterator[None]:
-        """Hear of a Communicator's collectives within the block."""
+    def observing(self, comm: Communicator) -> Iterator[None]:
+        """Observe a Communicator's collectives within the block."""
         clock = CommunicationClock()
         self._lap = Lap(clock)
         comm.add_observer(clock)
@@ -33,7 +33,7 @@ class Listening(Callback):
             comm.remove_observer(clock)
 
     def communication_s(self) -> float:
-        """Return what collectives took since the last call."""
+        """Return the communication time since the last call."""
         return self._lap.seconds()
 
     def evaluation_finished(self, step: int, evaluation: Any) -> None:
@@ -43,11 +43,11 @@ class Listening(Callback):
         self._lap.seconds()
 
 
-class StepWindows(Listening):
-    """A callback that keeps mean step and communication times of windows of steps that follow one another.
+class StepWindows(CommunicationCallback):
+    """A callback that keeps mean step and communication times of windows of consecutive steps.
 
-    The first steps don't count. When there are 64 windows, neighbours are put together, so that memory stays bounded;
-    neighbouring steps are alike, windows of many steps hardly, which is what makes an interval of theirs hold.
+    The first steps don't count. At 64 windows neighbours are merged, so that memory stays bounded. Neighbouring steps
+    are correlated, windows of many steps hardly, so that intervals over windows hold.
     """
 
     def __init__(self) -> None:

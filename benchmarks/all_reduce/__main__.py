@@ -1,8 +1,8 @@
 """`python -m benchmarks.all_reduce`: time until every rank can read the reduced buffer, by size.
 
 clcomm averages a buffer of `Communicator.allocate` into one of `allocate_common` with a prepared all-reduce, as the
-Synchronizer does: folded by the rank's device, where that runs in the calling thread, and by NumPy; and with one that
-is not prepared. MPI and gloo sum in place. Beside them each rank copies as many bytes within its own memory.
+Synchronizer does: summed by the rank's device, where that runs in the calling thread, and by NumPy; and with an
+all-reduce that is not prepared. MPI and gloo sum in place. For comparison each rank copies as many bytes in its memory.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ SIZES = ("256", "4KiB", "16KiB", "64KiB", "256KiB", "827688", "1MiB", "8MiB", "6
 OURS, BY_NUMPY, UNPREPARED = "clcomm", "by NumPy", "unprepared"
 MPI, GLOO, COPY = "MPI Allreduce", "gloo", "copy"
 GLOO_TARGET, SMALL_TARGET, COPY_TARGET = 15.0, 1.0, 0.7
-#: Sizes in bytes and how many times MPI's speed is asked for there; up to 16 KiB it is not to be slower.
+#: The bars by size in bytes, as multiples of MPI's speed; up to 16 KiB it must not be slower.
 MPI_TARGETS = {1 << 18: 5.0, 1 << 20: 5.0, 1 << 23: 5.0, 1 << 26: 5.0}
-#: What the MPI ranks measure, by the names that their worker knows.
+#: The systems on the MPI ranks, by their worker's names.
 ON_MPI = {OURS: "clcomm", BY_NUMPY: "by NumPy", UNPREPARED: "unprepared", MPI: "mpi", COPY: "copy"}
 _TIMED = (OURS, BY_NUMPY, UNPREPARED, MPI, GLOO)
 _SMALL = 1 << 14
@@ -76,7 +76,7 @@ def measure(nbytes: int, systems: dict[str, tuple[Job, str]], options: argparse.
 
 
 def table(results: Results, ranks: int) -> Grid:
-    """Return times a call, ratios, and the bytes that go through memory a second."""
+    """Return times of a call, ratios, and the memory traffic in bytes a second."""
     columns = ["size", *(f"{name}, us" for name in _TIMED), "to MPI", "to gloo", "GB/s", "copy GB/s"]
     grid = Grid(f"all-reduce, {ranks} ranks, float32", columns)
     for nbytes, samples in results.items():
@@ -96,7 +96,7 @@ def bandwidths(nbytes: int, samples: dict[str, Samples], ranks: int) -> tuple[fl
 
 
 def bars(results: Results, ranks: int) -> list[Bar]:
-    """Return what was asked for at the sizes that were measured."""
+    """Return the bars of the measured sizes."""
     found: list[Bar] = []
     for nbytes, samples in results.items():
         size, ours = format_size(nbytes), samples[OURS]

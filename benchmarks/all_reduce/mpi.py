@@ -1,4 +1,4 @@
-"""On MPI ranks: the Communicator's all-reduce, MPI's in-place Allreduce, and a plain copy of as many bytes."""
+"""On MPI ranks: the Communicator's all-reduce, MPI's in-place Allreduce, and a copy of as many bytes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from benchmarks.all_reduce.worker import Once, expected_sum, rank_values, timed
 from benchmarks.workers import serve
 from clcomm import Communicator
 from clcomm.engine import Device
-from clcomm.engine.fold import Fold
+from clcomm.engine.fold import DeviceFold
 
 
 class Buffers:
-    """A size's memory: allocated once for each size, as windows of shared memory are for good."""
+    """The memory of a size, allocated once for each size, as windows of shared memory are never freed."""
 
-    def __init__(self, comm: Communicator, nbytes: int, fold: Fold | None):
+    def __init__(self, comm: Communicator, nbytes: int, fold: DeviceFold | None):
         self.comm, self.nbytes = comm, nbytes
         self.grads = comm.allocate(nbytes).view(np.float32)
         self.reduced = comm.allocate_common(nbytes).view(np.float32)
@@ -41,7 +41,7 @@ class Buffers:
         self.allreduce()
         np.testing.assert_array_equal(self.plain, expected)
         self.comm.barrier()
-        self.grads[...] = self.plain[...] = 0  # sums of zeros stay ordinary numbers however often they are taken
+        self.grads[...] = self.plain[...] = 0  # repeated sums of zeros do not overflow
 
     def allreduce(self) -> None:
         from mpi4py import MPI
@@ -49,7 +49,7 @@ class Buffers:
         self.comm.comm.Allreduce(MPI.IN_PLACE, self.plain)
 
     def once(self, system: str) -> Once:
-        """Return what a system does: "clcomm", "by NumPy", "unprepared", "mpi" or "copy"."""
+        """Return a function that runs a system once: "clcomm", "by NumPy", "unprepared", "mpi" or "copy"."""
         ways: dict[str, Once] = {
             "clcomm": self.prepared,
             "by NumPy": self.by_numpy,
@@ -62,7 +62,7 @@ class Buffers:
 
 def main() -> None:
     comm = Communicator()
-    fold = Fold.on(Device.select("cpu", local_rank=comm.local_rank, local_size=comm.local_size, cores=comm.cores))
+    fold = DeviceFold.on(Device.select("cpu", local_rank=comm.local_rank, local_size=comm.local_size, cores=comm.cores))
     buffers: dict[int, Buffers] = {}
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How a rank lets the parent time an all-reduce: the same loop for every system."""
+"""A rank whose all-reduces the parent times, in the same loop for every system."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-#: Does one all-reduce, or whatever is measured, and returns when this rank can read the result.
+#: Runs one all-reduce, or another measured call, and returns when this rank can read the result.
 Once = Callable[[], object]
 _ALIGNING_CALLS = 3
 
@@ -24,8 +24,8 @@ def expected_sum(count: int, ranks: int) -> np.ndarray:
 
 
 def timed(once: Once, repeats: int) -> dict[str, Any]:
-    """Return when `repeats` calls in a row began and ended, by the host's monotonic clock."""
-    for _ in range(_ALIGNING_CALLS + repeats // 2):  # until the ranks, just awake, are where the system wants them
+    """Return the begin and the end of `repeats` calls in a row, by the host's monotonic clock."""
+    for _ in range(_ALIGNING_CALLS + repeats // 2):  # until the scheduler has placed the woken ranks
         once()
     start = time.monotonic()
     for _ in range(repeats):

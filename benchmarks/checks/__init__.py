@@ -1,1 +1,1 @@
-"""What it costs that ranks compare what they call."""
+"""The cost of comparing the calls of all ranks."""

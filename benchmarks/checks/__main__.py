@@ -1,4 +1,4 @@
-"""`python -m benchmarks.checks`: what it costs that ranks compare what they call, and note who came last.
+"""`python -m benchmarks.checks`: the cost of comparing the calls of all ranks, and of noting the last rank.
 
 Two Communicators of the same ranks take turns, one of them with CLCOMM_CHECKS=off.
 """
@@ -47,9 +47,9 @@ def main() -> None:
 
 
 def measure(
-    job: Job, operation: str, windows: int, window_s: float, tell: Callable[[str], object]
+    job: Job, operation: str, windows: int, window_s: float, show: Callable[[str], object]
 ) -> dict[str, Samples]:
-    """Return microseconds a rank, by the clock and of processor time, with checks on and off."""
+    """Return microseconds of a rank, by the clock and of processor time, with checks on and off."""
     trial = job.ask(checks="on", operation=operation, count=100)
     count = harness.repeats_for(trial[0]["wall"], window_s)
     walls: dict[str, list[float]] = {"on": [], "off": []}
@@ -59,7 +59,7 @@ def measure(
         walls[checks].append(max(answer["wall"] for answer in answers) * 1e6)
         return statistics.mean(answer["cpu"] for answer in answers) * 1e6
 
-    cpu = harness.alternate({checks: partial(window, checks) for checks in walls}, windows, tell=tell)
+    cpu = harness.alternate({checks: partial(window, checks) for checks in walls}, windows, show=show)
     wall = {f"wall {checks}": Samples(tuple(values[-windows:])) for checks, values in walls.items()}
     return wall | {f"cpu {checks}": samples for checks, samples in cpu.items()}
 

@@ -1,4 +1,4 @@
-"""A rank with two Communicators: one that compares what ranks call, and one that does not."""
+"""A rank with two Communicators: one that compares the ranks' calls, and one that does not."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ OURS, TORCH, NUMPY = "clcomm", "PyTorch", "NumPy"
 _MODULES = {OURS: "engine", TORCH: "pytorch", NUMPY: "numpy_blas"}
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 GEMM_TARGET = 0.9
-#: Times PyTorch's speed that is asked for, by case.
+#: The bars as multiples of PyTorch's speed, by case.
 TORCH_TARGETS = {
     "conv2 forward+backward, batch 64": 0.9,
     "conv1 + ReLU + pool forward+backward, batch 64": 4.0,
@@ -60,7 +60,7 @@ def parse() -> argparse.Namespace:
 
 
 def measure(case: Case, jobs: dict[str, Job], options: argparse.Namespace) -> dict[str, Samples]:
-    """Return the GFLOP/s of every system that knows the case, in alternating windows."""
+    """Return the GFLOP/s of every system that has the case, in alternating windows."""
 
     def seconds(name: str, repeats: int) -> float:
         return jobs[name].ask(case=asdict(case), repeats=repeats)[0].get(options.clock, math.nan)
@@ -77,7 +77,7 @@ def measure(case: Case, jobs: dict[str, Job], options: argparse.Namespace) -> di
 
 
 def fill(report: Report, cases: list[Case], results: Results) -> None:
-    """Put the figures into the report: a table for each kind of case."""
+    """Add the figures to the report: a table for each kind of case."""
     peak = results[PEAK.name][OURS]
     report.notes.append(
         f"one core's measured peak: {peak.median:.1f} GFLOP/s ({peak.low:.1f}-{peak.high:.1f}), "
@@ -103,7 +103,7 @@ def add_row(grid: Grid, case: Case, samples: dict[str, Samples], peak: Samples) 
 
 
 def bars(cases: list[Case], results: Results) -> list[Bar]:
-    """Return what was asked for: of products the worst and how many reach it, of the rest each."""
+    """Return the bars: of products the worst one and how many reach it, of the rest each."""
     found: list[Bar] = []
     products = {
         case.name: Ratio.of(results[case.name][OURS], results[case.name][NUMPY]).value

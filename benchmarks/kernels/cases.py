@@ -1,4 +1,4 @@
-"""What is measured: products, convolutions, and whole steps, each with the work it stands for.
+"""The cases: products, convolutions and whole steps, each with its floating-point operations.
 
 M N K: a product's result is M x N and its sums run over K. B: images of a batch.
 """
@@ -18,10 +18,10 @@ _TAPS = 9
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that every system does in its own way.
+    """One computation, which every system implements in its own way.
 
-    flops: floating-point operations of one run. sizes: what the runner needs to know. first: whether nobody needs the
-    input's gradient. passes: "forward" or "forward+backward".
+    flops: floating-point operations of one run. sizes: its sizes, for the runner. first: whether the input's gradient
+    is left out. passes: "forward" or "forward+backward".
     """
 
     kind: str
@@ -34,7 +34,7 @@ class Case:
 
 
 def make_cases(kinds: Sequence[str], batches: Sequence[int]) -> list[Case]:
-    """Return the cases of the given kinds at the given batch sizes, none twice."""
+    """Return the cases of the given kinds at the given batch sizes, without duplicates."""
     makers = {"gemm": _products, "conv": _convolutions, "block": _blocks, "step": _steps}
     cases = {case.name: case for kind in kinds for case in makers[kind](batches)}
     return list(cases.values())
@@ -49,7 +49,7 @@ def _products(batches: Sequence[int]) -> Iterator[Case]:
             for inputs, outputs in layers:
                 yield _product("NT", batch, outputs, inputs)  # y = x W^T
                 yield _product("TN", outputs, inputs, batch)  # dW = dy^T x
-                if inputs != 784:  # nobody needs the gradient of the images
+                if inputs != 784:  # the gradient of the images is not needed
                     yield _product("NN", batch, inputs, outputs)  # dx = dy W
 
 

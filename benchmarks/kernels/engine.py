@@ -1,7 +1,7 @@
 """The cases in this project's engine, on one thread: one core's share of the CPU, or CLCOMM_DEVICE.
 
-Products and steps are replayed, as the Trainer does it: a product counts with what a launch within a step costs, not
-with the Python that chose the launch when the step was recorded.
+Products and steps are replayed, as in the Trainer: a product counts with the cost of a launch within a step, without
+the Python that chose the launch when the step was recorded.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from clcomm.engine import functional as F
 from clcomm.engine.ops.matmul import multiply
 from models import MLP, ConvNet
 
-_TOGETHER = (64, 8)  # products of a replay, whose own Python of some 3 us a step pays once
+_TOGETHER = (64, 8)  # products per replay, whose own Python takes some 3 us
 
 
 def make(device: Device, case: Case) -> Runner | None:
-    """Return what runs a case."""
+    """Return a runner of a case."""
     if case.kind == "peak":
         return peak.make_runner(device)
     makers: dict[str, Any] = {"gemm": _product, "conv": _convolution, "block": _convolution, "step": _step}
@@ -50,7 +50,7 @@ def _product(device: Device, case: Case) -> Any:
     out = _random(device, m, n)
 
     def products(batch: Tensor, count: int) -> None:
-        for left in [batch, *[a] * (count - 1)][:count]:  # as in a step, the first one alone reads what is brought
+        for left in [batch, *[a] * (count - 1)][:count]:  # as in a step, where only the first one reads uploaded data
             multiply(left, b, out, transpose_a=turn_a, transpose_b=turn_b)
 
     replay = Replay(products)
@@ -109,7 +109,7 @@ def _step(device: Device, case: Case) -> Any:
 
 
 def _each(once: Callable[[], object]) -> Runner:
-    """Return what calls a function so many times."""
+    """Return a function that repeats a call."""
 
     def several(repeats: int) -> None:
         for _ in range(repeats):

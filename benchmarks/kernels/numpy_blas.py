@@ -1,4 +1,4 @@
-"""The products in NumPy, whose wheels bring OpenBLAS; the parent limits it to one thread."""
+"""The products in NumPy, whose wheels have OpenBLAS; the parent limits it to one thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.kernels.worker import Runner, work
 
 
 def make(case: Case) -> Runner | None:
-    """Return what runs a product; None for everything else."""
+    """Return a runner of a product; None for other cases."""
     if case.kind != "gemm":
         return None
     m, n, k = (case.sizes[name] for name in "mnk")

@@ -1,4 +1,4 @@
-"""The most that one core can do: multiply-adds on registers, in OpenCL."""
+"""The peak of one core: multiply-adds on registers, in OpenCL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PEAK = Case("peak", "multiply-adds on registers", 2.0 * _CHAINS * _WIDTH * _ROUN
 
 
 def make_runner(device: Device) -> Any:
-    """Return what runs PEAK so many times."""
+    """Return a function that runs PEAK a given number of times."""
     import pyopencl as cl
 
     source = Path(__file__).with_name("peak.cl").read_text(encoding="utf-8")

@@ -9,11 +9,11 @@ from torch.nn import functional as F
 
 from benchmarks.kernels.cases import Case
 from benchmarks.kernels.worker import Runner, work
-from training import torch_engine
+from training.engines import torch_engine
 
 
 def make(case: Case) -> Runner | None:
-    """Return what runs a case."""
+    """Return a runner of a case."""
     makers: dict[str, Any] = {"gemm": _product, "conv": _convolution, "block": _convolution, "step": _step}
     if case.kind not in makers:
         return None

@@ -1,4 +1,4 @@
-"""How a system's worker lets the parent time one case after another."""
+"""A worker of one system, whose cases the parent times one after another."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from benchmarks.kernels.cases import Case
 from benchmarks.workers import serve
 
-#: Runs a case so many times and returns when all of it is done.
+#: Runs a case a given number of times and returns when all runs are complete.
 Runner = Callable[[int], None]
 
 
 def work(make: Callable[[Case], Runner | None]) -> None:
-    """Answer {"case": a Case as dict, "repeats": n} with {"wall": s, "cpu": s}, or {} for what `make` can't do."""
+    """Answer {"case": a Case as dict, "repeats": n} with {"wall": s, "cpu": s}, or {} where `make` returns None."""
     current: dict[str, Any] = {}
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
         case = Case(**request["case"])
-        if current.get("name") != case.name:  # the one before gives its memory back first
+        if current.get("name") != case.name:  # the previous case releases its memory first
             current.clear()
             current.update(name=case.name, runner=make(case))
         runner = current["runner"]

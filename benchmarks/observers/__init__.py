@@ -1,1 +1,1 @@
-"""What watching costs: stats, which are always on, and a trace."""
+"""The cost of observers: stats, which are always on, and a trace."""

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.observers`: what it costs to watch a training step, by the stats, always on, and by a trace.
+"""`python -m benchmarks.observers`: the cost of observing a training step, by the stats, always on, and by a trace.
 
-The bars take what an event costs in processor time, with nothing else going on, times the events of a step. Windows of
-steps with nobody, the stats, and stats and a trace watching take turns beside that: they show the same where a machine
-is quiet, and mostly its noise where it is not.
+The bars take the processor time of an event, with nothing else running, times the events of a step. Beside that,
+windows of steps with no observer, with the stats, and with stats and a trace take turns: on a quiet machine they show
+the same, on a busy one mostly its noise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.workers import Job
 from clcomm.job import run
 
 PROGRAM = "benchmarks.observers"
-WATCHERS = {"nobody": "nobody", "stats": "stats", "trace": "stats and trace"}
+WATCHERS = {"none": "none", "stats": "stats", "trace": "stats and trace"}
 #: The largest share of a step, in percent.
 TARGETS = {"stats": 1.0, "trace": 5.0}
 
@@ -29,7 +29,7 @@ def main() -> None:
     report = Report("cost of stats and of a trace", harness.command_line(PROGRAM))
     with console.status("single events"):
         costs = event_costs()
-    grid = Grid("An event, processor time", ("event, who is told", "us"))
+    grid = Grid("An event, processor time", ("event, observer", "us"))
     for name, seconds in costs.items():
         grid.add(name, f"{seconds * 1e6:.2f}")
     report.grids.append(grid)
@@ -50,12 +50,12 @@ def parse() -> argparse.Namespace:
 
 
 def add_steps(
-    report: Report, options: argparse.Namespace, job: Job, costs: dict[str, float], tell: Callable[[str], None]
+    report: Report, options: argparse.Namespace, job: Job, costs: dict[str, float], show: Callable[[str], None]
 ) -> None:
     """Add the table of windows on a job's ranks, and the bars."""
     ranks = job.ranks
     events = job.ask()[0]
-    trial = job.ask(watchers="nobody", steps=10)
+    trial = job.ask(watchers="none", steps=10)
     steps = harness.repeats_for(trial[0]["wall"], options.window_s)
     walls: dict[str, list[float]] = {watchers: [] for watchers in WATCHERS}
 
@@ -64,17 +64,17 @@ def add_steps(
         walls[watchers].append(statistics.mean(answer["wall"] for answer in answers))
         return statistics.mean(answer["cpu"] for answer in answers)
 
-    processor = harness.alternate({name: partial(window, name) for name in WATCHERS}, options.windows, tell=tell)
+    processor = harness.alternate({name: partial(window, name) for name in WATCHERS}, options.windows, show=show)
     clock = {name: Samples(tuple(values[-options.windows :])) for name, values in walls.items()}
     counted = ", ".join(f"{kind}s: {number}" for kind, number in sorted(events.items()))
     title = f"{options.model}, ranks: {ranks}, batch {options.batch} a rank; in a step {counted}"
     grid = Grid(title, ("watching", "step ms", "ratio", "processor ms", "ratio", "events us", "share"))
     for name, label in WATCHERS.items():
         spent_s = sum(number * costs.get(f"{kind}, {name}", 0.0) for kind, number in events.items())
-        share = spent_s / processor["nobody"].median
+        share = spent_s / processor["none"].median
         grid.add(
             label,
-            *(cell for figures in (clock, processor) for cell in _against_nobody(figures, name)),
+            *(cell for figures in (clock, processor) for cell in _against_none(figures, name)),
             f"{spent_s * 1e6:.1f}", f"{share:.2%}",
         )  # fmt: skip
         if name in TARGETS and options.model == "convnet":
@@ -82,8 +82,8 @@ def add_steps(
     report.grids.append(grid)
 
 
-def _against_nobody(figures: dict[str, Samples], name: str) -> tuple[str, str]:
-    return f"{figures[name].median * 1e3:.3f}", str(Ratio.of(figures[name], figures["nobody"]))
+def _against_none(figures: dict[str, Samples], name: str) -> tuple[str, str]:
+    return f"{figures[name].median * 1e3:.3f}", str(Ratio.of(figures[name], figures["none"]))
 
 
 if __name__ == "__main__":

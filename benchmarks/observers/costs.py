@@ -1,4 +1,4 @@
-"""What one event costs, in processor time, which other programs hardly lengthen: the least of several rounds."""
+"""The processor time of one event, which other programs hardly change: the least of several rounds."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import numpy as np
 
 from clcomm import Communicator
 from clcomm.engine import Device
-from clcomm.events import Collective, Phase
-from clcomm.stats import CommStats
+from clcomm.stats.comm_stats import CommStats
+from clcomm.stats.events import Collective, Phase
 from clcomm.trace import Trace
-from clcomm.trace.part import PartWriter
+from clcomm.trace.part_file import PartWriter
 
 _EVENTS, _ROUNDS = 2_000, 5
 _ROOMY = "4GiB"
 
 
 def event_costs() -> dict[str, float]:
-    """Return seconds by kind of event and by who is told; of a trace, the way into its part included."""
+    """Return seconds by kind of event and observer; a trace's include writing to its part file."""
     comm = Communicator(transport="solo")
     comm.remove_observer(comm.stats)
-    costs = {"phase, nobody": _each(lambda: _phases(comm))}
-    costs |= _told("stats", CommStats())
+    costs = {"phase, no observer": _each(lambda: _phases(comm))}
+    costs |= _observed("stats", CommStats())
     with tempfile.TemporaryDirectory(prefix="clcomm-bench-") as folder:
         device = Device.select("cpu", cores=1)
         plain = _each(lambda: _launches(device))
         with Trace(comm, Path(folder, "events.json"), limit=_ROOMY) as trace:
             comm.remove_observer(trace)
-            costs |= _told("trace", trace)
+            costs |= _observed("trace", trace)
         with Trace(comm, Path(folder, "kernels.json"), device=device, limit=_ROOMY) as trace:
             costs["kernel, trace"] = max(0.0, _each(lambda: _launches(device, trace)) - plain)
         kept = _kept(PartWriter(Path(folder, "part"), {}))
@@ -50,16 +50,16 @@ def _events() -> tuple[list[Collective], list[Phase]]:
     return collectives, [Phase("forward_backward", 0.003 * number, 0.0028) for number in range(_EVENTS)]
 
 
-def _told(name: str, observer: CommStats | Trace) -> dict[str, float]:
+def _observed(name: str, observer: CommStats | Trace) -> dict[str, float]:
     collectives, phases = _events()
 
-    def tell(told: Callable[[Any], None], events: Sequence[Any]) -> None:
+    def notify(receive: Callable[[Any], None], events: Sequence[Any]) -> None:
         for event in events:
-            told(event)
+            receive(event)
 
     return {
-        f"collective, {name}": _each(lambda: tell(observer.collective_finished, collectives)),
-        f"phase, {name}": _each(lambda: tell(observer.phase_finished, phases)),
+        f"collective, {name}": _each(lambda: notify(observer.collective_finished, collectives)),
+        f"phase, {name}": _each(lambda: notify(observer.phase_finished, phases)),
     }
 
 

@@ -1,4 +1,4 @@
-"""A rank of a training run whose watchers change from window to window."""
+"""A rank of a training run whose observers change from window to window."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 
 from benchmarks.workers import serve
 from clcomm import Communicator, Synchronizer
-from clcomm.events import Collective, Phase
 from clcomm.sampler import DistributedSampler
+from clcomm.stats.events import Collective, Phase
 from clcomm.trace import Trace
-from training import engines
-from training.datasets import load_synthetic
-from training.loader import Loader
+from training.data.datasets import load_synthetic
+from training.data.loader import Loader
+from training.engines.parts import Placement, build_parts
 from training.trainer import Trainer
 
-#: Steps that count for nothing after watchers have changed.
+#: Steps after a change of observers that do not count.
 _SETTLING_STEPS = 3
 
 
@@ -30,9 +30,9 @@ class Watched:
     def __init__(self, comm: Communicator, model: str, batch: int, folder: Path):
         data = load_synthetic().train
         self.comm, self._trace = comm, folder / "trace.json"
-        self.parts = engines.build(
+        self.parts = build_parts(
             "native", model, data.image_shape, data.classes, seed=0,
-            device=engines.select_device(None, comm.local_rank, comm.local_size, comm.cores),
+            device=Placement(None, comm.local_rank, comm.local_size, comm.cores),
         )  # fmt: skip
         loader = Loader(data, DistributedSampler(len(data), comm.rank, comm.size), batch, prefetch=0)
         trainer = Trainer(comm, Synchronizer(comm), self.parts, self.parts.make_optimizer("sgd", 0.01), loader)
@@ -43,7 +43,7 @@ class Watched:
             next(self._steps)
 
     def window(self, watchers: str, steps: int) -> dict[str, Any]:
-        """Return a step's seconds by the clock and of processor time, with "nobody", "stats" or "trace" watching."""
+        """Return a step's seconds by the clock and of processor time, with "none", "stats" or "trace" observing."""
         with self._watching(watchers):
             self.run(_SETTLING_STEPS)
             begin, cpu = time.perf_counter(), time.process_time()
@@ -57,14 +57,14 @@ class Watched:
             with Trace(comm, self._trace, device=self.parts.opencl):
                 yield
             return
-        if watchers == "nobody":
+        if watchers == "none":
             comm.remove_observer(comm.stats)
         yield
-        if watchers == "nobody":
+        if watchers == "none":
             comm.add_observer(comm.stats)
 
     def events(self) -> dict[str, int]:
-        """Return how many events a step has, by kind."""
+        """Return the number of a step's events, by kind."""
         counts = Counts()
         self.run(_SETTLING_STEPS)
         assert self.parts.opencl is not None

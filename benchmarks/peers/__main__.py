@@ -1,8 +1,8 @@
 """`python -m benchmarks.peers`: images/s of this project and its peers, in alternating windows.
 
-Every system trains the same model from the same initial values on the same batches, which lie ready in host memory as
+Every system trains the same model from the same initial values on the same batches, prepared in host memory as
 normalised float32; a step is forward, backward, averaging over the ranks, and plain SGD. Before anything is timed,
-all must reach the same loss in the same steps.
+all have to reach the same loss in the same steps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from clcomm.errors import MismatchError
 from clcomm.job import run
 
 PROGRAM = "benchmarks.peers"
-#: What is asked for against the best peer, by model at batch 64; elsewhere it is to be ahead. And against netcl.
+#: The bars against the best peer, by model at batch 64, elsewhere to be ahead; and against netcl.
 BEST_PEER_TARGETS = {"convnet": 2.0, "mlp": 2.5}
 NETCL_TARGET = 30.0
 _CHECK_STEPS, _LOSS_TOLERANCE = 10, 1e-3
@@ -64,7 +64,7 @@ def parse() -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace, model: str, batch: int, report: Report, console: Console) -> None:
-    """Measure one model at one batch size and add what came out to the report."""
+    """Measure one model at one batch size and add the results to the report."""
     with tempfile.TemporaryDirectory(prefix="clcomm-bench-") as folder:
         path = Path(folder, "batches.npz")
         shape = write_batches(path, options.data, options.ranks, batch, lambda line: None)
@@ -81,7 +81,7 @@ def measure(options: argparse.Namespace, model: str, batch: int, report: Report,
             samples = harness.alternate(
                 {system.name: system.images_per_s for system in systems},
                 options.windows,
-                tell=lambda line: status.update(f"{model}, batch {batch}: {line}"),
+                show=lambda line: status.update(f"{model}, batch {batch}: {line}"),
             )
     title = f"{model}, {options.ranks} ranks, batch {batch} a rank, {options.data}"
     report.grids.append(table(title, systems, samples))
@@ -103,7 +103,7 @@ def check_same_work(systems: list[System]) -> str:
 
 
 def choose_threads(systems: list[System], choices: list[int], window_s: float) -> None:
-    """Let each PyTorch system keep the number of threads that is fastest in a short window."""
+    """Set each PyTorch system to the number of threads that is fastest in a short window."""
     for system in systems:
         if "threads" not in system.settings or len(choices) < 2:
             continue
@@ -116,7 +116,7 @@ def choose_threads(systems: list[System], choices: list[int], window_s: float) -
 
 
 def table(title: str, systems: list[System], samples: dict[str, Samples]) -> Grid:
-    """Return all systems' speeds, and how many times theirs ours is."""
+    """Return all systems' speeds, and ours over theirs."""
     grid = Grid(title, ("system", "ranks", "threads", "images/s", "min-max", "ms a step", "clcomm is (range)"))
     names = [system.name for system in systems]
     for system in systems:
@@ -131,7 +131,7 @@ def table(title: str, systems: list[System], samples: dict[str, Samples]) -> Gri
 
 
 def bars(model: str, batch: int, ranks: int, systems: list[System], samples: dict[str, Samples]) -> list[Bar]:
-    """Return what was asked for, beside what came out."""
+    """Return the bars with their figures."""
     result: list[Bar] = []
     not_peers: Any = (OURS, OURS_SHARDED, OURS_ALONE, NETCL, NETCL_HELPED)
     peers = [system.name for system in systems if system.name not in not_peers]

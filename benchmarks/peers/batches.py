@@ -1,6 +1,6 @@
 """The batches that every system trains on: made once by the parent, read by every rank of every job.
 
-B: images of a batch. Each system turns them into its own kind of host tensor before it is measured.
+B: images of a batch. Each system converts them to its own host tensors before it is measured.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.host_memory import aligned_empty
-from training.data_source import open_data
+from clcomm.host_arrays import aligned_empty
+from training.data.open_data import open_data
 
 #: Batches a rank has; windows go round them.
 COUNT = 8
@@ -21,7 +21,7 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 
 def default_data() -> str:
-    """Return "mnist" where CLCOMM_DATA or ./data/mnist says where it lies, else "synthetic"."""
+    """Return "mnist" where CLCOMM_DATA or ./data/mnist has it, else "synthetic"."""
     return "mnist" if os.environ.get("CLCOMM_DATA") or Path("data/mnist").is_dir() else "synthetic"
 
 
@@ -43,7 +43,7 @@ def read_batches(path: str, rank: int) -> list[Batch]:
 
 
 def _aligned(images: np.ndarray) -> np.ndarray:
-    """Return a copy at a page's start, as the project's own loader makes its batches; PyTorch takes it as it is too."""
+    """Return a page-aligned copy, as of the project's own loader; PyTorch uses it in place too."""
     copy = aligned_empty(images.shape, images.dtype)
     copy[...] = images
     return copy

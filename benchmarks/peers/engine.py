@@ -1,4 +1,4 @@
-"""This project, as its Trainer runs it: the native engine under Communicator, Synchronizer and clcomm.optim.SGD."""
+"""This project as its Trainer runs it: the native engine under Communicator, Synchronizer and clcomm.optim.SGD."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clcomm import Communicator, Synchronizer
 from clcomm.compression import parse_compression
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Device
-from training import engines
+from training.engines.parts import build_parts
 
 PHASES = ("upload", "forward and backward", "sync", "update")
 
@@ -20,7 +20,7 @@ PHASES = ("upload", "forward and backward", "sync", "update")
 class Native:
     """A step of the native engine; with the setting "phases" it waits after each phase and adds up their times.
 
-    The setting "alone" leaves all but the reductions of gradients out, "per_tensor" reduces each one on its own,
+    The setting "alone" runs only the reductions of gradients, "per_tensor" reduces each one on its own,
     "compression" names a scheme, which NumPy codes with "coded_by_numpy". sharded: each rank updates a part of the
     parameters.
     """
@@ -29,7 +29,7 @@ class Native:
         self, model: str, shape: tuple[int, ...], batches: list[Batch], comm: Communicator, sharded: bool = False
     ):
         self.device = Device.select(local_rank=comm.local_rank, local_size=comm.local_size, cores=comm.cores)
-        self.parts = engines.build("native", model, shape, 10, seed=0, device=self.device)
+        self.parts = build_parts("native", model, shape, 10, seed=0, device=self.device)
         self.comm, self.batches = comm, batches
         self.sync = Synchronizer(comm)
         self.optimizer: Any = self.parts.make_optimizer("sgd", LR)
@@ -38,7 +38,7 @@ class Native:
         self.sync.broadcast_parameters(self.parts.model)
         self._initial = self.parts.model.state_dict()
         self._compression: tuple[str, bool] = ("none", False)
-        self._codec = self.sync.space_for(self.parts.model).replica.codec
+        self._codec = self.sync.space_for(self.parts.model).adapter.codec
         self._loss: Any = None
         self._by_phase = False
         self._reduce_alone: Callable[[], None] | None = None
@@ -55,8 +55,8 @@ class Native:
         self._reduce_alone = self.sync.reductions(self.parts.model, self._bucketing) if alone else None
 
     def _compress(self, scheme: str, coded_by_numpy: bool) -> None:
-        replica = self.sync.space_for(self.parts.model).replica
-        replica.codec = None if coded_by_numpy else self._codec  # type: ignore[misc]
+        adapter = self.sync.space_for(self.parts.model).adapter
+        adapter.codec = None if coded_by_numpy else self._codec  # type: ignore[misc]
         self.sync.register_comm_hook(parse_compression(scheme))
         self._compression = scheme, coded_by_numpy
 

@@ -1,4 +1,4 @@
-"""The LizarDist loop: PyTorch computes, NumPy and mpi4py average, tensor by tensor or in concatenated buckets.
+"""The LizarDist loop: PyTorch computes, and NumPy and mpi4py average, tensor by tensor or in concatenated buckets.
 
 Written from its description, https://github.com/adelbennaceur/lizardist: gradients become NumPy arrays, are summed with
 Allreduce, divided by the number of ranks and copied back into `.grad`.
@@ -20,7 +20,7 @@ BUCKET_SIZE = 1 << 20  # bytes, its default
 
 
 class LizarDist(TorchSystem):
-    """Synchronises between backward and update; the setting "bucketing" picks one of its two ways."""
+    """Synchronises between backward and update; the setting "bucketing" selects one of its two ways."""
 
     def __init__(self, model: str, shape: tuple[int, ...], batches: list[Batch], comm: MPI.Comm):
         super().__init__(model, shape, batches)

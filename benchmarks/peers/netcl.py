@@ -1,4 +1,4 @@
-"""netcl in one process, as published and with the help of this project's adapter."""
+"""netcl in one process, as published and with this project's adapter."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 from benchmarks.peers.batches import Batch
 from benchmarks.peers.worker import LR, options, work
 from clcomm.engine import Device
-from training import engines
+from training.engines.parts import build_parts
 
 
 class Netcl:
-    """netcl's kernels and optimizer. The setting "as_published" takes away what the adapter keeps for it.
+    """netcl's kernels and optimizer. The setting "as_published" removes the adapter's cache.
 
-    That is the cross-entropy's programs, which netcl 0.4.4 builds anew at every call.
+    It caches the cross-entropy's programs, which netcl 0.4.4 builds at every call.
     """
 
     def __init__(self, model: str, shape: tuple[int, ...], batches: list[Batch]):
-        self.parts = engines.build("netcl", model, shape, 10, seed=0, device=Device.select())
+        self.parts = build_parts("netcl", model, shape, 10, seed=0, device=Device.select())
         self.optimizer = self.parts.make_optimizer("sgd", LR)
         self.batches = batches
         self._initial = self.parts.model.state_dict()

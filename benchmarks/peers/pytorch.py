@@ -1,4 +1,4 @@
-"""What the PyTorch peers share: model, optimizer, batches as tensors, and the number of threads."""
+"""The common parts of the PyTorch peers: model, optimizer, batches as tensors, and the number of threads."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 
 from benchmarks.peers.batches import Batch
 from benchmarks.peers.worker import LR
-from training import torch_engine
+from training.engines import torch_engine
 
 
 class TorchSystem:
-    """A PyTorch model with plain SGD; `synchronise` is what a peer adds between backward and update."""
+    """A PyTorch model with plain SGD; a peer defines `synchronise`, between backward and update."""
 
     def __init__(self, model: str, shape: tuple[int, ...], batches: list[Batch]):
         self.module: torch.nn.Module = torch_engine.make_module(model, shape, 10, seed=0)

@@ -1,4 +1,4 @@
-"""The systems that take turns, the jobs they run in, and one window of one of them."""
+"""The systems that take turns, their jobs, and one window of one of them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def start(peers: list[str], ranks: int, batch: int, arguments: list[str]) -> Ite
 
 
 def calibrate(systems: list[System], window_s: float) -> None:
-    """Give each system as many steps as fill a window."""
+    """Set the steps of each system so that they fill a window."""
     for system in systems:
         trial = system.window(5)["seconds"] / 5
         trial = system.window(harness.repeats_for(trial, window_s / 4))["images_per_s"]

@@ -1,4 +1,4 @@
-"""What a system under measurement offers, and how a worker lets the parent measure it."""
+"""The interface of a measured system, and the worker that runs it for the parent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from benchmarks.peers.batches import Batch, read_batches
 from benchmarks.workers import serve
 
-#: Learning rate of every system's plain SGD: small, so that a long window stays in ordinary numbers.
+#: Learning rate of every system's plain SGD: small, so that values stay finite in a long window.
 LR = 0.01
 _SETTLING_STEPS = 3
 
@@ -20,20 +20,20 @@ class TrainingSystem(Protocol):
     """One rank's model, synchronisation and optimizer, and its batches in the system's own form."""
 
     def configure(self, settings: dict[str, Any]) -> None:
-        """Take the settings of a window, such as PyTorch's threads."""
+        """Apply the settings of a window, such as PyTorch's threads."""
 
     def reset(self) -> None:
-        """Go back to the initial parameters."""
+        """Restore the initial parameters."""
 
     def step(self, number: int) -> None:
         """Forward, backward, synchronisation and SGD on batch `number`; may leave work queued."""
 
     def finish(self) -> dict[str, Any]:
-        """Wait until all work is done and return the last step's {"loss": ...}, and what else there is to say."""
+        """Wait until all work is done and return the last step's {"loss": ...}, and other figures."""
 
 
 def options() -> argparse.Namespace:
-    """Return what the parent passed to a worker."""
+    """Return the worker's options from the parent."""
     parser = argparse.ArgumentParser()
     parser.add_argument("directory")
     parser.add_argument("--model", choices=("convnet", "mlp"), required=True)
@@ -44,7 +44,7 @@ def options() -> argparse.Namespace:
 
 
 def work(given: argparse.Namespace, rank: int, make: Callable[[list[Batch]], TrainingSystem]) -> None:
-    """Build the system and run windows of it for the parent until it hangs up."""
+    """Build the system and run windows of it until the parent closes the connection."""
     batches = read_batches(given.batches, rank)
     system = make(batches)
 
@@ -57,9 +57,9 @@ def work(given: argparse.Namespace, rank: int, make: Callable[[list[Batch]], Tra
 
 
 def run_window(system: TrainingSystem, batches: int, steps: int) -> dict[str, Any]:
-    """Run a few steps that let all ranks fall into step, then `steps` timed ones.
+    """Run a few steps that synchronise the ranks, then `steps` timed ones.
 
-    The times are the system's monotonic clock, which processes of one host share.
+    The times are those of the system's monotonic clock, which processes of one host share.
     """
     numbers = itertools.cycle(range(batches))
     for _ in range(_SETTLING_STEPS):

@@ -1,8 +1,8 @@
 """`python -m benchmarks.sharded_update`: steps with the sharded update against steps with the plain one, on one host.
 
-The plain update reads every rank's gradients once, writes their mean, and then each rank goes over all parameters and
-state; the sharded one goes over each of them once a host. The limit on what that saves is told by the bytes: each rank
-leaves out (ranks - 1) / ranks of its update.
+The plain update reads every rank's gradients once and writes their mean, then each rank updates all parameters and
+state; the sharded one updates each of them once per host. The saving is limited by the bytes: each rank omits
+(ranks - 1) / ranks of its update.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PROGRAM = "benchmarks.sharded_update"
 MODELS, OPTIMIZERS = ("convnet", "wide"), ("sgd", "adam")
 #: Arrays of the parameters' size that an update reads and writes: parameters twice, gradients, state twice each.
 PASSES = {"sgd": 5, "adam": 7}
-#: How fast a step with the sharded update has to be, as a part of the plain one's speed.
+#: The least speed of a step with the sharded update, relative to the plain one's.
 TARGET = 1.0
 
 

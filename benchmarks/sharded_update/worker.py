@@ -1,4 +1,4 @@
-"""On MPI ranks: training steps with the plain optimizer and with the sharded one, on models of their own."""
+"""On MPI ranks: training steps with the plain optimizer and with the sharded one, each with its own model."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`python -m benchmarks.time_to_accuracy`: seconds from the shell prompt to a test accuracy, beside PyTorch DDP.
 
-Both train the same model from the same initial values with the same optimizer, batches and order, look at the test set
+Both train the same model from the same initial values with the same optimizer, batches and order, evaluate the test set
 at the same steps, and end once it reaches the target. Kernels are in PoCL's cache, Python's files are compiled. DDP's
-ranks are started directly, without the launcher that torchrun puts before them. Starts take turns.
+ranks are started directly, without torchrun's launcher. Starts take turns.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
             OURS: lambda: _timed(start_ours, options, ends[OURS]),
             DDP: lambda: _timed(start_ddp, options, ends[DDP]),
         }
-        samples = alternate(measures, options.windows, tell=status.update)
+        samples = alternate(measures, options.windows, show=status.update)
     title = f"{options.model}, {options.ranks} ranks, batch {options.batch_size} a rank, shell to shell"
     grid = Grid(title, ("system", "seconds", "min-max", "steps", "accuracy"))
     for name, found in samples.items():
@@ -71,13 +71,13 @@ def _timed(start: Any, options: argparse.Namespace, ends: list[dict[str, Any]]) 
 
 
 def start_ours(options: argparse.Namespace) -> dict[str, Any]:
-    """Run our job to its end and return what rank 0 tells."""
+    """Run our job to its end and return rank 0's result."""
     command = [*mpi_launch(options.ranks), sys.executable, "-m", f"{PROGRAM}.native", *_course(options)]
     return _result([_popen(command)])
 
 
 def start_ddp(options: argparse.Namespace) -> dict[str, Any]:
-    """Run DDP's processes to their end and return what rank 0 tells."""
+    """Run DDP's processes to their end and return rank 0's result."""
     command = [sys.executable, "-m", f"{PROGRAM}.ddp", *_course(options)]
     with tempfile.TemporaryDirectory(prefix="clcomm-bench-") as folder:
         shared = {"STORE": str(Path(folder, "store")), "WORLD_SIZE": str(options.ranks)}
@@ -98,7 +98,7 @@ def _popen(command: list[str], **more: str) -> subprocess.Popen:
 
 
 def _result(processes: list[subprocess.Popen]) -> dict[str, Any]:
-    """Return the line of JSON that one of the processes prints. LaunchError where one fails or none does."""
+    """Return the line of JSON that one of the processes prints. LaunchError where one fails or none prints it."""
     try:
         outputs = [process.communicate(timeout=_LIMIT_S) for process in processes]
     finally:

@@ -1,4 +1,4 @@
-"""What both systems do alike: data, order, batch, optimizer, schedule, and when they look at the test set."""
+"""The common course of both systems: data, order, batch, optimizer, schedule, and the steps of evaluations."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.peers.batches import default_data
 from clcomm.sampler import DistributedSampler, EvaluationSampler
-from training.datasets import Splits
-from training.loader import Loader
+from training.data.datasets import Splits
+from training.data.loader import Loader
 from training.schedules import Schedule, parse_schedule
 
 SEED, LR, MOMENTUM, SCHEDULE = 0, 0.05, 0.9, "cosine:warmup=40"
@@ -22,7 +22,7 @@ _MOST_EPOCHS = 10
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what a course is made of."""
+    """Add the options of a course."""
     parser.add_argument("--model", choices=("convnet", "mlp"), default="convnet")
     parser.add_argument("--data", default=default_data(), help="as for the examples; default here: %(default)s")
     parser.add_argument("--batch-size", type=harness.positive, default=32, help="of a rank; default: %(default)s")
@@ -49,7 +49,7 @@ def loaders(options: argparse.Namespace, splits: Splits, rank: int, size: int) -
 
 
 def test_size(splits: Splits) -> int:
-    """Return how many test images there are."""
+    """Return the number of test images."""
     assert splits.test is not None
     return len(splits.test)
 
@@ -63,7 +63,7 @@ def train(
     options: argparse.Namespace, loader: Loader, step: Callable[[np.ndarray, np.ndarray, float], None],
     accuracy: Callable[[], float],
 ) -> dict[str, Any]:  # fmt: skip
-    """Train until the target is reached; return the steps that took and the accuracy."""
+    """Train until the target is reached; return the number of steps and the accuracy."""
     factor, steps, reached = schedule(loader), 0, 0.0
     for epoch in range(_MOST_EPOCHS):
         for images, labels in loader.epoch(epoch):
@@ -76,11 +76,11 @@ def train(
     return {"steps": steps, "accuracy": reached}
 
 
-def tell(result: dict[str, Any]) -> None:
+def report(result: dict[str, Any]) -> None:
     """Print a result for the parent."""
     print(json.dumps(result), flush=True)
 
 
 def count_correct(logits: np.ndarray, labels: np.ndarray) -> int:
-    """Return how many images' largest logit is their label's."""
+    """Return the number of images whose largest logit is their label's."""
     return int((logits.argmax(1) == labels).sum())

@@ -10,8 +10,8 @@ import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.time_to_accuracy import course
-from training import torch_engine
-from training.data_source import open_data
+from training.data.open_data import open_data
+from training.engines import torch_engine
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
 
     result = course.train(options, loader, step, accuracy)
     if rank == 0:
-        course.tell(result)
+        course.report(result)
     torch.distributed.destroy_process_group()
 
 

@@ -8,9 +8,9 @@ from benchmarks.time_to_accuracy import course
 from clcomm.communicator import Communicator
 from clcomm.job import run
 from clcomm.synchronizer import Synchronizer
-from training import engines
-from training.build_together import build_together
-from training.data_source import open_data
+from training.data.open_data import open_data
+from training.engines.build_together import build_together
+from training.engines.parts import Placement, build_parts
 
 
 def main() -> None:
@@ -18,9 +18,9 @@ def main() -> None:
     comm = Communicator()
     splits = open_data(options.data, comm, lambda line: None)
     loader, test_loader = course.loaders(options, splits, comm.rank, comm.size)
-    place = engines.select_device(None, comm.local_rank, comm.local_size, comm.cores)
+    place = Placement(None, comm.local_rank, comm.local_size, comm.cores)
     train = splits.train
-    parts = engines.build("native", options.model, train.image_shape, train.classes, course.SEED, place)
+    parts = build_parts("native", options.model, train.image_shape, train.classes, course.SEED, place)
     settings = {"momentum": course.MOMENTUM}
     assert parts.opencl is not None and parts.rehearse is not None
     sizes, rehearse = (options.batch_size, course.EVALUATION_BATCH), parts.rehearse
@@ -43,7 +43,7 @@ def main() -> None:
 
     result = course.train(options, loader, step, accuracy)
     if comm.rank == 0:
-        course.tell(result)
+        course.report(result)
 
 
 if __name__ == "__main__":

@@ -1,36 +1,36 @@
-"""One small class for each library whose models can be synchronised; none is imported before it is needed."""
+"""One adapter for each library whose models can be synchronised, imported when first needed."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
+from clcomm.adapters.adapter import ModelAdapter
 from clcomm.errors import ArgumentError
-from clcomm.replica import Replica
 
 
-def replica_of(model: Any) -> Replica:
-    """Return the Replica of a model, by the library it comes from; ArgumentError for anything else."""
+def adapter_of(model: Any) -> ModelAdapter:
+    """Return the ModelAdapter for a model's library; ArgumentError for an object of none of them."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
-        from clcomm.adapters.torch import TorchReplica
+        from clcomm.adapters.torch import TorchAdapter
 
-        return TorchReplica(model)
+        return TorchAdapter(model)
     if hasattr(model, "flat_space"):
-        from clcomm.adapters.native import NativeReplica
+        from clcomm.adapters.native import NativeAdapter
 
-        return NativeReplica(model)
-    if hasattr(model, "as_replica"):
-        return model.as_replica()
+        return NativeAdapter(model)
+    if hasattr(model, "as_adapter"):
+        return model.as_adapter()
     netcl = sys.modules.get("netcl.nn")
     if netcl is not None and isinstance(model, netcl.layers.Module):
-        from clcomm.adapters.netcl import NetclReplica
+        from clcomm.adapters.netcl import NetclAdapter
 
-        return NetclReplica(model)
+        return NetclAdapter(model)
     if hasattr(model, "named_parameters"):
-        from clcomm.adapters.numpy import NumpyReplica
+        from clcomm.adapters.numpy import NumpyAdapter
 
-        return NumpyReplica(model)
+        return NumpyAdapter(model)
     raise ArgumentError(
         f"model: expected a clcomm.engine.Module, a torch.nn.Module, a netcl model or an object with "
         f"named_parameters(), got {type(model).__name__}"

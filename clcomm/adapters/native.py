@@ -1,7 +1,7 @@
 """The native engine's modules under the Synchronizer: their flat space moves into the Communicator's memory.
 
-On a device that shares the host's memory nothing is copied: kernels write gradients to where the other ranks of the
-host read them, and the optimizer reads the averaged ones where they were summed.
+On a device that shares the host's memory nothing is copied: kernels write gradients to memory that the other ranks of
+the host read, and the optimizer reads the averaged ones where they were reduced.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clcomm.adapters.trainable import require_same_parameters, require_same_trainable
-from clcomm.buckets import Bucket
 from clcomm.engine.autograd import current_backward
-from clcomm.engine.codec import Codec
-from clcomm.engine.fold import Fold
+from clcomm.engine.codec import DeviceCodec
+from clcomm.engine.fold import DeviceFold
 from clcomm.engine.hashing import hash_buffer
-from clcomm.engine.mark import QueueMark
+from clcomm.engine.queue_mark import QueueMark
 from clcomm.errors import ArgumentError
-from clcomm.layout import FlatLayout
+from clcomm.flat_space.buckets import Bucket
+from clcomm.flat_space.layout import FlatLayout
 
 if TYPE_CHECKING:
+    from clcomm.adapters.adapter import FlatArrays, OnComplete
     from clcomm.engine.flat import FlatSpace
-    from clcomm.replica import FlatArrays, OnComplete
 
 _REMEDY = "freeze or unfreeze before the module's first optimizer or Synchronizer"
 
 
-class NativeReplica:
-    """A `clcomm.engine` module; its parameters live in one flat space, which is bound to the arrays it is given.
+class NativeAdapter:
+    """A `clcomm.engine` module; its parameters lie in one flat space, which `attach` binds to the given arrays.
 
     Raises ArgumentError when nothing in the module is trainable, or the layout is not the module's own.
     """
@@ -38,16 +38,16 @@ class NativeReplica:
         self._model = model
         self.flat_space: FlatSpace = model.flat_space()
         self.specs = self.flat_space.layout.specs
-        self.fold, self.codec = Fold.on(self.flat_space.device), Codec.on(self.flat_space.device)
+        self.fold, self.codec = DeviceFold.on(self.flat_space.device), DeviceCodec.on(self.flat_space.device)
         self._members = dict(model.named_parameters())
-        self._checked = -1  # the device's revision when the parameters were looked at
+        self._checked = -1  # the device's revision at the last check of the parameters
         if not self.specs:
             raise ArgumentError("model: expected at least one parameter that requires a gradient, got none")
 
     def require_unchanged(self) -> None:
-        """Raise ArgumentError where the module has other parameters than at first, or trains others.
+        """Raise ArgumentError where parameters were replaced, frozen or unfrozen, and within a Replay.
 
-        What follows moves data between ranks, which no replay can do.
+        A synchronisation moves data between ranks, which a replay cannot do.
         """
         self.flat_space.device.not_replayable("moves data between ranks")
         revision = self.flat_space.device.revision
@@ -65,7 +65,7 @@ class NativeReplica:
         self.flat_space.rebind(arrays.params, arrays.grads, arrays.reduced)
 
     def pull_parameters(self) -> None:
-        """Make the host's array hold the parameters."""
+        """Copy the parameters to the host's array."""
         self.flat_space.pull_params()
 
     def hash_parameters(self) -> int:
@@ -74,15 +74,15 @@ class NativeReplica:
         return hash_buffer(space.device, space.params, space.layout.span)
 
     def push_parameters(self) -> None:
-        """Make the parameters those in the host's array."""
+        """Copy the host's array to the parameters."""
         self.flat_space.push_params()
 
     def pull_gradients(self, bucket: Bucket) -> None:
-        """Make the bucket's range of the host's array hold the gradients; a missing one becomes zero."""
+        """Copy the gradients to the bucket's range of the host's array; a missing one counts as zero."""
         self.flat_space.pull_grads(bucket.start, bucket.stop)
 
     def send_gradients(self, bucket: Bucket, mark: Any) -> None:
-        """As `pull_gradients` once the device is at `mark`; until they are pushed backward refuses to add to them."""
+        """As `pull_gradients`, once the device has reached `mark`; until `push_gradients` no backward may follow."""
         self.flat_space.send_grads(bucket.start, bucket.stop, mark)
 
     def push_gradients(self, bucket: Bucket) -> None:
@@ -94,23 +94,23 @@ class NativeReplica:
         return self.flat_space.pull_own_grads()
 
     def push_written(self, names: Sequence[str]) -> None:
-        """Make these gradients those in the host's array of this rank's own."""
+        """Copy these gradients back from the host's array."""
         self.flat_space.push_own_grads(names)
 
     def moves_in_place(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
-        """Return what pulls and what pushes all gradients; None where the device's memory is apart from the arrays."""
+        """Return functions that pull and push all gradients; None where the device has memory of its own."""
         space = self.flat_space
         if space.is_staged:
             return None
         return space.grad_moves(0, space.layout.span)
 
     def watch_gradients(self, complete: OnComplete, begins: Callable[[], None] | None = None) -> Callable[[], None]:
-        """Call `complete(name)` once the last kernel of a parameter's gradient is queued, and then what that returns.
+        """Call `complete(name)` once the last kernel of a parameter's gradient is queued, then the returned action.
 
-        A Replay calls `complete` in the run that it records, and what that returned in all later ones.
+        A Replay calls `complete` in the run that it records, and runs the returned action in each replay.
         """
         space = self.flat_space
-        latest: tuple[int, Any] = -1, None  # the backward that was seen last, and who recorded it
+        latest: tuple[int, Any] = -1, None  # the last backward, and the recorder that recorded it
 
         def hook_of(name: str) -> Callable[[Any], Any]:
             def hook(_: Any) -> Any:
@@ -128,7 +128,7 @@ class NativeReplica:
 
         removers = [
             parameter.register_post_accumulate_grad_hook(hook_of(place.name), planned=True)
-            for place, parameter in zip(space.layout.slots, space.parameters, strict=True)
+            for place, parameter in zip(space.layout.ranges, space.parameters, strict=True)
         ]
 
         def stop() -> None:
@@ -138,12 +138,12 @@ class NativeReplica:
         return stop
 
     def mark(self) -> QueueMark | None:
-        """Return a mark behind all that the device has queued; None where kernels run in the calling thread."""
+        """Return a mark behind all queued commands; None where kernels run in the calling thread."""
         device = self.flat_space.device
         return None if device.runs_in_caller else QueueMark(device)
 
     def extra_state(self) -> dict[str, np.ndarray]:
-        """Return frozen parameters and buffers by name: what the module's state holds beside trained parameters."""
+        """Return frozen parameters and buffers by name."""
         trained = {spec.name for spec in self.specs}
         return {name: array for name, array in self._model.state_dict().items() if name not in trained}
 

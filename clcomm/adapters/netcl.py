@@ -1,14 +1,14 @@
-"""netcl modules under the Synchronizer: netcl's own kernels run forward and backward on the rank's device.
+"""netcl modules under the Synchronizer: netcl runs forward and backward on the rank's device.
 
-`NetclModel` gives a netcl module the surface of the native engine, so that one training loop serves both:
+`NetclModel` gives a netcl module the interface of a native one, so that one training loop runs both:
 
     device = prepare("cpu")
     model = NetclModel(MyNetclModule(device.queue))
     loss = cross_entropy(model(x), labels)      # x: float32 array (N, ...), labels: integers (N,)
     loss.backward(); sync.sync_gradients(model); optimizer.step(); optimizer.zero_grad()
 
-Linear weights appear as PyTorch keeps them, (out, in); netcl holds their transpose.
-Written for netcl 0.4.4. What of it is worked around is said where that happens.
+Linear weights have PyTorch's shape, (out, in); netcl stores their transpose. Written for netcl 0.4.4; comments name
+each workaround.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ import numpy as np
 from clcomm.adapters.netcl_runtime import prepare, quiet
 from clcomm.adapters.netcl_tensors import FLAT_DTYPES, NetclParameter, NetclTensor, named_tensors
 from clcomm.adapters.trainable import require_same_parameters, require_same_trainable
-from clcomm.buckets import Bucket
 from clcomm.engine.autograd import is_recording
 from clcomm.errors import ArgumentError
-from clcomm.layout import FlatLayout, ParameterSpec
+from clcomm.flat_space.buckets import Bucket
+from clcomm.flat_space.layout import FlatLayout
+from clcomm.flat_space.parameters import ParameterSpec
 
 if TYPE_CHECKING:
-    from clcomm.replica import FlatArrays, Mark, OnComplete
+    from clcomm.adapters.adapter import FlatArrays, Mark, OnComplete
 
-__all__ = ["NetclModel", "NetclParameter", "NetclReplica", "NetclTensor", "cross_entropy", "prepare"]
+__all__ = ["NetclAdapter", "NetclModel", "NetclParameter", "NetclTensor", "cross_entropy", "prepare"]
 
 
 class NetclModel:
-    """A netcl module that takes host arrays and is trained, checkpointed and synchronised like a native one.
+    """A netcl module with the interface of a native one; inputs are host arrays.
 
     Parameters are named by attribute path ("conv1.weight"). Within `clcomm.engine.no_grad()` nothing is recorded.
     """
@@ -63,7 +64,7 @@ class NetclModel:
         return NetclTensor(node.value, node)
 
     def named_parameters(self) -> Iterator[tuple[str, NetclParameter]]:
-        """Yield (name, parameter) of those that are trained, in the module's order."""
+        """Yield (name, parameter) of the trained parameters, in the module's order."""
         return ((p.name, p) for p in self._tensors if p.requires_grad)
 
     def parameters(self) -> Iterator[NetclParameter]:
@@ -71,7 +72,7 @@ class NetclModel:
         return (parameter for _, parameter in self.named_parameters())
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Set all gradients to None."""
         for parameter in self._tensors:
             parameter.tensor.grad = None
 
@@ -89,7 +90,7 @@ class NetclModel:
         return {parameter.name: parameter.numpy() for parameter in self._tensors}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        """Set what `state_dict` returned; ArgumentError, before anything is written, for other names or shapes."""
+        """Set what `state_dict` returned; ArgumentError for other names or shapes, before anything is written."""
         expected = {p.name: p.shape for p in self._tensors}
         got = {name: np.shape(array) for name, array in state.items()}
         for name in sorted(expected.keys() | got.keys()):
@@ -102,22 +103,22 @@ class NetclModel:
         self.forget_derived()
 
     def forget_derived(self) -> None:
-        """Drop what netcl derived from the weights: evaluation folds BatchNorm into a copy of them and keeps it."""
+        """Drop what netcl caches of the weights: evaluation keeps a copy with BatchNorm folded in."""
         from netcl.nn.state import invalidate_derived
 
         invalidate_derived(self.module)
 
     def require_unchanged(self) -> None:
-        """Raise ArgumentError where the module has other trained tensors than those that this object knows."""
+        """Raise ArgumentError where a trained tensor of the module was added, removed or replaced."""
         now = {parameter.name: parameter.tensor for parameter in named_tensors(self.module)}
         known = {parameter.name: parameter.tensor for parameter in self._tensors}
         buffers = {name for name, tensor in known.items() if name in now and not tensor.requires_grad}
         now, known = ({n: t for n, t in each.items() if n not in buffers} for each in (now, known))
         require_same_parameters(now, known, "the tensor of the start", "make a new NetclModel after replacing a layer")
 
-    def as_replica(self) -> NetclReplica:
-        """Return this model as the Synchronizer sees it."""
-        return NetclReplica(self)
+    def as_adapter(self) -> NetclAdapter:
+        """Return this model's adapter for the Synchronizer."""
+        return NetclAdapter(self)
 
 
 def cross_entropy(logits: NetclTensor, labels: Any) -> NetclTensor:
@@ -144,8 +145,8 @@ def cross_entropy(logits: NetclTensor, labels: Any) -> NetclTensor:
     return NetclTensor(node.value, node)
 
 
-class NetclReplica:
-    """A NetclModel, or a bare netcl module, as the Synchronizer sees it.
+class NetclAdapter:
+    """The adapter of a NetclModel or a bare netcl module.
 
     float16 parameters are float32 in the flat space. Frozen parameters and buffers are `extra_state`.
     """
@@ -161,7 +162,7 @@ class NetclReplica:
         self.specs = tuple(ParameterSpec(name, p.shape, p.dtype) for name, p in self._parameters.items())
 
     def require_unchanged(self) -> None:
-        """Raise ArgumentError where the module has other tensors than at first, or trains others."""
+        """Raise ArgumentError where parameters were replaced, frozen or unfrozen."""
         self._model.require_unchanged()
         require_same_trainable((name for name, _ in self._model.named_parameters()), self._parameters)
 
@@ -181,22 +182,22 @@ class NetclReplica:
         self._model.forget_derived()
 
     def pull_gradients(self, bucket: Bucket) -> None:
-        """Copy a bucket's gradients into the flat space; one that is missing counts as zero."""
-        for slot in bucket.opening:
-            gradient = self._parameters[slot.name].grad
-            self._layout.view(self._arrays.grads, slot.name)[...] = 0 if gradient is None else gradient.numpy()
+        """Copy a bucket's gradients into the flat space; a missing one counts as zero."""
+        for place in bucket.opening:
+            gradient = self._parameters[place.name].grad
+            self._layout.view(self._arrays.grads, place.name)[...] = 0 if gradient is None else gradient.numpy()
 
     def send_gradients(self, bucket: Bucket, mark: Mark | None) -> None:
         """Copy a bucket's gradients into the flat space."""
         self.pull_gradients(bucket)
 
     def push_gradients(self, bucket: Bucket) -> None:
-        """Copy a bucket's averaged gradients into the model; one that was missing appears."""
-        for slot in bucket.closing:
-            self._parameters[slot.name].set_gradient(self._layout.view(self._arrays.reduced, slot.name))
+        """Copy a bucket's averaged gradients into the model, missing ones included."""
+        for place in bucket.closing:
+            self._parameters[place.name].set_gradient(self._layout.view(self._arrays.reduced, place.name))
 
     def pull_written(self) -> tuple[str, ...]:
-        """Copy gradients that are not the averaged ones any more into the flat space, and return their names."""
+        """Copy gradients that differ from the averaged ones into the flat space; return their names."""
         written = []
         for name, parameter in self._parameters.items():
             gradient = None if parameter.grad is None else parameter.grad.numpy()
@@ -215,10 +216,10 @@ class NetclReplica:
         """Return None: gradients are copied."""
 
     def watch_gradients(self, complete: OnComplete, begins: Callable[[], None] | None = None) -> None:
-        """Do nothing: netcl does not tell when a gradient is complete."""
+        """Return None: netcl does not report completed gradients."""
 
     def mark(self) -> None:
-        """Return None: what was called is done."""
+        """Return None: copying gradients to the host blocks."""
 
     def extra_state(self) -> dict[str, np.ndarray]:
         """Return frozen parameters and buffers by name."""

@@ -1,7 +1,7 @@
-"""netcl's optimizers with the surface of `clcomm.optim`: a settable rate, and state as named host arrays.
+"""netcl's optimizers with the interface of `clcomm.optim`: a settable rate, and state as named host arrays.
 
-netcl keeps its state in places that differ from one optimizer to the next, and Adam and RMSProp offer no way to save
-it. The table below says where it lies.
+netcl's optimizers keep their state in different attributes, and Adam and RMSProp cannot save it; _STATE lists the
+attributes.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ class NetclOptimizer:
         self._optimizer.lr = value
 
     def step(self) -> None:
-        """Update the parameters that have a gradient; ArgumentError where layers were replaced since the start."""
+        """Update the parameters that have a gradient; ArgumentError where layers were replaced."""
         self._model.require_unchanged()
         with quiet():
             self._optimizer.step()
         self._step += 1
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Set all gradients to None."""
         for parameter in self._parameters:
             parameter.tensor.grad = None
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Return the optimizer's kind, its steps and, by name and parameter ("momentum/fc1.weight"), its state."""
+        """Return the optimizer's kind, number of steps, and state by kind and parameter ("momentum/fc1.weight")."""
         state = {"kind": np.array(self._kind), "step": np.array(self._step)}
         for kind, places in self._places():
             for parameter in self._parameters:
@@ -77,7 +77,7 @@ class NetclOptimizer:
         return state
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        """Set what `state_dict` returned; CheckpointError, before anything is written, if it is another's."""
+        """Set what `state_dict` returned; CheckpointError for another optimizer's, before anything is written."""
         if str(state.get("kind")) != self._kind:
             raise CheckpointError(f"optimizer state: expected that of {self._kind}, got that of {state.get('kind')}")
         shapes = {f"{kind}/{p.name}": p.shape for kind, _ in self._places() for p in self._parameters}
@@ -119,7 +119,7 @@ def _make(
         return optim.Adam(tensors, lr, weight_decay=decay)
     if name == "adamw":
         optimizer = optim.AdamW(tensors, lr, weight_decay=decay)
-        # Its fused path forgets the moments whenever another set of parameters has gradients.
+        # Its fused path resets the moments whenever another set of parameters has gradients.
         optimizer._fused_enabled = False
         return optimizer
     if name == "rmsprop":

@@ -1,4 +1,4 @@
-"""Setting netcl 0.4.4 up for a rank, and around those of its habits that a job of several ranks can't live with."""
+"""Set-up of netcl 0.4.4 for a rank, with workarounds for what breaks jobs of several ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clcomm.errors import ArgumentError
 
 
 def prepare(device: Device | str | None = None) -> Device:
-    """Import netcl and make it use a rank's device: `device`, what that name selects, or the engine's default.
+    """Import netcl and make it use `device`, the device of that name, or the engine's default device.
 
     Build modules with `queue=` set to the returned device's `queue`. Raises ArgumentError where netcl is missing.
     """
@@ -42,7 +42,7 @@ def prepare(device: Device | str | None = None) -> Device:
 
 @contextmanager
 def _signal_handlers_kept() -> Iterator[None]:
-    """Undo netcl's signal handlers: on SIGTERM it waits for the device and exits with 0, on Ctrl-C it may _exit."""
+    """Restore the signal handlers that netcl replaces: its own exit with 0 on SIGTERM and may _exit on Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -53,7 +53,7 @@ def _signal_handlers_kept() -> Iterator[None]:
 
 
 class _ProgramsBuiltOnce:
-    """Stands for `pyopencl` in netcl's ops, which build the cross-entropy's programs anew at every call (45 ms)."""
+    """A proxy of `pyopencl` for netcl's ops, which rebuild the cross-entropy's programs at every call (45 ms)."""
 
     def __init__(self, cl: Any):
         self._cl = cl
@@ -70,7 +70,7 @@ class _ProgramsBuiltOnce:
 
 
 class _Built:
-    """A program that needs no building any more, and its kernels, each made once."""
+    """A built program, whose `build` does nothing, and its kernels, each created once."""
 
     def __init__(self, program: Any):
         self._program = program
@@ -86,7 +86,7 @@ class _Built:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Drop PyOpenCL's remarks on netcl's kernels; where warnings are errors, netcl would change its algorithm."""
+    """Suppress PyOpenCL's warnings about netcl's kernels; as errors they would make netcl change its algorithm."""
     import pyopencl
 
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""What a netcl module computes and holds: values on the device, and parameters named and shaped as PyTorch's."""
+"""A netcl module's values on the device, and its parameters with PyTorch's names and shapes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from clcomm.adapters.netcl_runtime import quiet
 from clcomm.errors import ArgumentError
 
-#: What a parameter is in the flat space, by netcl's name of its dtype.
+#: A parameter's dtype in the flat space, by netcl's name of its own.
 FLAT_DTYPES = {
     "float": "float32",
     "float32": "float32",
@@ -45,7 +45,7 @@ class NetclTensor:
         return float(self.value.to_host().reshape(-1)[0])
 
     def backward(self, gradient: float = 1.0) -> None:
-        """Add to the parameters' gradients those of this value, times `gradient`; once for each forward."""
+        """Add this value's gradients, times `gradient`, to the parameters'; once for each forward."""
         from netcl import autograd
         from netcl.core.tensor import Tensor
 
@@ -54,11 +54,11 @@ class NetclTensor:
         seed = Tensor.from_shape(self.value.queue, self.value.shape, fill=float(gradient))
         with quiet():
             autograd.Tape(retain_grads=False).backward(self.node, seed)
-        self.value.grad = self.node = None  # gives the graph's buffers back to netcl's pool
+        self.value.grad = self.node = None  # returns the graph's buffers to netcl's pool
 
 
 class NetclParameter:
-    """A parameter of a netcl module, by the name and in the shape that PyTorch would give it."""
+    """A parameter of a netcl module, with PyTorch's name and shape."""
 
     def __init__(self, name: str, tensor: Any, transposed: bool):
         self.name, self.tensor, self.transposed = name, tensor, transposed
@@ -66,7 +66,7 @@ class NetclParameter:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Dimensions, PyTorch's way round."""
+        """Dimensions, in PyTorch's order."""
         shape = tuple(int(length) for length in self.tensor.shape)
         return shape[::-1] if self.transposed else shape
 
@@ -92,7 +92,7 @@ class NetclParameter:
         self._write(self.tensor, array)
 
     def set_gradient(self, values: np.ndarray) -> None:
-        """Make `values` the gradient, in memory of its own: netcl's may be shared with another parameter's."""
+        """Set the gradient, in new memory: netcl's may be shared with another parameter's."""
         from netcl.core.tensor import Tensor
 
         gradient = Tensor.from_shape(self.tensor.queue, self.tensor.shape, dtype=self.tensor.dtype)
@@ -106,7 +106,7 @@ class NetclParameter:
 
 
 def named_tensors(module: Any) -> Iterator[NetclParameter]:
-    """Yield every tensor of a module once: those of public attributes by path, others that it calls parameters."""
+    """Yield every tensor of a module once: public attributes by path, then the rest of `parameters()`."""
     seen: set[int] = set()
     yield from _walk(module, "", seen)
     for index, tensor in enumerate(module.parameters()):
@@ -125,7 +125,7 @@ def _walk(owner: Any, prefix: str, seen: set[int]) -> Iterator[NetclParameter]:
         members = [(str(key), member) for key, member in owner.items()]
     elif isinstance(owner, (list, tuple)):
         members = [(str(index), member) for index, member in enumerate(owner)]
-    else:  # private attributes hold caches made from the public ones
+    else:  # private attributes cache what derives from the public ones
         members = [(name, member) for name, member in vars(owner).items() if not name.startswith("_")]
     for name, member in members:
         if id(member) in seen:

@@ -8,37 +8,38 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from clcomm.adapters.trainable import require_same_parameters
-from clcomm.buckets import Bucket
 from clcomm.errors import ArgumentError
-from clcomm.layout import FlatLayout, ParameterSpec
+from clcomm.flat_space.buckets import Bucket
+from clcomm.flat_space.layout import FlatLayout
+from clcomm.flat_space.parameters import ParameterSpec
 
 if TYPE_CHECKING:
-    from clcomm.replica import FlatArrays, Mark, OnComplete
+    from clcomm.adapters.adapter import FlatArrays, Mark, OnComplete
 
 _REMEDY = "make a new Synchronizer after replacing parameters"
 
 
 class NumpyParameter(Protocol):
-    """What a parameter has to offer: its array, and its gradient once backward made one."""
+    """A parameter: its array, and its gradient once backward has computed one."""
 
     data: np.ndarray
     grad: np.ndarray | None
 
 
 class NumpyModel(Protocol):
-    """What a model has to offer."""
+    """The least interface of a model."""
 
     def named_parameters(self) -> Iterable[tuple[str, NumpyParameter]]:
         """Yield (name, parameter) in the same order on every rank."""
 
 
-class NumpyReplica:
+class NumpyAdapter:
     """A model whose `named_parameters()` yields (name, p) with `p.data` and `p.grad` as NumPy arrays.
 
     Arrays are updated in place, so that views of them stay valid. A parameter that is yielded under several names
-    counts once. float16 has no arithmetic in MPI and too few bits for a sum: it is float32 in the flat space.
+    counts once. float16 is float32 in the flat space: MPI has no arithmetic for it, and a sum needs more bits.
     A model with `extra_state()` and `load_extra_state(dict)` has that state broadcast along with its parameters.
-    Raises ArgumentError for parameters that are no floating-point arrays, or when there are none.
+    Raises ArgumentError for parameters that are not floating-point arrays, or where there are none.
     """
 
     fold = codec = None
@@ -47,15 +48,15 @@ class NumpyReplica:
         self._model = model
         self._parameters = _named(model)
         again = _named(model)
-        self._lasts = all(again.get(name) is parameter for name, parameter in self._parameters.items())
+        self._are_kept = all(again.get(name) is parameter for name, parameter in self._parameters.items())
         self.specs = tuple(_spec(name, parameter) for name, parameter in self._parameters.items())
         if not self.specs:
             raise ArgumentError("model: expected at least one parameter, got none from named_parameters()")
 
     def require_unchanged(self) -> None:
-        """Raise ArgumentError where the model has other parameters than at first, or one has another shape."""
+        """Raise ArgumentError where a parameter was replaced or has another shape."""
         now = _named(self._model)
-        if self._lasts:  # not made anew each time they are asked for
+        if self._are_kept:  # the model does not create parameter objects at each call of named_parameters()
             require_same_parameters(now, self._parameters, remedy=_REMEDY)
         for spec in self.specs:
             shape = np.shape(self._parameters[spec.name].data)
@@ -77,13 +78,15 @@ class NumpyReplica:
             np.copyto(parameter.data, self._layout.view(self._arrays.params, name), casting="same_kind")
 
     def pull_gradients(self, bucket: Bucket) -> None:
-        """Copy a bucket's gradients into the flat space; one that is missing counts as zero."""
-        for slot in bucket.opening:
-            gradient = self._parameters[slot.name].grad
-            if gradient is not None and np.shape(gradient) != slot.shape:
-                raise ArgumentError(f"gradient of {slot.name!r}: expected shape {slot.shape}, got {np.shape(gradient)}")
+        """Copy a bucket's gradients into the flat space; a missing one counts as zero."""
+        for place in bucket.opening:
+            gradient = self._parameters[place.name].grad
+            if gradient is not None and np.shape(gradient) != place.shape:
+                raise ArgumentError(
+                    f"gradient of {place.name!r}: expected shape {place.shape}, got {np.shape(gradient)}"
+                )
             np.copyto(
-                self._layout.view(self._arrays.grads, slot.name),
+                self._layout.view(self._arrays.grads, place.name),
                 0 if gradient is None else gradient,
                 casting="same_kind",
             )
@@ -93,17 +96,17 @@ class NumpyReplica:
         self.pull_gradients(bucket)
 
     def push_gradients(self, bucket: Bucket) -> None:
-        """Copy a bucket's averaged gradients into the model; one that was missing appears."""
-        for slot in bucket.closing:
-            parameter = self._parameters[slot.name]
-            averaged = self._layout.view(self._arrays.reduced, slot.name)
+        """Copy a bucket's averaged gradients into the model, missing ones included."""
+        for place in bucket.closing:
+            parameter = self._parameters[place.name]
+            averaged = self._layout.view(self._arrays.reduced, place.name)
             if parameter.grad is None or not parameter.grad.flags.writeable:
                 parameter.grad = averaged.astype(parameter.data.dtype)
             else:
                 np.copyto(parameter.grad, averaged, casting="same_kind")
 
     def pull_written(self) -> tuple[str, ...]:
-        """Copy gradients that are not the averaged ones any more into the flat space, and return their names."""
+        """Copy gradients that differ from the averaged ones into the flat space; return their names."""
         written = []
         for name, parameter in self._parameters.items():
             averaged = self._layout.view(self._arrays.reduced, name)
@@ -122,23 +125,23 @@ class NumpyReplica:
         """Return None: gradients are copied."""
 
     def watch_gradients(self, complete: OnComplete, begins: Callable[[], None] | None = None) -> None:
-        """Do nothing: NumPy does not tell when a gradient is complete."""
+        """Return None: NumPy models do not report completed gradients."""
 
     def mark(self) -> None:
-        """Return None: what was called is done."""
+        """Return None: NumPy computes before a call returns."""
 
     def extra_state(self) -> dict[str, np.ndarray]:
-        """Return the model's own extra state, if it has any."""
+        """Return the model's own extra state, if any."""
         return self._model.extra_state() if hasattr(self._model, "extra_state") else {}
 
     def load_extra_state(self, state: dict[str, np.ndarray]) -> None:
-        """Give the model the extra state of another rank."""
+        """Set the extra state of another rank."""
         if state:
             self._model.load_extra_state(state)
 
 
-def _named(model: Any) -> dict[str, NumpyParameter]:
-    """Return a model's parameters by name, each once."""
+def _named(model: NumpyModel) -> dict[str, NumpyParameter]:
+    """Return a model's parameters by name, without duplicates."""
     named: dict[int, tuple[str, NumpyParameter]] = {}
     for name, parameter in model.named_parameters():
         named.setdefault(id(parameter), (name, parameter))

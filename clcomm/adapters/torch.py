@@ -1,4 +1,4 @@
-"""PyTorch modules under the Synchronizer: LizarDist's training loops run with only their imports changed."""
+"""PyTorch modules under the Synchronizer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from weakref import WeakMethod
 import numpy as np
 
 from clcomm.adapters.trainable import require_same_parameters, require_same_trainable
-from clcomm.buckets import Bucket
 from clcomm.errors import ArgumentError
-from clcomm.layout import FlatLayout, ParameterSpec
+from clcomm.flat_space.buckets import Bucket
+from clcomm.flat_space.layout import FlatLayout
+from clcomm.flat_space.parameters import ParameterSpec
 
 try:
     import torch
@@ -19,7 +20,7 @@ except ImportError:
     raise ArgumentError("PyTorch is not installed; do: pip install 'clcomm[torch]'") from None
 
 if TYPE_CHECKING:
-    from clcomm.replica import FlatArrays, Mark, OnComplete
+    from clcomm.adapters.adapter import FlatArrays, Mark, OnComplete
 
 # Half precision has no arithmetic in NumPy (bfloat16) or MPI (both), and too few bits for a sum over ranks.
 _FLAT_DTYPES = {
@@ -30,15 +31,15 @@ _FLAT_DTYPES = {
 }
 
 
-class TorchReplica:
-    """A `torch.nn.Module` whose parameters may lie on any device and mix dtypes.
+class TorchAdapter:
+    """A `torch.nn.Module` with parameters on any devices and of any floating dtypes.
 
     In the flat space float16 and bfloat16 are float32: widening is exact, so a broadcast keeps every bit, and
     gradients are averaged in float32 and rounded once. Complex parameters appear as pairs of reals (..., 2).
     Shared parameters count once. Sparse gradients become dense. Frozen parameters and buffers (BatchNorm's running
     statistics) are `extra_state`, sent as they are.
-    Raises ArgumentError when nothing is trainable, for lazy and meta parameters, and, at a synchronisation, when
-    other parameters are trainable than at the first one, or other tensors are in their places.
+    Raises ArgumentError where nothing is trainable, for lazy and meta parameters, and, at a synchronisation, where
+    parameters were replaced, frozen or unfrozen since the first one.
     """
 
     fold = codec = None
@@ -52,14 +53,14 @@ class TorchReplica:
         self.specs = tuple(_spec(name, parameter) for name, parameter in self._parameters.items())
 
     def require_unchanged(self) -> None:
-        """Raise ArgumentError where the module has other parameters than at first, or trains others."""
+        """Raise ArgumentError where parameters were replaced, frozen or unfrozen."""
         now = dict(self._model.named_parameters())
         require_same_parameters(now, self._members)
         trained = (name for name, parameter in now.items() if parameter.requires_grad)
         require_same_trainable(trained, self._parameters)
 
     def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
-        """Make one tensor on each parameter's slice of the flat arrays."""
+        """Wrap each parameter's slices of the flat arrays in tensors."""
         names = list(self._parameters)
         self._params = {name: torch.from_numpy(layout.view(arrays.params, name)) for name in names}
         self._grads = {name: torch.from_numpy(layout.view(arrays.grads, name)) for name in names}
@@ -79,13 +80,13 @@ class TorchReplica:
 
     @torch.no_grad()
     def pull_gradients(self, bucket: Bucket) -> None:
-        """Copy a bucket's gradients into the flat space; one that is missing counts as zero."""
-        for slot in bucket.opening:
-            gradient = self._parameters[slot.name].grad
+        """Copy a bucket's gradients into the flat space; a missing one counts as zero."""
+        for place in bucket.opening:
+            gradient = self._parameters[place.name].grad
             if gradient is None:
-                self._grads[slot.name].zero_()
+                self._grads[place.name].zero_()
             else:
-                self._grads[slot.name].copy_(_real(gradient.to_dense() if gradient.is_sparse else gradient))
+                self._grads[place.name].copy_(_real(gradient.to_dense() if gradient.is_sparse else gradient))
 
     def send_gradients(self, bucket: Bucket, mark: Mark | None) -> None:
         """Copy a bucket's gradients into the flat space."""
@@ -93,19 +94,19 @@ class TorchReplica:
 
     @torch.no_grad()
     def push_gradients(self, bucket: Bucket) -> None:
-        """Copy a bucket's averaged gradients into the model; one that was missing appears.
+        """Copy a bucket's averaged gradients into the model, missing ones included.
 
-        So every rank's optimizer sees the same set of gradients, and its momentum and weight decay act alike.
+        So every rank's optimizer has the same set of gradients, and applies momentum and weight decay to the same.
         """
-        for slot in bucket.closing:
-            parameter = self._parameters[slot.name]
+        for place in bucket.closing:
+            parameter = self._parameters[place.name]
             if parameter.grad is None or not _writable(parameter.grad):
                 parameter.grad = torch.empty_like(parameter)
-            _real(parameter.grad).copy_(_tensor(self._reduced[slot.name]))
+            _real(parameter.grad).copy_(_tensor(self._reduced[place.name]))
 
     @torch.no_grad()
     def pull_written(self) -> tuple[str, ...]:
-        """Copy gradients that are not the averaged ones any more into the flat space, and return their names."""
+        """Copy gradients that differ from the averaged ones into the flat space; return their names."""
         written = []
         for name, parameter in self._parameters.items():
             if parameter.grad is None:
@@ -127,17 +128,16 @@ class TorchReplica:
         """Return None: gradients are copied."""
 
     def watch_gradients(self, complete: OnComplete, begins: Callable[[], None] | None = None) -> Callable[[], None]:
-        """Call `complete(name)` when backward has added up a parameter's gradient, and then what that returns.
+        """Call `complete(name)` when backward has accumulated a parameter's gradient, then the returned action.
 
-        complete: a method, whose object is referred to weakly.
+        complete: a bound method, of whose object only a weak reference is kept.
         """
-
-        follows = WeakMethod(complete)  # no garbage collector sees what PyTorch's hooks keep
+        weak = WeakMethod(complete)  # the garbage collector does not see references from PyTorch's hooks
 
         def hook_of(name: str) -> Callable[[torch.Tensor], None]:
             def hook(_: torch.Tensor) -> None:
-                follower = follows()
-                action = None if follower is None else follower(name)
+                method = weak()
+                action = None if method is None else method(name)
                 if action is not None:
                     action()
 
@@ -154,15 +154,15 @@ class TorchReplica:
         return stop
 
     def mark(self) -> None:
-        """Return None: what was called is done."""
+        """Return None: on the CPU PyTorch computes before a call returns, and copying blocks for other devices."""
 
     def extra_state(self) -> dict[str, np.ndarray]:
-        """Return frozen parameters and buffers by name, as their own bits."""
+        """Return frozen parameters and buffers by name, bit by bit."""
         return {name: np.array(_bits(tensor).cpu().numpy(), order="C") for name, tensor in self._untrained()}
 
     @torch.no_grad()
     def load_extra_state(self, state: dict[str, np.ndarray]) -> None:
-        """Give frozen parameters and buffers the bits of another rank's."""
+        """Set frozen parameters and buffers to another rank's bits."""
         for name, tensor in self._untrained():
             _bits(tensor).copy_(_tensor(np.asarray(state[name])))
 
@@ -193,14 +193,14 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _writable(gradient: torch.Tensor) -> bool:
-    """Whether each element has its own memory: neither sparse nor expanded."""
+    """Return whether each element has memory of its own: the tensor is neither sparse nor expanded."""
     if gradient.layout != torch.strided:
         return False
     return not any(stride == 0 and length > 1 for stride, length in zip(gradient.stride(), gradient.shape, strict=True))
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:
-    # PyTorch warns about tensors on read-only memory, which we only read: give it a copy.
+    # PyTorch warns about tensors on read-only memory, even where they are only read.
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
@@ -208,6 +208,6 @@ _SAME_SIZE: dict[int, Any] = {1: torch.uint8, 2: torch.int16}
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor as it is, or as integers of its size where NumPy has no such dtype."""
+    """Return the tensor, or a view as integers of the same size where NumPy lacks its dtype."""
     exotic = tensor.dtype.is_floating_point and tensor.dtype not in (torch.float16, torch.float32, torch.float64)
     return tensor.view(_SAME_SIZE[tensor.dtype.itemsize]) if exotic else tensor

@@ -1,4 +1,4 @@
-"""What is trained stays what it was when a place was given to it: the same parameters, and those alone."""
+"""Checks that a model's trained parameters stay those that were laid out in the flat space."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _REPLACED_REMEDY = "make a new Synchronizer (and optimizer) after load_state_dic
 
 
 def require_same_trainable(now: Iterable[str], before: Iterable[str], remedy: str = _REMEDY) -> None:
-    """Raise ArgumentError where other parameters need gradients now than did before, by their names."""
+    """Raise ArgumentError where the set of names that need gradients has changed."""
     changed = sorted(set(now) ^ set(before))
     if changed:
         raise ArgumentError(
@@ -26,10 +26,7 @@ def require_same_parameters(
     expected: str = "the tensor of the first synchronisation",
     remedy: str = _REPLACED_REMEDY,
 ) -> None:
-    """Raise ArgumentError where a model has other parameters now than before: added, removed, or other objects.
-
-    expected: what one of `before` is, in words.
-    """
+    """Raise ArgumentError where parameters were added, removed or replaced; expected: describes one of `before`."""
     for name in [*before, *now]:
         if now.get(name) is not before.get(name):
             got = "none" if name not in now else "another" if name in before else "a new one"

@@ -1,9 +1,9 @@
-"""`clcomm bench`: collectives by size; clcomm/bench.py does it."""
+"""`clcomm bench`: time collectives by size, with clcomm/measure/bench.py."""
 
 from __future__ import annotations
 
-from clcomm.bench import add_arguments, run
 from clcomm.commands.command import Command
+from clcomm.measure.bench import add_arguments, run
 
 COMMAND = Command(
     "bench",

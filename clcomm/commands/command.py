@@ -1,4 +1,4 @@
-"""What a sub-command is."""
+"""The interface of a sub-command."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """A sub-command: its name, a line for the list of commands, its options, and what it does with them.
+    """A sub-command: its name, its line in the list of commands, its description, its options and its function.
 
-    `run` takes the parsed options and returns an exit code, None for success; it raises ClcommError for what the user
-    can mend.
+    `run` takes the parsed options and returns an exit code, None for success. It raises ClcommError for mistakes of the
+    user.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""`clcomm compare`: what changed between runs, and which of it is more than noise; clcomm/report/ works it out."""
+"""`clcomm compare`: what changed between runs, and which changes are more than noise, with clcomm/report/."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from clcomm.commands import output
 from clcomm.commands.command import Command
-from clcomm.text_table import Column, TextTable
+from clcomm.console.table import Column, TextTable
 
 if TYPE_CHECKING:
-    from clcomm.report.compared import Subject
+    from clcomm.report.differences import Subject
 
 #: Exit code where a run is slower than --fail-if-slower allows.
 SLOWER = 3
@@ -24,11 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="what --report wrote, a run's or a comparison's; the first is compared to",
+        help="files of --report, of a run or a comparison; the first is the reference",
     )
     add(
         "--fail-if-slower", type=_share, metavar="PERCENT",
-        help=f"exit with code {SLOWER} where a step takes so much longer, and by more than noise: 5%%",
+        help=f"exit with code {SLOWER} where a step takes longer than this, and by more than noise: 5%%",
     )  # fmt: skip
     output.add_arguments(parser)
 
@@ -40,12 +40,12 @@ def _share(text: str) -> float:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write what changed in each pair of runs; return 3 where one is slower than is allowed.
+    """Write what changed in each pair of runs; return 3 where one is slower than --fail-if-slower allows.
 
-    Raises DataError, naming the file, for one that can't be read, and where --fail-if-slower finds no intervals.
+    Raises DataError, with the file's name, where one can't be read, and where --fail-if-slower finds no intervals.
     """
-    from clcomm.report.compared import pairs  # here, because the other commands do without
-    from clcomm.report.comparing import as_json, comparison_report, warnings
+    from clcomm.report.comparison_report import as_json, comparison_report, warnings
+    from clcomm.report.differences import pairs  # here, because the other commands do without
 
     form = output.form_of(options)
     found = pairs(options.files)
@@ -61,8 +61,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _slower(found: list[tuple[Subject, Subject]], allowed: float) -> bool:
-    """Say which runs are slower by more than noise and by more than a share of a step, and whether there are any."""
-    from clcomm.report.compared import step_change
+    """Print the runs that are slower by more than noise and the allowed share; return whether there are any."""
+    from clcomm.report.differences import step_change
 
     steps = [(before, after, step_change(before, after)) for before, after in found]
     slower = False
@@ -77,7 +77,7 @@ def _slower(found: list[tuple[Subject, Subject]], allowed: float) -> bool:
 def _print(found: list[tuple[Subject, Subject]]) -> None:
     from rich.text import Text
 
-    from clcomm.console import make_console
+    from clcomm.console.output import make_console
     from clcomm.report.provenance import line
 
     console = make_console(highlight=False)
@@ -93,7 +93,7 @@ def _print(found: list[tuple[Subject, Subject]]) -> None:
 
 
 def _table(before: Subject, after: Subject) -> TextTable:
-    from clcomm.report.compared import figures_changed, settings_changed
+    from clcomm.report.differences import figures_changed, settings_changed
 
     settings, figures = settings_changed(before, after), figures_changed(before, after)
     styles = ["bold" if change.verdict == "more than noise" else "" for change in figures]

@@ -1,4 +1,4 @@
-"""`clcomm devices`: the OpenCL devices of this machine, and which one a rank takes."""
+"""`clcomm devices`: the OpenCL devices of this machine, and the one that a rank takes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import argparse
 from typing import Any
 
 from clcomm.commands.command import Command
+from clcomm.console.table import Column, TextTable
 from clcomm.engine import selection, tuning
-from clcomm.text_table import Column, TextTable
 from clcomm.units import format_size
 
 COLUMNS = (
     Column("  device", right=False), Column("name", right=False), Column("platform", right=False),
     Column("driver", right=False), Column("units"), Column("memory"), Column("kernels", right=False),
 )  # fmt: skip
-#: What goes first where there is too little room for all.
+#: Columns to leave out, in this order, where the terminal is too narrow.
 _DROPPED_FIRST = ("platform", "kernels", "driver", "memory", "units")
 
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print the devices as this rank sees them; raises DeviceError where there are none, or none as asked."""
+    """Print the devices and mark the one of this rank; DeviceError where there are none, or none as asked."""
     rank, size = selection.local_place()
     selection.prepare_environment(selection.core_share(size))
     taken = selection.choose(options.device, rank)
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def row(candidate: selection.Candidate, is_taken: bool) -> tuple[str, ...]:
-    """Return a device's cells."""
+    """Return a device's row."""
     device: Any = candidate.cl_device
     return (
         f"{'*' if is_taken else ' '} {candidate.label}",

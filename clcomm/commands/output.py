@@ -1,4 +1,4 @@
-"""The forms that `clcomm report` and `clcomm compare` write, and where to."""
+"""The formats of `clcomm report` and `clcomm compare`, and their output files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clcomm.console.terminal import plain_width
 from clcomm.errors import ArgumentError
-from clcomm.files import write_whole
-from clcomm.terminal import plain_width
+from clcomm.storage.files import write_whole
 
 if TYPE_CHECKING:
     from clcomm.report import Report
@@ -25,7 +25,7 @@ _ALSO = {"md": "markdown"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose a form and a file."""
+    """Add the options for a format and a file."""
     parser.add_argument(
         "--format", type=lambda text: _ALSO.get(text, text), choices=FORMATS,
         help="default: what -o's ending says, else terminal",
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def form_of(options: argparse.Namespace) -> str:
-    """Return the form that the options ask for; ArgumentError where it can't be written."""
+    """Return the options' format; ArgumentError where it can't be written."""
     form = options.format or _form_of_name(options.output or "")
     if form == "png":
         if not options.output:
@@ -45,7 +45,7 @@ def form_of(options: argparse.Namespace) -> str:
 
 
 def _form_of_name(output: str) -> str:
-    """Return the form that a name's ending asks for."""
+    """Return the format of a name's ending."""
     form = _ENDINGS.get(Path(output).suffix.lower())
     if form is None:
         known = ", ".join(ending for ending in _ENDINGS if ending)
@@ -54,7 +54,7 @@ def _form_of_name(output: str) -> str:
 
 
 def write_report(report: Report, form: str, output: str | None) -> None:
-    """Write a report in a form, or print it where there is no file to write."""
+    """Write a report in a format, or print it where there is no file."""
     if form == "terminal":
         _write_for_terminal(report, output)
     elif form == "png":
@@ -63,16 +63,21 @@ def write_report(report: Report, form: str, output: str | None) -> None:
         assert output is not None  # form_of has seen to it
         draw(report, output)
     else:
-        from clcomm.report import html, plain
+        from clcomm.report import html, text_formats
 
-        writers = {"markdown": plain.as_markdown, "json": plain.as_json, "csv": plain.as_csv, "html": html.as_html}
+        writers = {
+            "markdown": text_formats.as_markdown,
+            "json": text_formats.as_json,
+            "csv": text_formats.as_csv,
+            "html": html.as_html,
+        }
         write_text(writers[form](report), output)
 
 
 def _write_for_terminal(report: Report, output: str | None) -> None:
     from rich.console import Console
 
-    from clcomm.console import make_console
+    from clcomm.console.output import make_console
     from clcomm.report.terminal import show
 
     if output:

@@ -1,4 +1,4 @@
-"""`clcomm report`: what a run's figures say, for people and for programs; clcomm/report/ does it."""
+"""`clcomm report`: a run's figures, for people and for programs, with clcomm/report/."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from clcomm.commands.command import Command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="what --report wrote: a run's file, or those of its ranks"
-    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="a file of --report, or those of a run's ranks")
     output.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the report; return 1 when a file had to be left out. Raises DataError when none could be read."""
+    """Write the report; return 1 when a file was left out. Raises DataError when none could be read."""
     from clcomm.report import build, read_runs  # here, because the other commands do without
 
     form = output.form_of(options)

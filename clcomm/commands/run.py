@@ -1,4 +1,4 @@
-"""`clcomm run`: start a job, and start it again from its newest checkpoint when it fails."""
+"""`clcomm run`: start a job, and restart it from its newest checkpoint when it fails."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import sys
 import threading
 from typing import Any, NamedTuple
 
-from clcomm import restarts
 from clcomm.commands.command import Command
 from clcomm.errors import ArgumentError
-from clcomm.job import FAILURE, USER_ERROR
+from clcomm.job import restarts
+from clcomm.job.endings import FAILURE, USER_ERROR
 from clcomm.option_types import number, whole_number
-from clcomm.scratch import scratch_file, sweep
-from clcomm.transport.mpi import launched_ranks
+from clcomm.storage.scratch import remove_stale, scratch_file
+from clcomm.transport.mpi_runtime import launched_ranks
 
-#: The longest pause before another start, and how long a job may take to end after a signal.
+#: The longest pause before a restart, and how long a job may take to end after a signal.
 LONGEST_PAUSE_S, GRACE_S = 300.0, 10.0
-#: What a shell returns for a command that can't be started.
+#: A shell's exit code for a command that can't be started.
 NOT_FOUND = 127
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--restarts", type=whole_number(), default=3, metavar="N", help="at most so many; default: %(default)s"
+        "--restarts", type=whole_number(), default=3, metavar="N", help="the most restarts; default: %(default)s"
     )
     parser.add_argument(
         "--pause",
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the job until it ends well or there is no point in another start; return its last exit code."""
+    """Run the job until it succeeds or a restart would not help; return its last exit code."""
     command = options.job[1:] if options.job[:1] == ["--"] else options.job
     if not command:
         raise ArgumentError("run: expected a command, as in clcomm run -- mpiexec -n 4 python train.py, got none")
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class End(NamedTuple):
-    """How a start ended; `step`: the one under way, `saved`: the newest in a checkpoint; 0 where nobody told."""
+    """The end of one run of the job: exit code, current step, and newest step in a checkpoint; 0: not known."""
 
     code: int
     step: int
@@ -58,7 +58,7 @@ class End(NamedTuple):
 
 
 def reason_to_stop(ends: list[End], allowed: int) -> str:
-    """Return why another start would be of no use, after these ends; empty when it may be."""
+    """Return the reason not to restart after these ends; empty if a restart may help."""
     last = ends[-1]
     if last.code == USER_ERROR:
         return "exit code 2 is a mistake that another start would repeat"
@@ -73,7 +73,7 @@ def reason_to_stop(ends: list[End], allowed: int) -> str:
 
 
 class _Launcher:
-    """Starts of one command, and the signals on their way to it."""
+    """Starts a command, and forwards signals to it."""
 
     def __init__(self, command: list[str], allowed: int, pause_s: float):
         self._command, self._allowed, self._pause_s = command, allowed, pause_s
@@ -85,7 +85,7 @@ class _Launcher:
         for each in FORWARDED:
             signal.signal(each, self._forward)
         ends: list[End] = []
-        sweep()
+        remove_stale()
         while True:
             ends.append(self._start(len(ends)))
             code = ends[-1].code
@@ -111,12 +111,12 @@ class _Launcher:
             self._process = None
             progress = restarts.read_progress(file.name)
             if code == 0 and progress[restarts.STARTED] and not progress[restarts.COMPLETED]:
-                say("exit code 0, but no rank has completed: taken for a failure")
+                say("exit code 0, but no rank has completed: treated as a failure")
                 code = FAILURE
             return End(code, progress[restarts.STEP], progress[restarts.SAVED])
 
     def _ended(self, process: subprocess.Popen) -> int:
-        """Return the exit code; a job that a signal does not end gets SIGKILL."""
+        """Wait for the job and return its exit code; kill it GRACE_S after a signal that it ignores."""
         while True:
             try:
                 code = process.wait(GRACE_S)
@@ -143,12 +143,12 @@ class _Launcher:
 
 
 def at(end: End) -> str:
-    """Return " at step N", where a step is known."""
+    """Return " at step N", or "" if the step is not known."""
     return f" at step {end.step}" if end.step else ""
 
 
 def say(line: str) -> None:
-    """Print a line of the launcher's own, apart from what the job prints."""
+    """Print a line of the launcher to stderr."""
     sys.stderr.write(f"clcomm run: {line}\n")
     sys.stderr.flush()
 

@@ -1,4 +1,4 @@
-"""`clcomm trace`: the timeline of a job that did not come to its end, made of what each rank recorded."""
+"""`clcomm trace`: the timeline of a job that failed, from each rank's records."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from clcomm.trace.recorder import DEFAULT_LIMIT, checked_limit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", type=Path, help="what the job was given as --trace")
+    parser.add_argument("file", metavar="FILE", type=Path, help="the job's --trace file")
     parser.add_argument(
         "--limit", default=DEFAULT_LIMIT, metavar="SIZE", help="of the file before compression; default: %(default)s"
     )
 
 
 def run(options: argparse.Namespace) -> None:
-    """Write the trace from the parts beside it; raises ArgumentError where there are none."""
+    """Write the trace from the part files beside it; ArgumentError where there are none."""
     ranks = write_from_parts(options.file, checked_limit(options.limit, 1))
     print(f"{options.file}: written from the parts of rank {', '.join(map(str, ranks))}")
 

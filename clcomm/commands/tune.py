@@ -1,9 +1,9 @@
-"""`clcomm tune`: latency and bandwidth of all-reduces, and what follows from them; clcomm/tune.py does it."""
+"""`clcomm tune`: latency and bandwidth of all-reduces, and what follows from them, with clcomm/measure/tune.py."""
 
 from __future__ import annotations
 
 from clcomm.commands.command import Command
-from clcomm.tune import add_arguments, run
+from clcomm.measure.tune import add_arguments, run
 
 COMMAND = Command(
     "tune",

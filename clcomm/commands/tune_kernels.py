@@ -10,13 +10,14 @@ from clcomm.engine import autotune, selection, tuning
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="NAME", help="gpu, gpu:1, cpu, part of a name; default: what a rank takes")
-    parser.add_argument("--reset", action="store_true", help="forget what is stored for the device")
+    parser.add_argument("--reset", action="store_true", help="delete what is stored for the device")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Tune, or forget; raises DeviceError where no device fits, ArgumentError where the table can't be written.
+    """Measure and store, or delete the stored sizes.
 
-    Under mpiexec one rank of each host does it.
+    Under mpiexec one rank of each host does it. Raises DeviceError where no device fits, ArgumentError where the table
+    can't be written.
     """
     if selection.local_place()[0] != 0:
         return
@@ -35,7 +36,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def shown(trial: autotune.Trial) -> str:
-    """Return a trial in a few words; times are relative to the built-in size's."""
+    """Return a trial in a few words; times are relative to that of the built-in size."""
     words = [shown_value(trial.value)]
     words += [f"{trial.time:.2f}"] if trial.time is not None else []
     words += [f"({trial.problem})"] if trial.problem else []
@@ -43,7 +44,7 @@ def shown(trial: autotune.Trial) -> str:
 
 
 def shown_value(value: tuning.Value) -> str:
-    """Return a size for people."""
+    """Return a size as text."""
     return str(value) if isinstance(value, int) else "x".join(map(str, value))
 
 

@@ -1,17 +1,21 @@
-"""Gradients that travel in fewer bytes: each scheme is a communication hook of the Synchronizer.
+"""Gradient compression: each scheme is a communication hook of the Synchronizer.
 
-A hook is called as `hook(gradient, comm, out, bucket)` for each bucket, in the same order on every rank. gradient: this
-rank's, one dimension, not to be written. out: of the same shape and dtype, where the mean over the ranks is to appear,
-with the same bits on every rank; memory of this rank alone. bucket: the layout's,
-whose slots tell which parameter lies where. Its traffic goes through `comm` and is counted as one all-reduce; what it
-began in the background is waited for. It returns None, `out` or a handle; anything else is an ArgumentError.
+A hook is called as `hook(gradient, comm, out, bucket)` for each bucket, in the same order on every rank.
 
-A hook that keeps something from step to step is a `StatefulHook`, so that checkpoints can hold that too. A hook with an
-attribute `elementwise` that is true promises the same result for any buckets: `bucket_size="auto"` tries sizes only
-with such. One with an attribute `between_hosts` that is true is content with what `clcomm.compression.ranks.Ranks` has
-of a Communicator, and with memory that is both gradient and out: where hosts add up in shared memory, it runs on the
-first rank of each alone, and reduces these sums. One that can prepare what its calls do, on memory that stays, is a
-`clcomm.compression.task.PreparedHook`.
+- gradient: this rank's, one-dimensional, read-only.
+- out: of the same shape and dtype, for the mean over the ranks, with the same bits on every rank; this rank's memory.
+- bucket: the layout's, whose `ranges` are the places of its parameters.
+
+Its traffic goes through `comm` and is counted as one all-reduce; the Synchronizer waits for what it starts in the
+background. It returns None, `out` or a handle; anything else is an ArgumentError.
+
+A hook that keeps state between steps is a `StatefulHook`, so that checkpoints can hold it. Attributes of a hook:
+
+- elementwise: it gives the same result for any buckets; `bucket_size="auto"` tries sizes only with such hooks.
+- between_hosts: it needs no more of a Communicator than `clcomm.compression.ranks.Ranks`, and accepts the same memory
+  as gradient and out. Where hosts reduce in shared memory, it runs on each host's first rank only, on the host's sum.
+
+A hook that can prepare its calls for fixed memory is a `clcomm.compression.task.PreparedHook`.
 """
 
 from __future__ import annotations
@@ -21,34 +25,34 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
 from clcomm.compression.halves import BFloat16, Float16
 from clcomm.compression.int8 import Int8
 from clcomm.compression.powersgd import PowerSGD
 from clcomm.compression.topk import TopK
 from clcomm.errors import ArgumentError
+from clcomm.flat_space.buckets import Bucket
 
 
 class CommHook(Protocol):
-    """What reduces a bucket's gradient in place of a plain all-reduce."""
+    """Reduces a bucket's gradient in place of an all-reduce."""
 
     def __call__(self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket) -> None: ...
 
 
 @runtime_checkable
 class StatefulHook(CommHook, Protocol):
-    """A hook with a memory; flat: the model's flat gradients, which its buckets' gradients are parts of.
+    """A hook with state; flat: the model's flat gradients, of which its buckets' gradients are parts.
 
     It may have a method `check_state(layout, state)` too, which raises ArgumentError, changing nothing, for a state
-    that `state_of` never returns for a model of this FlatLayout.
+    that `state_of` cannot return for a model of this FlatLayout.
     """
 
     def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
-        """Return what this rank keeps for the model, by the same names on every rank."""
+        """Return this rank's state for the model, by the same names on every rank."""
 
     def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Go on from what `state_of` returned."""
+        """Set what `state_of` returned."""
 
 
 def parse_compression(text: str) -> CommHook | None:

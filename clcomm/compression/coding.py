@@ -1,8 +1,8 @@
-"""What gradients travel as: halves, bfloat16, chars with scales, the largest with their places, or thin factors.
+"""Encodings of gradients: float16, bfloat16, int8 with scales, the largest with their indices, and low-rank factors.
 
-Everything is prepared once for memory that stays, and then done each step: by the rank's own device where that takes
-the arrays, else by NumPy, with the same bits but for products with factors. Arrays have one dimension, but `rows` hold
-what each rank sends, (world_size, elements of a row), of which a rank writes its own, and there are matrices.
+Each is prepared once for fixed memory and then run every step: on the rank's own device where that accepts the arrays,
+else by NumPy, with the same bits except for products with factors. Arrays are one-dimensional, except for matrices and
+for `rows`, (world_size, elements of a row): what each rank sends, of which a rank writes its own.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Protocol
 
 import numpy as np
 
-from clcomm.host_memory import aligned_empty
-from clcomm.transport.bfloat16 import from_bfloat16, to_bfloat16
+from clcomm.bfloat16 import from_bfloat16, to_bfloat16
+from clcomm.host_arrays import aligned_empty
 from clcomm.transport.reduction import without_warnings
 
 #: Elements that share a scale.
 BLOCK = 256
 _LARGEST_CHAR = 127
-#: Does what was prepared.
+#: Runs what was prepared.
 Work = Callable[[], None]
 
 
 class Codec(Protocol):
-    """A device that codes on memory where it lies; each method returns None for arrays that it does not take."""
+    """A device that encodes in place; each method returns None for arrays that it does not accept."""
 
     def to_halves(self, values: np.ndarray, halves: np.ndarray, divisor: int) -> Work | None: ...
 
@@ -51,89 +51,90 @@ class Codec(Protocol):
 
 
 class NoCodec:
-    """Takes nothing: NumPy codes."""
+    """Accepts no arrays, so that NumPy encodes."""
 
-    def _takes_nothing(self, *arrays: object) -> None:
+    def _not_accepted(self, *arrays: object) -> None:
         return None
 
-    to_halves = from_halves = to_bfloat16 = from_bfloat16 = to_chars = mean_of_chars = _takes_nothing
-    to_largest = mean_of_largest = times = transposed_times = outer = _takes_nothing
+    to_halves = from_halves = to_bfloat16 = from_bfloat16 = to_chars = mean_of_chars = _not_accepted
+    to_largest = mean_of_largest = times = transposed_times = outer = _not_accepted
 
 
 class Coding:
-    """Prepares coding and decoding; codec: the device that does what it can of it, None: NumPy does all."""
+    """Prepares encoding and decoding on the device of `codec`, where that accepts the arrays; None: by NumPy."""
 
     def __init__(self, codec: Codec | None):
         self._codec: Codec = NoCodec() if codec is None else codec
 
     def to_halves(self, values: np.ndarray, halves: np.ndarray, divisor: int) -> Work:
-        """Return what writes `values` / `divisor` to `halves`, float16."""
+        """Return a function that writes `values` / `divisor` to `halves`, float16."""
         work = self._codec.to_halves(values, halves, divisor)
         return work or without_warnings(partial(_to_halves, values, halves, divisor))
 
     def from_halves(self, halves: np.ndarray, values: np.ndarray) -> Work:
-        """Return what writes float16 `halves` to `values`."""
+        """Return a function that writes float16 `halves` to `values`."""
         return self._codec.from_halves(halves, values) or partial(np.copyto, values, halves)
 
     def to_bfloat16(self, values: np.ndarray, halves: np.ndarray, divisor: int) -> Work:
-        """Return what writes `values` / `divisor` to `halves`, BFLOAT16."""
+        """Return a function that writes `values` / `divisor` to `halves`, BFLOAT16."""
         work = self._codec.to_bfloat16(values, halves, divisor)
         return work or without_warnings(partial(_to_bfloat16, values, halves, divisor))
 
     def from_bfloat16(self, halves: np.ndarray, values: np.ndarray) -> Work:
-        """Return what writes BFLOAT16 `halves` to `values`."""
+        """Return a function that writes BFLOAT16 `halves` to `values`."""
         return self._codec.from_bfloat16(halves, values) or partial(_from_bfloat16, halves, values)
 
     def to_chars(self, values: np.ndarray, residual: np.ndarray, rows: np.ndarray, row: int) -> Work:
-        """Return what packs `values` + `residual` into a row of bytes, and leaves in `residual` what is not sent."""
+        """Return a function that packs `values` + `residual` into a row of bytes and keeps the rest in `residual`."""
         work = self._codec.to_chars(values, residual, rows, row)
         return work or without_warnings(partial(_to_chars, values, residual, rows[row]))
 
     def mean_of_chars(self, rows: np.ndarray, out: np.ndarray) -> Work:
-        """Return what writes the mean of the rows, summed in rank order, to `out`."""
+        """Return a function that writes the mean of the rows, summed in rank order, to `out`."""
         work = self._codec.mean_of_chars(rows, out)
         return work or without_warnings(partial(_mean_of, partial(unpack, count=out.size), rows, out))
 
     def to_largest(self, values: np.ndarray, residual: np.ndarray, rows: np.ndarray, row: int) -> Work:
-        """Return what puts the largest magnitudes of `values` + `residual` into a row of bytes, the rest in `residual`.
+        """Return a function that packs the largest magnitudes of `values` + `residual` into a row of bytes.
 
-        As many as a row holds: places, uint32, then values. NaN and Inf come first; of equal ones the first is sent.
+        As many as fit: indices, uint32, then values. NaN and Inf count as largest; of equal ones the first is sent.
+        The rest stays in `residual`.
         """
         work = self._codec.to_largest(values, residual, rows, row)
         return work or without_warnings(partial(_to_largest, values, residual, rows[row]))
 
     def mean_of_largest(self, rows: np.ndarray, out: np.ndarray) -> Work:
-        """Return what writes the mean of the rows, summed in rank order, to `out`."""
+        """Return a function that writes the mean of the rows, summed in rank order, to `out`."""
         total = aligned_empty(out.shape, out.dtype)
         work = self._codec.mean_of_largest(rows, out, total)
         return work or without_warnings(partial(_mean_of_largest, rows, out, total))
 
-    # Factors have `rank` rows. BLAS would do, but its threads, as many as there are cores in every rank, are in each
-    # other's way: 25 times slower on 4 ranks and 2 cores.
+    # Factors have `rank` rows. Not by BLAS: it starts a thread for each core in every rank, which is 25 times slower on
+    # 4 ranks and 2 cores. Sums may be in any order.
 
     def times(self, matrix: np.ndarray, factor: np.ndarray, thin: np.ndarray) -> Work:
-        """Return what writes `matrix` x `factor`, (rank, columns), to `thin`, (rank, rows); in any order."""
+        """Return a function that writes `matrix` x `factor`, (rank, columns), to `thin`, (rank, rows)."""
         work = self._codec.times(matrix, factor, thin)
         return work or without_warnings(partial(np.einsum, "ij,kj->ki", matrix, factor, out=thin))
 
     def transposed_times(self, matrix: np.ndarray, factor: np.ndarray, thin: np.ndarray) -> Work:
-        """Return what writes the transposed `matrix` x `factor`, (rank, rows), to `thin`, (rank, columns)."""
+        """Return a function that writes transposed `matrix` x `factor`, (rank, rows), to `thin`, (rank, columns)."""
         work = self._codec.transposed_times(matrix, factor, thin)
         return work or without_warnings(partial(np.einsum, "ij,ki->kj", matrix, factor, out=thin))
 
     def outer(self, first: np.ndarray, second: np.ndarray, matrix: np.ndarray) -> Work:
-        """Return what writes `first`, (rank, rows), x transposed `second`, (rank, columns), to `matrix`."""
+        """Return a function that writes `first`, (rank, rows), x transposed `second`, (rank, columns), to `matrix`."""
         work = self._codec.outer(first, second, matrix)
         return work or without_warnings(partial(_outer, first, second, matrix))
 
 
 def chars_nbytes(count: int) -> int:
-    """Return how many bytes `count` elements take as chars: whole blocks, each with a float32 scale."""
+    """Return the bytes of `count` elements as int8: whole blocks, each with a float32 scale."""
     return -(-count // BLOCK) * (BLOCK + 4)
 
 
 def largest_nbytes(chosen: int, dtype: np.dtype) -> int:
-    """Return how many bytes so many elements take with their places."""
+    """Return the bytes of so many elements with their indices."""
     return chosen * (4 + dtype.itemsize)
 
 
@@ -157,13 +158,15 @@ def _mean_of(decode: Callable[[np.ndarray], np.ndarray], rows: np.ndarray, out: 
     for row in rows[1:]:
         total += decode(row)
     total /= len(rows)
-    np.copyto(out, total)  # others may read `out` already: only final values go there
+    np.copyto(out, total)  # other ranks may already read `out`, so only final values are written
 
 
 def _to_chars(values: np.ndarray, residual: np.ndarray, row: np.ndarray) -> None:
     wanted = np.zeros((-(-values.size // BLOCK), BLOCK), np.float32)
     np.add(values, residual, out=wanted.reshape(-1)[: values.size], casting="same_kind")
-    scales = np.abs(wanted).max(axis=1, initial=0.0) / np.float32(_LARGEST_CHAR)  # NaN stays: the mean has to show it
+    scales = np.abs(wanted).max(axis=1, initial=0.0) / np.float32(
+        _LARGEST_CHAR
+    )  # NaN is kept, so that the mean shows it
     quotients = np.rint(wanted / np.where(scales > 0, scales, 1)[:, None])
     numbers = np.clip(np.where(np.isfinite(scales)[:, None], quotients, 0), -_LARGEST_CHAR, _LARGEST_CHAR)
     row[: 4 * scales.size] = scales.view(np.uint8)
@@ -173,7 +176,7 @@ def _to_chars(values: np.ndarray, residual: np.ndarray, row: np.ndarray) -> None
 
 
 def unpack(packed: np.ndarray, count: int) -> np.ndarray:
-    """Return the float32 values of a row of chars."""
+    """Return the float32 values of a packed row."""
     blocks = packed.size // (BLOCK + 4)
     scales = packed[: 4 * blocks].copy().view(np.float32)
     numbers = packed[4 * blocks :].view(np.int8).reshape(blocks, BLOCK)
@@ -184,7 +187,7 @@ def _to_largest(values: np.ndarray, residual: np.ndarray, row: np.ndarray) -> No
     wanted = values + residual
     chosen = row.size // (4 + wanted.itemsize)
     sizes = np.abs(wanted)
-    sizes[np.isnan(sizes)] = np.inf  # nobody may miss it
+    sizes[np.isnan(sizes)] = np.inf  # always sent, so that every rank sees it
     limit = np.partition(sizes, sizes.size - chosen)[sizes.size - chosen]
     larger, equal = np.flatnonzero(sizes > limit), np.flatnonzero(sizes == limit)
     places = np.sort(np.concatenate([larger, equal[: chosen - larger.size]])).astype(np.uint32)

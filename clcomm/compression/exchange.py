@@ -1,4 +1,4 @@
-"""Rows that all ranks read: each rank codes its own, and decodes them all."""
+"""Exchange of encoded rows: each rank encodes its own and decodes all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from clcomm.compression.coding import Work
 from clcomm.compression.ranks import Ranks
-from clcomm.host_memory import aligned_zeros
+from clcomm.host_arrays import aligned_zeros
 
 
 def prepare_exchange(
@@ -19,11 +19,15 @@ def prepare_exchange(
     encode: Callable[[np.ndarray, int], Work],
     decode: Callable[[np.ndarray], Work],
 ) -> Work:
-    """Return what codes this rank's row, hands it to all ranks, and decodes all rows; collective, and so is each call.
+    """Return a function that encodes this rank's row, gathers all rows and decodes them; both are collective.
 
-    encode(rows, rank), decode(rows): prepare their work on rows of (world_size, columns). Two of these take turns: who
-    is done writes into the other while a neighbour still reads the first; it comes back to that one after a call in
-    which all have met.
+    Two sets of rows take turns: a fast rank writes to one while others still read the other, and returns to the first
+    only after a call in which all ranks have met.
+
+    Args:
+        columns: elements of a row.
+        encode: called with (rows, rank), prepares the encoding of this rank's row.
+        decode: called with (rows), prepares the decoding of rows of (world_size, columns).
     """
     sides, nbytes = [], comm.size * columns * np.dtype(dtype).itemsize
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Error feedback: what a lossy scheme leaves out of one step is added to the next (Karimireddy et al., 2019)."""
+"""Error feedback: the error of a lossy scheme is added to the next step's gradient (Karimireddy et al., 2019)."""
 
 from __future__ import annotations
 
@@ -6,43 +6,43 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from clcomm.buckets import Bucket
 from clcomm.compression.task import Task
 from clcomm.errors import ArgumentError
-from clcomm.host_memory import aligned_zeros
-from clcomm.layout import FlatLayout
+from clcomm.flat_space.buckets import Bucket
+from clcomm.flat_space.layout import FlatLayout
+from clcomm.host_arrays import aligned_zeros
 
 
 class FlatMemory:
-    """Values that a scheme keeps for each element of a model's gradients, zero at first; one flat array for each model.
+    """One value for each element of a model's gradients, zero at first; a flat array for each model.
 
-    They belong to places in the flat space, so they stay when the space is cut into other buckets.
+    Values belong to places in the flat space, so they are kept when the space is split into other buckets.
     """
 
     def __init__(self) -> None:
         self._kept: dict[int, np.ndarray] = {}
 
     def of(self, gradient: np.ndarray, bucket: Bucket, flat: np.ndarray | None = None) -> np.ndarray:
-        """Return what is kept for a bucket's elements, to be read and written.
+        """Return the values of a bucket's elements, to be read and written.
 
-        It is the same memory each time where `flat`, all of the model's gradients, tells how much there will be.
+        The memory is the same at each call where `flat`, all of the model's gradients, is given for its size.
         """
         kept = self._bytes_of(model_of(gradient, bucket), bucket.stop if flat is None else flat.nbytes)
         return kept[bucket.start : bucket.stop].view(gradient.dtype)
 
     def whole(self, flat: np.ndarray) -> np.ndarray:
-        """Return what is kept for all of a model's gradients, as bytes; `flat` is where these lie."""
+        """Return a model's values as bytes; flat: its gradients."""
         result = np.zeros(flat.nbytes, np.uint8)
         kept = self._kept.get(address(flat), result)
         result[: kept.size] = kept
         return result
 
     def load(self, flat: np.ndarray, values: np.ndarray) -> None:
-        """Take over what `whole` returned."""
+        """Set what `whole` returned."""
         self._bytes_of(address(flat), flat.nbytes)[: values.size] = values
 
     def _bytes_of(self, base: int, nbytes: int) -> np.ndarray:
-        """Return at least so many bytes of a model, with what was kept before."""
+        """Return a model's memory of at least so many bytes, values kept."""
         kept = self._kept.get(base)
         if kept is None or kept.size < nbytes:
             grown = aligned_zeros(nbytes)
@@ -53,13 +53,13 @@ class FlatMemory:
 
 
 class Feedback:
-    """Each bucket's residual: what this rank wanted to send so far, less what it sent."""
+    """Each bucket's residual: the sum of the gradients so far minus the sum of what this rank sent."""
 
     def __init__(self) -> None:
         self._residuals = FlatMemory()
 
     def residual_of(self, task: Task) -> np.ndarray:
-        """Return what has not been sent yet, to be read and written; zeros before the first step. See FlatMemory.of."""
+        """Return the residual of a task's bucket, to be read and written; zeros before the first step."""
         return self._residuals.of(task.gradient, task.bucket, task.flat)
 
     def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
@@ -67,28 +67,28 @@ class Feedback:
         return {"residual": self._residuals.whole(flat)}
 
     def check_state(self, layout: FlatLayout, state: Mapping[str, np.ndarray]) -> None:
-        """Raise ArgumentError unless `state` holds residuals for a model of this layout, and nothing between them."""
+        """Raise ArgumentError unless `state` holds residuals of this layout, with zeros in the padding."""
         residual = checked_entry(state, "residual", np.dtype(np.uint8), (layout.span,))
         padding = residual.copy()
-        for slot in layout.slots:
-            padding[slot.start : slot.stop] = 0
-            if not np.isfinite(layout.view(residual, slot.name)).all():
-                raise ArgumentError(f"state_dict['residual']: expected finite numbers, got others for {slot.name!r}")
+        for place in layout.ranges:
+            padding[place.start : place.stop] = 0
+            if not np.isfinite(layout.view(residual, place.name)).all():
+                raise ArgumentError(f"state_dict['residual']: expected finite numbers, got others for {place.name!r}")
         if padding.any():
             raise ArgumentError("state_dict['residual']: expected zeros between the parameters, got something else")
 
     def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Go on from what `state_of` returned."""
+        """Set what `state_of` returned."""
         self._residuals.load(flat, state["residual"])
 
 
 def address(flat: np.ndarray) -> int:
-    """Return where an array starts."""
+    """Return an array's address."""
     return flat.__array_interface__["data"][0]
 
 
 def model_of(gradient: np.ndarray, bucket: Bucket) -> int:
-    """Return what tells a model from others: where its flat gradients start, which stays."""
+    """Return a key for a bucket's model: the address of its flat gradients, which does not change."""
     return address(gradient) - bucket.start
 
 
@@ -99,18 +99,18 @@ def checked_entry(
     array = state.get(name)
     found = "nothing" if array is None else f"{array.dtype} {array.shape}"
     if array is None or array.dtype != dtype or len(array.shape) != len(shape):
-        raise ArgumentError(f"state_dict[{name!r}]: expected {_in_words(dtype, shape)}, got {found}")
+        raise ArgumentError(f"state_dict[{name!r}]: expected {_described(dtype, shape)}, got {found}")
     if any(wanted not in (None, length) for wanted, length in zip(shape, array.shape, strict=True)):
-        raise ArgumentError(f"state_dict[{name!r}]: expected {_in_words(dtype, shape)}, got {found}")
+        raise ArgumentError(f"state_dict[{name!r}]: expected {_described(dtype, shape)}, got {found}")
     return array
 
 
-def _in_words(dtype: np.dtype, shape: tuple[int | None, ...]) -> str:
+def _described(dtype: np.dtype, shape: tuple[int | None, ...]) -> str:
     return f"{dtype} ({', '.join('any' if length is None else str(length) for length in shape)})"
 
 
 def require_known(state: Mapping[str, np.ndarray], known: set[str]) -> None:
-    """Raise ArgumentError for an entry of a state that is none of these."""
-    strange = sorted(set(state) - known)
-    if strange:
-        raise ArgumentError(f"state_dict: expected the entries {sorted(known)}, got {strange[0]!r} too")
+    """Raise ArgumentError for an entry that is not in `known`."""
+    unknown = sorted(set(state) - known)
+    if unknown:
+        raise ArgumentError(f"state_dict: expected the entries {sorted(known)}, got {unknown[0]!r} too")

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from clcomm.bfloat16 import BFLOAT16
 from clcomm.compression.coding import Coding, Work
 from clcomm.compression.task import PreparedHook, Task
-from clcomm.transport.bfloat16 import BFLOAT16
 
 
 class _Halves(PreparedHook):
-    """Gradients are divided by the ranks, travel and are summed in rank order as numbers of 16 bits."""
+    """Gradients are divided by the number of ranks and summed in rank order as 16-bit numbers."""
 
     elementwise = between_hosts = True
     _dtype: np.dtype
@@ -21,7 +21,7 @@ class _Halves(PreparedHook):
     def prepare(self, task: Task) -> Work:
         ranks, nbytes, coding = task.ranks, 2 * task.gradient.size, Coding(task.codec)
         own, total = (make(nbytes).view(self._dtype) for make in (ranks.allocate, ranks.allocate_common))
-        encode, decode = self._ways(coding)
+        encode, decode = self._preparers(coding)
         parts = [encode(task.gradient, own, ranks.size), ranks.all_reduce_init(own, out=total), decode(total, task.out)]
 
         def run() -> None:
@@ -31,16 +31,16 @@ class _Halves(PreparedHook):
         return run
 
     @abstractmethod
-    def _ways(self, coding: Coding) -> tuple[Callable[..., Work], Callable[..., Work]]:
-        """Return what prepares coding and decoding."""
+    def _preparers(self, coding: Coding) -> tuple[Callable[..., Work], Callable[..., Work]]:
+        """Return the methods of `coding` that prepare encoding and decoding."""
 
 
 class Float16(_Halves):
-    """Gradients travel, and are summed, as float16; divided by the ranks first, so that sums fit."""
+    """Gradients are sent and summed as float16, divided by the number of ranks first to avoid overflow."""
 
     _dtype = np.dtype(np.float16)
 
-    def _ways(self, coding: Coding) -> tuple[Callable[..., Work], Callable[..., Work]]:
+    def _preparers(self, coding: Coding) -> tuple[Callable[..., Work], Callable[..., Work]]:
         return coding.to_halves, coding.from_halves
 
     def __str__(self) -> str:
@@ -48,11 +48,11 @@ class Float16(_Halves):
 
 
 class BFloat16(_Halves):
-    """Gradients travel as bfloat16 and are summed as float32, in rank order; the sum is rounded to bfloat16 too."""
+    """Gradients are sent as bfloat16 and summed as float32 in rank order; the sum is rounded to bfloat16."""
 
     _dtype = BFLOAT16
 
-    def _ways(self, coding: Coding) -> tuple[Callable[..., Work], Callable[..., Work]]:
+    def _preparers(self, coding: Coding) -> tuple[Callable[..., Work], Callable[..., Work]]:
         return coding.to_bfloat16, coding.from_bfloat16
 
     def __str__(self) -> str:

@@ -11,11 +11,11 @@ from clcomm.compression.coding import Coding, Work, chars_nbytes
 from clcomm.compression.exchange import prepare_exchange
 from clcomm.compression.feedback import Feedback, require_known
 from clcomm.compression.task import PreparedHook, Task
-from clcomm.layout import FlatLayout
+from clcomm.flat_space.layout import FlatLayout
 
 
 class Int8(PreparedHook):
-    """Each block's largest magnitude becomes 127; what rounding takes away is added to the next step's gradient."""
+    """Each block is scaled to [-127, 127]; the rounding error is added to the next step's gradient."""
 
     between_hosts = True
 
@@ -38,7 +38,7 @@ class Int8(PreparedHook):
         require_known(state, {"residual"})
 
     def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Go on from what `state_of` returned."""
+        """Set what `state_of` returned."""
         self.feedback.load_state_of(flat, state)
 
     def __str__(self) -> str:

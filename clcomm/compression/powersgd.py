@@ -1,4 +1,4 @@
-"""PowerSGD: each matrix of gradients travels as two thin factors (Vogels, Karimireddy and Jaggi, 2019)."""
+"""PowerSGD: each matrix of gradients is sent as two low-rank factors (Vogels, Karimireddy and Jaggi, 2019)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from clcomm.buckets import Bucket
 from clcomm.compression.coding import Coding, Work
 from clcomm.compression.feedback import Feedback, address, checked_entry, model_of, require_known
 from clcomm.compression.ranks import Ranks
 from clcomm.compression.task import PreparedHook, Task
 from clcomm.errors import ArgumentError
-from clcomm.host_memory import aligned_empty, aligned_zeros
-from clcomm.layout import FlatLayout, Slot
+from clcomm.flat_space.buckets import Bucket
+from clcomm.flat_space.layout import FlatLayout
+from clcomm.flat_space.parameters import ParameterRange
+from clcomm.host_arrays import aligned_empty, aligned_zeros
 from clcomm.transport.reduction import without_warnings
 
 
 class PowerSGD(PreparedHook):
     """One step of power iteration from the last step's factors, with error feedback.
 
-    Tensors of one dimension, and matrices that two factors of this rank would not make smaller, travel whole.
+    One-dimensional tensors, and matrices that two factors of this rank would not make smaller, are sent whole.
     """
 
     between_hosts = True
@@ -67,20 +68,20 @@ class PowerSGD(PreparedHook):
         return without_warnings(run)
 
     def _split(self, flat: np.ndarray, bucket: Bucket) -> tuple[list[tuple[str, np.ndarray]], list[np.ndarray]]:
-        """Return (name, matrix) of what is factored, and what travels whole; all are views."""
+        """Return (name, matrix) of what is factored, and the arrays that are sent whole; all are views."""
         matrices, whole = [], []
-        for slot in bucket.slots:
-            start = (slot.start - bucket.start) // flat.itemsize
-            view = flat[start : start + slot.nbytes // flat.itemsize]
-            rows, columns = _as_matrix(slot)
-            if self._is_factored(slot):
-                matrices.append((slot.name, view.reshape(rows, columns)))
+        for place in bucket.ranges:
+            start = (place.start - bucket.start) // flat.itemsize
+            view = flat[start : start + place.nbytes // flat.itemsize]
+            rows, columns = _as_matrix(place)
+            if self._is_factored(place):
+                matrices.append((place.name, view.reshape(rows, columns)))
             else:
                 whole.append(view)
         return matrices, whole
 
-    def _is_factored(self, slot: Slot) -> bool:
-        rows, columns = _as_matrix(slot)
+    def _is_factored(self, place: ParameterRange) -> bool:
+        rows, columns = _as_matrix(place)
         return self.rank * (rows + columns) < rows * columns
 
     def _factor(self, key: int, name: str, columns: int, dtype: np.dtype) -> np.ndarray:
@@ -98,15 +99,15 @@ class PowerSGD(PreparedHook):
     def check_state(self, layout: FlatLayout, state: Mapping[str, np.ndarray]) -> None:
         """Raise ArgumentError unless this is what `state_of` returns for a model of this layout."""
         self.feedback.check_state(layout, state)
-        slots = {f"factor/{slot.name}": slot for slot in layout.slots if self._is_factored(slot)}
-        require_known(state, {"residual", *slots})
-        for name in slots.keys() & state.keys():
-            shape = (_as_matrix(slots[name])[1], self.rank)
-            if not np.isfinite(checked_entry(state, name, np.dtype(slots[name].dtype), shape)).all():
+        ranges = {f"factor/{place.name}": place for place in layout.ranges if self._is_factored(place)}
+        require_known(state, {"residual", *ranges})
+        for name in ranges.keys() & state.keys():
+            shape = (_as_matrix(ranges[name])[1], self.rank)
+            if not np.isfinite(checked_entry(state, name, np.dtype(ranges[name].dtype), shape)).all():
                 raise ArgumentError(f"state_dict[{name!r}]: expected finite numbers, got others")
 
     def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Go on from what `state_of` returned."""
+        """Set what `state_of` returned."""
         self.feedback.load_state_of(flat, state)
         for name, value in state.items():
             if name.startswith("factor/"):
@@ -117,7 +118,7 @@ class PowerSGD(PreparedHook):
 
 
 class _Factored:
-    """A matrix of what is wanted, its factors, (rank, rows) and (rank, columns), and where their product goes."""
+    """A gradient matrix with its factors, (rank, rows) and (rank, columns), and the target of their product."""
 
     def __init__(self, coding: Coding, name: str, matrix: np.ndarray, target: np.ndarray, rank: int):
         self.name = name
@@ -128,9 +129,9 @@ class _Factored:
         self.expand = coding.outer(self.first, self.second, target)
 
 
-def _as_matrix(slot: Slot) -> tuple[int, int]:
-    """Return the rows and columns of a tensor as a matrix: its first dimension by all others."""
-    return slot.shape[0] if slot.shape else 1, math.prod(slot.shape[1:])
+def _as_matrix(place: ParameterRange) -> tuple[int, int]:
+    """Return a tensor's shape as a matrix: its first dimension by the product of the others."""
+    return place.shape[0] if place.shape else 1, math.prod(place.shape[1:])
 
 
 def _starts(arrays: list[np.ndarray]) -> list[int]:
@@ -147,7 +148,7 @@ def _all_mean(comm: Ranks, arrays: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def _orthogonal(matrix: np.ndarray) -> np.ndarray:
-    """Return orthonormal columns that span the matrix's, by Gram-Schmidt in float64; zero columns stay zero."""
+    """Return an orthonormal basis of the matrix's columns, by Gram-Schmidt in float64; zero columns stay zero."""
     result = matrix.astype(np.float64)
     for index in range(result.shape[1]):
         column = result[:, index]

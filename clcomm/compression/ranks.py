@@ -7,37 +7,37 @@ from typing import Protocol
 
 import numpy as np
 
-from clcomm.host_memory import aligned_zeros
+from clcomm.host_arrays import aligned_zeros
 from clcomm.transport import Transport
 
 
 class Ranks(Protocol):
-    """What a scheme needs of a Communicator; arrays are of one dimension, but for rows."""
+    """What a scheme requires of a Communicator; arrays are one-dimensional, except for rows."""
 
     rank: int
     size: int
     hosts: int
 
     def allocate(self, nbytes: int) -> np.ndarray:
-        """Return zeroed bytes of this rank for what travels."""
+        """Return zeroed bytes of this rank for data to send."""
 
     def allocate_common(self, nbytes: int) -> np.ndarray:
-        """Return zeroed bytes for what all ranks are to have; they may be one memory for ranks of a host."""
+        """Return zeroed bytes for a common result; the ranks of a host may share them."""
 
     def all_reduce(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
         """Reduce an array over the ranks, "sum" or "mean", in place, and return it."""
 
     def all_reduce_init(self, array: np.ndarray, *, out: np.ndarray) -> Callable[[], None]:
-        """Return what writes the ranks' sum to `out`, prepared once."""
+        """Return a function that writes the ranks' sum to `out`, prepared once."""
 
     def all_gather_in_place_init(self, array: np.ndarray) -> Callable[[], None]:
-        """Return what gives every rank all rows, (size, length), of which each has written its own, prepared once."""
+        """Return a function that gathers rows, (size, length), each written by its rank; prepared once."""
 
 
 class FirstRanks:
-    """The first ranks of all hosts, and how many bytes this one has handed over to be sent."""
+    """The first ranks of all hosts, with a count of the bytes that this one has sent."""
 
-    hosts = 2  # or more: no memory is common to them
+    hosts = 2  # or more: they share no memory
 
     def __init__(self, transport: Transport):
         self._transport = transport
@@ -54,12 +54,12 @@ class FirstRanks:
         """Reduce an array over the hosts, "sum" or "mean", in place, and return it."""
         self.handed_over += array.nbytes
         self._transport.all_reduce(array, array, "sum")
-        if op == "mean":  # the transport's own is over all ranks of the job
+        if op == "mean":  # the transport's own divides by all ranks of the job
             array /= array.dtype.type(self.size)
         return array
 
     def all_reduce_init(self, array: np.ndarray, *, out: np.ndarray) -> Callable[[], None]:
-        """Return what writes the hosts' sum to `out`."""
+        """Return a function that writes the hosts' sum to `out`."""
         reduce = self._transport.prepare_all_reduce(array, out, "sum")
 
         def run() -> None:
@@ -69,12 +69,12 @@ class FirstRanks:
         return run
 
     def all_gather_in_place_init(self, array: np.ndarray) -> Callable[[], None]:
-        """Return what gives every host all rows."""
+        """Return a function that gathers the hosts' rows."""
         own = array[self.rank].copy()
 
         def run() -> None:
             self.handed_over += own.nbytes
-            own[...] = array[self.rank]  # MPI wants source and target apart
+            own[...] = array[self.rank]  # MPI requires separate source and target
             self._transport.all_gather(own, array.reshape(-1))
 
         return run

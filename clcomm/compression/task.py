@@ -1,4 +1,4 @@
-"""What a hook is to reduce, and the base of hooks that prepare that once."""
+"""A hook's task, and the base of hooks that prepare it once."""
 
 from __future__ import annotations
 
@@ -7,32 +7,33 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clcomm.buckets import Bucket
 from clcomm.compression.coding import Codec, Work
 from clcomm.compression.ranks import Ranks
+from clcomm.flat_space.buckets import Bucket
 
 
 @dataclass(frozen=True)
 class Task:
-    """A bucket's gradient on this rank, the ranks, where the mean is to appear, and the bucket: what a hook is given.
+    """The reduction of one bucket's gradient."""
 
-    flat: all of the model's gradients, as bytes, None: not known. codec: the model's device where that can code.
-    """
-
+    #: This rank's gradient.
     gradient: np.ndarray
     ranks: Ranks
+    #: Receives the mean over the ranks.
     out: np.ndarray
     bucket: Bucket
+    #: All of the model's gradients, as bytes; None: not known.
     flat: np.ndarray | None = None
+    #: Encodes on the model's device; None: NumPy does.
     codec: Codec | None = None
 
 
 class PreparedHook(ABC):
-    """A hook that prepares its calls, once for each bucket of a plan, on memory that stays."""
+    """A hook that prepares its calls once for each bucket of a plan, on fixed memory."""
 
     @abstractmethod
     def prepare(self, task: Task) -> Work:
-        """Return what a call does; collective, and so is each call of that."""
+        """Return the function that reduces; preparing is collective, and so is each call of the function."""
 
     def __call__(self, gradient: np.ndarray, comm: Ranks, out: np.ndarray, bucket: Bucket) -> None:
         self.prepare(Task(gradient, comm, out, bucket))()

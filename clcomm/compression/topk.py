@@ -1,7 +1,7 @@
-"""Only the largest gradients travel, the rest waits its turn in the residual: Deep Gradient Compression.
+"""Top-k: only the largest gradients are sent, the rest stays in the residual (Deep Gradient Compression).
 
-Of Lin et al. (2018): the residual, and the warm-up of the share, 25%, 6.25%, 1.56%, ... until it is the one asked for.
-Not of theirs: their momentum correction, which lost accuracy where it was tried.
+From Lin et al. (2018): the residual, and the warm-up of the share: 25%, 6.25%, 1.56%, ... down to the given one. Their
+momentum correction is left out: it lost accuracy in trials.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from clcomm.compression.exchange import prepare_exchange
 from clcomm.compression.feedback import Feedback, address, checked_entry, model_of, require_known
 from clcomm.compression.task import PreparedHook, Task
 from clcomm.errors import ArgumentError
-from clcomm.layout import FlatLayout
+from clcomm.flat_space.layout import FlatLayout
 
-#: Steps in which the share comes down, in equal parts, unless told otherwise.
+#: Default number of steps of the warm-up, divided equally among its shares.
 WARM_UP_STEPS = 100
 
 
 class TopK(PreparedHook):
-    """Each rank sends this share of a bucket's elements, those of the largest magnitude, with their places.
+    """Each rank sends this share of a bucket's elements, those of the largest magnitude, with their indices.
 
-    warm_up: for so many steps it sends more, a quarter at first.
+    warm_up: number of first steps with larger shares, a quarter at first.
     """
 
     between_hosts = True
@@ -38,7 +38,7 @@ class TopK(PreparedHook):
         self._steps: dict[tuple[int, int], int] = {}
 
     def share_at(self, step: int) -> float:
-        """Return the share that travels in a step, counted from 0."""
+        """Return the share that is sent in a step, counted from 0."""
         return self._stages[step * len(self._stages) // self.warm_up] if step < self.warm_up else self.share
 
     def prepare(self, task: Task) -> Work:
@@ -74,14 +74,14 @@ class TopK(PreparedHook):
         self.feedback.check_state(layout, state)
         steps = checked_entry(state, "steps", np.dtype(np.int64), (None, 2))
         require_known(state, {"residual", "steps"})
-        starts = {slot.start for slot in layout.slots}
+        starts = {place.start for place in layout.ranges}
         if not starts.issuperset(steps[:, 0].tolist()) or len(set(steps[:, 0].tolist())) < len(steps):
             raise ArgumentError("state_dict['steps']: expected the starts of different buckets, got others")
         if (steps[:, 1] < 0).any():
             raise ArgumentError(f"state_dict['steps']: expected numbers from 0 up, got {steps[:, 1].min()}")
 
     def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
-        """Go on from what `state_of` returned."""
+        """Set what `state_of` returned."""
         self.feedback.load_state_of(flat, state)
         self._steps.update({(address(flat), start): step for start, step in state["steps"].tolist()})
 

@@ -2,11 +2,11 @@
 
 from clcomm.engine import functional, nn
 from clcomm.engine.autograd import Op, no_grad
-from clcomm.engine.capture import Replay
 from clcomm.engine.device import Device, default_device, set_default_device
 from clcomm.engine.flat import FlatSpace
-from clcomm.engine.nn import *  # noqa: F403 - what it exports in its __all__
+from clcomm.engine.nn import *  # noqa: F403 - the names in its __all__
 from clcomm.engine.parameter import Parameter
+from clcomm.engine.replay import Replay
 from clcomm.engine.tensor import Tensor
 from clcomm.engine.timing import measure_overhead
 from clcomm.errors import ArgumentError, DeviceError

@@ -1,4 +1,4 @@
-"""The arena: places for a recorded step's buffers in one piece of memory, shared by those never in use together."""
+"""The arena: one block of memory for a recorded step's buffers, shared by buffers never in use together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Lifetime(NamedTuple):
 
 
 def plan(lifetimes: Sequence[Lifetime], alignment: int) -> tuple[list[int], int]:
-    """Return (offset of each buffer, bytes in all); two that a launch may find in use at once never overlap.
+    """Return (offset of each buffer, bytes in all); buffers in use at the same launch never overlap.
 
     The largest are placed first, each at the lowest offset that is free for its whole lifetime (greedy by size:
     Pisarchyk and Lee, 2020, "Efficient Memory Management for Deep Neural Net Inference").

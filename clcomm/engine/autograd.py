@@ -24,7 +24,7 @@ from contextlib import ContextDecorator
 from typing import Any
 
 from clcomm.engine.ops.broadcasting import expand
-from clcomm.engine.tensor import Shape, Tensor, constant, copy_into, empty, float_tensor
+from clcomm.engine.tensor import Node, Shape, Tensor, constant, copy_into, empty, float_tensor
 from clcomm.errors import ArgumentError
 
 _orders = itertools.count()
@@ -32,7 +32,7 @@ _backwards = itertools.count(1)
 
 
 class _Modes(threading.local):
-    """A thread's modes: a new thread records, as in PyTorch, whatever the others do."""
+    """A thread's modes; a new thread records, as in PyTorch."""
 
     recording = True
     backward = 0
@@ -42,12 +42,12 @@ _modes = _Modes()
 
 
 def current_backward() -> int:
-    """Return the number of the backward() that runs in this thread; no two have the same number."""
+    """Return the number of the backward() that runs in this thread; each has a different one."""
     return _modes.backward
 
 
 class no_grad(ContextDecorator):
-    """Within it (a `with` block or a decorated function) nothing is recorded for backward() in this thread."""
+    """A `with` block or decorator within which this thread's operations are not recorded for backward()."""
 
     def __enter__(self) -> None:
         self._before = _modes.recording
@@ -65,18 +65,14 @@ def is_recording() -> bool:
     return _modes.recording
 
 
-class Context:
-    """What an op keeps from forward to backward, and its node on the tape.
+class Context(Node):
+    """An op's node on the tape, and the values that it keeps from forward to backward.
 
-    `needs[i]` says whether input i needs a gradient; `saved` is what forward passed to `save`. An op may set further
-    attributes of its own.
+    `needs[i]` is whether input i needs a gradient; `saved` are the arguments of `save`. An op may set further
+    attributes.
     """
 
-    inputs: tuple[Tensor | None, ...] | None  # None once backward ran
     op: type[Op]
-    order: int
-    grad: Tensor | None = None  # the gradient of the result, as far as it is known
-    owns_grad = False  # whether `grad` is this node's alone
 
     def __init__(self, inputs: tuple[Tensor | None, ...], needs: tuple[bool, ...]):
         self.inputs = inputs
@@ -84,13 +80,13 @@ class Context:
         self.saved: tuple[Any, ...] = ()
 
     def save(self, *tensors: Any) -> None:
-        """Keep tensors for backward; they are released once it ran."""
+        """Keep tensors for backward, after which they are released."""
         self.saved = tensors
 
     def out(self, index: int, shape: Shape | None = None) -> Tensor:
-        """Return the tensor that backward is to write the gradient of input `index` to, every element of it.
+        """Return the tensor for the gradient of input `index`, every element of which backward must write.
 
-        That is the input's own place for gradients when it is a leaf without a gradient, else a fresh tensor.
+        That is the input's own gradient if it is a leaf without one yet, else a new tensor.
         """
         source = self.inputs[index]  # type: ignore[index]
         assert source is not None
@@ -111,12 +107,12 @@ class Op:
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Queue the kernels of the inputs' gradients and return them, None where `ctx.needs` says so."""
+        """Queue the kernels of the inputs' gradients and return them, None for inputs that need none."""
         raise TypeError("an Op defines backward")
 
     @classmethod
     def apply(cls, *inputs: Tensor | None, **attrs: Any) -> Tensor:
-        """Run forward and, when an input needs a gradient, put the op on the tape. An input may be None."""
+        """Run forward and, if an input needs a gradient, put the op on the tape; an input may be None."""
         if _modes.recording:
             needs = tuple([x is not None and x._requires_grad for x in inputs])
             recorded = True in needs
@@ -125,7 +121,7 @@ class Op:
         ctx = Context(inputs, needs)
         result = cls.forward(ctx, *inputs, **attrs)
         if recorded:
-            if any(kept is result for kept in ctx.saved):  # a node that held its own result would be a cycle
+            if any(kept is result for kept in ctx.saved):  # a node that holds its own result would be a reference cycle
                 ctx.saved = tuple([result.detach() if kept is result else kept for kept in ctx.saved])
             ctx.op = cls
             ctx.order = next(_orders)
@@ -141,21 +137,21 @@ def backward(root: Tensor, gradient: Tensor | float | None = None) -> None:
     seed = _seed(root, gradient)
     outer, _modes.backward = _modes.backward, next(_backwards)
     try:
-        _walk(root, seed)
+        _backpropagate(root, seed)
     finally:
         _modes.backward = outer
 
 
-def _walk(root: Tensor, seed: Tensor) -> None:
+def _backpropagate(root: Tensor, seed: Tensor) -> None:
     if root._node is None:
         _accumulate(root, seed)
         _run_hooks(root)
         return
-    nodes, uses = _collect(root._node)
+    nodes, uses = _nodes_behind(root._node)
     root._node.grad = seed
     with no_grad():
         for node in nodes:
-            _step(node, uses)
+            _run_node(node, uses)
 
 
 def _seed(root: Tensor, gradient: Tensor | float | None) -> Tensor:
@@ -171,44 +167,44 @@ def _seed(root: Tensor, gradient: Tensor | float | None) -> Tensor:
     return expand(value, root.shape)
 
 
-def _collect(root: Any) -> tuple[list[Any], dict[int, int]]:
-    """Return the nodes below `root`, latest first, and how often each leaf with hooks is used by them."""
+def _nodes_behind(root: Any) -> tuple[list[Any], dict[int, int]]:
+    """Return the nodes that `root` was computed by, latest first, and by how many each leaf with hooks is used."""
     uses: dict[int, int] = {}
     nodes, seen, waiting = [], {root}, [root]
     while waiting:
         node = waiting.pop()
         if node.inputs is None:
-            raise ArgumentError("backward: this graph was walked before and its tensors released; run forward again")
+            raise ArgumentError("backward: this graph ran backward before and released its tensors; run forward again")
         nodes.append(node)
         for x, needed in zip(node.inputs, node.needs, strict=True):
             if needed:
-                above = x._node
-                if above is None:
+                producer = x._node
+                if producer is None:
                     if x._hooks:
                         uses[id(x)] = uses.get(id(x), 0) + 1
-                elif above not in seen:
-                    seen.add(above)
-                    waiting.append(above)
+                elif producer not in seen:
+                    seen.add(producer)
+                    waiting.append(producer)
     nodes.sort(key=lambda node: node.order, reverse=True)
     return nodes, uses
 
 
-def _step(node: Any, uses: dict[int, int]) -> None:
-    """Run one node's backward, hand the gradients on, and release what it kept."""
+def _run_node(node: Any, uses: dict[int, int]) -> None:
+    """Run one node's backward, pass the gradients on, and release the saved tensors."""
     inputs = node.inputs
     grads = node.op.backward(node, node.grad) if node.grad is not None else (None,) * len(inputs)
     for x, grad, needed in zip(inputs, grads, node.needs, strict=True):
         if not needed:
             continue
-        above = x._node
+        producer = x._node
         if grad is not None:
             if grad.shape != x.shape:
                 raise ArgumentError(f"{node.op.__name__}: backward gave shape {grad.shape} for an input {x.shape}")
-            if above is None:
+            if producer is None:
                 _accumulate(x, grad)
             else:
-                _add_to_node(above, grad)
-        if above is None and x._hooks:
+                _add_to_node(producer, grad)
+        if producer is None and x._hooks:
             uses[id(x)] -= 1
             if not uses[id(x)]:
                 _run_hooks(x)
@@ -217,7 +213,7 @@ def _step(node: Any, uses: dict[int, int]) -> None:
 
 
 def _accumulate(leaf: Tensor, grad: Tensor) -> None:
-    """Add a gradient to a leaf's, unless the kernel has already written it to its place."""
+    """Add a gradient to a leaf's, unless the kernel has written it there already."""
     place = leaf.grad
     if place is not None:
         if place.buffer is grad.buffer:
@@ -256,5 +252,5 @@ def _run_hooks(leaf: Tensor) -> None:
             leaf.device.on_host(action)
 
 
-# A tensor's backward() is this walk; tensor.py is below this file and cannot import it.
+# Tensor.backward() calls this function; tensor.py cannot import this module, which imports it.
 Tensor._backward = staticmethod(backward)

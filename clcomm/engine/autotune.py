@@ -1,8 +1,8 @@
-"""Finds the sizes that suit a device by measuring them: what `clcomm tune-kernels` does.
+"""Finds the fastest kernel sizes for a device by measuring them, for `clcomm tune-kernels`.
 
-Sizes are tried one after another, each with those before it already chosen. Candidates take turns, and each counts with
-its fastest run, so that what else the machine does tells little. A candidate that gives other bits than the built-in
-size is out, however fast.
+Sizes are tried one after another, with the earlier ones already chosen. Candidates take turns, and each counts with its
+fastest run, so that other load on the machine matters little. A candidate whose results differ in any bit from the
+built-in size's is rejected.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     import pyopencl as cl
 
 _ROUNDS = 12
-_WORTH_CHANGING = 0.97  # of the built-in size's time: less of a gain is noise
+_WORTH_CHANGING = 0.97  # of the built-in size's time; a smaller gain is noise
 
 #: Runs once and returns the results.
 Run = Callable[[], list[Tensor]]
 
 
-class Work(NamedTuple):
-    """Something to measure: what makes it run on a device, and the kernels whose time counts."""
+class Workload(NamedTuple):
+    """A workload: a function that prepares it on a device, and the kernels whose time counts."""
 
     make: Callable[[Device], Run]
     kernels: tuple[str, ...]
 
 
 class Trial(NamedTuple):
-    """What came of trying a size: its time relative to the built-in one's, if it runs, and what speaks against it."""
+    """The result of a size: its time relative to the built-in one's, if it runs, and why it is rejected."""
 
     name: str
     value: Value
@@ -48,9 +48,9 @@ class Trial(NamedTuple):
 
 
 def search(
-    cl_device: cl.Device, kind: str, *, rounds: int = _ROUNDS, works: Mapping[str, list[Work]] | None = None
+    cl_device: cl.Device, kind: str, *, rounds: int = _ROUNDS, workloads: Mapping[str, list[Workload]] | None = None
 ) -> Iterator[tuple[Tuning, list[Trial]]]:
-    """Yield, after each size, what is chosen so far and the size's trials; the last one yielded is the result."""
+    """Yield, after each size, the choices so far and the size's trials; the last choices are the result."""
     tuning = defaults(cl_device)
     for name, values in choices(kind).items():
         built_in = getattr(tuning, name)
@@ -59,12 +59,12 @@ def search(
 
         def tried(*values: Value, name: str = name, candidates: dict[Value, Tuning] = candidates) -> list[Trial]:
             some = {value: candidates[value] for value in values}
-            times = _measured(cl_device, kind, some, (works or WORKS)[name], rounds)
+            times = _measured(cl_device, kind, some, (workloads or WORKLOADS)[name], rounds)
             return [Trial(name, value, *times[value]) for value in values]
 
         trials = tried(*order)
         chosen = fastest(trials)
-        # Once more in other memory: where buffers happen to lie can matter more than a size.
+        # Once more in other memory: the addresses of buffers can matter more than a size.
         if chosen != built_in and fastest(tried(built_in, chosen)) != chosen:
             trials = [trial._replace(problem="not again") if trial.value == chosen else trial for trial in trials]
             chosen = built_in
@@ -73,13 +73,13 @@ def search(
 
 
 def fastest(trials: list[Trial]) -> Value:
-    """Return the fastest value, or the first, which is the built-in one, unless that saves enough to be no accident."""
+    """Return the fastest value; the first, which is the built-in one, unless the gain exceeds noise."""
     valid = [trial for trial in trials[1:] if trial.time is not None and trial.time < _WORTH_CHANGING]
     return min(valid, key=lambda trial: trial.time or math.inf, default=trials[0]).value
 
 
 def _measured(
-    cl_device: cl.Device, kind: str, candidates: dict[Value, Tuning], works: list[Work], rounds: int
+    cl_device: cl.Device, kind: str, candidates: dict[Value, Tuning], workloads: list[Workload], rounds: int
 ) -> dict[Value, tuple[float | None, str]]:
     """Return (relative time, problem) of each candidate; the first one is the built-in."""
     import pyopencl as cl
@@ -88,7 +88,7 @@ def _measured(
     runners: dict[Value, _Runner] = {}
     for value, tuning in candidates.items():
         try:
-            runner = _Runner(Device(cl_device, kind=kind, tuning=tuning), works)
+            runner = _Runner(Device(cl_device, kind=kind, tuning=tuning), workloads)
         except (ClcommError, cl.Error, MemoryError) as error:
             problems[value] = f"does not run: {' '.join(str(error).split())[:120]}"
             continue
@@ -107,13 +107,13 @@ def _measured(
 
 
 class _Runner:
-    """Some works on one device, and the least time that each ever took."""
+    """Workloads on one device, and the shortest time of each."""
 
-    def __init__(self, device: Device, works: list[Work]):
+    def __init__(self, device: Device, workloads: list[Workload]):
         self.device = device
-        self.runs = [(work.make(device), work.kernels) for work in works]
+        self.runs = [(each.make(device), each.kernels) for each in workloads]
         self.bits = [tensor.numpy().tobytes() for run, _ in self.runs for tensor in run()]
-        self.seconds = [math.inf] * len(works)
+        self.seconds = [math.inf] * len(workloads)
 
     def measure(self) -> None:
         for index, (run, kernels) in enumerate(self.runs):
@@ -123,7 +123,7 @@ class _Runner:
             self.seconds[index] = min(self.seconds[index], seconds)
 
     def relative_to(self, other: _Runner) -> float:
-        """Return the geometric mean, over the works, of the times as shares of another's."""
+        """Return the geometric mean of the workloads' times relative to another runner's."""
         ratios = [max(own, 1e-9) / max(their, 1e-9) for own, their in zip(self.seconds, other.seconds, strict=True)]
         return math.prod(ratios) ** (1 / len(ratios))
 
@@ -133,25 +133,25 @@ def _tensor(device: Device, *shape: int, needs: bool = False) -> Tensor:
     return Tensor(values, device, requires_grad=needs)
 
 
-def product(variant: str, m: int, n: int, k: int) -> Work:
-    """Return the product of an m x k and a k x n matrix, as `variant` (NN, NT, TN) says how they lie."""
+def product(variant: str, m: int, n: int, k: int) -> Workload:
+    """Return the product of an m x k and a k x n matrix; `variant`: NN, NT or TN, T for a transposed one."""
 
     def make(device: Device) -> Run:
-        turn_a, turn_b = (letter == "T" for letter in variant)
-        a = _tensor(device, *((k, m) if turn_a else (m, k)))
-        b = _tensor(device, *((n, k) if turn_b else (k, n)))
+        transpose_a, transpose_b = (letter == "T" for letter in variant)
+        a = _tensor(device, *((k, m) if transpose_a else (m, k)))
+        b = _tensor(device, *((n, k) if transpose_b else (k, n)))
         out = _tensor(device, m, n)
 
         def run() -> list[Tensor]:
-            multiply(a, b, out, transpose_a=turn_a, transpose_b=turn_b)
+            multiply(a, b, out, transpose_a=transpose_a, transpose_b=transpose_b)
             return [out]
 
         return run
 
-    return Work(make, ("gemm", "gemm_few_rows", "gemm_few_rows_turned", "transpose"))
+    return Workload(make, ("gemm", "gemm_few_rows", "gemm_few_rows_transposed", "transpose"))
 
 
-def convolution(images: int, channels: int, side: int, outputs: int, kernels: tuple[str, ...]) -> Work:
+def convolution(images: int, channels: int, side: int, outputs: int, kernels: tuple[str, ...]) -> Workload:
     """Return a 3 x 3 convolution with its gradients."""
 
     def make(device: Device) -> Run:
@@ -168,23 +168,23 @@ def convolution(images: int, channels: int, side: int, outputs: int, kernels: tu
 
         return run
 
-    return Work(make, kernels)
+    return Workload(make, kernels)
 
 
-def elementwise(count: int) -> Work:
-    """Return a product of so many elements."""
+def elementwise(count: int) -> Workload:
+    """Return a product of `count` elements."""
 
     def make(device: Device) -> Run:
         a, b = _tensor(device, count), _tensor(device, count)
         return lambda: [F.mul(a, b)]
 
-    return Work(make, ("mul",))
+    return Workload(make, ("mul",))
 
 
 _PRODUCTS = [product("NT", 64, 128, 1568), product("TN", 128, 1568, 64), product("NN", 512, 512, 512)]
 _CONVOLUTION = (64, 16, 14, 32)
-#: What each size is measured on: the shapes of the models, and larger ones.
-WORKS: dict[str, list[Work]] = {
+#: The workloads of each size: the shapes of the models, and larger ones.
+WORKLOADS: dict[str, list[Workload]] = {
     "gemm_tile": _PRODUCTS,
     "transpose_from": [product("TN", side, side, side) for side in (128, 256, 512)],
     "near_cache": [

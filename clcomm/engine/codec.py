@@ -1,4 +1,4 @@
-"""Compressed gradients on a rank's own device, on host memory, where it lies: codec.cl and factors.cl."""
+"""Coding and decoding of compressed gradients by a rank's own device, in host memory: codec.cl and factors.cl."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.device import Device
-from clcomm.engine.host_kernels import HostKernels, Launch
+from clcomm.engine.host_kernels import HostKernels, HostLaunch
 
-#: Elements that share a scale, as the kernels have it.
+#: Elements that share a scale; codec.cl has the same number.
 BLOCK = 256
 
 
-class Codec:
-    """Prepares what codes and decodes float32: a `clcomm.compression.coding.Codec`, whose methods' bits these are.
+class DeviceCodec:
+    """Prepares the coding and decoding of float32 on a device that computes in the host's memory.
 
-    device: one that computes in the host's memory.
+    Its methods are those of the protocol `clcomm.compression.coding.Codec`, with the same bits as NumPy.
     """
 
     def __init__(self, device: Device):
         self._device, self._kernels = device, HostKernels(device)
 
     @classmethod
-    def on(cls, device: Device) -> Codec | None:
-        """Return what codes on a device; None where gradients would have to travel to it."""
+    def on(cls, device: Device) -> DeviceCodec | None:
+        """Return a DeviceCodec; None for a device with memory of its own."""
         return cls(device) if device.is_cpu else None
 
     def to_halves(self, values: np.ndarray, halves: np.ndarray, divisor: int) -> Callable[[], None] | None:
@@ -73,16 +73,16 @@ class Codec:
     def _prepare(
         self, name: str, *arguments: Any, count: int, group: int = 1, file: str = "codec"
     ) -> Callable[[], None] | None:
-        """Prepare one kernel over so many elements, of which a work-item takes whole groups."""
+        """Prepare one kernel over `count` elements, of which a work-item takes whole groups."""
         arrays = [each for each in arguments if isinstance(each, np.ndarray)]
         floats = [each for each in arrays if each.dtype.kind == "f" and each.itemsize != 2]
         if not all(map(self._kernels.takes, arrays)) or any(each.dtype != np.float32 for each in floats):
             return None
 
-        def launches() -> list[Launch]:
+        def launches() -> list[HostLaunch]:
             (items,), local = self._device.grid(count)
             sizes = (min(items, -(-count // group)),), local
-            return [Launch(_kernel(self._device, file, name), [*arguments, count], sizes)]
+            return [HostLaunch(_kernel(self._device, file, name), [*arguments, count], sizes)]
 
         return self._kernels.prepare(launches)
 
@@ -92,7 +92,7 @@ def _kernel(device: Device, file: str, name: str) -> Any:
 
 
 def rehearse(device: Device, scheme: str) -> None:
-    """Launch the kernels of a scheme of `clcomm.compression`, by its name, on memory of no meaning."""
+    """Launch the kernels of a scheme of `clcomm.compression`, given by name, on uninitialised memory."""
     if not device.is_cpu:
         return
     values, halves, row = (device.allocate(4 * (BLOCK + 4)) for _ in range(3))

@@ -1,8 +1,8 @@
-"""The flat space: every trainable parameter and its gradient have one place in two flat buffers of one layout.
+"""The flat space: every trainable parameter and its gradient have one place in flat buffers of one layout.
 
-Kernels write gradients straight into `grads`. After a synchronisation the averaged gradients lie in `reduced`: on a
-device that shares the host's memory that is a third array, which several ranks may read, and which nobody here writes;
-on a discrete device it is `grads` itself.
+Kernels write gradients directly into `grads`. After a synchronisation the averaged gradients lie in `reduced`: on a
+device that shares the host's memory that is a third array, which several ranks may read and the engine never writes; on
+a discrete device it is `grads` itself.
 """
 
 from __future__ import annotations
@@ -12,169 +12,114 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.engine.device import HOST_POINTER_ALIGNMENT, Device
+from clcomm.engine.flat_buffers import FlatBuffers
 from clcomm.engine.grad_slot import LOCAL, NONE, REDUCED, SENT, GradSlot
-from clcomm.engine.mark import QueueMark
 from clcomm.engine.parameter import Parameter
+from clcomm.engine.queue_mark import QueueMark
 from clcomm.engine.tensor import Tensor, wrap
 from clcomm.errors import ArgumentError
-from clcomm.layout import FlatLayout, ParameterSpec
+from clcomm.flat_space.layout import FlatLayout
+from clcomm.flat_space.parameters import ParameterRange, ParameterSpec
 
 
-class FlatSpace:
-    """Parameters and gradients of a model in flat buffers; `layout` tells where each one lies.
+class FlatSpace(FlatBuffers):
+    """Parameters and gradients of a model in flat buffers; `layout` has the place of each.
 
-    `params` and `grads` are OpenCL buffers of `layout.span` bytes, padding zero. Parameters given to it become views of
-    `params`. Raises ArgumentError for parameters on several devices, none at all, or already in a flat space.
+    The parameters become views of `params`. Padding is zero. Raises ArgumentError for parameters on several devices,
+    for none, and for parameters that are in a flat space already.
     """
 
     def __init__(self, named_parameters: Iterable[tuple[str, Parameter]]):
         named = list(named_parameters)
         _check(named)
-        self.device: Device = named[0][1].device
-        self.layout = FlatLayout([ParameterSpec(name, p.shape) for name, p in named])
-        by_name = dict(named)
-        self.parameters = [by_name[slot.name] for slot in self.layout.slots]
-        self.slots = [GradSlot(self) for _ in self.parameters]
-        self._moves: dict[tuple[int, int], tuple[Callable[[], None], Callable[[], None]]] = {}  # of buckets: they stay
-        self._host: dict[str, np.ndarray] | None = None
-        self._staged = True  # whether the device's memory is apart from the host arrays
-        params = np.zeros(self.layout.span, np.uint8)
-        for place, parameter in zip(self.layout.slots, self.parameters, strict=True):
-            self.layout.view(params, place.name)[...] = parameter.numpy()
+        layout, by_name = FlatLayout([ParameterSpec(name, p.shape) for name, p in named]), dict(named)
+        params = np.zeros(layout.span, np.uint8)
+        for name, parameter in named:
+            layout.view(params, name)[...] = parameter.numpy()
+        super().__init__(named[0][1].device, layout, params)
+        self.parameters = [by_name[place.name] for place in layout.ranges]
+        self.slots = tuple([GradSlot(self) for _ in self.parameters])
+        self._moves: dict[tuple[int, int], tuple[Callable[[], None], Callable[[], None]]] = {}  # by range
         kept = [parameter._grad for parameter in self.parameters]
-        zeros = np.zeros(self.layout.span, np.uint8)
-        self._adopt(self._buffer(params), self._buffer(zeros), None)
+        self._attach()
         for parameter, slot, gradient in zip(self.parameters, self.slots, kept, strict=True):
             parameter._grad, parameter.slot = None, slot
             slot.assign(gradient)
 
-    @classmethod
-    def of(cls, parameters: Iterable[Parameter]) -> FlatSpace:
-        """Return the flat space of parameters without names; they are named by their position."""
-        return cls((str(index), parameter) for index, parameter in enumerate(parameters))
-
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle it as its parameters, which get a flat space in memory of their own."""
-        places = {place.name: parameter for place, parameter in zip(self.layout.slots, self.parameters, strict=True)}
+        """Return the parameters, so that a copy has them in a new flat space."""
+        places = {place.name: parameter for place, parameter in zip(self.layout.ranges, self.parameters, strict=True)}
         return FlatSpace, ([(spec.name, places[spec.name]) for spec in self.layout.specs],)
 
     @classmethod
     def holding(cls, named_parameters: Iterable[tuple[str, Parameter]], outgrown: FlatSpace | None = None) -> FlatSpace:
-        """Return the flat space of those parameters that are trainable, or have a place from when they were.
+        """Return the flat space of the parameters that are trainable or were when they got a place.
 
-        It is the one they lie in, and a new one where they lie in none. Where some have become trainable since, it is
-        a new one too, to which the others move; likewise from `outgrown`, whatever else that holds. Raises
-        ArgumentError for parameters in several spaces, or in one with others that are trainable.
+        That is the one they lie in, or a new one if they have none. If some have become trainable since, the parameters
+        move to a new one; also from `outgrown`, whatever else it holds. Raises ArgumentError for parameters in
+        several spaces, and in one with other trainable parameters.
         """
-        named = [(name, p) for name, p in named_parameters if p.requires_grad or _has_place(p)]
-        ours, spaces = {id(p) for _, p in named}, {p.slot.space for _, p in named if _has_place(p)}
+        named = [(name, p) for name, p in named_parameters if p.requires_grad or space_of(p)]
+        placed = [(p, space) for _, p in named if (space := space_of(p))]
+        ours, spaces = {id(p) for _, p in named}, {space for _, space in placed}
         if not spaces:
             return cls(named)
         space = spaces.pop()
         others = [p for p in space.parameters if id(p) not in ours]
         if spaces or (space is not outgrown and any(p.requires_grad for p in others)):
             raise ArgumentError("parameters: some are in a flat space with others; give all of a model's together")
-        is_whole = all(_has_place(p) for _, p in named)
+        is_whole = len(placed) == len(named)
         if is_whole and (not others or space is not outgrown):
             return space
-        space.release(p for _, p in named if _has_place(p))
+        space.release(p for p, _ in placed)
         return cls(named)
 
     def release(self, parameters: Iterable[Parameter]) -> None:
-        """Let parameters leave with their gradients; this flat space is of no use to them from now on."""
+        """Detach parameters, which keep their values and gradients, from this flat space."""
         for parameter in parameters:
-            parameter.slot, parameter._grad = None, parameter.slot.release()
+            if parameter.slot is not None:
+                parameter._grad = parameter.slot.release()
+                parameter.slot = None
 
     def rename(self, named_parameters: Iterable[tuple[str, Parameter]]) -> None:
-        """Give the slots the parameters' names; raises ArgumentError unless their order is the flat space's."""
+        """Rename the parameters in the layout; raises ArgumentError unless they come in the flat space's order."""
         named = list(named_parameters)
         if [id(p) for _, p in reversed(named)] != [id(p) for p in self.parameters]:
             raise ArgumentError("parameters: they lie in a flat space in another order; give the module itself")
         self.layout = FlatLayout([ParameterSpec(name, p.shape) for name, p in named])
 
-    @property
-    def is_staged(self) -> bool:
-        """Whether the device's memory is apart from the host arrays, so that pull_* and push_* copy."""
-        return self._staged
-
-    @property
-    def current_grads(self) -> Any:
-        """The buffer of the averaged gradients when all are, else `grads`; see complete_grads."""
-        return self.reduced if all(slot.state == REDUCED for slot in self.slots) else self.grads
-
     # -- buffers
 
-    def _buffer(self, array: np.ndarray, on_top: bool = False) -> Any:
-        memory = self.device.memory
-        return memory.exact(on_top_of=array) if on_top else memory.exact(copy_of=array)
-
-    def _adopt(self, params: Any, grads: Any, reduced: Any) -> None:
-        """Make the given buffers the flat ones and point parameters and gradients at them."""
+    def _attach(self) -> None:
+        """Make parameters and gradients views of the buffers."""
         self.device.revision += 1
-        self.params, self.grads = params, grads
-        self.reduced = grads if reduced is None else reduced
-        for place, parameter, slot in zip(self.layout.slots, self.parameters, self.slots, strict=True):
-            parameter.buffer = params.get_sub_region(place.start, place.nbytes)
-            slot.local = slot.reduced = self._view(grads, place)
-            if reduced is not None:
-                slot.reduced = self._view(reduced, place)
+        for place, parameter, slot in zip(self.layout.ranges, self.parameters, self.slots, strict=True):
+            parameter.buffer = self.params.get_sub_region(place.start, place.nbytes)
+            slot.local = slot.reduced = self._view(self.grads, place)
+            if self.reduced is not self.grads:
+                slot.reduced = self._view(self.reduced, place)
 
-    def _view(self, buffer: Any, place: Any) -> Tensor:
+    def _view(self, buffer: Any, place: ParameterRange) -> Tensor:
         return wrap(self.device, buffer.get_sub_region(place.start, place.nbytes), place.shape)
 
     def rebind(self, params: np.ndarray, grads: np.ndarray, reduced: np.ndarray) -> None:
-        """Move the flat space onto host arrays (uint8, `layout.span` bytes each), contents kept.
+        """Move the flat space, with its contents, onto host arrays (uint8, `layout.span` bytes each).
 
-        Where the device shares the host's memory its buffers are made on top of the arrays. Elsewhere, and for arrays
-        that are not aligned for that, the arrays are staging memory that pull_* and push_* copy through.
+        If the device shares the host's memory its buffers lie on top of the arrays. Otherwise, and for arrays that are
+        not aligned, the arrays are staging memory that pull_* and push_* copy to and from.
         """
         for name, array in (("params", params), ("grads", grads), ("reduced", reduced)):
-            if array.dtype != np.uint8 or array.shape != (self.layout.span,) or not array.flags.c_contiguous:
-                expected = f"{self.layout.span} contiguous uint8"
-                raise ArgumentError(f"{name}: expected {expected}, got {array.dtype} of shape {array.shape}")
+            self._check_host_array(name, array)
         self.device.read(self.params, params)
         gradients = np.zeros_like(grads)
-        for place, slot in zip(self.layout.slots, self.slots, strict=True):
+        for place, slot in zip(self.layout.ranges, self.slots, strict=True):
             if slot.state != NONE:
                 current = slot.for_update()
                 self.device.read(current.buffer, self.layout.view(gradients, place.name))
-        self._host = {"params": params, "grads": grads, "reduced": reduced}
-        on_top = self.device.shares_host_memory and self._aligned(params, grads, reduced) and self._lies_on(grads)
-        grads[...] = gradients
-        apart = on_top and reduced.ctypes.data != grads.ctypes.data  # a world of one has a single array for both
-        third = self._buffer(reduced, on_top=True) if apart else None
-        self._adopt(self._buffer(params, on_top), self._buffer(grads, on_top), third)
-        self._staged = not on_top
-
-    @staticmethod
-    def _aligned(*arrays: np.ndarray) -> bool:
-        return all(array.ctypes.data % HOST_POINTER_ALIGNMENT == 0 for array in arrays)
-
-    def _lies_on(self, array: np.ndarray) -> bool:
-        """Return whether a kernel's writes to a buffer on top of `array` are seen in it without a copy."""
-        device, buffer = self.device, self._buffer(array, on_top=True)
-        array[-4:] = 255
-        count = array.nbytes // 4
-        device.launch(device.kernel("elementwise", "fill"), *device.grid(count), buffer, 0.0, count)
-        device.finish()
-        return not array[-4:].any()
+        self._bind(params, grads, reduced, gradients)
+        self._attach()
 
     # -- between device and host
-
-    def pull_params(self) -> None:
-        """Bring the host's `params` array up to date."""
-        if self._staged:
-            self.device.read(self.params, self._bound("params"))
-        else:
-            self.device.finish()
-
-    def push_params(self) -> None:
-        """Make the host's `params` array the device's parameters."""
-        if self._staged:
-            self.device.write(self.params, self._bound("params"))
-        else:
-            self.device.finish()
 
     def pull_grads(self, start: int, stop: int) -> None:
         """Bring bytes [start, stop) of the host's `grads` up to date; zeros where there is no gradient."""
@@ -185,22 +130,22 @@ class FlatSpace:
         self.grad_moves(start, stop)[1]()
 
     def grad_moves(self, start: int, stop: int) -> tuple[Callable[[], None], Callable[[], None]]:
-        """Return what `pull_grads` and `push_grads` of a range do, each to be called every time it is needed."""
+        """Return functions that do `pull_grads` and `push_grads` of a range, to be called any number of times."""
         found = self._moves.get((start, stop))
         if found is None:
-            pairs = zip(self.layout.slots, self.slots, strict=True)
+            pairs = zip(self.layout.ranges, self.slots, strict=True)
             closing = [slot for place, slot in pairs if start < place.stop <= stop]
             pull, push = self._pull(self._opening(start, stop), start, stop), self._push(closing, start, stop)
             found = self._moves[start, stop] = pull, push
         return found
 
     def send_grads(self, start: int, stop: int, mark: QueueMark | None) -> None:
-        """As `pull_grads`, as soon as `mark` is reached; until `push_grads` nothing may change these gradients."""
+        """Like `pull_grads`, once the device has reached `mark`; until `push_grads` these gradients must not change."""
         opening = self._opening(start, stop)
         if mark is None or any(slot.state != LOCAL for slot in opening):
             self.pull_grads(start, stop)
-        elif self._staged:
-            mark.read(self.grads, self._bound("grads")[start:stop], start)
+        elif self.is_staged:
+            mark.read(self.grads, self._host_array("grads")[start:stop], start)
         else:
             mark.wait()
         for slot in opening:
@@ -208,10 +153,10 @@ class FlatSpace:
 
     def pull_own_grads(self) -> tuple[str, ...]:
         """Bring this rank's own gradients up to date in the host's `grads`; return the names of their parameters."""
-        own = [place for place, slot in zip(self.layout.slots, self.slots, strict=True) if slot.state == LOCAL]
-        if self._staged:
+        own = [place for place, slot in zip(self.layout.ranges, self.slots, strict=True) if slot.state == LOCAL]
+        if self.is_staged:
             for place in own:
-                self.device.read(self.grads, self._bound("grads")[place.start : place.stop], place.start)
+                self._read_grads(place.start, place.stop)
         elif own:
             self.device.finish()
         return tuple([place.name for place in own])
@@ -219,22 +164,22 @@ class FlatSpace:
     def push_own_grads(self, names: Collection[str]) -> None:
         """Make these parameters' gradients those in the host's `grads`."""
         self.note_states()
-        for place, slot in zip(self.layout.slots, self.slots, strict=True):
+        for place, slot in zip(self.layout.ranges, self.slots, strict=True):
             if place.name in names:
-                if self._staged:
-                    self.device.write(self.grads, self._bound("grads")[place.start : place.stop], place.start)
+                if self.is_staged:
+                    self._write_grads(place.start, place.stop, "grads")
                 slot.state = LOCAL
 
     def _opening(self, start: int, stop: int) -> list[GradSlot]:
-        return [slot for place, slot in zip(self.layout.slots, self.slots, strict=True) if start <= place.start < stop]
+        return [slot for place, slot in zip(self.layout.ranges, self.slots, strict=True) if start <= place.start < stop]
 
     def _pull(self, opening: list[GradSlot], start: int, stop: int) -> Callable[[], None]:
         def pull() -> None:
             for slot in opening:
                 if slot.state != LOCAL:
                     slot.make_own()
-            if self._staged:
-                self.device.read(self.grads, self._bound("grads")[start:stop], start)
+            if self.is_staged:
+                self._read_grads(start, stop)
             else:
                 self.device.finish()
 
@@ -242,8 +187,8 @@ class FlatSpace:
 
     def _push(self, closing: list[GradSlot], start: int, stop: int) -> Callable[[], None]:
         def push() -> None:
-            if self._staged:
-                self.device.write(self.grads, self._bound("reduced")[start:stop], start)
+            if self.is_staged:
+                self._write_grads(start, stop, "reduced")
             if self.device.recorder is not None:
                 self.note_states()
             for slot in closing:
@@ -251,16 +196,11 @@ class FlatSpace:
 
         return push
 
-    def _bound(self, name: str) -> np.ndarray:
-        if self._host is None:
-            raise ArgumentError("FlatSpace: no host arrays yet; call rebind() first")
-        return self._host[name]
-
     def complete_grads(self, slots: Sequence[GradSlot] | None = None) -> Any:
-        """Return the buffer in which these gradients are whole, zeros where there is none; None: all of them.
+        """Return the buffer that holds these gradients, zeros for those without one; None: all gradients.
 
-        Averaged gradients and this rank's own are never mixed: unless all are averaged, all lie in `grads`. Nothing
-        but a synchronisation writes to the averaged ones, which ranks may share.
+        That is `reduced` if all are averaged, else `grads`. Only a synchronisation writes to `reduced`, which ranks may
+        share.
         """
         slots = self.slots if slots is None else slots
         states = [slot.state for slot in slots]
@@ -272,21 +212,23 @@ class FlatSpace:
         return self.grads
 
     def zero_grad(self) -> None:
-        """Forget all gradients; nothing is written."""
+        """Drop all gradients, without writing to their memory."""
         self.note_states()
         for slot in self.slots:
             if slot.state == SENT:
-                slot.require_here()
-            slot.state = NONE
+                slot.require_not_sent()
+            slot.drop()
 
     def note_states(self) -> None:
-        """Tell a recording under way, if any, that states are about to change."""
+        """Notify a recording under way, if any, that states are about to change."""
         if self.device.recorder is not None:
-            self.device.recorder.slots_used(self)
+            self.device.recorder.note_states(self.slots)
 
 
-def _has_place(parameter: Tensor) -> bool:
-    return isinstance(parameter, Parameter) and parameter.slot is not None
+def space_of(parameter: Tensor) -> FlatSpace | None:
+    """Return the flat space that a parameter has a place in; None where it has none."""
+    space = parameter.slot.space if isinstance(parameter, Parameter) and parameter.slot is not None else None
+    return space if isinstance(space, FlatSpace) else None
 
 
 def _check(named: list[tuple[str, Parameter]]) -> None:

@@ -1,4 +1,4 @@
-"""Sums over ranks on a rank's own device: one kernel reads all rows and writes the result, where they lie."""
+"""Sums over ranks on a rank's own device: one kernel reads all rows in place and writes the result."""
 
 from __future__ import annotations
 
@@ -8,36 +8,34 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.bfloat16 import BFLOAT16
 from clcomm.engine.device import Device
-from clcomm.engine.host_kernels import ALONE, HostKernels, Launch
-from clcomm.host_memory import aligned_empty
+from clcomm.engine.host_kernels import ONE_ITEM, HostKernels, HostLaunch
+from clcomm.host_arrays import aligned_empty
 
 #: The most rows that one kernel reads; further ones are added to its result by another.
 MOST_ROWS = 8
-#: The dtype of arrays of bfloat16, whose sum is one of float32, rounded.
-BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 
 
-class Fold:
+class DeviceFold:
     """Prepares sums of float32, float16 or bfloat16 in host memory: a `clcomm.transport.reduction.Fold`.
 
-    device: one that runs kernels in the calling thread; launches on others cost more than they save. One work-item
-    walks through everything: a launch costs less than a thread of NumPy's passes.
+    One work-item does each sum: the device runs kernels in the calling thread.
     """
 
     def __init__(self, device: Device):
         self._device, self._kernels = device, HostKernels(device)
 
     @classmethod
-    def on(cls, device: Device) -> Fold | None:
-        """Return what makes sums on a device; None where NumPy makes them sooner."""
+    def on(cls, device: Device) -> DeviceFold | None:
+        """Return a DeviceFold; None where NumPy is faster, on devices with worker threads or memory of their own."""
         return cls(device) if device.runs_in_caller else None
 
     def __call__(self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int) -> Callable[[], None] | None:
-        """Return what writes ((rows[0] + rows[1]) + ...) / divisor to `out`, which may be rows[0] but no other row.
+        """Return a function that writes ((rows[0] + rows[1]) + ...) / divisor to `out`, with the same bits as NumPy.
 
-        The bits are NumPy's. None for what the device does not take: other dtypes, a mean of 16-bit numbers, arrays
-        that are not aligned, or too large, and whatever else it refuses.
+        `out` may be rows[0], but no other row. None for other dtypes, for a mean of 16-bit numbers, for arrays that
+        are not aligned or too large, and where the device raises an error.
         """
         arrays = [out, *rows]
         if len(rows) < 2 or not all(map(self._kernels.takes, arrays)):
@@ -49,40 +47,44 @@ class Fold:
                 return self._kernels.prepare(partial(self._launches_by_floats, name, rows, out))
         return None
 
-    def _launches(self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int) -> list[Launch]:
+    def _launches(self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int) -> list[HostLaunch]:
         streams = int(self._exceeds_cache(len(rows), out.nbytes))
         launches, taken = [], 0
         for count, by in _cuts(len(rows), divisor):
             group = [out, *rows[taken : taken + count - 1]] if taken else rows[:count]
             taken += count - 1 if taken else count
             kernel, factor = _kernel(self._device, count, by)
-            launches.append(Launch(kernel, [out, factor, streams, *group, out.size]))
+            launches.append(HostLaunch(kernel, [out, factor, streams, *group, out.size]))
         return launches
 
-    def _launches_by_floats(self, name: str, rows: Sequence[np.ndarray], out: np.ndarray) -> list[Launch]:
+    def _launches_by_floats(self, name: str, rows: Sequence[np.ndarray], out: np.ndarray) -> list[HostLaunch]:
         begin, add, end = (self._device.kernel("codec", f"{step}_{name}") for step in ("from", "add", "to"))
         total, count = aligned_empty(out.shape, np.float32), out.size
         return [
-            Launch(begin, [rows[0], total, count]), *(Launch(add, [row, total, count]) for row in rows[1:]),
-            Launch(end, [total, out, 1.0, count]),
+            HostLaunch(begin, [rows[0], total, count]), *(HostLaunch(add, [row, total, count]) for row in rows[1:]),
+            HostLaunch(end, [total, out, 1.0, count]),
         ]  # fmt: skip
 
     def _exceeds_cache(self, rows: int, nbytes: int) -> bool:
-        """Say whether what so many ranks read and write in such sums, one each, is more than the cache holds."""
+        """Return whether the rows and results of all ranks, one sum each, exceed the device's cache."""
         return rows * (rows + 1) * nbytes > self._device.cl_device.global_mem_cache_size
 
 
+#: The class's former name, for programs that import it.
+Fold = DeviceFold
+
+
 def rehearse(device: Device, rows: int, divisor: int) -> None:
-    """Launch what a sum of so many rows takes, on a buffer of no meaning."""
+    """Launch the kernels of a sum of so many rows, on an uninitialised buffer."""
     if device.runs_in_caller and rows > 1:
         row = device.allocate(4)
         for count, by in _cuts(rows, divisor):
             kernel, factor = _kernel(device, count, by)
-            device.launch(kernel, *ALONE, row, factor, 0, *[row] * count, 1)
+            device.launch(kernel, *ONE_ITEM, row, factor, 0, *[row] * count, 1)
 
 
 def _cuts(rows: int, divisor: int) -> list[tuple[int, int]]:
-    """Return of each launch how many rows it reads and what it divides by; after the first, row 0 is the sum so far."""
+    """Return each launch's number of rows and divisor; after the first launch, row 0 is the sum so far."""
     counts, left = [min(rows, MOST_ROWS)], rows - MOST_ROWS
     while left > 0:
         counts.append(1 + min(left, MOST_ROWS - 1))
@@ -91,8 +93,8 @@ def _cuts(rows: int, divisor: int) -> list[tuple[int, int]]:
 
 
 def _kernel(device: Device, rows: int, divisor: int) -> tuple[Any, float]:
-    """Return the kernel for so many rows, and what it multiplies with, or divides by."""
-    # The reciprocal of a power of two is exact: the bits are those of the division, and come sooner.
+    """Return the kernel for so many rows, and its factor or divisor."""
+    # The reciprocal of a power of two is exact: same bits as dividing, and faster.
     if divisor & (divisor - 1) == 0:
         return device.kernel("fold", "fold", ROWS=rows), 1 / divisor
     return device.kernel("fold", "fold", ROWS=rows, DIVIDES=1), float(divisor)

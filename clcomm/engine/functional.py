@@ -41,5 +41,5 @@ __all__ = [
     "transpose",
 ]
 
-# A tensor's operators and methods are these functions; tensor.py is below this file and cannot import it.
+# A tensor's operators call these functions; tensor.py cannot import this module, which imports it.
 Tensor._functional = sys.modules[__name__]

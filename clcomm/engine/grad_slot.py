@@ -1,48 +1,45 @@
-"""One parameter's gradient in the flat space: whose it is at the moment, and where it lies."""
+"""One parameter's gradient in the flat space: its state, and the memory that holds it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from clcomm.engine.tensor import FLOAT32, Shape, Tensor, copy_into
 from clcomm.errors import ArgumentError
 
-if TYPE_CHECKING:
-    from clcomm.engine.flat import FlatSpace
-
-#: What a parameter's place in `grads` holds: nothing yet, this rank's gradient, or the averaged one (in `reduced`);
-#: or this rank's gradient on its way to the others, which nobody may change.
+#: States of a gradient: none yet; this rank's own, in `grads`; the average, in `reduced`; this rank's own while its
+#: all-reduce is in flight, when it must not change.
 NONE, LOCAL, REDUCED, SENT = range(4)
 
 
 class Gradient(Tensor):
-    """A parameter's gradient as its user has it: wherever it lies now, and never in memory that ranks share.
+    """A parameter's gradient as `p.grad` returns it; follows the gradient between its two places.
 
-    The averaged gradient is read where it is. What may write, any use of `buffer` among it, first moves it to memory of
-    this rank's own. ArgumentError once it is forgotten, as its memory is that of the parameter's next gradient.
+    An averaged gradient is read in place. Anything that may write, including any use of `buffer`, first copies it to
+    this rank's own memory. Raises ArgumentError after the gradient was dropped: its memory holds the next one.
     """
 
-    __slots__ = ("_number", "_place")
+    __slots__ = ("_number", "_owner")
 
-    _place: GradSlot
-    _number: int  # which of the place's gradients this is
+    _owner: GradSlot
+    _number: int  # how many gradients were dropped before this one
 
     @property
     def _slot(self) -> GradSlot:
-        if self._number != self._place.forgotten:
+        if self._number != self._owner.dropped:
             raise ArgumentError(
                 "gradient: expected the one that the parameter has now, got one that zero_grad() or `p.grad = None` "
-                "has forgotten; keep p.grad.numpy() instead"
+                "has dropped; keep p.grad.numpy() instead"
             )
-        return self._place
+        return self._owner
 
     @classmethod
     def of(cls, slot: GradSlot, shape: Shape) -> Gradient:
         """Return the gradient of a slot in some shape."""
         gradient = cls.__new__(cls)
-        gradient._place, gradient._number = slot, slot.forgotten
+        gradient._owner, gradient._number = slot, slot.dropped
         gradient.device, gradient.shape = slot.local.device, shape
         gradient.dtype, gradient._requires_grad = FLOAT32, False
         gradient._grad = gradient._node = gradient._hooks = None
@@ -50,7 +47,7 @@ class Gradient(Tensor):
 
     @property
     def buffer(self) -> Any:
-        """The device's buffer: this rank's own, as nothing says what a kernel does with it."""
+        """The device's buffer: this rank's own copy, as a kernel may write to it."""
         return self._slot.own().buffer
 
     def numpy(self) -> np.ndarray:
@@ -59,37 +56,42 @@ class Gradient(Tensor):
         return array
 
     def copy_from(self, array_like: Any) -> None:
-        self._slot.require_here()
+        self._slot.require_not_sent()
         super().copy_from(array_like)
 
     def alias(self, shape: Shape) -> Tensor:
         return Gradient.of(self._slot, shape)
 
 
+class SlotOwner(Protocol):
+    """What a slot needs of its flat space."""
+
+    def note_states(self) -> None:
+        """Notify a recording under way, if any, that states are about to change."""
+
+
 class GradSlot:
-    """A parameter's gradient in the flat space: its state and its tensors on `grads` and on `reduced`."""
+    """A parameter's gradient in the flat space: its state and its tensors on `grads` and on `reduced`.
 
-    __slots__ = ("_gradient", "_state", "forgotten", "local", "reduced", "space")
+    state: NONE, LOCAL, REDUCED or SENT; settable, except to NONE: see `drop`.
+    """
 
-    def __init__(self, space: FlatSpace) -> None:
+    __slots__ = ("_gradient", "dropped", "local", "reduced", "space", "state")
+
+    def __init__(self, space: SlotOwner) -> None:
         self.space = space
-        self._state = NONE
-        self.forgotten = 0  # how many gradients
+        self.state = NONE  # an attribute, as every step reads and sets it for each parameter
+        self.dropped = 0  # how many gradients
         self.local: Tensor = None  # type: ignore[assignment]
         self.reduced: Tensor = None  # type: ignore[assignment]
         self._gradient: Gradient | None = None
 
-    @property
-    def state(self) -> int:
-        """NONE, LOCAL, REDUCED or SENT."""
-        return self._state
-
-    @state.setter
-    def state(self, state: int) -> None:
-        if state == NONE and self._state != NONE:
-            self.forgotten += 1
+    def drop(self) -> None:
+        """Set the state to NONE: a Gradient that was kept raises ArgumentError from now on."""
+        if self.state != NONE:
+            self.state = NONE
+            self.dropped += 1
             self._gradient = None
-        self._state = state
 
     def gradient(self) -> Tensor | None:
         """Return the gradient, None before the first backward."""
@@ -100,15 +102,15 @@ class GradSlot:
         return self._gradient
 
     def current(self) -> Tensor:
-        """Return where the gradient lies, to be read."""
+        """Return the tensor that holds the gradient, to be read."""
         return self.reduced if self.state == REDUCED else self.local
 
     def own(self) -> Tensor:
-        """Return the gradient in this rank's memory, to which the averaged one is copied first."""
+        """Return the gradient in this rank's memory; an averaged one is copied there first."""
         return self.for_update() if self.state == REDUCED else self.local
 
     def claim(self) -> Tensor | None:
-        """Return where the first gradient is to be written, or None when there is a gradient already."""
+        """Return the tensor to write a first gradient to; None if there is a gradient already."""
         if self.state != NONE:
             return None
         self.space.note_states()
@@ -116,8 +118,8 @@ class GradSlot:
         return self.local
 
     def for_update(self) -> Tensor:
-        """Return this rank's own gradient, which starts from the averaged one after a synchronisation."""
-        self.require_here()
+        """Return this rank's own gradient; after a synchronisation it starts as a copy of the average."""
+        self.require_not_sent()
         self.space.note_states()
         if self.state == REDUCED and self.reduced.buffer is not self.local.buffer:
             copy_into(self.local, self.reduced)
@@ -125,33 +127,33 @@ class GradSlot:
         return self.local
 
     def assign(self, value: Tensor | None) -> None:
-        """Set the gradient to a copy of `value`; None means that there is none."""
-        self.require_here()
+        """Set the gradient to a copy of `value`; None: drop it."""
+        self.require_not_sent()
         self.space.note_states()
         if value is None:
-            self.state = NONE
+            self.drop()
         else:
             if value.buffer is not self.local.buffer:
                 copy_into(self.local, value)
             self.state = LOCAL
 
     def release(self) -> Tensor | None:
-        """Return the gradient in this rank's memory, None where there is none, when its parameter leaves."""
-        self.require_here()
+        """Return the gradient in this rank's memory, or None, as its parameter leaves the flat space."""
+        self.require_not_sent()
         return None if self.state == NONE else self.own()
 
     def make_own(self) -> None:
-        """Let `local` hold this rank's own gradient, zeros where there is none."""
+        """Fill `local` with this rank's own gradient, zeros if there is none."""
         if self.state == NONE:
             device, size = self.local.device, self.local.size
             device.launch(device.kernel("elementwise", "fill"), *device.grid(size), self.local, 0.0, size)
         else:
             self.for_update()
 
-    def require_here(self) -> None:
-        """Raise ArgumentError for a gradient that was begun to be averaged."""
+    def require_not_sent(self) -> None:
+        """Raise ArgumentError if the gradient's all-reduce is in flight."""
         if self.state == SENT:
             raise ArgumentError(
-                "gradient: expected sync_gradients() after the last backward, as its average is on the way; "
-                "with overlap, all but the last micro-batch belong into no_sync()"
+                "gradient: expected sync_gradients() after the last backward, as its all-reduce is in flight; "
+                "with overlap, put all micro-batches but the last into no_sync()"
             )

@@ -1,4 +1,4 @@
-"""The hash of clcomm/hashing.py, computed where the parameters are."""
+"""The hash of clcomm/hashing.py, computed on the device."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""PoCL's cache of built kernels, held against what was in it when it was made.
+"""Checks PoCL's cache of built kernels against digests that were taken when they were built.
 
-PoCL loads what it finds there unseen, and ends the process when a file is cut short. A seal lists the files of the
-programs that a run uses, with their digests: what differs is thrown away, and PoCL builds it anew.
+PoCL loads cached files unchecked, and crashes when one is truncated. A seal lists the files of the programs that a run
+uses, with their digests: programs whose files differ are deleted, and PoCL builds them again.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
-from clcomm.files import open_regular, read_regular, remove_tree
+from clcomm.storage.files import open_regular, read_regular, remove_tree
 
-#: More than the seal of any run has.
+#: The most bytes of a seal.
 _MOST_BYTES = 1 << 22
-#: PoCL touches this file of a program's folder at each use, by a clock that ticks every few milliseconds.
+#: PoCL touches this file of a program's folder at each use, with a clock that ticks every few milliseconds.
 _TOUCHED, _TICK_S = "last_accessed", 1.0
 _PIECE_BYTES = 1 << 20
 
-#: Length and digest of a program folder's files by their names, of all folders by theirs; both relative.
+#: Folders by relative name; in each, [length, digest] of its files by relative name.
 Seal = dict[str, dict[str, list]]
 
 
 def used_since(cache: Path, since: float) -> list[Path]:
-    """Return the folders of the programs that were used since a time (seconds of the epoch) or shortly before it."""
+    """Return the folders of programs used since a time (seconds of the epoch) or shortly before it."""
     folders = [path.parent for path in cache.glob(f"*/*/{_TOUCHED}") if path.lstat().st_mtime >= since - _TICK_S]
     return [folder for folder in folders if _is_inside(cache, folder)]
 
@@ -36,10 +36,10 @@ def seal(cache: Path, folders: list[Path]) -> str:
 
 
 def damaged(cache: Path, text: str, sealed_s: float) -> list[Path]:
-    """Return the folders that have lost or changed a file since they were sealed; ValueError for what is no seal.
+    """Return the folders with a missing or changed file since they were sealed; ValueError for text that is no seal.
 
-    A file that is newer than `sealed_s` (seconds of the epoch) and no shorter was built again: PoCL puts a file there
-    in one piece.
+    A file that is newer than `sealed_s` (seconds of the epoch) and not shorter was built again: PoCL writes each file
+    atomically.
     """
     folders = []
     for name, sealed in _parse(text).items():
@@ -62,12 +62,12 @@ def _changed_s(path: Path) -> float:
 
 
 def read_seal(path: Path) -> str:
-    """Return a seal's text; ValueError or OSError for what cannot be one."""
+    """Return a seal's text; ValueError or OSError for a file that cannot be one."""
     return read_regular(path, _MOST_BYTES).decode("utf-8")
 
 
 def clear(folders: list[Path]) -> None:
-    """Throw program folders away, as far as that is allowed; what links lead to stays."""
+    """Delete program folders where permitted, without following links."""
     for folder in folders:
         with suppress(OSError):
             above = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -78,7 +78,7 @@ def clear(folders: list[Path]) -> None:
 
 
 def _is_inside(cache: Path, folder: Path) -> bool:
-    """Say whether nothing but real directories leads from the cache to a program's folder, or nothing is there."""
+    """Return whether a program's folder lies in the cache without any symbolic link on the way."""
     return not any(map(os.path.islink, (folder, folder.parent))) and folder.parent.parent == cache
 
 
@@ -88,7 +88,7 @@ def _digests(folder: Path) -> dict[str, list]:
         for name in names:
             path = Path(directory, name)
             if name != _TOUCHED:
-                with suppress(OSError):  # gone in the meantime, or not to be read: PoCL could not either
+                with suppress(OSError):  # deleted meanwhile, or unreadable, also for PoCL
                     found[str(path.relative_to(folder))] = _digest(path)
     return found
 

@@ -1,7 +1,8 @@
-"""A device's memory: pooled buffers for what comes and goes, buffers of exact size for what stays, all counted."""
+"""A device's memory: pooled buffers for temporary values, buffers of exact size for lasting ones, all counted."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +19,22 @@ def _exact_buffer_class() -> Any:
     import pyopencl as cl
 
     class ExactBuffer(cl.Buffer):
-        """A buffer that says when it goes."""
+        """A buffer that reports its release, and that its sub-buffers keep alive."""
 
         memory: Memory | None = None
         counted = 0
+        array: np.ndarray | None = None
+
+        def get_sub_region(self, origin: int, size: int, flags: int = 0) -> cl.Buffer:
+            part = super().get_sub_region(origin, size, flags)
+            part.whole = self  # OpenCL keeps a part's device memory, but not a host array under it
+            return part
 
         def __del__(self) -> None:
             if self.memory is not None:
                 self.memory._exact_bytes -= self.counted
+                if self.array is not None and self.memory.on_release is not None:
+                    self.memory.on_release(self.array)
 
     return ExactBuffer
 
@@ -33,9 +42,12 @@ def _exact_buffer_class() -> Any:
 class Memory:
     """All memory of one context.
 
-    `active_bytes` are in use, `held_bytes` are taken from the device (the pool keeps some for later), and `peak_bytes`
-    is the most that was ever held. A buffer on top of a host array counts like any other.
+    `active_bytes` are in use, `held_bytes` are allocated on the device (the pool keeps some of them for later), and
+    `peak_bytes` is the most that was ever held. A buffer on top of a host array counts like any other.
+    on_release: called, in any thread, with that array when its buffer is released.
     """
+
+    on_release: Callable[[np.ndarray], None] | None = None
 
     def __init__(self, context: cl.Context, queue: cl.CommandQueue, name: str):
         import pyopencl as cl
@@ -54,20 +66,20 @@ class Memory:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes taken from the device, in use or not."""
+        """Bytes allocated on the device, in use or not."""
         return self._exact_bytes + self._pool.managed_bytes
 
     def allocate(self, nbytes: int) -> Any:
-        """Return a pooled buffer of at least `nbytes`; it goes back to the pool when the last reference is dropped."""
+        """Return a pooled buffer of at least `nbytes`, which returns to the pool with its last reference."""
         try:
             buffer = self._pool.allocate(nbytes)
         except (self._error, MemoryError) as error:
-            raise self._no_room(nbytes, error) from None
+            raise self._out_of_memory(nbytes, error) from None
         self._note_peak()
         return buffer
 
     def exact(self, nbytes: int = 0, *, copy_of: np.ndarray | None = None, on_top_of: np.ndarray | None = None) -> Any:
-        """Return a buffer of `nbytes`, or as long as an array: a copy of it, or memory on top of it."""
+        """Return a buffer of `nbytes`, a copy of an array, or a buffer on top of an array."""
         flags, array = self._flags.READ_WRITE, None
         if copy_of is not None:
             flags, array = flags | self._flags.COPY_HOST_PTR, copy_of
@@ -77,14 +89,14 @@ class Memory:
         try:
             buffer = self._exact_buffer(self._context, flags, 0 if array is not None else nbytes, array)
         except (self._error, MemoryError) as error:
-            raise self._no_room(nbytes, error) from None
-        buffer.memory, buffer.counted = self, nbytes
+            raise self._out_of_memory(nbytes, error) from None
+        buffer.memory, buffer.counted, buffer.array = self, nbytes, on_top_of
         self._exact_bytes += nbytes
         self._note_peak()
         return buffer
 
     def release_unused(self) -> None:
-        """Give memory that the pool keeps for later back to the device."""
+        """Release the pool's unused memory to the device."""
         self._pool.free_held()
 
     def _note_peak(self) -> None:
@@ -92,7 +104,7 @@ class Memory:
         if held > self.peak_bytes:
             self.peak_bytes = held
 
-    def _no_room(self, nbytes: int, error: BaseException) -> DeviceError:
+    def _out_of_memory(self, nbytes: int, error: BaseException) -> DeviceError:
         asked, used = format_size(nbytes), format_size(self.active_bytes)
         text = " | ".join(line.strip() for line in str(error).splitlines() if line.strip())
         return DeviceError(f"{self._name}: no memory for {asked} beside {used} in use: {text}")

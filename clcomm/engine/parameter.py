@@ -5,22 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from clcomm.engine.device import Device
+from clcomm.engine.grad_slot import GradSlot
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
 
 class Parameter(Tensor):
-    """A tensor that a module trains; its gradient lives in the flat space once the module has one."""
+    """A tensor that a module trains; its gradient lies in the flat space once the module has one."""
 
     __slots__ = ("slot",)
 
     def __init__(self, array_like: Any, device: Device | str | None = None, requires_grad: bool = True):
-        self.slot: Any = None
+        self.slot: GradSlot | None = None
         super().__init__(array_like, device, requires_grad)
 
     @property
     def grad(self) -> Tensor | None:
-        """The gradient, or None; a tensor on the flat gradients (or on the averaged ones after a synchronisation)."""
+        """The gradient, or None; in a flat space this rank's own, or the average after a synchronisation."""
         return self._grad if self.slot is None else self.slot.gradient()
 
     @grad.setter

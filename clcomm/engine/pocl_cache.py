@@ -1,6 +1,6 @@
-"""Where PoCL keeps the kernels that it built: a directory into which nobody else can put any, as it runs what is there.
+"""The directory of PoCL's built kernels: one that no other user can write to, as PoCL runs the code in it.
 
-On its own PoCL takes /tmp/pocl/kcache for a process without HOME, whoever made that.
+PoCL's own default for a process without HOME is /tmp/pocl/kcache, even if another user made that.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from clcomm.cache import user_cache
 from clcomm.errors import DeviceError
-from clcomm.private import exposure, make_private, private_temporary
+from clcomm.storage.cache import user_cache
+from clcomm.storage.private import exposure, make_private, private_temporary
 
-#: What building a kernel takes at least: descriptors at a time, and bytes of object code and of what comes before it.
+#: The least that building a kernel needs: open descriptors, and bytes of object and intermediate code.
 _DESCRIPTORS, _KERNEL_BYTES = 16, 1 << 20
 
 
 def prepare() -> None:
-    """Let PoCL, before it is loaded, keep kernels where nobody else can: sets POCL_CACHE_DIR.
+    """Set POCL_CACHE_DIR, before PoCL is loaded, to a directory that no other user can write to.
 
-    Raises DeviceError where the user set it to a directory that others can change, or that cannot be made, and
-    ArgumentError where there is no place for another.
+    Raises DeviceError if the user set it to a directory that others can write to, or that cannot be made, and
+    ArgumentError if no directory is possible.
     """
     given = os.environ.get("POCL_CACHE_DIR")
     if given:
@@ -33,7 +33,7 @@ def prepare() -> None:
 
 
 def shortage() -> str:
-    """Return what PoCL lacks to keep a kernel: room, a descriptor, a right; "" where it lacks nothing."""
+    """Return why PoCL cannot store a kernel: disk space, descriptors, permission; "" if it can."""
     directory = os.environ.get("POCL_CACHE_DIR")
     try:
         with ExitStack() as stack:
@@ -49,7 +49,7 @@ def shortage() -> str:
 
 
 def _checked(given: str) -> str:
-    """Return the directory itself, in case a link leads to it that others could change."""
+    """Return the directory with links resolved, as others could change a link."""
     directory = Path(os.path.realpath(given))
     problem = _problem(directory, chosen=True)
     if problem:
@@ -61,7 +61,7 @@ def _checked(given: str) -> str:
 
 
 def _own_directory() -> Path:
-    """Return the first directory that is this user's alone: PoCL's usual one, one of clcomm's, a temporary one."""
+    """Return the first private directory of PoCL's default, one of clcomm's, and a temporary one."""
     cache = Path(os.path.realpath(user_cache()))
     for directory in (cache / "pocl" / "kcache", cache / "clcomm" / "pocl"):
         if not _problem(directory):

@@ -1,7 +1,7 @@
 """The processor that PoCL 3 compiles for, where its LLVM is older than the processor.
 
-PyPI's PoCL holds LLVM 14, which knows no AMD processor of family 1Ah (Zen 5) or later. There it asks clang for the
-target "generic", which clang refuses for x86, so that no kernel builds. The device is then given the nearest processor
+PyPI's PoCL has LLVM 14, which knows no AMD processor of family 1Ah (Zen 5) or later. There it passes the target
+"generic" to clang, which rejects it for x86, so that no kernel builds. `name_processor` then sets the nearest processor
 that this LLVM knows.
 """
 
@@ -14,10 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-#: The one build that this is about: where its `struct _cl_device_id` keeps `char *llvm_cpu`, in bytes.
+#: The affected build, and the byte offset of `char *llvm_cpu` in its `struct _cl_device_id`.
 _DRIVER, _LLVM, _LLVM_CPU = "3.0-rc2", "LLVM 14.0.6", 640
 _UNKNOWN = b"generic"
-#: Processors of LLVM 14, the best first, with the features that it may use of them (names of /proc/cpuinfo).
+#: Processors of LLVM 14, the best first, with the features that its code for them may use (names of /proc/cpuinfo).
 _HASWELL = frozenset(("avx2", "bmi1", "bmi2", "fma", "f16c", "abm", "movbe"))
 PROCESSORS: tuple[tuple[str, frozenset[str]], ...] = (
     ("znver3", _HASWELL | {"adx", "sha_ni", "sse4a", "vaes", "vpclmulqdq"}),
@@ -34,9 +34,9 @@ def nearest_processor(features: Iterable[str]) -> str:
 
 
 def name_processor(cl_device: Any) -> bool:
-    """Let PoCL 3 compile for the nearest processor that it knows, if it knows this one not; say whether it does now.
+    """Make PoCL 3 compile for the nearest processor that it knows, if it does not know this one; return whether it did.
 
-    A device of any other driver, or that names its processor, stays as it is.
+    Devices of other drivers, and those with a processor's name, are left unchanged.
     """
     if not _is_unnamed(cl_device):
         return False
@@ -50,7 +50,7 @@ def name_processor(cl_device: Any) -> bool:
 
 
 def _is_unnamed(cl_device: Any) -> bool:
-    """Say whether this is the wheel's build, compiling for a processor that it has no name of."""
+    """Return whether this is the wheel's build, on a processor for which it has no name."""
     return bool(
         cl_device.driver_version == _DRIVER
         and platform.machine() == "x86_64"
@@ -61,7 +61,7 @@ def _is_unnamed(cl_device: Any) -> bool:
 
 
 def _features() -> list[str]:
-    """Return the features of this machine's processor, as Linux names them; none where it does not say."""
+    """Return the features of this machine's processor, as Linux names them; none if it lists none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

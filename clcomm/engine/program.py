@@ -1,4 +1,4 @@
-"""Programs from the `.cl` files: source, build options, typed kernels, and errors one can act on."""
+"""Programs from the `.cl` files: source, build options, typed kernels, and build errors."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _SCALARS = {
     "float": "float32",
 }  # fmt: skip
 _LOG_LIMIT = 800
-#: Processes that build the same at the same time may be in each other's way in PoCL's cache; once is enough for one.
+#: Builds of one program at the same time in several processes may collide in PoCL's cache, so a failed one is repeated.
 _TRIES = 2
-#: PyOpenCL writes Python code for a kernel as it is made, which two threads may not do at once.
+#: PyOpenCL generates Python code as it makes a kernel, which is not thread-safe.
 _making = threading.Lock()
 
 
 @cache
 def source_of(file: str) -> str:
-    """Return the text of `kernels/<file>.cl`, headed by `kernels/common.cl`."""
+    """Return the text of `kernels/common.cl` followed by that of `kernels/<file>.cl`."""
     return "\n".join(_text_of(name) for name in ("common", file))
 
 
@@ -46,7 +46,7 @@ def _text_of(name: str) -> str:
 
 
 def build(context: cl.Context, file: str, options: list[str]) -> cl.Program:
-    """Build `kernels/<file>.cl`; raises DeviceError with options, log and where the source was saved."""
+    """Build `kernels/<file>.cl`; raises DeviceError with the options, the log, and where the source was saved."""
     import pyopencl as cl
 
     source, options = source_of(file), [*options, "-cl-mad-enable", "-cl-kernel-arg-info"]
@@ -64,10 +64,10 @@ def build(context: cl.Context, file: str, options: list[str]) -> cl.Program:
 
 
 def _can_skip_header(device: cl.Device) -> bool:
-    """Return whether `builtins.cl` may stand for the driver's header of all functions.
+    """Return whether `builtins.cl` can replace the driver's header of all functions.
 
-    It may with PoCL 3, which leaves its header out where the guard is defined: a program in its cache is there in 8 ms
-    instead of 25, a new one in a third of the time, and their machine code is the same.
+    PoCL 3 skips its header if the header's guard is defined: a cached program then loads in 8 ms instead of 25, a new
+    one builds in a third of the time, and their machine code is the same.
     """
     return device.platform.version.startswith("OpenCL 3.0 PoCL 3.")
 
@@ -83,7 +83,7 @@ def _build_failure(file: str, options: list[str], source: str, log: str) -> Devi
 
 
 def _save(file: str, text: str) -> str:
-    """Keep the source and log of a failed build; return where, in words."""
+    """Save the source and log of a failed build; return a phrase that says where."""
     try:
         with tempfile.NamedTemporaryFile("w", prefix=f"clcomm-{file}-", suffix=".cl", delete=False) as saved:
             saved.write(text)
@@ -93,14 +93,14 @@ def _save(file: str, text: str) -> str:
 
 
 def typed_kernel(program: cl.Program, name: str) -> Any:
-    """Return a kernel that takes plain numbers for its scalar arguments, which is also the cheapest way to set them."""
+    """Return a kernel that takes Python numbers for its scalar arguments, the fastest way to set them."""
     import pyopencl as cl
 
     with _making:
         kernel = cl.Kernel(program, name)
         try:
             types = [_argument_type(kernel, index) for index in range(kernel.num_args)]
-        except cl.Error:  # the driver keeps no argument information
+        except cl.Error:  # the driver has no argument information
             return _UntypedKernel(kernel)
         kernel.set_arg_types(types)
     return kernel
@@ -117,9 +117,9 @@ def _argument_type(kernel: Any, index: int) -> Any:
 
 
 def bound_copy(kernel: Any, args: Sequence[Any], spare: list[cl.Kernel] | None = None) -> cl.Kernel:
-    """Return another kernel object for the same kernel, with its arguments set; None leaves one for later.
+    """Return another kernel object for the same kernel, with its arguments set; None leaves one unset.
 
-    spare: such objects that are in use no more. PyOpenCL compiles Python code for each new one, and keeps the text.
+    spare: unused objects of that kernel; PyOpenCL compiles Python code for each new one, and never frees it.
     """
     import pyopencl as cl
 
@@ -140,7 +140,7 @@ def bound_copy(kernel: Any, args: Sequence[Any], spare: list[cl.Kernel] | None =
 
 
 class _UntypedKernel:
-    """A kernel of a driver that does not tell argument types: ints become int32 and floats float32, as ours all are."""
+    """A kernel of a driver without argument types: ints become int32 and floats float32, as in all our kernels."""
 
     def __init__(self, kernel: Any):
         self.kernel = kernel

@@ -1,7 +1,7 @@
-"""Rehearsal: which kernels a run would queue, found without building or running any.
+"""Rehearsal: lists the kernels that a run would queue, without building or running any.
 
 PoCL compiles a kernel when it is first queued, so a first step takes seconds. Processes that share PoCL's cache can
-share that work: each rehearses the step, and builds a part of what it takes.
+divide that work: each rehearses the step and builds a part of its programs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Program = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """A kernel that is not built: stands for it until then."""
+class _UnbuiltKernel:
+    """A placeholder for a kernel that is not built yet."""
 
     file: str
     name: str
@@ -35,25 +35,25 @@ class _Wanted:
 
     @property
     def program(self) -> Program:
-        """What has to be built for it, the same for all kernels of one program."""
+        """The key of the program that it is in."""
         return self.file, self.fast_math, tuple(sorted(self.defines))
 
 
 @dataclass
-class _Launch:
-    """The first launch of a kernel with some local size."""
+class _FirstLaunch:
+    """The first launch of a kernel with a given local size."""
 
-    wanted: _Wanted
+    wanted: _UnbuiltKernel
     global_size: tuple[int, ...]
     local_size: tuple[int, ...] | None
     args: list[Any] = field(repr=False)
 
 
 class Rehearsal(Device):
-    """A device that notes launches instead of queueing them; its memory is real, and what it holds means nothing.
+    """A device that notes launches instead of queueing them; its memory is allocated but never computed.
 
-    Build a model on it and run what is to be rehearsed; then `programs` are what that takes, and `build` makes some of
-    them ready on the device that this one stands for.
+    Build a model on it and run a step; then `programs` lists the step's programs, and `build` builds some of them on
+    the device that this one imitates.
     """
 
     def __init__(self, device: Device):
@@ -61,28 +61,28 @@ class Rehearsal(Device):
         self.device = device
         self._peak_bytes = device.memory.peak_bytes
         self.kept = {}
-        self._wanted: dict[Any, _Wanted] = {}
-        self._launches: dict[Any, _Launch] = {}
+        self._wanted: dict[Any, _UnbuiltKernel] = {}
+        self._launches: dict[Any, _FirstLaunch] = {}
 
     def kernel(self, file: str, name: str, *, fast_math: bool = False, **defines: Any) -> Any:
-        """Return what stands for the kernel."""
-        wanted = _Wanted(file, name, fast_math, tuple(defines.items()))
+        """Return a placeholder for the kernel."""
+        wanted = _UnbuiltKernel(file, name, fast_math, tuple(defines.items()))
         return self._wanted.setdefault(wanted, wanted)
 
     def launch(self, kernel: Any, global_size: tuple[int, ...], local_size: tuple[int, ...] | None, *args: Any) -> None:
         """Note a launch."""
         values = [getattr(arg, "buffer", arg) for arg in args]
-        self._launches.setdefault((kernel, local_size), _Launch(kernel, global_size, local_size, values))
+        self._launches.setdefault((kernel, local_size), _FirstLaunch(kernel, global_size, local_size, values))
 
     @property
     def programs(self) -> list[Program]:
-        """The programs whose kernels were launched, the same list in every process that rehearsed the same."""
+        """The programs of the launched kernels, in the same order in every process that rehearsed the same step."""
         return sorted({launch.wanted.program for launch in self._launches.values()}, key=repr)
 
     def build(self, programs: Iterable[Program]) -> None:
-        """Build programs, and have the driver compile their kernels for the sizes at which they were launched.
+        """Build programs, and make the driver compile their kernels for the sizes at which they were launched.
 
-        The kernels run once, on buffers of zeros; nothing else sees those. Raises DeviceError where one does not build.
+        Each kernel runs once, on buffers of zeros. Raises DeviceError if a program does not build.
         """
         chosen = set(programs)
         for launch in self._launches.values():
@@ -91,15 +91,15 @@ class Rehearsal(Device):
         self.device.finish()
 
     def close(self) -> None:
-        """Give back what memory nobody refers to any longer; it does not count as the device's use."""
+        """Release unreferenced memory, and take the rehearsal out of the device's peak."""
         self._launches.clear()
         self.kept = {}
-        gc.collect()  # models refer to themselves in circles
+        gc.collect()  # models hold reference cycles
         memory = self.device.memory
         memory.release_unused()
         memory.peak_bytes = max(self._peak_bytes, memory.held_bytes)
 
-    def _run(self, launch: _Launch) -> None:
+    def _run(self, launch: _FirstLaunch) -> None:
         import numpy as np
         import pyopencl as cl
 
@@ -112,7 +112,7 @@ class Rehearsal(Device):
 
 
 def shared_cache(device: Device) -> Path | None:
-    """Return where PoCL keeps what it built for CPUs, for all processes of this user; None for any other driver."""
+    """Return PoCL's cache of kernels for CPUs, which this user's processes share; None for other drivers."""
     if not device.is_cpu or device.cl_device.platform.name.strip() != "Portable Computing Language":
         return None
     if os.environ.get("POCL_KERNEL_CACHE", "1") == "0":
@@ -122,7 +122,7 @@ def shared_cache(device: Device) -> Path | None:
 
 
 def build_identity(device: Device) -> str:
-    """Return a digest of all that builds depend on: kernels, driver and device."""
+    """Return a digest of everything that builds depend on: kernels, driver and device."""
     cl_device = device.cl_device
     parts = [cl_device.platform.version, cl_device.driver_version, cl_device.version, cl_device.name]
     parts += [repr((device.kind, device.compute_units, device.group, device.row_group, device.tuning))]

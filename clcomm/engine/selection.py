@@ -1,4 +1,4 @@
-"""Which OpenCL device a rank takes, and how ranks on one host share the CPU's cores."""
+"""Which OpenCL device a rank uses, and how the ranks of a host share the CPU's cores."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from clcomm.engine import pocl_cache
 from clcomm.errors import DeviceError
+from clcomm.usable_cores import usable_cores
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
 KINDS = ("gpu", "cpu", "accelerator")
-#: Platforms that are taken by name alone.
+#: Platforms that are used only when named.
 SIMULATORS = ("Oclgrind",)
 _RANK_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
@@ -30,12 +31,12 @@ class Candidate:
 
     @property
     def description(self) -> str:
-        """Device and platform name, what a name in `device=` is looked up in."""
+        """Device and platform name, in which a name in `device=` is looked up."""
         return f"{self.cl_device.name.strip()}, {self.cl_device.platform.name.strip()}"
 
     @property
     def is_simulator(self) -> bool:
-        """Whether this device checks kernels, some thousand times as slow as a real one: it has to be asked for."""
+        """Whether this is a simulator that checks kernels, thousands of times slower than a device."""
         return self.cl_device.platform.name.strip() in SIMULATORS
 
 
@@ -55,18 +56,16 @@ def _first_integer(names: tuple[str, ...], otherwise: int) -> int:
 
 
 def core_share(local_size: int) -> int:
-    """Return how many of the cores this process may run on are its own when `local_size` processes share them."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return cores // max(local_size, 1)
+    """Return this process's share of the cores that it may run on, among `local_size` processes."""
+    return len(usable_cores()) // max(local_size, 1)
 
 
 def prepare_environment(cores: int) -> None:
-    """Tell PoCL, before it is loaded, to use no more than `cores`; variables the user has set stay as they are.
+    """Limit PoCL, before it is loaded, to `cores`; variables that the user has set are left unchanged.
 
-    With one core or less, PoCL's `basic` driver runs kernels in the calling thread and has no worker to wake. PoCL from
-    PyPI has it under that name; others may have renamed it, and get a single worker. Raises what `pocl_cache.prepare`
-    does, which says where PoCL keeps its kernels.
+    With one core or less, PoCL's `basic` driver runs kernels in the calling thread, without a worker to wake. PoCL from
+    PyPI has it under that name; other builds may have renamed it, and get a single worker. Raises the errors of
+    `pocl_cache.prepare`.
     """
     pocl_cache.prepare()
     if cores <= 1 and find_spec("pocl_binary_distribution"):
@@ -120,7 +119,7 @@ def device_kind(cl_device: Any) -> str:
 def choose(spec: str | None, local_rank: int) -> Candidate:
     """Return the device that `spec`, else CLCOMM_DEVICE, names; without either a GPU by local rank, else the CPU.
 
-    Raises DeviceError, listing what is there, when nothing fits.
+    Raises DeviceError, with a list of the devices present, when none fits.
     """
     source = "device"
     if spec is None and os.environ.get("CLCOMM_DEVICE"):

@@ -1,22 +1,19 @@
 """Tensors: a device buffer with a shape, and a place on the tape.
 
-Data are float32; int32 holds class indices. Memory is C-contiguous, so a reshape shares its tensor's buffer.
+Elements are float32, or int32 for class indices. Memory is C-contiguous, so a reshaped tensor shares its buffer.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from clcomm.engine.device import Device, default_device
 from clcomm.engine.tensor_operators import TensorOperators
 from clcomm.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from clcomm.engine.autograd import Context
 
 FLOAT32 = np.dtype(np.float32)
 INT32 = np.dtype(np.int32)
@@ -25,24 +22,39 @@ _MOST_ELEMENTS = 2**31 - 1
 Shape = tuple[int, ...]
 
 
-class Tensor(TensorOperators):
+class Node:
+    """The operation that a tensor is the result of: its place on the tape, see autograd.py."""
+
+    inputs: tuple[Tensor | None, ...] | None  # None once backward ran
+    needs: tuple[bool, ...]  # whether each input needs a gradient
+    saved: tuple[Any, ...]
+    order: int
+    grad: Tensor | None = None  # the gradient of the result, as far as it is accumulated
+    owns_grad = False  # whether `grad` is this node's alone
+
+
+class Tensor(TensorOperators["Tensor"]):
     """A float32 (or, from integers, int32) array on a device.
 
-    `array_like` is copied; with `copy` False the tensor may lie in the array's memory where the device can use that,
-    and the array stays as it is as long as the tensor is in use. With `requires_grad` the tensor is a leaf of the tape:
-    `backward()` of what is computed from it adds to its `grad`. Raises ArgumentError for other dtypes, for no elements
-    and for 2**31 or more.
+    Args:
+        array_like: the values.
+        requires_grad: whether the tensor is a leaf of the tape, to whose `grad` `backward()` of results adds.
+        copy: False: the tensor may share the array's memory if the device can use it; the array must then not change
+            while the tensor is in use.
+
+    Raises:
+        ArgumentError: another dtype, no elements, or 2**31 or more of them.
     """
 
     __slots__ = ("__weakref__", "_grad", "_hooks", "_node", "_requires_grad", "buffer", "device", "dtype", "shape")
 
-    #: The walk of autograd.py, which stands above this file and enters itself here.
+    #: `backward` of autograd.py, which imports this file and sets it.
     _backward: ClassVar[Any]
 
     buffer: Any
     _grad: Tensor | None
-    _node: Context | None
-    _hooks: list[tuple[Callable[[Tensor], Any], bool]] | None  # and whether it is planned
+    _node: Node | None
+    _hooks: list[tuple[Callable[[Tensor], Any], bool]] | None  # (hook, planned)
 
     def __init__(
         self,
@@ -62,7 +74,7 @@ class Tensor(TensorOperators):
         if requires_grad:
             self.requires_grad = True
 
-    # -- what it is
+    # -- shape
 
     @property
     def size(self) -> int:
@@ -120,11 +132,11 @@ class Tensor(TensorOperators):
         return kind(values, self.device, requires_grad)
 
     def __copy__(self) -> Tensor:
-        """Return what deepcopy does, as NumPy's arrays do: two names for one memory are detach()'s affair."""
+        """Return a deep copy, as for NumPy arrays; detach() returns a tensor on the same memory."""
         return self.__deepcopy__({})
 
     def __reduce__(self) -> tuple[type[Tensor], tuple[np.ndarray, None, bool]]:
-        """Pickle the values; they are loaded to the default device. ArgumentError for the result of an operation."""
+        """Pickle the values, to be loaded to the default device; ArgumentError for the result of an operation."""
         if self._node is not None:
             raise ArgumentError("copy: expected a leaf, got the result of an operation; detach() it first")
         return self._pickled_as(), (self.numpy(), None, self._requires_grad)
@@ -161,7 +173,7 @@ class Tensor(TensorOperators):
         self._grad = value
 
     def claim_gradient(self) -> Tensor | None:
-        """Return where a kernel may write the first gradient of this leaf, or None when there is a gradient already."""
+        """Return the tensor for a kernel to write this leaf's first gradient to; None if there is a gradient."""
         if self._grad is not None:
             return None
         self._refuse_recording()
@@ -169,7 +181,7 @@ class Tensor(TensorOperators):
         return self._grad
 
     def gradient_for_update(self) -> Tensor:
-        """Return the gradient of a leaf that has one, in memory that may be added to."""
+        """Return the gradient of a leaf that has one, in memory that may be written to."""
         assert self._grad is not None
         self._refuse_recording()
         return self._grad
@@ -183,9 +195,8 @@ class Tensor(TensorOperators):
     ) -> Callable[[], None]:
         """Call `hook(self)` in each backward once this leaf's gradient is complete (its last kernel is queued).
 
-        planned: where a Replay queues a recorded backward again the hook is not called. What it returned in the
-        recorded run, a function or None, is called in its place, there as in the recorded run itself.
-        Returns a function that removes the hook.
+        planned: a Replay does not call the hook again, but the function that it returned in the recorded run, if any;
+        the recorded run calls that function too. Returns a function that removes the hook.
         """
         if self._hooks is None:
             self._hooks = []
@@ -203,17 +214,17 @@ class Tensor(TensorOperators):
     def backward(self, gradient: Tensor | float | None = None) -> None:
         """Add the gradients of this tensor to the `grad` of every leaf it was computed from.
 
-        `gradient` is the gradient of this tensor itself: a tensor of its shape, a number for every element, or None,
-        which stands for 1 and needs a tensor of one element.
+        gradient: that of this tensor itself: a tensor of its shape, or a number for every element; None: 1, for a
+        tensor of one element.
         """
         Tensor._backward(self, gradient)
 
     def detach(self) -> Tensor:
-        """Return a tensor on the same memory that is no part of the tape."""
+        """Return a tensor on the same memory that is not on the tape."""
         return self.alias(self.shape)
 
     def alias(self, shape: Shape) -> Tensor:
-        """Return a tensor of another shape with as many elements, on the same memory, that is no part of the tape."""
+        """Return a tensor of another shape and as many elements, on the same memory, that is not on the tape."""
         return wrap(self.device, self.buffer, shape, self.dtype)
 
 
@@ -230,7 +241,7 @@ def wrap(device: Device, buffer: Any, shape: Shape, dtype: np.dtype = FLOAT32) -
 
 
 def empty(device: Device, shape: Shape, dtype: np.dtype = FLOAT32) -> Tensor:
-    """Return a tensor of undefined values on pooled memory."""
+    """Return an uninitialised tensor in pooled memory."""
     return wrap(device, device.allocate(math.prod(shape) * 4), shape, dtype)
 
 
@@ -241,13 +252,13 @@ def copy_into(target: Tensor, source: Tensor) -> None:
 
 
 def constant(device: Device, value: float) -> Tensor:
-    """Return a tensor of shape () holding `value`, kept on the device for the next time."""
+    """Return a tensor of shape () that holds `value`; the device keeps its buffer."""
     buffer = device.keep(("constant", repr(value)), lambda: np.array(value, FLOAT32))
     return wrap(device, buffer, ())
 
 
 def float_tensor(name: str, value: Any) -> Tensor:
-    """Return `value` when it is a float32 tensor; else raise ArgumentError naming the argument."""
+    """Return `value` if it is a float32 tensor; else raise ArgumentError with the argument's name."""
     if not isinstance(value, Tensor):
         raise ArgumentError(f"{name}: expected a Tensor, got {type(value).__name__}; wrap arrays in Tensor(...)")
     if value.dtype is not FLOAT32 and value.dtype != FLOAT32:

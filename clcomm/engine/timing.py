@@ -1,4 +1,4 @@
-"""How long kernels take, and how much of a step is anything else: Python, launches, waits."""
+"""The time of kernels, and the share of a step that is not kernels: Python, launches, waits."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from clcomm.engine.device import Device
+from clcomm.engine.launch_queue import LaunchEvent, LaunchQueue
 
 
 class KernelTime(NamedTuple):
@@ -21,17 +20,13 @@ class KernelTime(NamedTuple):
     seconds: float
 
 
-#: What a device tells about a launch: the kernel, its global size and the event.
-Launch = tuple[Any, tuple[int, ...], Any]
-
-
 class Profile:
-    """What Device.profile() saw: `launches` in order, once the block is over, and the `seconds` the block took."""
+    """The result of Device.profile(): after the block, its `launches` in order and its `seconds`."""
 
     def __init__(self) -> None:
         self.launches: list[KernelTime] = []
         self.seconds = 0.0
-        self.events: list[Launch] = []
+        self.events: list[LaunchEvent] = []
         self.note = self.events.append
 
     @property
@@ -40,7 +35,7 @@ class Profile:
         return sum(launch.seconds for launch in self.launches)
 
     def close(self) -> None:
-        """Ask the launches, which must be complete."""
+        """Read the launches' times; they must be complete."""
         for kernel, global_size, event in self.events:
             seconds = (event.profile.end - event.profile.start) * 1e-9
             self.launches.append(KernelTime(kernel.function_name, global_size, seconds))
@@ -48,8 +43,8 @@ class Profile:
 
 
 @contextmanager
-def profile(device: Device) -> Iterator[Profile]:
-    """Time the kernels that a device queues within the block; waits at both ends."""
+def profile(device: LaunchQueue) -> Iterator[Profile]:
+    """Time the kernels that a device queues in the block; waits at both ends."""
     outer, seen = device.note, Profile()
     with _timed(device, seen.note):
         begin = time.perf_counter()
@@ -65,8 +60,8 @@ def profile(device: Device) -> Iterator[Profile]:
 
 
 @contextmanager
-def log_kernels(device: Device) -> Iterator[KernelLog]:
-    """Note when a device's kernels run, until the block ends; waits there only."""
+def log_kernels(device: LaunchQueue) -> Iterator[KernelLog]:
+    """Log when a device's kernels run, until the block ends; waits only there."""
     with _timed(device, None):
         log = KernelLog(device)
         device.note = log.note
@@ -74,8 +69,8 @@ def log_kernels(device: Device) -> Iterator[KernelLog]:
 
 
 @contextmanager
-def _timed(device: Device, note: Callable[[Launch], None] | None) -> Iterator[None]:
-    """Queue kernels where they are timed, and tell `note` about them; queues do not mix within a step."""
+def _timed(device: LaunchQueue, note: Callable[[LaunchEvent], None] | None) -> Iterator[None]:
+    """Queue all kernels of the block in the timed queue, and call `note` with each launch."""
     device.finish()
     before = device.queue, device.note
     device.queue, device.note = device.timed_queue, note
@@ -87,22 +82,22 @@ def _timed(device: Device, note: Callable[[Launch], None] | None) -> Iterator[No
 
 
 class KernelLog:
-    """Launches of a device and when they ran, for someone who asks from time to time: nothing waits for a kernel.
+    """Launches of a device and when they ran, read from time to time without waiting for a kernel.
 
-    Events tell the time by a clock of the device's driver. Markers, queued between two looks at the host's clock, tell
-    how far that is from `time.perf_counter_ns()`; of the latest ones the quickest counts.
+    Events have times of the driver's clock. Markers, queued between two readings of `time.perf_counter_ns()`, give its
+    offset from the host's clock; of the latest markers the one with the shortest interval counts.
     """
 
     _MARKERS = 8
-    _MOST_NAMES = 4096  # kernels of recordings come and go
+    _MOST_NAMES = 4096  # recordings make and release kernels
 
-    def __init__(self, device: Device):
+    def __init__(self, device: LaunchQueue):
         import pyopencl as cl
 
         self._device, self._queue = device, device.queue
         self._marker, self._times = cl.enqueue_marker, cl.profiling_info
         self._status, self._complete = cl.event_info.COMMAND_EXECUTION_STATUS, cl.command_execution_status.COMPLETE
-        self._launches: deque[Launch] = deque()
+        self._launches: deque[LaunchEvent] = deque()
         self._names: dict[Any, str] = {}
         self._marks: deque[tuple[int, int, Any]] = deque(maxlen=self._MARKERS)
         self._offsets: deque[tuple[int, int]] = deque(maxlen=self._MARKERS)  # (uncertainty, offset)
@@ -113,11 +108,11 @@ class KernelLog:
         self._read_marks()
 
     def pause(self, paused: bool) -> None:
-        """Leave launches out from now on, or note them again."""
+        """Stop logging launches, or resume."""
         self._device.note = None if paused else self.note
 
     def take(self) -> list[tuple[str, tuple[int, ...], int, int]]:
-        """Return what has run since the last time: kernel, global size, begin and end by perf_counter_ns()."""
+        """Return the launches completed since the last call: kernel, global size, begin and end (perf_counter_ns)."""
         self._read_marks()
         self._mark()
         launches, offset = self._launches, min(self._offsets)[1]
@@ -125,13 +120,13 @@ class KernelLog:
         taken = []
         for _ in range(self._completed()):
             kernel, global_size, event = launches.popleft()
-            tell = event.get_profiling_info
-            taken.append((self._name(kernel), global_size, tell(start) + offset, tell(end) + offset))
+            read = event.get_profiling_info
+            taken.append((self._name(kernel), global_size, read(start) + offset, read(end) + offset))
         return taken
 
     @property
     def uncertainty_ns(self) -> int:
-        """By how much the device's times may be off on the host's clock."""
+        """The largest error of the device's times on the host's clock."""
         return min(self._offsets)[0]
 
     def _completed(self) -> int:
@@ -164,23 +159,23 @@ class KernelLog:
 
 
 class Overhead(NamedTuple):
-    """A step's seconds, and those of them in which its kernels ran; medians."""
+    """A step's seconds, and its kernels' seconds; medians."""
 
     step_s: float
     kernel_s: float
 
     @property
     def share(self) -> float:
-        """The part of the step, 0 to 1, in which the device was not at work."""
+        """The share of the step, 0 to 1, in which no kernel ran."""
         return max(0.0, 1.0 - self.kernel_s / self.step_s)
 
 
-def measure_overhead(device: Device, step: Callable[[], object], repeats: int = 50, warm_up: int = 5) -> Overhead:
-    """Return what a step takes, end to end, and what its kernels take of it.
+def measure_overhead(device: LaunchQueue, step: Callable[[], object], repeats: int = 50, warm_up: int = 5) -> Overhead:
+    """Return a step's time from end to end, and its kernels' time.
 
-    Steps timed as a whole and steps whose kernels are timed by events take turns. Each launch counts with its median:
-    what disturbs single steps on a busy machine does not show. Where kernels run in the calling thread, a step's time
-    is that thread's CPU time, which other processes don't lengthen. `step` must queue the same launches each time.
+    Steps timed as a whole alternate with steps whose kernels are timed by events. Each launch counts with its median,
+    so that disturbed steps on a busy machine do not matter. Where kernels run in the calling thread, a step's time is
+    that thread's CPU time, which other processes don't lengthen. `step` must queue the same launches each time.
     """
     clock = time.thread_time if device.runs_in_caller else time.perf_counter
     steps: list[float] = []
@@ -191,10 +186,10 @@ def measure_overhead(device: Device, step: Callable[[], object], repeats: int = 
         step()
         device.finish()
         whole = clock() - begin
-        with device.profile() as profile:
+        with profile(device) as seen:
             step()
         if number >= 0:
             steps.append(whole)
-            kernels.append([launch.seconds for launch in profile.launches])
+            kernels.append([launch.seconds for launch in seen.launches])
     each = (statistics.median(times) for times in zip(*kernels, strict=True))
     return Overhead(statistics.median(steps), sum(each))

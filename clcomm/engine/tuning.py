@@ -1,6 +1,6 @@
-"""Sizes that suit a device: built-in ones for each kind, and those that `clcomm tune-kernels` found and stored.
+"""Kernel sizes of a device: built-in ones for each kind, and those that `clcomm tune-kernels` found and stored.
 
-None of them changes a bit of any result: they decide how the work is cut up, never in which order a sum is taken.
+They do not change a bit of any result: they decide how work is divided, never the order of a sum.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clcomm.cache import cache_directory
 from clcomm.engine import selection
 from clcomm.errors import ArgumentError
-from clcomm.files import read_regular, write_whole
+from clcomm.storage.cache import cache_directory
+from clcomm.storage.files import read_regular, write_whole
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-FORMAT = 1  # of the file; another number voids the files of old
+FORMAT = 1  # of the file; files of another number are ignored
 _MOST_BYTES = 16 * 1024
 _POCL_DRIVERS = re.compile(r"^(basic|pthread|cpu-minimal|cpu)-")
 
@@ -33,10 +33,10 @@ class Tuning:
     """The sizes. CPU: gemm_tile, transpose_from, near_cache; everything else: gemm_block, group, conv_outputs."""
 
     gemm_tile: tuple[int, int] = (6, 16)  # rows and columns of sums in a CPU's registers
-    transpose_from: int = 192  # from where on columns of A lie so far apart that they push each other out of caches
-    near_cache: int = 24 * 1024  # bytes of the first-level cache that rows of a weight gradient may fill
-    gemm_block: tuple[int, int, int] = (16, 4, 16)  # items a side of a group, sums a side of an item, slice of K
-    group: int = 256  # items of a group that goes through elements
+    transpose_from: int = 192  # matrix side from which columns of A evict each other from the caches
+    near_cache: int = 24 * 1024  # bytes of the L1 cache for rows of a weight gradient
+    gemm_block: tuple[int, int, int] = (16, 4, 16)  # items per side of a group, sums per side of an item, slice of K
+    group: int = 256  # work-items of a group of an elementwise kernel
     conv_outputs: int = 8  # output channels that an item of a convolution computes
 
     def defines(self, file: str) -> dict[str, int]:
@@ -47,7 +47,7 @@ class Tuning:
         return {"OUTPUTS": self.conv_outputs} if file == "conv2d_gpu" else {}
 
 
-#: What a size may be, in the order in which `tune-kernels` tries them; a file that says anything else is not believed.
+#: The values of each size, in the order in which `tune-kernels` tries them; a file with any other value is ignored.
 CHOICES: dict[str, dict[str, tuple[Value, ...]]] = {
     "cpu": {
         "gemm_tile": ((6, 16), (4, 16), (4, 24), (12, 8), (8, 24), (6, 32)),
@@ -64,7 +64,7 @@ _SMALL_GROUP: dict[str, Any] = {"gemm_block": (8, 4, 16), "group": 64}  # for de
 
 
 class Identity(NamedTuple):
-    """What a table is for: choices made on one device, or with one driver version, say nothing about another."""
+    """The device, kind and driver version that a table of sizes was measured on."""
 
     platform: str
     device: str
@@ -74,25 +74,25 @@ class Identity(NamedTuple):
     @classmethod
     def of(cls, cl_device: cl.Device, kind: str) -> Identity:
         """Return the identity of a device whose kernels are those for `kind`."""
-        # PoCL's drivers with and without threads run the same code on the same cores: one table serves both.
+        # PoCL's drivers with and without threads run the same code on the same cores, so they share a table.
         name = _POCL_DRIVERS.sub("", cl_device.name.strip())
         return cls(cl_device.platform.name.strip(), name, cl_device.driver_version.strip(), kind)
 
     @property
     def path(self) -> Path:
-        """Where this device's table is kept; raises ArgumentError where no directory is known."""
+        """Path of this device's table; raises ArgumentError if there is no cache directory."""
         name = re.sub(r"[^a-z0-9]+", "-", f"{self.kind} {self.device}".lower()).strip("-")[:48]
         digest = sha256("\n".join(self).encode()).hexdigest()[:12]
         return cache_directory() / "tuning" / f"{name}-{digest}.json"
 
 
 def choices(kind: str) -> dict[str, tuple[Value, ...]]:
-    """Return what may be chosen on devices of a kind: "cpu", or else."""
+    """Return the values of each size on CPUs (kind "cpu") or on other devices."""
     return CHOICES["cpu" if kind == "cpu" else "gpu"]
 
 
 def defaults(cl_device: cl.Device) -> Tuning:
-    """Return the built-in sizes, smaller ones for a device whose work-groups are small."""
+    """Return the built-in sizes, smaller ones for a device with small work-groups."""
     built_in = Tuning()
     return built_in if cl_device.max_work_group_size >= built_in.group else replace(built_in, **_SMALL_GROUP)
 
@@ -100,12 +100,12 @@ def defaults(cl_device: cl.Device) -> Tuning:
 def load(cl_device: cl.Device, kind: str) -> Tuning:
     """Return the sizes stored for a device, else the built-in ones.
 
-    A file that can't be used is ignored with a warning, which only the first rank of a host gives.
+    An invalid file is ignored with a warning, on the first rank of each host.
     """
     identity, built_in = Identity.of(cl_device, kind), defaults(cl_device)
     try:
         path = identity.path
-    except ArgumentError:  # without a home nothing was ever stored
+    except ArgumentError:  # nothing can have been stored
         return built_in
     try:
         text = _bounded_text(path)
@@ -114,13 +114,13 @@ def load(cl_device: cl.Device, kind: str) -> Tuning:
         if selection.local_place()[0] == 0:
             problem = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
             warnings.warn(
-                f"{path}: ignored, {problem}; `clcomm tune-kernels` writes it anew", RuntimeWarning, stacklevel=3
+                f"{path}: ignored, {problem}; `clcomm tune-kernels` writes it again", RuntimeWarning, stacklevel=3
             )
         return built_in
 
 
 def is_stored(cl_device: cl.Device, kind: str) -> bool:
-    """Return whether there is a file for a device, whatever it says."""
+    """Return whether there is a file for a device, valid or not."""
     try:
         return Identity.of(cl_device, kind).path.exists()
     except ArgumentError:
@@ -128,7 +128,7 @@ def is_stored(cl_device: cl.Device, kind: str) -> bool:
 
 
 def _bounded_text(path: Path) -> str | None:
-    """Return a file's text, None where there is no file; raises OSError for what can't be a table."""
+    """Return a file's text, None if there is no file; raises OSError for one that cannot be a table."""
     try:
         return read_regular(path, _MOST_BYTES).decode("utf-8")
     except FileNotFoundError:
@@ -136,7 +136,7 @@ def _bounded_text(path: Path) -> str | None:
 
 
 def parse(text: str, identity: Identity) -> dict[str, Any]:
-    """Return the choices in a table's text; raises ValueError unless it is one, and for this very device."""
+    """Return the choices in a table's text; raises ValueError unless it is a table for this device."""
     table = json.loads(text)
     if not isinstance(table, dict) or table.keys() != {"format", "choices", *Identity._fields}:
         raise ValueError("expected a table of tuned sizes")
@@ -161,7 +161,7 @@ def _checked(name: str, value: Any, allowed: tuple[Value, ...]) -> Value:
 
 
 def store(tuning: Tuning, identity: Identity) -> Path:
-    """Write the sizes of a device, in one piece or not at all; raises ArgumentError where that can't be done."""
+    """Write the sizes of a device atomically; raises ArgumentError if that fails."""
     path, allowed = identity.path, choices(identity.kind)
     chosen = {field.name: getattr(tuning, field.name) for field in fields(tuning) if field.name in allowed}
     table = {"format": FORMAT, **identity._asdict(), "choices": chosen}
@@ -170,7 +170,7 @@ def store(tuning: Tuning, identity: Identity) -> Path:
 
 
 def forget(identity: Identity) -> bool:
-    """Delete what is stored for a device; return whether there was anything."""
+    """Delete the stored sizes of a device; return whether there were any."""
     try:
         identity.path.unlink()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
 """LizarDist's modules under their own names: in a script's imports `lizardist` becomes `clcomm.lizardist`.
 
-The calls, their defaults and what they count are LizarDist's; the transports, and what is done with buckets, are ours.
+Calls, defaults and counts are LizarDist's; transports and bucketing are clcomm's.
 """

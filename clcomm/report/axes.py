@@ -1,4 +1,4 @@
-"""Where ticks go on a logarithmic axis, how they are written, and what axes are called."""
+"""The ticks of charts' axes and their labels."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import math
 from clcomm.units import format_size
 
 TIME, SIZE, CALLS = "time of an all-reduce", "size of an all-reduce", "calls"
-#: With fewer ticks than these nobody can read a scale.
+#: A curve whose values span more than this has a logarithmic axis.
+WIDE_SPAN = 20.0
+#: The fewest ticks of a legible axis.
 _LEAST = 3
 
 
 def log_ticks(low: float, high: float, most: int = 7) -> list[float]:
-    """Return at most so many round numbers from `low` to `high`, both above 0: 1, 2 and 5 times powers of ten.
+    """Return at most `most` round numbers from `low` to `high`, both above 0: 1, 2 and 5 times powers of ten.
 
-    Where these are fewer than three, multiples of a round number.
+    If these are too many, 1 and 3 times or powers of ten alone; if fewer than three, multiples of a round number.
     """
-    for steps in ((1, 2, 5), (1,)):
+    for steps in ((1, 2, 5), (1, 3), (1,)):
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         ticks = [step * 10.0**decade for decade in decades for step in steps]
         ticks = [tick for tick in ticks if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
@@ -26,7 +28,7 @@ def log_ticks(low: float, high: float, most: int = 7) -> list[float]:
 
 
 def size_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return at most so many powers of two from `low` to `high` bytes; multiples of one where these are too few."""
+    """Return at most `most` powers of two from `low` to `high` bytes; multiples of one if these are too few."""
     exponents = range(math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9) + 1)
     ticks = [float(1 << exponent) for exponent in exponents if exponent >= 0]
     if len(ticks) < _LEAST and high > low:
@@ -40,7 +42,7 @@ def _multiples(step: float, low: float, high: float) -> list[float]:
 
 
 def even_ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Return from two to `most` multiples of 1, 2, 2.5 or 5 times a power of ten; `low` where that is all there is."""
+    """Return two to `most` multiples of 1, 2, 2.5 or 5 times a power of ten; [low] for an empty range."""
     least = (high - low) / (most - 1)
     if least <= 1e-9 * abs(low):
         return [low]
@@ -50,7 +52,7 @@ def even_ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def count_text(number: int) -> str:
-    """Return how many in at most six characters."""
+    """Return a count in at most six characters."""
     for factor, unit in ((10**9, "G"), (10**6, "M"), (10**4, "k")):
         if number >= factor:
             return f"{number / (1000 if unit == 'k' else factor):.3g}{unit}"
@@ -58,7 +60,7 @@ def count_text(number: int) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Return a time in the unit that suits it."""
+    """Return a time in a suitable unit."""
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
         if seconds * factor >= 0.9995:
             return f"{seconds * factor:.3g} {unit}"
@@ -66,5 +68,5 @@ def time_text(seconds: float) -> str:
 
 
 def size_text(nbytes: float) -> str:
-    """Return a tick's size."""
+    """Return a size as a tick's label."""
     return format_size(nbytes)

@@ -1,12 +1,10 @@
-"""A report's charts as data, one function each; None where a run has nothing to draw."""
+"""The charts of a report, one function each; None where a run has nothing to draw."""
 
 from __future__ import annotations
 
-from clcomm.histogram import Histogram
-from clcomm.report import costs
-from clcomm.report.facts import Facts, per_call, rank_parts, step_parts
-from clcomm.report.parts import EITHER, HIDDEN, PACK, UNPACK, WAIT
-from clcomm.report.shapes import (
+from clcomm.report import run_costs
+from clcomm.report.analysis import Analysis, mean_step, mean_step_by_rank, per_call
+from clcomm.report.elements import (
     Bars,
     Chart,
     Curve,
@@ -14,34 +12,36 @@ from clcomm.report.shapes import (
     Distribution,
     Points,
 )
+from clcomm.report.step_parts import EITHER, HIDDEN, PACK, UNPACK, WAIT
 from clcomm.report.timeline import timeline_chart
+from clcomm.stats.histogram import Histogram
 from clcomm.synchronizer import GRADIENTS
 
 _MOST_BINS = 24
 
 
-def step_chart(facts: Facts) -> Chart | None:
-    parts = step_parts(facts)
+def step_chart(analysis: Analysis) -> Chart | None:
+    parts = mean_step(analysis)
     if not parts:
         return None
     names, values = zip(*parts, strict=True)
     return Bars("Where a step goes", names, ["a mean step"], [[s * 1e3 for s in values]], "ms")
 
 
-def ranks_chart(facts: Facts) -> Chart | None:
-    names = [name for name, _ in step_parts(facts)]
-    if not names or len(facts.run.ranks) < 2:
+def ranks_chart(analysis: Analysis) -> Chart | None:
+    names = [name for name, _ in mean_step(analysis)]
+    if not names or len(analysis.run.ranks) < 2:
         return None
-    bars = [f"rank {record['rank']}" for record in facts.run.ranks]
-    values = [[parts.get(name, 0.0) * 1e3 for name in names] for parts in rank_parts(facts)]
+    bars = [f"rank {record['rank']}" for record in analysis.run.ranks]
+    values = [[parts.get(name, 0.0) * 1e3 for name in names] for parts in mean_step_by_rank(analysis)]
     return Bars("Where a step goes, by rank", names, bars, values, "ms", "a mean step")
 
 
-def buckets_chart(facts: Facts) -> Chart | None:
-    rows = [per_call(row) for row in facts.buckets]
+def buckets_chart(analysis: Analysis) -> Chart | None:
+    rows = [per_call(row) for row in analysis.buckets]
     parts = [
-        (PACK, "pack_mean_s"), (WAIT, "wait_mean_s"), (facts.moving, "transfer_mean_s"), (EITHER, "untold_mean_s"),
-        (UNPACK, "unpack_mean_s"), (HIDDEN, "hidden_mean_s"),
+        (PACK, "pack_mean_s"), (WAIT, "wait_mean_s"), (analysis.moving, "transfer_mean_s"),
+        (EITHER, "wait_unknown_mean_s"), (UNPACK, "unpack_mean_s"), (HIDDEN, "hidden_mean_s"),
     ]  # fmt: skip
     shown = [(part, key) for part, key in parts if any(row[key] for row in rows)]
     if not shown:
@@ -51,33 +51,33 @@ def buckets_chart(facts: Facts) -> Chart | None:
     return Bars("Reducing, by bucket", [part for part, _ in shown], names, values, "ms", "a mean call")
 
 
-def late_chart(facts: Facts) -> Chart | None:
-    late = {row["rank"]: row["share"] * 100 for row in facts.counts["stragglers"]}
+def late_chart(analysis: Analysis) -> Chart | None:
+    late = {row["rank"]: row["share"] * 100 for row in analysis.counts["stragglers"]}
     if not late:
         return None
-    ranks = [record["rank"] for record in facts.run.ranks]
+    ranks = [record["rank"] for record in analysis.run.ranks]
     values = [[late.get(rank, 0.0)] for rank in ranks]
-    fair = ("an even share", 100 / facts.run.world_size)
+    fair = ("an even share", 100 / analysis.run.world_size)
     bars = [f"rank {rank}" for rank in ranks]
-    return Bars("Who came last", ["came last"], bars, values, "%", "of all collectives that tell", fair)
+    return Bars("Who came last", ["came last"], bars, values, "%", "of all collectives whose last rank is known", fair)
 
 
-def history_chart(facts: Facts) -> Chart | None:
-    history = facts.run.figures["history"]
+def history_chart(analysis: Analysis) -> Chart | None:
+    history = analysis.run.figures["history"]
     if history is None or not history["loss"]:
         return None
     width = history["steps_a_point"]
     steps = [history["first_step"] + width * (index + 0.5) - 0.5 for index in range(len(history["loss"]))]
     curves = [Curve("loss", history["loss"]), Curve("step (ms)", history["step_ms"])]
-    if facts.several:
+    if analysis.several:
         curves.append(Curve("communication in it (ms)", history["communication_ms"]))
     note = "of rank 0" if width == 1 else f"of rank 0, means of {width} steps"
     return Curves("Step by step", steps, curves, note)
 
 
-def distribution(facts: Facts) -> Chart | None:
-    tallies = [tally for key, tally in facts.stats.tallies.items() if key[:2] == ("all_reduce", GRADIENTS)]
-    row = facts.reductions
+def distribution(analysis: Analysis) -> Chart | None:
+    tallies = [tally for key, tally in analysis.stats.tallies.items() if key[:2] == ("all_reduce", GRADIENTS)]
+    row = analysis.reductions
     if not row["calls"]:
         return None
     whole = Histogram()
@@ -88,13 +88,13 @@ def distribution(facts: Facts) -> Chart | None:
     return Distribution("How long gradient all-reduces took", edges, counts, marks, "calls of all ranks, log scale")
 
 
-def cost_chart(facts: Facts) -> Chart | None:
-    if not isinstance(facts.own_costs, costs.Costs) or facts.own_costs.fit is None:
+def cost_chart(analysis: Analysis) -> Chart | None:
+    if not isinstance(analysis.own_costs, run_costs.Costs) or analysis.own_costs.fit is None:
         return None
-    points = facts.own_costs.fit.points
+    points = analysis.own_costs.fit.points
     low, high = min(nbytes for nbytes, _ in points), max(nbytes for nbytes, _ in points)
     sizes = [low * (high / low) ** (i / 24) for i in range(25)]
-    line = [(nbytes, float(facts.own_costs.cost.seconds(nbytes))) for nbytes in sizes]
+    line = [(nbytes, float(analysis.own_costs.cost.seconds(nbytes))) for nbytes in sizes]
     return Points("Time of an all-reduce by size", points, line, "this run's buckets, and the fit")
 
 

@@ -1,13 +1,13 @@
-"""Which colour each part has, in every chart: those of Okabe and Ito, which colour-blind readers tell apart.
+"""The colour of each part, the same in every chart: Okabe and Ito's, which colour-blind readers can distinguish.
 
-M. Okabe, K. Ito, Color Universal Design, 2008. Parts are more than its colours, so some are striped.
+M. Okabe, K. Ito, Color Universal Design, 2008. There are more parts than colours, so some are striped.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from clcomm.report import parts
+from clcomm.report import step_parts
 
 ORANGE, SKY, GREEN, YELLOW = "#e69f00", "#56b4e9", "#009e73", "#f0e442"
 BLUE, VERMILLION, PURPLE, GREY = "#0072b2", "#d55e00", "#cc79a7", "#cccccc"
@@ -20,30 +20,30 @@ class Paint(NamedTuple):
     striped: bool = False
 
 
-#: Parts of one colour are one kind of thing: waiting for ranks or a core, moving, packing, computing.
+#: Parts of one colour are of one kind: waiting for ranks or a core, moving, packing, computing.
 PAINTS = {
-    parts.DATA: Paint(ORANGE),
-    parts.BESIDE["tuning"]: Paint(ORANGE, striped=True),
-    parts.COMPUTING: Paint(GREEN),
-    parts.DEVICE: Paint(GREEN, striped=True),
-    parts.PACK: Paint(SKY),
-    parts.UNPACK: Paint(SKY, striped=True),
-    parts.WAIT: Paint(VERMILLION),
-    parts.CORE: Paint(VERMILLION, striped=True),
-    parts.moving(several=True, compressed=False): Paint(BLUE),
-    parts.moving(several=True, compressed=True): Paint(BLUE),
-    parts.moving(several=False, compressed=False): Paint(BLUE),
-    parts.EITHER: Paint(BLUE, striped=True),
-    parts.OPTIMIZER: Paint(PURPLE),
-    parts.BESIDE["checks"]: Paint(PURPLE, striped=True),
-    parts.HIDDEN: Paint(YELLOW),
-    parts.CLIPPING: Paint(YELLOW, striped=True),
+    step_parts.DATA: Paint(ORANGE),
+    step_parts.OTHER_LABELS["tuning"]: Paint(ORANGE, striped=True),
+    step_parts.COMPUTING: Paint(GREEN),
+    step_parts.DEVICE: Paint(GREEN, striped=True),
+    step_parts.PACK: Paint(SKY),
+    step_parts.UNPACK: Paint(SKY, striped=True),
+    step_parts.WAIT: Paint(VERMILLION),
+    step_parts.CORE: Paint(VERMILLION, striped=True),
+    step_parts.moving(several=True, compressed=False): Paint(BLUE),
+    step_parts.moving(several=True, compressed=True): Paint(BLUE),
+    step_parts.moving(several=False, compressed=False): Paint(BLUE),
+    step_parts.EITHER: Paint(BLUE, striped=True),
+    step_parts.OPTIMIZER: Paint(PURPLE),
+    step_parts.OTHER_LABELS["checks"]: Paint(PURPLE, striped=True),
+    step_parts.HIDDEN: Paint(YELLOW),
+    step_parts.CLIPPING: Paint(YELLOW, striped=True),
     "came last": Paint(VERMILLION),
-    parts.COMPUTING_TOO: Paint(GREY, striped=True),
-    parts.REST: Paint(GREY),
+    step_parts.COMPUTING_TOO: Paint(GREY, striped=True),
+    step_parts.REST: Paint(GREY),
 }
-#: Of measured values, and of what is drawn beside them to compare.
-MEASURED, BESIDE = Paint(BLUE), Paint(VERMILLION)
+#: The paints of measured values, and of lines drawn for comparison.
+MEASURED, COMPARED = Paint(BLUE), Paint(VERMILLION)
 
 
 def paint_of(part: str) -> Paint:
@@ -58,7 +58,7 @@ def stripe_of(paint: Paint) -> str:
 
 
 def ink_on(paint: Paint) -> str:
-    """Return black or white, whichever is more legible on a paint."""
+    """Return black or white, the more legible one on a paint."""
     return "#000000" if paint.striped or luminance(paint.colour) > 0.179 else "#ffffff"
 
 

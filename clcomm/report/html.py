@@ -1,4 +1,4 @@
-"""A report as one page that needs nothing but itself: no script, no network, light or dark as the reader likes it."""
+"""A report as one self-contained HTML page: no script, no network, light or dark as the reader prefers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from clcomm.report import bars, colours, svg
-from clcomm.report.model import Report
-from clcomm.report.shapes import Bars, Chart, Curves, Distribution, Intervals, Points, Table, Timeline
+from clcomm.report import colours, html_bars, svg
+from clcomm.report.elements import Bars, Chart, Curves, Distribution, Intervals, Points, Table, Timeline
+from clcomm.report.report import Report
 
-# Nothing may be fetched or run, whatever a file's texts hold.
+# No text of a file can make the page fetch or run anything.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-#: Tables with rows of so many characters take the page's whole width; texts longer than the second number are folded.
+#: Tables wider than so many characters take the page's whole width; longer texts than the second number are wrapped.
 _WIDE_TABLE, _LONG_TEXT = 46, 24
 _DRAW: dict[type, Callable[[Any], str]] = {
-    Bars: bars.bars, Timeline: bars.timeline, Curves: svg.curves, Distribution: svg.distribution, Points: svg.points,
-    Intervals: svg.intervals,
+    Bars: html_bars.bars, Timeline: html_bars.timeline, Curves: svg.curves, Distribution: svg.distribution,
+    Points: svg.points, Intervals: svg.intervals,
 }  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def _list(lines: list[str], kind: str = "") -> str:
 
 
 def _tables(tables: Sequence[Table]) -> list[str]:
-    """Return the narrow tables in columns, then the wide ones below one another."""
+    """Return the narrow tables in columns, then the wide ones one below another."""
     wide = [table for table in tables if _characters(table) > _WIDE_TABLE]
     narrow = [table for table in tables if table not in wide]
     found = ['<div class="tables">', *map(_table, narrow), "</div>"] if narrow else []
@@ -68,7 +68,7 @@ def _tables(tables: Sequence[Table]) -> list[str]:
 
 
 def _characters(table: Table) -> int:
-    """Return about how many characters wide a table is."""
+    """Return a table's approximate width in characters."""
     columns = zip(table.columns, zip(*table.cells(), strict=True), strict=True)
     widths = [max(len(column.heading), *map(len, cells)) for column, cells in columns]
     folded = [min(width, _LONG_TEXT) if column.kind == "text" else width

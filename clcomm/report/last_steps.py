@@ -1,4 +1,4 @@
-"""What a rank did in its last steps, event by event, for a report's timeline."""
+"""A rank's last steps, event by event, for a report's timeline."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from clcomm.agreement import CHECKS
-from clcomm.auto_buckets import TUNING
 from clcomm.clipping import CLIPPING
-from clcomm.events import PACKING, Collective, Phase
+from clcomm.stats.events import PACKING, Collective, Phase
+from clcomm.sync.agreement import CHECKS
+from clcomm.sync.auto_buckets import TUNING
 
-#: So many steps are kept, and of each so many events at most.
+#: The number of steps that are kept, and the most events of each.
 STEPS, MOST_EVENTS = 3, 400
 STEP = "step"
-#: Parts of a collective; hidden is what went on behind computing, either what is waiting or moving.
+#: Parts of a collective: hidden goes on behind computing, either is waiting or moving.
 WAIT, MOVE, EITHER, HIDDEN = "wait", "move", "either", "hidden"
-#: Labels of collectives whose moving is told apart from that of gradients.
-BESIDE = (CHECKS, TUNING, CLIPPING)
+#: Labels of collectives whose moving is shown apart from that of gradients.
+OTHER_LABELS = (CHECKS, TUNING, CLIPPING)
 #: Phases within steps that a timeline shows; clipping is a label as well.
 PHASES = ("data", "forward_backward", "sync", "loss", CLIPPING, "optimizer", *PACKING)
-#: All that a span may be.
+#: Every kind of span.
 KINDS = (STEP, *PHASES, CHECKS, TUNING, WAIT, MOVE, EITHER, HIDDEN)
 
 
 class Span(NamedTuple):
-    """A stretch of a rank's time: what it was, the bucket (-1: none), and when, in ns by rank 0's clock."""
+    """A stretch of a rank's time: its kind, the bucket (-1: none), begin and end in ns of rank 0's clock."""
 
     kind: str
     bucket: int
@@ -35,7 +35,7 @@ class Span(NamedTuple):
 
 
 class LastSteps:
-    """An observer that keeps the events of a rank's last few steps; it forgets all others as it goes on.
+    """An observer that keeps the events of a rank's last steps and discards older ones.
 
     A step ends with the Communicator's phase "step".
     """
@@ -56,23 +56,20 @@ class LastSteps:
             self._events.append(phase)
 
     def spans(self) -> Iterator[Span]:
-        """Yield the spans of the steps that are kept, by this rank's own clock; a step comes before what is in it."""
+        """Yield the spans of the steps that are kept, by this rank's clock; a step precedes the spans within it."""
         for step, events in self._steps:
             yield _span(STEP, -1, step.began_s, step.began_s + step.seconds)
             for event in events:
-                if event.began_s >= step.began_s:  # others were between this step and the one before it
+                if event.began_s >= step.began_s:  # earlier ones belong to no step
                     yield from _of_phase(event) if isinstance(event, Phase) else _of_collective(event)
 
     def texts(self, offset_ns: int) -> list[str]:
-        """Return the spans as text, "kind bucket begin length": short, as a report has many of them.
-
-        offset_ns: what to add to this rank's clock to get rank 0's.
-        """
+        """Return the spans as texts, "kind bucket begin length"; `offset_ns` is rank 0's clock less this rank's."""
         return [f"{s.kind} {s.bucket} {s.begin_ns + offset_ns} {s.end_ns - s.begin_ns}" for s in self.spans()]
 
 
 def parse_span(text: str) -> Span:
-    """Return what `texts` wrote; ValueError for anything else."""
+    """Return the span of a text that `texts` made; raises ValueError for any other text."""
     kind, *numbers = text.split(" ")
     if kind not in KINDS or len(numbers) != 3 or not all(number.lstrip("-").isdecimal() for number in numbers):
         raise ValueError(f"expected a kind, a bucket, a begin and a length, got {text[:60]!r}")
@@ -93,7 +90,7 @@ def _of_phase(phase: Phase) -> Iterator[Span]:
 
 def _of_collective(event: Collective) -> Iterator[Span]:
     bucket, begin_s, end_s = event.bucket, event.began_s, event.began_s + event.seconds
-    moving = event.label if event.label in BESIDE else MOVE
+    moving = event.label if event.label in OTHER_LABELS else MOVE
     if event.exposed_s is not None:
         yield _span(HIDDEN, bucket, begin_s, end_s)
         yield from (_span(EITHER if event.wait_s is None else moving, bucket, *span) for span in event.exposed)
@@ -106,7 +103,7 @@ def _of_collective(event: Collective) -> Iterator[Span]:
 
 
 def uncovered(span: Span, by: list[Span]) -> list[Span]:
-    """Return the stretches of a span in which none of the others is."""
+    """Return the stretches of a span that none of the others covers."""
     begin, found = span.begin_ns, []
     for each in sorted(by, key=lambda other: other.begin_ns):
         if each.begin_ns > begin:
@@ -117,7 +114,7 @@ def uncovered(span: Span, by: list[Span]) -> list[Span]:
     return [each for each in [*found, span._replace(begin_ns=begin)] if each.begin_ns < each.end_ns]
 
 
-#: Of spans at one moment the one whose kind is furthest in this order is what the rank did.
+#: Of spans at the same time the one whose kind is last in this order is shown.
 _ORDER = (
     HIDDEN,
     STEP,
@@ -128,16 +125,16 @@ _ORDER = (
     "optimizer",
     *PACKING,
     EITHER,
-    *BESIDE,
+    *OTHER_LABELS,
     MOVE,
     WAIT,
 )
 
 
 def flattened(spans: list[Span], of: Callable[[str], str] = str) -> list[Span]:
-    """Return spans that follow one another, each of what a rank did at the time; what is behind computing is left out.
+    """Return consecutive spans of what a rank did at each time, hidden communication left out.
 
-    of: names what kinds are shown as; neighbours of one name and bucket become one.
+    `of` maps kinds to the names to show; neighbours with one name and bucket are merged.
     """
     shown = [span for span in spans if span.kind != HIDDEN and span.end_ns > span.begin_ns]
     changes = sorted({moment for span in shown for moment in (span.begin_ns, span.end_ns)})

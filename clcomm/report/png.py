@@ -1,4 +1,4 @@
-"""A report's charts as one picture; needs matplotlib, which is an extra."""
+"""A report's charts as one PNG; needs matplotlib, which is an extra."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from clcomm.errors import ArgumentError
-from clcomm.files import replacing, unwritable
-from clcomm.report.axes import CALLS, SIZE, TIME, log_ticks, size_text, size_ticks, time_text
-from clcomm.report.colours import BESIDE, MEASURED, ink_on, paint_of, stripe_of
-from clcomm.report.model import Report
-from clcomm.report.shapes import (
+from clcomm.report.axes import CALLS, SIZE, TIME, WIDE_SPAN, log_ticks, size_text, size_ticks, time_text
+from clcomm.report.colours import COMPARED, MEASURED, ink_on, paint_of, stripe_of
+from clcomm.report.elements import (
     MOST_SHOWN,
     Bars,
     Chart,
@@ -20,21 +18,27 @@ from clcomm.report.shapes import (
     Points,
     Timeline,
 )
+from clcomm.report.report import Report
+from clcomm.storage.files import replacing, unwritable
 from clcomm.units import format_number
 
-_COLUMN, _LINE = MEASURED.colour, BESIDE.colour
-#: A part of a bar shows its value where it takes this much of the longest bar.
+_COLUMN, _LINE = MEASURED.colour, COMPARED.colour
+#: A part of a bar shows its value from this share of the longest bar on.
 _ROOM_FOR_A_VALUE = 0.09
-#: Inches: a picture's width, a chart's height without its rows, and a row's.
-_WIDTH, _FRAME, _BAR_ROW, _LEAST = 13.0, 1.5, 0.3, 3.0
+#: Inches: the picture's width; a chart's title and x axis; a row; a legend's row; a chart without rows.
+_WIDTH, _FRAME, _BAR_ROW, _LEGEND_ROW, _AXES = 13.0, 0.9, 0.3, 0.18, 3.6
+#: Inches from the x axis to the legend below its label.
+_AXIS = 0.45
+#: Charts are put side by side if the higher one is at most so many times as high.
+_ALIKE = 1.3
 
 
 def draw(report: Report, path: str) -> None:
-    """Draw all charts, two beside each other; raises ArgumentError when the file can't be written."""
+    """Draw all charts, two side by side; raises ArgumentError if `path` cannot be written."""
     import matplotlib
 
     if not report.charts:
-        raise ArgumentError("--format png: there is nothing to draw in this run")
+        raise ArgumentError("--format png: this run has nothing to draw")
     with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = figure_of(report)
         try:
@@ -45,7 +49,7 @@ def draw(report: Report, path: str) -> None:
 
 
 def figure_of(report: Report) -> Any:
-    """Return the figure: a grid whose every place holds a chart."""
+    """Return the figure, a grid of charts."""
     from matplotlib.figure import Figure
 
     rows = _rows_of(report.charts)
@@ -61,19 +65,31 @@ def figure_of(report: Report) -> Any:
 
 
 def _rows_of(charts: Sequence[Chart]) -> list[list[Chart]]:
-    """Return the charts in rows of two; a timeline, and what would be left alone, take a row of their own."""
-    rows: list[list[Chart]] = []
-    for chart in charts:
-        if not isinstance(chart, Timeline) and rows and len(rows[-1]) == 1 and not isinstance(rows[-1][0], Timeline):
-            rows[-1].append(chart)
-        else:
-            rows.append([chart])
+    """Return the charts in rows of two of similar height; timelines and remaining charts have a row of their own."""
+    rows, left = [], list(charts)
+    while left:
+        row = [left.pop(0)]
+        beside = [] if isinstance(row[0], Timeline) else [each for each in left if _go_together(row[0], each)]
+        if beside:
+            left.remove(beside[0])
+        rows.append(row + beside[:1])
     return rows
 
 
+def _go_together(one: Chart, other: Chart) -> bool:
+    low, high = sorted((_height(one), _height(other)))
+    return high <= _ALIKE * low and not isinstance(other, Timeline)
+
+
 def _height(chart: Chart) -> float:
-    rows = {Bars: "bars", Timeline: "rows", Intervals: "points"}.get(type(chart))
-    return max(_LEAST, _FRAME + _BAR_ROW * min(MOST_SHOWN, len(getattr(chart, rows)))) if rows else _LEAST + 0.6
+    """Return a chart's height in inches, with title, axis and legend."""
+    if isinstance(chart, Intervals):
+        return _FRAME + 2 * _BAR_ROW * len(chart.points)
+    if not isinstance(chart, Bars | Timeline):
+        return _AXES
+    rows = len(chart.bars if isinstance(chart, Bars) else chart.rows)
+    legend = -(-len(chart.parts) // _legend_columns(chart))
+    return _FRAME + _BAR_ROW * (0.6 + min(MOST_SHOWN, rows)) + _LEGEND_ROW * legend
 
 
 def _draw(figure: Any, place: Any, chart: Chart) -> None:
@@ -86,7 +102,7 @@ def _draw(figure: Any, place: Any, chart: Chart) -> None:
 
 
 def _style(part: str) -> dict[str, Any]:
-    """Return a part's colour and stripes as matplotlib's keywords."""
+    """Return a part's colour and stripes as keyword arguments of matplotlib."""
     paint = paint_of(part)
     striped = {"hatch": "////", "edgecolor": stripe_of(paint)} if paint.striped else {"edgecolor": "white"}
     return {"facecolor": paint.colour, "linewidth": 0.4, **striped}
@@ -97,17 +113,16 @@ def _draw_bars(axes: Any, chart: Bars) -> None:
     begin = [0.0] * len(names)
     for index, part in enumerate(chart.parts):
         values = [row[index] for row in chart.values[:MOST_SHOWN]]
-        drawn = axes.barh(
-            range(len(names)), values, 0.7 if len(names) > 1 else 0.3, begin, label=_literal(part), **_style(part)
-        )
+        drawn = axes.barh(range(len(names)), values, 0.7, begin, label=_literal(part), **_style(part))
         if len(chart.parts) > 1:
             shown = [f"{value:.3g}" if value > _ROOM_FOR_A_VALUE * chart.longest else "" for value in values]
             axes.bar_label(drawn, shown, label_type="center", fontsize=8, color=ink_on(paint_of(part)))
         begin = [left + value for left, value in zip(begin, values, strict=True)]
     for row, whole in enumerate(begin):
         axes.annotate(
-            f"{whole:.3g} {chart.unit}", (whole, row), (3, 0), textcoords="offset points", va="center", fontsize=8
-        )
+            f"{whole:.3g} {chart.unit}", (whole, row), (3, 0), textcoords="offset points", va="center", fontsize=8,
+            bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5},
+        )  # fmt: skip
     axes.set_xlim(0, chart.longest * 1.12)
     _name_rows(axes, names)
     axes.set_xlabel(_literal(", ".join(text for text in (chart.unit, chart.note) if text)))
@@ -139,10 +154,23 @@ def _name_rows(axes: Any, names: Sequence[str]) -> None:
     axes.set_ylim(len(names) - 0.4, -0.6)
 
 
-def _legend_below(axes: Any, chart: Chart) -> None:
-    """Put the legend below the axis of x and its name, which take some tenths of an inch whatever the height."""
-    below = 0.4 / (_height(chart) - 1.2)
-    axes.legend(fontsize=8, ncols=4, loc="upper left", bbox_to_anchor=(0, -below), frameon=False)
+def _legend_below(axes: Any, chart: Bars | Timeline) -> None:
+    """Put the legend, in the order of the parts, below the x axis and its label."""
+    from matplotlib.transforms import ScaledTranslation
+
+    shown = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    parts = [part for part in map(_literal, chart.parts) if part in shown]
+    names = parts + [name for name in shown if name not in parts]
+    below = axes.transAxes + ScaledTranslation(0, -_AXIS, axes.figure.dpi_scale_trans)
+    axes.legend(
+        [shown[name] for name in names], names,
+        fontsize=8, ncols=_legend_columns(chart), loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=below,
+        borderaxespad=0, frameon=False,
+    )  # fmt: skip
+
+
+def _legend_columns(chart: Bars | Timeline) -> int:
+    return 8 if isinstance(chart, Timeline) else 3
 
 
 def _draw_distribution(axes: Any, chart: Distribution) -> None:
@@ -192,11 +220,13 @@ def _draw_curves(figure: Any, place: Any, chart: Curves) -> None:
             chart.steps, values, color=_COLUMN, linewidth=1, marker="o" if len(values) <= 30 else "", markersize=3
         )
         known = [value for value in curve.values if value is not None]
-        if known and min(known) > 0 and max(known) > 20 * min(known):
+        if known and min(known) > 0 and max(known) > WIDE_SPAN * min(known):
             axes.set_yscale("log")
+            low, high = axes.get_ylim()
+            _set_ticks(axes.yaxis, log_ticks(low, high, 5), format_number)
         elif known and min(known) >= 0:
             axes.set_ylim(bottom=0)
-        axes.set_ylabel(_literal(curve.name.replace(" in it", "")), fontsize=7)
+        axes.set_ylabel(_literal(curve.name.replace(" in it", "").replace(" (", "\n(")), fontsize=7)
         if number == 0:
             note = f" ({chart.note})" if chart.note else ""
             axes.set_title(_literal(f"{chart.title}{note}"), loc="left", fontweight="bold")
@@ -218,5 +248,5 @@ def _set_ticks(axis: Any, ticks: list[float], write: Any) -> None:
 
 
 def _literal(text: str) -> str:
-    """Return text of which matplotlib makes no formulas."""
+    """Return text that matplotlib does not take for a formula."""
     return text.replace("$", r"\$")

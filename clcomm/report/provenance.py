@@ -1,17 +1,17 @@
-"""What ran, on which machine, with which versions: what a reader needs to run it again or to compare it."""
+"""A run's provenance: model, settings, machine and versions, to repeat the run or to compare it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from clcomm.cores import parse_cpus
+from clcomm.report.elements import Column, Table, count
 from clcomm.report.reading import Run
-from clcomm.report.shapes import Column, Table, count
+from clcomm.stats.cores import parse_cpus
 from clcomm.synchronizer import GRADIENTS, PARAMETERS
 from clcomm.units import format_size
 
-#: Figures may not be compared where these differ: it is another machine, or its software is.
+#: Figures are not comparable where these differ, as machine or software is another one.
 MACHINE = ("hosts", "cores", "device", "driver", "MPI", "Python", "numpy", "mpi4py", "pyopencl")
 
 
@@ -21,7 +21,7 @@ def provenance_table(run: Run) -> Table:
 
 
 def subtitle(run: Run) -> str:
-    """Return the most important of it as a line."""
+    """Return the most important entries as one line."""
     found = provenance(run)
     names = ("batch", "bucket size", "transport", "device", "cores", "hosts", "MPI", "date")
     words = {"batch": "batch", "bucket size": "buckets of", "transport": "transport"}
@@ -30,13 +30,13 @@ def subtitle(run: Run) -> str:
 
 
 def line(run: Run) -> str:
-    """Return all of it as one line."""
+    """Return all entries as one line."""
     bare = ("model", "device", "driver", "cores", "date")
     return "; ".join(text if name in bare else f"{name} {text}" for name, text in provenance(run).items() if text)
 
 
 def provenance(run: Run) -> dict[str, str]:
-    """Return what is known, as text by name; empty where a file does not say."""
+    """Return the entries as text by name; "" where the file lacks one."""
     figures, ranks = run.figures, run.ranks
     versions = [record["versions"] or {} for record in ranks]
     names = dict.fromkeys(name for each in versions for name in each)
@@ -79,7 +79,7 @@ def _bucket_size(run: Run) -> str:
 
 
 def _transport(run: Run) -> str:
-    """Return what moved the gradients."""
+    """Return the transports that moved gradients."""
     stats = run.stats()
     totals = [stats.total(*key) for key in (("all_reduce", GRADIENTS), ("reduce_scatter", GRADIENTS),
                                             ("all_gather", PARAMETERS))]  # fmt: skip
@@ -87,7 +87,7 @@ def _transport(run: Run) -> str:
 
 
 def _cores(ranks: list[dict[str, Any]]) -> str:
-    """Return how many cores the ranks of each host may use together."""
+    """Return the number of cores that each host's ranks may use together."""
     hosts: dict[Any, set[int]] = {}
     for record in ranks:
         if record["cpus"]:

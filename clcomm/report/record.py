@@ -1,4 +1,4 @@
-"""What a run writes down: figures of the whole, and of each rank its own stats, as numbers that merge exactly."""
+"""Writes a run's figures: those of the whole run, and each rank's stats as numbers that merge exactly."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from typing import Any
 
 from clcomm import costfile
 from clcomm._version import __version__
-from clcomm.buckets import Bucket
 from clcomm.communicator import Communicator
-from clcomm.cores import allowed_cpus
 from clcomm.errors import ArgumentError, ClcommError, DataError, OutputError
-from clcomm.files import write_whole
+from clcomm.flat_space.buckets import Bucket
 from clcomm.report.last_steps import LastSteps
-from clcomm.stats import CommStats
+from clcomm.report.versions import versions
+from clcomm.stats.comm_stats import CommStats
+from clcomm.stats.cores import allowed_cpus
+from clcomm.storage.files import write_whole
 from clcomm.trace.clocks import read_clock
-from clcomm.versions import versions
 
-FORMAT, SCHEMA = "clcomm run", 3
+FORMAT, SCHEMA = "clcomm run", 4
 COMPARISON_FORMAT, COMPARISON_SCHEMA = "clcomm comparison", 1
-#: In a file's name it stands for a rank's number: each rank then writes a file of its own.
+#: Stands for the rank's number in a file's name; each rank then writes a file of its own.
 RANK = "{rank}"
 
 
 def gather_records(comm: Communicator, *, last_steps: LastSteps | None = None, **figures: Any) -> list[dict[str, Any]]:
-    """Return all ranks' records, in rank order, on every rank: place, memory, `figures` and stats. Collective.
+    """Return all ranks' records in rank order, on every rank: host, CPUs, memory, `figures` and stats. Collective.
 
-    last_steps: what observed this rank's steps, on every rank or on none.
-    figures: this rank's own, of those in docs/reports.md: steps, training_s, data_wait_s, device_peak_bytes, ...
+    Args:
+        last_steps: this rank's observer of steps, given on every rank or on none.
+        figures: this rank's steps, training_s, data_wait_s, device_peak_bytes, ...: see docs/reports.md.
     """
     own = {
         "run": uuid.uuid4().hex,
@@ -52,15 +53,15 @@ def gather_records(comm: Communicator, *, last_steps: LastSteps | None = None, *
 
 
 def _clock_offset_ns(comm: Communicator) -> int:
-    """Return what to add to this rank's clock to get rank 0's, which all ranks of one host share; collective."""
+    """Return rank 0's clock less this rank's; 0 on one host, whose ranks share a clock. Collective."""
     hosts = set(comm.all_gather_object(comm.host, label="report"))
     return read_clock(comm).offset_ns if len(hosts) > 1 else 0
 
 
 def run_document(records: Sequence[Mapping[str, Any]], **figures: Any) -> dict[str, Any]:
-    """Return a run's figures as the JSON of --report, from `gather_records`; docs/reports.md names the fields.
+    """Return the JSON of --report, given the records of `gather_records`; docs/reports.md names the fields.
 
-    figures: of the whole run: model, steps, images_per_s, layout (see `layout_of`), decisions, ...
+    `figures` are those of the whole run: model, steps, images_per_s, layout (see `layout_of`), decisions, ...
     """
     world_size, hosts = len(records), len({record["host"] for record in records})
     return {
@@ -79,12 +80,14 @@ def run_document(records: Sequence[Mapping[str, Any]], **figures: Any) -> dict[s
 
 
 def layout_of(plan: Sequence[Bucket]) -> list[list[int]]:
-    """Return a bucket plan as the bytes of each bucket's tensors, or of the parts of them that it holds."""
-    return [[min(bucket.stop, slot.stop) - max(bucket.start, slot.start) for slot in bucket.slots] for bucket in plan]
+    """Return a bucket plan as the bytes of each bucket's tensors, or of its parts of them."""
+    return [
+        [min(bucket.stop, place.stop) - max(bucket.start, place.start) for place in bucket.ranges] for bucket in plan
+    ]
 
 
 def _ceilings(world_size: int, hosts: int) -> list[dict[str, Any]]:
-    """Return what `clcomm tune` once measured on this host for as many ranks; nothing where its file is not usable."""
+    """Return what `clcomm tune` measured on this host for as many ranks; [] where its file is missing or invalid."""
     try:
         fits = costfile.load() or []
     except (ArgumentError, DataError):
@@ -105,8 +108,9 @@ def _ceilings(world_size: int, hosts: int) -> list[dict[str, Any]]:
 def write_document(path: str, document: dict[str, Any], comm: Communicator, option: str = "--report") -> None:
     """Write rank 0's document; with {rank} in the path each rank writes its own part. Collective.
 
-    Every rank raises an error that begins with `option` when a file can't be written: ArgumentError, or OutputError
-    where there is no room for it.
+    Raises:
+        ArgumentError: on every rank, if a file cannot be written; the message starts with `option`.
+        OutputError: the same, for lack of room.
     """
     apart = RANK in path and "ranks" in document
     if apart:
@@ -125,7 +129,7 @@ def write_document(path: str, document: dict[str, Any], comm: Communicator, opti
 
 
 def _finite(value: Any) -> Any:
-    """Return the value with null for what JSON has no number for: NaN and the infinities."""
+    """Return the value with None in place of NaN and the infinities, which JSON lacks."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

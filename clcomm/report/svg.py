@@ -1,4 +1,4 @@
-"""Charts with axes as SVG, drawn to be legible from 360 to 700 pixels wide; colours are the page's."""
+"""Charts with axes as SVG, legible at widths of 360 to 700 pixels, in the page's colours."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from clcomm.report.axes import (
     CALLS,
     SIZE,
     TIME,
+    WIDE_SPAN,
     count_text,
     even_ticks,
     log_ticks,
@@ -17,25 +18,23 @@ from clcomm.report.axes import (
     size_ticks,
     time_text,
 )
-from clcomm.report.shapes import Curve, Curves, Distribution, Intervals, Points
+from clcomm.report.elements import Curve, Curves, Distribution, Intervals, Points
 from clcomm.units import format_number
 
 WIDTH, HEIGHT = 480, 270
-#: The largest that page.css makes text, on narrow screens, and about how wide a character of it is.
+#: page.css's largest text, on narrow screens, and the approximate width of its characters.
 FONT, CHARACTER = 16, 9.2
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 14, 66, 50
 _LINE = 18
-#: A curve whose values span more than this has a logarithmic axis.
-_WIDE_SPAN = 20.0
 _CURVE_HEIGHT = 112
-#: Curves of so many points at most have them marked.
+#: Curves with at most so many points have dots.
 _DOTS = 30
-#: Half of what a figure with its interval takes.
+#: Half the height of a figure with its interval.
 _ROW = 20
 
 
 class _Scale:
-    """Places values of an axis between two pixels."""
+    """Maps an axis's values to pixels."""
 
     def __init__(self, low: float, high: float, begin: float, end: float, *, logarithmic: bool = True):
         self._of: Callable[[float], float] = math.log if logarithmic else float
@@ -49,12 +48,12 @@ class _Scale:
 
 
 def text_width(text: str) -> float:
-    """Return how wide a text may become on a narrow screen, in the chart's own units."""
+    """Return a text's largest width, which it has on a narrow screen, in the chart's units."""
     return CHARACTER * len(text)
 
 
 def distribution(chart: Distribution) -> str:
-    """Return the counts as columns over a logarithmic axis of time, with the percentiles as lines."""
+    """Return the counts as columns over a logarithmic time axis, with the percentiles as lines."""
     low, high, most = chart.edges_s[0], chart.edges_s[-1], max(chart.counts)
     x, bottom = _Scale(low, high, _LEFT, WIDTH - _RIGHT), HEIGHT - _BOTTOM
     parts = []
@@ -98,7 +97,7 @@ def points(chart: Points) -> str:
 
 
 def curves(chart: Curves) -> str:
-    """Return the curves below one another over one axis of steps."""
+    """Return the curves, one below another, over one axis of steps."""
     first, last = chart.steps[0], chart.steps[-1]
     x = _Scale(first, last, _LEFT, WIDTH - _RIGHT, logarithmic=False)
     parts: list[str] = []
@@ -115,7 +114,7 @@ def _curve(curve: Curve, steps: Sequence[float], x: _Scale, top: float) -> list[
     if not known:
         return [_text(2, top + 16, f"{curve.name}: not known", "start")]
     low, high = min(known), max(known)
-    logarithmic = low > 0 and high > _WIDE_SPAN * low
+    logarithmic = low > 0 and high > WIDE_SPAN * low
     if not logarithmic:
         low = min(0.0, low)
         high = high or 1.0
@@ -144,7 +143,7 @@ def _runs(points: zip[tuple[float, float | None]]) -> list[list[tuple[float, flo
 
 
 def intervals(chart: Intervals) -> str:
-    """Return figures as points with their intervals as lines, a row each, over an axis that begins at 0."""
+    """Return medians as points and intervals as lines, a row each, over an axis that begins at 0."""
     names = [name for name, *_ in chart.points]
     high = max(value for _, *values in chart.points for value in values if value is not None) or 1.0
     left = 8.0
@@ -164,7 +163,7 @@ def intervals(chart: Intervals) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Return a text's end where all of it is wider than a chart: of paths, that is what tells them apart."""
+    """Return the end of a text that is wider than a chart; ends of paths differ."""
     most = int((WIDTH - 16) / CHARACTER)
     return text if len(text) <= most else f"…{text[1 - most :]}"
 

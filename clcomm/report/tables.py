@@ -1,4 +1,4 @@
-"""A report's tables, one function each."""
+"""The tables of a report, one function each."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from clcomm.report import costs
-from clcomm.report.facts import Facts, hidden_step_s, per_call, rank_parts, rank_rows, step_parts
-from clcomm.report.parts import HIDDEN, PART_KEYS
-from clcomm.report.shapes import Column, Table, count, with_values, written
-from clcomm.stats import MOST_TALLIES
+from clcomm.report import run_costs
+from clcomm.report.analysis import Analysis, hidden_by_rank_s, mean_step, mean_step_by_rank, per_call, rank_rows
+from clcomm.report.elements import Column, Table, count, with_values, written
+from clcomm.report.step_parts import HIDDEN, PART_KEYS
+from clcomm.stats.comm_stats import MOST_TALLIES
 from clcomm.synchronizer import GRADIENTS
 from clcomm.units import format_size
 
 _TIMES = (
     Column("pack_s", "pack", "ms"), Column("wait_s", "wait", "ms"), Column("transfer_s", "move", "ms"),
-    Column("untold_s", "wait+move", "ms"), Column("unpack_s", "unpack", "ms"), Column("hidden_s", "hidden", "ms"),
+    Column("wait_unknown_s", "wait+move", "ms"), Column("unpack_s", "unpack", "ms"), Column("hidden_s", "hidden", "ms"),
 )  # fmt: skip
 _BANDWIDTHS = Column("algbw_bytes_per_s", "algbw", "gb_s"), Column("busbw_bytes_per_s", "busbw", "gb_s")
 _CALLS = (
@@ -26,9 +26,9 @@ _CALLS = (
 )  # fmt: skip
 
 
-def lizardist_table(facts: Facts) -> Table:
-    row = facts.reductions
-    whole = [("Total bytes reduced", "bytes"), ("Total bytes sent", "wire_bytes")][0 if facts.compressed else 1 :]
+def lizardist_table(analysis: Analysis) -> Table:
+    row = analysis.reductions
+    whole = [("Total bytes reduced", "bytes"), ("Total bytes sent", "wire_bytes")][0 if analysis.compressed else 1 :]
     rows = [
         {"figure": "Average bytes/call", "value": round(row["average_bytes_per_call"])},
         {"figure": "Total all-reduce calls", "value": row["calls"]},
@@ -36,71 +36,71 @@ def lizardist_table(facts: Facts) -> Table:
     ]
     columns = [Column("figure", "", "text"), Column("value", "per rank")]
     note = "LizarDist's three figures."
-    if facts.compressed:
-        note = "LizarDist's three figures, and what compression makes of the bytes: bytes/call are those reduced."
+    if analysis.compressed:
+        note = "LizarDist's three figures, and the bytes sent after compression; bytes/call are those before."
     return Table("gradients", "Gradient all-reduce", columns, rows if row["calls"] else [], note)
 
 
-def step_table(facts: Facts) -> Table:
-    parts = step_parts(facts)
-    whole = facts.per_step(facts.training_s) or 0.0
+def step_table(analysis: Analysis) -> Table:
+    parts = mean_step(analysis)
+    whole = analysis.per_step(analysis.training_s) or 0.0
     rows: list[dict[str, Any]] = [{"part": what, "mean_s": s, "share": s / whole} for what, s in parts]
     rows += [{"part": "a whole step", "mean_s": whole, "share": 1.0}] if rows else []
     columns = [Column("part", "", "text"), Column("mean_s", "ms", "ms"), Column("share", "share", "share")]
-    hidden = " What computing hides of communication takes none of it." if facts.reducing["hidden_s"] else ""
+    hidden = " Communication that is hidden behind computing takes none of it." if analysis.reducing["hidden_s"] else ""
     return Table("step", "Where a step goes", columns, rows, f"A mean step of a mean rank.{hidden}")
 
 
-def _with_ceiling(facts: Facts, row: dict[str, Any]) -> dict[str, Any]:
+def _with_ceiling(analysis: Analysis, row: dict[str, Any]) -> dict[str, Any]:
     share = None
-    if facts.ceiling and row["operation"] == "all_reduce" and row["label"] == GRADIENTS and row["calls"]:
-        share = facts.ceiling.seconds(row["average_bytes_per_call"]) / row["mean_s"] if row["mean_s"] else None
+    if analysis.ceiling and row["operation"] == "all_reduce" and row["label"] == GRADIENTS and row["calls"]:
+        share = analysis.ceiling.seconds(row["average_bytes_per_call"]) / row["mean_s"] if row["mean_s"] else None
     return {**row, "ceiling_share": share}
 
 
-def operations_table(facts: Facts) -> Table:
+def operations_table(analysis: Analysis) -> Table:
     def is_rare(row: dict[str, Any]) -> bool:
-        return row["calls"] < (facts.steps or 0)
+        return row["calls"] < (analysis.steps or 0)
 
-    counted = facts.counts["operations"]
+    counted = analysis.counts["operations"]
     rows = sorted(counted, key=lambda row: (is_rare(row), -row["seconds"], row["operation"], row["label"]))
     rare = [row for row in rows if is_rare(row)]
     columns = [
         Column("operation", "operation", "text"), Column("label", "label", "text"), Column("calls", "calls"),
-        Column("bytes", "bytes"), *([Column("wire_bytes", "on the wire")] if facts.compressed else []),
+        Column("bytes", "bytes"), *([Column("wire_bytes", "on the wire")] if analysis.compressed else []),
         Column("seconds", "total", "whole_ms"),
         *(column._replace(kind="whole_ms") for column in _TIMES), *_CALLS,
     ]  # fmt: skip
-    rows = [_blank_zeros(facts, _with_ceiling(facts, row)) for row in rows]
+    rows = [_blank_zeros(analysis, _with_ceiling(analysis, row)) for row in rows]
     note = f"Per rank; times in ms: {_first_to_last(_TIMES, rows, 'total')} in all, percentiles of single calls"
     note += "; bandwidths in GB/s (10^9 bytes)." if with_values(_BANDWIDTHS, rows) else "."
-    note += _untold(rows)
+    note += _wait_or_move_note(rows)
     rare_ms = written(sum(row["seconds"] for row in rare), "whole_ms")
-    folded_as = f"{count(len(rare), 'operation')} of the start, the end and now and then: {rare_ms} ms in all"
+    folded_as = f"{count(len(rare), 'operation')} called less than once a step: {rare_ms} ms in all"
     return Table("operations", "Operations", columns, rows, note, len(rare), folded_as)
 
 
 def _first_to_last(columns: Sequence[Column], rows: list[dict[str, Any]], before: str = "") -> str:
-    """Return the headings of adjacent columns that have values as people name a range; `before` stands before them."""
+    """Return the headings of adjacent columns that have values as a range, "wait to move"; it starts at `before`."""
     headings = [each for each in (before, *(column.heading for column in with_values(columns, rows))) if each]
     return " to ".join(dict.fromkeys((headings[0], headings[-1]))) if headings else ""
 
 
-def _blank_zeros(facts: Facts, row: dict[str, Any]) -> dict[str, Any]:
-    """Leave out parts that are nothing, and moving where there is nobody to move to; columns without any vanish."""
+def _blank_zeros(analysis: Analysis, row: dict[str, Any]) -> dict[str, Any]:
+    """Blank parts that are zero, and moving in a world of one, so that columns without a value are left out."""
     suffixes = ("_s", "_mean_s", "_step_s")
     blank = {f"{name[:-2]}{suffix}" for name in (*PART_KEYS, "hidden_s") for suffix in suffixes} | {"failures"}
-    alone = set() if facts.several else {f"transfer{suffix}" for suffix in suffixes}
+    alone = set() if analysis.several else {f"transfer{suffix}" for suffix in suffixes}
     return {name: None if name in alone or (name in blank and not value) else value for name, value in row.items()}
 
 
-def _untold(rows: list[dict[str, Any]], key: str = "untold_s") -> str:
-    """Return what the column "wait+move" is, where there is one."""
-    return " wait+move is either: the transport does not tell which." if any(row[key] for row in rows) else ""
+def _wait_or_move_note(rows: list[dict[str, Any]], key: str = "wait_unknown_s") -> str:
+    """Return a note on the column "wait+move", "" where it has no values."""
+    return " wait+move is either; the transport does not report which." if any(row[key] for row in rows) else ""
 
 
-def buckets_table(facts: Facts) -> Table:
-    rows = [_blank_zeros(facts, per_call(_with_ceiling(facts, row))) for row in facts.buckets]
+def buckets_table(analysis: Analysis) -> Table:
+    rows = [_blank_zeros(analysis, per_call(_with_ceiling(analysis, row))) for row in analysis.buckets]
     parts = [Column(f"{column.key[:-2]}_mean_s", column.heading, "ms") for column in _TIMES]
     columns = [
         Column("bucket", "bucket"), Column("operation", "operation", "text"), Column("calls", "calls"),
@@ -108,37 +108,39 @@ def buckets_table(facts: Facts) -> Table:
     ]  # fmt: skip
     mean = _first_to_last(parts, rows)
     note = f"Per rank; times in ms{f', {mean} of a mean call' if mean else ''}, percentiles of single calls. "
-    note += f"Buckets are numbered in the order of backward.{_untold(rows)}"
-    others = facts.reductions["calls"] - sum(row["calls"] for row in rows)
+    note += f"Buckets are numbered in the order of backward.{_wait_or_move_note(rows)}"
+    others = analysis.reductions["calls"] - sum(row["calls"] for row in rows)
     if rows and others:
-        whose = f"of buckets past the first {MOST_TALLIES}" if facts.overflows else "before these were the buckets"
-        note += f" {count(others, 'call')} {whose} {'is' if others == 1 else 'are'} in no line here."
+        which = f"of buckets past the first {MOST_TALLIES}" if analysis.overflows else "before these were the buckets"
+        note += f" {count(others, 'call')} {which} {'is' if others == 1 else 'are'} not listed."
     return Table("buckets", "Buckets", columns, rows, note)
 
 
-def step_ranks_table(facts: Facts) -> Table:
-    names = [name for name, _ in step_parts(facts)]
+def step_ranks_table(analysis: Analysis) -> Table:
+    names = [name for name, _ in mean_step(analysis)]
     rows = [
         {"rank": record["rank"], **{_key(name): s for name, s in parts.items()}, "step_s": sum(parts.values()),
          "hidden_step_s": hidden_s or None}
-        for record, parts, hidden_s in zip(facts.run.ranks, rank_parts(facts), hidden_step_s(facts), strict=True)
+        for record, parts, hidden_s in zip(
+            analysis.run.ranks, mean_step_by_rank(analysis), hidden_by_rank_s(analysis), strict=True
+        )
     ]  # fmt: skip
     columns = [Column("rank", "rank"), *(Column(_key(name), name, "ms") for name in names)]
     columns += [Column("step_s", "a whole step", "ms"), Column("hidden_step_s", HIDDEN, "ms")]
     note = "A mean step of each rank, in ms."
     if any(row["hidden_step_s"] for row in rows):
-        note += " What is hidden goes on behind computing and takes none of it."
+        note += " Hidden communication goes on behind computing and takes none of it."
     return Table("step_ranks", "Where a step goes, by rank", columns, rows if names and len(rows) > 1 else [], note)
 
 
 def _key(part: str) -> str:
-    """Return what a part of a step is called in JSON."""
+    """Return the JSON key of a part of a step."""
     return f"{part.replace(',', '').replace(' ', '_')}_step_s"
 
 
-def ranks_table(facts: Facts) -> Table:
-    rows = [_blank_zeros(facts, row) for row in rank_rows(facts)]
-    hosts = len({record["host_name"] for record in facts.run.ranks})
+def ranks_table(analysis: Analysis) -> Table:
+    rows = [_blank_zeros(analysis, row) for row in rank_rows(analysis)]
+    hosts = len({record["host_name"] for record in analysis.run.ranks})
     columns = [
         Column("rank", "rank"), *([Column("host_name", "host", "text")] if hosts > 1 else []),
         Column("cpus", "CPUs", "text"), Column("steps", "steps"), Column("step_s", "a whole step", "ms"),
@@ -152,8 +154,8 @@ def ranks_table(facts: Facts) -> Table:
     return Table("ranks", "Ranks", columns, rows, note)
 
 
-def stragglers_table(facts: Facts) -> Table:
-    rows = sorted(facts.counts["stragglers"], key=lambda row: (-row["last"], row["rank"]))
+def stragglers_table(analysis: Analysis) -> Table:
+    rows = sorted(analysis.counts["stragglers"], key=lambda row: (-row["last"], row["rank"]))
     columns = [
         Column("rank", "rank"), Column("last", "came last"), Column("share", "share", "share"),
         Column("mean_late_s", "late by", "ms"), Column("max_late_s", "at most", "ms"), Column("late_s", "in all", "ms"),
@@ -162,10 +164,10 @@ def stragglers_table(facts: Facts) -> Table:
     return Table("stragglers", "Who came last", columns, rows, note)
 
 
-def cost_table(facts: Facts) -> Table:
+def cost_table(analysis: Analysis) -> Table:
     rows = []
-    for each in (facts.own_costs, facts.stored_costs()):
-        if isinstance(each, costs.Costs):
+    for each in (analysis.own_costs, analysis.stored_costs()):
+        if isinstance(each, run_costs.Costs):
             cost, bandwidth = each.cost, each.cost.beta_s_per_byte
             rows.append({
                 "source": each.source, "alpha_s": cost.alpha_s, "beta_s_per_byte": bandwidth,
@@ -180,15 +182,15 @@ def cost_table(facts: Facts) -> Table:
     return Table("cost", "Latency and bandwidth", columns, rows, "A call of n bytes takes alpha + beta n.")
 
 
-def advice_table(facts: Facts) -> Table:
+def advice_table(analysis: Analysis) -> Table:
     rows = []
-    if facts.advice:
-        for candidate in facts.advice.recommendation.candidates:
-            is_own = costs.is_current(candidate, facts.layout)
+    if analysis.advice:
+        for candidate in analysis.advice.recommendation.candidates:
+            is_own = run_costs.is_current(candidate, analysis.layout)
             words = ["this run's"] if is_own else []
-            words += ["fastest"] if candidate == facts.advice.recommendation.best else []
+            words += ["fastest"] if candidate == analysis.advice.recommendation.best else []
             rows.append({
-                "bucket_size": facts.run.figures["bucket_size"] if is_own else candidate.bucket_size,
+                "bucket_size": analysis.run.figures["bucket_size"] if is_own else candidate.bucket_size,
                 "buckets": len(candidate.buckets),
                 "largest_bytes": max(candidate.buckets), "predicted_s": candidate.seconds, "remark": ", ".join(words),
             })  # fmt: skip
@@ -199,19 +201,19 @@ def advice_table(facts: Facts) -> Table:
         Column("remark", "", "text"),
     ]  # fmt: skip
     note = (
-        "What a step's all-reduces would take with other bucket sizes, by the cost above; nothing overlapped. "
+        "Predicted time of a step's all-reduces with other bucket sizes, by the cost above, without overlap. "
         "Of sizes that make the same buckets one is shown: this run's, or the smallest."
     )
     return Table("advice", "Bucket sizes", columns, rows, note)
 
 
-def health_table(facts: Facts) -> Table:
-    records, overhead = facts.run.ranks, facts.counts["stats_overhead"]
+def health_table(analysis: Analysis) -> Table:
+    records, overhead = analysis.run.ranks, analysis.counts["stats_overhead"]
     device = [record["device_peak_bytes"] for record in records if record["device_peak_bytes"]]
     memory = [record["peak_rss_bytes"] for record in records if record["peak_rss_bytes"]]
     checks = [record["replica_checks"] for record in records if record["replica_checks"] is not None]
     mismatches = [record["replica_mismatches"] or 0 for record in records]
-    failed = sum(row["failures"] for row in facts.counts["operations"])
+    failed = sum(row["failures"] for row in analysis.counts["operations"])
     rows = [
         ("failed calls, all ranks", f"{failed:,}"),
         ("comparisons of replicas", f"{max(checks):,}, {max(mismatches):,} found a difference" if checks else ""),
@@ -229,18 +231,18 @@ def _span(sizes: list[int]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def checks_table(facts: Facts) -> Table:
-    """Return the sums that have to come out: a report whose parts do not add up says so itself."""
-    rows, first = [], sum(row["calls"] for row in facts.buckets if row["bucket"] == 0)
-    if facts.layout and first:  # whatever the plan, each synchronisation reduces one bucket 0
-        whole, calls = sum(map(sum, facts.layout)), first
-        if not facts.overflows:  # then what is in no bucket was reduced before these were the buckets
-            before = facts.reductions["bytes"] - sum(row["bytes"] for row in facts.buckets)
+def checks_table(analysis: Analysis) -> Table:
+    """Return figures that have to be equal, so that a report whose parts do not add up shows it."""
+    rows, first = [], sum(row["calls"] for row in analysis.buckets if row["bucket"] == 0)
+    if analysis.layout and first:  # each synchronisation reduces one bucket 0
+        whole, calls = sum(map(sum, analysis.layout)), first
+        if not analysis.overflows:  # then calls without a bucket came before these buckets
+            before = analysis.reductions["bytes"] - sum(row["bytes"] for row in analysis.buckets)
             calls += round(before / whole)
-        expected = whole * calls
-        rows.append(("gradients' bytes are the layout's, times synchronisations", facts.reductions["bytes"], expected))
-    if parts := step_parts(facts):  # each measured on its own, but for the rest, which is not below nothing
-        of_step = sum(seconds for _, seconds in parts) / (facts.per_step(facts.training_s) or math.inf)
+        reduced = analysis.reductions["bytes"]
+        rows.append(("gradients' bytes are the layout's, times synchronisations", reduced, whole * calls))
+    if parts := mean_step(analysis):  # each is measured by itself, except for the rest, which is at least 0
+        of_step = sum(seconds for _, seconds in parts) / (analysis.per_step(analysis.training_s) or math.inf)
         rows.append(("the parts of a step are a whole step, in %", round(100 * of_step), 100))
     columns = [
         Column("check", "", "text"),
@@ -252,8 +254,8 @@ def checks_table(facts: Facts) -> Table:
     return Table("checks", "Sums", columns, kept)
 
 
-def decisions_table(facts: Facts) -> Table:
-    rows = [{"decision": line} for line in facts.run.figures["decisions"]]
+def decisions_table(analysis: Analysis) -> Table:
+    rows = [{"decision": line} for line in analysis.run.figures["decisions"]]
     return Table("decisions", "Decisions", [Column("decision", "", "text")], rows, "What was chosen, and why.")
 
 

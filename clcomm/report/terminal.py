@@ -1,4 +1,4 @@
-"""A report on a terminal, with rich."""
+"""A report on a terminal, with Rich."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import textwrap
 from rich.console import Console
 from rich.text import Text
 
-from clcomm.report.model import Report
-from clcomm.report.shapes import Table
-from clcomm.text_table import Column, TextTable
+from clcomm.console.table import Column, TextTable
+from clcomm.report.elements import Table
+from clcomm.report.report import Report
 
 
 def show(report: Report, console: Console) -> None:
-    """Print the report; tables too wide for the console are cut into pieces that repeat the first column."""
+    """Print the report; tables wider than the console are split into pieces that repeat the first column."""
     console.print(Text(report.title, "bold"))
     if report.subtitle:
         console.print(Text(textwrap.fill(report.subtitle, console.width, break_on_hyphens=False), "dim"))
@@ -49,7 +49,7 @@ def _piece(table: Table, cells: list[list[str]], columns: list[int]) -> TextTabl
 
 
 def _pieces(table: Table, cells: list[list[str]], width: int) -> list[list[int]]:
-    """Return the columns of each piece, by index: as many as fit, after those that name the row."""
+    """Return the column indices of each piece: those that name the row, then as many others as fit."""
     naming = [index for index, column in enumerate(table.columns) if index == 0 or column.key == "label"]
     pieces = [list(naming)]
     for index in range(len(table.columns)):

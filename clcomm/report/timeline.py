@@ -1,15 +1,15 @@
-"""What all ranks did at the same time, in the last steps of a run: a chart of what each of them kept."""
+"""The timeline chart: what each rank did in the last steps of a run."""
 
 from __future__ import annotations
 
 from functools import partial
 
 from clcomm.report import last_steps
+from clcomm.report.analysis import Analysis
 from clcomm.report.colours import PAINTS
-from clcomm.report.facts import Facts
+from clcomm.report.elements import MOST_SHOWN, Stretch, Timeline, count
 from clcomm.report.last_steps import Span, flattened, uncovered
-from clcomm.report.parts import (
-    BESIDE,
+from clcomm.report.step_parts import (
     CLIPPING,
     COMPUTING,
     DATA,
@@ -17,23 +17,23 @@ from clcomm.report.parts import (
     EITHER,
     HIDDEN,
     OPTIMIZER,
+    OTHER_LABELS,
     PACK,
     REST,
     UNPACK,
     WAIT,
 )
-from clcomm.report.shapes import MOST_SHOWN, Stretch, Timeline, count
 
 
-def timeline_chart(facts: Facts) -> Timeline | None:
-    """What each rank did in the last steps; ranks whose file has no timeline are left out."""
-    records = [record for record in facts.run.ranks if record["timeline"]][:MOST_SHOWN]
+def timeline_chart(analysis: Analysis) -> Timeline | None:
+    """Return the timeline of all ranks whose file has one."""
+    records = [record for record in analysis.run.ranks if record["timeline"]][:MOST_SHOWN]
     if not records:
         return None
     origin = min(span.begin_ns for record in records for span in record["timeline"])
     stretches, behind, steps = [], [], []
     for row, record in enumerate(records):
-        name = partial(_part_of, facts, record["device_in_caller"] is False)
+        name = partial(_part_of, analysis, record["device_in_caller"] is False)
 
         def stretch(span: Span, row: int = row) -> Stretch:
             return Stretch(row, span.kind, span.bucket, (span.begin_ns - origin) / 1e6, (span.end_ns - origin) / 1e6)
@@ -54,12 +54,12 @@ def timeline_chart(facts: Facts) -> Timeline | None:
     )  # fmt: skip
 
 
-def _part_of(facts: Facts, computes_apart: bool, kind: str) -> str:
+def _part_of(analysis: Analysis, computes_apart: bool, kind: str) -> str:
     """Return the part of a step that a span belongs to."""
     rest = DEVICE if computes_apart and kind in ("sync", "loss") else REST
     names = {
         "data": DATA, "forward_backward": COMPUTING, "clipping": CLIPPING, "optimizer": OPTIMIZER,
-        last_steps.WAIT: WAIT, last_steps.MOVE: facts.moving, last_steps.EITHER: EITHER, "pack": PACK,
-        "unpack": UNPACK, **BESIDE,
+        last_steps.WAIT: WAIT, last_steps.MOVE: analysis.moving, last_steps.EITHER: EITHER, "pack": PACK,
+        "unpack": UNPACK, **OTHER_LABELS,
     }  # fmt: skip
     return names.get(kind, rest)

@@ -1,6 +1,6 @@
-"""What a model consists of, what it costs, and where each gradient goes: `summarize(model, (1, 3, 32, 32)).table()`."""
+"""A model's layers, arithmetic and buckets: `summarize(model, (1, 3, 32, 32)).table()`."""
 
-from clcomm.summary.parts import Layer, ParameterPlace, Summary
+from clcomm.summary.model_summary import Layer, ParameterPlace, Summary
 from clcomm.summary.summarize import summarize
 
 __all__ = ["Layer", "ParameterPlace", "Summary", "summarize"]

@@ -1,4 +1,4 @@
-"""The layers of this package's modules, read off the tape that a forward pass leaves."""
+"""The layers of clcomm's own models, from the tape of a forward pass."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from clcomm.engine.ops.conv2d import Conv2dOp, ConvReluPoolOp
 from clcomm.engine.ops.matmul import LinearOp, MatMul
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
-from clcomm.summary.parts import Layer
+from clcomm.summary.model_summary import Layer
 
 
 def layers_of(model: Any, input_shape: tuple[int, ...]) -> Iterator[Layer]:
     """Yield a layer for each operation, in the order of the forward pass; raises ArgumentError as the model does."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     device = next(iter(model.parameters())).device
-    x = Tensor(np.zeros(input_shape, np.float32), device, requires_grad=True)  # so that frozen layers are taped too
+    x = Tensor(np.zeros(input_shape, np.float32), device, requires_grad=True)  # so frozen layers are on the tape too
     result = model(x)
     if not isinstance(result, Tensor) or result._node is None:
         raise ArgumentError("model: expected one whose result is a tensor that depends on its input")
-    samples, trained, told = input_shape[0], set[int](), set[str]()
+    samples, trained, listed = input_shape[0], set[int](), set[str]()
     for node, shape in _walk(result):
         inputs = node.inputs
         moves = [isinstance(i, Tensor) and (_is_trained(i, names) or id(i._node) in trained) for i in inputs]
         if any(moves):
             trained.add(id(node))
-        own = [names[id(i)] for i in inputs if id(i) in names and names[id(i)] not in told]
-        told.update(own)
+        own = [names[id(i)] for i in inputs if id(i) in names and names[id(i)] not in listed]
+        listed.update(own)
         flops = _flops(node) // samples
         yield Layer(
             _common_prefix(own), _kind(node), shape[1:] if shape[:1] == (samples,) else shape, tuple(own), flops,
             flops * (1 + sum(moves[:2])),
         )  # fmt: skip
-    rest = tuple(name for name in names.values() if name not in told)
+    rest = tuple(name for name in names.values() if name not in listed)
     if rest:
         yield Layer("", "not used", None, rest, 0, 0)
 
@@ -45,7 +45,7 @@ def _is_trained(x: Tensor, names: dict[int, str]) -> bool:
 
 
 def _walk(result: Tensor) -> list[tuple[Any, tuple[int, ...]]]:
-    """Return the tape's nodes with the shapes of their results, first node first."""
+    """Return the tape's nodes in order, each with the shape of its result."""
     shapes: dict[Any, tuple[int, ...]] = {result._node: result.shape}
     waiting: list[Any] = [result._node]
     while waiting:
@@ -57,7 +57,7 @@ def _walk(result: Tensor) -> list[tuple[Any, tuple[int, ...]]]:
 
 
 def _flops(node: Any) -> int:
-    """Return the arithmetic of a whole batch's forward pass."""
+    """Return the arithmetic of a node's forward pass over a whole batch."""
     if node.op in (Conv2dOp, ConvReluPoolOp):
         g = node.geometry
         return 2 * g.images * g.outputs * g.out_height * g.out_width * g.channels * g.taps
@@ -76,6 +76,6 @@ def _kind(node: Any) -> str:
 
 
 def _common_prefix(names: list[str]) -> str:
-    """Return the name of the module that holds these parameters."""
+    """Return the name of the module that holds all of these parameters, "" if there is none."""
     owners = {name.rpartition(".")[0] for name in names}
     return owners.pop() if len(owners) == 1 else ""

@@ -1,4 +1,4 @@
-"""Puts a model's summary together: its layers by the library it comes from, its parameters by the bucket plan."""
+"""Summarises a model: its layers, by the library it is written in, and its parameters, by the bucket plan."""
 
 from __future__ import annotations
 
@@ -6,31 +6,36 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from clcomm.adapters import replica_of
-from clcomm.buckets import Bucket
+from clcomm.adapters import adapter_of
 from clcomm.errors import ArgumentError
-from clcomm.layout import FlatLayout, ParameterSpec
-from clcomm.summary.parts import Layer, ParameterPlace, Summary
+from clcomm.flat_space.buckets import Bucket
+from clcomm.flat_space.layout import FlatLayout
+from clcomm.flat_space.parameters import ParameterSpec
+from clcomm.summary.model_summary import Layer, ParameterPlace, Summary
 
 
 def summarize(
     model: Any, input_shape: Sequence[int], buckets: Iterable[Bucket] = (), order: Sequence[str] = ()
 ) -> Summary:
-    """Return what a model consists of; it computes one batch of zeros for that, and keeps nothing of it.
+    """Return a model's layers and parameters, found by a forward pass over a batch of zeros.
 
-    model: as for the Synchronizer; of others than this package's engine and PyTorch only parameters are known.
-    input_shape: of a batch, (N, ...). buckets: the plan, from `Synchronizer.bucket_plan`; none: no bucket is named.
-    order: names in the order in which backward was seen to complete gradients; those not in it follow in the layout's.
-    Raises ArgumentError for an input that the model can't take.
+    Args:
+        model: as for the Synchronizer; other than clcomm's and PyTorch's models show parameters only.
+        input_shape: of a batch, (N, ...).
+        buckets: the plan, from `Synchronizer.bucket_plan`; without it no bucket is named.
+        order: names in the observed order of complete gradients; others follow in the layout's order.
+
+    Raises:
+        ArgumentError: for an input that the model cannot take.
     """
-    specs = replica_of(model).specs
+    specs = adapter_of(model).specs
     layers = tuple(_layers(model, specs, tuple(input_shape)))
-    expected = [slot.name for slot in FlatLayout(specs).slots]
+    expected = [place.name for place in FlatLayout(specs).ranges]
     ready = {name: index for index, name in enumerate(dict.fromkeys([*order, *expected]), 1)}
     held: dict[str, list[int]] = {}
     for bucket in buckets:
-        for slot in bucket.slots:
-            held.setdefault(slot.name, []).append(bucket.index)
+        for place in bucket.ranges:
+            held.setdefault(place.name, []).append(bucket.index)
     places = (
         ParameterPlace(spec.name, tuple(spec.shape), spec.size, tuple(held.get(spec.name, ())), ready[spec.name])
         for spec in specs
@@ -42,7 +47,7 @@ def _layers(model: Any, specs: Iterable[ParameterSpec], input_shape: tuple[int, 
     if len(input_shape) < 1 or min(input_shape) < 1:
         raise ArgumentError(f"input_shape: expected that of a batch, such as (1, 3, 32, 32), got {input_shape}")
     torch = sys.modules.get("torch")
-    for candidate in (model, getattr(model, "module", None)):  # a wrapper of a module has its layers
+    for candidate in (model, getattr(model, "module", None)):  # a wrapper has the wrapped module's layers
         if torch is not None and isinstance(candidate, torch.nn.Module):
             from clcomm.summary.torch import layers_of as torch_layers
 

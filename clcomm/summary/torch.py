@@ -1,4 +1,4 @@
-"""The layers of PyTorch's modules, from hooks and from PyTorch's own count of operations."""
+"""The layers of PyTorch models, from forward hooks and PyTorch's own count of operations."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from clcomm.summary.parts import Layer
+from clcomm.summary.model_summary import Layer
 
 
 def layers_of(model: torch.nn.Module, input_shape: tuple[int, ...]) -> list[Layer]:
-    """Return a layer for each module without sub-modules, in the order in which they run; shared ones run once."""
+    """Return a layer for each module without sub-modules, in the order of execution; shared ones are listed once."""
     calls: list[tuple[str, torch.nn.Module, Any]] = []
     hooks = [
         module.register_forward_hook(lambda module, _, result, name=name: calls.append((name, module, result)))
@@ -19,7 +19,7 @@ def layers_of(model: torch.nn.Module, input_shape: tuple[int, ...]) -> list[Laye
         if not any(module.children())
     ]
     was_training = {module: module.training for module in model.modules()}
-    model.eval()  # BatchNorm's running statistics stay what they are
+    model.eval()  # leaves BatchNorm's running statistics unchanged
     try:
         forward, both = _count(model, input_shape)
     finally:

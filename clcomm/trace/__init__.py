@@ -1,4 +1,4 @@
-"""A timeline of all ranks: collectives, phases of the program and kernels, in one file for Perfetto or Chrome."""
+"""Records a timeline of all ranks: collectives, phases and kernels, in one file for Perfetto or Chrome."""
 
 from __future__ import annotations
 

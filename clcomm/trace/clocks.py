@@ -1,4 +1,4 @@
-"""Ranks' clocks against rank 0's, at the start and at the end of a trace."""
+"""Measures ranks' clocks against rank 0's, at the start and at the end of a trace."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from clcomm.transport.clock import ClockOffset, measure_offset
 
 
 class ClockReading(NamedTuple):
-    """At `at_ns` by this rank's perf_counter_ns(): what to add to get rank 0's, and what a measurement of it gave.
+    """Rank 0's clock less this rank's at `at_ns` of this rank's perf_counter_ns(), as used and as measured.
 
-    On rank 0's own host both are CLOCK_MONOTONIC, which is one clock: there the offset is 0, unless the measurement
-    proves it wrong. On another host it is the host's most certain measurement.
+    On rank 0's host both are CLOCK_MONOTONIC: the offset is 0 unless the measurement proves that wrong. On another
+    host it is the host's most certain measurement.
     """
 
     at_ns: int
@@ -41,7 +41,7 @@ def agreed_offset(measured: Sequence[tuple[int, ClockOffset]], rank: int) -> Clo
 
 
 def aligned(readings: Sequence[Sequence[Any]]) -> Callable[[int], int]:
-    """Return what turns a rank's perf_counter_ns() into rank 0's; between two readings drift counts as even."""
+    """Return a function from a rank's perf_counter_ns() to rank 0's; drift between the readings is taken as even."""
     first, last = ClockReading(*readings[0]), ClockReading(*readings[-1])
     span, drift = last.at_ns - first.at_ns, last.offset_ns - first.offset_ns
     if not drift or not span:

@@ -1,12 +1,11 @@
-"""Which of the trace format's reserved colours a slice has, so that colour-blind readers tell kinds apart.
+"""The reserved colour of the trace format for each kind of slice, distinguishable by colour-blind readers.
 
-chrome://tracing draws them; Perfetto's UI chooses a colour for each name by itself, on purpose, and writes names on
-slices.
+chrome://tracing uses them; Perfetto's UI deliberately chooses a colour for each name itself.
 """
 
 from __future__ import annotations
 
-#: By what a slice shows: colours like those of a report's page.
+#: By kind of slice, similar to the colours of a report's page.
 COMPUTING, WAITING, MOVING, PACKING = "rail_load", "terrible", "vsync_highlight_color", "thread_state_runnable"
 DATA, OPTIMIZER, AROUND = "thread_state_iowait", "detailed_memory_dump", "grey"
 _OF_CATEGORY = {"kernel": COMPUTING, "communication": MOVING}
@@ -17,5 +16,5 @@ _OF_NAME = {
 
 
 def colour_of(name: str, category: str) -> str:
-    """Return the colour of a slice; of what is around others, such as a step, a light one."""
+    """Return the colour of a slice; a light one for those around others, such as steps."""
     return _OF_NAME.get(name) or _OF_CATEGORY.get(category, AROUND)

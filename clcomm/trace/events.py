@@ -1,4 +1,4 @@
-"""A part as JSON of the trace event format, in pieces of bounded size.
+"""A rank's part as JSON of the trace event format, in pieces of bounded size.
 
 The format is that of "Trace Event Format" (the Chromium project): complete events with flows bound by `bind_id`,
 instant events, counters, and metadata that name processes and threads. A rank is a process.
@@ -14,35 +14,35 @@ from typing import Any
 
 from clcomm.trace.clocks import aligned
 from clcomm.trace.colours import colour_of
-from clcomm.trace.part import Part
+from clcomm.trace.part_file import TracePart
 from clcomm.trace.slices import CAME_LAST, LANES, THREADS, Slice, slices_of
 from clcomm.units import format_size
 
-#: Process ids are ranks and this, because 0 means the idle process to viewers.
+#: Process ids are ranks plus this, because viewers take 0 for the idle process.
 FIRST_PID = 1000
-#: Events go to rank 0 in pieces of about this size.
+#: Events are sent to rank 0 in pieces of about this size.
 PIECE_BYTES = 256 << 10
-#: Flows from rank to rank are numbered apart from those within one.
+#: Set in the numbers of flows between ranks, to keep them apart from those within a rank.
 _BETWEEN_RANKS = 1 << 62
-#: What a rank's names and notes may take of its share.
+#: The part of a rank's share that is reserved for its names and notes.
 _RESERVED_BYTES = 4096
 
 
 def thread_id(rank: int, thread: str, lane: int = 0) -> int:
-    """Return the number of a rank's thread, which no other rank's has."""
+    """Return a number for a rank's thread that is unique over all ranks."""
     return (FIRST_PID + rank) * 100 + THREADS.index(thread) * LANES + lane
 
 
 def microseconds(ns: int) -> float:
-    """Return ns in the format's unit, so that viewers that cut it to whole ns get the same ns."""
+    """Return ns in the format's unit, so that viewers that truncate it to whole ns get the same ns."""
     us = ns / 1000
     return us if int(us * 1000.0) == ns else math.nextafter(us, math.inf)
 
 
 class RankEvents:
-    """The events of a part, `origin_ns` of rank 0's clock being 0; at most `limit_bytes` of them, earliest first."""
+    """The events of a part, earliest first, up to `limit_bytes`; times count from `origin_ns` of rank 0's clock."""
 
-    def __init__(self, part: Part, limit_bytes: int):
+    def __init__(self, part: TracePart, limit_bytes: int):
         self.part, self.limit_bytes = part, limit_bytes
         self._align = aligned(part.rows["clocks"])
         self._slices = slices_of(part, self._align)
@@ -50,17 +50,17 @@ class RankEvents:
 
     @property
     def begin_ns(self) -> int:
-        """When, by rank 0's clock, the first slice begins."""
+        """The begin of the first slice, by rank 0's clock."""
         return self._slices[0].begin_ns if self._slices else self._align(self.part.header["began_ns"])
 
     def came_last(self) -> dict[int, int]:
-        """Return when, by rank 0's clock, this rank came last, by the numbers of the collectives."""
+        """Return the times, by rank 0's clock, at which this rank came last, by collective number."""
         return {each.sequence: each.begin_ns for each in self._slices if each.name == CAME_LAST}
 
     def pieces(self, origin_ns: int, came_last: Mapping[int, int] = MappingProxyType({})) -> Iterator[str]:
-        """Yield lines of JSON with commas between them, some hundred KiB at a time.
+        """Yield comma-separated lines of JSON, some hundred KiB at a time.
 
-        came_last: of all ranks, for the arrows to the ranks that waited.
+        `came_last` is that of all ranks, for the arrows to the ranks that waited.
         """
         piece: list[str] = []
         room, size = self.limit_bytes - _RESERVED_BYTES, 0

@@ -1,4 +1,4 @@
-"""All ranks' events in one file: passed to rank 0 piece by piece, or read from the parts of a job that was killed."""
+"""Writes all ranks' events to one file: sent to rank 0 piece by piece, or read from the parts of a killed job."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, ClcommError
-from clcomm.files import replacing, unwritable
+from clcomm.storage.files import replacing, unwritable
 from clcomm.trace.clocks import ClockReading
 from clcomm.trace.events import RankEvents
-from clcomm.trace.part import Part, part_path
+from clcomm.trace.part_file import TracePart, part_path
 
-#: Under which the Communicator counts what a trace sends.
+#: The label of a trace's collectives in the stats.
 LABEL = "trace"
-#: A good part of what gzip can do at half of its cost.
+#: Most of gzip's compression at half of its cost.
 _GZIP_LEVEL = 5
-#: What rows of other kinds than a rank writes run into.
+#: The exceptions that damaged rows cause.
 _DAMAGE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
 def write_together(comm: Communicator, part: Path, path: Path, limit_bytes: int) -> str:
-    """Write all ranks' parts from rank 0; return on every rank what hindered that, "" where nothing did. Collective."""
+    """Write all ranks' parts from rank 0; return on every rank why that failed, "" if it did not. Collective."""
     events, problem = None, ""
     try:
-        events = RankEvents(Part(part), limit_bytes // comm.size)
+        events = RankEvents(TracePart(part), limit_bytes // comm.size)
     except ArgumentError as error:
         problem = str(error)
     own = (problem, 0, {}) if events is None else (problem, events.begin_ns, events.came_last())
@@ -40,32 +40,32 @@ def write_together(comm: Communicator, part: Path, path: Path, limit_bytes: int)
     gathered = _gathered(comm, events.pieces(min(begins_ns), _merged(came_last)), events, ranks)
     if comm.rank == 0:
         try:
-            write_trace(path, gathered, lambda: _facts(ranks))
+            write_trace(path, gathered, lambda: _other_data(ranks))
         except OSError as error:
             problem = f"{path}: {error.strerror}"
-    for _ in gathered:  # the other ranks, and rank 0 after a problem, take part to the end
+    for _ in gathered:  # the other ranks, and rank 0 after a failure, take part to the end
         pass
     return comm.broadcast_object(problem, label=LABEL)
 
 
 def write_from_parts(path: Path, limit_bytes: int) -> list[int]:
-    """Write a trace from the parts that lie beside it, and return whose they are.
+    """Write a trace from the parts beside it, and return their ranks.
 
-    Raises ArgumentError where there are none, where one cannot be read, and where the trace cannot be written.
+    Raises ArgumentError if there are no parts, if one cannot be read, and if the trace cannot be written.
     """
     first = part_path(path, 0).name
     paths = list(path.parent.glob(first.replace(".rank0.", ".rank*.")))
     if not paths:
         raise ArgumentError(f"{path}: expected parts of a trace beside it, {first} and so on; found none")
     try:
-        return _write_parts(path, sorted(map(Part, paths), key=lambda part: part.rank), limit_bytes)
+        return _write_parts(path, sorted(map(TracePart, paths), key=lambda part: part.rank), limit_bytes)
     except ClcommError:
         raise
     except _DAMAGE:
         raise ArgumentError(f"{path}: expected parts as a job's ranks write them, found damaged ones") from None
 
 
-def _write_parts(path: Path, parts: list[Part], limit_bytes: int) -> list[int]:
+def _write_parts(path: Path, parts: list[TracePart], limit_bytes: int) -> list[int]:
     if len({part.header["job"] for part in parts}) > 1:
         raise ArgumentError(
             f"{path}: expected parts of one job beside it, found those of several; remove the older ones"
@@ -75,16 +75,16 @@ def _write_parts(path: Path, parts: list[Part], limit_bytes: int) -> list[int]:
     came_last = _merged(each.came_last() for each in ranks)
     pieces = (piece for each in ranks for piece in each.pieces(origin_ns, came_last))
     try:
-        write_trace(path, pieces, lambda: _facts([_rank_facts(each) for each in ranks]))
+        write_trace(path, pieces, lambda: _other_data([_rank_data(each) for each in ranks]))
     except OSError as error:
         raise unwritable("trace", path, error) from None
     return [part.rank for part in parts]
 
 
-def write_trace(path: Path, pieces: Iterable[str], facts: Callable[[], dict[str, Any]]) -> None:
-    """Write pieces of events, and facts about the whole when they have come; the file is there when it is complete.
+def write_trace(path: Path, pieces: Iterable[str], other_data: Callable[[], dict[str, Any]]) -> None:
+    """Write pieces of events, then `other_data`; the file appears when it is complete.
 
-    It is compressed where its name ends in .gz. Raises OSError.
+    It is compressed if its name ends in .gz. Raises OSError.
     """
     with ExitStack() as stack:
         file: Any = stack.enter_context(replacing(path))
@@ -95,7 +95,7 @@ def write_trace(path: Path, pieces: Iterable[str], facts: Callable[[], dict[str,
         for piece in pieces:
             file.write(between + piece.encode())
             between = b",\n"
-        file.write(b'\n], "otherData": ' + json.dumps(facts()).encode() + b"}\n")
+        file.write(b'\n], "otherData": ' + json.dumps(other_data()).encode() + b"}\n")
 
 
 def _merged(tables: Iterable[dict[int, int]]) -> dict[int, int]:
@@ -105,21 +105,21 @@ def _merged(tables: Iterable[dict[int, int]]) -> dict[int, int]:
 def _gathered(
     comm: Communicator, pieces: Iterator[str], events: RankEvents, ranks: list[dict[str, Any]]
 ) -> Iterator[str]:
-    """Yield all ranks' pieces on rank 0, nothing elsewhere; `ranks` then holds what is to be said about each."""
+    """Yield all ranks' pieces on rank 0, none elsewhere; then fill `ranks` with the data of each rank."""
     more = True
     while more:
         each_rank = comm.gather_object(next(pieces, None), label=LABEL) or []
         yield from (piece for piece in each_rank if piece is not None)
         more = comm.broadcast_object(any(piece is not None for piece in each_rank), label=LABEL)
-    ranks += comm.gather_object(_rank_facts(events), label=LABEL) or []
+    ranks += comm.gather_object(_rank_data(events), label=LABEL) or []
 
 
-def _rank_facts(events: RankEvents) -> dict[str, Any]:
+def _rank_data(events: RankEvents) -> dict[str, Any]:
     header, rows = events.part.header, events.part.rows
     clocks = [ClockReading(*row)._asdict() for row in rows["clocks"]]
     named = {name: header[name] for name in ("rank", "host", "device", "device_uncertainty_ns")}
     return named | {"clocks": clocks, "slices_left_out": events.left_out, "notes": [text for _, text in rows["notes"]]}
 
 
-def _facts(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+def _other_data(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     return {"producer": "clcomm", "clock": "CLOCK_MONOTONIC of rank 0, less the first event's time", "ranks": ranks}

@@ -1,4 +1,4 @@
-"""The trace of a job: an observer that keeps what it is told, for every rank, and writes one file at the end."""
+"""The trace of a job: an observer that records events on every rank and writes one file at the end."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from typing import Any, Protocol
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
-from clcomm.events import Collective, Phase
-from clcomm.files import check_writable, unwritable
+from clcomm.stats.events import Collective, Phase
+from clcomm.storage.files import check_writable, unwritable
 from clcomm.trace.clocks import read_clock
 from clcomm.trace.merge import LABEL, write_together
-from clcomm.trace.part import PartWriter, Rows, part_path
+from clcomm.trace.part_file import PartWriter, Rows, part_path
 from clcomm.units import format_size, parse_size
 
 DEFAULT_LIMIT = "64MiB"
 #: Each rank needs room for its names and a few steps.
 LEAST_BYTES = 64 << 10
-#: What events take in the file, about: a collective has its wait and its transfer within it, or when it was exposed,
-#: and a counter; a phase one for each of its figures.
+#: Approximate bytes of events in the file: a collective contains its wait and transfer, or its exposed stretches,
+#: and a counter; a phase contains a counter for each of its figures.
 _COLLECTIVE_BYTES, _PHASE_BYTES, _KERNEL_BYTES, _EXPOSED_BYTES, _FIGURE_BYTES = 940, 170, 175, 165, 140
-#: Records go to the part after so many bytes of trace, or so many seconds.
+#: Records are written to the part after so many bytes of trace, or so many seconds.
 _FLUSH_BYTES, _FLUSH_S = 2 << 20, 5.0
-#: Phases that are so few that all are kept.
+#: Phases that are rare, so that all are recorded.
 _ALWAYS = frozenset(("epoch", "evaluate", "checkpoint"))
 
 _log = logging.getLogger("clcomm")
 
 
 class KernelSource(Protocol):
-    """What tells when kernels ran; `clcomm.engine.timing.KernelLog` is one."""
+    """A log of kernels with their times, such as `clcomm.engine.timing.KernelLog`."""
 
     @property
     def uncertainty_ns(self) -> int: ...
@@ -43,7 +43,7 @@ class KernelSource(Protocol):
 
 
 class TimedDevice(Protocol):
-    """What a trace needs of a `clcomm.engine.Device`."""
+    """The part of `clcomm.engine.Device` that a trace uses."""
 
     name: str
 
@@ -53,17 +53,19 @@ class TimedDevice(Protocol):
 class Trace:
     """Records collectives, phases and kernels on every rank of `comm`, and writes them to `path` when it is closed.
 
-    The file is in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing open; compressed where its
-    name ends in .gz. Creating and closing are collective.
+    The file is in Chrome's trace event format, for ui.perfetto.dev and chrome://tracing. Creating and closing are
+    collective. Leaving a `with` block closes it; an exception leaves the ranks' parts for `clcomm trace` instead.
 
-    path: the file; while the job runs, each rank keeps `<path>.rank<n>.part` beside it.
-    device: whose kernels to record; None: none.
-    every: trace one step of so many, by the Communicator's phases named "step"; what is outside steps counts as part
-        of the one that follows. limit: of the file before compression, over all ranks; recording ends where a rank's
-        share of it is used up, with a note in the trace.
+    Args:
+        path: the file, compressed if its name ends in .gz; each rank keeps `<path>.rank<n>.part` beside it meanwhile.
+        device: the device whose kernels to record; None: no kernels.
+        every: record one step of so many, by the Communicator's phases named "step"; events between steps belong to
+            the next one.
+        limit: the size of the file before compression, over all ranks; a rank that has used its share stops recording
+            and notes that in the trace.
 
-    Leaving a `with` block closes it. Left by an exception it writes nothing: the parts stay for `clcomm trace`.
-    Raises ArgumentError, on every rank, for a bad argument and for a file that cannot be written.
+    Raises:
+        ArgumentError: on every rank, for an invalid argument or a file that cannot be written.
     """
 
     def __init__(
@@ -79,8 +81,8 @@ class Trace:
             raise ArgumentError(f"every: expected a number of steps from 1 up, got {every!r}")
         self.comm, self.path, self.every = comm, Path(path), every
         self.limit_bytes = checked_limit(limit, comm.size)
-        self._left_bytes = self.limit_bytes // comm.size  # of this rank's share
-        self._room_bytes = min(_FLUSH_BYTES, self._left_bytes)  # until the next look at that
+        self._left_bytes = self.limit_bytes // comm.size  # left of this rank's share
+        self._room_bytes = min(_FLUSH_BYTES, self._left_bytes)  # until the next check of that
         self._collectives: list[Collective] = []
         self._phases: list[Phase] = []
         self._kernels: list[tuple[str, tuple[int, ...], int, int]] = []
@@ -117,7 +119,7 @@ class Trace:
             raise problems[0]
         return part
 
-    # --- what an observer is told: this runs within training steps ---
+    # --- the observer's methods: these run within training steps ---
 
     def collective_finished(self, event: Collective) -> None:
         if self._is_recording:
@@ -158,7 +160,7 @@ class Trace:
             self._room_bytes -= _KERNEL_BYTES * len(taken)
 
     def _flush(self) -> None:
-        """Bring what was recorded into the part, and see what is left of this rank's share of the file."""
+        """Write the records to the part, and stop recording if this rank's share of the file is used up."""
         self._take_kernels()
         self._left_bytes -= min(_FLUSH_BYTES, self._left_bytes) - self._room_bytes
         self._room_bytes = min(_FLUSH_BYTES, max(0, self._left_bytes))
@@ -171,7 +173,7 @@ class Trace:
     def _keep(self, **rows: Rows) -> None:
         try:
             self._part.append(**rows)
-        except OSError as error:  # no reason to end the training
+        except OSError as error:  # the training goes on
             if self._is_recording:
                 self._end_early(f"{self._part.path}: {error.strerror}")
 
@@ -187,7 +189,7 @@ class Trace:
     def close(self) -> None:
         """Write the trace; collective. A second call does nothing.
 
-        Where that fails, as on a full disk, a warning says so, and the parts stay: it is no reason to end the training.
+        If that fails, as on a full disk, a warning is logged and the parts are kept; the training goes on.
         """
         if not self._is_open:
             return
@@ -203,7 +205,7 @@ class Trace:
     def _stop(self) -> None:
         self._is_open = False
         self.comm.remove_observer(self)
-        self._stack.close()  # kernels are complete after that
+        self._stack.close()  # after that all kernels are complete
         self._flush()
 
     def __enter__(self) -> Trace:
@@ -221,11 +223,11 @@ class Trace:
                 self._warn_unwritten("the job failed")
 
     def _warn_unwritten(self, reason: str) -> None:
-        _log.warning("trace: not written, %s; `clcomm trace %s` makes it of what each rank recorded", reason, self.path)
+        _log.warning("trace: not written, %s; `clcomm trace %s` writes it from each rank's part", reason, self.path)
 
 
 def checked_limit(limit: int | str, world_size: int) -> int:
-    """Return a limit in bytes; ArgumentError where it leaves too little for each rank."""
+    """Return the limit in bytes; raises ArgumentError if it is too small for the ranks."""
     limit_bytes = parse_size(limit, "limit")
     if limit_bytes < LEAST_BYTES * world_size:
         least = format_size(LEAST_BYTES * world_size)

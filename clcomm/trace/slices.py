@@ -1,4 +1,4 @@
-"""From a rank's records to slices on threads: placed, properly nested, and joined by flows."""
+"""Turns a rank's records into slices on threads: placed in rows, properly nested, and connected by flows."""
 
 from __future__ import annotations
 
@@ -7,32 +7,34 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from clcomm.events import Collective, Phase
-from clcomm.stats import bus_factor
-from clcomm.trace.part import Part
+from clcomm.stats.comm_stats import bus_factor
+from clcomm.stats.events import Collective, Phase
+from clcomm.trace.part_file import TracePart
 
 STEPS, COMMUNICATION, DEVICE, DATA = "steps", "communication", "device", "data"
-#: Threads in the order in which they are shown.
+#: Threads in the order of display.
 THREADS = (STEPS, COMMUNICATION, DEVICE, DATA)
 _THREAD_OF = {"pack": COMMUNICATION, "unpack": COMMUNICATION, "data": DATA}
-#: What a slice is called at whose begin its rank came last to a collective.
+#: The name of a slice at the time at which its rank came last to a collective.
 CAME_LAST = "came last"
-#: Figures of a phase that number it; the others are measured, and become counters.
+#: Figures of a phase that number it; others become counters.
 NUMBERS = ("step", "epoch")
-#: Rows that a thread may have.
+#: The most rows of a thread.
 LANES = 10
-#: Slices that overlap by less than clocks may be off follow one another.
+#: Slices that overlap by less than this, the clocks' error, are consecutive.
 TOLERANCE_NS = 5_000
 
 
 class Slice(NamedTuple):
-    """A stretch of time on a thread, in ns by rank 0's clock.
+    """A stretch of time on a thread, in ns of rank 0's clock.
 
-    `lane` counts the rows that slices which overlap without being nested need. Flows go out of slice `flow_out` into
-    those with the same number as `flow_in`; 0: none. `exposed` are the (begin, end) in a collective in the background
-    in which its rank could do nothing else, `waits` what of them it waited for other ranks. Arrows lead from the slice
-    in which a rank came last to collective number `sequence` to those in which the others had waited for it, 0: none.
-    `counters` are values by name at the end.
+    Attributes:
+        lane: the row of the thread; slices that overlap without being nested are in different rows.
+        flow_out, flow_in: numbers of flows; a flow leads from `flow_out` to the equal `flow_in`, 0: none.
+        exposed: (begin, end) within a background collective in which its rank could do nothing else.
+        waits: the parts of `exposed` in which the rank waited for others.
+        sequence: the number of a collective; arrows lead from the rank that came last to those that waited, 0: none.
+        counters: values by name at the end of the slice.
     """
 
     begin_ns: int
@@ -53,8 +55,8 @@ class Slice(NamedTuple):
     waits: tuple[tuple[int, int], ...] = ()
 
 
-def slices_of(part: Part, align: Callable[[int], int]) -> list[Slice]:
-    """Return a part's slices by their begin, those around others first."""
+def slices_of(part: TracePart, align: Callable[[int], int]) -> list[Slice]:
+    """Return a part's slices by begin, enclosing ones first."""
     slices = [
         Slice(align(begin), align(end), DEVICE, name, "kernel", {"global size": list(size)})
         for name, size, begin, end in part.rows["kernels"]
@@ -82,7 +84,7 @@ def _phase(phase: Phase, align: Callable[[int], int]) -> Slice:
 
 
 def _with_steps(slices: list[Slice]) -> Iterator[Slice]:
-    """Yield the slices, those of the program and of communication with the number of the step they lie in."""
+    """Yield the slices; phases and collectives get the number of their step."""
     steps = sorted((each.begin_ns, each.end_ns, each.args["step"]) for each in slices if "step" in each.args)
     for each in slices:
         index = bisect_right(steps, (each.begin_ns, math.inf, 0)) - 1
@@ -93,7 +95,7 @@ def _with_steps(slices: list[Slice]) -> Iterator[Slice]:
 
 
 def _with_bytes(slices: list[Slice]) -> list[Slice]:
-    """Return the slices by their end, collectives with the bytes of all so far as a counter."""
+    """Return the slices by end; collectives get the bytes of all so far as a counter."""
     total, result = 0, []
     for each in sorted(slices, key=lambda each: each.end_ns):
         if nbytes := each.args.get("bytes", 0):
@@ -150,7 +152,7 @@ def _ns(seconds: float) -> int:
 
 
 def _joined(slices: list[Slice]) -> list[Slice]:
-    """Return the slices with a flow into each bucket's all-reduce, from the last kernel before it was started."""
+    """Return the slices with a flow into each bucket's all-reduce from the last kernel before its start."""
     kernels = sorted((each.end_ns, number) for number, each in enumerate(slices) if each.category == "kernel")
     for number, each in enumerate(slices):
         if each.category != "communication" or "bucket" not in each.args:
@@ -167,14 +169,14 @@ def _joined(slices: list[Slice]) -> list[Slice]:
 
 
 def _placed(ordered: Iterable[Slice]) -> list[Slice]:
-    """Return the slices on lanes in which they follow one another; those of STEPS may lie within each other too."""
+    """Return the slices in lanes in which they are consecutive; those of STEPS may be nested too."""
     lanes: dict[str, list[list[int]]] = {thread: [] for thread in THREADS}  # ends of the slices that are open
     placed = []
     for each in ordered:
         rows = lanes[each.thread]
         fits = ((lane, fitted) for lane, ends in enumerate(rows) if (fitted := _fitted(each, ends)) is not None)
         lane, fitted = next(fits, (len(rows), each))
-        if lane == LANES:  # more at a time than anyone can read: its time is cut to what is left in the last row
+        if lane == LANES:  # too many at a time: cut to the room in the last row
             lane, end = LANES - 1, rows[-1][-1]
             fitted = each._replace(begin_ns=end, end_ns=max(end, each.end_ns) if each.thread != STEPS else end)
         elif lane == len(rows):
@@ -185,7 +187,7 @@ def _placed(ordered: Iterable[Slice]) -> list[Slice]:
 
 
 def _fitted(each: Slice, ends: list[int]) -> Slice | None:
-    """Return a slice as it fits behind or into what is open in a lane, cut by as much as clocks may be off."""
+    """Return a slice fitted behind or into the open slices of a lane, cut by at most the tolerance; else None."""
     begin, end = each.begin_ns, each.end_ns
     nests = each.thread == STEPS
     while ends and ends[-1] <= begin + TOLERANCE_NS and not (nests and end <= ends[-1]):
@@ -198,7 +200,7 @@ def _fitted(each: Slice, ends: list[int]) -> Slice | None:
 
 
 def _split(whole: Slice, rank: int) -> list[Slice]:
-    """Return a slice with what is known of its inside: wait and transfer, or when it was exposed and waited in that."""
+    """Return a slice and the slices within it: wait and transfer, or its exposed stretches and their waits."""
     sequence, whole = whole.sequence, whole._replace(sequence=0)
     inner = whole._replace(args={}, flow_in=0, wait_ns=0, last_rank=-1, counters=(), exposed=(), waits=())
     came_last = whole.last_rank == rank

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numpy as np
 
 from clcomm.errors import ArgumentError
+from clcomm.flat_space.layout import shard_bounds
 from clcomm.transport.pending import Pending
+
+#: Shards start at multiples of two cache lines, so that OpenCL devices can use the memory in place.
+SHARD_ALIGNMENT_BYTES = 128
 
 
 class Transport(ABC):
     """Collectives on one-dimensional, contiguous arrays of one dtype.
 
     Every rank calls the same operations in the same order with equal lengths and dtypes. `source` is read, `out`
-    is written, and both may be the same array where a method says so. Arguments are taken as checked.
+    is written, and both may be the same array where a method allows it. Arguments are not validated here.
     """
 
     name: str
@@ -31,15 +36,15 @@ class Transport(ABC):
         """Reduce `source` over the ranks into `out` on every rank; they may be the same array."""
 
     def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
-        """Return what does this all-reduce, on the same memory, each time it is called; collective."""
+        """Return a function that performs this all-reduce on the same memory at each call; collective."""
         return lambda: self.all_reduce(source, out, op)
 
     @abstractmethod
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
-        """Begin an all-reduce; `source` and `out` stay untouched by the caller until it is waited for."""
+        """Start an all-reduce; the caller must not touch `source` and `out` before it has waited for it."""
 
     def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], Pending]:
-        """Return what begins this all-reduce, on the same memory, each time it is called; collective."""
+        """Return a function that starts this all-reduce on the same memory at each call; collective."""
         return lambda: self.start_all_reduce(source, out, op)
 
     @abstractmethod
@@ -62,23 +67,29 @@ class Transport(ABC):
     def scatter(self, source: np.ndarray | None, out: np.ndarray, root: int) -> None:
         """Put block r of root's `source` into rank r's `out`; the others pass None as `source`."""
 
-    def close(self) -> None:  # noqa: B027 - a transport with nothing to free needs none
-        """Free what the transport holds; collective."""
+    def close(self) -> None:  # noqa: B027 - optional
+        """Free the transport's memory and communicators; collective."""
 
-    def revoke(self) -> None:  # noqa: B027 - nor one that reaches nobody
-        """Give the transport up without the others: ranks that wait in it get MPI's error (ERR_REVOKED)."""
+    def revoke(self) -> None:  # noqa: B027 - optional
+        """Revoke the transport's communicators, locally: ranks that wait in it get MPI's error (ERR_REVOKED)."""
 
 
 def require_aligned(*arrays: np.ndarray) -> None:
-    """Raise ArgumentError for an array that starts between two elements; after all ranks have compared that."""
+    """Raise ArgumentError for a misaligned array; call it only after all ranks have compared their arrays."""
     for array in arrays:
         if not array.flags.aligned:
             raise misaligned(array.dtype)
 
 
 def misaligned(dtype: np.dtype | None) -> ArgumentError:
-    """Return the error for a range that starts between two elements."""
+    """Return the error for a misaligned range."""
     return ArgumentError(
         f"array, out: expected to start at a multiple of {dtype}'s size, got memory that does not; "
         f"use a slice of whole elements, or a copy"
     )
+
+
+def shards(array: np.ndarray, parts: int) -> list[slice]:
+    """Return the slices of an array's shards, in order."""
+    bounds = shard_bounds(array.size, parts, max(1, SHARD_ALIGNMENT_BYTES // array.itemsize))
+    return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]

@@ -1,12 +1,12 @@
-"""How ranks that outnumber their cores wait for each other: after some polls asleep, until another rank rings.
+"""Waiting between ranks that outnumber their cores: some polls, then sleep until another rank rings.
 
-A poll gives the core to the rank that works there; where all ranks of a core wait, polls are only switches from one to
-the other, and take the core's time from who comes back to it. A rank that sleeps costs nothing: it waits on a futex
-(Linux's system call) in memory that all ranks see. Who sees that what others wait for is there rings, if somebody
-sleeps: one system call wakes all. To be woken from another core takes some 20 us, hence the polls first.
+A poll yields the core to the rank that computes there; where all ranks of a core wait, polls are only context switches
+and delay the rank that returns to it. A sleeping rank costs nothing: it waits on a futex (Linux's system call) in
+shared memory. The last rank to arrive rings if another one sleeps: one system call wakes all. A wake-up from another
+core takes some 20 us, hence the polls first.
 
-Nothing depends on being woken: a sleep ends after NAP_NS in any case, so signals, MPI and what interrupts a wait get
-their turn. Where there is no futex, or each rank has a core, ranks only poll.
+Correctness does not depend on wake-ups: a sleep ends after NAP_NS in any case, so that signals and MPI are handled.
+Without a futex, or with a core for each rank, ranks only poll.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import numpy as np
 
 #: Polls before a rank goes to sleep: short waits, as between two all-reduces in a row, end within them.
 POLLS = 32
-#: The longest sleep without a look.
+#: The longest sleep between two checks.
 NAP_NS = 2_000_000
-#: Polls between two looks at MPI, which may need us to move on what we started earlier.
+#: Polls between two calls into MPI, which may need them to advance earlier operations.
 POLLS_BETWEEN_PROGRESS = 16
-#: The number of the system call futex by machine, and two of its operations, on memory of several processes.
+#: The number of the futex system call by machine, and two of its operations on memory shared by processes.
 _FUTEX_CALLS = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
 _WAIT, _WAKE = 0, 1
 _MOST = (1 << 31) - 1
@@ -38,11 +38,13 @@ class _Timespec(ctypes.Structure):
 
 
 class Bell:
-    """Waits for other ranks of a host, and wakes those that wait.
+    """Waits for other ranks of a host, and wakes waiting ranks.
 
-    memory: `nbytes(ranks)` zeroed bytes that are one memory on all ranks. fence: a full memory barrier. progress: lets
-    MPI move on, and says whether it has to be called again soon; called now and then. sleeps: whether waiting ranks
-    sleep; the same on all ranks.
+    Args:
+        memory: `nbytes(ranks)` zeroed bytes, shared by all ranks.
+        fence: a full memory barrier.
+        progress: advances MPI, and returns whether it has to be called again soon.
+        sleeps: whether waiting ranks sleep; the same on all ranks.
     """
 
     def __init__(
@@ -66,17 +68,17 @@ class Bell:
 
     @staticmethod
     def nbytes(ranks: int) -> int:
-        """Return how much memory the bell of so many ranks needs."""
+        """Return the number of bytes that the bell of `ranks` ranks needs."""
         return _WORD_BYTES + 8 * ranks
 
     def ring(self) -> None:
-        """Wake the ranks that sleep, after what they wait for was written and a fence."""
+        """Wake the sleeping ranks; call it after the write that they wait for and a fence."""
         if self._futex is not None and 1 in self._asleep:
             self._word[0] = (self._word[0] + 1) & _MOST
             self._futex(_WAKE, _MOST)
 
     def wait(self, counters: memoryview, other: int, count: int) -> None:
-        """Return when another rank's counter has come as far as `count`."""
+        """Block until another rank's counter has reached `count`."""
         polls = 0
         while counters[other] < count:
             if polls >= POLLS and self._futex is not None and not self._progress():
@@ -88,10 +90,11 @@ class Bell:
                 self._progress()
 
     def _sleep(self, counters: memoryview, other: int, count: int) -> None:
-        """Sleep until somebody rings or the nap is over.
+        """Sleep until another rank rings or the nap is over.
 
-        We say that we sleep and then look; the others write and then look who sleeps. With a fence between, one of the
-        two sees the other (Dekker's mutual exclusion begins like that), and a word that has changed lets nobody sleep.
+        This rank marks itself asleep, then reads the counter; the others write it, then read the marks. With a fence
+        between, one side sees the other (as in Dekker's mutual exclusion), and a futex word that has changed prevents
+        the sleep.
         """
         assert self._futex is not None
         seen = self._word[0]

@@ -1,8 +1,8 @@
-"""How far another process's clock is ahead of ours: ping-pongs with rank 0, of which the quickest counts.
+"""Clock offsets between processes, from the quickest of several ping-pongs with rank 0.
 
-Cristian's method (F. Cristian, "Probabilistic clock synchronization", Distributed Computing 3, 1989): whoever asked at
-t0 and got the answer T at t1 knows that T was read between the two, so their clocks differ by T - (t0 + t1) / 2, give
-or take half of the round trip.
+Cristian's method (F. Cristian, "Probabilistic clock synchronization", Distributed Computing 3, 1989): a request sent at
+t0 and answered with T at t1 means that T was read between the two, so the clocks differ by T - (t0 + t1) / 2, plus or
+minus half of the round trip.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROUND_TRIPS = 32
 
 
 class ClockOffset(NamedTuple):
-    """What to add to a rank's perf_counter_ns() to get rank 0's, true to within `uncertainty_ns`."""
+    """The difference of rank 0's perf_counter_ns() and a rank's own, to within `uncertainty_ns`."""
 
     offset_ns: int = 0
     uncertainty_ns: int = 0

@@ -1,15 +1,15 @@
 """The `hierarchical` transport: within a host through shared memory, between hosts through MPI.
 
 An all-reduce has three parts. Each rank folds its shard of the range over its host's arrays, in rank order; ranks with
-the same place on their hosts exchange what they have and fold it in the order of the hosts; and all ranks of a host
-read the result where it lies. All ranks of a host talk to other hosts at once, each about its own part, and what
-leaves a host does not grow with the number of its ranks. (The order of the 2D-torus all-reduce of Mikami et al., 2018:
-reduce-scatter, all-reduce, all-gather; here the first and the last are reading memory.)
+the same index on their hosts exchange their shards and fold them in the order of the hosts; and all ranks of a host
+read the result in place. All ranks of a host communicate at once, each for its own shard, and the traffic of a host
+does not grow with the number of its ranks. (The order of the 2D-torus all-reduce of Mikami et al., 2018:
+reduce-scatter, all-reduce, all-gather; here the first and the last are memory reads.)
 
-Where hosts have different numbers of ranks, the range is cut into as many lanes as the smallest has ranks; then only so
-many ranks of each host talk to others.
+Where hosts have different numbers of ranks, the range is split into as many lanes as the smallest host has ranks, and
+only that many ranks of each host communicate.
 
-Before any of it, all ranks of all hosts compare what they have come for. Ranks that differ learn of it together.
+Before data moves, all ranks of all hosts compare their operations, and a mismatch is raised on every rank.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.transport.base import Transport, require_aligned
+from clcomm.transport.base import Transport, require_aligned, shards
+from clcomm.transport.host_memory import HostMemory, MemoryTransport, require_alike
 from clcomm.transport.hosts import Hosts
-from clcomm.transport.meeting import MeetingPoint, WorldMeeting, kind_of
-from clcomm.transport.memory import HostMemory, MemoryTransport, require_alike
-from clcomm.transport.mpi import comparison, lane_of, revoke
-from clcomm.transport.mpi_transport import MpiTransport, shards
+from clcomm.transport.meeting import MeetingPoint, WorldMeeting, length_and_dtype
+from clcomm.transport.mpi_communicators import comparison, lane_of
+from clcomm.transport.mpi_failures import revoke
+from clcomm.transport.mpi_transport import MpiTransport
 from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import partial_op, prepared_reduction
 
@@ -33,9 +34,12 @@ from clcomm.transport.reduction import partial_op, prepared_reduction
 class HierarchicalTransport(MemoryTransport):
     """Collectives on arrays that `allocate` or `allocate_common` returned, or slices of them, over several hosts.
 
-    base: reaches all ranks; it has to fold by hosts (`prepared_reduction_by_hosts`), and remains its owner's. host: an
-    mpi4py communicator of this host's ranks, in rank order, which this transport takes over. MismatchError is raised on
-    every rank of every host where lengths or dtypes differ, or ranks call different prepared operations.
+    Args:
+        base: connects all ranks and folds by hosts (`prepared_reduction_by_hosts`); still owned by the caller.
+        host: an mpi4py communicator of this host's ranks, in rank order, which this transport takes over.
+
+    Raises:
+        MismatchError: on every rank, if lengths or dtypes differ or ranks call different prepared operations.
     """
 
     name = "hierarchical"
@@ -47,7 +51,7 @@ class HierarchicalTransport(MemoryTransport):
         self._neighbours = list(hosts.ranks[hosts.host_of(self.rank)])  # on this host, this rank among them
         self._lane = self.memory.rank if self.memory.rank < hosts.fewest else None
         peers = lane_of(base.comm, self._lane, hosts.host_of(self.rank))
-        # A mean is divided by the number of all ranks, when the hosts' sums are added.
+        # A mean divides by the number of all ranks once the hosts' sums are added.
         fold = partial(prepared_reduction, ranks=self.world_size)
         self._peers = None if peers is None else MpiTransport(peers, base.pending, fold)
         self._second_host = host.Dup()
@@ -55,7 +59,7 @@ class HierarchicalTransport(MemoryTransport):
 
     @staticmethod
     def can_open(comm: Any, host: Any) -> bool:
-        """Say, alike on every rank, whether each host's /dev/shm has room for the transport itself; collective."""
+        """Return, on every rank alike, whether each host's /dev/shm has room for the transport; collective."""
         room = HostMemory.has_room(host, MeetingPoint.nbytes(host.Get_size()))
         return all(comm.allgather(room))
 
@@ -65,12 +69,12 @@ class HierarchicalTransport(MemoryTransport):
     # --- all-reduce ---
 
     def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
-        kind = kind_of(source)
+        kind = length_and_dtype(source)
         self.meeting.barrier(kind)
         self._reduction((source, out), self.memory.point.exchange(self.memory.places(source, out), kind), op).run()
 
     def _reduction(self, arrays: tuple[np.ndarray, np.ndarray], everyone: np.ndarray, op: str) -> _Reduction:
-        """Return what reduces these arrays, made once: that takes a device longer than a reduction does."""
+        """Return the cached reduction of these arrays: for a device, building one takes longer than running it."""
 
         def make() -> _Reduction:
             sources, targets = self.memory.counterparts(arrays, everyone)
@@ -79,7 +83,7 @@ class HierarchicalTransport(MemoryTransport):
         return self.memory.kept((op, everyone.tobytes()), make)
 
     def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
-        kind = kind_of(source)
+        kind = length_and_dtype(source)
         self.meeting.barrier(kind)
         sources, targets = self.memory.meet(source, out)
         reduce = _Reduction(self, sources, targets, op).run
@@ -93,13 +97,15 @@ class HierarchicalTransport(MemoryTransport):
     def prepare_between_hosts(
         self, source: np.ndarray, out: np.ndarray, between: Callable[[Transport], int]
     ) -> Callable[[], int]:
-        """Return an all-reduce in which `between` joins what the hosts have: each host's sum is in `out` by then.
+        """Return an all-reduce in which `between` combines the hosts' sums; collective, and so is each call.
 
-        out: common to the host. `between` is called on the first rank of each host, with a transport of these ranks in
-        the order of the hosts, and leaves in `out` what all are to read. What it returns, each call returns on every
-        rank of the host. Collective; so is each call.
+        Args:
+            source: this rank's array.
+            out: common to the host; holds the host's sum when `between` is called and the result when it returns.
+            between: called on the first rank of each host with a transport of these ranks, in the order of the hosts;
+                each call returns its return value on every rank of the host.
         """
-        kind = kind_of(source)
+        kind = length_and_dtype(source)
         self.meeting.barrier(kind)
         sources, _ = self.memory.meet(source, out)
         shard = shards(out, self.memory.ranks)[self.memory.rank]
@@ -130,7 +136,7 @@ class HierarchicalTransport(MemoryTransport):
         return Pending(self.base.pending, first, fold, *self._later_phases(reductions, source), meets=True)
 
     def _later_phases(self, reductions: list[_Reduction], source: np.ndarray) -> list[Callable[[], Any]]:
-        """Return what follows the fold, which will have put its reduction into the list."""
+        """Return the phases after the fold, which appends its reduction to the list."""
         phases: list[Callable[[], Any]] = []
         if not self.hosts.even:
             phases.append(self._second_host.Ibarrier)
@@ -145,37 +151,37 @@ class HierarchicalTransport(MemoryTransport):
 
         return [*phases, publish]
 
-    # --- the others: few, or rarely called; MPI knows hosts too ---
+    # --- other collectives: through MPI, which is aware of hosts itself ---
 
     def barrier(self) -> None:
         self.meeting.barrier()
 
     def broadcast(self, array: np.ndarray, root: int) -> None:
-        self.meeting.barrier(kind_of(array))
+        self.meeting.barrier(length_and_dtype(array))
         self.base.broadcast(array, root)
         self.barrier()  # a neighbour's copy may be the same memory
 
     def all_gather(self, source: np.ndarray, out: np.ndarray) -> None:
-        self.meeting.barrier(kind_of(source))
+        self.meeting.barrier(length_and_dtype(source))
         if not self.is_common(out):
             self.base.all_gather(source.copy() if np.may_share_memory(source, out) else source, out)
         else:
-            gathered = np.empty_like(out)  # where MPI may shift values about without a neighbour's doing the same
+            gathered = np.empty_like(out)  # MPI may write intermediate values, which neighbours must not see
             self.base.all_gather(source, gathered)
-            self.barrier()  # all have sent what lies in `out`
+            self.barrier()  # all ranks have sent their part of `out`
             np.copyto(out, gathered)
         self.barrier()
 
     def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
-        self.meeting.barrier(kind_of(source))
+        self.meeting.barrier(length_and_dtype(source))
         self.base.reduce_scatter(source, out, op)
 
     def gather(self, source: np.ndarray, out: np.ndarray | None, root: int) -> None:
-        self.meeting.barrier(kind_of(source))
+        self.meeting.barrier(length_and_dtype(source))
         self.base.gather(source, out, root)
 
     def scatter(self, source: np.ndarray | None, out: np.ndarray, root: int) -> None:
-        self.meeting.barrier(kind_of(out))
+        self.meeting.barrier(length_and_dtype(out))
         self.base.scatter(source, out, root)
 
     def close(self) -> None:
@@ -192,16 +198,16 @@ class HierarchicalTransport(MemoryTransport):
 
 
 class _Reduction:
-    """One all-reduce's parts on this rank; partial sums lie in the first of the host's targets."""
+    """The parts of one all-reduce on this rank; the host's first target holds the partial sums."""
 
     def __init__(self, transport: HierarchicalTransport, sources: list[np.ndarray], targets: list[np.ndarray], op: str):
         hosts, memory = transport.hosts, transport.memory
         first, *others = memory.distinct(targets)
         shard = shards(first, memory.ranks)[memory.rank]
-        # As row 0 of the sum the first target may be written to; it is none of the later rows.
+        # The first target may be row 0 of the sum, never a later row, so the fold can write to it.
         rows = [source[shard] for source in sources]
         self.fold = prepared_reduction(rows, first[shard], partial_op(op), fold=transport.fold)
-        # A lane is a shard where hosts are even: then a rank sends on what it folded itself.
+        # On even hosts a lane is a shard: a rank sends only its own fold's result.
         self._meet = None if hosts.even else memory.point.barrier
         self._leave = memory.point.barrier
         self._exchange: Callable[[], None] | None = None
@@ -215,7 +221,7 @@ class _Reduction:
             self._copies = [(other[cut], mine) for other in others]
 
     def run(self) -> None:
-        """Reduce, once all ranks of the host have written their sources."""
+        """Reduce; all ranks of the host have written their sources."""
         self.fold()
         if self._meet is not None:
             self._meet()
@@ -226,10 +232,10 @@ class _Reduction:
 
     @cached_property
     def exchange_phases(self) -> list[Callable[[], Any]]:
-        """What exchanges this rank's lane between hosts, where that is done in phases."""
+        """The phases in which this rank's lane is exchanged between hosts."""
         return self._make_phases()
 
     def publish(self) -> None:
-        """Copy what the hosts made of this rank's lane to the targets that are other memory."""
+        """Copy the result of this rank's lane to targets in other memory."""
         for target, finished in self._copies:
             np.copyto(target, finished)

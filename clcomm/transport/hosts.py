@@ -1,4 +1,4 @@
-"""Which ranks are on which host, in the order in which hosts are counted: that of their lowest ranks."""
+"""The ranks of each host; hosts are ordered by their lowest ranks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Hosts:
 
     @classmethod
     def of_leaders(cls, leaders: Sequence[int]) -> Hosts:
-        """Return the hosts from the lowest rank on each rank's own host."""
+        """Return the hosts, given for each rank the lowest rank on its host."""
         found = sorted(set(leaders))
         return cls(tuple(tuple(rank for rank, one in enumerate(leaders) if one == leader) for leader in found))
 
     @classmethod
     def of(cls, comm: Any, host: Any) -> Hosts:
-        """Return the hosts of `comm`'s ranks; `host` joins those of this rank's host, in rank order. Collective."""
+        """Return the hosts of `comm`'s ranks; host: communicator of this host's ranks, in rank order. Collective."""
         return cls.of_leaders(comm.allgather(host.bcast(comm.Get_rank(), 0)))
 
     def __len__(self) -> int:
@@ -29,19 +29,19 @@ class Hosts:
 
     @property
     def nested(self) -> bool:
-        """Say whether there are several hosts, and several ranks on one of them."""
+        """Whether there are several hosts, and several ranks on one of them."""
         return len(self) > 1 and any(len(ranks) > 1 for ranks in self.ranks)
 
     @property
     def fewest(self) -> int:
-        """Number of ranks that every host has at least."""
+        """The smallest number of ranks on a host."""
         return min(map(len, self.ranks))
 
     @property
     def even(self) -> bool:
-        """Say whether every host has the same number of ranks."""
+        """Whether every host has the same number of ranks."""
         return self.fewest == max(map(len, self.ranks))
 
     def host_of(self, rank: int) -> int:
-        """Return which host, counted from 0, a rank is on."""
+        """Return the index of a rank's host."""
         return next(index for index, ranks in enumerate(self.ranks) if rank in ranks)

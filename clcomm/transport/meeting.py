@@ -1,11 +1,11 @@
-"""Where ranks meet before data moves: they wait for each other, and learn whether all have come for the same thing.
+"""Meetings of ranks before data moves: a barrier that also compares the operations of all ranks.
 
-On one host that is memory, several times faster than MPI's barrier. Each rank has a cell: a counter that it alone
-advances, and two boards, used in turn, that it alone writes: a tag, the time of its arrival and a few words. A rank
-that has advanced its counter waits until all counters have come as far; whatever was written before is then seen by
-all. Through MPI it is a small all-reduce of the tag over several hosts, and on one an all-gather of tag and arrival.
+On one host it uses shared memory, several times faster than MPI's barrier. Each rank has a cell: a counter that it
+alone advances, and two boards, used in turn, that it alone writes: a tag, its arrival time and a few words. A rank
+advances its counter and waits until all counters have reached it; all earlier writes are then visible to all ranks.
+Through MPI it is a small all-reduce of the tag over several hosts, or on one an all-gather of tag and arrival.
 
-The tag tells what a rank has come for. All ranks compare all of them, so those that differ learn of it together.
+The tag identifies a rank's operation. All ranks compare all tags, so a mismatch is raised on every rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CELL_WORDS = _COUNTER_WORDS + 2 * _BOARD_WORDS
 
 
 class DifferentOperations(MismatchError):
-    """Ranks met and had come for different operations; every rank raises it."""
+    """Ranks called different operations; raised on every rank."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -36,25 +36,25 @@ class DifferentOperations(MismatchError):
 
 
 class Meeting(Protocol):
-    """What both kinds of meeting offer; the first meeting of an operation follows its announcement."""
+    """The interface of both kinds of meeting; `announce` precedes the first meeting of an operation."""
 
     tag: int
-    #: Nanoseconds this rank has waited in meetings since the announcement.
+    #: Nanoseconds that this rank has waited in meetings since `announce`.
     waited_ns: int
-    #: When each rank came to the first meeting since the announcement (perf_counter_ns), where one clock tells.
+    #: Each rank's arrival at the first meeting since `announce` (perf_counter_ns); None on several hosts.
     arrivals: list[int] | None
 
     def announce(self, tag: int) -> None:
-        """Say what this rank comes for from now on; all meetings compare it."""
+        """Set this rank's operation, which all following meetings compare."""
 
     def barrier(self, kind: int = 0) -> None:
-        """Return when every rank has come; what each wrote before is then seen by all.
+        """Block until every rank has arrived; all ranks' earlier writes are then visible.
 
-        Raises DifferentOperations on every rank where the sums of tag and `kind` differ; see `kind_of`.
+        Raises DifferentOperations on every rank if the sums of tag and `kind` differ; see `length_and_dtype`.
         """
 
 
-def kind_of(array: np.ndarray) -> int:
+def length_and_dtype(array: np.ndarray) -> int:
     """Return an array's length and dtype as a number."""
     return array.nbytes << 6 | array.dtype.num & 63
 
@@ -62,8 +62,7 @@ def kind_of(array: np.ndarray) -> int:
 class MeetingPoint:
     """Barrier and all-gather of a few words between ranks that share memory.
 
-    memory: `nbytes(world_size)` zeroed bytes that are one memory on all ranks. fence: a memory barrier.
-    progress, sleeps: see Bell.
+    memory: `nbytes(world_size)` zeroed bytes, shared by all ranks. fence: a memory barrier. progress, sleeps: see Bell.
     """
 
     def __init__(
@@ -91,14 +90,14 @@ class MeetingPoint:
 
     @staticmethod
     def nbytes(world_size: int) -> int:
-        """Return how much memory a meeting point of so many ranks needs."""
+        """Return the number of bytes that a meeting point of `world_size` ranks needs."""
         return world_size * _CELL_WORDS * 8 + Bell.nbytes(world_size)
 
     @property
     def parity(self) -> int:
-        """0 or 1, in turn: which of two buffers may be written before the next meeting.
+        """0 or 1, in turn: the buffer of two that may be written before the next meeting.
 
-        The other one may still be read by ranks that are on their way to it.
+        Late ranks may still read the other one.
         """
         return (self._count + 1) & 1
 
@@ -118,12 +117,12 @@ class MeetingPoint:
             raise DifferentOperations
 
     def leave(self) -> None:
-        """Return when every rank has come: a barrier of ranks that have met before in the same operation."""
+        """Block until every rank has arrived: a barrier without comparison, later in the same operation."""
         self._count = count = self._count + 1
         self._come(count, perf_counter_ns())
 
     def _come(self, count: int, came_ns: int) -> None:
-        """Advance this rank's counter and wait for the others; who finds that all have come rings for who sleeps."""
+        """Advance this rank's counter and wait for the others; the last rank to arrive wakes the sleeping ones."""
         fence, counters = self._fence, self.counters
         fence()
         counters[self._rank] = count
@@ -150,7 +149,7 @@ class MeetingPoint:
 class WorldMeeting:
     """A meeting through MPI: of several hosts, or of ranks without shared memory.
 
-    alike: see `mpi.comparison`. fence: a memory barrier.
+    alike: see `mpi_communicators.comparison`. fence: a memory barrier.
     """
 
     def __init__(self, alike: Callable[[int, int], tuple[bool, list[int] | None]], fence: Callable[[], Any]):
@@ -174,7 +173,7 @@ class WorldMeeting:
 
 
 class NoMeeting:
-    """Ranks that do not compare what they call: a rank that is alone, or all where nobody wants it."""
+    """No comparison: for a world of one rank, or where checks are off."""
 
     tag = waited_ns = 0
     arrivals: list[int] | None = None

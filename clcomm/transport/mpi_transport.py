@@ -1,13 +1,12 @@
-"""The `mpi` transport: bytes travel through MPI's buffer calls, arithmetic is ours.
+"""The `mpi` transport: MPI's buffer calls move bytes, clcomm does the arithmetic.
 
-MPI may sum in any order it likes, and does so differently for different lengths, so a result would depend on the bucket
-size; we move the parts and fold them in rank order instead (reduce-scatter by all-to-all, then all-gather: as many
+MPI's order of summation is unspecified and depends on the length, so a result would depend on the bucket size. This
+transport moves the parts and folds them in rank order instead (reduce-scatter by all-to-all, then all-gather: as many
 bytes as MPI's own algorithm for long messages, see Thakur, Rabenseifner and Gropp, 2005).
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -15,37 +14,30 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.layout import shard_bounds
-from clcomm.transport import mpi
-from clcomm.transport.base import Transport, require_aligned
+from clcomm.transport import mpi_communicators, mpi_failures
+from clcomm.transport.base import Transport, require_aligned, shards
+from clcomm.transport.host_memory import places_elsewhere, require_alike
 from clcomm.transport.meeting import Meeting, NoMeeting
-from clcomm.transport.memory import places_elsewhere, require_alike
 from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import prepared_reduction
 
-#: Up to this many bytes of the whole world's data, one all-gather and a local fold beat two phases.
+#: Up to this many bytes of all ranks' data, one all-gather and a local fold are faster than two phases.
 GATHER_LIMIT_BYTES = 64 << 10
-#: Shards start at multiples of two cache lines, where OpenCL devices take memory as it lies.
-SHARD_ALIGNMENT_BYTES = 128
-
-
-def shards(array: np.ndarray, parts: int) -> list[slice]:
-    """Return where each of so many shards of an array lies, in order."""
-    bounds = shard_bounds(array.size, parts, max(1, SHARD_ALIGNMENT_BYTES // array.itemsize))
-    return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
 
 
 class MpiTransport(Transport):
-    """Collectives through an mpi4py communicator that nobody else uses.
+    """Collectives through a private mpi4py communicator.
 
-    What is begun without being prepared is compared by its length, its dtype and the tag announced at `meeting`.
-    pending: the queue of unfinished operations; transports whose operations a caller mixes share one.
-    prepare_fold: returns what reduces the ranks' rows, `prepare_fold(rows, out, op)`; in rank order unless given.
+    Operations started without `prepare_start` compare length, dtype and the tag announced at `meeting`.
+
+    Args:
+        pending: the queue of unfinished operations; transports whose operations a caller mixes share one.
+        prepare_fold: `prepare_fold(rows, out, op)` returns a reduction of the ranks' rows; by default in rank order.
     """
 
     name = "mpi"
     meeting: Meeting = NoMeeting()
-    #: The most that one call moves: MPIs before version 4 of the standard count and address with 32 bits.
+    #: The most bytes that one call moves: MPI before version 4 of the standard counts and addresses with 32 bits.
     most_bytes = 1 << 30
 
     def __init__(
@@ -54,10 +46,10 @@ class MpiTransport(Transport):
         pending: deque[Pending] | None = None,
         prepare_fold: Callable[[list[np.ndarray], np.ndarray, str], Callable[[], None]] = prepared_reduction,
     ):
-        self._byte = mpi.byte()
+        self._byte = mpi_communicators.byte()
         self.comm, self.prepare_fold = comm, prepare_fold
         self.rank, self.world_size = comm.Get_rank(), comm.Get_size()
-        # Later phases of pending operations run here, in an order of their own.
+        # For later phases of pending operations, which have an order of their own.
         self._second_comm = comm.Dup()
         self.pending: deque[Pending] = deque() if pending is None else pending
 
@@ -88,7 +80,7 @@ class MpiTransport(Transport):
         def reduce() -> None:
             comm.Allgather(sent, received)
             fold()
-            np.copyto(out, result)  # it may be common to all ranks: only final values go there, never a partial sum
+            np.copyto(out, result)  # `out` may be common to all ranks: write final values only, no partial sums
 
         return reduce
 
@@ -111,11 +103,11 @@ class MpiTransport(Transport):
         return lambda: Pending(self.pending, self.comm.Ialltoallv(first.sent, first.received), *phases)
 
     def later_phases(self, source: np.ndarray, out: np.ndarray, op: str) -> list[Callable[[], Any]]:
-        """Return the phases of an all-reduce that is itself a later part of another pending operation."""
+        """Return the phases of an all-reduce that is part of another pending operation."""
         return self._phases(self._exchanges(source, out, op))
 
     def count_phases(self, size: int, itemsize: int) -> int:
-        """Return how many phases the `later_phases` of an array of so many elements are."""
+        """Return the number of `later_phases` of an array of `size` elements."""
         return 2 * len(self._pieces(size, itemsize))
 
     def _exchanges(self, source: np.ndarray, out: np.ndarray, op: str) -> list[_ShardExchange]:
@@ -136,7 +128,7 @@ class MpiTransport(Transport):
         return self._second_comm.Iallgatherv(exchange.shard, exchange.gathered)
 
     def _pieces(self, size: int, itemsize: int) -> list[slice]:
-        """Return the parts, at least one, in which so many elements are moved; itemsize: each one's bytes in a call."""
+        """Return the slices, at least one, in which `size` elements are moved; itemsize: bytes of one in a call."""
         step = max(1, self.most_bytes // itemsize)
         return [slice(start, start + step) for start in range(0, max(size, 1), step)]
 
@@ -176,20 +168,20 @@ class MpiTransport(Transport):
             self.comm.Scatter(None if sent is None else [sent, self._byte], [out[piece], self._byte], root)
 
     def revoke(self) -> None:
-        mpi.revoke(self.comm, self._second_comm)
+        mpi_failures.revoke(self.comm, self._second_comm)
 
     def close(self) -> None:
         self._second_comm.Free()
 
 
 def _put(rows: np.ndarray, target: np.ndarray) -> None:
-    """Copy rows to where they belong, unless they are there."""
+    """Copy rows to their target, unless they are in it already."""
     if not np.may_share_memory(rows, target):
         np.copyto(target, rows)
 
 
 class _ShardExchange:
-    """One all-reduce's buffers: each rank collects its own shard from all, folds it, and hands it to all."""
+    """The buffers of one all-reduce: each rank receives its shard from all ranks, folds it, and sends it to all."""
 
     def __init__(self, transport: MpiTransport, source: np.ndarray, out: np.ndarray, op: str):
         world_size, rank, itemsize, byte = transport.world_size, transport.rank, source.itemsize, transport._byte

@@ -1,7 +1,7 @@
-"""Collectives that go on in the background: each Communicator has a queue of them, and a rank moves all of its queues.
+"""Collectives in the background: each Communicator has a queue of them, and a waiting rank advances all of its queues.
 
-A rank that waits for one operation, or for other ranks in a blocking collective, moves on everything that its thread
-has started, on any Communicator. So no rank waits for a phase that another rank leaves undone while it waits too.
+A rank that waits for one operation, or for other ranks in a blocking collective, advances everything that its thread
+has started, on any Communicator. This prevents deadlocks between ranks that wait for each other's later phases.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Request(Protocol):
 
 
 class _Started(threading.local):
-    """The queues that hold what a thread has started and not finished, by identity; kept until then, as MPI writes."""
+    """A thread's queues of unfinished operations, by id; they stay alive, as MPI writes to their arrays."""
 
     def __init__(self) -> None:
         self.queues: dict[int, deque[Pending]] = {}
@@ -37,7 +37,7 @@ _started = _Started()
 
 
 def advance_started() -> bool:
-    """Move on what this thread has started, without blocking; say whether anything is left of it."""
+    """Advance this thread's operations without blocking; return whether any are left."""
     queues = _started.queues
     for key, queue in tuple(queues.items()) if queues else ():
         while queue and queue[0]._advance(block=False):
@@ -48,13 +48,13 @@ def advance_started() -> bool:
 
 
 def complete_started() -> None:
-    """Complete what this thread has started; what fails is raised by its own handle."""
+    """Complete this thread's operations; an error is raised by the handle of the operation that failed."""
     while advance_started():
         os.sched_yield()
 
 
 def complete(request: Request) -> None:
-    """Complete a request, and move on what this thread has started as long as that takes."""
+    """Complete a request, and advance this thread's operations meanwhile."""
     while advance_started():
         if request.Test():
             return
@@ -63,16 +63,16 @@ def complete(request: Request) -> None:
 
 
 class Pending:
-    """A collective in phases: a first request, then as often as need be work of our own that may start another.
+    """A collective in phases: a first request, then functions that compute and may each return another request.
 
-    Later phases have communicators of their own and start in the order of the first ones, so ranks may wait for their
-    handles in any order: `queue` holds all unfinished ones of a Communicator, whichever transport has them, and only
-    its head moves on. Were there a queue for each transport, two ranks could wait for each other's later phases.
+    Later phases use communicators of their own and start in the order of the first requests, so ranks may wait for
+    their handles in any order: `queue` holds all unfinished operations of a Communicator, over all transports, and only
+    its head advances. With a queue for each transport, two ranks could wait for each other's later phases.
 
-    What phases refer to stays until all are done: an MPI may use arrays, lengths and offsets until the request that a
-    phase has returned is complete, and mpi4py does not keep those of Iallgatherv (4.1.2).
+    All phases stay referenced until the last is complete: MPI may use arrays, lengths and offsets until the request of
+    a phase is complete, and mpi4py does not keep those of Iallgatherv (4.1.2).
 
-    meets: whether the first request is complete as soon as all ranks have come, before data moves.
+    meets: whether the first request completes as soon as all ranks have arrived, before data moves.
     """
 
     def __init__(
@@ -88,22 +88,22 @@ class Pending:
         self._is_moving = False
         self._meets_from_s = time.perf_counter() if meets else None
         self.finished = False
-        #: When it was seen to be finished, by time.perf_counter().
+        #: When the end was observed, by time.perf_counter().
         self.finished_s = 0.0
-        #: When it waited for other ranks; None where that is not told from moving data.
+        #: When it waited for other ranks; None where that cannot be separated from moving data.
         self.waits: list[Span] | None = None
-        #: When each rank came (perf_counter_ns), where one clock tells.
+        #: Each rank's arrival (perf_counter_ns), where all ranks share a clock.
         self.arrivals: list[int] | None = None
         queue.append(self)
         _started.queues[id(queue)] = queue
 
     @property
     def failed(self) -> bool:
-        """Whether it ended with an error."""
+        """Whether the operation ended with an error."""
         return self._error is not None
 
     def wait(self) -> None:
-        """Return when the result is there, on this rank; raise what made it fail."""
+        """Block until the result is there on this rank; raises the operation's error if it failed."""
         if not self.finished:
             queues = _started.queues
             queues[id(self._queue)] = self._queue  # another thread may have started it
@@ -116,14 +116,14 @@ class Pending:
             raise self._error
 
     def done(self) -> bool:
-        """Make progress without blocking and say whether the result is there."""
+        """Make progress without blocking and return whether the result is there."""
         if not self.finished:
             _started.queues[id(self._queue)] = self._queue
             advance_started()
         return self.finished
 
     def _advance(self, block: bool) -> bool:
-        """Do what can be done, and say whether it is finished; the queue's head only."""
+        """Advance this operation, the queue's head, and return whether it is finished."""
         try:
             while _complete(self._request, block):
                 if self._meets_from_s is not None:
@@ -137,9 +137,9 @@ class Pending:
             else:
                 return False
         except Exception as error:
-            self.fail(error)  # raised by its own handle, not by another that is behind it
+            self.fail(error)  # raised by its own handle, not by that of a later operation
         except BaseException:
-            if self._is_moving:  # Ctrl-C in the middle of a sum: to make it again would count some ranks twice
+            if self._is_moving:  # Ctrl-C during a sum: repeating it would count some ranks twice
                 self.fail(ClcommError("all-reduce: it was interrupted while data moved; its result is lost"))
             raise
         else:
@@ -147,7 +147,7 @@ class Pending:
         return True
 
     def fail(self, error: Exception) -> None:
-        """End it, the queue's head, with an error that its handle raises."""
+        """End this operation, the queue's head, with an error that its handle raises."""
         self._error = error
         self._finish()
 

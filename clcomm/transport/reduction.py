@@ -1,4 +1,4 @@
-"""Elementwise reductions in a fixed order: that of the ranks, or within each host first."""
+"""Elementwise reductions in a fixed order: rank order, or within each host first."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Protocol
 
 import numpy as np
 
-from clcomm.transport.bfloat16 import BFLOAT16, widened
+from clcomm.bfloat16 import BFLOAT16, widened
 
-#: What each operation folds with; a mean is a sum divided by the number of ranks.
+#: The NumPy function of each operation; a mean is a sum divided by the number of ranks.
 FOLDS: dict[str, Callable[..., np.ndarray]] = {
     "sum": np.add,
     "mean": np.add,
@@ -25,26 +25,26 @@ FOLDS: dict[str, Callable[..., np.ndarray]] = {
     "bor": np.bitwise_or,
     "bxor": np.bitwise_xor,
 }
-#: Those that are for integers and booleans alone, as MPI's.
+#: The operations for integers and booleans only, as in MPI.
 OF_INTEGERS = ("land", "lor", "lxor", "band", "bor", "bxor")
 
 #: Elements are reduced in pieces of this many bytes, so that a piece stays in a core's second-level cache while all
-#: ranks' values are folded into it; smaller ones cost more calls than they save.
+#: ranks' values are folded into it; the calls for smaller pieces cost more than they save.
 PIECE_BYTES = 512 << 10
 
 
 class Fold(Protocol):
-    """Something that makes sums on memory that stays where it is sooner than NumPy does, with the same bits."""
+    """Prepares sums on fixed memory that are faster than NumPy's, with the same bits."""
 
     def __call__(self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int) -> Callable[[], None] | None:
-        """Return what writes ((rows[0] + rows[1]) + ...) / divisor to `out`; None for arrays that it does not take."""
+        """Return a function that writes ((rows[0] + rows[1]) + ...) / divisor to `out`; None if unsupported."""
 
 
 def reduce_in_rank_order(rows: Sequence[np.ndarray], out: np.ndarray, op: str, ranks: int | None = None) -> None:
     """Fold rows 0, 1, 2, ... elementwise into `out`, which may be row 0 but no other row.
 
-    Each element is ((row0 + row1) + row2) + ..., whatever the length of the rows; `mean` then divides by `ranks`:
-    how many values are in the sum, by default one for each row.
+    Each element is ((row0 + row1) + row2) + ..., for rows of any length; `mean` then divides by `ranks`, the number
+    of values in the sum, by default the number of rows.
     """
     prepared_reduction(rows, out, op, ranks)()
 
@@ -52,7 +52,7 @@ def reduce_in_rank_order(rows: Sequence[np.ndarray], out: np.ndarray, op: str, r
 def prepared_reduction_by_hosts(
     rows: Sequence[np.ndarray], out: np.ndarray, op: str, hosts: Sequence[Sequence[int]]
 ) -> Callable[[], None]:
-    """Return what folds each host's rows in rank order, then what that gives in the order of `hosts`: tuples of ranks.
+    """Return a function that folds each host's rows in rank order, then the hosts' results in the order of `hosts`.
 
     Each element is (sum of host 0's rows) + (sum of host 1's rows) + ...; `out` may be any row or none.
     """
@@ -71,16 +71,16 @@ def prepared_reduction_by_hosts(
 
 
 def partial_op(op: str) -> str:
-    """Return what folds a part of the ranks: a mean is divided once, at the end."""
+    """Return the operation for a part of the ranks: a mean divides once, at the end."""
     return "sum" if op == "mean" else op
 
 
 def prepared_reduction(
     rows: Sequence[np.ndarray], out: np.ndarray, op: str, ranks: int | None = None, fold: Fold | None = None
 ) -> Callable[[], None]:
-    """Return what does `reduce_in_rank_order` with these arguments, on the same memory, each time it is called.
+    """Return a function that performs `reduce_in_rank_order` on the same memory at each call.
 
-    fold: does it where it can; NumPy where it can't, and where there is none.
+    fold: prepares the reductions that it supports; NumPy does all others.
     """
     divisor = (ranks or len(rows)) if op == "mean" else 1
     folding = fold(rows, out, divisor) if fold is not None and op in ("sum", "mean") else None
@@ -102,7 +102,7 @@ def prepared_reduction(
 def _parts_of_piece(
     rows: list[np.ndarray], out: np.ndarray, fold: Callable[..., np.ndarray], divisor: int
 ) -> list[Callable[[], object]]:
-    """Return the calls of NumPy that make a piece of the result."""
+    """Return the NumPy calls that compute a piece of the result."""
     if len(rows) == 1:
         parts: list[Callable[[], object]] = [partial(np.copyto, out, rows[0])]
     else:
@@ -110,16 +110,16 @@ def _parts_of_piece(
     if divisor == 1:
         return parts
     if out.dtype.kind == "f" and divisor & (divisor - 1) == 0:
-        # The reciprocal of a power of two is exact: the bits are those of the division, and come sooner.
+        # The reciprocal of a power of two is exact: the same bits as the division's, and faster.
         return [*parts, partial(np.multiply, out, np.asarray(1 / divisor, out.dtype), out=out)]
     return [*parts, partial(np.divide, out, np.asarray(divisor, out.dtype), out=out)]
 
 
 def without_warnings(work: Callable[[], None]) -> Callable[[], None]:
-    """Return `work` as it runs without NumPy's warnings: NaN and Inf are the caller's to look for, as with MPI."""
+    """Return `work` without NumPy's floating-point warnings: the caller checks for NaN and Inf, as with MPI."""
     if np.lib.NumpyVersion(np.__version__) < "2.0.0":
         return np.errstate(all="ignore")(work)
-    # Since NumPy 2 that setting is a context variable: to run in a context that has it is 50 times cheaper.
+    # Since NumPy 2 that setting is a context variable: running in a context that has it is 50 times cheaper.
     context = copy_context()
     context.run(np.seterr, all="ignore")
     return partial(context.run, work)

@@ -1,10 +1,10 @@
 """The `shared` transport: reductions in an MPI shared-memory window, read in place.
 
-Every rank's part of the window can be read by all ranks of the host. Each rank folds its own shard of a range over
-all parts, in rank order, and writes it where everyone reads it: with a `common` array as target every byte is read
-once and written once. Two meetings frame the work: in the first each rank tells where its arrays lie, and all data is
-written; at the second all shards are folded. Small arrays go through slots instead: each rank copies its own in, and
-after a single meeting folds everyone's by itself.
+All ranks of the host can read every rank's part of the window. Each rank folds its own shard of a range over all parts,
+in rank order, into memory that all ranks read: with a `common` array as target every byte is read once and written
+once. There are two meetings: at the first the ranks exchange the locations of their arrays, and all data is written; at
+the second all shards are folded. Small arrays use slots instead: each rank copies its array into its slot, and after a
+single meeting folds all slots itself.
 """
 
 from __future__ import annotations
@@ -16,26 +16,31 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.host_memory import aligned_empty
-from clcomm.transport.base import require_aligned
-from clcomm.transport.meeting import MeetingPoint, kind_of
-from clcomm.transport.memory import KEPT, HostMemory, MemoryTransport, require_alike
-from clcomm.transport.mpi import revoke
-from clcomm.transport.mpi_transport import shards
+from clcomm.host_arrays import aligned_empty
+from clcomm.transport.base import require_aligned, shards
+from clcomm.transport.host_memory import KEPT, HostMemory, MemoryTransport, require_alike
+from clcomm.transport.meeting import MeetingPoint, length_and_dtype
+from clcomm.transport.mpi_failures import revoke
 from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import Fold, prepared_reduction, reduce_in_rank_order
 from clcomm.transport.started import Counters, StartedReduction
 
-#: Arrays up to this size take the way through the slots; to fold larger ones whole costs more than a second meeting.
-SLOT_BYTES = 8 << 10
+#: Arrays up to this size use slots, one per rank; for larger ones, a fold on every rank costs more than a meeting.
+SMALL_ARRAY_BYTES = 8 << 10
 
 
 class SharedTransport(MemoryTransport):
     """Collectives on arrays that `allocate` or `allocate_common` returned, or slices of them.
 
-    All ranks of `comm`, which this transport takes over, are on one host. Slices may lie at other offsets on other
-    ranks. MismatchError is raised on every rank where lengths or dtypes differ. base_comm: that of the transport for
-    other arrays, where those are begun too, so that ranks that differ in the transport find out; `comm` unless given.
+    Slices may have different offsets on different ranks.
+
+    Args:
+        comm: a communicator of one host's ranks, which this transport takes over.
+        base_comm: the communicator of the transport for other arrays, on which all-reduces start in both transports,
+            so that a mismatch of the transport is detected; by default `comm`.
+
+    Raises:
+        MismatchError: on every rank, if lengths or dtypes differ.
     """
 
     name = "shared"
@@ -48,13 +53,13 @@ class SharedTransport(MemoryTransport):
         self._first_comm, self._second_comm = base_comm or comm, comm.Dup()
         self._pending: deque[Pending] = deque() if pending is None else pending
         self._counters = Counters(self.memory)
-        # Two slots for each rank, in turn.
-        self._slots = self.memory.desk.reshape(2, self.world_size, SLOT_BYTES)
+        # Two slots for each rank, used in turn.
+        self._slots = self.memory.desk.reshape(2, self.world_size, SMALL_ARRAY_BYTES)
         self._slot_reductions: dict[tuple, Callable[[np.ndarray, np.ndarray], None]] = {}
 
     @staticmethod
     def can_open(comm: Any) -> bool:
-        """Say, alike on every rank, whether /dev/shm has room for what the transport itself needs; collective."""
+        """Return, on every rank alike, whether /dev/shm has room for the transport; collective."""
         ranks = comm.Get_size()
         return HostMemory.has_room(comm, _desk_bytes(ranks) + MeetingPoint.nbytes(ranks))
 
@@ -68,16 +73,16 @@ class SharedTransport(MemoryTransport):
         self._point.barrier()
 
     def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
-        if 0 < source.nbytes <= SLOT_BYTES:
+        if 0 < source.nbytes <= SMALL_ARRAY_BYTES:
             self._slot_reduction(source, op)(source, out)
             return
-        everyone = self._point.exchange(self.memory.places(source, out), kind_of(source))
+        everyone = self._point.exchange(self.memory.places(source, out), length_and_dtype(source))
         self._kept_reduction(source, out, op, everyone)()
         self._point.leave()
 
     def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
-        everyone = self._point.exchange(self.memory.places(source, out), kind_of(source))
-        if 0 < source.nbytes <= SLOT_BYTES:
+        everyone = self._point.exchange(self.memory.places(source, out), length_and_dtype(source))
+        if 0 < source.nbytes <= SMALL_ARRAY_BYTES:
             return partial(self._slot_reduction(source, op), source, out)
         meet, leave = self._point.barrier, self._point.leave
         reduce = self._shard_reduction(source, out, op, everyone)
@@ -90,10 +95,10 @@ class SharedTransport(MemoryTransport):
         return run
 
     def _slot_reduction(self, like: np.ndarray, op: str) -> Callable[[np.ndarray, np.ndarray], None]:
-        """Return what reduces small arrays like this one with a single meeting; each rank folds all of it.
+        """Return a function that reduces small arrays like this one with a single meeting; each rank folds all slots.
 
-        The slots of the next call are others, so a rank that is late may still read these. Only finished values go to
-        `out`, where a neighbour may already be reading the same ones.
+        The next call uses the other slots, so a late rank may still read these. Only final values are written to
+        `out`, which a neighbour may already be reading.
         """
         key = (like.nbytes, like.dtype, op)
         found = self._slot_reductions.get(key)
@@ -104,7 +109,7 @@ class SharedTransport(MemoryTransport):
         return found
 
     def _make_slot_reduction(self, like: np.ndarray, op: str) -> Callable[[np.ndarray, np.ndarray], None]:
-        point, result, kind = self._point, aligned_empty(like.shape, like.dtype), kind_of(like)
+        point, result, kind = self._point, aligned_empty(like.shape, like.dtype), length_and_dtype(like)
         sides = [[slot[: like.nbytes].view(like.dtype) for slot in side] for side in self._slots]
         own = [rows[self.rank] for rows in sides]
         folds = [prepared_reduction(rows, result, op, fold=self.fold) for rows in sides]
@@ -131,7 +136,7 @@ class SharedTransport(MemoryTransport):
         return Pending(self._pending, self._first_comm.Iallgather(own, everyone), fold, meets=True)
 
     def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], Pending]:
-        everyone = self._point.exchange(self.memory.places(source, out), kind_of(source))
+        everyone = self._point.exchange(self.memory.places(source, out), length_and_dtype(source))
         counters = self._counters.take()
         if counters is None:
             return super().prepare_start(source, out, op)
@@ -139,19 +144,19 @@ class SharedTransport(MemoryTransport):
         return StartedReduction(self.memory, counters, self._pending, fold).start
 
     def _kept_reduction(self, source: np.ndarray, out: np.ndarray, op: str, everyone: np.ndarray) -> Callable[[], None]:
-        """Return the `_shard_reduction` of these places, made once."""
+        """Return the cached `_shard_reduction` of these places."""
         key = (op, everyone.tobytes())
         return self.memory.kept(key, lambda: self._shard_reduction(source, out, op, everyone))
 
     def _shard_reduction(
         self, source: np.ndarray, out: np.ndarray, op: str, everyone: np.ndarray
     ) -> Callable[[], None]:
-        """Return what folds this rank's shard of a range; everyone: all ranks' `places`."""
+        """Return a function that folds this rank's shard of a range; everyone: all ranks' `places`."""
         sources, targets = self.memory.counterparts((source, out), everyone)
         shard = shards(sources[0], self.world_size)[self.rank]
         first, *others = [target[shard] for target in self.memory.distinct(targets)]
-        # Folding straight into the first target is right unless that memory is also a later row of the sum: rank 0's
-        # part is row 0 when the caller reduces in place, and no row at all when `out` is another region.
+        # Folding into the first target is valid unless that memory is also a later row of the sum: rank 0's part is
+        # row 0 when the caller reduces in place, and no row when `out` is another region.
         reduce = prepared_reduction([source[shard] for source in sources], first, op, fold=self.fold)
 
         def reduce_and_copy() -> None:
@@ -175,7 +180,7 @@ class SharedTransport(MemoryTransport):
     def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
         (parts,) = self._meet(source)
         block = slice(self.rank * out.size, (self.rank + 1) * out.size)
-        result = np.empty_like(out)  # `out` may lie in a part that others still read
+        result = np.empty_like(out)  # `out` may be in a part that other ranks still read
         reduce_in_rank_order([part[block] for part in parts], result, op)
         self._point.barrier()
         np.copyto(out, result)
@@ -203,4 +208,4 @@ class SharedTransport(MemoryTransport):
 
 
 def _desk_bytes(world_size: int) -> int:
-    return 2 * world_size * SLOT_BYTES
+    return 2 * world_size * SMALL_ARRAY_BYTES

@@ -11,7 +11,7 @@ from clcomm.transport.pending import Pending
 
 
 class SoloTransport(Transport):
-    """Collectives of a rank that is alone; needs no MPI."""
+    """Collectives of a single rank; needs no MPI."""
 
     name = "solo"
     rank = 0

@@ -1,7 +1,7 @@
-"""Reductions in shared memory that are prepared once and then started: counters take the place of MPI's requests.
+"""Reductions in shared memory, prepared once and then started: counters take the place of MPI's requests.
 
-A rank that starts one says so with a counter and goes on. Whoever looks and finds that all have started folds its own
-shard and counts that too; the result is there when all shards are folded. Nobody waits before it has to.
+A rank starts one by advancing a counter, without blocking. Once all ranks have started, each folds its own shard and
+advances a second counter; the result is complete when all shards are folded.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from time import perf_counter, perf_counter_ns
 
 import numpy as np
 
-from clcomm.transport.memory import HostMemory
+from clcomm.transport.host_memory import HostMemory
 from clcomm.transport.pending import Pending
 
-#: Bytes of a rank's two counters, and of when it advanced each, on a cache line of their own.
+#: Bytes of a rank's two counters and the time of each one's last advance, on a cache line of their own.
 _LINE = 64
-#: Reductions whose counters lie in one window: windows are few, buckets may be many.
+#: Reductions with counters in one window: windows are few, buckets may be many.
 _TOGETHER = 256
 _POLLS_BETWEEN_PROGRESS = 16
 
@@ -41,14 +41,14 @@ class Counters:
         return self._free.pop()
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._free.clear()
 
 
 class StartedReduction:
-    """One all-reduce, prepared: `start` begins it, and the Pending that it returns folds this rank's shard in time.
+    """A prepared all-reduce: `start` returns a Pending, which folds this rank's shard once all ranks have started.
 
-    fold: does that, when all ranks have started. A reduction is started again only after its Pending was waited for.
+    fold: folds this rank's shard. A reduction is started again only after its Pending was waited for.
     """
 
     def __init__(self, memory: HostMemory, counters: np.ndarray, pending: deque[Pending], fold: Callable[[], None]):
@@ -60,7 +60,7 @@ class StartedReduction:
         self._count = 0
 
     def start(self) -> Pending:
-        """Tell the others that this rank's array is written."""
+        """Start the reduction; this rank's array is written."""
         self._count += 1
         self._current = Pending(self._queue, self._advance(self._started), self._fold_own)
         return self._current
@@ -77,7 +77,7 @@ class StartedReduction:
         return _Reached(counters, times, self._count, self._fence, self._progress, self._note)
 
     def _note(self, times: list[int]) -> None:
-        """Note when each rank came to a meeting, the first or the second, and that this one waited for them there."""
+        """Record each rank's arrival at the first meeting, and this rank's wait at the first or the second."""
         pending = self._current
         if pending.arrivals is None:
             pending.arrivals, pending.waits = times, []
@@ -85,7 +85,7 @@ class StartedReduction:
 
 
 class _Reached:
-    """A request, as MPI's, that is complete when every rank's counter has come as far; `tell` is told when each did."""
+    """A request like MPI's, complete when every rank's counter has reached `count`; passes their times to `tell`."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class _Reached:
             if counter < count:
                 return False
         self._fence()
-        self._tell(self._times.tolist())  # before anyone can begin anew: that takes what this rank does next
+        self._tell(self._times.tolist())  # before any rank can start again, which needs this rank's next advance
         return True
 
     def Wait(self) -> None:

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clcomm.layout import FlatLayout
-from clcomm.replica import FlatArrays
+from clcomm.adapters.adapter import FlatArrays
+from clcomm.flat_space.layout import FlatLayout
 
 
 @pytest.fixture
 def attach() -> Callable[[Any], SimpleNamespace]:
-    """Give a replica a flat space of its own; the result holds replica, layout, arrays and a bucket of everything."""
+    """Give an adapter a flat space of its own; return adapter, layout, arrays and a bucket of everything."""
 
-    def attach(replica: Any) -> SimpleNamespace:
-        layout = FlatLayout(replica.specs)
+    def attach(adapter: Any) -> SimpleNamespace:
+        layout = FlatLayout(adapter.specs)
         arrays = FlatArrays(*(np.full(layout.span, fill, np.uint8) for fill in (0, 255, 0)))
-        replica.attach(layout, arrays)
+        adapter.attach(layout, arrays)
         buckets = layout.buckets(1 << 30)
-        return SimpleNamespace(replica=replica, layout=layout, arrays=arrays, buckets=buckets)
+        return SimpleNamespace(adapter=adapter, layout=layout, arrays=arrays, buckets=buckets)
 
     return attach

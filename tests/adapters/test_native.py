@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.adapters import replica_of
-from clcomm.adapters.native import NativeReplica
+from clcomm.adapters import adapter_of
+from clcomm.adapters.adapter import FlatArrays
+from clcomm.adapters.native import NativeAdapter
 from clcomm.engine import Generator, Linear, Module, Tensor
 from clcomm.engine import functional as F
 from clcomm.errors import ArgumentError
-from clcomm.layout import FlatLayout
+from clcomm.flat_space.layout import FlatLayout
 from clcomm.optim import SGD
-from clcomm.replica import FlatArrays
 
 
 class Net(Module):
@@ -42,17 +42,17 @@ def aligned(nbytes):
 
 @pytest.fixture
 def space():
-    """A module bound to flat arrays: (module, replica, layout, arrays)."""
+    """A module bound to flat arrays: (module, adapter, layout, arrays)."""
     module = Net()
-    replica = NativeReplica(module)
-    layout = FlatLayout(replica.specs)
+    adapter = NativeAdapter(module)
+    layout = FlatLayout(adapter.specs)
     arrays = FlatArrays(*(aligned(layout.span) for _ in range(3)))
-    replica.attach(layout, arrays)
-    return module, replica, layout, arrays
+    adapter.attach(layout, arrays)
+    return module, adapter, layout, arrays
 
 
 def test_specs_are_the_modules_parameters_in_its_order():
-    specs = replica_of(Net()).specs
+    specs = adapter_of(Net()).specs
     assert [(s.name, s.shape) for s in specs] == [
         ("first.weight", (3, 4)),
         ("first.bias", (3,)),
@@ -62,40 +62,40 @@ def test_specs_are_the_modules_parameters_in_its_order():
 
 
 def test_attaching_keeps_values_and_moves_them_into_the_arrays(space):
-    module, replica, layout, arrays = space
-    replica.pull_parameters()
+    module, adapter, layout, arrays = space
+    adapter.pull_parameters()
     for name, value in Net().state_dict().items():
         np.testing.assert_array_equal(layout.view(arrays.params, name), value)
         np.testing.assert_array_equal(module.state_dict()[name], value)
 
 
 def test_pushed_parameters_are_those_the_kernels_read(space):
-    module, replica, layout, arrays = space
+    module, adapter, layout, arrays = space
     layout.view(arrays.params, "first.weight")[...] = 0
     layout.view(arrays.params, "first.bias")[...] = 5
-    replica.push_parameters()
+    adapter.push_parameters()
     np.testing.assert_array_equal(module(Tensor(batch(2)), both=False).numpy(), np.full((2, 3), 5))
 
 
 def test_pulled_gradients_are_the_backwards_and_zero_where_missing(space):
-    module, replica, layout, arrays = space
+    module, adapter, layout, arrays = space
     arrays.grads[:] = 255
     module(Tensor(batch(2)), both=False).sum().backward()
     for bucket in layout.buckets(None):
-        replica.pull_gradients(bucket)
+        adapter.pull_gradients(bucket)
     np.testing.assert_allclose(layout.view(arrays.grads, "first.weight"), np.tile(batch(2).sum(0), (3, 1)))
     np.testing.assert_array_equal(layout.view(arrays.grads, "first.bias"), [2, 2, 2])
     assert not layout.view(arrays.grads, "second.weight").any()
 
 
 def test_pushed_gradients_are_those_the_optimizer_reads(space):
-    module, replica, layout, arrays = space
+    module, adapter, layout, arrays = space
     before = module.state_dict()
     module(Tensor(batch(2))).sum().backward()
     for bucket in layout.buckets(1 << 20):
-        replica.pull_gradients(bucket)
+        adapter.pull_gradients(bucket)
         arrays.reduced[bucket.start : bucket.stop].view(np.float32)[...] = 0.5
-        replica.push_gradients(bucket)
+        adapter.push_gradients(bucket)
     np.testing.assert_array_equal(module.second.bias.grad.numpy(), [0.5, 0.5])
     SGD(module, lr=1.0).step()
     for name, value in module.state_dict().items():
@@ -106,26 +106,26 @@ def test_a_frozen_parameter_is_extra_state():
     module, other = Net(), Net(seed=1)
     for net in (module, other):
         net.first.bias.requires_grad = False
-    replica = NativeReplica(module)
-    assert "first.bias" not in [s.name for s in replica.specs]
-    state = replica.extra_state()
+    adapter = NativeAdapter(module)
+    assert "first.bias" not in [s.name for s in adapter.specs]
+    state = adapter.extra_state()
     assert state.keys() == {"first.bias"}
     trained = other.first.weight.numpy()
-    NativeReplica(other).load_extra_state(state)
+    NativeAdapter(other).load_extra_state(state)
     np.testing.assert_array_equal(other.first.bias.numpy(), module.first.bias.numpy())
     np.testing.assert_array_equal(other.first.weight.numpy(), trained)
 
 
 def test_another_modules_layout_is_refused():
-    replica = NativeReplica(Net())
-    layout = FlatLayout(reversed(replica.specs))
+    adapter = NativeAdapter(Net())
+    layout = FlatLayout(reversed(adapter.specs))
     with pytest.raises(ArgumentError, match="layout"):
-        replica.attach(layout, FlatArrays(*(aligned(layout.span) for _ in range(3))))
+        adapter.attach(layout, FlatArrays(*(aligned(layout.span) for _ in range(3))))
 
 
 def test_a_module_without_parameters_is_refused():
     with pytest.raises(ArgumentError, match="at least one"):
-        replica_of(Module())
+        adapter_of(Module())
 
 
 @pytest.mark.mpi(min_size=1)

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("netcl", reason="netcl is not installed")
 
 from clcomm import Communicator, Synchronizer
-from clcomm.adapters import replica_of
-from clcomm.adapters.netcl import NetclModel, NetclReplica, cross_entropy, prepare
+from clcomm.adapters import adapter_of
+from clcomm.adapters.netcl import NetclAdapter, NetclModel, cross_entropy, prepare
 from clcomm.adapters.netcl_optim import NetclOptimizer
 from clcomm.engine import no_grad
 from clcomm.errors import ArgumentError, CheckpointError
@@ -141,22 +141,22 @@ def test_labels_that_netcl_would_read_past_are_refused(labels, message):
 def test_parameters_and_gradients_go_through_the_flat_space(attach):
     model, (x, y) = make_model(), batch()
     values = {name: parameter.numpy() for name, parameter in model.named_parameters()}
-    space = attach(replica_of(model))
-    space.replica.pull_parameters()
+    space = attach(adapter_of(model))
+    space.adapter.pull_parameters()
     for name, value in values.items():
         np.testing.assert_array_equal(space.layout.view(space.arrays.params, name), value)
         space.layout.view(space.arrays.params, name)[...] = 2 * value
-    space.replica.push_parameters()
+    space.adapter.push_parameters()
     for name, parameter in model.named_parameters():
         np.testing.assert_array_equal(parameter.numpy(), 2 * values[name])
     cross_entropy(model(x), y).backward()
     expected = reference(model, x, y).gradients
     assert_gradients(model, expected)
     for bucket in space.buckets:
-        space.replica.pull_gradients(bucket)
+        space.adapter.pull_gradients(bucket)
     space.arrays.reduced.view(np.float32)[:] = 3 * space.arrays.grads.view(np.float32)
     for bucket in space.buckets:
-        space.replica.push_gradients(bucket)
+        space.adapter.push_gradients(bucket)
     assert_gradients(model, [3 * gradient for gradient in expected])
     cross_entropy(model(x), y).backward()
     assert_gradients(model, [4 * gradient for gradient in expected])
@@ -164,18 +164,18 @@ def test_parameters_and_gradients_go_through_the_flat_space(attach):
 
 def test_a_missing_gradient_is_zero_when_pulled_and_there_when_pushed(attach):
     model = make_model()
-    space = attach(replica_of(model))
+    space = attach(adapter_of(model))
     for bucket in space.buckets:
-        space.replica.pull_gradients(bucket)
-        assert not any(space.layout.view(space.arrays.grads, slot.name).any() for slot in bucket.slots)
+        space.adapter.pull_gradients(bucket)
+        assert not any(space.layout.view(space.arrays.grads, place.name).any() for place in bucket.ranges)
         space.arrays.reduced.view(np.float32)[:] = 1
-        space.replica.push_gradients(bucket)
+        space.adapter.push_gradients(bucket)
     assert_gradients(model, [np.ones(parameter.shape) for parameter in model.parameters()])
 
 
 def test_a_bare_netcl_module_is_a_model_too():
     model = make_model()
-    assert replica_of(model.module).specs == replica_of(model).specs
+    assert adapter_of(model.module).specs == adapter_of(model).specs
 
 
 def test_frozen_layers_and_buffers_are_extra_state():
@@ -188,13 +188,13 @@ def test_frozen_layers_and_buffers_are_extra_state():
     model, other = make(), make()
     for each in (model, other):
         each.module.layers[0].freeze()
-    replica = NetclReplica(model)
-    state = replica.extra_state()
+    adapter = NetclAdapter(model)
+    state = adapter.extra_state()
     assert {"layers.0.weight", "layers.0.bias"} <= state.keys()
     assert any("running_mean" in name for name in state)
-    assert not state.keys() & {spec.name for spec in replica.specs}
+    assert not state.keys() & {spec.name for spec in adapter.specs}
     assert not np.array_equal(state["layers.0.weight"], other.state_dict()["layers.0.weight"])
-    NetclReplica(other).load_extra_state(state)
+    NetclAdapter(other).load_extra_state(state)
     for name, value in state.items():
         np.testing.assert_array_equal(other.state_dict()[name], value)
 
@@ -238,7 +238,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("name, settings", SETTINGS)
-def test_a_restored_optimizer_goes_on_bit_for_bit(name, settings):
+def test_a_restored_optimizer_continues_bit_for_bit(name, settings):
     def train(model, optimizer, steps):
         for seed in steps:
             x, y = batch(seed=seed)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, Synchronizer
-from clcomm.adapters import replica_of
-from clcomm.adapters.numpy import NumpyReplica
+from clcomm.adapters import adapter_of
+from clcomm.adapters.numpy import NumpyAdapter
 from clcomm.errors import ArgumentError
 
 
@@ -32,18 +32,18 @@ def small_model():
 
 
 def test_specs_come_in_the_models_order_with_shapes_and_dtypes():
-    specs = replica_of(small_model()).specs
+    specs = adapter_of(small_model()).specs
     assert [(s.name, s.shape, s.dtype) for s in specs] == [("w", (2, 3), "float32"), ("b", (3,), "float64")]
 
 
 def test_pulled_parameters_lie_in_the_flat_space_and_come_back(attach):
     model = small_model()
-    space = attach(NumpyReplica(model))
-    space.replica.pull_parameters()
+    space = attach(NumpyAdapter(model))
+    space.adapter.pull_parameters()
     np.testing.assert_array_equal(space.layout.view(space.arrays.params, "w"), model.w.data)
     kept = model.w.data
     space.layout.view(space.arrays.params, "w")[...] = 7
-    space.replica.push_parameters()
+    space.adapter.push_parameters()
     assert model.w.data is kept, "parameters are updated in place"
     np.testing.assert_array_equal(kept, np.full((2, 3), 7, np.float32))
 
@@ -51,15 +51,15 @@ def test_pulled_parameters_lie_in_the_flat_space_and_come_back(attach):
 def test_a_missing_gradient_is_zero_when_pulled_and_there_when_pushed(attach):
     model = small_model()
     model.b.grad = np.array([1.0, 2.0, 3.0])
-    space = attach(NumpyReplica(model))
+    space = attach(NumpyAdapter(model))
     for bucket in space.buckets:
-        space.replica.pull_gradients(bucket)
+        space.adapter.pull_gradients(bucket)
     np.testing.assert_array_equal(space.layout.view(space.arrays.grads, "w"), np.zeros((2, 3)))
     np.testing.assert_array_equal(space.layout.view(space.arrays.grads, "b"), [1, 2, 3])
     space.layout.view(space.arrays.reduced, "w")[...] = 0.5
     kept = model.b.grad
     for bucket in space.buckets:
-        space.replica.push_gradients(bucket)
+        space.adapter.push_gradients(bucket)
     np.testing.assert_array_equal(model.w.grad, np.full((2, 3), 0.5, np.float32))
     assert model.b.grad is kept and not kept.any()
     space.layout.view(space.arrays.reduced, "w")[...] = 9
@@ -69,32 +69,32 @@ def test_a_missing_gradient_is_zero_when_pulled_and_there_when_pushed(attach):
 def test_strided_arrays_keep_their_order_of_elements(attach):
     model = Model(w=Parameter(np.arange(6, dtype=np.float32).reshape(2, 3).T))
     model.w.grad = np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2]
-    space = attach(NumpyReplica(model))
-    space.replica.pull_parameters()
-    space.replica.pull_gradients(space.buckets[0])
+    space = attach(NumpyAdapter(model))
+    space.adapter.pull_parameters()
+    space.adapter.pull_gradients(space.buckets[0])
     np.testing.assert_array_equal(space.layout.view(space.arrays.params, "w"), [[0, 3], [1, 4], [2, 5]])
     np.testing.assert_array_equal(space.layout.view(space.arrays.grads, "w"), [[0, 2], [4, 6], [8, 10]])
-    space.replica.push_parameters()
+    space.adapter.push_parameters()
     np.testing.assert_array_equal(model.w.data, [[0, 3], [1, 4], [2, 5]])
 
 
 def test_float16_is_float32_in_the_flat_space_and_keeps_its_bits(attach):
     values = np.array([1.5, -0.0, 6e-8, 65504, np.inf], np.float16)
     model = Model(h=Parameter(values.copy()))
-    space = attach(NumpyReplica(model))
-    assert space.replica.specs[0].dtype == "float32"
-    space.replica.pull_parameters()
+    space = attach(NumpyAdapter(model))
+    assert space.adapter.specs[0].dtype == "float32"
+    space.adapter.pull_parameters()
     model.h.data[...] = 0
-    space.replica.push_parameters()
+    space.adapter.push_parameters()
     assert model.h.data.dtype == np.float16
     assert model.h.data.tobytes() == values.tobytes()
-    space.replica.push_gradients(space.buckets[0])
+    space.adapter.push_gradients(space.buckets[0])
     assert model.h.grad.dtype == np.float16
 
 
 def test_a_shared_parameter_counts_once():
     shared = Parameter(np.ones(2, np.float32))
-    assert [s.name for s in replica_of(Model(encoder=shared, decoder=shared)).specs] == ["encoder"]
+    assert [s.name for s in adapter_of(Model(encoder=shared, decoder=shared)).specs] == ["encoder"]
 
 
 @pytest.mark.parametrize(
@@ -107,22 +107,22 @@ def test_a_shared_parameter_counts_once():
 )
 def test_models_that_cannot_be_averaged_are_refused_in_one_line(model, message):
     with pytest.raises(ArgumentError, match=message) as error:
-        replica_of(model)
+        adapter_of(model)
     assert "\n" not in str(error.value)
 
 
 def test_a_gradient_of_another_shape_is_refused_by_name(attach):
     model = small_model()
     model.w.grad = np.zeros((3, 2), np.float32)
-    space = attach(NumpyReplica(model))
+    space = attach(NumpyAdapter(model))
     with pytest.raises(ArgumentError, match=r"'w': expected shape \(2, 3\), got \(3, 2\)"):
         for bucket in space.buckets:
-            space.replica.pull_gradients(bucket)
+            space.adapter.pull_gradients(bucket)
 
 
 def test_an_object_without_parameters_is_no_model():
     with pytest.raises(ArgumentError, match="got int"):
-        replica_of(3)
+        adapter_of(3)
 
 
 def test_one_rank_alone_keeps_its_gradients():

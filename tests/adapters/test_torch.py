@@ -8,8 +8,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from clcomm import Communicator, Synchronizer  # noqa: E402
-from clcomm.adapters import replica_of  # noqa: E402
-from clcomm.adapters.torch import TorchReplica  # noqa: E402
+from clcomm.adapters import adapter_of  # noqa: E402
+from clcomm.adapters.torch import TorchAdapter  # noqa: E402
 from clcomm.errors import ArgumentError, MismatchError  # noqa: E402
 
 
@@ -39,16 +39,16 @@ def small_net(seed=0):
 
 def pull_all(space):
     for bucket in space.buckets:
-        space.replica.pull_gradients(bucket)
+        space.adapter.pull_gradients(bucket)
 
 
 def push_all(space):
     for bucket in space.buckets:
-        space.replica.push_gradients(bucket)
+        space.adapter.push_gradients(bucket)
 
 
 def test_specs_use_float32_for_narrow_dtypes_and_pairs_for_complex():
-    specs = {s.name: (s.shape, s.dtype) for s in replica_of(Mixed()).specs}
+    specs = {s.name: (s.shape, s.dtype) for s in adapter_of(Mixed()).specs}
     assert specs == {
         "f64": ((2,), "float64"),
         "f32": ((1, 2), "float32"),
@@ -61,12 +61,12 @@ def test_specs_use_float32_for_narrow_dtypes_and_pairs_for_complex():
 
 def test_parameters_of_every_dtype_come_back_bit_for_bit(attach):
     model, expected = Mixed(), Mixed()
-    space = attach(TorchReplica(model))
-    space.replica.pull_parameters()
+    space = attach(TorchAdapter(model))
+    space.adapter.pull_parameters()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    space.replica.push_parameters()
+    space.adapter.push_parameters()
     for (name, got), wanted in zip(model.named_parameters(), expected.parameters(), strict=True):
         assert bits(got) == bits(wanted), name
 
@@ -75,9 +75,9 @@ def test_every_bfloat16_survives_the_flat_space(attach):
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     every = every[torch.isfinite(every)]
     model = torch.nn.ParameterList([torch.nn.Parameter(every.clone())])
-    space = attach(TorchReplica(model))
-    space.replica.pull_parameters()
-    space.replica.push_parameters()
+    space = attach(TorchAdapter(model))
+    space.adapter.pull_parameters()
+    space.adapter.push_parameters()
     assert bits(model[0]) == bits(every)
 
 
@@ -85,7 +85,7 @@ def test_gradients_of_every_dtype_are_pulled_and_pushed(attach):
     model = Mixed()
     sum(parameter.abs().double().sum() for parameter in model.parameters()).backward()
     expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-    space = attach(TorchReplica(model))
+    space = attach(TorchAdapter(model))
     pull_all(space)
     space.arrays.reduced[:] = space.arrays.grads
     for parameter in model.parameters():
@@ -100,7 +100,7 @@ def test_a_missing_gradient_is_zero_when_pulled_and_there_when_pushed(attach):
     model = small_net()
     model[3](torch.ones(1, 8)).sum().backward()
     kept = model[3].weight.grad
-    space = attach(TorchReplica(model))
+    space = attach(TorchAdapter(model))
     pull_all(space)
     assert not space.layout.view(space.arrays.grads, "0.weight").any()
     np.testing.assert_array_equal(space.layout.view(space.arrays.grads, "3.weight"), np.ones((3, 8)))
@@ -115,7 +115,7 @@ def test_transposed_expanded_and_sparse_gradients_are_read_in_order(attach):
     model["expanded"].grad = torch.tensor([1.0, 2.0, 3.0]).expand(2, 3)
     model["sparse"].grad = torch.sparse_coo_tensor([[1, 1], [0, 0]], [4.0, 5.0], (2, 3), check_invariants=False)
     expected = {"transposed": [[0, 2, 4], [1, 3, 5]], "expanded": [[1, 2, 3]] * 2, "sparse": [[0] * 3, [9, 0, 0]]}
-    space = attach(TorchReplica(model))
+    space = attach(TorchAdapter(model))
     pull_all(space)
     for name, values in expected.items():
         np.testing.assert_array_equal(space.layout.view(space.arrays.grads, name), values)
@@ -128,19 +128,19 @@ def test_transposed_expanded_and_sparse_gradients_are_read_in_order(attach):
 def test_channels_last_weights_keep_their_meaning(attach):
     model = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     expected = model.weight.detach().clone(memory_format=torch.contiguous_format).numpy()
-    space = attach(TorchReplica(model))
-    space.replica.pull_parameters()
+    space = attach(TorchAdapter(model))
+    space.adapter.pull_parameters()
     np.testing.assert_array_equal(space.layout.view(space.arrays.params, "weight"), expected)
-    space.replica.push_parameters()
+    space.adapter.push_parameters()
     np.testing.assert_array_equal(model.weight.detach().numpy(), expected)
 
 
 def test_averaged_gradients_may_lie_in_read_only_memory(attach):
     model = small_net()
-    space = attach(TorchReplica(model))
+    space = attach(TorchAdapter(model))
     space.layout.view(space.arrays.reduced, "3.bias")[...] = 2
     space.arrays.reduced.flags.writeable = False
-    space.replica.attach(space.layout, space.arrays)
+    space.adapter.attach(space.layout, space.arrays)
     push_all(space)
     np.testing.assert_array_equal(model[3].bias.grad.numpy(), [2, 2, 2])
 
@@ -148,7 +148,7 @@ def test_averaged_gradients_may_lie_in_read_only_memory(attach):
 def test_tied_parameters_count_once():
     embedding, head = torch.nn.Embedding(5, 4), torch.nn.Linear(4, 5, bias=False)
     head.weight = embedding.weight
-    assert [s.name for s in replica_of(torch.nn.ModuleList([embedding, head])).specs] == ["0.weight"]
+    assert [s.name for s in adapter_of(torch.nn.ModuleList([embedding, head])).specs] == ["0.weight"]
 
 
 def test_frozen_parameters_and_buffers_are_extra_state_bit_for_bit():
@@ -157,9 +157,9 @@ def test_frozen_parameters_and_buffers_are_extra_state_bit_for_bit():
     model[0].to(torch.bfloat16)
     model.register_buffer("mask", torch.tensor([True, False]))
     model[1].running_mean += 0.3
-    replica = TorchReplica(model)
-    assert [s.name for s in replica.specs] == ["1.weight", "1.bias", "3.weight", "3.bias"]
-    state = replica.extra_state()
+    adapter = TorchAdapter(model)
+    assert [s.name for s in adapter.specs] == ["1.weight", "1.bias", "3.weight", "3.bias"]
+    state = adapter.extra_state()
     frozen = {"0.weight", "0.bias", "mask", "1.running_mean", "1.running_var", "1.num_batches_tracked"}
     assert state.keys() == frozen
     expected = bits(model[0].weight)
@@ -167,7 +167,7 @@ def test_frozen_parameters_and_buffers_are_extra_state_bit_for_bit():
     other[0].requires_grad_(False)
     other[0].to(torch.bfloat16)
     other.register_buffer("mask", torch.tensor([False, False]))
-    TorchReplica(other).load_extra_state(state)
+    TorchAdapter(other).load_extra_state(state)
     assert bits(other[0].weight) == expected
     assert other.mask.tolist() == [True, False]
     np.testing.assert_array_equal(other[1].running_mean.numpy(), model[1].running_mean.numpy())
@@ -185,7 +185,7 @@ def test_frozen_parameters_and_buffers_are_extra_state_bit_for_bit():
 @pytest.mark.filterwarnings("ignore:Lazy modules")
 def test_modules_that_cannot_be_averaged_are_refused_in_one_line(build, message):
     with pytest.raises(ArgumentError, match=message) as error:
-        replica_of(build())
+        adapter_of(build())
     assert "\n" not in str(error.value)
 
 
@@ -245,7 +245,7 @@ def test_buffers_follow_the_root():
 
 
 @pytest.mark.mpi(min_size=2)
-def test_ranks_that_freeze_differently_are_told_so_on_every_rank():
+def test_ranks_that_freeze_differently_raise_on_every_rank():
     comm = Communicator()
     model = small_net()
     model[3].bias.requires_grad_(comm.rank != 1)

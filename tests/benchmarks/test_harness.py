@@ -45,13 +45,13 @@ def test_windows_alternate_and_warm_up_does_not_count():
 
         return once
 
-    told: list[str] = []
+    shown: list[str] = []
     result = harness.alternate(
-        {"a": measure("a", [100.0, 1.0, 2.0]), "b": measure("b", [100.0, 3.0, 4.0])}, 2, warm_up=1, tell=told.append
+        {"a": measure("a", [100.0, 1.0, 2.0]), "b": measure("b", [100.0, 3.0, 4.0])}, 2, warm_up=1, show=shown.append
     )
     assert "".join(calls) == "baabba", "each round begins with another one"
     assert result == {"a": Samples((1.0, 2.0)), "b": Samples((3.0, 4.0))}
-    assert told == ["warming up", "window 1 of 2", "window 2 of 2"]
+    assert shown == ["warming up", "window 1 of 2", "window 2 of 2"]
 
 
 def test_no_windows_are_refused():

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.time_to_accuracy import __main__ as program
 from benchmarks.time_to_accuracy import course
 from clcomm.errors import LaunchError
-from training.datasets import load_synthetic
+from training.data.datasets import load_synthetic
 
 
 def options(**changed):

@@ -1,4 +1,4 @@
-"""What the engine's tests share: the devices they run on, and gradients from a float64 reference.
+"""Fixtures of the engine's tests: devices, and a comparison with a float64 reference.
 
 By default that is the CPU device twice, with the CPU's kernels and with those for GPUs; CLCOMM_TEST_DEVICES=all adds
 every other OpenCL device present.

@@ -93,7 +93,9 @@ def test_backward_of_a_leaf_itself(leaf, device):
 def test_second_backward_says_what_to_do(leaf):
     loss = (leaf * leaf).sum()
     loss.backward()
-    with pytest.raises(ArgumentError, match="this graph was walked before and its tensors released; run forward again"):
+    with pytest.raises(
+        ArgumentError, match="this graph ran backward before and released its tensors; run forward again"
+    ):
         loss.backward()
 
 

@@ -1,4 +1,4 @@
-"""Compressed gradients on the device: NumPy's bits for all that travels, for the residuals and for the means."""
+"""Compressed gradients on the device: the same bits as NumPy for coded values, residuals and means."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clcomm.bfloat16 import BFLOAT16, from_bfloat16
 from clcomm.compression.coding import BLOCK, Coding, chars_nbytes, largest_nbytes
 from clcomm.engine import Device
 from clcomm.engine import codec as device_codec
 from clcomm.engine import fold as device_fold
-from clcomm.engine.codec import Codec
-from clcomm.engine.fold import Fold
+from clcomm.engine.codec import DeviceCodec
+from clcomm.engine.fold import DeviceFold
 from clcomm.engine.rehearsal import Rehearsal
-from clcomm.host_memory import aligned_empty, aligned_zeros
-from clcomm.transport.bfloat16 import BFLOAT16, from_bfloat16
+from clcomm.host_arrays import aligned_empty, aligned_zeros
 
 #: Where rounding, overflow and underflow of either half show, beside ordinary numbers.
 SPECIAL = np.array(
@@ -29,8 +29,8 @@ def codings(device):
     return Coding(codec_of(device)), Coding(None)
 
 
-def codec_of(device) -> Codec:
-    codec = Codec.on(device)
+def codec_of(device) -> DeviceCodec:
+    codec = DeviceCodec.on(device)
     assert (codec is not None) == device.is_cpu
     if codec is None:
         pytest.skip("gradients would have to travel to this device")
@@ -52,14 +52,14 @@ def drawn(size: int, seed: int, infinite: bool = False) -> np.ndarray:
 
 
 def assert_same(one: np.ndarray, other: np.ndarray) -> None:
-    """Compare bits; of NaN that both are."""
+    """Compare bits, or that both are NaN."""
     nan = np.isnan(one) if one.dtype.kind == "f" else np.zeros(one.shape, bool)
     assert one.dtype == other.dtype and one[~nan].tobytes() == other[~nan].tobytes()
     assert np.isnan(other[nan]).all()
 
 
 def was_taken(work) -> None:
-    """Do what was prepared, which has to be the device's: NumPy's is a partial."""
+    """Run a prepared function, which must be the device's: NumPy's is a partial."""
     assert work.__qualname__.startswith("HostKernels")
     work()
 
@@ -187,20 +187,20 @@ def test_what_is_rehearsed_is_all_that_a_scheme_needs(device, scheme):
     rehearsal.build(rehearsal.programs)
     built, kernels = set(fresh._programs), set(fresh._kernels)
     assert bool(kernels) == (device.is_cpu and scheme != "none")
-    coding = Coding(Codec.on(fresh))
+    coding = Coding(DeviceCodec.on(fresh))
     values, halves = drawn(300, 0), aligned_zeros(600).view(np.float16)
     residual, rows = aligned_zeros(1200).view(np.float32), aligned_zeros(1200).reshape(1, -1)
     if scheme == "fp16":
         coding.to_halves(values, halves, 2)
         coding.from_halves(halves, values)
         if device.runs_in_caller:
-            Fold(fresh)([halves, halves.copy()], halves, 1)
+            DeviceFold(fresh)([halves, halves.copy()], halves, 1)
     elif scheme == "bf16":
         wide = halves.view(BFLOAT16)
         coding.to_bfloat16(values, wide, 2)
         coding.from_bfloat16(wide, values)
         if device.runs_in_caller:
-            Fold(fresh)([wide, wide.copy()], wide, 1)
+            DeviceFold(fresh)([wide, wide.copy()], wide, 1)
     elif scheme == "int8":
         coding.to_chars(values, residual, rows, 0)
         coding.mean_of_chars(rows, values)

@@ -284,7 +284,7 @@ def test_conv_relu_pool_agrees_with_pytorch(
     [((67, 1, 28, 28), 6), ((9, 3, 7, 14), 5), ((2, 2, 3, 5), 1), ((1, 1, 2, 100), 2), ((8, 4, 10, 10), 4)],
 )
 def test_conv_relu_pool_of_data_gives_the_same_gradients(device: Device, x_shape, outputs: int) -> None:
-    """Where x needs no gradient, as in a first layer, dy is spread out only within the weight gradient."""
+    """Where x needs no gradient, as in a first layer, dy is unpooled inside the weight gradient."""
     x, hosts = drawn(1, *x_shape), (drawn(2, outputs, x_shape[1], 3, 3), drawn(3, outputs))
     grads = []
     for needs_dx in (False, True):

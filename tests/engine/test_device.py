@@ -1,4 +1,4 @@
-"""Which device is taken, what is said when none fits, kernels and memory."""
+"""Selection of a device, errors when none fits, kernels and memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clcomm.errors import ArgumentError, DeviceError
 
 
 class FakeDevice:
-    """What selection asks of an OpenCL device."""
+    """The attributes of an OpenCL device that selection reads."""
 
     def __init__(self, name: str, kind: int, platform: str):
         self.name, self.type = name, kind

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
+import weakref
 
 import numpy as np
 import pytest
@@ -41,6 +43,10 @@ def assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
     assert all(a[name].tobytes() == b[name].tobytes() for name in a)
 
 
+def flat_space_of(parameters) -> FlatSpace:
+    return FlatSpace((str(index), parameter) for index, parameter in enumerate(parameters))
+
+
 def flat_host(space: FlatSpace, buffer) -> np.ndarray:
     out = np.empty(space.layout.span, np.uint8)
     space.device.read(buffer, out)
@@ -51,7 +57,7 @@ def test_parameters_keep_their_values_and_lie_in_reverse_order(model):
     before = model.state_dict()
     space = model.flat_space()
     assert model.flat_space() is space
-    assert [slot.name for slot in space.layout.slots] == ["2.bias", "2.weight", "0.bias", "0.weight"]
+    assert [place.name for place in space.layout.ranges] == ["2.bias", "2.weight", "0.bias", "0.weight"]
     assert_same(model.state_dict(), before)
     flat = flat_host(space, space.params)
     assert all(np.array_equal(space.layout.view(flat, name), value) for name, value in before.items())
@@ -91,7 +97,7 @@ def test_accumulation_is_the_same_with_and_without_a_flat_space(model, device):
 
 def test_a_parameter_used_twice_and_one_as_both_inputs(device):
     w = Parameter([2.0, 3.0], device)
-    space = FlatSpace.of([w])
+    space = flat_space_of([w])
     (w * w + w).sum().backward()
     assert w.grad.numpy().tolist() == [5, 7]
     assert space.layout.view(flat_host(space, space.grads), "0").tolist() == [5, 7]
@@ -127,17 +133,18 @@ def test_host_parameters_become_the_devices(model):
     space = model.flat_space()
     params, grads, reduced = host_arrays(space)
     space.rebind(params, grads, reduced)
-    for slot in space.layout.slots:
-        space.layout.view(params, slot.name)[...] = slot.start
+    for place in space.layout.ranges:
+        space.layout.view(params, place.name)[...] = place.start
     space.push_params()
-    assert all((p.numpy() == space.layout.slot(n).start).all() for n, p in model.named_parameters())
+    starts = {place.name: place.start for place in space.layout.ranges}
+    assert all((p.numpy() == starts[name]).all() for name, p in model.named_parameters())
 
 
 def test_on_top_of_host_memory_where_the_device_shares_it(model, device):
     space = model.flat_space()
     space.rebind(*host_arrays(space))
-    assert space._staged is not device.shares_host_memory
-    assert (space.reduced is space.grads) is space._staged
+    assert space.is_staged is not device.shares_host_memory
+    assert (space.reduced is space.grads) is space.is_staged
 
 
 def test_arrays_that_are_not_aligned_are_staged(model, device):
@@ -145,7 +152,7 @@ def test_arrays_that_are_not_aligned_are_staged(model, device):
     span = space.layout.span
     params, grads, reduced = (page_aligned(span + 4)[4:] for _ in range(3))
     space.rebind(params, grads, reduced)
-    assert space._staged
+    assert space.is_staged
     run_backward(model, device)
     space.pull_grads(0, span)
     assert_same({n: space.layout.view(grads, n).copy() for n, _ in model.named_parameters()}, gradients(model))
@@ -188,7 +195,7 @@ def test_a_range_marks_only_its_own_slots(model, device):
     space = model.flat_space()
     space.rebind(*host_arrays(space))
     run_backward(model, device)
-    first = space.layout.slots[0]
+    first = space.layout.ranges[0]
     space.pull_grads(first.start, first.stop)
     space.push_grads(first.start, first.stop)
     assert [s.state for s in space.slots] == [REDUCED, LOCAL, LOCAL, LOCAL]
@@ -217,13 +224,11 @@ def test_complete_grads_never_mixes_averaged_and_own(model, device):
     space.pull_grads(0, space.layout.span)
     reduced.view(np.float32)[:] = 10.0
     space.push_grads(0, space.layout.span)
-    space.complete_grads()
-    assert space.current_grads is space.reduced
-    space.slots[1].state = NONE
-    space.complete_grads()
-    assert space.current_grads is space.grads
+    assert space.complete_grads() is space.reduced
+    space.slots[1].drop()
+    assert space.complete_grads() is space.grads
     flat = flat_host(space, space.grads)
-    values = [set(space.layout.view(flat, slot.name).ravel().tolist()) for slot in space.layout.slots]
+    values = [set(space.layout.view(flat, place.name).ravel().tolist()) for place in space.layout.ranges]
     assert values == [{10.0}, {0.0}, {10.0}, {10.0}]
 
 
@@ -242,7 +247,7 @@ def test_frozen_parameters_stay_outside(device):
     model = Sequential(Linear(3, 2, device=device), Linear(2, 2, device=device))
     model[0].weight.requires_grad = False
     space = model.flat_space()
-    assert [slot.name for slot in space.layout.slots] == ["1.bias", "1.weight", "0.bias"]
+    assert [place.name for place in space.layout.ranges] == ["1.bias", "1.weight", "0.bias"]
     F.mse_loss(model(Tensor(np.ones((1, 3)), device)), Tensor(np.zeros((1, 2)), device)).backward()
     assert model[0].weight.grad is None and model[0].bias.grad is not None
 
@@ -259,30 +264,30 @@ def test_a_convolution_trains_in_the_flat_space(device):
 
 
 def test_a_space_made_by_parameters_takes_the_modules_names(model):
-    space = FlatSpace.of(model.parameters())
+    space = flat_space_of(model.parameters())
     assert model.flat_space() is space
-    assert [slot.name for slot in space.layout.slots] == ["2.bias", "2.weight", "0.bias", "0.weight"]
+    assert [place.name for place in space.layout.ranges] == ["2.bias", "2.weight", "0.bias", "0.weight"]
     assert FlatSpace.holding(model.named_parameters()) is space
 
 
 def in_a_space(device) -> FlatSpace:
-    return FlatSpace.of([Parameter([1.0], device)])
+    return flat_space_of([Parameter([1.0], device)])
 
 
 def test_refuses(model, device):
     with pytest.raises(ArgumentError, match="expected at least one trainable parameter"):
-        FlatSpace.of([])
+        flat_space_of([])
     with pytest.raises(ArgumentError, match="'0': expected a Parameter, got Tensor"):
-        FlatSpace.of([Tensor([1.0], device)])
+        flat_space_of([Tensor([1.0], device)])
     p = Parameter([1.0], device)
     with pytest.raises(ArgumentError, match="expected each one once"):
-        FlatSpace.of([p, p])
-    FlatSpace.of([p])
+        flat_space_of([p, p])
+    flat_space_of([p])
     with pytest.raises(ArgumentError, match="already is in one"):
-        FlatSpace.of([p])
+        flat_space_of([p])
     with pytest.raises(ArgumentError, match="some are in a flat space with others"):
         FlatSpace.holding([("p", p), *model.named_parameters(), ("q", next(iter(in_a_space(device).parameters)))])
-    space = FlatSpace.of(reversed(list(model.parameters())))
+    space = flat_space_of(reversed(list(model.parameters())))
     with pytest.raises(ArgumentError, match="another order"):
         model.flat_space()
     with pytest.raises(ArgumentError, match=r"call rebind\(\) first"):
@@ -290,3 +295,46 @@ def test_refuses(model, device):
     good = page_aligned(space.layout.span)
     with pytest.raises(ArgumentError, match=r"grads: expected \d+ contiguous uint8, got float32 of shape"):
         space.rebind(good, good.view(np.float32), good)
+
+
+#: Tensors that share a parameter's memory, and that a program may keep when it drops the model.
+KEPT = {
+    "detached": lambda p: p.detach(),
+    "in another shape": lambda p: p.alias((p.size,)),
+    "reshaped on the tape": lambda p: p.reshape(-1),
+    "detached twice": lambda p: p.reshape(-1).detach(),
+    "as in another parameter": lambda p: _parameter_on(p.detach()),
+}
+
+
+def _parameter_on(tensor: Tensor) -> Tensor:
+    other = Parameter(np.zeros(tensor.shape, np.float32), tensor.device)
+    other.buffer = tensor.buffer
+    return other
+
+
+@pytest.mark.parametrize("way", list(KEPT))
+@pytest.mark.parametrize("moved", [False, True], ids=["dropped", "moved"])
+def test_what_shares_a_parameters_memory_keeps_it(device, way, moved):
+    """After the model is dropped, or its flat space has moved to other arrays; and no longer than needed."""
+    model = Sequential(Linear(7, 5, device=device))
+    space = model.flat_space()
+    arrays = host_arrays(space)
+    space.rebind(*arrays)
+    if space.is_staged:
+        pytest.skip("the device has memory of its own")
+    memory = weakref.ref(arrays[0])
+    kept = KEPT[way](model[0].weight)
+    expected = model[0].weight.numpy().reshape(kept.shape)
+    if moved:
+        space.rebind(*host_arrays(space))
+    else:
+        del model
+    del space, arrays
+    gc.collect()
+    assert memory() is not None
+    assert kept.numpy().tobytes() == expected.tobytes()
+    del kept
+    gc.collect()
+    device.finish()
+    assert memory() is None

@@ -1,4 +1,4 @@
-"""Sums over ranks on the device: NumPy's bits, whatever the rows hold and however many there are."""
+"""Sums over ranks on the device: the same bits as NumPy for any values and any number of rows."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clcomm.engine.fold import MOST_ROWS, Fold
+from clcomm.bfloat16 import BFLOAT16, from_bfloat16, to_bfloat16
+from clcomm.engine.fold import MOST_ROWS, DeviceFold
 from clcomm.errors import DeviceError
-from clcomm.host_memory import aligned_empty
-from clcomm.transport.bfloat16 import BFLOAT16, from_bfloat16, to_bfloat16
+from clcomm.host_arrays import aligned_empty
 from clcomm.transport.reduction import prepared_reduction, reduce_in_rank_order
 
 #: Values at which rounding, underflow and overflow show, beside ordinary ones.
 SPECIAL = np.array([0.0, -0.0, 1e-45, -3e-39, 1.5e-38, 3e38, -3e38, np.inf, 1 / 3, 16777217.0], np.float32)
 
 
+def test_the_former_name_still_imports():
+    from clcomm.engine.fold import Fold
+
+    assert Fold is DeviceFold
+
+
 @pytest.fixture(scope="module")
 def fold(device):
-    return Fold(device)
+    return DeviceFold(device)
 
 
 def rows_of(count: int, size: int, seed: int) -> list[np.ndarray]:
@@ -57,7 +63,7 @@ def test_the_bits_are_those_of_numpy(fold, rows, size, divisor, in_place, seed):
     fold(arrays, out, divisor)()
     finite = np.isfinite(expected)
     assert same_bits(out[finite], expected[finite])
-    np.testing.assert_array_equal(out[~finite], expected[~finite])  # a NaN's own bits are nobody's promise
+    np.testing.assert_array_equal(out[~finite], expected[~finite])  # the bits of a NaN are not specified
     assert all(map(same_bits, kept, arrays[1:]))
 
 
@@ -124,7 +130,7 @@ def test_sums_of_halves_round_after_each_row(fold, rows, size, in_place, seed):
     fold(arrays, out, 1)()
     nan = np.isnan(expected)
     assert same_bits(out[~nan], expected[~nan]) and np.isnan(out[nan]).all()
-    assert fold(arrays, out, 2) is None  # a mean of halves is nobody's
+    assert fold(arrays, out, 2) is None  # no kernel has a mean of halves
 
 
 @settings(deadline=None, max_examples=40)

@@ -1,4 +1,4 @@
-"""The hash on the device: the host's, bit for bit."""
+"""The hash on the device equals the host's."""
 
 from __future__ import annotations
 

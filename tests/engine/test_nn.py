@@ -159,7 +159,7 @@ def test_seeds():
 
 
 class Apart(Module):
-    """Modules one after another, each on its own."""
+    """Modules one after another, without fusing."""
 
     def __init__(self, *modules):
         for index, module in enumerate(modules):

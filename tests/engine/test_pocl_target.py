@@ -1,4 +1,4 @@
-"""PoCL's wheel compiles for the nearest processor that its LLVM knows, whatever processor this is."""
+"""PoCL's wheel compiles for the nearest processor that its LLVM knows, on any processor."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def on_x86(monkeypatch):
 
 
 def test_every_set_of_features_has_the_best_processor_that_fits():
-    """Drawn from all features that matter: nothing is compiled for that the processor lacks."""
+    """For features drawn from all that matter, no code uses one that the processor lacks."""
     everything = sorted(set().union(*(needed for _, needed in PROCESSORS)))
     for count in (0, 1, 2, len(everything) - 2, len(everything) - 1, len(everything)):
         for features in map(frozenset, combinations(everything, count)):
@@ -78,7 +78,7 @@ def test_other_architectures_are_left_alone(monkeypatch):
 
 
 def test_kernels_build_where_llvm_does_not_know_the_processor(tmp_path):
-    """Take the name away from this machine's PoCL, as a newer processor does, and compute."""
+    """Remove the processor's name from this machine's PoCL, as on a newer processor, and compute."""
     if not any("DISTRO" in each.version and "LLVM 14.0.6" in each.version for each in cl.get_platforms()):
         pytest.skip("the OpenCL of this environment is not PoCL's wheel")
     script = (

@@ -1,4 +1,4 @@
-"""Programs build without the driver's header of all functions, where that may be left out."""
+"""Programs build without the driver's header of all functions, on drivers that allow it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COMPUTE = "__kernel void compute(__global float *out, __global const float *x) {
 
 
 def value_of(device, monkeypatch, expression, x):
-    """Return what a kernel with this expression computes for x."""
+    """Return the result of a kernel with this expression for x."""
     monkeypatch.setattr(program, "source_of", lambda file: COMPUTE % expression)
     kernel = program.typed_kernel(program.build(device.context, "test", []), "compute")
     out, given = (cl.Buffer(device.context, cl.mem_flags.READ_WRITE, 4) for _ in range(2))

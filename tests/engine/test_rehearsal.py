@@ -1,4 +1,4 @@
-"""A rehearsal names the kernels of a run, and building those is all the run will need."""
+"""A rehearsal lists the kernels of a run, and after building those the run builds no more."""
 
 from __future__ import annotations
 

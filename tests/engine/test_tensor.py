@@ -1,15 +1,19 @@
-"""Tensors: what they accept, what they give back, what they refuse."""
+"""Tensors: accepted values, conversions back, errors."""
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
+import pyopencl as cl
 import pytest
 from hypothesis import given
 from hypothesis.extra.numpy import array_shapes
 
-from clcomm.engine import Parameter, Tensor
+from clcomm.engine import FlatSpace, Parameter, Tensor
 from clcomm.errors import ArgumentError
-from clcomm.host_memory import aligned_empty
+from clcomm.host_arrays import aligned_empty
 
 
 @given(shape=array_shapes(min_dims=0, max_dims=5, max_side=5))
@@ -125,3 +129,47 @@ def test_memory_of_a_dropped_tensor_stays_while_kernels_use_it(device):
         total = total + Tensor(array, device, copy=False)
         del array
     np.testing.assert_array_equal(total.numpy(), np.full(4096, sum(range(200)), np.float32))
+
+
+def _in_a_space(array: np.ndarray, device) -> FlatSpace:
+    space = FlatSpace([("w", Parameter(np.zeros(array.size, np.float32), device))])
+    whole = array.view(np.uint8)
+    space.rebind(whole, *(aligned_empty(whole.shape, np.uint8) for _ in range(2)))
+    return space
+
+
+#: What lies on an array of the host's, and the buffer that kernels get of it.
+ON_TOP = {
+    "a tensor": lambda array, device: Tensor(array, device, copy=False).buffer,
+    "a part": lambda array, device: Tensor(array, device, copy=False).buffer.get_sub_region(0, array.nbytes // 2),
+    "an alias": lambda array, device: Tensor(array, device, copy=False).alias((2, array.size // 2)).buffer,
+    "parameters": lambda array, device: _in_a_space(array, device).params,
+    "a parameter": lambda array, device: _in_a_space(array, device).parameters[0].buffer,
+}
+
+
+@pytest.mark.parametrize("what", list(ON_TOP))
+@pytest.mark.parametrize("queued", [1, 50])
+def test_host_memory_stays_while_kernels_are_queued_on_it(device, what, queued):
+    """Even after all buffers on it are released; and no longer than needed."""
+    if not device.shares_host_memory or device.runs_in_caller:
+        pytest.skip("kernels on host memory are done when they are launched")
+    array = aligned_empty((1024,), np.float32)
+    buffer = ON_TOP[what](array, device)
+    memory, gate = weakref.ref(array.base), cl.UserEvent(device.context)
+    gc.collect()
+    device.finish()
+    cl.enqueue_barrier(device.queue, wait_for=[gate])
+    for value in range(queued):
+        device.launch(device.kernel("elementwise", "fill"), *device.grid(512), buffer, float(value), 512)
+    del array, buffer
+    gc.collect()
+    kept = memory()
+    gate.set_status(cl.command_execution_status.COMPLETE)
+    assert kept is not None
+    device.finish()
+    first = np.frombuffer(kept, np.uint8)[-kept.ctypes.data % 4096 :][:2048].view(np.float32)
+    assert (first == queued - 1).all()
+    del kept, first
+    gc.collect()
+    assert memory() is None

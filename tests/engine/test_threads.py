@@ -1,4 +1,4 @@
-"""Threads: modes are a thread's own, and an evaluation beside training changes none of its bits."""
+"""Threads: each has its own modes, and an evaluation during training changes none of its bits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def threads_take_turns_often():
 
 
 def together(*functions: Callable[[], None]) -> None:
-    """Run functions in threads of their own, from one moment on, and raise what the first of them raised."""
+    """Run functions in separate threads that start together, and raise the first exception."""
     errors: list[BaseException] = []
     start = threading.Barrier(len(functions))
 

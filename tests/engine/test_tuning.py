@@ -1,4 +1,4 @@
-"""Tables of tuned sizes: stored and read back, disbelieved when anything is wrong with them, and no bit changed."""
+"""Tables of tuned sizes: stored and read back, ignored when invalid, and without effect on results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OTHER = Tuning(gemm_tile=(4, 24), transpose_from=96, gemm_block=(8, 4, 16), conv
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch, tmp_path) -> Path:
-    """A cache directory of each test's own, not there yet."""
+    """A separate cache directory for each test, not created yet."""
     directory = tmp_path / "cache"
     monkeypatch.setenv("CLCOMM_CACHE_DIR", str(directory))
     return directory
@@ -111,7 +111,9 @@ DAMAGES = {
 def test_a_damaged_or_foreign_table_is_ignored_with_one_warning(device, damage):
     path, table = stored(device)
     path.write_text(DAMAGES[damage](table))
-    with pytest.warns(RuntimeWarning, match=r"tuning.*\.json: ignored, .*`clcomm tune-kernels` writes it anew") as seen:
+    with pytest.warns(
+        RuntimeWarning, match=r"tuning.*\.json: ignored, .*`clcomm tune-kernels` writes it again"
+    ) as seen:
         assert loaded(device) == Tuning()
     assert len(seen) == 1 and "\n" not in str(seen[0].message) and len(str(seen[0].message)) < 600
 
@@ -190,7 +192,7 @@ def test_every_built_in_size_is_the_first_choice():
 
 # -- the search
 
-SMALL_WORKS = {
+SMALL_WORKLOADS = {
     "gemm_tile": [product("NT", 20, 33, 65), product("TN", 70, 40, 30), product("NN", 37, 49, 600)],
     "transpose_from": [product("TN", 200, 194, 200)],
     "near_cache": [convolution(9, 3, 30, 6, ("weight_gradient",)), convolution(3, 1, 40, 6, ("weight_gradient",))],
@@ -201,7 +203,7 @@ SMALL_WORKS = {
 
 
 def test_every_choice_runs_is_timed_and_gives_the_same_bits(device):
-    results = list(autotune.search(device.cl_device, device.kind, rounds=1, works=SMALL_WORKS))
+    results = list(autotune.search(device.cl_device, device.kind, rounds=1, workloads=SMALL_WORKLOADS))
     trials = [trial for _, each in results for trial in each]
     assert [(trial.name, trial.value) for trial in trials] == [
         (name, value) for name, values in tuning.choices(device.kind).items() for value in values
@@ -245,8 +247,8 @@ def test_a_choice_that_gives_other_bits_or_does_not_run_is_out(device, monkeypat
         return lambda: [Tensor(values if own.tuning.group == 128 else np.ones(3, np.float32), own) * 1.0]
 
     monkeypatch.setitem(tuning.CHOICES, "cpu" if device.is_cpu else "gpu", {"group": (256, 64, 128, 512)})
-    works = {"group": [autotune.Work(make, ("mul", "affine"))]}
-    ((_, trials),) = autotune.search(device.cl_device, device.kind, rounds=1, works=works)
+    workloads = {"group": [autotune.Workload(make, ("mul", "affine"))]}
+    ((_, trials),) = autotune.search(device.cl_device, device.kind, rounds=1, workloads=workloads)
     problems = {trial.value: trial.problem for trial in trials}
     assert problems[64] == "does not run: too much" and problems[128] == "gives other bits"
     assert {trial.value for trial in trials if trial.time is None} == {64, 128}

@@ -1,4 +1,4 @@
-"""Two models alike, one with its step replayed: what tests of Replay compare."""
+"""Two equal models, one with its step replayed, which the tests of Replay compare."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ LOSS = CrossEntropyLoss()
 
 
 def repeats(replay: Replay) -> int:
-    """Return how many runs a Replay queued again, or compared with what it would have queued."""
+    """Return how many runs a Replay replayed or checked."""
     return replay.replayed + replay.checked
 
 
 class Twin:
-    """A model with its step as it is, and another with its step replayed; everything is done to both."""
+    """A model with a plain step, and an equal one with its step replayed; every call is made on both."""
 
     def __init__(self, device: Device, model: str = "mlp", optimizer: str = "sgd", limit: int = 16):
         self.device = device

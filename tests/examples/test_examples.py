@@ -42,6 +42,18 @@ def run(module: str, *arguments: str, ranks: int = 0) -> str:
     return ended.stdout
 
 
+@pytest.mark.parametrize(
+    ("module", "tables"), [("examples.mnist", 0), ("examples.compare_bucketing", 2)], ids=lambda each: str(each)
+)
+def test_quiet_prints_what_it_came_to_and_no_statistics(module: str, tables: int) -> None:
+    """A comparison's two tables are its results."""
+    words = ("--data", "synthetic", "--model", "mlp", "--batch-size", "16", "--max-steps", "12", "--no-eval")
+    loud, quiet = (launch(module, *words, *more).stdout for more in ((), ("--quiet",)))
+    assert "all_reduce gradients" in loud and "all_reduce" not in quiet and "step 12/" not in quiet
+    assert len(re.findall("Communication", loud)) > 0 == len(re.findall("Communication|bytes/call +total", quiet))
+    assert len(re.findall("^(Gradient all-reduce|Time$)", quiet, re.MULTILINE)) == tables
+
+
 def parameters(path: Path) -> dict[str, np.ndarray]:
     return load(path).group("parameter")
 
@@ -139,7 +151,7 @@ def test_a_trace_has_kernels_or_the_run_says_that_it_has_none(tmp_path: Path, en
     trace = rules.load(tmp_path / "run.json.gz")
     has_kernels = [bool(rules.on_thread(trace, "device", rank)) for rank in range(2)]
     assert has_kernels == [engine == "native"] * 2
-    said = f"trace: without kernels, which --engine {engine} does not tell"
+    said = f"trace: without kernels, which --engine {engine} does not report"
     assert out.splitlines().count(said) == (engine != "native")
 
 

@@ -1,4 +1,4 @@
-"""What goes through elements: arithmetic with broadcasting, transposes, activations and optimizers, of every size."""
+"""Elementwise kernels: arithmetic with broadcasting, transposes, activations and optimizers, of every size."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Updated(NamedTuple):
 
 
 def draw_updated(rng: np.random.Generator, longest: int, number: int) -> Updated:
-    """Draw an optimizer with all that changes its course; `flag` is nesterov or centered."""
+    """Draw an optimizer with all its hyper-parameters; `flag` is nesterov or centered."""
     sizes = tuple(int(n) for n in rng.integers(1, 3 * longest, rng.integers(1, 4)))
     kind, momentum = (("sgd", 0.0), ("sgd", 0.9), ("adam", 0.0), ("rmsprop", 0.9), ("rmsprop", 0.0), ("adamw", 0.0))[
         number % 6

@@ -9,27 +9,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from clcomm.bfloat16 import BFLOAT16, to_bfloat16
 from clcomm.compression.coding import Coding, chars_nbytes, largest_nbytes
-from clcomm.engine.codec import Codec
+from clcomm.engine.codec import DeviceCodec
 from clcomm.engine.device import Device
-from clcomm.engine.fold import MOST_ROWS, Fold
+from clcomm.engine.fold import MOST_ROWS, DeviceFold
 from clcomm.engine.hashing import hash_buffer
 from clcomm.hashing import hash_words
-from clcomm.host_memory import aligned_empty
-from clcomm.transport.bfloat16 import BFLOAT16, to_bfloat16
+from clcomm.host_arrays import aligned_empty
 from tests.families.family import Family, assert_equal, assert_near, drawn, whole_numbers
 
 _GUARD = 4096
 
 
 class Arrays:
-    """Makes arrays for kernels, and checks what follows them."""
+    """Makes arrays for kernels, and checks the bytes after them."""
 
     def __init__(self) -> None:
         self._made: list[tuple[np.ndarray, int]] = []
 
     def holding(self, values: np.ndarray) -> np.ndarray:
-        """Return the values where a device can use them."""
+        """Return the values in an array that a device can use."""
         array = self.empty(values.shape, values.dtype)
         array[...] = values
         return array
@@ -67,7 +67,7 @@ def check_fold(device: Device, case: Case) -> None:
     """Compare sums over ranks of float32, float16 and bfloat16, in memory of their own and in row 0."""
     hosts = [whole_numbers(case.seed + row, case.size) for row in range(case.rows)]
     total = np.sum(hosts, 0, dtype=np.float64)
-    fold = Fold(device)
+    fold = DeviceFold(device)
     for divisor, in_place in ((case.divisor, False), (1, True)):
         arrays = Arrays()
         rows = [arrays.holding(host) for host in hosts]
@@ -95,13 +95,13 @@ def _run(work: Any) -> None:
 
 
 def check_coding(device: Device, case: Case) -> None:
-    """Compare what travels, what is kept and the means with NumPy's codings."""
+    """Compare coded values, residuals and means with NumPy's codings."""
     ranks, chosen = 1 + case.rows % 4, 1 + case.seed % case.size
     rng = np.random.default_rng(case.seed)
     hosts = [(rng.standard_normal(case.size) * 10.0 ** rng.integers(-6, 6)).astype(np.float32) for _ in range(ranks)]
     for name in ("halves", "bfloat16", "chars", "largest"):
         sides = []
-        for coding in (Coding(Codec(device)), Coding(None)):
+        for coding in (Coding(DeviceCodec(device)), Coding(None)):
             arrays = Arrays()
             sides.append(_coded(coding, arrays, name, hosts, case.divisor, chosen))
             arrays.check()
@@ -122,7 +122,7 @@ def _coded(
         return [halves, out]
     nbytes = chars_nbytes(size) if name == "chars" else largest_nbytes(chosen, np.dtype(np.float32))
     rows, residual = arrays.empty((len(hosts), nbytes), np.uint8), arrays.holding(np.zeros(size, np.float32))
-    mean = getattr(coding, f"mean_of_{name}")(rows, out)  # prepared while nobody has sent anything
+    mean = getattr(coding, f"mean_of_{name}")(rows, out)  # prepared before any rank has sent anything
     for rank, each in enumerate(values):
         getattr(coding, f"to_{name}")(each, residual, rows, rank)()
     mean()
@@ -132,7 +132,7 @@ def _coded(
 def check_factors(device: Device, case: Case) -> None:
     """Compare products with thin factors."""
     rows, columns, rank = 1 + case.size % 37, 1 + case.size // 9, 1 + case.rows % 5
-    arrays, codec = Arrays(), Codec(device)
+    arrays, codec = Arrays(), DeviceCodec(device)
     shapes = ((rows, columns), (rank, rows), (rank, columns))
     matrix, first, second = (arrays.holding(whole_numbers(case.seed + n, *shape)) for n, shape in enumerate(shapes))
     thin, other, product = arrays.empty((rank, rows)), arrays.empty((rank, columns)), arrays.empty((rows, columns))

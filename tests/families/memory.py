@@ -8,14 +8,14 @@ import numpy as np
 
 from clcomm.engine.device import Device
 from clcomm.engine.memory import Memory
-from clcomm.host_memory import PAGE, aligned_empty
+from clcomm.host_arrays import PAGE, aligned_empty
 
 #: In each byte: as float32 it is NaN, as int32 -1.
 POISON = 0xFF
 
 
 class ExactMemory(Memory):
-    """Buffers of exact sizes, never used twice: what lies outside them is nobody's."""
+    """Buffers of exact sizes, never used twice, so that any access outside them is an error."""
 
     def __init__(self, device: Device):
         super().__init__(device.context, device.queue, device.name)

@@ -20,12 +20,12 @@ DEPTHS = (8, 15, 16, 17, 32, 33, 63, 64, 65, 72, 79, 511, 512, 513, 520, 1025)
 
 
 class Case(NamedTuple):
-    """A product of [M, K] and [K, N]; `turned` says which of the two lie the other way round."""
+    """A product of [M, K] and [K, N]; `transposed`: which of the two are stored transposed."""
 
     rows: int
     columns: int
     depth: int
-    turned: tuple[bool, bool]
+    transposed: tuple[bool, bool]
     bias: bool
     relu: bool
     seed: int
@@ -36,15 +36,15 @@ def draw(rng: np.random.Generator, longest: int, number: int) -> Case:
     rows, columns, depth = (int(n) for n in rng.integers(1, 2 * longest, 3))
     if rng.random() < 0.4:
         depth = int(rng.choice([each for each in DEPTHS if each < longest**3]))
-    turned, ending = (bool(rng.integers(2)), bool(rng.integers(2))), (number % 2 > 0, number // 2 % 2 > 0)
+    transposed, ending = (bool(rng.integers(2)), bool(rng.integers(2))), (number % 2 > 0, number // 2 % 2 > 0)
     if number % 5 == 0:
-        columns, depth, turned = int(rng.integers(1, 13)), int(rng.integers(56, 140)), (False, True)
+        columns, depth, transposed = int(rng.integers(1, 13)), int(rng.integers(56, 140)), (False, True)
     elif number % 5 == 1:
         rows, columns = 4 + rows % (4 if longest < 20 else 80), int(rng.choice([16, 32, 48, 64, 96]))
-        turned, ending = (number % 2 > 0, False), (False, False)
+        transposed, ending = (number % 2 > 0, False), (False, False)
     elif number % 5 == 2 and longest > 20:
         rows, columns, depth = (int(n) for n in rng.integers(92, 240, 3))
-    return Case(rows, columns, depth, turned, *ending, int(rng.integers(1 << 30)))
+    return Case(rows, columns, depth, transposed, *ending, int(rng.integers(1 << 30)))
 
 
 def check(device: Device, case: Case) -> None:
@@ -52,18 +52,20 @@ def check(device: Device, case: Case) -> None:
     a, b = whole_numbers(case.seed, case.rows, case.depth), whole_numbers(case.seed + 1, case.depth, case.columns)
     bias = whole_numbers(case.seed + 2, case.columns)
     left, right = (
-        leaf(device, np.ascontiguousarray(host.T) if turned else host, False)
-        for host, turned in zip((a, b), case.turned, strict=True)
+        leaf(device, np.ascontiguousarray(host.T) if transposed else host, False)
+        for host, transposed in zip((a, b), case.transposed, strict=True)
     )
     out = empty(device, (case.rows, case.columns))
     added = leaf(device, bias, False) if case.bias else None
-    multiply(left, right, out, transpose_a=case.turned[0], transpose_b=case.turned[1], bias=added, relu=case.relu)
+    multiply(
+        left, right, out, transpose_a=case.transposed[0], transpose_b=case.transposed[1], bias=added, relu=case.relu
+    )
     expected = a.astype(np.float64) @ b + bias * case.bias
     assert_equal(out, np.maximum(expected, 0) if case.relu else expected, "product")
 
 
 def check_plain(device: Device, case: Case) -> None:
-    """Compare one product without bias and ReLU, which are builds of their own."""
+    """Compare one product without bias and ReLU, which are separate builds."""
     check(device, case._replace(bias=False, relu=False))
 
 

@@ -1,4 +1,4 @@
-"""What goes through rows: softmax, cross-entropy, squared error, sums, means and argmax, of every row length."""
+"""Row-wise kernels: softmax, cross-entropy, squared error, sums, means and argmax, of every row length."""
 
 from __future__ import annotations
 

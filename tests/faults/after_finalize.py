@@ -1,4 +1,4 @@
-"""A rank's program that goes on after its own MPI.Finalize(): what each call says then, one line for each, as JSON."""
+"""A program that calls clcomm after its own MPI.Finalize() and prints each call's outcome as a line of JSON."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from clcomm import ClcommError, Communicator, Synchronizer, clip_grad_norm
 from clcomm.engine import CrossEntropyLoss, Linear, Tensor
 from clcomm.optim import SGD
 
-#: Names of the Communicator and the Synchronizer that need no other rank, and go on as before.
+#: Methods of the Communicator and the Synchronizer that need no other rank, and work as before.
 LOCAL = {
     "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "communicated", "finalize", "fold_with",
-    "get_bucket_stats", "get_rank", "get_world_size", "is_common", "is_common_on_host", "joins_hosts", "leave_mpi",
-    "leave_program", "look_back", "phase", "remove_observer", "sums", "tell_phase", "total_allreduce_calls",
+    "get_bucket_stats", "get_rank", "get_world_size", "is_common", "is_common_on_host", "leave_mpi", "leave_program",
+    "look_back", "notify_phase", "phase", "reduces_within_hosts", "remove_observer", "sums", "total_allreduce_calls",
     "total_bytes_sent", "world_size",
-    "attach_optimizer", "bucket_size", "check_state_dict", "compression", "count_synchronisation", "decisions",
-    "get_communication_stats", "leave_reduction", "load_state_dict", "no_sync", "register_comm_hook",
+    "attach_optimizer", "bucket_size", "check_state_dict", "completion_order", "compression", "count_synchronisation",
+    "decisions", "delegate_reduction", "get_communication_stats", "load_state_dict", "no_sync", "register_comm_hook",
     "sharded_update_of", "space_for", "space_of", "state_dict", "use_bucketing",
 }  # fmt: skip
 
@@ -64,7 +64,7 @@ def calls_of(comm: Communicator) -> dict[str, Callable[[], object]]:
 
 
 def calls_of_synchronizer(sync: Synchronizer, model: Linear) -> dict[str, Callable[[], object]]:
-    """Return a call of each of the Synchronizer's methods that need other ranks, and of what is given one."""
+    """Return a call of each function that needs other ranks: the Synchronizer's methods and its users."""
 
     def join() -> None:
         with sync.join(model, lambda: None):
@@ -83,7 +83,7 @@ def calls_of_synchronizer(sync: Synchronizer, model: Linear) -> dict[str, Callab
 
 
 def started_before(comm: Communicator, other: Communicator) -> dict[str, Callable[[], object]]:
-    """Prepare and start what is called after the end; started last, as any wait would move it on."""
+    """Prepare and start the calls made after the end; started last, as any wait would advance them."""
     memory = comm.allocate(400).view(np.float32)
     prepared, start = comm.all_reduce_init(memory), comm.all_reduce_async_init(memory)
     handles = comm.all_reduce_async(np.ones(1000)), start(), other.all_reduce_async(np.ones(40_000))
@@ -92,7 +92,7 @@ def started_before(comm: Communicator, other: Communicator) -> dict[str, Callabl
 
 
 def main() -> None:
-    """Print what each call says after MPI.Finalize(), on rank 0, and nothing anywhere else."""
+    """Print each call's outcome after MPI.Finalize(), on rank 0 only."""
     rank = MPI.COMM_WORLD.Get_rank()
     made = {"auto": Communicator(), "mpi": Communicator(transport="mpi"), "alone": Communicator(MPI.COMM_SELF)}
     calls = {name: calls_of(comm) for name, comm in made.items()}

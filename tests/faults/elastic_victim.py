@@ -1,11 +1,11 @@
-"""`examples.mnist`, in which ranks die: CLCOMM_TEST_KILL=RANKS:PLACE:TURN:DELAY_S, such as 1,3:sync:20:0.001.
+"""`examples.mnist` with dying ranks: CLCOMM_TEST_KILL=RANKS:PLACE:TURN:DELAY_S, such as 1,3:sync:20:0.001.
 
 Places: "step" when a rank notes a step; "data", "forward_backward", "sync", "checkpoint" and "evaluate" when the phase
-of that name begins (or, for data, ends); "report" while the report is written; "exit" when the program is over; or
+of that name begins (or, for data, ends); "report" while the report is written; "exit" when the program has ended; or
 "nowhere".
-A rank dies some time after it came to its place for the so many-th turn. Every survivor writes when it began its next
-step, or the one it died in again, on fewer ranks. PLANTED_ERROR=STEP raises on all ranks, PLANTED_RMDIR=DIRECTORY
-puts a file in its place at step 20.
+A rank dies DELAY_S after its TURN-th arrival at the place. Every survivor writes the time at which it began its next
+step, or the interrupted one again, on fewer ranks. PLANTED_ERROR=STEP raises on all ranks, PLANTED_RMDIR=DIRECTORY
+replaces the directory by a file at step 20.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from typing import Any
 
 from clcomm import Communicator, elastic
-from clcomm.job import note_step, run
+from clcomm.job.endings import note_step, run
 from examples import mnist
 from training import trainer
 
@@ -28,11 +28,11 @@ is_victim = os.environ["OMPI_COMM_WORLD_RANK"] in ranks.split(",")
 recovered: list[bool] = []
 turns: list[str] = []
 survivors_of = elastic.survivors_of
-phase, tell_phase, write_document = Communicator.phase, Communicator.tell_phase, mnist.write_document
+phase, notify_phase, write_document = Communicator.phase, Communicator.notify_phase, mnist.write_document
 
 
 def at(where: str) -> None:
-    """Let this process die where it is, if that is its place and turn."""
+    """Kill this process if this is its place and turn."""
     if where == place and is_victim:
         turns.append(where)
         if len(turns) == int(turn):
@@ -54,7 +54,7 @@ def noted(number: int) -> None:
 
 
 def noted_recovery(comm: Communicator) -> Communicator:
-    """Find the survivors, and remember that it happened."""
+    """Find the survivors, and record the loss."""
     recovered.append(True)
     return survivors_of(comm)
 
@@ -67,7 +67,7 @@ def noted_phase(comm: Communicator, name: str, **details: Any) -> Any:
 def noted_data(comm: Communicator, event: Any) -> None:
     if event.name == "data":
         at("data")
-    tell_phase(comm, event)
+    notify_phase(comm, event)
 
 
 def noted_report(*arguments: Any) -> None:
@@ -95,6 +95,6 @@ def stamp(what: str) -> None:
 
 
 trainer.note_step, elastic.survivors_of = noted, noted_recovery
-Communicator.phase, Communicator.tell_phase = noted_phase, noted_data  # type: ignore[method-assign]
+Communicator.phase, Communicator.notify_phase = noted_phase, noted_data  # type: ignore[method-assign]
 mnist.write_document = noted_report
 run(main)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-#: A rank that fails alone waits for others to fail with it, in vain here: only some of the tests take that whole time.
+#: A rank that fails alone first waits for others to fail with it: only some of the tests take that whole time.
 FAILS_ON_ONE = """
-import clcomm.job
-clcomm.job.AGREEMENT_S = 0.3
+import clcomm.job.endings
+clcomm.job.endings.AGREEMENT_S = 0.3
 
 def main():
     comm = Communicator()

@@ -1,40 +1,34 @@
-"""Cases of the fault matrix about files: what lies where an option points, homes that are missing, disks that are full.
+"""Cases of the fault matrix about files: options that name unsuitable files, missing homes, full disks.
 
 They run `examples.mnist` on two ranks, as a user does.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import stat
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tests.faults.cases import Case
 
-#: Options that name a file or a directory to write, and what is said where none can be.
+#: Options that name a file or a directory to write, and the message if it cannot be written.
 OPTIONS = ("--checkpoint", "--report", "--trace", "--log-csv", "--tensorboard", "--resume")
-#: Kinds of files at which an option may not point, with what is said of them.
+#: Kinds of files that an option may not name, with the message for each.
 KINDS = {
     "named pipe": "a named pipe", "socket": "a socket", "null device": "a device", "full device": "a device",
     "endless device": "a device", "link to a device": "a device", "link in a circle": "a symbolic link that leads in",
     "below a file": "Not a directory", "name too long": "File name too long", "in /proc": "No such file or directory",
     "directory": "a directory",
 }  # fmt: skip
-#: What another call of the system has as its reason, for a directory's place and for a file that is read.
+#: The reason that another system call gives, for a directory and for a file that is read.
 _OTHERWISE = "File exists|Not a directory|No such device|Too many levels|found none"
-DEVICES = {"null device": 3, "full device": 7, "endless device": 5}
 FINISHED = r"images/s"
 SMALL = ("--data", "synthetic", "--model", "mlp", "--no-eval", "--max-steps", "6", "--epochs", "1")
 
 
 @dataclass(frozen=True)
 class FileCase(Case):
-    """A case of a job on its command line. `arguments`: {at} stands for the file that `kind` makes.
+    """A case of a job with these command-line `arguments`; {at} stands for a file of the `kind`.
 
-    `environment`: None takes a variable away. `small`: bytes of the disk at {small}.
-    `of_rank_1`: arguments that rank 1 alone is given.
+    `environment`: None removes a variable. `small`: bytes of the disk at {small}. `of_rank_1`: rank 1's arguments.
     """
 
     arguments: tuple[str, ...] = ()
@@ -47,7 +41,7 @@ class FileCase(Case):
         return hash(self.name)
 
 
-#: What is written to a disk that is too small: the disk's size, arguments, what is said, and how the job ends.
+#: Writes to a disk that is too small: the disk's size, arguments, message, and exit code.
 _GOES_ON = r"FULL; the training goes on(.*\n)*.*images/s"
 FULL = (
     ("--log-csv", "4k", ("--log-csv", "{small}/log", "--max-steps", "100"), rf"--log-csv .*{_GOES_ON}", 0),
@@ -97,7 +91,7 @@ def _at(option: str, kind: str) -> FileCase:
     return FileCase(kind, option, 0, said, 2, arguments=(option, "{at}"), kind=kind)
 
 
-#: Homes that hold no caches, by name: what the environment says of them.
+#: Environments of homes that hold no caches, by name.
 HOMES: dict[str, dict] = {
     "no HOME": {"HOME": None},
     "a HOME that is missing": {"HOME": "/proc/none"},
@@ -114,31 +108,3 @@ def _homeless(name: str, **environment: str | None) -> FileCase:
             name, "start-up", 0, r"clcomm: POCL_CACHE_DIR: expected a directory that only", 2, environment=settings
         )
     return FileCase(name, "start-up", 0, FINISHED, 0, environment=settings)
-
-
-def make(kind: str, directory: Path) -> Path:
-    """Return a path in a directory at which there is a file of this kind."""
-    path = directory / "it"
-    if kind == "directory":
-        path.mkdir()
-        (path / "kept").touch()
-    elif kind == "named pipe":
-        os.mkfifo(path)
-    elif kind == "socket":
-        with socket.socket(socket.AF_UNIX) as bound:
-            bound.bind(f"/proc/self/fd/{os.open(directory, os.O_RDONLY)}/it")  # its path has no more than 107 bytes
-    elif kind in DEVICES:
-        os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, DEVICES[kind]))
-    elif kind == "link to a device":
-        os.mknod(directory / "device", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-        path.symlink_to("device")
-    elif kind == "link in a circle":
-        path.symlink_to("it")
-    elif kind == "below a file":
-        path.touch()
-        path = path / "it"
-    elif kind == "name too long":
-        path = directory / ("n" * 256)
-    elif kind == "in /proc":
-        path = Path("/proc/none")
-    return path

@@ -1,4 +1,4 @@
-"""Runs the cases of tests/faults/file_cases.py: a job on its command line, and what it leaves of the files it met."""
+"""Runs the cases of tests/faults/file_cases.py, and checks the files that each job leaves."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.faults.file_cases import SMALL, FileCase, make
+from tests.faults.file_cases import SMALL, FileCase
 from tests.faults.launch import ROOT, clean_environment, mpiexec
+from tests.special_files import make
 
-#: How long a job may take on a busy machine before we call it hung.
+#: How long a job may take on a busy machine before it counts as hung.
 LIMIT_S = 120.0
 _IN_OWN_MOUNTS = """
 mount -t tmpfs -o size=256m clcomm-faults /dev/shm || exit 99
@@ -26,7 +27,7 @@ exec "$@"
 
 
 def run_file_case(case: FileCase, directory: Path, mounts: tuple[str, ...]) -> tuple[int, str, list[str]]:
-    """Run a case in a directory of its own; return exit code, output and what is wrong with them.
+    """Run a case in a directory of its own; return exit code, output and their problems.
 
     mounts: the command under which a job has mounts of its own.
     """

@@ -17,11 +17,11 @@ import pytest
 from tests.faults.pace import Pace
 
 ROOT = Path(__file__).resolve().parents[2]
-#: What a launcher tells its ranks: a job started from within another must not inherit it.
+#: Prefixes of launchers' variables, which a job started from within another must not inherit.
 LAUNCHERS = ("PMI_", "PMIX_", "MPI_LOCAL", "OMPI_", "PRTE_", "HYDRA", "HYDI_", "MPIEXEC", "CLCOMM_", "SLURM_")
-#: How long a job may go on after one of its ranks failed.
+#: How long a job may run after the failure of a rank.
 END_S = 5.0
-#: How long a whole job may take on a busy machine before we call it hung.
+#: How long a whole job may take on a busy machine before it counts as hung.
 HUNG_S = 90.0
 
 
@@ -42,7 +42,7 @@ PREAMBLE = """
 import os, sys, time
 from clcomm import ClcommError, Communicator
 from clcomm.errors import ArgumentError
-from clcomm.job import note_step, run
+from clcomm.job.endings import note_step, run
 
 def failing():
     print("failing at", time.time(), file=sys.stderr, flush=True)
@@ -63,31 +63,32 @@ def mpiexec() -> str:
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """Return the environment without any launcher's words, as a shell has it."""
+    """Return the environment without launchers' variables, as in a shell."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    kept.pop("CI", None)  # which turns live displays off
+    kept.pop("CI", None)  # no live displays
     kept.pop("PYTHONUNBUFFERED", None)  # ranks whose every piece of a line is written at once mix their lines
     open_mpi = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_osc": "^ucx",  # PyPI's build says at each start that this part of it doesn't work
+        "OMPI_MCA_osc": "^ucx",  # PyPI's build warns at each start that this component does not work
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }
     return {**kept, **open_mpi, "PYTHONPATH": str(ROOT), **extra}
 
 
 def memory_environment(**extra: str) -> dict[str, str]:
-    """Return the environment of jobs whose memory is watched: UCX, in MPICH's wheel, else keeps a note of each mmap."""
+    """Return the environment of jobs whose memory is measured: UCX, in MPICH's wheel, else records each mmap."""
     return clean_environment(UCX_MEM_EVENTS="n", OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", **extra)
 
 
 def start(
-    path: Path, script: str, *, ranks: int = 3, launcher: bool = True, under: Sequence[str] = (), **environment: str
-) -> subprocess.Popen:
-    """Start a script of ours on some ranks, or without a launcher, and return at once."""
+    path: Path, script: str, *, ranks: int = 3, launcher: bool = True, under: Sequence[str] = (),
+    preamble: str = PREAMBLE, **environment: str,
+) -> subprocess.Popen:  # fmt: skip
+    """Start a script on some ranks, or without a launcher, and return at once."""
     path = path / "job.py"
-    path.write_text(PREAMBLE + script)
-    # A suite that a shell runs in the background ignores Ctrl-C, and so would all that it starts.
+    path.write_text(preamble + script)
+    # A suite run in a shell's background ignores Ctrl-C, and its child processes would inherit that.
     command = ["env", "--default-signal=INT", *under, *([mpiexec(), "-n", str(ranks)] if launcher else [])]
     return subprocess.Popen(
         [*command, sys.executable, str(path)],
@@ -103,7 +104,7 @@ def start(
 def finish(process: subprocess.Popen, failed: float | None = None) -> Ended:
     """Wait for a job's end; a job that hangs is killed and fails the test.
 
-    failed: when it failed (time.time()), where the script does not say so itself.
+    failed: time of the failure (time.time()), if the script does not print it itself.
     """
     with Pace() as pace:
         try:
@@ -119,7 +120,7 @@ def finish(process: subprocess.Popen, failed: float | None = None) -> Ended:
 
 
 def job(path: Path, script: str, **options) -> Ended:
-    """Run a script of ours on three ranks until it ends."""
+    """Run a script on three ranks until it ends."""
     return finish(start(path, script, **options))
 
 

@@ -1,4 +1,4 @@
-"""How many times longer than on a machine without other work everything takes just now."""
+"""The current slow-down of this machine by other processes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import threading
 import time
 from types import TracebackType
 
-#: A probe computes for so long, so often: longer than a scheduler gives a process that has just woken up.
+#: A probe's computing time, longer than the time slice of a process that has just woken up, and its pause.
 BURST_S, PAUSE_S = 0.02, 0.18
 
 
 class Pace:
-    """Measures while the context lasts; bounds in seconds hold for seconds divided by `slowdown()`."""
+    """Measures the slow-down within this context; limits apply to seconds divided by `slowdown()`."""
 
     def __init__(self) -> None:
         self._taken_s = self._computed_s = 0.0
@@ -27,7 +27,7 @@ class Pace:
         self._thread.join()
 
     def slowdown(self) -> float:
-        """Return time taken over processor time; 1 where the probe never waited for a processor."""
+        """Return elapsed time over processor time; 1 if the probe never waited for a processor."""
         return max(1.0, self._taken_s / self._computed_s) if self._computed_s else 1.0
 
     def _probe(self) -> None:

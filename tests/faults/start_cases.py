@@ -1,18 +1,18 @@
-"""Cases of the fault matrix about how ranks are started: each with other options, and numbers that are none."""
+"""Cases of the fault matrix about the start: options that differ between ranks, and invalid numbers."""
 
 from __future__ import annotations
 
 from tests.faults.cases import Case
 from tests.faults.file_cases import FileCase
 
-#: What rank 1 is given besides what both are.
+#: Arguments of rank 1 only.
 DIFFERENT = (
     ("--seed", "3"), ("--batch-size", "16"), ("--sharding", "contiguous"), ("--grad-accumulation", "2"),
     ("--transport", "mpi"), ("--engine", "torch"), ("--eval",), ("--report", "{dir}/report.json"),
     ("--trace", "{dir}/trace.json"), ("--log-csv", "{dir}/log.csv"), ("--checkpoint", "{dir}/run.npz"),
     ("--overlap", "on"), ("--compression", "fp16"), ("--bucket-size", "64KiB"), ("--quiet",),
 )  # fmt: skip
-#: What both are given.
+#: Arguments of both ranks.
 NO_NUMBERS = (
     ("--batch-size", "99999999", "batch_size: expected at most .* would take [0-9.]+ GiB a rank"),
     ("--grad-accumulation", "9" * 23, r"argument --grad-accumulation: expected a whole number up to \d+, got "),

@@ -1,4 +1,4 @@
-"""What a user gets wrong: one line for all ranks, exit code 2, no traceback, and nothing on disk touched."""
+"""Users' mistakes: one line for all ranks, exit code 2, no traceback, and no file touched."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from clcomm.checkpoint import Checkpoint, save
 from tests.faults.launch import HUNG_S, clean_environment, mpiexec
-from training.idx import write_idx
+from training.data.idx import write_idx
 
 QUICK = ("--data", "synthetic", "--model", "mlp", "--no-eval", "--max-steps", "3", "--quiet")
 
@@ -71,7 +71,7 @@ def test_no_opencl_platform(tmp_path: Path) -> None:
 
 
 def test_mpiexec_of_another_mpi() -> None:
-    # Each rank believes to be alone: what Open MPI's mpiexec tells its ranks, without Open MPI beneath.
+    # Each rank runs alone: the environment of Open MPI's mpiexec, with another MPI library.
     ended = run(*QUICK, ranks=0, OMPI_COMM_WORLD_SIZE="4", OMPI_COMM_WORLD_RANK="1")
     if "Open MPI" in ended.stderr:
         pytest.skip("Open MPI is the MPI of this environment")
@@ -137,7 +137,7 @@ def test_gradients_that_are_not_finite() -> None:
     arguments = [*QUICK[:-3], "--max-steps", "40", "--quiet", "--lr", "1e18", "--optimizer", "sgd"]
     ended = run(*arguments, "--check-finite")
     assert_one_line(ended, r"gradient: expected finite numbers, but .*; lower the learning rate.*", code=1)
-    assert run(*arguments).returncode == 0  # nobody asked to check
+    assert run(*arguments).returncode == 0  # no check requested
 
 
 def test_a_missed_target_has_its_own_exit_code() -> None:

@@ -1,4 +1,4 @@
-"""Ranks that die in the middle of training, and how the job ends later on; `make elastic` makes many such runs."""
+"""Ranks that die during training, and the job's end; `make elastic` makes many such runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_one_goes_on_when_three_are_killed(mpiexec: str, place: str):
 
 
 def test_after_a_loss_the_end_is_reported_as_ever(mpiexec: str):
-    """What all that are left do alike is said once, with the exit code that it has without a loss."""
+    """A failure of all survivors is reported once, with the same exit code as without a loss."""
     outcome = train(mpiexec, "1:step:10:0", *DIGITS, "--epochs", "2", "--target-accuracy", "99.99")
     assert outcome.code == 3, outcome.said
     assert "is below the target of 99.99%" in outcome.said and "clcomm: rank 1 died" in outcome.said
@@ -74,7 +74,7 @@ def test_after_a_loss_an_exception_is_reported_with_its_step(mpiexec: str):
 
 
 def test_a_job_that_dies_whole_is_a_failure_for_the_launcher(mpiexec: str):
-    """Where it tolerates deaths, mpiexec returns 0 when every rank was killed; `clcomm run` does not."""
+    """With ULFM, mpiexec returns 0 when every rank was killed; `clcomm run` does not."""
     script = "import os; from clcomm import Communicator; Communicator().barrier(); os.kill(os.getpid(), 9)"
     job = [mpiexec, "--with-ft", "ulfm", "--oversubscribe", "-n", "2", sys.executable, "-c", script]
     launcher = [sys.executable, "-m", "clcomm", "run", "--restarts", "0", "--"]

@@ -1,4 +1,4 @@
-"""A forked child's end is its own: the job goes on, and the ranks keep their MPI."""
+"""A forked child's end does not affect the job: the ranks continue, and MPI stays initialised."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tests.faults.launch import job
 
 ENDS_A_CHILD = """
 import multiprocessing, threading
-import clcomm.exits
-clcomm.exits.REACTION_S = 0.1
+import clcomm.job.termination_signals
+clcomm.job.termination_signals.REACTION_S = 0.1
 fork = multiprocessing.get_context("fork")
 
 def process():

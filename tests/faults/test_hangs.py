@@ -1,4 +1,4 @@
-"""A rank that never comes: the job says which one and where it is, and ends in time with what each rank did last."""
+"""A rank that never enters a collective: the job reports its number and location, ends in time, and dumps all ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.launch import job
 
-#: Seconds in one collective after which the job is to end.
+#: Seconds in one collective after which the job has to end.
 LIMIT_S = 2.0
 HANGING = """
 import signal
@@ -51,7 +51,7 @@ def test_a_rank_that_never_comes_is_named_and_the_job_ends(tmp_path, does, trans
     ended = job(tmp_path, script, CLCOMM_DUMP_DIR=str(tmp_path))
     assert ended.code == 124
     lines = [line for line in ended.clcomm_lines() if "create their Communicator" not in line]
-    # Ranks 0 and 2 come in any order, and so do their lines.
+    # Ranks 0 and 2 arrive in any order, and so do their lines.
     stall = r"clcomm: rank [02] has waited ([\d.]+) s in all_reduce 'gradients' #4 \(mean of 1,000 float32, bucket 3"
     for end, least_s in (("after 2 s the job ends$", 0.5), ("the limit is 2 s, the job ends; what each", LIMIT_S)):
         told = [re.search(rf"^{stall}.*; missing: .*\brank 1 \({is_where}.*; {end}", line) for line in lines]

@@ -1,4 +1,4 @@
-"""A job's exit code and what it needs to start: under mpiexec, alone, without MPI, under another MPI's mpiexec."""
+"""A job's start and exit code: under mpiexec, alone, without MPI, under another MPI's mpiexec."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def test_without_an_mpi_library_a_rank_is_alone_and_ranks_are_told(tmp_path):
         assert (alone.code, alone.out, alone.err) == (0, "alone 1\n", "")
         launched = job(tmp_path, script, ranks=2, MPI4PY_LIBMPI=library)
         assert launched.code == 2 and launched.out == ""
-        assert len(launched.clcomm_lines()) == 2  # no MPI, no agreement on who says it
+        assert len(launched.clcomm_lines()) == 2  # without MPI every rank reports it
         assert "mpi4py: expected an MPI library for 2 ranks, found none" in launched.err
 
 
 def test_mpis_own_shared_memory_has_no_name_while_a_job_runs(tmp_path):
-    """So nothing stays of a job however it ends, its launcher killed too."""
+    """So a job leaves no files however it ends, even if its launcher is killed."""
     script = """
 comm = Communicator()
 comm.barrier()

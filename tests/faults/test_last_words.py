@@ -1,4 +1,4 @@
-"""Failures while a failure is reported: the job still ends, and what can be said is said."""
+"""Failures while a failure is reported: the job still ends, with as much of the message as possible."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from clcomm.job import _unread
+from clcomm.job.endings import _unread
 from tests.faults.failing import on_one
 from tests.faults.launch import END_S, job
 
@@ -62,8 +62,9 @@ def test_an_exception_that_cannot_be_reported(tmp_path, call):
 
 
 def test_a_rank_whose_mpi_does_not_end_is_killed_in_the_end(tmp_path):
-    """As if MPI_Abort had no effect: MPI_Finalize waits for ranks that wait for this one, after Python's threads."""
-    no_abort = "import clcomm.exits; clcomm.exits.LAST_RESORT_S = 1.0; clcomm.job.mpi.abort = len"
+    """MPI_Abort without effect: MPI_Finalize waits for ranks that wait for this one, after Python's threads."""
+    no_abort = "from clcomm.job import last_resort; last_resort.LAST_RESORT_S = 1.0; "
+    no_abort += "from clcomm.transport import mpi_failures; mpi_failures.abort = len"
     ended = job(tmp_path, on_one(f'{no_abort}; raise RuntimeError("boom")', "main()"), ranks=2)
     assert ended.code != 0
     assert ended.clcomm_lines() == ["clcomm: rank 1 failed:"]

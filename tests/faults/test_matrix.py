@@ -13,13 +13,13 @@ from tests.faults.file_jobs import forget_kernels
 from tests.faults.matrix import Outcome, every_case, run_case, undisturbed
 from tests.faults.pace import Pace
 
-#: They mostly wait.
+#: Cases at a time: they mostly wait.
 AT_ONCE = 3
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Outcome]]]:
-    """The sample's outcomes, several cases running at a time."""
+    """The sample's outcomes, several cases at a time."""
     undisturbed()
     cases = {case.name: case for case in every_case()}
     with Pace() as pace, ThreadPoolExecutor(AT_ONCE) as pool:

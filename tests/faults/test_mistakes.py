@@ -1,4 +1,4 @@
-"""A user's mistake is told in one line, without a traceback, and ends the job with exit code 2."""
+"""A user's mistake is reported in one line, without a traceback, and ends the job with exit code 2."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_plain_script_shows_a_mistake_as_one_line_too(tmp_path):
 
 
 def test_a_refused_argument_on_one_rank_ends_those_that_wait_for_it(tmp_path):
-    """The very first Communicator is refused on one rank, while the others wait for it to join them."""
+    """The first Communicator fails on one rank while the others wait for it to join them."""
     script = """
 from mpi4py import MPI
 if MPI.COMM_WORLD.Get_rank() == 2:

@@ -1,4 +1,4 @@
-"""Ranks whose launcher was killed end by themselves, and their checkpoint is free for the job that follows."""
+"""Ranks whose launcher was killed end by themselves, and the next job can use their checkpoint."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from clcomm import lookout
-from clcomm.lookout_process import PID, RANK, RECORD_BYTES, launcher_of, stat_fields
+from clcomm.job import exit_monitor
+from clcomm.job.exit_monitor_process import PID, RANK, RECORD_BYTES, launcher_of, stat_fields
 from tests.faults.launch import start
 
-#: How long ranks without a launcher may stay on a busy machine.
+#: How long ranks without a launcher may run on a busy machine.
 GONE_S = 15.0
 TRAINING = """
 import numpy as np
@@ -37,7 +37,7 @@ for step in range(3000):
 
 
 def ranks_below(pid: int) -> list[int]:
-    """Return the processes whose launcher is below this process, or is it."""
+    """Return the descendants of a process that run under a launcher."""
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         above = int(entry)
@@ -83,8 +83,8 @@ STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEE
 
 @pytest.mark.parametrize("programs", [(SLEEP,), (SLEEP, SLEEP), (SLEEP, STUBBORN), (STUBBORN, STUBBORN)])
 @pytest.mark.parametrize("launchers", [1, 2])
-def test_the_lookout_ends_what_no_launcher_would(programs, launchers, capfd):
-    """SIGTERM first, and SIGKILL for those that stay; without MPI."""
+def test_the_exit_monitor_ends_ranks_without_a_launcher(programs, launchers, capfd):
+    """SIGTERM first, then SIGKILL for the remaining ranks; without MPI."""
     with ExitStack() as opened:
 
         def run(program):
@@ -101,10 +101,12 @@ def test_the_lookout_ends_what_no_launcher_would(programs, launchers, capfd):
         words = memoryview(mmap.mmap(descriptor, 0)).cast("q")
         for place, process in enumerate(ranks):
             words[place * RECORD_BYTES // 8 + PID], words[place * RECORD_BYTES // 8 + RANK] = process.pid, 7 + place
-        found = lookout.ends_of([each.pid for each in ranks], [0] * len(ranks), opened, [each.pid for each in above])
+        found = exit_monitor.ends_of(
+            [each.pid for each in ranks], [0] * len(ranks), opened, [each.pid for each in above]
+        )
         if found is None:
             pytest.skip("the system has no pidfds")
-        lookout._start(descriptor, *found)
+        exit_monitor._start(descriptor, *found)
         above[-1].kill()
         codes = [process.wait(30) for process in ranks]
     assert codes == [-signal.SIGKILL if program == STUBBORN else -signal.SIGTERM for program in programs]
@@ -113,5 +115,5 @@ def test_the_lookout_ends_what_no_launcher_would(programs, launchers, capfd):
         said += capfd.readouterr().err
         time.sleep(0.05)
     assert said == f"clcomm: rank {', '.join(str(7 + place) for place in range(len(ranks)))}: " + (
-        "the launcher is gone; ended by the lookout\n"
+        "the launcher is gone; ended by the exit monitor\n"
     )

@@ -1,4 +1,4 @@
-"""What may go wrong beneath a reduction: no room in shared memory, ranges that do not fit, a rank that dies in it."""
+"""Failures of a reduction: no room in shared memory, ranges that do not fit, a rank that dies in it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.launch import END_S, Ended, finish, job, start
 
-#: Ranks that reduce arrays of their own and of the Communicator's, and tell through which transport it went.
+#: Ranks that reduce arrays of their own and of the Communicator's, and print the transport used.
 REDUCES = """
 import numpy as np
 from mpi4py import MPI
@@ -47,7 +47,7 @@ run(main)
 
 @functools.cache
 def refusal() -> str | None:
-    """Say why this process cannot put a small file system in place of /dev/shm; None where it can."""
+    """Return the reason why this process cannot mount a small file system on /dev/shm; None if it can."""
     if shutil.which("unshare") is None:
         return "unshare is not installed"
     tried = subprocess.run([*SMALL, "true"], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C end all ranks of a job, wherever each of them is."""
+"""SIGTERM and Ctrl-C end all ranks of a job, in any state of theirs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.faults.launch import END_S, interrupt_when_ready, job, start
 def test_sigterm_on_one_rank_ends_all(tmp_path, does):
     ender = "threading.Timer(0.5, os.kill, (os.getpid(), 15)).start()"
     script = "import threading\n" + on_one(f"{ender}\n        failing()\n        {does}")
-    ended = job(tmp_path, "time.sleep(60)".join(script.rsplit("comm.barrier()", 1)))  # what the others do
+    ended = job(tmp_path, "time.sleep(60)".join(script.rsplit("comm.barrier()", 1)))  # the other ranks' state
     assert ended.code == 143
     assert ended.after_failing_s < END_S
     assert ended.clcomm_lines() == ["clcomm: rank 1: ended by SIGTERM"]

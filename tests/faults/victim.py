@@ -1,4 +1,4 @@
-"""A small training job in which something goes wrong: CLCOMM_TEST_FAULT=FAULT:PLACE:RANK says what, where, on whom.
+"""A small training job with a fault: CLCOMM_TEST_FAULT=FAULT:PLACE:RANK.
 
 Places: "start-up" before the rank has a Communicator, "forward" in step 5, "collective" while it reduces step 5's
 gradients, "checkpoint" while step 6 is saved, "exit" after the last step, "end" after the last collective. Every second
@@ -23,25 +23,26 @@ from typing import Any
 
 import numpy as np
 
-from clcomm import Communicator, Synchronizer, checkpoint, job
+from clcomm import Communicator, Synchronizer, checkpoint
 from clcomm.checkpoint import Checkpoint
 from clcomm.checkpoint_series import CheckpointSeries, is_there, load_newest
+from clcomm.job import endings
 
 FAULT, PLACE, RANK = os.environ["CLCOMM_TEST_FAULT"].split(":")
 PATH = Path(os.environ["CLCOMM_TEST_DIR"]) / "run.npz"
 STEPS, FAULTY_STEP = 8, 5
-#: How far into a wait a signal comes, and how long the rank that is waited for takes.
+#: Time from the begin of a wait to the signal, and the delay of the rank that is waited for.
 INTO_S, WAIT_S = 0.2, 0.8
 _own_rank = os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
 
 
 def is_victim() -> bool:
-    """Say whether this rank is the one on which it happens."""
+    """Return whether the fault happens on this rank."""
     return _own_rank == RANK
 
 
 def stamp() -> None:
-    """Tell the harness when it happened."""
+    """Print the time of the fault for the harness."""
     sys.stderr.write(f"failing at {time.monotonic():.3f}\n")
     sys.stderr.flush()
 
@@ -55,7 +56,7 @@ def crash() -> None:
 
 
 def jump() -> None:
-    """Set this process's wall clock an hour ahead, and a day back when it is asked the second time."""
+    """Make this process's wall clock jump at each call: an hour ahead, then a day back, in turn."""
     real, asked = time.time, []
 
     def jumped() -> float:
@@ -67,7 +68,7 @@ def jump() -> None:
 
 def in_thread() -> None:
     threading.Thread(target=fail).start()
-    time.sleep(30)  # the main thread never gets what the other was to do
+    time.sleep(30)  # the main thread waits for the other one's work
 
 
 def send(number: int) -> Callable[[], None]:
@@ -79,7 +80,7 @@ def send(number: int) -> Callable[[], None]:
 
 
 def processes_of_the_job() -> list[int]:
-    """Return the job's processes: launcher, proxies, ranks and what these started."""
+    """Return the job's processes: launcher, proxies, ranks and their children."""
     mark, found = f"CLCOMM_TEST_ID={os.environ['CLCOMM_TEST_ID']}".encode(), []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -104,11 +105,11 @@ def send_all(number: int, times: int = 1) -> None:
 
 
 def stay() -> None:
-    """Keep this process when its program is over."""
+    """Keep this process alive after its program has ended."""
     threading.Thread(target=time.sleep, args=(60,)).start()
 
 
-#: Signals to more than this rank.
+#: Signals to more processes than this rank's.
 GROUP_SIGNALS: dict[str, Callable[[], Any]] = {
     f"{signal.Signals(number).name} to {whom}": act
     for number in (signal.SIGTERM, signal.SIGINT)
@@ -128,7 +129,7 @@ def then_wait(act: Callable[[], Any]) -> Callable[[], None]:
     return act_and_wait
 
 
-#: What a fault does where it happens.
+#: The action of each fault.
 ACTS: dict[str, Callable[[], Any]] = {
     "exception": fail,
     "exception in a thread": in_thread,
@@ -138,6 +139,8 @@ ACTS: dict[str, Callable[[], Any]] = {
     "SIGKILL": send(signal.SIGKILL),
     "SIGSEGV": crash,
     "SIGTERM": send(signal.SIGTERM),
+    "sys.exit, plain script": lambda: sys.exit(5),
+    "SIGTERM, plain script": send(signal.SIGTERM),
     "SIGINT": send(signal.SIGINT),
     "SIGSTOP": send(signal.SIGSTOP),
     "slow rank": lambda: time.sleep(1.5),
@@ -147,28 +150,29 @@ ACTS: dict[str, Callable[[], Any]] = {
     "exit handler that stays": lambda: atexit.register(lambda: time.sleep(60)),
     **{fault: then_wait(act) for fault, act in GROUP_SIGNALS.items()},
 }
-#: What strikes a rank while it waits in somebody's call, from outside.
+#: Signals that a rank receives while it waits in a library call.
 SIGNALS: dict[str, Callable[[], Any]] = {
     **{
         name: partial(os.kill, os.getpid(), signal.Signals[name])
         for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGSTOP")
     },
+    "SIGTERM, plain script": partial(os.kill, os.getpid(), signal.SIGTERM),
     **GROUP_SIGNALS,
 }
 
 
 def at(place: str) -> None:
-    """Let happen what is to happen here."""
+    """Trigger the fault of this place."""
     if place != PLACE or FAULT not in ACTS:
         return
-    if is_victim() or place == "start-up":  # a rank that has not come as far can't end any sooner
+    if is_victim() or place == "start-up":  # a rank that has not arrived yet cannot end earlier
         stamp()
     if is_victim():
         ACTS[FAULT]()
 
 
 def within(place: str, comm: Communicator) -> None:
-    """Let it happen in the collective that follows, while this rank waits there for the others."""
+    """Trigger the fault in the next collective, while this rank waits there for the others."""
     if place != PLACE or FAULT not in ACTS:
         return
     if not is_victim():
@@ -186,7 +190,7 @@ def strike() -> None:
 
 
 class Striking:
-    """An observer: what it does happens within the collective that it is told of."""
+    """An observer that triggers the fault within the collective of which it is notified."""
 
     def __init__(self, comm: Communicator):
         self.comm = comm
@@ -198,7 +202,7 @@ class Striking:
 
 
 def while_writing() -> None:
-    """Let it happen in the middle of a checkpoint's file."""
+    """Trigger the fault in the middle of a checkpoint's file."""
     fsync = os.fsync
 
     def struck(descriptor: int) -> None:
@@ -213,7 +217,7 @@ def while_writing() -> None:
 
 
 def disagree(place: str, comm: Communicator) -> None:
-    """Call something else than the other ranks."""
+    """Call another operation than the other ranks."""
     if place != PLACE:
         return
     size = 100
@@ -229,7 +233,7 @@ def disagree(place: str, comm: Communicator) -> None:
 
 
 def fill(directory: Path) -> Path:
-    """Leave no room on the disk that a directory is on, which is this job's own; return the file that takes it."""
+    """Fill the disk of a directory, which is this job's own; return the file that fills it."""
     filler = directory / "filler"
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(1 << 20)):
@@ -238,20 +242,20 @@ def fill(directory: Path) -> Path:
 
 
 def make_read_only(directory: Path) -> None:
-    """Let a disk, which is this job's own, take nothing more, as after an error of the disk itself."""
+    """Make a disk, which is this job's own, read-only, as after a disk error."""
     bind, remount, read_only = 4096, 32, 1  # MS_BIND, MS_REMOUNT, MS_RDONLY of mount(2)
     libc, path = ctypes.CDLL(None, use_errno=True), bytes(directory)
-    # On top of itself: files that are open for writing would hinder a plain remount.
+    # A bind mount on itself: files open for writing would prevent a plain remount.
     for source, flags in ((path, bind), (None, bind | remount | read_only)):
         if libc.mount(source, path, None, flags, None):
             raise OSError(ctypes.get_errno(), "not made read-only")
 
 
 def use_kernels(comm: Communicator) -> None:
-    """Build the kernels of a small computation with the other ranks, and see that they compute what they have to."""
+    """Build the kernels of a small computation with the other ranks, and check their results."""
     from clcomm.engine import Tensor, default_device
     from clcomm.engine.rehearsal import Rehearsal
-    from training.build_together import build_together
+    from training.engines.build_together import build_together
 
     left, right = (np.arange(12, dtype=np.float32).reshape(shape) for shape in ((3, 4), (4, 3)))
     device = default_device()
@@ -265,7 +269,7 @@ def use_kernels(comm: Communicator) -> None:
     assert np.array_equal((Tensor(left, device) @ Tensor(right, device)).relu().numpy(), left @ right)
 
 
-#: What happens to the disk that checkpoints go to.
+#: Faults of the disk for checkpoints.
 DISKS = {"disk full": fill, "read-only directory": make_read_only}
 
 
@@ -330,7 +334,7 @@ def resume(comm: Communicator, model: Model) -> int:
 
 
 def train(comm: Communicator, sync: Synchronizer, model: Model, step: int) -> None:
-    job.note_step(step)
+    endings.note_step(step)
     faulty = step == FAULTY_STEP
     if faulty:
         at("forward")
@@ -362,11 +366,11 @@ def save(comm: Communicator, series: CheckpointSeries, model: Model, step: int) 
     state = Checkpoint(facts={"step": step})
     state.add_group("parameter", {name: part.data.copy() for name, part in model.parts})
     series.save(state if comm.rank == 0 else None)
-    job.note_saved(step)
+    endings.note_saved(step)
 
 
 if __name__ == "__main__":
-    if FAULT == "plain":
+    if FAULT.endswith("plain script"):
         main()
     else:
-        job.run(main)
+        endings.run(main)

@@ -19,7 +19,7 @@ import pytest
 
 from clcomm import checkpoint, costfile
 from clcomm.checkpoint_series import CheckpointSeries
-from clcomm.costmodel import Cost, Fit, Measured
+from clcomm.costs.model import Cost, Fit, MeasuredFit
 from clcomm.engine import Device, kernel_cache, tuning
 from clcomm.errors import ClcommError
 from clcomm.report import build, read_runs
@@ -27,8 +27,9 @@ from clcomm.report.html import as_html
 from tests.fuzz.mutation import mutated
 from tests.report.runs import document, written
 from tests.training.trainers import everything_of, make_trainer, solo, train
-from training.idx import read_idx, write_idx
+from training.data.idx import read_idx, write_idx
 from training.snapshot import restore_snapshot, save_snapshot
+from training.trainer_state import load_state
 
 INPUTS, SEED = int(os.environ.get("CLCOMM_FUZZ_INPUTS", "3000")), int(os.environ.get("CLCOMM_FUZZ_SEED", "1"))
 #: What parsing a file of a few kilobytes may take.
@@ -55,7 +56,7 @@ def gzipped_idx_files(folder: Path) -> Target:
 
 def cost_files(folder: Path) -> Target:
     fit = Fit(Cost(1e-5, 1e-9), 0.01, 0.1, ((256, 1e-5), (1 << 20, 1e-3)))
-    costfile.store([Measured("shared", 4, 1, fit), Measured("mpi", 4, 2, fit)], folder / "good")
+    costfile.store([MeasuredFit("shared", 4, 1, fit), MeasuredFit("mpi", 4, 2, fit)], folder / "good")
     return (folder / "good").read_bytes(), costfile.load
 
 
@@ -151,7 +152,7 @@ def test_nonsense_in_whole_checkpoints_is_refused_before_anything_changes(tmp_pa
         checkpoint.save(path, spoilt)
         try:
             restore_snapshot(path, trainer, {"model": "mlp"})
-            trainer.load_state(good.facts["training"])
+            load_state(trainer, good.facts["training"])
         except ClcommError as error:
             refused += 1
             assert "\n" not in str(error) and len(str(error)) < 2000

@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from clcomm import Communicator
-from clcomm.job import run
+from clcomm.job.endings import run
 
 SIZES, TURNS = (8, 1 << 20), 3
 

@@ -19,7 +19,7 @@ from clcomm.engine.tuning import Tuning
 from tests.families.every import FAMILIES
 from tests.families.memory import ExactMemory
 
-#: Begins a line that says which case follows.
+#: The start of a line with the name of the next case.
 CASE = "case: "
 
 
@@ -36,7 +36,7 @@ def simulator(kind: str) -> Device:
 
 
 def announce(what: str) -> None:
-    """Say what comes next."""
+    """Print the name of the next case."""
     print(f"{CASE}{what}", file=sys.stderr, flush=True)
 
 

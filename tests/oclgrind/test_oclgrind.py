@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(0 if CASES else 300)
 
 
 def _library() -> Path:
-    """Return Oclgrind's library, which lies where no other program finds it; skip where it is not installed."""
+    """Return Oclgrind's library, installed outside the usual paths; skip if it is not installed."""
     folder = Path(os.environ.get("CLCOMM_OCLGRIND", Path(sys.prefix, "oclgrind")))
     found = sorted(folder.glob("pyopencl/.libs/liboclgrind-rt-icd*"))
     if not found:

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from clcomm import Communicator, Synchronizer
-from clcomm.job import run
+from clcomm.job.endings import run
 from tests.numpy_models import TellingModel
 
 #: How late a rank may be: now and then by much, most often by about as long as a synchronisation takes.

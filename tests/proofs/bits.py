@@ -17,10 +17,9 @@ from contextlib import contextmanager
 import numpy as np
 
 from clcomm import Communicator, Synchronizer
-from clcomm.engine.fold import Fold
-from clcomm.job import run
-from clcomm.transport import memory
-from clcomm.transport import mpi as mpi_transport
+from clcomm.engine.fold import DeviceFold
+from clcomm.job.endings import run
+from clcomm.transport import host_memory, mpi_communicators
 from tests.helpers import cpu_device, try_sizes_at_once
 from tests.numpy_models import TellingModel, values
 from tests.transport.references import folded, layout_hosts, pretended_host
@@ -51,24 +50,24 @@ def ways() -> list[Way]:
     made = [Way("shared", Communicator(), "shared"), Way("mpi", Communicator(transport="mpi"), "mpi")]
     made.append(Way("no room in shared memory", Communicator(), "mpi", full=True))
     if made[0].comm.size > 2:
-        one_host, mpi_transport.host_of = mpi_transport.host_of, lambda comm: pretended_host(HOSTS, comm)
+        one_host, mpi_communicators.host_of = mpi_communicators.host_of, lambda comm: pretended_host(HOSTS, comm)
         hosts = layout_hosts(HOSTS, made[0].comm.size)
         made.append(Way("two hosts", Communicator(), "hierarchical", hosts))
         made.append(Way("two hosts without room", Communicator(), "mpi", hosts, full=True))
-        mpi_transport.host_of = one_host
+        mpi_communicators.host_of = one_host
     return made
 
 
 @contextmanager
 def room(full: bool) -> Iterator[None]:
     """Let /dev/shm look full while Communicators ask."""
-    real = memory._free_shared_memory
+    real = host_memory._free_shared_memory
     if full:
-        memory._free_shared_memory = lambda: 0
+        host_memory._free_shared_memory = lambda: 0
     try:
         yield
     finally:
-        memory._free_shared_memory = real
+        host_memory._free_shared_memory = real
 
 
 def draw(rng: np.random.Generator, ranks: int) -> tuple[list[tuple[tuple[int, ...], str]], Gradients]:
@@ -127,7 +126,7 @@ def main() -> None:
     try_sizes_at_once()
     all_ways = ways()
     compared = {"ways": dict.fromkeys((way.name for way in all_ways), 0), "cuts": Counter(), "sums": Counter()}
-    folds = {"NumPy": None, "device": Fold(cpu_device("cpu"))}
+    folds = {"NumPy": None, "device": DeviceFold(cpu_device("cpu"))}
     for number in range(layouts):
         rng = np.random.default_rng([seed, number])
         parameters, gradients = draw(rng, all_ways[0].comm.size)

@@ -1,4 +1,4 @@
-"""Nets that depend on what is around them: globals, enclosing variables, functions, tensors, the optimizer."""
+"""Nets that depend on values outside them: globals, enclosing variables, functions, tensors, the optimizer."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class Config:
 
 
 class EqualObject(Net):
-    """An object gives way to an equal one, which is changed later."""
+    """An object is replaced by an equal one, which is changed later."""
 
     def start(self):
         self.config = Config()

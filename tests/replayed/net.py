@@ -1,4 +1,4 @@
-"""A small model whose kernels are chosen by a Python value, which subclasses have each in another place."""
+"""A small model whose kernels depend on a Python value, which each subclass holds in another place."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Net(Module):
         return h
 
     def change(self, value: int) -> None:
-        """Set what the step depends on to one of three values."""
+        """Set the value that the step depends on to one of three values."""
 
     def function(self):
         """Return what is replayed."""

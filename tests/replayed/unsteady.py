@@ -1,4 +1,4 @@
-"""Nets that are others from step to step, and one that depends on what no name leads to."""
+"""Nets that change from step to step, and one that depends on a value that no name leads to."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class DataDependent(Net):
 
 
 class Environment(Net):
-    """What no name leads to: another value is found when the function is compared with its recording."""
+    """A value that no name leads to: its change is found when the function is compared with its recording."""
 
     def between(self, h):
         return h * RATES[int(os.environ.get(VARIABLE, "0"))]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clcomm.report.record import run_document
-from clcomm.stats import Collective, CommStats, Phase
+from clcomm.stats.comm_stats import Collective, CommStats, Phase
 
 SIZES = (40, 5_632, 802_816)
 STEPS = 30
@@ -20,7 +20,7 @@ CAUSES = {
     "launches": "its Python and launches take {own} of a step, the others' {others}",
     "core": "other processes run on its core, it was ready to run without one for {own} of a step",
     "optimizer": "optimizer takes it {own} of a step, the others {others}",
-    "rest": "what is in no other part takes it {own} of a step, the others {others}",
+    "rest": "the rest takes it {own} of a step, the others {others}",
 }
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from clcomm.report.last_steps import LastSteps
-from clcomm.report.model import Report, build
 from clcomm.report.reading import read_runs
 from clcomm.report.record import run_document
-from clcomm.stats import Collective, CommStats, Phase
+from clcomm.report.report import Report, build
+from clcomm.stats.comm_stats import Collective, CommStats, Phase
 from tests.report.runs import record
 from training.history import StepHistory
 from training.metrics import StepRecord

@@ -51,7 +51,7 @@ def rivals(cpu: int):
 
 def main() -> int:
     cause, slow, report, *options = sys.argv[1:]
-    from clcomm.transport.mpi import place_in_world
+    from clcomm.transport.mpi_failures import place_in_world
 
     rank, ranks = place_in_world()
     cpus = sorted(os.sched_getaffinity(0))
@@ -60,11 +60,11 @@ def main() -> int:
             os.sched_setaffinity(0, {cpus[rank % len(cpus)]})
         elif cause == "crowd":
             os.sched_setaffinity(0, cpus[: max(1, ranks // 2)])
-        from training import session
+        from training import build_trainer
 
         if cause == "loader" and rank == int(slow):
-            plain = session.Loader
-            session.Loader = lambda dataset, *others, **settings: plain(Late(dataset), *others, **settings)
+            plain = build_trainer.Loader
+            build_trainer.Loader = lambda dataset, *others, **settings: plain(Late(dataset), *others, **settings)
         elif cause == "core" and rank == int(slow):
             stack.enter_context(rivals(cpus[rank % len(cpus)]))
         from examples import mnist
@@ -76,6 +76,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    from clcomm.job import run
+    from clcomm.job.endings import run
 
     run(main)

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from clcomm.report.axes import CALLS, SIZE, TIME, log_ticks, size_text, size_ticks, time_text
+from clcomm.report.elements import Bars, Distribution, Points
 from clcomm.report.html import as_html
-from clcomm.report.shapes import Bars, Distribution, Points
 from tests.report.conftest import table
 from tests.report.runs import LAYOUT, STEPS
 
@@ -35,6 +35,7 @@ def test_ticks_are_few_round_and_inside(low, high):
     ticks = log_ticks(low, high)
     assert len(ticks) <= 7 and all(low * 0.999 <= tick <= high * 1.001 for tick in ticks)
     assert all(re.fullmatch(r"[125]0{0,2} [mu]?s", time_text(tick)) or tick < 1e-6 for tick in ticks)
+    assert log_ticks(5, 210, 5) == [10, 30, 100] and log_ticks(1, 100, 7) == [1, 2, 5, 10, 20, 50, 100]
     assert log_ticks(1e-3, 1e-3) == [1e-3]
     assert size_ticks(1000, 5000) == [1024.0, 2048.0, 4096.0] and len(size_ticks(1, 1 << 40)) <= 7
 

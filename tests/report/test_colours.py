@@ -6,14 +6,14 @@ from itertools import combinations
 
 import pytest
 
-from clcomm.report import parts
+from clcomm.report import step_parts
 from clcomm.report.colours import PAINTS, class_of, css, ink_on, luminance, paint_of, stripe_of
 from tests.colour_vision import APART, distance, rgb
 
 #: Parts that stand for one thing and never in one chart: a run's data moves compressed, or not, or to itself.
 ALIKE = (
-    {parts.moving(True, True), parts.moving(True, False), parts.moving(False, False)},
-    {parts.WAIT, "came last"},
+    {step_parts.moving(True, True), step_parts.moving(True, False), step_parts.moving(False, False)},
+    {step_parts.WAIT, "came last"},
 )
 
 
@@ -27,10 +27,12 @@ def test_parts_differ_by_colour_or_stripes_for_every_reader(first: str, second: 
 
 
 def test_every_part_has_a_colour_of_its_own_choice() -> None:
-    names = {getattr(parts, name) for name in ("DATA", "COMPUTING", "OPTIMIZER", "DEVICE", "PACK", "WAIT", "EITHER",
-                                               "UNPACK", "HIDDEN", "CORE", "REST", "COMPUTING_TOO",
-                                               "CLIPPING")}  # fmt: skip
-    assert names | set(parts.BESIDE.values()) <= set(PAINTS)
+    constants = (
+        "DATA", "COMPUTING", "OPTIMIZER", "DEVICE", "PACK", "WAIT", "EITHER", "UNPACK", "HIDDEN", "CORE", "REST",
+        "COMPUTING_TOO", "CLIPPING",
+    )  # fmt: skip
+    names = {getattr(step_parts, name) for name in constants}
+    assert names | set(step_parts.OTHER_LABELS.values()) <= set(PAINTS)
 
 
 @pytest.mark.parametrize("part", PAINTS)

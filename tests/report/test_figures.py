@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from clcomm.report.model import build
 from clcomm.report.reading import read_runs
-from clcomm.stats import Collective, CommStats
+from clcomm.report.report import build
+from clcomm.stats.comm_stats import Collective, CommStats
 from tests.report.conftest import reported, table
 from tests.report.runs import LAYOUT, STEPS, document, written
 
@@ -38,7 +38,7 @@ def test_calls_of_other_buckets_are_in_no_line_and_the_sums_come_out(tmp_path):
         stats = CommStats(2)
         for step in range(STEPS):
             if step == 20:
-                stats.start_buckets_anew("gradients")
+                stats.merge_buckets("gradients")
             for bucket, nbytes in enumerate([827688] if step < 20 else [sum(bucket) for bucket in LAYOUT]):
                 stats.collective_finished(Collective("all_reduce", "gradients", nbytes, 1e-3, "shared", 1,
                                                      bucket=bucket, wait_s=1e-4))  # fmt: skip
@@ -46,7 +46,7 @@ def test_calls_of_other_buckets_are_in_no_line_and_the_sums_come_out(tmp_path):
     report = build(read_runs(written(tmp_path, [whole])))
     buckets = table(report, "buckets")
     assert [row["calls"] for row in buckets.rows] == [STEPS - 20] * 5
-    assert buckets.note.endswith(" 20 calls before these were the buckets are in no line here.")
+    assert buckets.note.endswith(" 20 calls before these were the buckets are not listed.")
     assert [row["ok"] for row in table(report, "checks").rows] == ["yes", "yes"]
     assert [row["value"] for row in table(report, "gradients").rows][1:] == [20 + 5 * (STEPS - 20), STEPS * 827688]
 

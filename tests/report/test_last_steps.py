@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from clcomm.events import Collective, Phase
 from clcomm.report.last_steps import KINDS, MOST_EVENTS, STEPS, LastSteps, Span, flattened, parse_span
+from clcomm.stats.events import Collective, Phase
 
 
 def observed(*events: Collective | Phase) -> LastSteps:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from clcomm.report.html import as_html
-from clcomm.report.model import build
 from clcomm.report.reading import read_runs
+from clcomm.report.report import build
 from tests.report.families import KINDS, reported
 from tests.report.runs import LAYOUT, document, written
 

@@ -14,7 +14,7 @@ import pytest
 
 from clcomm.report import build, read_runs, svg
 from clcomm.report.html import as_html
-from clcomm.report.plain import as_json
+from clcomm.report.text_formats import as_json
 from tests.report.families import KINDS, Kind, reported
 from tests.report.runs import document, written
 
@@ -182,11 +182,11 @@ def test_the_checks_would_have_seen() -> None:
     assert not overlap(first, second)
 
 
-def test_operations_of_the_start_are_folded(tmp_path: Path) -> None:
+def test_rare_operations_are_folded(tmp_path: Path) -> None:
     page = as_html(reported(KINDS[0], 4, tmp_path))
     assert "<details>" not in page  # here all operations are of every step
     report = build(read_runs(written(tmp_path, [document(4)])))
     page = as_html(report)
     (folded,) = re.findall(r"<details><summary>(.*?)</summary>(.*?)</details>", page, re.DOTALL)
-    assert folded[0].startswith("2 operations of the start") and "broadcast" in folded[1]
+    assert folded[0].startswith("2 operations called less than once a step") and "broadcast" in folded[1]
     assert "broadcast" not in page.split('id="operations"')[1].split("<details>")[0]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from clcomm.report.shapes import Bars, Curves, Timeline
+from clcomm.report.elements import Bars, Curve, Curves, Timeline
+from clcomm.report.report import Report
 from tests.report.families import KINDS, Kind, reported
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install 'clcomm[plot]'")
@@ -17,9 +20,17 @@ from clcomm.report import png
 
 
 def texts(axes: Any) -> list[Any]:
-    """Return the texts that name an axis's ticks and rows, those that are shown."""
-    labels = [*axes.get_xticklabels(), *axes.get_yticklabels()]
+    """Return the texts that name an axis's ticks and rows, those that are shown, of small ticks too."""
+    labels = [label for axis in (axes.xaxis, axes.yaxis) for label in axis.get_ticklabels(which="both")]
     return [each for each in labels if each.get_text() and each.get_visible()]
+
+
+def overlapping(axes: Any) -> list[tuple[str, str]]:
+    """Return the pairs of ticks whose names lie on each other."""
+    inside = axes.get_window_extent().padded(60)
+    boxes = [(each.get_text(), each.get_window_extent().shrunk(0.95, 0.9)) for each in texts(axes)]
+    boxes = [(text, box) for text, box in boxes if inside.overlaps(box)]
+    return [(one, other) for (one, a), (other, b) in combinations(boxes, 2) if a.overlaps(b)]
 
 
 OF = {kind.name: kind for kind in KINDS}
@@ -50,6 +61,35 @@ def test_a_picture_of_any_run(kind: Kind, ranks: int, tmp_path: Path) -> None:
             assert sum(len(each.get_paths()) for each in axes.collections) == len(chart.stretches) + len(chart.behind)
     figure.draw_without_rendering()
     for axes in figure.axes:
-        boxes = [each.get_window_extent().shrunk(0.95, 0.9) for each in texts(axes)]
-        inside = [box for box in boxes if axes.get_window_extent().padded(60).overlaps(box)]
-        assert not any(a.overlaps(b) for a, b in combinations(inside, 2))
+        assert not overlapping(axes)
+    for chart in report.charts:
+        if isinstance(chart, Bars | Timeline):
+            a_legend_lies_below_its_chart(by_title[chart.title], chart)
+    for row in png._rows_of(report.charts):
+        assert max(map(png._height, row)) <= 1.3 * min(map(png._height, row))
+
+
+def a_legend_lies_below_its_chart(axes: Any, chart: Bars | Timeline) -> None:
+    """Fail unless it has the chart's order of parts, and is no wider than the chart and on none of its labels."""
+    legend = axes.get_legend()
+    if legend is None:
+        return
+    names = [each.get_text() for each in legend.get_texts()]
+    assert names[: len(chart.parts)] == [part for part in chart.parts if part in names]
+    box, inside = legend.get_window_extent(), axes.get_window_extent()
+    assert box.x1 <= inside.x1 + 1
+    assert all(box.y1 <= each.get_window_extent().y0 + 1 for each in [*axes.get_xticklabels(), axes.xaxis.label])
+
+
+def test_curves_over_any_span_have_ticks_to_read() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        low, decades = 10 ** rng.uniform(-3, 3), rng.uniform(0.01, 6)
+        values = [float(low * 10 ** (decades * share)) for share in (0, *rng.uniform(0, 1, 10), 1)]
+        chart = Curves("Steps", range(12), [Curve(name, values) for name in ("loss", "step (ms)", "more (ms)")])
+        figure = png.figure_of(Report("", {}, [], [], [], [chart], []))
+        figure.draw_without_rendering()
+        for axes in figure.axes:
+            names = [each.get_text().replace("\N{MINUS SIGN}", "-") for each in texts(axes)]
+            assert len(axes.get_yticks()) >= 2 and not overlapping(axes), (low, decades)
+            assert all(re.fullmatch(r"-?[\d.,]+", name) for name in names), names

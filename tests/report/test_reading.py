@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clcomm.errors import DataError
-from clcomm.report import plain
+from clcomm.report import text_formats
 from clcomm.report.html import as_html
-from clcomm.report.model import build
 from clcomm.report.reading import MOST_BYTES, parse, read_runs
+from clcomm.report.report import build
 from tests.report.runs import apart, document, written
 
 WHOLE = document(3)
@@ -180,7 +180,7 @@ def test_whatever_a_field_holds_the_file_is_refused_or_shown(path, value):
         return
     run = read_runs_of(checked)
     report = build(run)
-    for write in (plain.as_json, plain.as_csv, plain.as_markdown, as_html):
+    for write in (text_formats.as_json, text_formats.as_csv, text_formats.as_markdown, as_html):
         assert write(report)
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
 from clcomm.report import sentences
-from clcomm.report.model import build
 from clcomm.report.reading import read_runs
-from clcomm.stats import Collective
+from clcomm.report.report import build
+from clcomm.stats.comm_stats import Collective
 from tests.report.conftest import joined, of_events, reported, table
 from tests.report.runs import apart, document, written
 from training.metrics import WARM_UP_STEPS
@@ -19,7 +26,7 @@ def test_trouble_comes_first(tmp_path):
     assert report.headline[:3] == [
         "1 rank of 4 missing here: 3; all figures are of the others.",
         "3 calls failed.",
-        "The replicas differed 2 times: do not trust what they learned.",
+        "The replicas differed 2 times: do not trust the trained parameters.",
     ]
 
 
@@ -84,7 +91,7 @@ def test_what_is_not_known_is_left_out_with_a_reason(tmp_path):
         record["training_s"] = None
         record["stats"]["late"] = []
         for tally in record["stats"]["tallies"]:
-            tally.update(wait_ns=0, untold_ns=tally["ns"])
+            tally.update(wait_ns=0, wait_unknown_ns=tally["ns"])
             tally["bucket"] = min(tally["bucket"], 0) if tally["label"] != "gradients" else tally["bucket"]
     report = build(read_runs(written(tmp_path, [whole])))
     left_out = {each.what: each.why for each in report.left_out}
@@ -106,3 +113,17 @@ def test_one_rank_misses_nothing(tmp_path):
     whole = document(1)
     whole["ceilings"] = []
     assert build(read_runs(written(tmp_path, [whole]))).left_out == []
+
+
+def test_what_moving_costs_has_at_most_three_digits_in_its_unit():
+    rng, seconds = np.random.default_rng(0), {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+    number = r"(\d{1,3}|\d{1,2}\.\d{1,2}|0\.\d{1,5}) (ns|us|ms|s)"
+    for alpha_s, beta_s in 10.0 ** rng.uniform((-8, -12), (1, -4), (300, 2)):
+        cost = SimpleNamespace(alpha_s=alpha_s, beta_s_per_byte=beta_s)
+        chosen = SimpleNamespace(is_good=True, current_buckets=3, recommendation=SimpleNamespace(best=None))
+        facts = cast(Any, SimpleNamespace(advice=chosen, costs=SimpleNamespace(cost=cost)))
+        found = re.match(rf"Moving costs {number} a call and {number} a KiB: ", sentences.advice(facts))
+        assert found, sentences.advice(facts)
+        call, call_unit, kib, kib_unit = found.groups()
+        assert float(call) * seconds[call_unit] == pytest.approx(alpha_s, rel=5e-3)
+        assert float(kib) * seconds[kib_unit] == pytest.approx(1024 * beta_s, rel=5e-3)

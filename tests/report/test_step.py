@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from clcomm.report.model import build
+from clcomm.report.elements import Bars
 from clcomm.report.reading import read_runs
-from clcomm.report.shapes import Bars
-from clcomm.stats import Collective, CommStats, Phase
+from clcomm.report.report import build
+from clcomm.stats.comm_stats import Collective, CommStats, Phase
 from tests.report.conftest import joined, of_events, reported, table
 from tests.report.runs import STEPS, document, written
 
@@ -103,17 +103,17 @@ def test_waiting_that_is_not_told_from_moving_is_claimed_to_be_neither(tmp_path)
         {"wait for data": 0.1, "forward and backward": 2.8, "wait or move": 1, "the rest": 3.1,
          "a whole step": 7}
     )  # fmt: skip
-    for key, shown in (("operations", "untold_s"), ("buckets", "untold_mean_s")):
+    for key, shown in (("operations", "wait_unknown_s"), ("buckets", "wait_unknown_mean_s")):
         found = table(report, key)
         assert {"wait", "move"}.isdisjoint(column.heading for column in found.columns)
         assert next(column for column in found.columns if column.key == shown).heading == "wait+move"
-        assert "wait+move is either: the transport does not tell which." in found.note
+        assert "wait+move is either; the transport does not report which." in found.note
     headings = {column.heading for column in table(report, "step_ranks").columns}
     assert "wait or move" in headings and not {"wait for ranks", "move and add"} & headings
     told = "Synchronisation took 14.3% of a step, 1 ms."
     assert told in report.headline
     left_out = {each.what: each.why for each in report.left_out}
-    assert "does not tell waiting from moving data in what goes on in the background" in left_out["wait for ranks"]
+    assert "does not report waiting and moving data separately for background all-reduces" in left_out["wait for ranks"]
     assert {part for chart in report.charts if isinstance(chart, Bars) for part in chart.parts} & {"wait or move"}
 
 

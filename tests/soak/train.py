@@ -17,11 +17,11 @@ from pathlib import Path
 
 from clcomm import Communicator, Synchronizer
 from clcomm.checkpoint_series import CheckpointSeries
-from clcomm.job import run
+from clcomm.job.endings import run
 from clcomm.sampler import DistributedSampler
-from training import engines
-from training.datasets import load_synthetic
-from training.loader import Loader
+from training.data.datasets import load_synthetic
+from training.data.loader import Loader
+from training.engines.parts import build_parts
 from training.snapshot import save_snapshot
 from training.trainer import Trainer
 
@@ -45,7 +45,7 @@ class Stalls:
 
 def make_trainer(comm: Communicator) -> Trainer:
     dataset = load_synthetic(SAMPLES, 16, shape=(1, 8, 8)).train
-    parts = engines.build("native", "mlp", dataset.image_shape, dataset.classes, seed=3, device="cpu")
+    parts = build_parts("native", "mlp", dataset.image_shape, dataset.classes, seed=3, device="cpu")
     loader = Loader(dataset, DistributedSampler(SAMPLES, comm.rank, comm.size, seed=5), BATCH, prefetch=1)
     optimizer = parts.make_optimizer("adam", 1e-3)
     sync = Synchronizer(comm, bucket_size="16KiB", check_replicas_every=25)

@@ -11,7 +11,7 @@ import pytest
 
 from clcomm import Communicator
 from clcomm.engine import Device
-from clcomm.events import Phase
+from clcomm.stats.events import Phase
 from clcomm.trace import Trace
 from clcomm.transport import Pending
 from clcomm.transport.solo import SoloTransport

@@ -14,7 +14,7 @@ from clcomm.cli import main
 from clcomm.engine import Device
 from clcomm.errors import ArgumentError
 from clcomm.trace import Trace
-from clcomm.trace.part import part_path
+from clcomm.trace.part_file import part_path
 from clcomm.transport.clock import measure_offset
 from tests.helpers import largest_file, one_line
 from tests.trace import rules

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clcomm.errors import ArgumentError
-from clcomm.events import Phase
+from clcomm.stats.events import Phase
 from clcomm.trace.clocks import agreed_offset, aligned
 from clcomm.trace.events import RankEvents, microseconds
 from clcomm.trace.merge import write_trace
-from clcomm.trace.part import Part, PartWriter
+from clcomm.trace.part_file import PartWriter, TracePart
 from clcomm.transport.clock import ClockOffset
 from tests.trace import rules
 from tests.trace.parts import CLOCK, HEADER, parts_of, reduction
@@ -27,7 +27,7 @@ def trace_of(folder: Path, limit: int = 1 << 20, **rows: list) -> dict:
     writer = PartWriter(folder / "part", HEADER)
     writer.append(**{"clocks": [CLOCK], **rows})
     writer.close()
-    events = RankEvents(Part(folder / "part"), limit)
+    events = RankEvents(TracePart(folder / "part"), limit)
     write_trace(folder / "trace.json", events.pieces(events.begin_ns), dict)
     return rules.load(folder / "trace.json")
 
@@ -153,14 +153,14 @@ def test_a_part_that_breaks_off_is_read_as_far_as_it_goes(tmp_path):
     writer.close()
     whole = (tmp_path / "part").read_bytes()
     (tmp_path / "part").write_bytes(whole[:-5])
-    assert [row[1] for row in Part(tmp_path / "part").rows["phases"]] == [0.0, 1.0]
+    assert [row[1] for row in TracePart(tmp_path / "part").rows["phases"]] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff\xfe", b"something else entirely"])
 def test_what_is_no_part_is_refused(tmp_path, content):
     (tmp_path / "part").write_bytes(content)
     with pytest.raises(ArgumentError, match=r"part: expected a part of a trace, found something else"):
-        Part(tmp_path / "part")
+        TracePart(tmp_path / "part")
 
 
 def test_clocks_on_one_host_are_one_unless_proven_otherwise():

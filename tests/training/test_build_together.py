@@ -15,9 +15,9 @@ from clcomm.communicator import Communicator
 from clcomm.engine import Device
 from clcomm.errors import DeviceError
 from clcomm.synchronizer import Synchronizer
-from training import build_together as module
-from training import engines
-from training.build_together import build_together
+from training.engines import build_together as module
+from training.engines.build_together import build_together
+from training.engines.parts import build_parts
 
 
 class Pretended:
@@ -51,7 +51,7 @@ def use_cache(monkeypatch, comm, tmp_path):
 def test_a_rehearsed_step_needs_no_kernel_more(model):
     """Forward, backward, synchronisation, optimizer and evaluation; what one sync launches as well."""
     comm = Communicator(transport="solo")
-    parts = engines.build("native", model, (1, 12, 12), 5, seed=0, device="cpu")
+    parts = build_parts("native", model, (1, 12, 12), 5, seed=0, device="cpu")
     settings = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
     rehearsal = parts.rehearse((6, 10), "sgd", 0.1, settings)
     rehearsal.build(rehearsal.programs)
@@ -72,7 +72,7 @@ def test_a_rehearsed_step_needs_no_kernel_more(model):
 @pytest.mark.mpi(min_size=2)
 def test_a_rehearsed_step_needs_no_kernel_more_with_other_ranks(auto):
     """Sums over ranks too, where a rank's device makes them."""
-    parts = engines.build("native", "mlp", (1, 12, 12), 5, seed=0, device="cpu")
+    parts = build_parts("native", "mlp", (1, 12, 12), 5, seed=0, device="cpu")
     rehearsal = parts.rehearse((6,), "sgd", 0.1, {}, auto.size, auto.size)
     rehearsal.build(rehearsal.programs)
     rehearsal.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from argparse import Namespace
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,16 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.costmodel import Cost, Fit
+from clcomm.costs.model import Cost, Fit
 from clcomm.errors import ArgumentError
-from training.comparison import Outcome, take_turns
-from training.comparison_plot import _PER_TENSOR_AT, _place, curves
-from training.comparison_tables import alone, calls_table, times_table
-from training.variants import Variant, variants_of
+from training.comparison.options import ComparisonOptions
+from training.comparison.outcome import Outcome
+from training.comparison.plot import _PER_TENSOR_AT, _place, curves
+from training.comparison.tables import alone, calls_table, times_table
+from training.comparison.turns import take_turns
+from training.comparison.variants import Variant, variants_of
 
 
 def named(*texts: str, bucket_size: str = "1MiB", transport: str = "auto", overlap: str = "auto") -> list[Variant]:
-    return variants_of(Namespace(variants=texts, bucket_size=bucket_size, transport=transport, overlap=overlap))
+    return variants_of(ComparisonOptions(variants=texts, bucket_size=bucket_size, transport=transport, overlap=overlap))
 
 
 def test_bucketed_and_per_tensor_come_first_and_each_way_once() -> None:
@@ -50,17 +51,14 @@ def test_a_way_that_is_none(text: str) -> None:
 
 
 def test_join_rules_overlap_out() -> None:
-    settings = {"bucket_size": "1MiB", "transport": "auto", "overlap": "auto", "uneven_inputs": "join"}
-    assert not any(variant.overlap for variant in variants_of(Namespace(variants=None, **settings)))
-    assert any(v.overlap for v in variants_of(Namespace(variants=None, **settings | {"uneven_inputs": "pad"})))
+    assert not any(variant.overlap for variant in variants_of(ComparisonOptions(uneven_inputs="join")))
+    assert any(variant.overlap for variant in variants_of(ComparisonOptions(uneven_inputs="pad")))
     with pytest.raises(ArgumentError, match="--variants: expected no overlap with --uneven-inputs join, got '1KiB, ov"):
-        variants_of(Namespace(variants=["1KiB+overlap"], **settings))
+        variants_of(ComparisonOptions(uneven_inputs="join", variants=["1KiB+overlap"]))
 
 
 def test_a_way_sets_the_options_of_its_run() -> None:
-    options = Namespace(
-        variants=["64KiB+mpi+overlap"], bucket_size="1MiB", transport="auto", overlap="auto", no_bucketing=False, lr=0.1
-    )
+    options = ComparisonOptions(variants=["64KiB+mpi+overlap"], lr=0.1)
     bucketed, tensor, other = (v.applied_to(options) for v in variants_of(options))
     assert (bucketed.no_bucketing, bucketed.bucket_size, bucketed.transport) == (False, 1 << 20, "auto")
     assert tensor.no_bucketing is True
@@ -77,9 +75,9 @@ def test_a_way_sets_the_options_of_its_run() -> None:
     ],
 )  # fmt: skip
 def test_each_way_has_a_trace_of_its_own(asked: str, own: str) -> None:
-    options = Namespace(variants=["tensor+mpi"], bucket_size="1MiB", transport="auto", overlap="auto", trace=asked)
+    options = ComparisonOptions(variants=["tensor+mpi"], trace=asked)
     assert variants_of(options)[2].applied_to(options).trace == own
-    assert not hasattr(named("64KiB")[2].applied_to(Namespace()), "trace")
+    assert named("64KiB")[2].applied_to(ComparisonOptions()).trace is None
 
 
 @pytest.mark.parametrize("total", [1, 2, 3, 4, 7, 24, 235, 1000])

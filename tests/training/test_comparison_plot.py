@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from clcomm.costmodel import Cost, Fit
+from clcomm.costs.model import Cost, Fit
 from tests.training.test_comparison import outcome
-from training.comparison import Outcome
-from training.comparison_plot import alone_curves, figure_of
-from training.variants import Variant
+from training.comparison.outcome import Outcome
+from training.comparison.plot import alone_curves, figure_of
+from training.comparison.variants import Variant
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install 'clcomm[plot]'")
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clcomm.errors import DataError
-from training import datasets
-from training.datasets import ArrayDataset, load_digits, load_mnist, load_synthetic, mean_and_std
-from training.idx import write_idx
+from training.data import datasets
+from training.data.datasets import ArrayDataset, load_digits, load_mnist, load_synthetic, mean_and_std
+from training.data.idx import write_idx
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (50, 3, 5, 4), dtype=np.uint8)
 LABELS = np.arange(50) % 10

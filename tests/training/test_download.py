@@ -12,9 +12,9 @@ import threading
 import pytest
 
 from clcomm.errors import DataError
-from training import download as module
-from training.datasets import MNIST_FILES, find_mnist_files
-from training.download import FASHION_MNIST, MNIST, Remote, download, matches
+from training.data import download as module
+from training.data.datasets import MNIST_FILES, find_mnist_files
+from training.data.download import FASHION_MNIST, MNIST, Remote, download, matches
 
 
 class Mirror:

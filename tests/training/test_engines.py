@@ -11,7 +11,7 @@ import pytest
 from clcomm import Communicator, Synchronizer
 from clcomm.errors import ArgumentError, CheckpointError, DeviceError
 from tests.helpers import cpu_device
-from training import engines
+from training.engines.parts import build_parts
 
 SHAPE, CLASSES, BATCH = (1, 8, 8), 10, 4
 OPTIMIZERS = [
@@ -27,7 +27,7 @@ def build(engine, model="mlp", seed=3):
     if engine != "native":
         pytest.importorskip(engine, reason=f"{engine} is not installed")
     device = "cpu" if engine == "torch" else cpu_device("cpu")
-    return engines.build(engine, model, SHAPE, CLASSES, seed, device)
+    return build_parts(engine, model, SHAPE, CLASSES, seed, device)
 
 
 def batch(seed=0, rows=BATCH):
@@ -140,7 +140,7 @@ def test_another_seed_gives_other_values():
 )
 def test_unknown_names_are_refused_in_one_line(arguments, error, message):
     with pytest.raises(error, match=message) as caught:
-        engines.build(*arguments)
+        build_parts(*arguments)
     assert "\n" not in str(caught.value)
 
 
@@ -149,15 +149,15 @@ def test_a_convnet_needs_room_for_two_pools(engine):
     if engine != "native":
         pytest.importorskip(engine)
     with pytest.raises(ArgumentError, match="at least 4 x 4"):
-        engines.build(engine, "convnet", (1, 3, 8), 10, 0, "cpu")
+        build_parts(engine, "convnet", (1, 3, 8), 10, 0, "cpu")
 
 
 @pytest.mark.parametrize("engine", ["netcl", "torch"])
 def test_a_missing_package_is_named_with_the_command_that_brings_it(engine):
     program = (
         f"import sys; sys.modules[{engine!r}] = None\n"
-        f"from training.engines import build\n"
-        f"build({engine!r}, 'mlp', {SHAPE}, {CLASSES}, 0, 'cpu')"
+        f"from training.engines.parts import build_parts\n"
+        f"build_parts({engine!r}, 'mlp', {SHAPE}, {CLASSES}, 0, 'cpu')"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert f"pip install 'clcomm[{engine}]'" in ended.stderr.splitlines()[-1]
@@ -167,7 +167,7 @@ def test_a_gpu_that_pytorch_lacks_is_refused():
     torch = pytest.importorskip("torch")
     missing = f"gpu:{torch.cuda.device_count()}"
     with pytest.raises(DeviceError, match="cpu"):
-        engines.build("torch", "mlp", SHAPE, CLASSES, 0, missing)
+        build_parts("torch", "mlp", SHAPE, CLASSES, 0, missing)
 
 
 @pytest.mark.mpi(min_size=1)

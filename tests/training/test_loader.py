@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from clcomm.errors import ArgumentError
 from clcomm.sampler import DistributedSampler, EvaluationSampler
-from training.datasets import ArrayDataset
-from training.loader import Loader, default_prefetch
+from training.data.datasets import ArrayDataset
+from training.data.loader import Loader, default_prefetch
 
 
 def numbered(count=40):

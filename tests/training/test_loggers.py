@@ -6,21 +6,21 @@ import csv
 import struct
 import subprocess
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
-from clcomm.stats import Collective
+from clcomm.stats.comm_stats import Collective
 from tests.helpers import largest_file
 from training.communication_clock import CommunicationClock
 from training.console import make_console
 from training.evaluate import Evaluation
 from training.loggers import COLUMNS, POINT_EVERY, CsvLogger, TensorBoardLogger
 from training.metrics import StepRecord
-from training.watching import watched
+from training.options import TrainingOptions
+from training.run_callbacks import run_callbacks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -142,13 +142,13 @@ def test_tensorboard_reads_the_points(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_an_error_on_every_rank(auto: Communicator, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for wanted in ({"log_csv": str(tmp_path)}, {"log_csv": str(tmp_path / "file" / "log.csv")}):
-        options = Namespace(**{"log_csv": None, "tensorboard": None, "quiet": True, **wanted})
+        options = TrainingOptions(quiet=True, **wanted)
         with pytest.raises(ArgumentError, match="logs: expected a file to write, got "):
-            watched(options, auto, make_console(auto), 10).__enter__()
-    with watched(Namespace(log_csv=None, tensorboard=None, quiet=True), auto, make_console(auto), 10) as callbacks:
+            run_callbacks(options, auto, make_console(auto), 10).__enter__()
+    with run_callbacks(TrainingOptions(quiet=True), auto, make_console(auto), 10) as callbacks:
         assert callbacks == []
-    with watched(
-        Namespace(log_csv=str(tmp_path / "log.csv"), tensorboard=None, quiet=True), auto, make_console(auto), 10
+    with run_callbacks(
+        TrainingOptions(log_csv=str(tmp_path / "log.csv"), quiet=True), auto, make_console(auto), 10
     ) as callbacks:
         assert len(callbacks) == (1 if auto.rank == 0 else 0)
 
@@ -163,8 +163,8 @@ def test_a_disk_that_fills_up_ends_a_logger_and_not_the_training(
     if option == "tensorboard":
         pytest.importorskip("tensorboardX", reason="tensorboardX is not installed; pip install 'clcomm[tensorboard]'")
     comm, place = Communicator(transport="solo"), str(tmp_path / "log")
-    options = Namespace(**{"log_csv": None, "tensorboard": None, "quiet": True, option: place})
-    watching = watched(options, comm, make_console(comm), 1000)
+    options = TrainingOptions(quiet=True, **{option: place})
+    watching = run_callbacks(options, comm, make_console(comm), 1000)
     with caplog.at_level("WARNING", "clcomm"), watching as (logger,), largest_file(nbytes):
         for first in range(1, 1000, 100):
             drive(logger, CommunicationClock(), range(first, first + 100))

@@ -9,9 +9,9 @@ from clcomm.communicator import Communicator
 from clcomm.sampler import DistributedSampler
 from clcomm.synchronizer import Synchronizer
 from tests.helpers import cpu_device
-from training import engines
-from training.datasets import load_synthetic
-from training.loader import Loader
+from training.data.datasets import load_synthetic
+from training.data.loader import Loader
+from training.engines.parts import build_parts
 from training.overhead import SAMPLE_EVERY
 from training.schedules import parse_schedule
 from training.trainer import Trainer
@@ -21,7 +21,7 @@ SAMPLES = 60  # a rank; batches of 8 leave 4 for the last
 
 def train(comm: Communicator, replay: bool, model: str, optimizer: str, accumulation: int, steps: int) -> Trainer:
     dataset = load_synthetic(SAMPLES * comm.size, 16, shape=(1, 8, 8)).train
-    parts = engines.build("native", model, dataset.image_shape, dataset.classes, seed=3, device=cpu_device("cpu"))
+    parts = build_parts("native", model, dataset.image_shape, dataset.classes, seed=3, device=cpu_device("cpu"))
     parts.forward_backward.enabled = replay
     loader = Loader(dataset, DistributedSampler(len(dataset), comm.rank, comm.size, seed=5), 8, prefetch=0)
     chosen = parts.make_optimizer(optimizer, 0.01, momentum=0.9)
@@ -70,5 +70,5 @@ def test_the_share_of_python_is_measured_now_and_then() -> None:
 
 def test_engines_without_a_profile_have_no_share() -> None:
     pytest.importorskip("torch")
-    parts = engines.build("torch", "mlp", (1, 8, 8), 10, seed=3, device="cpu")
+    parts = build_parts("torch", "mlp", (1, 8, 8), 10, seed=3, device="cpu")
     assert parts.profile is None

@@ -10,10 +10,11 @@ import pytest
 
 from clcomm.communicator import Communicator
 from clcomm.errors import DataError
-from training import data_source, shared_splits
-from training.data_source import open_data
-from training.datasets import ArrayDataset, Splits, load_synthetic
-from training.shared_splits import adopt, publish
+from training.data import open_data as open_data_module
+from training.data import shared_splits
+from training.data.datasets import ArrayDataset, Splits, load_synthetic
+from training.data.open_data import open_data
+from training.data.shared_splits import adopt, publish
 
 
 def same_bits(mine, theirs):
@@ -91,7 +92,7 @@ def test_a_system_without_such_files_publishes_nothing(monkeypatch):
 def test_one_rank_of_a_host_reads_for_all(monkeypatch):
     comm = Communicator()
     reads = []
-    monkeypatch.setattr(data_source, "load", lambda *_: reads.append(1) or load_synthetic(200, 40))
+    monkeypatch.setattr(open_data_module, "load", lambda *_: reads.append(1) or load_synthetic(200, 40))
     splits = open_data("synthetic", comm, lambda line: None)
     same_bits(load_synthetic(200, 40).train, splits.train)
     same_bits(load_synthetic(200, 40).test, splits.test)
@@ -102,7 +103,7 @@ def test_one_rank_of_a_host_reads_for_all(monkeypatch):
 def test_ranks_that_cannot_map_read(monkeypatch):
     comm = Communicator()
     reads = []
-    monkeypatch.setattr(data_source, "load", lambda *_: reads.append(1) or load_synthetic(200, 40))
+    monkeypatch.setattr(open_data_module, "load", lambda *_: reads.append(1) or load_synthetic(200, 40))
     if comm.rank == comm.size - 1:
         monkeypatch.setattr(shared_splits, "_map", lambda notice: None)
     splits = open_data("synthetic", comm, lambda line: None)
@@ -113,9 +114,9 @@ def test_ranks_that_cannot_map_read(monkeypatch):
 @pytest.mark.mpi(min_size=2)
 def test_without_publication_every_rank_reads(monkeypatch):
     comm = Communicator()
-    monkeypatch.setattr(data_source, "publish", lambda splits: None)
+    monkeypatch.setattr(open_data_module, "publish", lambda splits: None)
     reads = []
-    monkeypatch.setattr(data_source, "load", lambda *_: reads.append(1) or load_synthetic(200, 40))
+    monkeypatch.setattr(open_data_module, "load", lambda *_: reads.append(1) or load_synthetic(200, 40))
     open_data("synthetic", comm, lambda line: None)
     assert comm.all_gather_object(len(reads)) == [1] * comm.size
 
@@ -127,7 +128,7 @@ def test_the_reading_ranks_failure_is_everyones(monkeypatch):
     def unreadable(*_):
         raise DataError("/data: cannot be read")
 
-    monkeypatch.setattr(data_source, "load", unreadable)
+    monkeypatch.setattr(open_data_module, "load", unreadable)
     with pytest.raises(DataError) as caught:
         open_data("synthetic", comm, lambda line: None)
     assert set(comm.all_gather_object(str(caught.value))) == {"/data: cannot be read"}

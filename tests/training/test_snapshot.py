@@ -17,6 +17,7 @@ from clcomm.errors import CheckpointError, ClcommError
 from tests.helpers import one_line
 from tests.training.trainers import assert_same_bits, epochs_of, everything_of, make_trainer, solo, train
 from training.snapshot import restore_snapshot, save_snapshot
+from training.trainer_state import load_state, state_of
 
 
 @pytest.mark.mpi
@@ -55,7 +56,7 @@ def test_an_epoch_that_was_complete_at_a_resume_is_told_once() -> None:
     whole, resumed = make_trainer(solo(), samples=24), make_trainer(solo(), samples=24)
     for progress in whole.train(epochs=1):
         if progress.batch == 6:
-            resumed.load_state(whole.state())
+            load_state(resumed, state_of(whole))
     train(resumed, 12)
     assert len(resumed.callbacks[0].losses) == 1 and np.isfinite(resumed.train_loss)  # type: ignore[attr-defined]
 

@@ -10,9 +10,9 @@ from clcomm.errors import ArgumentError, MismatchError, NonFiniteError
 from clcomm.sampler import DistributedSampler
 from clcomm.synchronizer import Synchronizer
 from tests.training.trainers import Watcher, assert_same_bits, epochs_of, make_trainer, relative_difference, solo, train
-from training import engines
-from training.datasets import ArrayDataset, load_synthetic
-from training.loader import Loader
+from training.data.datasets import ArrayDataset, load_synthetic
+from training.data.loader import Loader
+from training.engines.parts import build_parts
 from training.trainer import Trainer
 
 
@@ -116,7 +116,7 @@ def test_models_of_other_shapes_are_refused_on_every_rank() -> None:
     comm = Communicator()
     shape = (1, 8, 8) if comm.rank == 0 else (1, 8, 9)
     dataset = load_synthetic(120, 16, shape=shape).train
-    parts = engines.build("native", "mlp", dataset.image_shape, 10, seed=0, device="cpu")
+    parts = build_parts("native", "mlp", dataset.image_shape, 10, seed=0, device="cpu")
     loader = Loader(dataset, DistributedSampler(120, comm.rank, comm.size), 4, prefetch=0)
     with pytest.raises(MismatchError, match=r"'fc1.weight \(128, 64\) float32' on rank 0, .*\(128, 72\)"):
         Trainer(comm, Synchronizer(comm), parts, parts.make_optimizer("sgd", 0.1), loader)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clcomm.communicator import Communicator
-from clcomm.stats import Collective
+from clcomm.stats.comm_stats import Collective
 from training.metrics import WARM_UP_STEPS, StepRecord
 from training.windows import StepWindows
 
@@ -20,7 +20,7 @@ def take(windows: StepWindows, comm: Communicator, steps: range) -> None:
 
 def test_the_first_steps_do_not_count_and_windows_are_whole() -> None:
     comm, windows = Communicator(transport="solo"), StepWindows()
-    with windows.listening(comm):
+    with windows.observing(comm):
         take(windows, comm, range(1, WARM_UP_STEPS + 4))
         assert windows.estimates() is None
         take(windows, comm, range(WARM_UP_STEPS + 4, WARM_UP_STEPS + 4 * 7))
@@ -43,7 +43,7 @@ def test_memory_is_bounded_and_nothing_is_lost(steps: int) -> None:
 
 def test_communication_outside_steps_is_not_theirs() -> None:
     comm, windows = Communicator(transport="solo"), StepWindows()
-    with windows.listening(comm):
+    with windows.observing(comm):
         windows._lap._clock.collective_finished(Collective("all_reduce", "metrics", 8, 5.0, "mpi", 0))
         windows.epoch_finished(0, 1.0)
         for step in range(1, WARM_UP_STEPS + 30):

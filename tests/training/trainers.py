@@ -11,13 +11,14 @@ from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.sampler import DistributedSampler
 from clcomm.synchronizer import Synchronizer
 from tests.helpers import cpu_device
-from training import engines
-from training.datasets import ArrayDataset, load_synthetic
-from training.loader import Loader
+from training.data.datasets import ArrayDataset, load_synthetic
+from training.data.loader import Loader
+from training.engines.parts import build_parts
 from training.metrics import StepRecord
 from training.random_state import random_state
 from training.schedules import parse_schedule
 from training.trainer import Callback, Trainer
+from training.trainer_state import state_of
 
 State = dict[str, np.ndarray]
 
@@ -53,7 +54,7 @@ def make_trainer(
     **sync_options: object,
 ) -> Trainer:
     dataset = data(samples)
-    parts = engines.build("native", model, dataset.image_shape, dataset.classes, seed=3, device=cpu_device("cpu"))
+    parts = build_parts("native", model, dataset.image_shape, dataset.classes, seed=3, device=cpu_device("cpu"))
     loader = Loader(dataset, DistributedSampler(samples, comm.rank, comm.size, seed=5, pad=pad), batch, prefetch=0)
     chosen = parts.make_optimizer(optimizer, 0.02 if optimizer == "sgd" else 1e-3, momentum=0.9)
     sync = Synchronizer(comm, **sync_options)  # type: ignore[arg-type]
@@ -80,7 +81,7 @@ def epochs_of(trainer: Trainer, epochs: int) -> tuple[State, int]:
 def everything_of(trainer: Trainer) -> str:
     """Return all that a checkpoint would set."""
     arrays = trainer.model.state_dict() | trainer.optimizer.state_dict() | random_state()
-    return str((trainer.state(), {name: array.tobytes() for name, array in arrays.items()}))
+    return str((state_of(trainer), {name: array.tobytes() for name, array in arrays.items()}))
 
 
 def assert_same_bits(first: State, second: State) -> None:

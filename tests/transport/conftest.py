@@ -10,18 +10,19 @@ from functools import partial
 import numpy as np
 import pytest
 
-from clcomm.engine.fold import Fold
+from clcomm.engine.fold import DeviceFold
 from clcomm.transport import Pending, SoloTransport, Transport
 from clcomm.transport.hierarchical import HierarchicalTransport
 from clcomm.transport.hosts import Hosts
-from clcomm.transport.mpi import host_of, world
+from clcomm.transport.mpi_communicators import host_of
+from clcomm.transport.mpi_runtime import world
 from clcomm.transport.mpi_transport import MpiTransport
 from clcomm.transport.reduction import prepared_reduction_by_hosts
 from clcomm.transport.shared import SharedTransport
 from tests.helpers import cpu_device
 from tests.transport.references import LAYOUTS, folded, layout_hosts, pretended_host
 
-#: What some transports here move in one call of MPI: so little that larger arrays go in several.
+#: Bytes that some transports here move in one MPI call: so few that larger arrays take several.
 PIECE_BYTES = 30_000
 
 
@@ -53,7 +54,7 @@ class Bench:
         return self._fill(self.allocate_common(max(1, values.nbytes)), values)
 
     def folded(self, rows: list[np.ndarray], op: str) -> np.ndarray:
-        """Return what the ranks' rows give, in the order in which this transport folds."""
+        """Return the reduction of the ranks' rows, in this transport's order."""
         return folded(rows, op, self.hosts or (range(self.size),))
 
     def close(self) -> None:
@@ -87,7 +88,7 @@ def _hierarchical_bench(layout: str, comm, pending=None) -> Bench:
     base = MpiTransport(comm, pending, partial(prepared_reduction_by_hosts, hosts=hosts.ranks))
     made = HierarchicalTransport(base, host, hosts)
     if layout == "halves":
-        made.fold = Fold(cpu_device("cpu"))
+        made.fold = DeviceFold(cpu_device("cpu"))
     if layout == "first-alone":
         for each in (base, made._peers or base):
             each.most_bytes = PIECE_BYTES
@@ -107,7 +108,7 @@ def make_bench(name: str, comm, pending: deque[Pending] | None = None) -> Bench:
         return _hierarchical_bench(name, comm, pending)
     shared = _shared_transport(comm, pending)
     if name == "shared, folded by the device":
-        shared.fold = Fold(cpu_device("cpu"))
+        shared.fold = DeviceFold(cpu_device("cpu"))
     return Bench(shared, shared.allocate, shared.allocate_common)
 
 
@@ -132,6 +133,6 @@ def bench(request) -> Iterator[Bench]:
     comm = world().Dup()
     made = make_bench(request.param, comm)
     yield made
-    if not request.session.testsfailed:  # then the other ranks are elsewhere, and it would wait for them
+    if not request.session.testsfailed:  # the other ranks are not in this call, and close would wait for them
         made.close()
         comm.Free()

@@ -1,4 +1,4 @@
-"""What a collective has to give: values by rank, and folds in the order that a transport promises."""
+"""The expected results of collectives: values by rank, and folds in a transport's documented order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-#: Pretended hosts: a rank's host by its rank and the number of ranks. On 4 ranks 0,1|2,3 and 0|1,2,3 and 0,2|1,3 and
+#: Simulated hosts: a rank's host by its rank and the number of ranks. On 4 ranks 0,1|2,3 and 0|1,2,3 and 0,2|1,3 and
 #: 0,3|1,2; on 3 ranks 0,1|2 and 0|1,2 and 0,2|1 and 0|1,2.
 LAYOUTS: dict[str, Callable[[int, int], int]] = {
     "halves": lambda rank, size: 2 * rank // size,
@@ -19,22 +19,22 @@ LAYOUTS: dict[str, Callable[[int, int], int]] = {
 
 
 def layout_hosts(layout: str, size: int) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks on each pretended host, hosts in the order of their lowest ranks."""
+    """Return the ranks on each simulated host, hosts in the order of their lowest ranks."""
     hosts = [LAYOUTS[layout](rank, size) for rank in range(size)]
     return tuple(tuple(rank for rank in range(size) if hosts[rank] == host) for host in dict.fromkeys(hosts))
 
 
 def pretended_host(layout: str, comm: Any) -> Any:
-    """Return a communicator of the ranks on this rank's pretended host."""
+    """Return a communicator of the ranks on this rank's simulated host."""
     return comm.Split(LAYOUTS[layout](comm.Get_rank(), comm.Get_size()), comm.Get_rank())
 
 
 FOLDS = {"sum": np.add, "mean": np.add, "min": np.minimum, "max": np.maximum}
 
 
-@lru_cache(maxsize=1024)  # drawing them for all ranks takes longer than most of what is tested with them
+@lru_cache(maxsize=1024)  # drawing them for all ranks takes longer than most tests that use them
 def drawn(rank: int, size: int, dtype: str, seed: int = 0) -> np.ndarray:
-    """Return the values that `rank` contributes, not to be written to: any rank can compute those of all."""
+    """Return the values that `rank` contributes, read-only: any rank can compute those of all ranks."""
     values = _drawn(rank, size, np.dtype(dtype), seed)
     values.flags.writeable = False
     return values
@@ -53,7 +53,7 @@ def _drawn(rank: int, size: int, dtype: np.dtype, seed: int) -> np.ndarray:
 def folded(rows: list[np.ndarray], op: str, hosts: Iterable[Iterable[int]] | None = None) -> np.ndarray:
     """Return (fold of host 0's rows) op (fold of host 1's rows) ..., each in rank order; one host unless given.
 
-    For a mean that is divided by the number of rows, in the rows' own dtype.
+    For a mean the result is divided by the number of rows, in the rows' own dtype.
     """
     with np.errstate(all="ignore"):
         result = _fold([_fold([rows[r] for r in ranks], op) for ranks in hosts or (range(len(rows)),)], op)

@@ -1,4 +1,4 @@
-"""Ranks that outnumber their cores sleep until another one rings; here ranks are threads."""
+"""Ranks that outnumber their cores sleep until another rank rings; here the ranks are threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RANKS = 3
 
 
 class Sleepers:
-    """Rank 0 and 1 wait for rank 2, each in a thread of its own."""
+    """Ranks 0 and 1 wait for rank 2, each in a thread of its own."""
 
     def __init__(self, progress=lambda: None):
         self.memory = np.zeros(Bell.nbytes(RANKS), np.uint8)

@@ -1,4 +1,4 @@
-"""The meeting through MPI: ranks compare numbers and learn the same, and on one host they learn when each came."""
+"""The meeting through MPI: ranks compare numbers with the same result, and on one host get each other's arrival."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.transport.mpi import comparison
+from clcomm.transport.mpi_communicators import comparison
 
 TURNS = 50
 

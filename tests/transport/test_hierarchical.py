@@ -1,4 +1,4 @@
-"""Several hosts, pretended on one machine: what a Communicator and a Synchronizer make of them."""
+"""A Communicator and a Synchronizer on several hosts, simulated on one machine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import pytest
 
 from clcomm import Communicator, Synchronizer
 from clcomm.errors import MismatchError
-from clcomm.transport import hierarchical
-from clcomm.transport import memory as memory_module
-from clcomm.transport import mpi as mpi_module
+from clcomm.transport import hierarchical, mpi_communicators, mpi_runtime
+from clcomm.transport import host_memory as memory_module
 from tests.numpy_models import set_gradients, small_model
 from tests.transport.references import LAYOUTS, drawn, folded, layout_hosts, pretended_host, same_bits
 
@@ -19,9 +18,9 @@ SIZES = (1, 17, 4097, 70_001)
 
 @pytest.fixture(params=LAYOUTS)
 def hosts(request, monkeypatch):
-    """Let Communicators believe in several hosts; return the ranks of each."""
-    monkeypatch.setattr(mpi_module, "host_of", lambda comm: pretended_host(request.param, comm))
-    return layout_hosts(request.param, mpi_module.world().Get_size())
+    """Simulate several hosts for Communicators; return the ranks of each."""
+    monkeypatch.setattr(mpi_communicators, "host_of", lambda comm: pretended_host(request.param, comm))
+    return layout_hosts(request.param, mpi_runtime.world().Get_size())
 
 
 @pytest.fixture
@@ -133,7 +132,7 @@ def test_without_room_on_one_host_all_fall_back_with_the_same_bits(hosts, monkey
         assert not comm._shared.holds(array)
         array[:] = rows[comm.rank]
         assert same_bits(comm.all_reduce(array, "mean"), folded(rows, "mean", hosts))
-        with Communicator() as second:  # it cannot even be opened
+        with Communicator() as second:  # it cannot be opened
             assert second._shared is None
             assert same_bits(second.all_reduce(rows[comm.rank].copy(), "sum"), folded(rows, "sum", hosts))
     assert ("/dev/shm has no room" in caplog.text) == (comm.rank == 0)

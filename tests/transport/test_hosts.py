@@ -1,4 +1,4 @@
-"""Hosts are counted in the order of their lowest ranks, whatever the order of the ranks."""
+"""Hosts are ordered by their lowest ranks, for any order of the ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The meeting point: nobody leaves before all have come, and what was written is seen."""
+"""The meeting point: no rank leaves before all have arrived, and all writes are visible."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_ranks_that_come_for_different_things_all_learn_of_it() -> None:
     assert on_threads(body) == [[True, True, False]] * RANKS
 
 
-def test_who_came_last_and_how_long_the_others_waited() -> None:
+def test_the_last_rank_and_the_others_waiting_time() -> None:
     def body(point: MeetingPoint, rank: int) -> tuple[list[int] | None, int, int]:
         point.announce(1)
         time.sleep(0.05 if rank == 2 else 0.0)

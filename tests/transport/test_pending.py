@@ -1,4 +1,4 @@
-"""All-reduces that go on in the background: any number of them, waited for in any order, on any mix of transports."""
+"""All-reduces in the background: any number of them, waited for in any order, on any mix of transports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from clcomm.transport import Pending
-from clcomm.transport.mpi import world
+from clcomm.transport.mpi_runtime import world
 from tests.transport.conftest import make_bench
 from tests.transport.references import LAYOUTS, drawn, same_bits
 
@@ -20,7 +20,7 @@ LENGTHS = (0, 1, 17, 1000, 40_001)
 
 
 def _start(bench, seed: int, length: int, op: str = "mean"):
-    """Start an all-reduce of drawn values; return it with its result's array and what that has to hold."""
+    """Start an all-reduce of drawn values; return it with its result's array and the expected values."""
     rows = [drawn(rank, length, "float32", seed) for rank in range(bench.size)]
     source = bench.array(rows[bench.rank])
     out = bench.array(np.zeros(length, np.float32)) if seed % 2 else source
@@ -35,7 +35,7 @@ def test_a_started_all_reduce_has_the_bits_of_a_blocking_one(bench):
         assert all(begin <= end <= pending.finished_s for begin, end in pending.waits)  # all meet before data moves
         assert len(pending.waits) == (bench.size > 1 or bench.transport.name != "solo")
         assert pending.done()
-        pending.wait()  # once more does nothing
+        pending.wait()  # a second wait does nothing
         assert same_bits(out, expected), f"{length} elements"
 
 
@@ -89,7 +89,7 @@ def test_a_failure_belongs_to_its_own_handle():
     queue: deque[Pending] = deque()
     first = Pending(queue, _Failing(), lambda: None)
     second = Pending(queue, None, lambda: None)
-    second.wait()  # has to pass the first, but does not fail for it
+    second.wait()  # it is behind the failed one, but does not fail itself
     assert not queue
     for _ in range(2):
         with pytest.raises(RuntimeError, match="the network is gone"):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from clcomm.bfloat16 import BFLOAT16
 from clcomm.errors import ArgumentError, MismatchError
-from clcomm.transport.bfloat16 import BFLOAT16
-from clcomm.transport.memory import mismatch
+from clcomm.transport.host_memory import mismatch
 from tests.helpers import one_line
 
 pytestmark = pytest.mark.mpi(min_size=2)
 SIZE = 9000
 
-#: What the last rank gives for elements [100, 8100) of float32: (start byte, stop byte, dtype).
+#: The last rank's ranges where the others pass elements [100, 8100) of float32: (start byte, stop byte, dtype).
 WRONG = {
     "shorter": (400, 32_000, "float32"),
     "out of bounds": (400 + 8000, 400 + 8000 + 32_000, "float32"),  # NumPy cuts it off at the end

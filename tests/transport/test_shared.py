@@ -1,4 +1,4 @@
-"""What only the shared transport has: memory, where arrays lie in it, and its end."""
+"""Features of the shared transport only: its memory, the location of arrays in it, and its end."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from clcomm.errors import MismatchError
-from clcomm.transport import memory as memory_module
-from clcomm.transport.mpi import world
+from clcomm.transport import host_memory as memory_module
+from clcomm.transport.mpi_runtime import world
 from tests.transport.conftest import Bench, make_bench
 from tests.transport.references import drawn, folded, same_bits
 
@@ -35,7 +35,7 @@ def test_memory_is_zeroed_and_starts_at_a_page(shared: Bench):
             assert not memory.any()
             assert memory.__array_interface__["data"][0] % 4096 == 0
             shared.transport.barrier()
-            memory[:] = 255  # the next window must not come with this in it
+            memory[:] = 255  # the next window must not contain these values
 
 
 def test_common_memory_is_one_and_own_memory_is_not(shared: Bench):
@@ -91,7 +91,7 @@ def test_lengths_and_dtypes_that_differ_are_refused_on_every_rank(shared: Bench,
     shared.transport.barrier()
     good = memory[:8].view(np.float32)
     good[:] = 1
-    shared.transport.all_reduce(good, good, "sum")  # and it works on
+    shared.transport.all_reduce(good, good, "sum")  # it still works
     assert (good == shared.size).all()
 
 
@@ -111,7 +111,7 @@ def test_windows_are_freed_when_no_rank_uses_them(shared: Bench):
     assert shared.transport.holds(keep, view)
     array = view[:10]
     array[:] = shared.rank
-    shared.transport.all_reduce(array, array, "max")  # regions are still numbered alike
+    shared.transport.all_reduce(array, array, "max")  # regions have the same numbers on all ranks
     assert (array == shared.size - 1).all()
 
 

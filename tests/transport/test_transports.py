@@ -63,7 +63,7 @@ def test_an_all_reduce_into_common_memory(bench, op):
         memory[:length] = rows[bench.rank]
         bench.transport.all_reduce(memory[:length], out[:length], op)
         assert same_bits(out[:length].copy(), bench.folded(rows, op)), f"{length} elements"
-        bench.transport.barrier()  # nobody starts to write the next result while another compares this one
+        bench.transport.barrier()  # no rank writes the next result while another one compares this one
 
 
 @pytest.mark.parametrize("in_place", [True, False])

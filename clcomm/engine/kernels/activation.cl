@@ -1,4 +1,4 @@
-/* ReLU, sigmoid and tanh with their gradients, which are written in terms of the result y. NaN passes through. */
+/* ReLU, sigmoid and tanh with their gradients, as functions of the result y. NaN passes through. */
 
 __kernel void relu(__global float *restrict y, __global const float *restrict x, int count) {
     FOR_EACH(i, count) y[i] = x[i] <= 0.0f ? 0.0f : x[i];

@@ -1,6 +1,6 @@
-/* What these kernels use of OpenCL C's functions, declared as the language does. PoCL 3 reads a header of 1 MB with all
-   of them before each program, which takes it longer than a program of ours; program.py says when that is left out. A
-   function that is missing here costs that time again, and the tests say so. */
+/* Declarations of the OpenCL C functions that these kernels use. PoCL 3 reads a header of 1 MB with all functions
+   before each program, which takes longer than the program itself; program.py replaces it by this file where possible.
+   A function that is missing here brings the header back, and a test fails. */
 #define READS_NOTHING __attribute__((overloadable, const))
 #define READS __attribute__((overloadable, pure))
 #define WRITES __attribute__((overloadable))

@@ -1,11 +1,11 @@
-/* Gradients as what travels, and back. Halves are whole numbers of 16 bits, as many devices know no other arithmetic
-   on them; rounding is to nearest, ties to even. */
+/* Coding and decoding of compressed gradients. Halves are 16-bit integers, as many devices have no half arithmetic;
+   rounding is to nearest, ties to even. */
 
 #define INFINITE 0x7f800000u
 #define IS_FINITE(value) ((as_uint(value) & INFINITE) != INFINITE)
 
-/* Exponents: a half's bias is 112 less than a float's. Below 2^-14 halves are steps of 2^-24, which is how far apart
-   floats from 0.5 to 1 are: to add 0.5 rounds there. */
+/* Exponents: a half's bias is 112 less than a float's. Below 2^-14 halves are multiples of 2^-24, the distance
+   of floats between 0.5 and 1, so that adding 0.5 rounds to them. */
 #define REBIAS (112u << 23)
 #define HALF_OVERFLOW 0x477ff000u
 #define HALF_NORMAL 0x38800000u
@@ -54,15 +54,15 @@ __kernel void add_bfloat16(__global const ushort *halves, __global float *restri
     FOR_EACH(i, count) total[i] += as_float((uint)halves[i] << 16);
 }
 
-/* Elements go in blocks, so that a compiler sees short loops over consecutive ones. */
+/* Elements are processed in blocks, so that the compiler has short loops over consecutive ones. */
 #define BLOCK 256
 #define BLOCKS(count) (((count) + BLOCK - 1) / BLOCK)
 #define LENGTH(block, count) ((count) - BLOCK * (block) < BLOCK ? (count) - BLOCK * (block) : BLOCK)
 
-/* A rank's row: a float scale for each block, then its elements as chars, the last block filled up with zeros. The
-   residual becomes what was wanted, which it is part of, less what is sent. */
+/* A rank's row: for each block a float scale, then its elements as chars, the last block padded with zeros. The values
+   to be sent include the old residual; the new one is what the coded values leave out. */
 #define LARGEST_CHAR 127
-/* To nearest, ties to even, where there are no places behind the point: between 2^23 and 2^24. */
+/* Rounds to nearest, ties to even: between 2^23 and 2^24 floats are integers. */
 #define BEYOND_FRACTIONS 12582912.0f
 #define CLAMPED(number) ((number) > LARGEST_CHAR ? LARGEST_CHAR : (number) < -LARGEST_CHAR ? -LARGEST_CHAR : (number))
 
@@ -74,7 +74,7 @@ __kernel void to_chars(__global const float *values, __global float *restrict re
         const int length = LENGTH(block, count);
         __global float *restrict residual = residuals + BLOCK * block;
         __global char *restrict numbers = all_numbers + BLOCK * block;
-        uint largest = 0; /* of magnitudes' bits, among which NaN is the largest */
+        uint largest = 0; /* bits of a magnitude; NaN is the largest */
         for (int i = 0; i < length; ++i) {
             const float wanted = values[BLOCK * block + i] + residual[i];
             const uint magnitude = as_uint(wanted) & 0x7fffffffu;
@@ -83,7 +83,7 @@ __kernel void to_chars(__global const float *values, __global float *restrict re
         }
         const float scale = as_float(largest) / LARGEST_CHAR;
         scales[block] = scale;
-        if (!IS_FINITE(scale)) { /* the mean has to show it; nothing of it is carried on */
+        if (!IS_FINITE(scale)) { /* the mean must show it; the residual must not */
             for (int i = 0; i < length; ++i) numbers[i] = 0, residual[i] = 0;
         } else {
             const float divisor = scale > 0 ? scale : 1;
@@ -117,15 +117,14 @@ __kernel void mean_of_chars(__global const uchar *rows, __global float *restrict
     }
 }
 
-/* The `chosen` largest magnitudes: places, then values; of equal ones the first. Their residuals become zero, the
-   others what was wanted. The magnitude from which on they are chosen is found by its bits, 11 at a time. One work-item
-   does it all. */
+/* The `chosen` largest magnitudes: indices, then values; of equal ones the first. Their residuals become zero, the
+   others' their whole values. The smallest chosen magnitude is found by its bits, 11 at a time. One work-item. */
 #define DIGITS 2048
 #define MAGNITUDE(value) (as_uint(value) & 0x7fffffffu)
 
 __kernel void to_largest(__global const float *values, __global float *restrict residual, __global uchar *restrict rows,
                          int first, int chosen, int count) {
-    if (count < chosen) return; /* not run, but prepared */
+    if (count < chosen) return; /* prepared without being run */
     uint found = 0, found_bits = 0;
     int wanted_of_digit = chosen;
     for (int i = 0; i < count; ++i) residual[i] += values[i];
@@ -157,10 +156,10 @@ __kernel void to_largest(__global const float *values, __global float *restrict 
     }
 }
 
-/* `total` is as large as `out`, which others may read already: only final values go there. One work-item. */
+/* `total` is as large as `out`, which other ranks may be reading: only final values go there. One work-item. */
 __kernel void mean_of_largest(__global const uchar *rows, __global float *restrict out, __global float *restrict total,
                               int ranks, int chosen, int count) {
-    if (count < chosen) return; /* not run, but prepared: the rows may hold anything */
+    if (count < chosen) return; /* prepared without being run: the rows are uninitialised */
     for (int i = 0; i < count; ++i) total[i] = 0;
     for (int rank = 0; rank < ranks; ++rank) {
         __global const uint *places = (__global const uint *)(rows + (size_t)rank * 8 * chosen);

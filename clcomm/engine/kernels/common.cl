@@ -1,10 +1,10 @@
-/* Heads every program. ON_CPU: a work-item walks one long run of elements, or of rows, which vectorises;
-   elsewhere there is a work-item per element and a work-group of ROW_GROUP items per row.
+/* Included before every program. ON_CPU: a work-item processes one long run of elements, or of rows, which vectorises;
+   elsewhere there is a work-item for each element and a work-group of ROW_GROUP items for each row.
 
-   `lanes` is what a loop handles at once where it calls exp, tanh or sqrt: compilers for CPUs do not vectorise loops
-   around those by themselves. The last load of a run is filled up with `filler`. */
+   `lanes` is the vector of loops that call exp, tanh or sqrt, which compilers for CPUs do not vectorise by themselves.
+   The last load of a run is padded with `filler`. */
 
-/* The larger of floats, or of vectors lane by lane; where `b` is NaN it is `a`, so that a maximum passes NaN over. */
+/* The larger of two floats, or of vectors lane by lane; `a` where `b` is NaN, so that a maximum ignores NaN. */
 #define LARGER(a, b) ((b) > (a) ? (b) : (a))
 
 #ifdef ON_CPU
@@ -24,7 +24,7 @@ inline int run_last(int count) { return min((int)get_global_id(0) * run_length(c
 #define LANES 8
 typedef float8 lanes;
 
-/* PoCL keeps vload8, vstore8, min, max and fmax as calls, around which every vector in a register goes to memory. */
+/* PoCL does not inline vload8, vstore8, min, max and fmax, and each call spills all vector registers. */
 typedef float8 __attribute__((aligned(4))) unaligned8;
 #define load8(from) (*(__global const unaligned8 *)(from))
 #define store8(value, to) (*(__global unaligned8 *)(to) = (value))
@@ -110,13 +110,13 @@ typedef float lanes;
 
 #endif
 
-/* For helpers whose loops must unroll into registers: inlined, with bounds that are constants after inlining. */
+/* For helpers whose loops must unroll into registers: their bounds are constants after inlining. */
 #define INLINE static inline __attribute__((always_inline))
 INLINE int smaller(int a, int b) { return a < b ? a : b; }
 INLINE int larger(int a, int b) { return a > b ? a : b; }
 #define UNROLL _Pragma("unroll")
 
-/* Eight rows of eight become eight columns of eight, in three rounds of pairwise shuffles. */
+/* Transposes 8 x 8 floats in three rounds of pairwise shuffles. */
 INLINE void transpose8(float8 r[8]) {
     float8 s[8], t[8];
     UNROLL for (int i = 0; i < 4; ++i) {

@@ -1,24 +1,24 @@
 /* Convolution of x[N,C,H,W] with weight[O,C,kernel_h,kernel_w] to y[N,O,out_h,out_w] on CPUs, and its data gradient,
-   which is the convolution of dy with the kernel turned round. One kernel serves both:
+   which is the convolution of dy with the reversed kernel. One kernel does both:
        y[n,o,oy,ox] = bias[o] + sum over c,i,j of x[n,c,iy,ix] * weight[w_first + o*w_o + c*w_c + i*w_i + j*w_j]
    where iy = (oy*stride + i - pad_h) / dilation. Terms outside x, or between its rows and columns when dilation is the
    forward pass's stride, are left out rather than multiplied by zero.
 
-   x is packed as pack.cl says, eight images to a vector: borders, strides and kernel sizes then concern whole vectors,
+   x is packed by pack.cl, eight images to a vector: borders, strides and kernel sizes then apply to whole vectors,
    every load is aligned, and no width leaves lanes idle. Sums are kept for tiles of 4 outputs x 3 pixels: 12 vectors,
    which with their operands fill 16 registers.
 
-   Builds: one takes every size at run time; the other is for one WIDTH (of x and y alike, stride 1) and one KERNEL_W
-   and PAD_W, so that the taps which fall outside x at either end of a row are known when it is compiled: tiles from
-   which an end of the row can be seen are compiled for their place in it, all others once. With
+   Builds: one takes every size at run time; the other is for one WIDTH (of both x and y, stride 1) and one KERNEL_W
+   and PAD_W, so that the taps outside x at either end of a row are known at compile time: tiles whose taps reach
+   an end of the row are compiled for their position in it, all others once. With
    ONE_CHANNEL in x that build also knows KERNEL_H, and keeps a tile's weights in local memory in the order of their
-   use: without a loop over channels to hide them, the addresses of the weights would cost more than the products. */
+   use: without a loop over channels, computing the weights' addresses would cost more than the products. */
 
 #define TILE_OUTPUTS 4
 #define TILE_PIXELS 3
 #ifdef WIDTH
 #define SEGMENT (WIDTH + TILE_PIXELS)
-/* Pixels of x that a tile sees from its own first one on, where the row goes on that far; before it, it sees PAD_W. */
+/* Pixels of x that a tile reads from its first one on, if the row is that long; it reads PAD_W before that. */
 #define REACH (TILE_PIXELS + KERNEL_W - 1 - PAD_W)
 #define LAST_TILE ((WIDTH - 1) / TILE_PIXELS * TILE_PIXELS)
 #if LAST_TILE == 0 || PAD_W > TILE_PIXELS || REACH > 2 * TILE_PIXELS || REACH < TILE_PIXELS
@@ -68,7 +68,7 @@ INLINE void unpack_lanes(__local const float8 *packed, __global float *to, long 
         for (int i = 0; i < valid; ++i) to[i * stride + p] = ((__local const float *)(packed + p))[i];
 }
 
-/* Stores the whole groups of 8 among `filled` waiting pixels, all of them at the end; returns how many stay. */
+/* Stores the complete groups of 8 among `filled` buffered pixels, at the end all; returns how many remain. */
 INLINE int flush(__local float8 *waiting, __global float *to, long stride, int filled, int is_last, int valid)
 {
     const int whole = is_last ? filled : filled & ~7;
@@ -77,7 +77,7 @@ INLINE int flush(__local float8 *waiting, __global float *to, long stride, int f
     return filled - whole;
 }
 
-/* The index whose `dilation`-fold is `scaled`, or -1 where there is none. */
+/* scaled / dilation if that is an integer, else -1. */
 INLINE int undilated(int scaled, int dilation)
 {
 #ifdef DILATED
@@ -104,8 +104,8 @@ INLINE void add_tap(
     }
 }
 
-/* Computes the tile at (oy, ox) and puts it down in rows of `results`, `results_row` apart. In the build for one WIDTH x
-   has, as far as the tile sees, `before` pixels before the tile's first and `after` from there on. */
+/* Computes the tile at (oy, ox) and stores it in rows of `results`, `results_row` apart. In the build for one WIDTH, of
+   the pixels that the tile reads x has `before` ones before the tile's first and `after` from there on. */
 INLINE void convolve_tile(
     __local float8 *results, int results_row, __global const float8 *packed, WEIGHTS weight,
     const int w_output[TILE_OUTPUTS], const float8 start[TILE_OUTPUTS], Shape s, int oy, int ox,
@@ -174,7 +174,7 @@ INLINE void convolve_segment(
 #endif
 }
 
-/* Where a work-item's 4 outputs take their weights, and the sums they start from. */
+/* The offsets of the weights of a work-item's 4 outputs, and the initial sums. */
 INLINE void outputs_start(
     int w_output[TILE_OUTPUTS], float8 start[TILE_OUTPUTS], __global const float *bias, Shape s, int o)
 {
@@ -201,7 +201,7 @@ __kernel void convolve(
     __global const float8 *packed, __global const float *weight, __global const float *bias, __global float *y,
     SHAPE_ARGS)
 {
-    /* Results wait here until there are vectors of 8 pixels to store for each image. */
+    /* Results are buffered here until there are vectors of 8 pixels to store for each image. */
     __local float8 waiting[TILE_OUTPUTS * (8 + SEGMENT)];
     NEAR_WEIGHTS(near);
     const Shape s = SHAPE;
@@ -235,8 +235,8 @@ __kernel void convolve(
 #define POOLED (WIDTH / 2)
 #define MASKED 4
 
-/* The maximum of 4 vectors after ReLU; `place` says which it was, the first of equals, or MASKED where ReLU gave 0.
-   NaN is larger than all, as in PyTorch. */
+/* The maximum of 4 vectors after ReLU; `place` is its index, the first of equals, or MASKED where ReLU gave 0. NaN is
+   larger than all, as in PyTorch. */
 INLINE float8 pool_lanes(const float8 values[4], int8 *place)
 {
     float8 best = values[0];
@@ -251,8 +251,8 @@ INLINE float8 pool_lanes(const float8 values[4], int8 *place)
     return is_masked ? (float8)0.0f : best;
 }
 
-/* As `convolve`, then ReLU and the maximum of each 2 x 2 pixels, while the rows are in the nearest cache.
-   y[N,O,H/2,W/2]; places[N/8][O][H/2][W/2] of 8 lanes serve `unpool_lanes`. */
+/* As `convolve`, then ReLU and the maximum of each 2 x 2 pixels, while the rows are in the L1 cache.
+   y[N,O,H/2,W/2]; places[N/8][O][H/2][W/2] of 8 lanes are for `unpool_lanes`. */
 __kernel void convolve_relu_pool(
     __global const float8 *packed, __global const float *weight, __global const float *bias, __global float *y,
     __global uchar8 *places, SHAPE_ARGS)

@@ -1,6 +1,5 @@
 /* The kernels of conv2d.cl and conv2d_weights.cl for GPUs. Tensors stay N C H W: a work-item computes OUTPUTS sums at
-   one pixel, so neighbouring items read neighbouring pixels, and the work-group keeps the weights it needs in local
-   memory. */
+   one pixel, so neighbouring items read neighbouring pixels, and the work-group keeps its weights in local memory. */
 
 #define TAPS 64
 
@@ -40,7 +39,7 @@ __kernel void convolve(
         y[((long)image * outputs + o + i) * out_plane + pixel % out_plane] = sum[i];
 }
 
-/* A work-group adds up one tap of one channel for OUTPUTS outputs. */
+/* A work-group sums one tap of one channel for OUTPUTS outputs. */
 __kernel void weight_gradient(
     __global const float *x, __global const float *grad, __global float *weight,
     int images, int channels, int height, int width, int outputs, int out_height, int out_width,

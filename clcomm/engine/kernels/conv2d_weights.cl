@@ -1,5 +1,5 @@
-/* The weight gradient of conv2d.cl on CPUs, from x and dy packed as pack.cl does. In the POOLED build dy is that of
-   `convolve_relu_pool`, and is spread out over the convolution's pixels only where it is used, in local memory. */
+/* The weight gradient of conv2d.cl on CPUs, from x and dy packed by pack.cl. In the POOLED build dy is that of
+   `convolve_relu_pool`, and is unpooled to the convolution's pixels only where it is used, in local memory. */
 
 #define TILE_OUTPUTS 4
 #define TILE_PIXELS 3
@@ -9,7 +9,7 @@
 #define GRAD __global
 #endif
 
-/* Rows' share of the weight gradient of 4 outputs and of the columns in `mask`. */
+/* Adds the contribution of rows to the weight gradient of 4 outputs and of the columns in `mask`. */
 INLINE void add_rows(
     float8 sum[TILE_OUTPUTS][TILE_PIXELS], GRAD const float8 *grad, const int g_offset[TILE_OUTPUTS],
     int grad_row, __global const float8 *x, const int x_offset[TILE_PIXELS], int x_row, int rows, int count, int stride,
@@ -35,7 +35,7 @@ INLINE void add_rows(
     }
 }
 
-/* The pixels of y from `first_inside` to before `last_inside` see a pixel of x through tap `i` of the kernel. */
+/* Pixels of y from `first_inside` to before `last_inside` use a pixel inside x through tap `i` of the kernel. */
 INLINE int first_inside(int i, int pad, int stride)
 {
     return stride == 1 ? larger(0, pad - i) : larger(0, (pad - i + stride - 1) / stride);
@@ -64,8 +64,8 @@ typedef struct {
     int stride, int pad_h, int pad_w
 #define SIZES {channels, height, width, outputs, out_height, out_width, kernel_h, kernel_w, stride, pad_h, pad_w}
 
-/* Adds to `partial` what rows [first_row, end_row) of a block's dy give to 4 outputs, through tap (i, j), and to
-   `columns` columns: channels, or with one channel rows of the kernel from i on. x and grad start at row 0. */
+/* Adds to `partial` the contribution of rows [first_row, end_row) of a block's dy to 4 outputs, through tap (i, j), and
+   to `columns` columns: channels, or with one channel rows of the kernel from i on. x and grad start at row 0. */
 INLINE void add_tile(
     __global float8 *partial, __global const float8 *x, GRAD const float8 *grad, Sizes s,
     const int g_offset[TILE_OUTPUTS], int outputs, int columns, int i, int j, int first_row, int end_row, int is_start)
@@ -115,7 +115,7 @@ INLINE void add_tile(
 
 #ifdef POOLED
 
-/* Spreads rows [first_row, end_row) of dy out: each element goes to where the maximum of its 2 x 2 pixels lay. */
+/* Unpools rows [first_row, end_row) of dy: each element goes to the place of the maximum of its 2 x 2 pixels. */
 INLINE void spread(
     __local float8 *grad, __global const float8 *pooled, __global const uchar8 *places, int first_row, int end_row,
     int width)
@@ -141,8 +141,8 @@ INLINE void spread(
 #endif
 
 /* partial[chunk][O][C][kernel_h * kernel_w]: the weight gradient of a chunk of image blocks, lanes not yet added.
-   A chunk is a fixed number of images, so the order of all sums is the same on any number of cores. It goes through dy
-   in runs of rows that stay in the nearest cache, with what lies below them in x, while all taps are served. */
+   A chunk is a fixed number of images, so the order of all sums is the same on any number of cores. dy is processed in
+   runs of rows that stay in the L1 cache, with the rows of x that they use, for all taps. */
 __kernel void weight_gradient(
     __global const float8 *packed, __global const float8 *packed_grad, __global float8 *partial,
 #ifdef POOLED
@@ -179,7 +179,7 @@ __kernel void weight_gradient(
             __global const float8 *grad = packed_grad + ((long)block * outputs + o) * grad_plane;
 #endif
             for (int column = 0, count; column < columns; column += count) {
-                /* Four columns left are two tiles of two: one alone has too few sums to fill the pipeline. */
+                /* The last four columns are two tiles of two: a tile of one has too few sums to fill the pipeline. */
                 count = columns - column == 4 ? 2 : smaller(TILE_PIXELS, columns - column);
                 for (int i = 0; i < (by_channel ? kernel_h : 1); ++i)
                     for (int j = 0; j < kernel_w; ++j)

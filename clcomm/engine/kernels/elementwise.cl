@@ -1,6 +1,6 @@
-/* add, sub, mul, div of two tensors, of one and a number, and what the tape needs to copy and accumulate. */
+/* add, sub, mul, div of two tensors, or a tensor and a number; copies and accumulation for the tape. */
 
-/* out = op(x, y), same shape; and the same where an operand is broadcast. `plan` holds, for each outer dimension, its
+/* out = op(x, y), for equal shapes and for a broadcast operand. `plan` holds, for each outer dimension, its
    size, x's stride and y's stride (three runs of `outer` ints), then x's and y's inner stride, each 0 or 1. */
 #ifdef ON_CPU
 #define BROADCAST_LOOP(EXPRESSION)                                                                   \
@@ -49,7 +49,7 @@ BINARY(sub, x - y)
 BINARY(mul, x * y)
 BINARY(div, x / y)
 
-/* out = scale * x where x is broadcast; the plan has y's strides too, which are not used. */
+/* out = scale * x, x broadcast; the plan's strides of y are not used. */
 __kernel void expand(__global float *restrict out, __global const float *a, __global const float *b,
                      __global const int *plan, int outer, int rows, int inner, float scale) {
     BROADCAST_LOOP(scale * x)

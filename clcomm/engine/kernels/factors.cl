@@ -1,7 +1,7 @@
-/* Products of a large matrix with thin factors. The matrix has `columns` columns; a factor of rank `rank` lies as that
-   many rows, so that every inner loop is over consecutive floats. */
+/* Products of a large matrix with thin factors. The matrix has `columns` columns; a factor of rank `rank` has that many
+   rows in memory, so that every inner loop is over consecutive floats. */
 
-/* thin = matrix x factor: thin[k][row] is the sum over the columns. `count` is how many rows there are. */
+/* thin = matrix x factor: thin[k][row] is the sum over the columns. `count` is the number of rows. */
 __kernel void times(__global const float *matrix, __global const float *factor, __global float *restrict thin, int rank,
                     int columns, int count) {
     FOR_EACH(row, count) {
@@ -15,7 +15,7 @@ __kernel void times(__global const float *matrix, __global const float *factor, 
     }
 }
 
-/* thin = transposed matrix x factor: thin[k][column] is the sum over the rows. `count` is how many columns there are. */
+/* thin = transposed matrix x factor: thin[k][column] is the sum over the rows. `count` is the number of columns. */
 __kernel void transposed_times(__global const float *matrix, __global const float *factor, __global float *restrict thin,
                                int rank, int rows, int count) {
     for (int k = 0; k < rank; ++k) {
@@ -32,8 +32,8 @@ __kernel void transposed_times(__global const float *matrix, __global const floa
     }
 }
 
-/* matrix = first x transposed second. Each product is rounded before it is added, so that all ranks, whatever computes
-   there, get the same bits. `count` is how many rows there are. */
+/* matrix = first x transposed second. Each product is rounded before it is added, so that all ranks get the same
+   bits on any device. `count` is the number of rows. */
 __kernel void outer(__global const float *first, __global const float *second, __global float *restrict matrix, int rank,
                     int columns, int count) {
     FOR_EACH(row, count) {

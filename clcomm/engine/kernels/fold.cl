@@ -1,5 +1,5 @@
 /* The sum over ranks of one range, ((row0 + row1) + row2) + ..., times `factor` or divided by it: every byte is read
-   once and written once. ROWS, 2 to 8, is how many rows there are. `out` may be row 0, but no other row. */
+   once and written once. ROWS, 2 to 8, is the number of rows. `out` may be row 0, but no other row. */
 
 #define ROWS_2(EACH) EACH(1)
 #define ROWS_3(EACH) ROWS_2(EACH) EACH(2)
@@ -21,13 +21,13 @@
 #define SCALED(total) ((total) * factor)
 #endif
 
-/* Floats of a cache line, of any alignment. */
+/* A cache line of floats, of any alignment. */
 #define LINE_FLOATS 16
 typedef float16 __attribute__((aligned(4))) line;
 #define LINE(from, i) (*(__global const line *)((from) + LINE_FLOATS * (i)))
 
 #define KEEP(value, i) *(__global line *)(out + LINE_FLOATS * (i)) = (value)
-/* Past the caches: where a result is larger than they are, each of its lines would be read before it is written. */
+/* Non-temporal stores: otherwise each line of a result larger than the caches would be read before it is written. */
 #if defined(__has_builtin) && __has_builtin(__builtin_nontemporal_store)
 #define STREAM(value, i) __builtin_nontemporal_store(value, (__global float16 *)(out + LINE_FLOATS * (i)))
 #else
@@ -41,7 +41,7 @@ typedef float16 __attribute__((aligned(4))) line;
         STORE(SCALED(total), i);                             \
     }
 
-/* One work-item does it all. */
+/* One work-item. */
 __kernel void fold(__global float *out, float factor, int streams,
                    __global const float *row0 OTHER_ROWS(ROWS, PARAMETER), int count) {
     const int lines = count / LINE_FLOATS;

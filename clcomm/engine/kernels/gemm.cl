@@ -1,24 +1,24 @@
-/* Matrix products C[M,N] = A[M,K] B[K,N] (+ bias[N], then ReLU). `turned` says which operands lie the other way round,
-   as A^T or B^T, so the same kernels serve NN, NT and TN. Sums over K run in one fixed order for each element of C,
+/* Matrix products C[M,N] = A[M,K] B[K,N] (+ bias[N], then ReLU). `transposed` says which operands are stored as A^T
+   or B^T, so the same kernels do NN, NT and TN. Sums over K run in one fixed order for each element of C,
    whatever the grid, so results do not depend on the number of cores. */
 
-#define A_TURNED 1
-#define B_TURNED 2
+#define A_TRANSPOSED 1
+#define B_TRANSPOSED 2
 #define STRIDES \
-    const int a_row = turned & A_TURNED ? 1 : depth, a_column = turned & A_TURNED ? rows : 1, \
-              b_row = turned & B_TURNED ? 1 : columns, b_column = turned & B_TURNED ? depth : 1
+    const int a_row = transposed & A_TRANSPOSED ? 1 : depth, a_column = transposed & A_TRANSPOSED ? rows : 1, \
+              b_row = transposed & B_TRANSPOSED ? 1 : columns, b_column = transposed & B_TRANSPOSED ? depth : 1
 
 #ifdef ON_CPU
 
-/* A work-item takes a panel of PANEL columns of B and a run of rows of A. It copies DEPTH rows of the panel, which then
-   lie in the order they are read and stay in the first-level cache, and walks down the rows of A in tiles of
-   TILE_ROWS x PANEL sums: with 6 x 16 they are 12 vectors of 8 lanes, the most that 16 registers hold with their
-   operands. The panel is private: PoCL allocates local memory at each launch. */
+/* A work-item takes a panel of PANEL columns of B and a run of rows of A. It copies DEPTH rows of the panel into the
+   order in which they are read, so that they stay in the L1 cache, and processes the rows of A in tiles of
+   TILE_ROWS x PANEL sums: 6 x 16 are 12 vectors of 8 lanes, the most that 16 registers hold with their operands. The
+   panel is in private memory, since PoCL allocates local memory at each launch. */
 
 #define SHORT_ROWS (TILE_ROWS < 4 ? TILE_ROWS : 4)
 #define SIDES (PANEL / 8)
 
-/* Columns past the last one repeat it or keep old values: they only reach sums that are never stored. */
+/* Columns after the last one repeat it or keep old values; their sums are never stored. */
 INLINE void pack_panel(
     float8 *panel, __global const float *b, long b_row, long b_column, int depth, int columns)
 {
@@ -40,8 +40,8 @@ INLINE void pack_panel(
         for (int j = 0; j < columns; ++j) flat[k * PANEL + j] = b[k * b_row + j * b_column];
 }
 
-/* `rows` sums a tile of that many rows; rows past `valid` read the last one and are not stored. B comes from the panel;
-   with `fills_panel` it is read where it lies, and goes there. */
+/* Sums a tile of `rows` rows; rows after `valid` read the last one and are not stored. B is read from the panel; with
+   `fills_panel` it is read from B itself and copied to the panel. */
 INLINE void tile(
     __global const float *a, long a_row, long a_column, __global const float *b, long b_row, float8 *panel,
     __global float *c, int c_row, __global const float *bias, int depth, int columns, int valid, int is_first,
@@ -80,7 +80,7 @@ INLINE void tile(
     }
 }
 
-/* Up to where full tiles go: 8 rows left are two short tiles, not a full one and a quarter. */
+/* The end of the full tiles: 8 remaining rows are two short tiles, not a full one and a quarter. */
 INLINE int full_tiles_end(int first, int last)
 {
     return last - SHORT_ROWS * 2 * ((last - first) % TILE_ROWS == SHORT_ROWS * 2 % TILE_ROWS);
@@ -88,7 +88,7 @@ INLINE int full_tiles_end(int first, int last)
 
 __kernel void gemm(
     __global const float *a, __global const float *b, __global float *c, __global const float *bias,
-    int rows, int columns, int depth, int turned)
+    int rows, int columns, int depth, int transposed)
 {
     float8 panel[SIDES * DEPTH];
     STRIDES;
@@ -104,15 +104,15 @@ __kernel void gemm(
          columns_, valid, k == 0, k + run == depth, rows_, 0)
         int m = first;
         for (const int end = full_tiles_end(first, last); m + TILE_ROWS <= end; m += TILE_ROWS)
-            if (width == PANEL) TILE(PANEL, TILE_ROWS, TILE_ROWS); /* without a look at each side's width */
+            if (width == PANEL) TILE(PANEL, TILE_ROWS, TILE_ROWS); /* without checking each width */
             else TILE(width, TILE_ROWS, TILE_ROWS);
         for (; m < last; m += SHORT_ROWS) TILE(width, smaller(SHORT_ROWS, last - m), SHORT_ROWS);
     }
 }
 
-/* C = A B where B lies as the panels want it, A has few rows, but SHORT_ROWS of them, and the sums at most DEPTH terms: a
-   work-item goes through many panels, and the first tile of each copies it as it goes. No other case is looked after,
-   as what a work-item has to find out first takes as long as a small product. */
+/* C = A B where B is not transposed, A has few rows, but at least SHORT_ROWS, and sums have at most DEPTH terms: a
+   work-item processes many panels, and the first tile of each also copies it. Other cases are left out, as telling them
+   apart takes as long as a small product. */
 INLINE void few_rows(
     __global const float *a, __global const float *b, __global float *c, int rows, int columns, int depth, long a_row,
     long a_column)
@@ -128,7 +128,7 @@ INLINE void few_rows(
         if (rows < TILE_ROWS) FULL_TILE(0, SHORT_ROWS, 1);
         else FULL_TILE(0, TILE_ROWS, 1);
         for (const int end = full_tiles_end(m, rows); m + TILE_ROWS <= end; m += TILE_ROWS) FULL_TILE(m, TILE_ROWS, 0);
-        for (; m < rows; m += SHORT_ROWS) /* the last one goes over rows that are done where too few are left */
+        for (; m < rows; m += SHORT_ROWS) /* the last tile repeats rows if too few remain */
             FULL_TILE(smaller(m, rows - SHORT_ROWS), SHORT_ROWS, 0);
     }
 }
@@ -139,7 +139,7 @@ __kernel void gemm_few_rows(
     few_rows(a, b, c, rows, columns, depth, depth, 1);
 }
 
-__kernel void gemm_few_rows_turned(
+__kernel void gemm_few_rows_transposed(
     __global const float *a, __global const float *b, __global float *c, int rows, int columns, int depth)
 {
     few_rows(a, b, c, rows, columns, depth, 1, rows);
@@ -189,7 +189,7 @@ INLINE void load_slice(
     int k, int depth, int item)
 {
     for (int i = item; i < BLOCK * SLICE; i += SIDE * SIDE) {
-        /* Neighbouring items read neighbouring addresses, whichever way the matrix lies. */
+        /* Neighbouring items read neighbouring addresses, whether the matrix is transposed or not. */
         const int x = k_stride == 1 ? i / SLICE : i % BLOCK;
         const int z = k_stride == 1 ? i % SLICE : i / BLOCK;
         const int is_inside = first + x < count && k + z < depth;
@@ -199,7 +199,7 @@ INLINE void load_slice(
 
 __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void gemm(
     __global const float *a, __global const float *b, __global float *c, __global const float *bias,
-    int rows, int columns, int depth, int turned)
+    int rows, int columns, int depth, int transposed)
 {
     STRIDES;
     __local float left[SLICE][BLOCK + 1], right[SLICE][BLOCK + 1];
@@ -238,7 +238,7 @@ __kernel void column_sums(__global const float *matrix, __global float *sums, in
 
 #endif
 
-/* ReLU's gradient from its result; NaN passes, as in PyTorch. */
+/* ReLU's gradient from its result; NaN passes through, as in PyTorch. */
 __kernel void relu_gradient(__global const float *grad, __global const float *activated, __global float *out, int count)
 {
     FOR_EACH(i, count) out[i] = activated[i] <= 0.0f ? 0.0f : grad[i];

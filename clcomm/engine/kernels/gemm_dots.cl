@@ -1,5 +1,5 @@
 /* Matrix products C[M,N] = A[M,K] B[N,K]^T (+ bias[N], then ReLU) for CPUs, where B has so few rows that a panel of
-   gemm.cl would be half empty: the lanes run along K. They are kept for some rows of C, and then added up for eight
+   gemm.cl would be half empty: the lanes run along K. They are kept for some rows of C, and then summed for eight
    elements at a time. K is at least 8, N at most MOST_DOTS. */
 
 #define DOT_ROWS 2
@@ -18,8 +18,8 @@ INLINE float8 lanes_sums(const float8 *r)
     return (float8)(t[0].s02, t[1].s02, t[0].s46, t[1].s46) + (float8)(t[0].s13, t[1].s13, t[0].s57, t[1].s57);
 }
 
-/* The lanes of `rows` rows of C by DOT_COLUMNS columns go to to[row * to_row + column]; columns past the last of those
-   that are `left` repeat it. */
+/* The lanes of `rows` rows of C by DOT_COLUMNS columns go to to[row * to_row + column]; columns after
+   the last of the `left` ones repeat it. */
 INLINE void dots(
     __global const float *a, __global const float *b, __global const float *bias, float8 *to, int to_row, int depth,
     int left, const int rows)
@@ -50,7 +50,7 @@ INLINE void dots(
         ADD_DOTS(k + 8, ALL_LANES)
     }
     for (; k + 8 <= depth; k += 8) ADD_DOTS(k, ALL_LANES)
-    if (k < depth) { /* the last eight without those that were added before */
+    if (k < depth) { /* the last eight, without those added before */
         const int8 is_new = (int8)(0, 1, 2, 3, 4, 5, 6, 7) >= 8 - (depth - k);
         ADD_DOTS(depth - 8, NEW_LANES)
     }
@@ -66,7 +66,7 @@ __kernel void gemm_dots(
     const int last = run_last(rows);
     for (int first = run_first(rows); first < last; first += DOT_RUN) {
         const int run = smaller(DOT_RUN, last - first);
-        /* From the last columns to the first ones: what there is too much of a row lies where the next is put later. */
+        /* From the last columns to the first: surplus columns of a row are overwritten by the next one. */
         for (int n = (columns - 1) / DOT_COLUMNS * DOT_COLUMNS; n >= 0; n -= DOT_COLUMNS) {
             int m = 0;
 #define DOTS(rows) \

@@ -1,5 +1,5 @@
 /* One optimizer step over `count` of the flat parameters p, from `first` on, with gradients g; PyTorch's formulas. Both
-   numbers are multiples of LANES, and padding is zero in p and g, where every formula leaves it. */
+   numbers are multiples of LANES; padding is zero in p and g, and every formula keeps it zero. */
 
 __kernel void sgd(__global float *restrict p, __global const float *restrict g, float lr, float weight_decay,
                   int first, int count) {

@@ -3,7 +3,7 @@
 
 #define MASKED 4 /* as in conv2d.cl */
 
-/* Returns the pixel at x of 8 images, which lie `stride` apart; lanes from `valid` on are zero. */
+/* Returns the pixel at x of 8 images, `stride` apart; lanes from `valid` on are zero. */
 INLINE float8 gather_lanes(__global const float *x, long stride, int valid)
 {
     float8 value = 0.0f;
@@ -11,7 +11,7 @@ INLINE float8 gather_lanes(__global const float *x, long stride, int valid)
     return value;
 }
 
-/* Returns in `rows` the lanes of the 8 pixels from x on. */
+/* Loads into `rows` the lanes of the 8 pixels from x on. */
 INLINE void gather_block(float8 rows[8], __global const float *x, long stride, int valid)
 {
     UNROLL for (int i = 0; i < 8; ++i) rows[i] = i < valid ? load8(x + i * stride) : (float8)0.0f;
@@ -33,7 +33,7 @@ __kernel void pack_lanes(__global const float *x, __global float8 *packed, int i
     for (; f < last; ++f) packed[f] = gather_lanes(x + f, features, valid);
 }
 
-/* Packs a gradient and adds up each channel's pixels: bias_partial[N/8][outputs], lanes not yet added. */
+/* Packs a gradient and sums each channel's pixels: bias_partial[N/8][outputs], lanes not yet added. */
 __kernel void pack_gradient(
     __global const float *grad, __global float8 *packed, __global float8 *bias_partial, int images, int outputs,
     int plane)
@@ -64,7 +64,7 @@ INLINE float8 unmasked(float8 value, uchar8 place)
     return convert_int8(place) == MASKED ? (float8)0.0f : value;
 }
 
-/* As `pack_gradient` for dy of `convolve_relu_pool`; what ReLU masked becomes zero. */
+/* As `pack_gradient` for dy of `convolve_relu_pool`; elements that ReLU masked become zero. */
 __kernel void pack_pooled_gradient(
     __global const float *grad, __global const uchar8 *places, __global float8 *packed, __global float8 *bias_partial,
     int images, int outputs, int plane)
@@ -91,7 +91,7 @@ __kernel void pack_pooled_gradient(
     bias_partial[block * outputs + o] = sum[0] + sum[1];
 }
 
-/* Turns the gradient of `convolve_relu_pool`'s result to that of the convolution's result, packed, and adds up each
+/* Computes the packed gradient of the convolution's result from that of `convolve_relu_pool`'s result, and sums each
    channel: bias_partial[N/8][outputs], lanes not yet added. */
 __kernel void unpool_lanes(
     __global const float *grad, __global const uchar8 *places, __global float8 *packed, __global float8 *bias_partial,

@@ -1,6 +1,6 @@
 /* Max and average pooling of x[planes][height][width] to y[planes][out_height][out_width]; a plane is one channel of
-   one image. Windows may overlap and reach into the padding, which takes no part in a maximum and counts as zeros in
-   an average. On a CPU a work-item takes whole planes; elsewhere it takes single elements. */
+   one image. Windows may overlap and reach into the padding, which a maximum ignores and an average counts as
+   zeros. On a CPU a work-item takes whole planes; elsewhere it takes single elements. */
 
 typedef struct {
     int height, width, out_height, out_width, kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
@@ -52,7 +52,7 @@ __kernel void average_pool(__global const float *x, __global float *y, int count
 
 typedef int8 __attribute__((aligned(4))) unaligned_int8;
 
-/* A row of at least eight 2 x 2 windows, eight at a time; the last eight may do some of those before them again. */
+/* A row of at least eight 2 x 2 windows, eight at a time; the last eight may repeat earlier ones. */
 INLINE void pairs_row(__global const float *x, __global float *y, __global int *places, Window w, int oy)
 {
     const int8 columns = (int8)(0, 2, 4, 6, 8, 10, 12, 14);
@@ -75,7 +75,7 @@ INLINE void pairs_row(__global const float *x, __global float *y, __global int *
     }
 }
 
-/* places[i] is where in its plane the maximum lay. */
+/* places[i] is the index of the maximum in its plane. */
 __kernel void max_pool(__global const float *x, __global float *y, __global int *places, int rows, WINDOW_ARGS)
 {
     const Window w = WINDOW;
@@ -122,7 +122,7 @@ __kernel void average_pool_gradient(__global const float *grad, __global float *
 
 #else
 
-/* places[i] is where in its plane the maximum lay. */
+/* places[i] is the index of the maximum in its plane. */
 __kernel void max_pool(
     __global const float *x, __global float *y, __global int *places, int count, WINDOW_ARGS)
 {
@@ -136,7 +136,7 @@ __kernel void max_pool(
     }
 }
 
-/* Each element of dx collects from the windows that cover it: no two work-items write the same place. */
+/* Each element of dx is summed over the windows that cover it, so no two work-items write the same element. */
 
 #define FOR_WINDOWS(oy, ox, iy, ix) \
     for (int oy = first_window(iy, kernel_h, stride_h, pad_h), \

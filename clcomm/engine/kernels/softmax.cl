@@ -1,5 +1,5 @@
 /* Softmax and log-softmax of each row and the cross-entropy of logits against class indices, with their gradients. The
-   row's maximum is taken off first. */
+   row's maximum is subtracted first. */
 
 INLINE float row_maximum(__global const float *from, int columns, __local float *scratch) {
     lanes most = -INFINITY;
@@ -10,7 +10,7 @@ INLINE float row_maximum(__global const float *from, int columns, __local float 
     return GROUP_MAX(lanes_max(most), scratch);
 }
 
-/* Writes the row's probabilities and returns what they were divided by, the sum of exp(x - top). */
+/* Writes the row's probabilities and returns their divisor, the sum of exp(x - top). */
 INLINE float row_softmax(__global float *to, __global const float *from, float top, int columns,
                          __local float *scratch) {
     lanes sums = 0.0f;
@@ -78,8 +78,8 @@ __kernel void log_softmax_grad(__global float *restrict dx, __global const float
     }
 }
 
-/* losses[row] = log(sum(exp(x))) - x[target], and the probabilities for the gradient. A target that is no class gives
-   NaN rather than a read outside the row. */
+/* losses[row] = log(sum(exp(x))) - x[target], and the probabilities for the gradient. A target that is not a class
+   gives NaN instead of a read outside the row. */
 __kernel void cross_entropy(__global float *restrict losses, __global float *restrict probabilities,
                             __global const float *restrict x, __global const int *restrict targets, int rows,
                             int columns) {

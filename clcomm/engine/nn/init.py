@@ -22,7 +22,7 @@ class Generator:
         self.manual_seed(seed)
 
     def manual_seed(self, seed: int) -> None:
-        """Start anew from `seed`, a whole number, of which the low 32 bits count."""
+        """Restart from `seed`, a whole number, of which the low 32 bits count."""
         if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool):
             raise ArgumentError(f"seed: expected a whole number, got {seed!r}")
         self._engine = np.random.RandomState(int(seed) & 0xFFFFFFFF)
@@ -32,7 +32,7 @@ class Generator:
         draws = self._engine.randint(0, 1 << 32, size=math.prod(shape), dtype=np.uint32)
         unit = (draws & np.uint32((1 << 24) - 1)) * 2.0**-24
         low32, width32 = np.float32(low), np.float32(high) - np.float32(low)
-        # PyTorch's unit * width + low is one fused float32 operation: rounded once, as it is from float64 here.
+        # PyTorch's unit * width + low is one fused float32 operation: rounded once, as the sum in float64 is here.
         return (unit * np.float64(width32) + np.float64(low32)).astype(np.float32).reshape(shape)
 
 
@@ -42,11 +42,6 @@ _generator = Generator()
 def manual_seed(seed: int) -> None:
     """Seed the generator that layers without `rng=` take their initial values from."""
     _generator.manual_seed(seed)
-
-
-def default_generator() -> Generator:
-    """Return the generator that layers without `rng=` take their initial values from."""
-    return _generator
 
 
 def layer_values(weight_shape: Shape, bias: bool, rng: Generator | None) -> tuple[np.ndarray, np.ndarray | None]:

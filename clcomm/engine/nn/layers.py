@@ -133,7 +133,7 @@ class LogSoftmax(Module):
 
 
 class Flatten(Module):
-    """x [N, ...] -> [N, rest], the dimensions from `start_dim` on made one."""
+    """x [N, ...] -> [N, rest], the dimensions from `start_dim` on merged into one."""
 
     def __init__(self, start_dim: int = 1):
         self.start_dim = start_dim

@@ -40,7 +40,7 @@ class Module:
 
     @staticmethod
     def _note_change(*members: Any) -> None:
-        """Let whatever follows these parameters and modules, or has recorded kernels with them, look again."""
+        """Void recordings and cached checks that depend on these parameters and modules."""
         for member in members:
             for parameter in member.parameters() if isinstance(member, Module) else (member,):
                 if isinstance(parameter, Parameter):
@@ -59,11 +59,11 @@ class Module:
     # -- copies
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what copies and pickles hold: everything but the flat space, so that a copy has memory of its own."""
+        """Return the attributes without the flat space, so that a copy has memory of its own."""
         return {**self.__dict__, "_flat_space": None}
 
     def __copy__(self) -> Module:
-        """Return another module of the same parameters and sub-modules."""
+        """Return a new module with the same parameters and sub-modules."""
         copied = type(self).__new__(type(self))
         registries = {"_parameters": dict(self._parameters), "_modules": dict(self._modules)}
         copied.__dict__.update(self.__getstate__(), **registries)
@@ -79,7 +79,7 @@ class Module:
     # -- contents
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """Yield (dotted name, module) of this module, named "", and all within it, each once."""
+        """Yield (dotted name, module) of this module, named "", and all inside it, each once."""
         seen: set[int] = set()
         waiting: list[tuple[str, Module]] = [(prefix, self)]
         while waiting:
@@ -92,7 +92,7 @@ class Module:
             waiting.extend(reversed(children))
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Yield (dotted name, parameter), each parameter once, in the order in which they were assigned."""
+        """Yield (dotted name, parameter), each parameter once, in the order of assignment."""
         seen: set[int] = set()
         for prefix, module in self.named_modules():
             for key, parameter in module._parameters.items():
@@ -110,33 +110,33 @@ class Module:
         return sum(p.size for p in self.parameters() if p.requires_grad)
 
     def train(self, mode: bool = True) -> Module:
-        """Set `training` on this module and all within it; returns the module."""
+        """Set `training` on this module and all inside it; return the module."""
         for _, module in self.named_modules():
             module.training = mode
         return self
 
     def eval(self) -> Module:
-        """Set `training` to False on this module and all within it; returns the module."""
+        """Set `training` to False on this module and all inside it; return the module."""
         return self.train(False)
 
     # -- gradients
 
     def zero_grad(self) -> None:
-        """Forget the gradients of all parameters."""
+        """Drop the gradients of all parameters."""
         for parameter in self.parameters():
             parameter.grad = None
 
     def flat_space(self) -> FlatSpace:
-        """Return the flat space of the trainable parameters; built at the first call, when they move into it.
+        """Return the flat space of the trainable parameters, which move into it at the first call.
 
-        Parameters that were frozen since keep their place. For those that are trainable since, and where layers were
-        replaced, it is built anew.
+        Parameters that are frozen later keep their place. It is built again after parameters became trainable or layers
+        were replaced.
         """
         named = list(self.named_parameters())
         space = FlatSpace.holding(named, self._flat_space)
         members = [(name, p) for name, p in named if p.slot is not None]
-        if len(members) == len(space.parameters):  # else the space is that of a model which this is a part of
-            if [slot.name for slot in space.layout.slots] != [name for name, _ in reversed(members)]:
+        if len(members) == len(space.parameters):  # else it is the space of a larger model
+            if [place.name for place in space.layout.ranges] != [name for name, _ in reversed(members)]:
                 space.rename(members)
             object.__setattr__(self, "_flat_space", space)
         return space

@@ -1,4 +1,4 @@
-"""Sequential, which runs layers that stand in a row in one go where a kernel does."""
+"""Sequential, which fuses consecutive layers for which there is one kernel."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ M = TypeVar("M", bound=Module)
 class Sequential(Module):
     """Modules one after another; their names are their positions.
 
-    Linear with ReLU after it, and Conv2d of stride 1 with ReLU and 2 x 2 MaxPool2d, run as one kernel: the results have
-    the same bits as without that, as have all gradients but the convolution's bias gradient, which is summed in another
-    order. Only these very classes are joined, never a subclass or an object with a `forward` of its own.
+    Linear followed by ReLU, and Conv2d of stride 1 followed by ReLU and 2 x 2 MaxPool2d, run as one kernel. Results and
+    gradients have the same bits as separate kernels', except for the convolution's bias gradient, which is summed in
+    another order. Subclasses, and objects with a `forward` attribute, are not fused.
     """
 
     def __init__(self, *modules: Module):
@@ -30,7 +30,7 @@ class Sequential(Module):
             setattr(self, str(index), module)
 
     def forward(self, x: Tensor) -> Tensor:
-        for run in joined(list(self._modules.values())):
+        for run in fused(list(self._modules.values())):
             x = run(x)
         return x
 
@@ -44,20 +44,20 @@ class Sequential(Module):
         return list(self._modules.values())[index]
 
 
-def joined(modules: Sequence[Module]) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Yield what to call one after another to run the modules."""
-    place = 0
-    while place < len(modules):
-        first, second, third = (*modules[place : place + 3], None, None)[:3]
+def fused(modules: Sequence[Module]) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Yield the functions to call one after another to run the modules."""
+    position = 0
+    while position < len(modules):
+        first, second, third = (*modules[position : position + 3], None, None)[:3]
         if _is(second, ReLU) and _is(first, Linear):
             yield partial(F.linear, weight=first.weight, bias=first.bias, relu=True)
-            place += 2
+            position += 2
         elif _is(second, ReLU) and _is(first, Conv2d) and first.stride == 1 and _halves(third):
             yield partial(F.conv_relu_pool, weight=first.weight, bias=first.bias, padding=first.padding)
-            place += 3
+            position += 3
         else:
-            yield modules[place].forward
-            place += 1
+            yield modules[position].forward
+            position += 1
 
 
 def _is(module: Module | None, kind: type[M]) -> TypeGuard[M]:
@@ -65,7 +65,7 @@ def _is(module: Module | None, kind: type[M]) -> TypeGuard[M]:
 
 
 def _halves(module: Module | None) -> bool:
-    """Return whether a module is max-pooling of 2 x 2 windows side by side."""
+    """Return whether a module is max-pooling of adjacent 2 x 2 windows."""
     if not _is(module, MaxPool2d):
         return False
     stride = module.kernel_size if module.stride is None else module.stride

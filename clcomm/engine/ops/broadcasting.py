@@ -12,7 +12,7 @@ from clcomm.errors import ArgumentError
 
 
 def broadcast_shape(name: str, a: Shape, b: Shape) -> Shape:
-    """Return the shape of an operation on shapes `a` and `b`; raises ArgumentError naming both when they differ."""
+    """Return the shape of an operation on shapes `a` and `b`; raises ArgumentError, with both, if they do not fit."""
     try:
         return np.broadcast_shapes(a, b)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Two-dimensional convolution (cross-correlation, as in PyTorch), alone or with ReLU and 2 x 2 max-pooling in one go.
+"""Two-dimensional convolution (cross-correlation, as in PyTorch), alone or fused with ReLU and 2 x 2 max-pooling.
 
 N C H W: images, input channels, rows, columns. O: output channels. Kernels are [O, C, kernel_h, kernel_w].
 """
@@ -33,7 +33,7 @@ class Conv2dOp(Op):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The convolution of dy with the kernel turned round, the correlation of x with dy, and dy's sums."""
+        """dx: dy convolved with the reversed kernel; dw: the correlation of x with dy; db: dy's sums."""
         db = ctx.out(2) if ctx.needs[2] else None
         packed_grad = convolution.pack_gradient(ctx.geometry, grad, db)
         return *_product_gradients(ctx, packed_grad, *ctx.saved), db
@@ -44,7 +44,7 @@ class ConvReluPoolOp(Op):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *, geometry: Geometry) -> Tensor:
-        """Queue all three in one kernel, which keeps where each maximum lay."""
+        """Queue all three in one kernel, which keeps the place of each maximum."""
         g = geometry
         packed = convolution.pack(x)
         y = empty(x.device, (g.images, g.outputs, g.out_height // 2, g.out_width // 2))
@@ -55,11 +55,11 @@ class ConvReluPoolOp(Op):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """dy goes to where the maxima lay; from there on as Conv2dOp."""
+        """dy goes to the places of the maxima; then as in Conv2dOp."""
         g: Geometry = ctx.geometry
         packed, weight, places = ctx.saved
         db = ctx.out(2) if ctx.needs[2] else None
-        if ctx.needs[0] or not convolution.can_spread_pooled(g):
+        if ctx.needs[0] or not convolution.can_unpool_locally(g):
             packed_grad = convolution.unpool_gradient(g, grad, places, db)
             return *_product_gradients(ctx, packed_grad, packed, weight), db
         packed_grad = convolution.pack_pooled_gradient(g, grad, places, db)
@@ -71,7 +71,7 @@ class ConvReluPoolOp(Op):
 
 
 def _product_gradients(ctx: Any, packed_grad: Tensor, packed: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:
-    """Return dx and dw, None where nobody needs them."""
+    """Return dx and dw, None where not needed."""
     dx = dw = None
     if ctx.needs[1]:
         dw = ctx.out(1)
@@ -91,18 +91,18 @@ def conv2d(
 ) -> Tensor:
     """Return the convolution of x [N, C, H, W] with weight [O, C, kernel_h, kernel_w], plus bias [O].
 
-    Rows and columns of the result number (size + 2 * padding - kernel) // stride + 1; `padding` is one number or
-    (rows, columns). Padding takes no part in the sums: a weight that is Inf or NaN does not spoil the borders through
-    it. Raises ArgumentError where shapes do not fit, or the kernel exceeds the padded image.
+    The result has (size + 2 * padding - kernel) // stride + 1 rows and columns; `padding` is one number or
+    (rows, columns). Padding is left out of the sums, so that a weight of Inf or NaN does not make the borders NaN.
+    Raises ArgumentError if shapes do not fit, or the kernel exceeds the padded image.
     """
     geometry = _checked("conv2d", x, weight, bias, stride, padding)
     return Conv2dOp.apply(x, weight, bias, geometry=geometry)
 
 
 def conv_relu_pool(x: Tensor, weight: Tensor, bias: Tensor | None = None, padding: int | tuple[int, int] = 0) -> Tensor:
-    """Return max_pool2d(relu(conv2d(x, weight, bias, padding=padding)), 2), in one pass where the sizes allow it.
+    """Return max_pool2d(relu(conv2d(x, weight, bias, padding=padding)), 2), in one kernel where possible.
 
-    They do on a CPU where the convolution keeps the rows' length. Raises ArgumentError as conv2d and max_pool2d do.
+    That is on a CPU, if the convolution keeps the width. Raises ArgumentError as conv2d and max_pool2d do.
     """
     geometry = _checked("conv_relu_pool", x, weight, bias, 1, padding)
     if convolution.can_fuse_pool(geometry, x.device):
@@ -113,7 +113,7 @@ def conv_relu_pool(x: Tensor, weight: Tensor, bias: Tensor | None = None, paddin
 def _checked(
     function: str, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int | tuple[int, int]
 ) -> Geometry:
-    """Return the sizes of a convolution whose arguments fit together."""
+    """Return the sizes of a convolution after checking its arguments."""
     float_tensor(f"{function}: x", x)
     float_tensor(f"{function}: weight", weight)
     geometry = _geometry(function, x.shape, weight.shape, stride, padding)

@@ -1,4 +1,4 @@
-"""The launches behind conv2d: sizes, packing, and the kernels of conv2d.cl; nothing here is differentiable.
+"""The launches of conv2d: sizes, packing, and the kernels of conv2d.cl, without autograd.
 
 N C H W: images, input channels, rows, columns. O: output channels. Kernels are [O, C, kernel_h, kernel_w].
 """
@@ -14,10 +14,10 @@ from clcomm.engine.tensor import Tensor, empty
 _LANES = 8  # images in a CPU vector, as in conv2d.cl
 _TILE_OUTPUTS, _TILE_PIXELS = 4, 3
 _PACK_RUN = 4096  # features that one CPU work-item packs
-_CHUNK_IMAGES = 64  # images whose weight gradients are added up by one work-item
-_POOLED_ROOM = 192  # pixels of 4 outputs' dy, spread out in local memory: 24 KiB
-_WIDEST, _WIDEST_KERNEL = 256, 5  # rows and kernels of at most this width get a build of their own
-_WORTH_A_BUILD = 1 << 16  # multiplications an image
+_CHUNK_IMAGES = 64  # images whose weight gradients one work-item sums
+_POOLED_ROOM = 192  # pixels of 4 outputs' dy, unpooled in local memory: 24 KiB
+_WIDEST, _WIDEST_KERNEL = 256, 5  # the largest row and kernel widths with a specialised build
+_WORTH_A_BUILD = 1 << 16  # multiplications per image
 _GROUP = 64
 
 Grid = tuple[tuple[int, ...], tuple[int, ...]]
@@ -54,12 +54,12 @@ class Geometry(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """Blocks of images that share vectors on a CPU."""
+        """Blocks of 8 images that share vectors on a CPU."""
         return -(-self.images // _LANES)
 
     @property
     def keeps_width(self) -> bool:
-        """Whether rows of x and y are equally long and short enough for a build of their own on a CPU."""
+        """Whether rows of x and y have one width, for which there may be a specialised build on a CPU."""
         same = self.stride == 1 and 2 * self.pad_w == self.kernel_w - 1
         return same and _TILE_PIXELS < self.width <= _WIDEST and self.kernel_w <= _WIDEST_KERNEL
 
@@ -105,7 +105,7 @@ def convolve(g: Geometry, packed: Tensor, weight: Tensor, bias: Tensor | None, y
 
 
 def data_gradient(g: Geometry, packed_grad: Tensor, weight: Tensor, dx: Tensor) -> None:
-    """Queue dx: dy convolved with the kernel read from its last tap to its first, outputs and channels swapped."""
+    """Queue dx: dy convolved with the kernel in reverse, with outputs and channels exchanged."""
     device = dx.device
     device.launch(
         device.kernel(_file(device), "convolve", **({"DILATED": 1} if g.stride > 1 else _build(g, g.outputs, device))),
@@ -118,7 +118,7 @@ def data_gradient(g: Geometry, packed_grad: Tensor, weight: Tensor, dx: Tensor) 
 
 
 def weight_gradient(g: Geometry, packed: Tensor, packed_grad: Tensor, dw: Tensor, places: Any = None) -> None:
-    """Queue dw: the correlation of x with dy. With `places`, dy is what `pack_pooled_gradient` returned."""
+    """Queue dw: the correlation of x with dy; with `places`, dy is a result of `pack_pooled_gradient`."""
     device = dw.device
     sizes = (
         g.channels, g.height, g.width, g.outputs, g.out_height, g.out_width,
@@ -147,12 +147,12 @@ def weight_gradient(g: Geometry, packed: Tensor, packed_grad: Tensor, dw: Tensor
 
 
 def can_fuse_pool(g: Geometry, device: Device) -> bool:
-    """Return whether `convolve_relu_pool` serves these sizes on this device."""
+    """Return whether `convolve_relu_pool` supports these sizes on this device."""
     return device.is_cpu and g.keeps_width and g.out_height >= 2
 
 
 def convolve_relu_pool(g: Geometry, packed: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> Any:
-    """Queue y = the 2 x 2 maxima of relu(conv2d(x, weight) + bias); return the buffer of where they lay."""
+    """Queue y = the 2 x 2 maxima of relu(conv2d(x, weight) + bias); return the buffer of their places."""
     device = y.device
     places = device.allocate(g.blocks * _LANES * y.size // g.images)
     device.launch(
@@ -163,13 +163,13 @@ def convolve_relu_pool(g: Geometry, packed: Tensor, weight: Tensor, bias: Tensor
     return places
 
 
-def can_spread_pooled(g: Geometry) -> bool:
-    """Return whether two rows of dy fit where `weight_gradient` spreads a pooled dy out."""
+def can_unpool_locally(g: Geometry) -> bool:
+    """Return whether two rows of dy fit into the local memory in which `weight_gradient` unpools it."""
     return 2 * g.out_width <= _POOLED_ROOM
 
 
 def pack_pooled_gradient(g: Geometry, grad: Tensor, places: Any, db: Tensor | None) -> Tensor:
-    """Return dy of `convolve_relu_pool`, packed but not spread out, and fill the bias gradient."""
+    """Return dy of `convolve_relu_pool`, packed but not unpooled, and fill the bias gradient."""
     device = grad.device
     packed = empty(device, (g.blocks, *grad.shape[1:], _LANES))
     partial = empty(device, (g.blocks, g.outputs, _LANES))
@@ -181,7 +181,7 @@ def pack_pooled_gradient(g: Geometry, grad: Tensor, places: Any, db: Tensor | No
 
 
 def unpool_gradient(g: Geometry, grad: Tensor, places: Any, db: Tensor | None) -> Tensor:
-    """Return the packed gradient of the convolution under `convolve_relu_pool`, and fill the bias gradient."""
+    """Return the packed gradient of the convolution inside `convolve_relu_pool`, and fill the bias gradient."""
     device = grad.device
     packed = empty(device, (g.blocks, g.outputs, g.out_height, g.out_width, _LANES))
     partial = empty(device, (g.blocks, g.outputs, _LANES))
@@ -206,7 +206,7 @@ def _forward_shape(g: Geometry, bias: Tensor | None) -> tuple[int, ...]:
 
 
 def _build(g: Geometry, channels: int, device: Device) -> dict[str, Any]:
-    """Return the defines of the build for a sum over so many channels; all builds give the same bits."""
+    """Return the defines of the build for sums over `channels`; all builds give the same bits."""
     work = g.channels * g.outputs * g.taps * g.out_height * g.out_width
     return _width_build(g, channels) if device.is_cpu and g.keeps_width and work >= _WORTH_A_BUILD else {}
 
@@ -225,7 +225,7 @@ def _grid(device: Device, outputs: int, images: int, plane: int) -> Grid:
 
 @lru_cache(maxsize=256)
 def _rows_each(near_cache: int, channels: int, width: int, out_width: int, stride: int) -> int:
-    """Return how many rows of a tile's dy, and of x below them, so many bytes hold."""
+    """Return how many rows of a tile's dy, with the rows of x that they use, fit into `near_cache` bytes."""
     row_bytes = 4 * _LANES * (_TILE_OUTPUTS * out_width + channels * width * stride)
     return max(1, near_cache // row_bytes)
 

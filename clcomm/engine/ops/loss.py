@@ -1,4 +1,4 @@
-"""Cross-entropy and mean squared error, each one fused kernel a direction."""
+"""Cross-entropy and mean squared error, each with one fused kernel for each direction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clcomm.engine.ops.reduce import sum_over
 from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor, wrap
 from clcomm.errors import ArgumentError
 
-_BLOCK = 4096  # elements that one work unit of the squared error adds up
+_BLOCK = 4096  # elements that one work unit of the squared error sums
 _REDUCTIONS = ("mean", "sum", "none")
 
 
@@ -45,7 +45,7 @@ class CrossEntropy(Op):
 
 
 class SquaredError(Op):
-    """(prediction - target)^2, averaged, summed or as it is."""
+    """(prediction - target)^2, averaged, summed or elementwise."""
 
     @staticmethod
     def forward(ctx: Any, prediction: Tensor, target: Tensor, *, reduction: str) -> Tensor:
@@ -84,8 +84,8 @@ class SquaredError(Op):
 def cross_entropy(logits: Tensor, targets: Tensor | np.ndarray, reduction: str = "mean") -> Tensor:
     """Return the cross-entropy of logits [rows, classes] against integer classes [rows].
 
-    `reduction` is "mean", "sum" or "none" (one loss a row). Targets that come as a host array are checked:
-    ArgumentError names the first that is no class. Targets on the device that are no class give a loss of NaN.
+    `reduction` is "mean", "sum" or "none" (one loss for each row). Raises ArgumentError for a target in a host array
+    that is not a class; such a target on the device gives a loss of NaN.
     """
     float_tensor("cross_entropy", logits)
     if logits.ndim != 2:

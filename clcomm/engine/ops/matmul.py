@@ -13,12 +13,12 @@ from clcomm.engine.device import Device
 from clcomm.engine.tensor import Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
-_DEPTH = 512  # rows of a panel in local memory; it decides where long sums are cut, so no tuning changes it
-_MOST_DOTS, _LEAST_DEPTH = 10, 64  # columns, and terms of a sum, for which sums lie along the lanes
-_DOT_ROWS = 16  # rows that are worth a CPU work-item of their own
-_FEW_ROWS = range(4, 257)  # no less than a short tile; beyond, packing panels on their own costs little
-_A_TURNED, _B_TURNED = 1, 2  # as in gemm.cl
-_SUM_COLUMNS = 16  # columns that one CPU work-item adds up, as in gemm.cl
+_DEPTH = 512  # rows of a panel in local memory; not tunable, as it decides where long sums are split
+_MOST_DOTS, _LEAST_DEPTH = 10, 64  # columns, and terms of a sum, for which lanes run along K
+_DOT_ROWS = 16  # rows for each CPU work-item
+_FEW_ROWS = range(4, 257)  # at least a short tile; above, packing panels separately costs little
+_A_TRANSPOSED, _B_TRANSPOSED = 1, 2  # `transposed` in gemm.cl
+_SUM_COLUMNS = 16  # columns that one CPU work-item sums, as in gemm.cl
 
 Grid = tuple[tuple[int, int], tuple[int, int]]
 
@@ -53,7 +53,7 @@ class LinearOp(Op):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
-        """Queue the product with bias and ReLU in its store."""
+        """Queue the product, with bias and ReLU fused into it."""
         out = empty(x.device, (x.shape[0], weight.shape[0]))
         multiply(x, weight, out, transpose_b=True, bias=bias, relu=relu)
         ctx.save(x, weight, out if relu else None)
@@ -117,7 +117,7 @@ def multiply(
     bias: Tensor | None = None,
     relu: bool = False,
 ) -> None:
-    """Queue out = op(a) op(b) (+ bias, then ReLU), where op transposes if asked to; no gradient."""
+    """Queue out = op(a) op(b) (+ bias, then ReLU), where op may transpose; not differentiable."""
     device = out.device
     rows, columns = out.shape
     depth = a.shape[0] if transpose_a else a.shape[1]
@@ -131,7 +131,7 @@ def multiply(
         if plain and rows in _FEW_ROWS and depth <= _DEPTH and columns % device.tuning.gemm_tile[1] == 0:
             _multiply_few_rows(a, b, out, depth, transpose_a)
             return
-    turned = _A_TURNED * transpose_a + _B_TURNED * transpose_b
+    transposed = _A_TRANSPOSED * transpose_a + _B_TRANSPOSED * transpose_b
     kernel = _kernel(device, "gemm", bias, relu)
     tuning, units = device.tuning, device.compute_units
     if device.is_cpu:
@@ -139,14 +139,14 @@ def multiply(
     else:
         global_size, local_size = _block_grid(*tuning.gemm_block[:2], rows, columns)
     added = a if bias is None else bias
-    device.launch(kernel, global_size, local_size, a, b, out, added, rows, columns, depth, turned)
+    device.launch(kernel, global_size, local_size, a, b, out, added, rows, columns, depth, transposed)
 
 
 def _kernel(device: Device, name: str, bias: Tensor | None = None, relu: bool = False) -> Any:
-    return device.kernel("gemm", name, DEPTH=_DEPTH, **_ending(bias, relu))
+    return device.kernel("gemm", name, DEPTH=_DEPTH, **_epilogue(bias, relu))
 
 
-def _ending(bias: Tensor | None, relu: bool) -> dict[str, Any]:
+def _epilogue(bias: Tensor | None, relu: bool) -> dict[str, Any]:
     return {"HAS_BIAS": int(bias is not None), "HAS_RELU": int(relu)}
 
 
@@ -154,7 +154,7 @@ def _multiply_dots(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, relu:
     """Queue out = a b^T for a narrow result."""
     device = out.device
     rows, columns = out.shape
-    kernel = device.kernel("gemm_dots", "gemm_dots", MOST_DOTS=_MOST_DOTS, **_ending(bias, relu))
+    kernel = device.kernel("gemm_dots", "gemm_dots", MOST_DOTS=_MOST_DOTS, **_epilogue(bias, relu))
     grid = (min(device.compute_units, -(-rows // _DOT_ROWS)),)
     device.launch(kernel, grid, (1,), a, b, out, a if bias is None else bias, rows, columns, depth)
 
@@ -163,7 +163,7 @@ def _multiply_few_rows(a: Tensor, b: Tensor, out: Tensor, depth: int, transpose_
     """Queue out = op(a) b for few rows and whole panels."""
     device = out.device
     rows, columns = out.shape
-    kernel = _kernel(device, "gemm_few_rows_turned" if transpose_a else "gemm_few_rows")
+    kernel = _kernel(device, "gemm_few_rows_transposed" if transpose_a else "gemm_few_rows")
     grid = (min(columns // device.tuning.gemm_tile[1], device.compute_units),)
     device.launch(kernel, grid, (1,), a, b, out, rows, columns, depth)
 
@@ -188,7 +188,7 @@ def _panel_grid(units: int, tile_rows: int, panel: int, rows: int, columns: int)
 
 @lru_cache(maxsize=1024)
 def _block_grid(side: int, each: int, rows: int, columns: int) -> Grid:
-    """Return the same for work-groups of `side` x `side` items, which compute `each` x `each` sums apiece."""
+    """Return (global size, local size) for groups of `side` x `side` items with `each` x `each` sums per item."""
     block = side * each
     return (-(-columns // block) * side, -(-rows // block) * side), (side, side)
 
@@ -202,7 +202,7 @@ def _column_sums(matrix: Tensor, sums: Tensor) -> None:
 
 
 def _masked(grad: Tensor, activated: Tensor) -> Tensor:
-    """Return grad where ReLU let its input through, else 0."""
+    """Return grad where ReLU's result is positive or NaN, else 0."""
     out = empty(grad.device, grad.shape)
     device, size = grad.device, grad.size
     kernel = _kernel(device, "relu_gradient")

@@ -17,7 +17,7 @@ class MaxPool2dOp(Op):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *, window: Window) -> Tensor:
-        """Queue the maxima; where each lay is kept for backward."""
+        """Queue the maxima; their places are kept for backward."""
         device, shape = x.device, _out_shape(x, window)
         y, places = empty(device, shape), empty(device, shape, INT32)
         rows = y.size // window[3]

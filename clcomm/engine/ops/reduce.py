@@ -11,7 +11,7 @@ from clcomm.engine.ops.broadcasting import expand
 from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor, wrap
 from clcomm.errors import ArgumentError
 
-# Elements one work unit adds up; constants, so that results do not depend on the device's size.
+# Elements that one work unit sums; constants, so that results do not depend on the device.
 _ROW_BLOCK = 4096
 _COLUMN_BLOCK = 256
 

@@ -79,7 +79,7 @@ def reshape(x: Tensor, shape: Shape) -> Tensor:
 
 
 def flatten(x: Tensor, start_dim: int = 0) -> Tensor:
-    """Return x with the dimensions from `start_dim` on made one; shares memory."""
+    """Return x with the dimensions from `start_dim` on merged into one; shares memory."""
     first = start_dim + x.ndim if start_dim < 0 else start_dim
     if not 0 <= first <= x.ndim or (first == x.ndim and first):
         raise ArgumentError(f"flatten: start_dim {start_dim} does not fit a tensor of shape {x.shape}")
@@ -96,5 +96,5 @@ def transpose(x: Tensor, axes: Shape | None = None) -> Tensor:
 
 
 def broadcast(x: Tensor, shape: Shape) -> Tensor:
-    """Return x repeated to `shape`, without a place on the tape."""
+    """Return x repeated to `shape`, not on the tape."""
     return broadcasting.expand(x, shape)

@@ -1,1 +1,1 @@
-"""What LizarDist has for communication."""
+"""LizarDist's package for communication."""

@@ -1,4 +1,4 @@
-"""LizarDist's Communicator: clcomm's, which takes its arguments by position too."""
+"""LizarDist's Communicator: clcomm's, which accepts LizarDist's positional arguments too."""
 
 from clcomm.communicator import Communicator
 

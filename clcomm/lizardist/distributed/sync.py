@@ -10,7 +10,7 @@ from clcomm.synchronizer import Synchronizer as _Synchronizer
 
 
 class Synchronizer(_Synchronizer):
-    """Buckets unless it is told otherwise itself, whatever the Communicator was; `settings` are clcomm's own."""
+    """A Synchronizer that buckets by default, whatever the Communicator does; `settings` are clcomm's own."""
 
     def __init__(self, comm: Communicator, use_bucketing: bool = True, **settings: Any):
         super().__init__(comm, use_bucketing, **settings)

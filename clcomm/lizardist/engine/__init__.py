@@ -1,1 +1,1 @@
-"""What LizarDist has for models: PyTorch's."""
+"""LizarDist's package for models, which are PyTorch's."""

@@ -1,1 +1,1 @@
-"""What LizarDist has for messages."""
+"""LizarDist's package for logging."""

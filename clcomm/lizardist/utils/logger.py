@@ -10,11 +10,11 @@ class _OfRank(logging.StreamHandler):
 
 
 def get_logger(rank: int, name: str = "lizardist", level: int = logging.INFO) -> logging.Logger:
-    """Return the logger of this name, which writes messages of this level or above once, with the rank before them."""
+    """Return the logger of this name, which writes each message of this level or above with the rank."""
     logger = logging.getLogger(name)
     logger.setLevel(level)
     for handler in [each for each in logger.handlers if isinstance(each, _OfRank)]:
-        logger.removeHandler(handler)  # asked for before
+        logger.removeHandler(handler)  # of an earlier call
     handler = _OfRank()
     handler.setFormatter(logging.Formatter(f"[Rank {rank}] %(asctime)s - %(name)s - %(levelname)s - %(message)s"))
     logger.addHandler(handler)

@@ -1,0 +1,115 @@
+"""What the Synchronizer requires of a model: named parameters in one flat space, and moves between model and space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from clcomm.compression.coding import Codec
+from clcomm.flat_space.buckets import Bucket
+from clcomm.flat_space.layout import FlatLayout
+from clcomm.flat_space.parameters import ParameterSpec
+from clcomm.transport.reduction import Fold
+
+
+@dataclass(frozen=True)
+class FlatArrays:
+    """The flat space's memory: uint8 arrays of `layout.span` bytes."""
+
+    #: This rank's parameters.
+    params: np.ndarray
+    #: This rank's own gradients, which the other ranks of its host may read.
+    grads: np.ndarray
+    #: The averaged gradients; common to all ranks of a host that share memory, so only the Synchronizer writes it. In a
+    #: world of one it is `grads` itself.
+    reduced: np.ndarray
+
+
+#: Called with the name of a complete gradient; an action that it returns runs at that point of every backward.
+OnComplete = Callable[[str], Callable[[], None] | None]
+
+
+class Mark(Protocol):
+    """A position in a device's queue."""
+
+    #: Whether the commands before it compute without the host's cores.
+    leaves_cores: bool
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the device has completed everything before it."""
+
+    def wait(self) -> None:
+        """Block until it is reached."""
+
+
+class ModelAdapter(Protocol):
+    """One rank's access to a model; `clcomm.adapters` has an implementation for each library."""
+
+    #: Trainable parameters, in the model's order.
+    specs: tuple[ParameterSpec, ...]
+
+    @property
+    def fold(self) -> Fold | None:
+        """Reduces over ranks on the model's device; None where the device offers no such kernels."""
+
+    @property
+    def codec(self) -> Codec | None:
+        """Encodes gradients for compression on the model's device; None: NumPy does."""
+
+    def require_unchanged(self) -> None:
+        """Raise ArgumentError where parameters were replaced, frozen or unfrozen since the start; at every step."""
+
+    def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
+        """Use this flat space from now on, values kept; called again when the memory moves."""
+
+    def pull_parameters(self) -> None:
+        """Copy the model's parameters to `arrays.params`."""
+
+    def push_parameters(self) -> None:
+        """Copy `arrays.params` to the model's parameters."""
+
+    def pull_gradients(self, bucket: Bucket) -> None:
+        """Copy the gradients that open in the bucket to `arrays.grads`; a missing one counts as zero."""
+
+    def send_gradients(self, bucket: Bucket, mark: Mark | None) -> None:
+        """As `pull_gradients`, once `mark` is reached; no backward may follow before `push_gradients`."""
+
+    def push_gradients(self, bucket: Bucket) -> None:
+        """Copy the gradients that close in the bucket from `arrays.reduced` to the model, missing ones included."""
+
+    def pull_written(self) -> tuple[str, ...]:
+        """Copy gradients that were written since they were pushed to `arrays.grads`; return their names."""
+
+    def push_written(self, names: Sequence[str]) -> None:
+        """Copy those gradients from `arrays.grads` to the model."""
+
+    def moves_in_place(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
+        """Return functions that pull and push all gradients where they lie in the arrays; None: they are copied."""
+
+    def watch_gradients(
+        self, complete: OnComplete, begins: Callable[[], None] | None = None
+    ) -> Callable[[], None] | None:
+        """Call `complete(name)` as backward completes each gradient, then the action that it returned, if any.
+
+        Where launches are recorded and replayed, `complete` is called in the recorded run only, and its action runs at
+        the same point of each replay.
+
+        Args:
+            complete: called once per gradient and backward.
+            begins: called before the first gradient of each backward, by libraries that report it.
+
+        Returns a function that ends this; None: the library does not report completed gradients.
+        """
+
+    def mark(self) -> Mark | None:
+        """Return a mark behind all queued commands; None where commands complete before their call returns."""
+
+    def extra_state(self) -> dict[str, np.ndarray]:
+        """Return what is not trained but must be equal on all ranks: frozen parameters, buffers."""
+
+    def load_extra_state(self, state: dict[str, np.ndarray]) -> None:
+        """Set what `extra_state` returned."""

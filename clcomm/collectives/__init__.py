@@ -1,0 +1,1 @@
+"""The collectives of a Communicator: arguments checked, calls compared between ranks, run by a transport, observed."""

@@ -1,0 +1,103 @@
+"""Checks of the collectives' arguments; errors are one line that names the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from clcomm.bfloat16 import BFLOAT16, dtype_name
+from clcomm.errors import ArgumentError, MismatchError
+from clcomm.transport.reduction import FOLDS, OF_INTEGERS
+from clcomm.units import parse_size
+
+
+def check_op(op: str, array: np.ndarray) -> None:
+    """Raise ArgumentError for an unknown reduction, or one that the array's dtype does not support."""
+    if not isinstance(op, str) or op not in FOLDS:
+        raise ArgumentError(f"op: expected one of {', '.join(FOLDS)}, got {op!r}")
+    if not isinstance(array, np.ndarray):
+        raise ArgumentError(f"array: expected a NumPy array, got {type(array).__name__}")
+    if op in OF_INTEGERS and array.dtype.kind not in "biu":
+        raise ArgumentError(f"op: {op!r} needs integers or booleans, got {dtype_name(array.dtype)}")
+    if array.dtype == BFLOAT16:
+        return
+    if array.dtype.kind not in "biufc":
+        raise ArgumentError(f"array: expected numbers to reduce, got dtype {array.dtype}")
+    if op == "mean" and array.dtype.kind not in "fc":
+        raise ArgumentError(f"op: 'mean' needs a floating dtype, got {array.dtype}; use 'sum'")
+
+
+def flat(array: np.ndarray, name: str) -> np.ndarray:
+    """Return the array flattened and contiguous, as a view where possible."""
+    if not isinstance(array, np.ndarray):
+        raise ArgumentError(f"{name}: expected a NumPy array, got {type(array).__name__}")
+    if array.dtype.hasobject:
+        raise ArgumentError(f"{name}: expected numbers, got dtype {array.dtype}; use the object variants")
+    return np.ascontiguousarray(array).reshape(-1)
+
+
+def writable(array: np.ndarray, name: str) -> tuple[np.ndarray, Callable[[], np.ndarray]]:
+    """Return a flat array to write to, and a function that copies it back if it is a copy and returns `array`."""
+    flattened = flat(array, name)
+    if not array.flags.writeable:
+        raise ArgumentError(f"{name}: expected a writable array, got a read-only one")
+    if array.flags.c_contiguous:
+        return flattened, lambda: array
+
+    def copy_back() -> np.ndarray:
+        array[...] = flattened.reshape(array.shape)
+        return array
+
+    return flattened, copy_back
+
+
+def check_root(root: int, world_size: int) -> None:
+    """Raise ArgumentError unless `root` is a rank."""
+    if not isinstance(root, Integral) or not 0 <= root < world_size:
+        raise ArgumentError(f"root: expected a rank from 0 to {world_size - 1}, got {root!r}")
+
+
+def size_or_error(value: int | str, name: str) -> int | ArgumentError:
+    """Return a size in bytes, or the error for an invalid one, for the ranks to compare before any raises."""
+    try:
+        return parse_size(value, name)
+    except ArgumentError as error:
+        return error
+
+
+def agreed_size(asked: list[int | ArgumentError]) -> int:
+    """Return the ranks' common size; raise the same error on every rank if one is invalid or they differ."""
+    for size in asked:
+        if isinstance(size, ArgumentError):
+            raise size
+        if size != asked[0]:
+            rank = asked.index(size)
+            raise MismatchError(
+                f"nbytes: expected the same on every rank, got {asked[0]} on rank 0, {size} on rank {rank}"
+            )
+    return asked[0]  # type: ignore[return-value]
+
+
+def shape_and_dtype(data: Any) -> tuple | None:
+    """Return (shape, dtype) of a numeric array, None for anything else."""
+    return (data.shape, data.dtype.str) if isinstance(data, np.ndarray) and not data.dtype.hasobject else None
+
+
+def scatter_header(data: Any, size: int) -> tuple:
+    """Return (shape, dtype, problem), to be broadcast before any data moves; shape None: pickle."""
+    try:
+        length = len(data)
+    except TypeError:
+        return None, None, f"expected a sequence of {size} items, got {type(data).__name__}"
+    if length != size:
+        return None, None, f"expected {size} items, one for each rank, got {length}"
+    kind = shape_and_dtype(data)
+    return (*kind, "") if kind else (None, None, "")
+
+
+def address_of(array: np.ndarray) -> int:
+    """Return the address of the array's first element."""
+    return array.__array_interface__["data"][0]

@@ -1,0 +1,61 @@
+"""The handle of a collective in the background."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from clcomm.collectives.in_flight import InFlightTimes
+from clcomm.transport import Pending
+
+
+class Handle:
+    """A started all-reduce: `wait()` returns its result, `done()` returns without blocking whether it is complete.
+
+    Args:
+        began_s: when the caller entered the call that started it, the first call that `in_flight` records; each call
+            of `wait` and `done` is another.
+        waiting: returns a context for the time in which the caller blocks, for the watchdog.
+        computes: returns whether the caller's device is computing; a call at whose end it is counts as hidden.
+    """
+
+    def __init__(
+        self,
+        pending: Pending,
+        result: np.ndarray,
+        began_s: float,
+        in_flight: InFlightTimes,
+        waiting: Callable[[], AbstractContextManager[None]],
+        computes: Callable[[], bool] | None = None,
+    ):
+        self._pending, self._result = pending, result
+        self._in_flight, self._waiting, self._computes = in_flight, waiting, computes
+        self._record(began_s, time.perf_counter())
+
+    def wait(self) -> np.ndarray:
+        """Block until the reduced array is complete on this rank, and return it."""
+        with self._waiting():
+            self._timed(self._pending.wait)
+        return self._result
+
+    def done(self) -> bool:
+        """Make progress and return whether the result is complete."""
+        return self._timed(self._pending.done)
+
+    def _timed(self, advance: Callable[[], Any]) -> Any:
+        if self._pending.finished:
+            self._in_flight.report_finished()
+            return advance()
+        begin_s = time.perf_counter()
+        try:
+            return advance()
+        finally:
+            self._record(begin_s, time.perf_counter())
+
+    def _record(self, begin_s: float, end_s: float) -> None:
+        is_hidden = self._computes is not None and self._computes()
+        self._in_flight.add_call(begin_s, end_s, is_hidden=is_hidden)

@@ -1,0 +1,224 @@
+"""How a collective runs: complete what was started, compare the ranks' calls, move the data, notify observers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, NoReturn
+
+import numpy as np
+
+from clcomm.collectives.arguments import address_of
+from clcomm.collectives.in_flight import InFlightTimes
+from clcomm.collectives.world import World
+from clcomm.errors import ArgumentError, no_copy
+from clcomm.stats.call import Call, disagreement
+from clcomm.stats.comm_stats import CommStats
+from clcomm.stats.events import PACKING, Collective, Observer, Phase, TimedPhase, last_of
+from clcomm.transport import Transport
+from clcomm.transport.base import misaligned
+from clcomm.transport.meeting import DifferentOperations, Meeting, NoMeeting
+from clcomm.transport.mpi_communicators import address_function
+from clcomm.transport.mpi_resources import closed
+from clcomm.transport.pending import complete_started
+
+#: Bounds the memory for different calls; no program makes so many.
+KEPT_CALLS = 4096
+
+
+class CollectiveRunner:
+    """Runs every collective of the Communicator (a base class of it)."""
+
+    def __init__(self, world: World, observers: Iterable[Observer]):
+        self.comm, self._base, self._shared = world.comm, world.base, world.shared
+        self.local_rank, self.local_size = world.local_rank, world.local_size
+        self.host, self.hosts, self.cores = world.host, world.hosts, world.cores
+        self.rank, self.size = self._base.rank, self._base.world_size
+        self._pending = world.pending
+        self._in_flight = InFlightTimes()
+        self._blocked_s = 0.0  # time in blocking collectives and in packing for them
+        self._finalized, self._closed_by = False, ""
+        self._sequence = 0
+        self._refusal = ""  # the error with which this rank meets the others, if any
+        self._calls: dict[tuple, Call] = {}
+        self._address = address_of if self.comm is None else address_function()
+        self._meeting: Meeting = world.meeting
+        self._checked = not isinstance(self._meeting, NoMeeting)
+        self._measures_wait = self._checked or self.size == 1
+        # Ranks in a meeting progress other Communicators' operations; without meetings these are completed first.
+        self._completes_first = not self._checked and self.size > 1
+        #: The collective that this rank is in: call, sequence number, begin (perf_counter); None: in none.
+        self.current: tuple[Call, int, float] | None = None
+        self.stats = CommStats(self.size)
+        self._observers: list[Observer] = []
+        for observer in (self.stats, *observers):
+            self.add_observer(observer)
+
+    def __reduce__(self) -> NoReturn:
+        raise no_copy("Communicator", "make another where one is needed")
+
+    # --- observers ---
+
+    def add_observer(self, observer: Observer) -> None:
+        """Notify an observer of collectives that finish from now on, and of phases if it has `phase_finished`."""
+        self._observe([*self._observers, observer])
+
+    def remove_observer(self, observer: Observer) -> None:
+        """Stop notifying an observer; no-op if it was never added."""
+        self._observe([other for other in self._observers if other is not observer])
+
+    def _observe(self, observers: list[Observer]) -> None:
+        self._observers = observers
+        self._finished: list[Callable[[Collective], object]] = [each.collective_finished for each in observers]
+        self._phase_finished = [each.phase_finished for each in observers if hasattr(each, "phase_finished")]
+
+    def notify_phase(self, phase: Phase) -> None:
+        """Notify the observers that have a method `phase_finished` of a finished phase."""
+        if phase[0] in PACKING:
+            self._blocked_s += phase[2]
+        for finished in self._phase_finished:
+            finished(phase)
+
+    def phase(self, name: str, label: str = "", bucket: int = -1, **figures: float) -> TimedPhase:
+        """Return a context manager that reports its block as a phase: "step", "forward_backward" or any name.
+
+        figures: shown with it in a timeline, such as step=7 and epoch=1.
+        """
+        return TimedPhase(self.notify_phase, self.communicated, name, label, bucket, tuple(figures.items()))
+
+    def communicated(self) -> float:
+        """Return the seconds that this rank has spent blocked in collectives and packing for them."""
+        return self._blocked_s + self._in_flight.exposed_s
+
+    # --- a collective ---
+
+    def _call(self, operation: str, transport: Transport, label: str = "", **details: Any) -> Call:
+        """Return the Call with these fields; `array` gives count, dtype and, unless given, nbytes.
+
+        Calls are cached: creating one takes ten times as long as a look-up.
+        """
+        array = details.pop("array", None)
+        if array is not None:
+            details |= {"count": array.size, "dtype": array.dtype}
+            if details.get("nbytes") is None:
+                details["nbytes"] = array.nbytes
+        key = (operation, label, transport.name, *details.items())
+        call = self._calls.get(key)
+        if call is None:
+            if len(self._calls) >= KEPT_CALLS:
+                self._calls.clear()
+            through_mpi = self._checked and transport is self._base
+            call = self._calls[key] = Call(operation, label, transport.name, through_mpi=through_mpi, **details)
+        return call
+
+    def _run_counted(self, call: Call, move: Callable[..., Any], *args: Any) -> Any:
+        """Run a collective, notify the observers and return what `move` returns."""
+        if self._pending or self._finalized or self._completes_first:
+            self._complete_in_flight()
+        self._sequence = sequence = self._sequence + 1
+        begin = perf_counter()
+        try:
+            result = self._compare_and_move(call, sequence, begin, move, args)
+        except BaseException:
+            self._report(call, sequence, begin, failed=True)
+            raise
+        self._report(call, sequence, begin)
+        return result
+
+    def _run_uncounted(self, operation: str, move: Callable[..., Any], *args: Any) -> Any:
+        """Run a collective that precedes `operation`, such as a comparison of arguments; it is not counted."""
+        self._complete_in_flight()
+        call = self._call(operation, self._base, is_counted=False)
+        return self._compare_and_move(call, self._sequence, perf_counter(), move, args)
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Raise ArgumentError on every rank, in the collective in which the others meet this one; collective."""
+        self._complete_in_flight()
+        call = self._call("refusal", self._base, reason, is_counted=False)
+        self._refusal = reason
+        try:
+            self._compare_and_move(call, self._sequence, perf_counter(), lambda: None, ())
+        finally:
+            self._refusal = ""
+        raise ArgumentError(reason)  # on all ranks alike
+
+    def _compare_and_move(self, call: Call, sequence: int, begin: float, move: Callable[..., Any], args: tuple) -> Any:
+        meeting = self._meeting
+        meeting.announce(call.tag + sequence)
+        self.current = call, sequence, begin
+        try:
+            if call.through_mpi or not call.is_aligned:
+                meeting.barrier()
+            if not call.is_aligned:  # on all ranks, as they have just compared it
+                raise misaligned(call.dtype)
+            return move(*args)
+        except DifferentOperations:
+            raise self._disagreement(call, sequence) from None
+        finally:
+            self.current = None
+
+    def _disagreement(self, call: Call, sequence: int) -> Exception:
+        """Return the error that every rank raises, and set the same sequence number on all; collective."""
+        calls = self.comm.allgather((sequence, call.describe(sequence), self._refusal))
+        self._sequence = max(number for number, *_ in calls)
+        for rank, (*_, refusal) in enumerate(calls):
+            if refusal:
+                return ArgumentError(f"{refusal} (on rank {rank})")
+        return disagreement([text for _, text, _ in calls])
+
+    def _report(self, call: Call, sequence: int, begin: float, failed: bool = False) -> None:
+        seconds = perf_counter() - begin
+        self._blocked_s += seconds
+        meeting, last_rank, late_s = self._meeting, -1, 0.0
+        arrivals = meeting.arrivals
+        if arrivals is not None:
+            last_rank, late_s = last_of(arrivals)
+        wait_s = meeting.waited_ns * 1e-9 if self._measures_wait else None
+        event = Collective(
+            call.operation, call.label, call.nbytes, seconds, call.transport, sequence, failed, None, call.bucket,
+            begin, wait_s, None, last_rank, late_s,
+        )  # fmt: skip
+        self._notify(event)
+
+    def _notify(self, event: Collective) -> None:
+        for finished in self._finished:
+            finished(event)
+
+    @contextmanager
+    def _shown_as_current(self, call: Call, sequence: int) -> Iterator[None]:
+        """Set `current` within the block, for collectives that do not run through `_compare_and_move`."""
+        self.current, outer = (call, sequence, perf_counter()), self.current
+        try:
+            yield
+        finally:
+            self.current = outer
+
+    # --- what was started before ---
+
+    def _complete_in_flight(self) -> None:
+        """Complete all started operations before a blocking call.
+
+        A started all-reduce has a second stage that each rank begins while it waits for it. If this rank blocked in
+        another call first, ranks that wait for the all-reduce before that call would deadlock with it.
+        """
+        self._require_open()
+        if self._completes_first:
+            complete_started()
+        if self._pending:
+            begin = perf_counter()
+            with self._shown_as_current(
+                self._call("wait for started all-reduces", self._base, is_counted=False), self._sequence
+            ):
+                while self._pending:
+                    self._pending[0].wait()
+            self._in_flight.add_call(begin, perf_counter())
+
+    def _require_open(self) -> None:
+        if self._finalized:
+            raise closed(self._closed_by)
+
+    def _transport_for(self, *arrays: np.ndarray) -> Transport:
+        if self._shared is not None and self._shared.holds(*arrays):
+            return self._shared
+        return self._base

@@ -1,0 +1,1 @@
+"""Output for people: the terminal, its width, and tables that fit it."""

@@ -1,0 +1,1 @@
+"""A cost model of communication, and forecasts from it."""

@@ -1,0 +1,83 @@
+"""The flat arrays of a model on a device, and the host arrays that mirror them or that they lie on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from clcomm.engine.device import HOST_POINTER_ALIGNMENT, Device
+from clcomm.errors import ArgumentError
+from clcomm.flat_space.layout import FlatLayout
+
+
+class FlatBuffers:
+    """OpenCL buffers of `layout.span` bytes: parameters, gradients and averaged gradients.
+
+    `reduced` is `grads` itself unless all three lie on host arrays, two of which differ. With `is_staged` the device's
+    memory is separate from the host arrays, so that pull_* and push_* copy.
+    """
+
+    def __init__(self, device: Device, layout: FlatLayout, params: np.ndarray):
+        self.device, self.layout = device, layout
+        self.params = device.memory.exact(copy_of=params)
+        self.grads = self.reduced = device.memory.exact(copy_of=np.zeros_like(params))
+        self.is_staged = True
+        self._host: dict[str, np.ndarray] | None = None
+
+    def pull_params(self) -> None:
+        """Bring the host's `params` array up to date."""
+        if self.is_staged:
+            self.device.read(self.params, self._host_array("params"))
+        else:
+            self.device.finish()
+
+    def push_params(self) -> None:
+        """Make the host's `params` array the device's parameters."""
+        if self.is_staged:
+            self.device.write(self.params, self._host_array("params"))
+        else:
+            self.device.finish()
+
+    def _bind(self, params: np.ndarray, grads: np.ndarray, reduced: np.ndarray, gradients: np.ndarray) -> None:
+        """Make buffers with the contents of `params` and `gradients`, on top of the host arrays where possible."""
+        self._host = {"params": params, "grads": grads, "reduced": reduced}
+        on_top = self.device.shares_host_memory and _are_aligned(params, grads, reduced) and self._sees_writes(grads)
+        grads[...] = gradients
+        self.params, self.grads = self._buffer(params, on_top), self._buffer(grads, on_top)
+        is_third = on_top and reduced.ctypes.data != grads.ctypes.data  # one rank alone has one array for both
+        self.reduced = self._buffer(reduced, on_top) if is_third else self.grads
+        self.is_staged = not on_top
+
+    def _buffer(self, array: np.ndarray, on_top: bool) -> Any:
+        memory = self.device.memory
+        return memory.exact(on_top_of=array) if on_top else memory.exact(copy_of=array)
+
+    def _sees_writes(self, array: np.ndarray) -> bool:
+        """Return whether a kernel's writes to a buffer on top of `array` appear in it without a copy."""
+        device, buffer = self.device, self._buffer(array, on_top=True)
+        array[-4:] = 255
+        count = array.nbytes // 4
+        device.launch(device.kernel("elementwise", "fill"), *device.grid(count), buffer, 0.0, count)
+        device.finish()
+        return not array[-4:].any()
+
+    def _check_host_array(self, name: str, array: np.ndarray) -> None:
+        if array.dtype != np.uint8 or array.shape != (self.layout.span,) or not array.flags.c_contiguous:
+            expected = f"{self.layout.span} contiguous uint8"
+            raise ArgumentError(f"{name}: expected {expected}, got {array.dtype} of shape {array.shape}")
+
+    def _host_array(self, name: str) -> np.ndarray:
+        if self._host is None:
+            raise ArgumentError("FlatSpace: no host arrays yet; call rebind() first")
+        return self._host[name]
+
+    def _read_grads(self, start: int, stop: int) -> None:
+        self.device.read(self.grads, self._host_array("grads")[start:stop], start)
+
+    def _write_grads(self, start: int, stop: int, source: str) -> None:
+        self.device.write(self.grads, self._host_array(source)[start:stop], start)
+
+
+def _are_aligned(*arrays: np.ndarray) -> bool:
+    return all(array.ctypes.data % HOST_POINTER_ALIGNMENT == 0 for array in arrays)

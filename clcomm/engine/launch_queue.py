@@ -1,0 +1,164 @@
+"""A device's in-order queue of kernels: launched, timed, recorded and waited for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
+from functools import cached_property
+from threading import RLock, get_ident
+from typing import TYPE_CHECKING, Any
+
+from clcomm.engine import pocl_cache
+from clcomm.engine.recorder import Recorder
+from clcomm.errors import DeviceError, ShortageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyopencl as cl
+
+#: A launch as observers get it: the kernel, its global size and the event.
+LaunchEvent = tuple[Any, tuple[int, ...], Any]
+
+_MOST_KEPT_ARRAYS = 64
+
+
+class LaunchQueue:
+    """The queue of a device of the given name, and the launches in it.
+
+    runs_in_caller: whether kernels run in the thread that waits for them, as on PoCL's `basic` device.
+    """
+
+    def __init__(self, context: cl.Context, name: str, *, is_cpu: bool, runs_in_caller: bool):
+        import pyopencl as cl
+
+        self.context, self.name = context, name
+        self.is_cpu, self.runs_in_caller = is_cpu, runs_in_caller
+        self.queue = cl.CommandQueue(context)
+        self.launching = RLock()  # a kernel's arguments are set and it is queued before another thread sets its own
+        # Where kernels run in the calling thread, PoCL lets a thread run kernels that others have queued, and two
+        # threads may then wait for each other's events. So one thread at a time uses such a device.
+        self.in_turn = self.launching if runs_in_caller else nullcontext()
+        self.revision = 0  # grows when memory, hooks or requires_grad of tensors change, which voids recordings
+        self.note: Callable[[LaunchEvent], None] | None = None  # called with each launch
+        self._kept_arrays: deque[tuple[Any, np.ndarray]] = deque()  # see keep_while_queued
+        self._recorders: dict[int, Recorder] = {}  # by the thread whose run they record
+        self._enqueue, self._enqueue_marker = cl.enqueue_nd_range_kernel, cl.enqueue_marker
+        self._complete = cl.command_execution_status.COMPLETE
+        self._error = cl.Error
+
+    def launch(self, kernel: Any, global_size: tuple[int, ...], local_size: tuple[int, ...] | None, *args: Any) -> None:
+        """Queue a kernel; `args` are buffers, tensors and plain or NumPy numbers."""
+        values = [getattr(arg, "buffer", arg) for arg in args]
+        try:
+            with self.launching:
+                event = kernel(self.queue, global_size, local_size, *values)
+        except self._error as error:
+            raise self._failed(kernel, error) from None
+        if self._recorders and self.recorder is not None:
+            self.recorder.launch(kernel, (global_size, local_size), values)
+        if self.note is not None:
+            self.note((kernel, global_size, event))
+
+    def launch_all(self, launches: Iterable[tuple[Any, tuple[int, ...], tuple[int, ...] | None]]) -> None:
+        """Queue kernels whose arguments are set: (kernel, global size, local size) of each."""
+        enqueue, queue, note = self._enqueue, self.queue, self.note
+        try:
+            with self.launching:
+                if note is None:
+                    for kernel, global_size, local_size in launches:
+                        enqueue(queue, kernel, global_size, local_size)
+                else:
+                    for kernel, global_size, local_size in launches:
+                        note((kernel, global_size, enqueue(queue, kernel, global_size, local_size)))
+        except self._error as error:
+            raise self._failed(kernel, error) from None
+
+    def _failed(self, kernel: Any, error: BaseException) -> DeviceError:
+        text = " | ".join(line.strip() for line in str(error).splitlines() if line.strip())
+        shortage = pocl_cache.shortage()  # PoCL compiles a kernel for its sizes when it is first queued
+        if shortage:
+            return ShortageError(f"kernel {kernel.function_name} on {self.name}, {shortage}: {text}")
+        return DeviceError(f"kernel {kernel.function_name} on {self.name}: {text}")
+
+    @cached_property
+    def side_queue(self) -> cl.CommandQueue:
+        """A second queue, for copies that don't wait for all that is queued in the first."""
+        import pyopencl as cl
+
+        return cl.CommandQueue(self.context)
+
+    @cached_property
+    def timed_queue(self) -> cl.CommandQueue:
+        """A queue whose events have the times at which kernels ran."""
+        import pyopencl as cl
+
+        return cl.CommandQueue(self.context, properties=cl.command_queue_properties.PROFILING_ENABLE)
+
+    def finish(self) -> None:
+        """Wait until everything queued is done."""
+        self.not_replayable("waits for the device")
+        with self.in_turn:
+            self.queue.finish()
+        with self.launching:
+            self._drop_kept_arrays()
+
+    def keep_while_queued(self, array: np.ndarray) -> None:
+        """Keep an array whose buffer was released until the kernels queued so far are done; drivers do not.
+
+        Garbage collection calls this in any thread, so it waits for nothing.
+        """
+        if not self.runs_in_caller:
+            with suppress(self._error):
+                self._kept_arrays.append((self._enqueue_marker(self.queue), array))
+                self.queue.flush()
+            if self.launching.acquire(blocking=False):
+                self._drop_kept_arrays()
+                self.launching.release()
+
+    def _drop_kept_arrays(self) -> None:
+        """Drop the arrays whose kernels are done."""
+        while self._kept_arrays and self._kept_arrays[0][0].command_execution_status == self._complete:
+            self._kept_arrays.popleft()
+
+    def limit_kept_arrays(self) -> None:
+        """Wait for the queue if it keeps many such arrays."""
+        if len(self._kept_arrays) >= _MOST_KEPT_ARRAYS:
+            self.finish()
+
+    # -- recording, see replay.py
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """The Recorder of this thread's run, if it has one."""
+        recorders = self._recorders
+        return recorders.get(get_ident()) if recorders else None
+
+    @recorder.setter
+    def recorder(self, recorder: Recorder | None) -> None:
+        if recorder is None:
+            self._recorders.pop(get_ident(), None)
+        else:
+            self._recorders[get_ident()] = recorder
+
+    def on_host(self, function: Callable[..., Any], *args: Any) -> None:
+        """Run `function`; while a step is recorded, note that each replay has to run it at this point.
+
+        Kernels that `function` queues are not recorded.
+        """
+        recorder = self.recorder
+        if recorder is None:
+            function(*args)
+            return
+        recorder.end_segment(function, args)
+        self.recorder = None
+        try:
+            function(*args)
+        finally:
+            self.recorder = recorder
+        recorder.begin_segment()
+
+    def not_replayable(self, what: str) -> None:
+        """Notify a recording under way, if any, of something that a replay cannot do."""
+        if self.recorder is not None:
+            self.recorder.refuse(f"it {what}")

@@ -1,0 +1,127 @@
+"""Recorders note the launches and allocations of one ordinary run of a function."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from clcomm.engine.memory import Memory
+
+
+class Stateful(Protocol):
+    """An object whose state a run may change: the slot of a parameter's gradient."""
+
+    state: int
+
+
+#: The gradient slots of a flat space; their states are noted together.
+Slots = tuple[Stateful, ...]
+
+
+class Allocation:
+    """Memory allocated in the run; `owner` is the buffer as long as anything else refers to it."""
+
+    def __init__(self, owner: Any, nbytes: int):
+        self.owner, self.nbytes = owner, nbytes
+        self.first = self.last = -1  # launches that use it
+
+    def is_unused(self) -> bool:
+        return sys.getrefcount(self.owner) <= _OWNED_ALONE
+
+
+_OWNED_ALONE = (lambda allocation: sys.getrefcount(allocation.owner))(Allocation(object(), 0))
+
+
+class InputIndex(int):
+    """Which of the run's inputs an argument is."""
+
+
+class RecordedLaunch:
+    """A kernel, its (global, local) size, and its arguments: an Allocation, an InputIndex, or the value itself."""
+
+    def __init__(self, kernel: Any, sizes: tuple[Any, Any], args: list[Any]):
+        self.kernel, self.sizes, self.args = kernel, sizes, args
+
+
+class Segment:
+    """Launches, the gradient slots' states after them, and then a function that has to run on the host."""
+
+    def __init__(self) -> None:
+        self.launches: list[RecordedLaunch] = []
+        self.states: list[tuple[Stateful, int]] = []
+        self.function: Callable[..., Any] | None = None
+        self.args: tuple[Any, ...] = ()
+
+
+class Recorder:
+    """Notes what one run of a function queues on a device.
+
+    Args:
+        memory: the device's.
+        revision: the device's, as the run begins.
+        inputs: the index of each input by the address of its buffer.
+    """
+
+    def __init__(self, memory: Memory, revision: int, inputs: dict[int, int]):
+        self.revision, self.inputs = revision, inputs
+        self.refusal: str | None = None  # why the run can't be replayed
+        self.segments = [Segment()]
+        self.before: dict[Slots, list[int]] = {}  # states before the run
+        self.allocations: dict[int, Allocation] = {}  # by address, while their memory is in use
+        self._memory = memory
+        self._latest: dict[Slots, list[int]] = {}
+        self._count = 0
+
+    def refuse(self, reason: str) -> None:
+        """Note the first reason why this run can't be replayed."""
+        self.refusal = self.refusal or reason
+
+    def allocate(self, nbytes: int) -> Any:
+        """Return a pooled buffer, maybe one whose last reference was dropped before."""
+        self._release_unused()
+        buffer = self._memory.allocate(nbytes)
+        self.allocations[buffer.int_ptr] = Allocation(buffer, nbytes)
+        return buffer
+
+    def launch(self, kernel: Any, sizes: tuple[Any, Any], args: Iterable[Any]) -> None:
+        """Note a launch."""
+        noted: list[Any] = []
+        for arg in args:
+            address = getattr(arg, "int_ptr", None)
+            allocation = self.allocations.get(address) if address is not None else None
+            if allocation is not None:
+                allocation.first = self._count if allocation.first < 0 else allocation.first
+                allocation.last = self._count
+                noted.append(allocation)
+            elif address in self.inputs:
+                noted.append(InputIndex(self.inputs[address]))
+            else:
+                noted.append(arg)
+        self.segments[-1].launches.append(RecordedLaunch(kernel, sizes, noted))
+        self._count += 1
+
+    def note_states(self, slots: Slots) -> None:
+        """Note the states of a flat space's slots before the first of them changes."""
+        if slots not in self.before:
+            self.before[slots] = self._latest[slots] = [slot.state for slot in slots]
+
+    def end_segment(self, function: Callable[..., Any] | None = None, args: tuple[Any, ...] = ()) -> None:
+        """Note the end of the run, or of its part before `function` runs on the host."""
+        self._release_unused()
+        segment = self.segments[-1]
+        segment.function, segment.args = function, args
+        for slots, latest in self._latest.items():
+            pairs = zip(slots, latest, strict=True)
+            segment.states += [(slot, slot.state) for slot, state in pairs if slot.state != state]
+
+    def begin_segment(self) -> None:
+        """Go on after a function that ran on the host."""
+        for slots in self._latest:
+            self._latest[slots] = [slot.state for slot in slots]
+        self.segments.append(Segment())
+
+    def _release_unused(self) -> None:
+        """Give memory that has no other references back to the pool."""
+        for address in [address for address, each in self.allocations.items() if each.is_unused()]:
+            self.allocations.pop(address).owner = None

@@ -1,0 +1,217 @@
+"""Replay: a step's launches are recorded once and then queued again, without running the step's Python code.
+
+As CUDA graphs do, for any OpenCL device: in a small model Python takes as long as the kernels.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType
+from typing import Any
+
+from clcomm.engine.autograd import is_recording
+from clcomm.engine.device import Device
+from clcomm.engine.guards import Guards
+from clcomm.engine.reachable import noting_code
+from clcomm.engine.recording import Recording, Results, record, without_tape
+from clcomm.engine.recording_diff import first_difference
+from clcomm.engine.tensor import Tensor
+from clcomm.errors import ArgumentError, ReplayError
+
+_MOST_FAILURES = 3
+_MOST_STATES = 6
+#: Replays before the function runs as Python and is compared with its recording; later every `check_every`.
+_FIRST_CHECKS = (0, 10, 100)
+#: Bytes of an arena above which it is released during a check, which needs memory of its own. Smaller ones stay: making
+#: the kernel objects again takes as long as dozens of steps.
+_LARGE_ARENA = 16 << 20
+
+
+class _Signature:
+    """The recordings for one set of shapes and values, one for each state of gradients and guards; failed attempts."""
+
+    def __init__(self) -> None:
+        self.recordings: list[Recording] = []
+        self.failures = 0
+
+
+class Replay:
+    """A function of tensors that queues kernels, recorded once for each set of shapes and then replayed.
+
+    The first call with new shapes and values runs the function, the second records it, later ones replay it. Gradients,
+    hooks and optimizer steps have the same results as without a Replay, bit for bit. The function is recorded again for
+    other states of the gradients (none, own, averaged), after hooks or `requires_grad` changed, and when Python values
+    that its code can name (attributes of modules, globals, ...) have changed.
+
+    A function that copies values to or from the host, synchronises with other ranks, keeps tensors that it does not
+    return, changes such Python values, or draws random numbers is never replayed; `refusal` is the reason. Before a
+    recording's first replay, the 11th, the 101st, and then every `check_every` replays, the function runs and its
+    launches are compared with the recording: a difference before the first replay is a refusal, a later one a
+    ReplayError. CLCOMM_REPLAY=0 in the environment turns replaying off.
+
+    Args:
+        function: takes Tensors, and hashable values such as a gradient's weight, in any order; returns None, a Tensor
+            or a tuple of Tensors, which are not on the tape. It may run forward and backward.
+        limit: the most sets of shapes and values to remember.
+        check_every: replays between checks.
+    """
+
+    def __init__(self, function: Callable[..., Results], *, limit: int = 16, check_every: int = 1000):
+        if limit < 1:
+            raise ArgumentError(f"limit: expected a number of sets of shapes from 1 up, got {limit}")
+        if check_every < 1:
+            raise ArgumentError(f"check_every: expected a number of replays from 1 up, got {check_every}")
+        self.function, self.limit, self.check_every = function, limit, check_every
+        self.enabled = os.environ.get("CLCOMM_REPLAY", "1") != "0"
+        self.recorded = self.replayed = self.checked = 0  # runs
+        self.refusal: str | None = None
+        self._signatures: OrderedDict[Any, _Signature] = OrderedDict()
+        self._code: frozenset[CodeType] | None = frozenset()  # code that ran in the function; None: not known
+        self._arena: Any = None
+        self._busy = False
+
+    def __call__(self, *args: Any) -> Results:
+        """Run the function, or queue its recorded launches; raises the function's exceptions."""
+        inputs = [arg for arg in args if isinstance(arg, Tensor)]
+        device = self._device(inputs)
+        if not self.enabled or self._busy or device.recorder is not None or _on_tape(inputs):
+            return without_tape(self.function(*args))
+        self._busy = True
+        try:
+            return self._replay_or_run(device, args, inputs)
+        finally:
+            self._busy = False
+
+    def _replay_or_run(self, device: Device, args: tuple[Any, ...], inputs: list[Tensor]) -> Results:
+        signature = self._signature_of(args)
+        if signature is None:
+            with self._noting_code():
+                return without_tape(self.function(*args))
+        if signature.failures >= _MOST_FAILURES:
+            return without_tape(self.function(*args))
+        for recording in signature.recordings:
+            if recording.fits():
+                if recording.runs == recording.next_check:
+                    return self._check(device, signature, recording, args)
+                self.replayed += 1
+                if not recording.is_bound:
+                    recording.bind(self._arena_for(recording))
+                return recording.run(inputs)
+        return self._record(device, signature, args)
+
+    @property
+    def __wrapped__(self) -> Callable[..., Results]:
+        return self.function
+
+    @staticmethod
+    def _device(inputs: list[Tensor]) -> Device:
+        if not inputs:
+            raise ArgumentError("Replay: expected at least one Tensor among the arguments, got none")
+        device = inputs[0].device
+        if any(tensor.device is not device for tensor in inputs):
+            raise ArgumentError("Replay: expected tensors on one device, got several")
+        return device
+
+    def _signature_of(self, args: tuple[Any, ...]) -> _Signature | None:
+        """Return the signature of these arguments; None the first time, when it is added."""
+        keys = [(arg.device, arg.shape, arg.dtype) if isinstance(arg, Tensor) else arg for arg in args]
+        key = (is_recording(), *keys)
+        try:
+            signature = self._signatures.get(key)
+        except TypeError:
+            raise ArgumentError("Replay: expected tensors and hashable values; wrap arrays in Tensor(...)") from None
+        if signature is None:
+            self._signatures[key] = _Signature()
+            if len(self._signatures) > self.limit:
+                self._signatures.popitem(last=False)
+        else:
+            self._signatures.move_to_end(key)
+        return signature
+
+    def _record(self, device: Device, signature: _Signature, args: tuple[Any, ...]) -> Results:
+        code = self._code
+        guards = Guards(self.function, args, code)
+        with self._noting_code():
+            recorder, results = record(device, self.function, args)
+        change = guards.change()
+        if self._code != code and Guards(self.function, args, self._code).followed != guards.followed:
+            recorder.refuse("it runs other code than before")
+        if guards.unreadable is not None:
+            recorder.refuse(f"it may draw from {guards.unreadable}, whose state cannot be compared")
+        if change is not None:
+            recorder.refuse(f"it changes {change}")
+        if recorder.refusal is not None:
+            self._note_failure(signature, recorder.refusal)
+            return results
+        self._add(signature, Recording(device, recorder, results, guards))
+        self.recorded += 1
+        return results
+
+    @contextmanager
+    def _noting_code(self) -> Iterator[None]:
+        ran = set(self._code or ())
+        with noting_code(ran) as is_complete:
+            yield
+        self._code = frozenset(ran) if is_complete and self._code is not None else None
+
+    def _check(self, device: Device, signature: _Signature, recording: Recording, args: tuple[Any, ...]) -> Results:
+        """Run the function, and compare its launches with the recording."""
+        is_large = recording.nbytes > _LARGE_ARENA
+        if is_large:
+            self._release_arena()
+        recorder, results = record(device, self.function, args)
+        found = recorder.refusal or first_difference(recording, Recording(device, recorder, results))
+        if is_large:
+            device.memory.release_unused()
+        later = self.check_every * (1 + recording.runs // self.check_every)
+        recording.next_check = min([later, *(runs for runs in _FIRST_CHECKS if runs > recording.runs)])
+        self.checked += 1
+        if found is None:
+            return results
+        signature.recordings.remove(recording)
+        if recording.runs:
+            name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+            raise ReplayError(
+                f"Replay: expected {name} to queue what was recorded, but {found}: some of its last {recording.runs:,} "
+                "results may be wrong; pass what this depends on as an argument, or set CLCOMM_REPLAY=0"
+            )
+        self._note_failure(signature, f"it does not do the same each time: {found}")
+        return results
+
+    def _note_failure(self, signature: _Signature, reason: str) -> None:
+        self.refusal = reason
+        signature.failures += 1
+
+    def _add(self, signature: _Signature, recording: Recording) -> None:
+        kept = [old for old in signature.recordings if old.is_valid][1 - _MOST_STATES :]
+        for old in signature.recordings:
+            if old not in kept and not old.runs:
+                signature.failures += 1
+                if signature.failures >= _MOST_FAILURES:
+                    change = old.guards.change() if old.guards and old.is_valid else None
+                    self.refusal = f"{change or 'what it uses'} changes from call to call"
+        signature.recordings = [*kept, recording]
+        for other in self._signatures.values():  # void recordings keep memory
+            other.recordings = [old for old in other.recordings if old.is_valid]
+        recording.device.memory.release_unused()  # memory of the recorded run, which replays do not need
+
+    def _arena_for(self, recording: Recording) -> Any:
+        """Return the arena, large enough for all recordings."""
+        if self._arena is None or self._arena.size < recording.nbytes:
+            self._release_arena()
+            nbytes = max(each.nbytes for signature in self._signatures.values() for each in signature.recordings)
+            self._arena = recording.device.memory.exact(max(nbytes, 1))
+        return self._arena
+
+    def _release_arena(self) -> None:
+        for signature in self._signatures.values():
+            for recording in signature.recordings:
+                recording.release()
+        self._arena = None
+
+
+def _on_tape(inputs: list[Tensor]) -> bool:
+    return is_recording() and any(tensor.requires_grad for tensor in inputs)

@@ -1,0 +1,211 @@
+"""The watchdog: a thread per rank that reports the missing ranks of a stalled collective, and ends a hung job.
+
+It sleeps nearly always. About once a second it writes its rank's collective and source location on the host's board,
+from which other ranks report a missing one. The cost for a collective is one assignment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import re
+import threading
+import weakref
+from time import perf_counter, perf_counter_ns, sleep
+from typing import Any
+
+from clcomm.job import endings
+from clcomm.job.last_resort import end_by_force_later
+from clcomm.job.other_hosts import DUMP, PROGRESS, OtherHosts
+from clcomm.job.rank_board import Progress, ProgressBoard
+from clcomm.job.source_location import place_of_thread, stack_of_thread
+from clcomm.job.stall_message import LEFT, describe, is_lowest, left_while_awaited
+from clcomm.job.time_limits import Limits
+from clcomm.stats.flight_recorder import FlightRecorder, new_dump_folder
+from clcomm.transport.mpi_resources import MpiResources
+
+#: How long a job's end waits for the other ranks' dumps.
+DUMP_S = 2.0
+#: A rank that leaves the program looks for waits of at least this length, at this interval.
+AWAITED_S, BETWEEN_LOOKS_S = 1.5, 0.2
+#: After how long a wait for a rank that has left ends the job; longer than AWAITED_S, so that rank ends it first.
+LEFT_S = 2.5
+
+_log = logging.getLogger("clcomm")
+
+
+class Watchdog:
+    """Watches the collectives of one Communicator, which it does not keep alive, from a thread of its own.
+
+    Args:
+        watched: has `current`: (call, sequence number, begin in perf_counter's seconds), or None outside collectives.
+        elsewhere: queries the ranks of other hosts; None where there are none.
+        resources: those of `watched`, for its name and the waits of this process's other Communicators.
+    """
+
+    def __init__(
+        self, watched: Any, board: ProgressBoard, limits: Limits, recorder: FlightRecorder,
+        elsewhere: OtherHosts | None = None, resources: MpiResources | None = None,
+    ):  # fmt: skip
+        self._board, self._limits, self._recorder = board, limits, recorder
+        self._elsewhere, self._resources = elsewhere, resources
+        self._program = threading.get_ident()
+        self._warned_of: tuple[Any, int, float] | None = None
+        self._has_dumped = False
+        self.look(None)
+        # Released to end the thread: unlike an event it can be set by the garbage collector, in any thread.
+        self._stop = threading.Lock()
+        self._stop.acquire()
+        self._watched = weakref.ref(watched, self._release)
+        self._thread = threading.Thread(target=self._watch, name="clcomm-watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._release()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _release(self, *watched: object) -> None:
+        with contextlib.suppress(RuntimeError):  # already released
+            self._stop.release()
+
+    def _watch(self) -> None:
+        while not self._stop.acquire(timeout=min(self._limits.interval_s, threading.TIMEOUT_MAX)):
+            watched = self._watched()
+            if watched is None:
+                return
+            current = watched.current
+            del watched
+            try:
+                self.look(current)
+            except Exception:  # a failing watchdog must not fail the job
+                _log.exception("the watchdog of rank %d ends; the job goes on unwatched", self._board.own)
+                return
+
+    def look(self, current: tuple[Any, int, float] | None) -> None:
+        """Write this rank's line, and act if its collective has taken too long or another rank ends the job."""
+        if current is None:
+            self._board.write(0, 0, "" if self._resources is None else self._resources.others_wait(), self.place())
+            waited_s = 0.0
+        else:
+            call, sequence, began_s = current
+            text = call.describe(sequence) + ("" if self._resources is None else self._resources.name)
+            self._board.write(call.tag + sequence + 1, int(began_s * 1e9), text, self.place())
+            waited_s = perf_counter() - began_s
+            if waited_s > LEFT_S:
+                self._end_if_left(text, sequence)
+        folder = self._board.dump_folder
+        if folder:
+            self._dump(folder)
+        elif waited_s > self._limits.timeout_s:
+            self._end_job(waited_s)
+        elif waited_s > self._limits.stall_warning_s and self._warned_of != current:
+            self._warned_of = current
+            self._warn(waited_s)
+
+    def leave(self, sequence: int) -> None:
+        """Write that this rank has left the program after `sequence` collectives; end the thread."""
+        self.stop()
+        self._board.write(0, sequence, LEFT, "")
+
+    def _end_if_left(self, text: str, sequence: int) -> None:
+        """End the job if a rank of this host has left the program before the collective in which this rank waits."""
+        lines = self._board.read()
+        left = [line.rank for line in lines if line.text == LEFT and line.began_ns < sequence]
+        if left and is_lowest(self._board.own, lines, LEFT_S):
+            end_by_force_later(endings.FAILURE)
+            endings.end(endings.FAILURE, left_while_awaited(self._board.own, text, self.place()), left[0])
+
+    def look_back(self, sequence: int, deadline: float) -> str:
+        """Return a message if another rank waits for this one, which has left after `sequence` collectives.
+
+        "" when all ranks have left, or none waits after the deadline: they may have work of their own.
+        """
+        while True:
+            others = [line for line in self._everyone(PROGRESS) if line.rank != self._board.own]
+            if all(line.text == LEFT or line.state != "running" for line in others):
+                return ""
+            waiting = [line for line in others if line.state == "running" and _is_in_later(line, sequence)]
+            for line in waiting:
+                if (perf_counter_ns() - line.began_ns) / 1e9 > AWAITED_S:
+                    return left_while_awaited(line.rank, line.text, line.place)
+            if not waiting and perf_counter() > deadline:
+                return ""
+            sleep(BETWEEN_LOOKS_S)
+
+    # --- the warning ---
+
+    def _warn(self, waited_s: float) -> None:
+        limit_s = self._limits.stall_warning_s
+        if not is_lowest(self._board.own, self._board.read(), limit_s) or not self._is_first_to_report():
+            return
+        lines = self._everyone(PROGRESS)
+        if is_lowest(self._board.own, lines, limit_s):
+            end = f"; after {self._limits.timeout_s:g} s the job ends" if self._limits.timeout_s < math.inf else ""
+            endings.print_line(f"clcomm: {describe(self._board.own, lines, waited_s)}{end}")
+            self._board.note_report()
+
+    def _is_first_to_report(self) -> bool:
+        last_ns = self._board.reported_ns
+        return not last_ns or perf_counter_ns() - last_ns > self._limits.stall_warning_s * 1e9
+
+    def _everyone(self, question: bytes) -> list[Progress]:
+        """Return the lines of all ranks; those of other hosts come over the network."""
+        elsewhere = [] if self._elsewhere is None else self._elsewhere.ask(question)
+        return sorted([*self._board.read(), *elsewhere])
+
+    # --- the end of the job ---
+
+    def _end_job(self, waited_s: float) -> None:
+        if not is_lowest(self._board.own, self._board.read(), self._limits.timeout_s):
+            return  # the lowest rank ends it; if it is stuck, its line gets old and another one is the lowest
+        end_by_force_later(endings.TIMED_OUT)
+        folder = self._board.dump_folder or new_dump_folder()
+        self._board.dump_folder = folder
+        lines = self._everyone(DUMP)
+        if folder:
+            self._dump(folder)
+            self._wait_for_dumps()
+        written = f"; what each rank did last is in {folder}/rank-*.json" if folder else ""
+        endings.print_line(
+            f"clcomm: {describe(self._board.own, lines, waited_s)}; the limit is {self._limits.timeout_s:g} s, the job "
+            f"ends{written}"
+        )
+        endings.abort(endings.TIMED_OUT)
+
+    def _wait_for_dumps(self) -> None:
+        deadline = perf_counter() + DUMP_S
+        while perf_counter() < deadline:
+            lines = self._board.read()
+            if self._elsewhere is None and all(line.dumped or line.state != "running" for line in lines):
+                return
+            sleep(0.02)
+
+    def _dump(self, folder: str) -> None:
+        """Write this rank's flight recorder to the folder, once, and its summary to the terminal."""
+        if self._has_dumped:
+            return
+        self._has_dumped = True
+        own = next(line for line in self._board.read() if line.rank == self._board.own)
+        try:
+            self._recorder.dump(
+                folder, own.rank, host=os.uname().nodename, pid=os.getpid(), collective=own.text, place=own.place,
+                stack=stack_of_thread(self._program),
+            )  # fmt: skip
+        except OSError as error:
+            endings.print_line(f"clcomm: rank {own.rank}: its last operations could not be written: {error}")
+        endings.print_line(f"clcomm: rank {own.rank}, last operations: {self._recorder.summary()}")
+        self._board.note_dump()
+
+    def place(self) -> str:
+        """Return this rank's source location: "train.py:57 in load, from train.py:80 in main"."""
+        return place_of_thread(self._program)
+
+
+def _is_in_later(line: Progress, sequence: int) -> bool:
+    """Return whether a rank is in a collective with a number above `sequence`."""
+    number = re.search(r"#(\d+)(?: \(| of |$)", line.text)
+    return line.waits and number is not None and int(number[1]) > sequence

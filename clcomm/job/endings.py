@@ -1,0 +1,233 @@
+"""The end of a job: one clear message, the right exit code, and no rank left waiting for another.
+
+`run(main)` is for programs; clcomm/job/exits.py handles all other exits of a job of several ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import struct
+import sys
+import termios
+import time
+import traceback
+from collections.abc import Callable
+from hashlib import sha256
+from typing import NoReturn, TextIO
+
+from clcomm.errors import ClcommError
+from clcomm.job import exit_monitor, restarts
+from clcomm.transport import mpi_failures, mpi_runtime
+
+#: Exit codes: a user's mistake, a failure, SIGINT and SIGTERM (128 + the signal), a hang (as timeout(1) has it).
+USER_ERROR, FAILURE, INTERRUPTED, TERMINATED, TIMED_OUT = 2, 1, 130, 143, 124
+#: How long a failing rank waits for the others to fail alike before it ends them.
+AGREEMENT_S = 2.0
+#: How long a rank waits for the exit monitor to report another rank's death.
+REPORT_S = 1.5
+#: How long the end of a job waits for the launcher to read the output.
+READ_S = 1.0
+
+
+class Exit(SystemExit):
+    """A SystemExit with a reason, for the message to the user."""
+
+    def __init__(self, code: object = None, reason: str = ""):
+        super().__init__(code)
+        self.reason = reason
+
+
+class _Ending:
+    """Whether this process's end has been reported."""
+
+    is_reported = False
+
+
+def shell_code(code: int) -> int:
+    """Return the 8 bits of an exit code that a shell gets; 1 for a failure whose 8 bits are all 0."""
+    return code & 0xFF or int(code != 0)
+
+
+def run(main: Callable[[], int | None]) -> NoReturn:
+    """Call `main` and end the process with its return value, or its exception's code, as exit code.
+
+    A ClcommError is printed as one line, once for all ranks that raise the same one; CLCOMM_TRACEBACK=1 shows the
+    traceback too. Any other exception is printed with its rank, its step where known, and its traceback, once for all
+    ranks that raise the same one. Either way the other ranks are ended.
+    """
+    process = os.getpid()
+    try:
+        sys.exit(main() or 0)
+    except BaseException as error:
+        if os.getpid() != process and mpi_runtime.is_running():
+            raise  # a forked child is not a rank
+        code = fail(error)
+    _flush(sys.stdout)
+    sys.exit(code)
+
+
+def note_step(step: int) -> None:
+    """Note this rank's step of the training, for messages about its end and for `clcomm run`."""
+    exit_monitor.note_step(step)
+    restarts.note(restarts.STEP, step, exit_monitor.rank())
+
+
+def note_saved(step: int) -> None:
+    """Note that the state after `step` steps is saved, for `clcomm run`."""
+    restarts.note(restarts.SAVED, step, exit_monitor.rank())
+
+
+def is_reported() -> bool:
+    """Return whether `fail` or `abort` has handled this process's end."""
+    return _Ending.is_reported
+
+
+def fail(error: BaseException) -> int:
+    """Report an exception and return the exit code; end the other ranks unless all fail alike.
+
+    sys.exit(0) is no failure: `exits` ends the job if ranks wait for this one, as at a program's normal end.
+    """
+    if isinstance(error, SystemExit) and (error.code is None or error.code == 0):
+        return 0
+    _Ending.is_reported = True
+    if (isinstance(error, Exit) and error.reason) or mpi_failures.is_lost_peer(error):
+        exit_monitor.note_stopping()
+    else:
+        exit_monitor.note_failing()
+    try:
+        return _report(error)
+    except BaseException as another:  # the other ranks must end all the same
+        names = type(error).__name__, type(another).__name__
+        print_line(f"clcomm: rank {exit_monitor.rank()} failed: {names[0]}, and {names[1]} while it was reported")
+        abort(FAILURE)
+        return FAILURE
+
+
+def _report(error: BaseException) -> int:
+    if isinstance(error, SystemExit):
+        return _leave(error)
+    if mpi_failures.is_lost_peer(error):
+        return _follow_lost_peer()
+    if isinstance(error, ClcommError) and not os.environ.get("CLCOMM_TRACEBACK"):
+        return _report_together(f"clcomm: {{where}}{error}", error.exit_code)
+    if isinstance(error, KeyboardInterrupt):
+        said = "clcomm: {where}interrupted"
+        return _report_together(said, INTERRUPTED, alone=said + exit_monitor.at_step())
+    trace = "".join(traceback.format_exception(error)).rstrip()
+    code = error.exit_code if isinstance(error, ClcommError) else FAILURE
+    return _report_together(f"clcomm: {{who}} failed{exit_monitor.at_step()}:\n{trace}", code)
+
+
+def _follow_lost_peer() -> int:
+    """End the job after another rank's death, and report it if no exit monitor of this host does."""
+    if exit_monitor.another_failed():
+        exit_monitor.wait_for_report(REPORT_S)
+    else:
+        rank, size = mpi_failures.place_in_world()
+        print_line(_placed(f"clcomm: {{where}}ended{exit_monitor.at_step()}, as another rank has died", [rank], size))
+    abort(FAILURE)
+    return FAILURE
+
+
+def end(code: int, reason: str, rank: int | None = None) -> None:
+    """Print why a rank, by default this one, ends the job, and end it without agreement of the other ranks."""
+    own, size = mpi_failures.place_in_world()
+    step = exit_monitor.at_step() if rank is None else ""
+    print_line(_placed(f"clcomm: {{where}}{reason}{step}", [own if rank is None else rank], size))
+    abort(code)
+
+
+def _leave(error: SystemExit) -> int:
+    """End the job for a SystemExit that is a failure, unless all ranks exit alike."""
+    if isinstance(error.code, str):
+        return _report_together(error.code, FAILURE)
+    code = error.code if isinstance(error.code, int) else FAILURE
+    reason = error.reason if isinstance(error, Exit) else ""
+    if reason and exit_monitor.another_failed():
+        return shell_code(code)  # some launchers end the other ranks by SIGTERM
+    # The caller of sys.exit(code), argparse for one, has printed a message; only a rank that exits alone needs one.
+    alone = f"clcomm: {{where}}{reason or f'left with exit code {code}'}{exit_monitor.at_step()}"
+    return _report_together(f"clcomm: {reason}" if reason else "", shell_code(code), alone)
+
+
+def _report_together(message: str, code: int, alone: str | None = None) -> int:
+    """Print `message` once for all ranks that fail with it; unless all fail soon, print it and abort the job."""
+    rank, size = mpi_failures.place_in_world()
+    alike = [0] if size == 1 else mpi_failures.ranks_in_agreement(_digest(message), AGREEMENT_S)
+    if alike is None:
+        print_line(_placed(alone or message, [rank], size))
+        abort(code)
+        return code
+    if rank == min(alike):
+        print_line(_placed(message, alike, size))
+        _wait_for_reader()
+    if size > 1:
+        mpi_failures.ranks_in_agreement(_digest("said"), AGREEMENT_S)  # a launcher may end the others once one exits
+    return code
+
+
+def _digest(message: str) -> bytes:
+    return sha256(message.encode(errors="backslashreplace")).digest()  # file names may not be encodable
+
+
+def _placed(message: str, ranks: list[int], size: int) -> str:
+    """Fill in a message's ranks: nothing for all ranks, else the lowest of `ranks`."""
+    everywhere = len(ranks) == size
+    who = f"rank {ranks[0]}" if size == 1 or not everywhere else f"every rank of {size}"
+    where = "" if everywhere else f"rank {ranks[0]}: "
+    return message.replace("{where}", where, 1).replace("{who}", who, 1)
+
+
+def print_line(line: str) -> None:
+    """Write a line, unless it is empty, to stderr in one piece, so that ranks' lines do not mix.
+
+    A stream that is closed, full or None is no error, so that the job can end.
+    """
+    if line:
+        _flush(sys.stdout)
+        with contextlib.suppress(Exception):
+            sys.stderr.write(line.encode(errors="backslashreplace").decode() + "\n")
+        _flush(sys.stderr)
+
+
+def _flush(stream: TextIO | None) -> None:
+    with contextlib.suppress(Exception):
+        stream.flush()  # type: ignore[union-attr]
+
+
+def abort(code: int) -> None:
+    """End every rank now, without MPI's own messages about it."""
+    _Ending.is_reported = True
+    exit_monitor.note_failing()
+    try:
+        _flush(sys.stdout)
+        _flush(sys.stderr)
+        _wait_for_reader()
+        with contextlib.suppress(OSError):  # no descriptor is free
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    finally:
+        if mpi_failures.tolerates_failures():
+            # MPI would handle this as a death that the other ranks survive.
+            mpi_failures.prepare_abort()
+            exit_monitor.end_siblings()
+            os._exit(shell_code(code))
+        mpi_failures.abort(shell_code(code))
+
+
+def _wait_for_reader() -> None:
+    """Wait until the launcher has read the output: on a busy machine MPICH's may end before it has read all."""
+    deadline = time.monotonic() + READ_S
+    while any(_unread(descriptor) for descriptor in (1, 2)) and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def _unread(descriptor: int) -> int:
+    """Return the number of bytes of a pipe or socket that its other end has not read; 0 if unknown."""
+    unread = bytes(4)
+    with contextlib.suppress(OSError):  # a file, or closed
+        of_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+        unread = fcntl.ioctl(descriptor, termios.FIONREAD if of_pipe else termios.TIOCOUTQ, unread)
+    return int(struct.unpack("i", unread)[0])

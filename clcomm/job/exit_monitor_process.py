@@ -1,0 +1,269 @@
+"""The processes that watch for unexpected exits of ranks: they report the first, and end the remaining ranks.
+
+`host`: watches all ranks of a host once they have a Communicator. `start`: watches one rank until then.
+Standard library only, and started without site-packages: it starts in 20 ms and costs nothing while it waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import mmap
+import os
+import select
+import signal
+import struct
+import sys
+import time
+
+#: A rank's record: its size, and the indices of its words (int64).
+RECORD_BYTES = 64
+STATE, STEP, RANK, PID, REPORTED = range(5)
+#: A rank's state: running; after the program's MPI.Finalize(); in Python's exit handlers; stopping, perhaps because of
+#: another rank's failure (launchers send SIGTERM); ending the job, which it reports itself.
+RUNNING, FINALIZED, LEAVING, STOPPING, FAILING = range(5)
+#: Written in place of a state to the process that watches a rank's start: the rank has a Communicator.
+JOINED = 9
+#: The kernel's request for information on a process, and its flag for the exit status (linux/pidfd.h).
+_PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 0x8
+#: Launchers' process names: those of MPICH, Open MPI and Slurm, in the 15 characters that Linux keeps.
+LAUNCHERS = (
+    "hydra_pmi_proxy", "pmi_proxy", "prted", "prterun", "orted", "orterun", "mpirun", "mpiexec", "mpiexec.hydra",
+    "mpiexec.gforker", "slurmstepd",
+)  # fmt: skip
+#: Identifies a job among those of one Open MPI daemon.
+JOB_VARIABLE = "PMIX_NAMESPACE"
+#: The launcher ended the ranks that die within this time after a failure.
+ENDED_BY_LAUNCHER_S = 2.0
+#: How long the other ranks may take to end after an unexpected exit before they are killed.
+OTHERS_GRACE_S = 2.0
+#: Whether the other ranks continue when one dies: under Open MPI's `mpiexec --with-ft ulfm`.
+RANKS_MAY_DIE = os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"  # noqa: SIM112 - Open MPI's own
+#: How long after the launcher's end its ranks get SIGTERM, as it may have killed them already, and SIGKILL.
+NOTICE_S, ORPHAN_S = 0.5, 3.5
+#: How long a process may take to end after its pipe has closed.
+DYING_S = 1.0
+
+
+def watch_host(memory: int, ends: int, *handles: int) -> None:
+    """Watch the ranks of a host until the last is gone.
+
+    Args:
+        memory: descriptor of their records.
+        ends: an epoll of the handles that returns exits in their order: the cause's first.
+        handles: the ranks' pidfds, then their pipes in the same order, then the pidfds of their launchers.
+    """
+    ignore_signals()
+    size = os.fstat(memory).st_size
+    words = memoryview(mmap.mmap(memory, size)).cast("q")
+    records = [words[start : start + RECORD_BYTES // 8] for start in range(0, len(words), RECORD_BYTES // 8)]
+    pidfds, pipes = handles[: len(records)], handles[len(records) : 2 * len(records)]
+    launchers = handles[2 * len(records) :]
+    watched = set(range(len(records)))
+    coming = select.epoll.fromfd(ends)
+    report = Report(alone=len(records) == 1)
+    plan: list[tuple[float, int]] = []  # times and signals for the ranks that remain
+    while watched:
+        for handle, _ in coming.poll(max(0.0, plan[0][0] - time.monotonic()) if plan else None):
+            coming.unregister(handle)
+            if handle in launchers:
+                now_s, report.quiet_until = time.monotonic(), math.inf
+                plan = plan or [(now_s + NOTICE_S, signal.SIGTERM), (now_s + ORPHAN_S, signal.SIGKILL)]
+                continue
+            which = (pidfds if handle in pidfds else pipes).index(handle)
+            if which not in watched:
+                continue
+            watched.discard(which)
+            is_explained = records[which][STATE] >= LEAVING or any(other[STATE] == FAILING for other in records)
+            if not is_explained and report.ends_job(records[which], pidfds[which]):
+                plan = plan or [(time.monotonic() + OTHERS_GRACE_S, signal.SIGKILL)]
+        if plan and time.monotonic() >= plan[0][0]:
+            _, wanted = plan.pop(0)
+            end([records[which] for which in sorted(watched)], [pidfds[which] for which in sorted(watched)], wanted)
+
+
+class Report:
+    """Reports unexpected exits, except those that the launcher causes after the first.
+
+    alone: the host has one rank; a signal may then be the launcher's, after an exit on another host.
+    """
+
+    def __init__(self, alone: bool):
+        self.quiet_until = 0.0
+        self._alone = alone
+        self._suspect = ""
+
+    def ends_job(self, record: memoryview, handle: int) -> bool:
+        """Report a rank that has ended, or is about to; return whether the job ends; handle: the rank's pidfd.
+
+        The launcher should end the other ranks, but MPICH's may overlook an exit with code 0. Where ranks may die, Open
+        MPI notifies the others of a death, except of an exit with another code.
+        """
+        if time.monotonic() <= self.quiet_until:
+            return False
+        select.select([handle], [], [], DYING_S)
+        status = exit_status(record[PID], handle)
+        line = f"rank {record[RANK]} {ended(status, record[STEP])}"
+        if record[STATE] == FINALIZED and status == 0:
+            # No failure in itself, but MPICH's launcher then ends the other ranks if they still run.
+            self._suspect = self._suspect or line
+            return False
+        if self._alone and (status is None or os.WIFSIGNALED(status)):
+            return False
+        os.write(2, f"clcomm: {self._suspect or line}\n".encode())
+        record[REPORTED] = 1
+        self.quiet_until = time.monotonic() + ENDED_BY_LAUNCHER_S
+        return not RANKS_MAY_DIE or (status is not None and os.WIFEXITED(status) and status != 0)
+
+
+def watch_start(rank: str, job: str, launcher: int, pid: int, handle: int, pipe: int) -> None:
+    """Watch a rank until it has a Communicator; if it exits unexpectedly before, end the host's other ranks.
+
+    Launchers ignore a rank that exits before MPI has started, and the others would wait for it in MPI_Init.
+
+    Args:
+        rank: the rank's number, "?" if the launcher does not give it.
+        job: its job among those of its launcher, "" if there is only one.
+        launcher: the rank's parent process.
+        pid, handle: the rank's process and its pidfd.
+        pipe: read end of a pipe to which the rank writes its state, one byte each time.
+    """
+    ignore_signals()
+    state, waiting = RUNNING, select.poll()
+    for each in (handle, pipe):
+        waiting.register(each, select.POLLIN)
+    while True:
+        ready = [descriptor for descriptor, _ in waiting.poll()]
+        written = os.read(pipe, 64) if pipe in ready else b""
+        if JOINED in written or FAILING in written or STOPPING in written:
+            return
+        state = max([state, *written])
+        if pipe in ready and not written:
+            waiting.unregister(pipe)
+        if handle in ready:
+            break
+    status = exit_status(pid, handle)
+    if state == LEAVING and not status:
+        return
+    deadline = time.monotonic() + OTHERS_GRACE_S
+    while (others := children_of(launcher, job)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if others:
+        os.write(2, f"clcomm: rank {rank} {ended(status, 0)} before it had a Communicator\n".encode())
+    for other in others:
+        with contextlib.suppress(OSError):
+            os.kill(other, signal.SIGKILL)
+
+
+def ignore_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def end(records: list[memoryview], pidfds: list[int], number: int) -> None:
+    """Send a signal to ranks; report SIGTERM, which is for ranks whose launcher is gone."""
+    for pidfd in pidfds:
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(pidfd, number)
+    if number == signal.SIGTERM and records:
+        ranks = ", ".join(str(record[RANK]) for record in records)
+        with contextlib.suppress(OSError):  # the reader may be gone too
+            os.write(2, f"clcomm: rank {ranks}: the launcher is gone; ended by the exit monitor\n".encode())
+
+
+def ended(status: int | None, step: int) -> str:
+    """Return a description of a process's end; status: as from os.wait, None if unknown."""
+    at = f" at step {step}" if step else ""
+    if status is None:
+        return f"exited unexpectedly{at}"
+    if os.WIFSIGNALED(status):
+        return f"died{at} of {signal_name(os.WTERMSIG(status))}"
+    return f"exited unexpectedly{at} with exit code {os.WEXITSTATUS(status)}"
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name; a real-time signal without one is counted from SIGRTMIN: "SIGRTMIN+3"."""
+    if signal.SIGRTMIN < number < signal.SIGRTMAX:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def is_gone(pid: int) -> bool:
+    """Return whether a process has ended."""
+    fields = stat_fields(pid)
+    return not fields or fields[0] in ("Z", "X")
+
+
+def exit_status(pid: int, handle: int) -> int | None:
+    """Return the wait status of a process that has ended, None if it is not available; handle: its pidfd."""
+    fields = stat_fields(pid)
+    return int(fields[-1]) if fields and fields[0] == "Z" else _status_after_wait(handle)
+
+
+def _status_after_wait(handle: int) -> int | None:
+    """Return the wait status of a process that its parent has already reaped; None before Linux 6.15."""
+    info = bytearray(struct.pack("=Q56x", _PIDFD_INFO_EXIT))
+    try:
+        fcntl.ioctl(handle, _PIDFD_GET_INFO, info)
+    except OSError:
+        return None
+    mask, status = struct.unpack("=Q52xi", info)
+    return status if mask & _PIDFD_INFO_EXIT else None
+
+
+def children_of(parent: int, job: str) -> list[int]:
+    """Return the live children of a launcher that belong to a job; an Open MPI daemon can serve several jobs."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        fields = stat_fields(int(entry))
+        is_child = len(fields) > 1 and int(fields[1]) == parent and fields[0] not in ("Z", "X")
+        if is_child and (not job or job == job_of(int(entry))):
+            found.append(int(entry))
+    return sorted(found)
+
+
+def job_of(pid: int) -> str:
+    """Return the launcher's name of a rank's job, or ""."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+        for variable in file.read().split(b"\0"):
+            if variable.startswith(JOB_VARIABLE.encode() + b"="):
+                return variable.partition(b"=")[2].decode(errors="replace")
+    return ""
+
+
+def launcher_of(pid: int) -> int:
+    """Return the launcher of a rank: its nearest ancestor named in LAUNCHERS; 0 if there is none."""
+    while pid > 1:
+        fields = stat_fields(pid)
+        pid = int(fields[1]) if fields else 0
+        if pid and _name(pid) in LAUNCHERS:
+            return pid
+    return 0
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/comm") as file:
+        return file.read().strip()
+    return ""
+
+
+def stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the command's name; none for a process that is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(OSError):  # exits are then not reported
+        if sys.argv[1] == "host":
+            watch_host(*map(int, sys.argv[2:]))
+        else:
+            numbers = map(int, sys.argv[4:])
+            watch_start(sys.argv[2], sys.argv[3], *numbers)

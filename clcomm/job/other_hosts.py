@@ -1,0 +1,181 @@
+"""The progress of ranks on other hosts, queried over the network, and only when a collective stalls.
+
+A thread of each rank waits for such queries and answers with the lines of its host's board. It needs neither the main
+thread nor MPI, so it answers in any state of the ranks; one answering rank per host is enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import socket
+import struct
+import threading
+import weakref
+from collections.abc import Sequence
+from time import monotonic, perf_counter_ns
+from typing import Any, NamedTuple
+
+from clcomm.job import endings
+from clcomm.job.rank_board import Progress, ProgressBoard
+from clcomm.job.stall_message import UNKNOWN
+from clcomm.stats.flight_recorder import new_dump_folder
+
+#: The queries: the progress of a host's ranks; the same, and dump their last operations.
+PROGRESS, DUMP = b"?", b"!"
+#: How long to wait for one rank of a host before asking the next, and how long to ask in all.
+NEXT_S, ASK_S = 0.2, 2.0
+TOKEN_BYTES, LARGEST = 16, 65_507
+#: The most bytes of one text in an answer, and of all its texts.
+_TEXT, _TEXTS = 600, 40_000
+_INTERFACE_ADDRESS = 0x8915  # SIOCGIFADDR of netdevice(7)
+
+
+class Address(NamedTuple):
+    """A rank's address: its host's IPv4 addresses, some of which are reachable, and its port."""
+
+    hosts: list[str]
+    port: int
+
+
+class OtherHosts:
+    """The ranks of other hosts, and this rank's thread that answers them.
+
+    board: this host's. token: a secret of the job; queries without it get no answer.
+    """
+
+    def __init__(self, board: ProgressBoard, token: bytes):
+        self._token, self._hosts = token, list[dict[int, Address]]()
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind(("", 0))
+        closed = threading.Event()
+        threading.Thread(
+            target=_answer, args=(self._socket, closed, token, board), name="clcomm-answers", daemon=True
+        ).start()
+        self.close = weakref.finalize(self, _close, self._socket, closed)
+        self.close.atexit = False
+
+    @classmethod
+    def of(cls, comm: Any, hosts: Sequence[Sequence[int]], board: ProgressBoard) -> OtherHosts:
+        """Return the OtherHosts of these hosts, given as ranks, without the board's own. Collective."""
+        made = cls(board, comm.bcast(secrets.token_bytes(TOKEN_BYTES), 0))
+        addresses = comm.allgather(made.address(own_addresses()))
+        made.know([{rank: addresses[rank] for rank in ranks} for ranks in hosts if board.own not in ranks])
+        return made
+
+    def address(self, hosts: list[str]) -> Address:
+        """Return this rank's address on a host with these IPv4 addresses."""
+        return Address(hosts, self._socket.getsockname()[1])
+
+    def know(self, hosts: list[dict[int, Address]]) -> None:
+        """Set the other hosts: the addresses of each one's ranks."""
+        self._hosts = hosts
+
+    def ask(self, question: bytes = PROGRESS) -> list[Progress]:
+        """Return the lines of all ranks of other hosts, in rank order, within ASK_S seconds.
+
+        Ranks of a host that does not answer have the state UNKNOWN.
+        """
+        found: dict[int, Progress] = {}
+        silent = self._hosts
+        deadline, attempt = monotonic() + ASK_S, 0
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            while silent and monotonic() < deadline:
+                for host in silent:
+                    self._send(asking, [*host.values()][attempt % len(host)], question)
+                found |= self._answers(asking, min(deadline, monotonic() + NEXT_S), silent)
+                silent = [host for host in silent if not host.keys() <= found.keys()]
+                attempt += 1
+        return [found.get(rank) or _unknown(rank) for rank in sorted(rank for host in self._hosts for rank in host)]
+
+    def _send(self, asking: socket.socket, address: Address, question: bytes) -> None:
+        for host in address.hosts:
+            with contextlib.suppress(OSError):  # no route to that address
+                asking.sendto(self._token + question, (host, address.port))
+
+    def _answers(
+        self, asking: socket.socket, deadline: float, silent: Sequence[dict[int, Address]]
+    ) -> dict[int, Progress]:
+        """Return the lines that arrive before the deadline, or until all these hosts have answered."""
+        wanted, found = {rank for host in silent for rank in host}, dict[int, Progress]()
+        while not wanted <= found.keys() and (left_s := deadline - monotonic()) > 0:
+            asking.settimeout(left_s)
+            with contextlib.suppress(OSError):  # nothing came
+                answer = asking.recv(LARGEST)
+                if secrets.compare_digest(answer[:TOKEN_BYTES], self._token):
+                    found |= {line.rank: line for line in unpacked(answer[TOKEN_BYTES:]) if line.rank in wanted}
+        return found
+
+
+def _answer(listening: socket.socket, closed: threading.Event, token: bytes, board: ProgressBoard) -> None:
+    """Answer every query with the token, until the socket is closed."""
+    with listening:
+        while True:
+            with contextlib.suppress(OSError):  # the asking rank is gone
+                question, asker = listening.recvfrom(LARGEST)
+                if closed.is_set():
+                    return
+                if secrets.compare_digest(question[:TOKEN_BYTES], token):
+                    if question[TOKEN_BYTES:] == DUMP:
+                        _begin_dump(board)
+                    listening.sendto(token + packed(board.read()), asker)
+
+
+def _close(listening: socket.socket, closed: threading.Event) -> None:
+    closed.set()
+    with contextlib.suppress(OSError):  # not connected; the thread wakes all the same
+        listening.shutdown(socket.SHUT_RD)
+
+
+def _begin_dump(board: ProgressBoard) -> None:
+    if not board.dump_folder:
+        board.dump_folder = folder = new_dump_folder()
+        if folder:
+            endings.print_line(f"clcomm: on {os.uname().nodename} what each rank did last is in {folder}/rank-*.json")
+
+
+def packed(lines: Sequence[Progress]) -> bytes:
+    """Return lines as a datagram, with times relative to now, as clocks of hosts differ."""
+    now_ns, room = perf_counter_ns(), min(_TEXT, _TEXTS // (2 * len(lines)))
+
+    def cut(text: str) -> str:
+        return text.encode()[:room].decode(errors="ignore")
+
+    told = [
+        line._replace(
+            beat_ns=now_ns - line.beat_ns, began_ns=now_ns - line.began_ns, text=cut(line.text), place=cut(line.place)
+        )
+        for line in lines
+    ]
+    return json.dumps(told, ensure_ascii=False).encode()
+
+
+def unpacked(answer: bytes) -> list[Progress]:
+    """Return the lines of a datagram; none if it is malformed."""
+    now_ns = perf_counter_ns()
+    try:
+        return [
+            Progress(int(rank), now_ns - int(beat), int(key), now_ns - int(began), bool(dumped), str(state), str(text),
+                     str(place))
+            for rank, beat, key, began, dumped, state, text, place in json.loads(answer)
+        ]  # fmt: skip
+    except (ValueError, TypeError, RecursionError):
+        return []
+
+
+def _unknown(rank: int) -> Progress:
+    return Progress(rank, 0, 0, 0, False, UNKNOWN, "", "")
+
+
+def own_addresses() -> list[str]:
+    """Return this host's IPv4 addresses except loopback, in the order of its interfaces."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                told = fcntl.ioctl(any_socket, _INTERFACE_ADDRESS, struct.pack("256s", name.encode()[:15]))
+                found.append(socket.inet_ntoa(told[20:24]))
+    return [address for address in found if not address.startswith("127.")]

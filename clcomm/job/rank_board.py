@@ -1,0 +1,140 @@
+"""The progress of a host's ranks, on a board in shared memory: each rank's watchdog writes its own line.
+
+A line is at most a second old unless its process is stopped or dead, which /proc shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+from clcomm.job.common_memory import common_memory
+from clcomm.job.exit_monitor_process import stat_fields
+
+#: A line: words (int64), then text. Line 0 is common: the time of the last stall report, and the dump folder.
+_LINE_BYTES, _TEXT_START = 2048, 128
+_VERSION, _PID, _STARTED, _BEAT_NS, _KEY, _BEGAN_NS, _DUMPED, _TEXT_BYTES = range(8)
+_REPORTED_NS = _PID
+#: Index of a process's start time in `stat_fields`.
+_START_FIELD = 19
+
+
+class Progress(NamedTuple):
+    """A rank's line.
+
+    Attributes:
+        key: identifies the collective; 0: the rank is in none of this Communicator.
+        text: description of the collective, or of another Communicator's in which the rank is.
+        began_ns: begin of the collective; for a rank that has left the program, its number of collectives.
+    """
+
+    rank: int
+    beat_ns: int
+    key: int
+    began_ns: int
+    dumped: bool
+    state: str
+    text: str
+    place: str
+
+    @property
+    def waits(self) -> bool:
+        return self.key != 0
+
+
+class ProgressBoard:
+    """The lines of the ranks of one host. ranks: their numbers in the job; own: this rank's number."""
+
+    def __init__(self, memory: memoryview, ranks: Sequence[int], own: int):
+        self.ranks, self.own = list(ranks), own
+        lines = [memory[start : start + _LINE_BYTES] for start in range(0, len(memory), _LINE_BYTES)]
+        self._everyones, *self._lines = [(line[:_TEXT_START].cast("q"), line[_TEXT_START:]) for line in lines]
+        words, _ = self._own_line = self._lines[self.ranks.index(own)]
+        words[_STARTED], words[_PID] = _started(os.getpid()), os.getpid()
+
+    @classmethod
+    def of_host(cls, host: Any, ranks: Sequence[int], own: int) -> ProgressBoard:
+        """Return the board of `host`'s ranks; without shared memory, of this rank alone. Collective."""
+        memory, descriptor = common_memory(host, "clcomm-progress", _LINE_BYTES * (1 + len(ranks)))
+        if descriptor >= 0:
+            os.close(descriptor)
+        return cls.alone(own) if memory is None else cls(memory, ranks, own)
+
+    @classmethod
+    def alone(cls, own: int) -> ProgressBoard:
+        return cls(memoryview(bytearray(2 * _LINE_BYTES)), [own], own)
+
+    def write(self, key: int, began_ns: int, text: str, place: str) -> None:
+        """Write this rank's line."""
+        words, _ = self._own_line
+        words[_VERSION] += 1  # odd: being written
+        words[_BEAT_NS], words[_KEY], words[_BEGAN_NS] = perf_counter_ns(), key, began_ns
+        _write_text(self._own_line, f"{text}\n{place}")
+        words[_VERSION] += 1
+
+    def read(self) -> list[Progress]:
+        """Return every rank's line, including this rank's."""
+        return [self._read(rank, line) for rank, line in zip(self.ranks, self._lines, strict=True)]
+
+    def _read(self, rank: int, line: tuple[memoryview, memoryview]) -> Progress:
+        words, _ = line
+        for _ in range(3):
+            version = words[_VERSION]
+            beat_ns, key, began_ns, dumped = words[_BEAT_NS], words[_KEY], words[_BEGAN_NS], bool(words[_DUMPED])
+            text, _, place = _read_text(line).partition("\n")
+            if version % 2 == 0 and version == words[_VERSION]:
+                break
+        return Progress(rank, beat_ns, key, began_ns, dumped, _state(words[_PID], words[_STARTED]), text, place)
+
+    # --- the common line ---
+
+    @property
+    def reported_ns(self) -> int:
+        """Time of the last stall report by any rank (perf_counter_ns)."""
+        return self._everyones[0][_REPORTED_NS]
+
+    def note_report(self) -> None:
+        self._everyones[0][_REPORTED_NS] = perf_counter_ns()
+
+    @property
+    def dump_folder(self) -> str:
+        """The folder to which ranks have to dump their last operations; "": the job goes on."""
+        return _read_text(self._everyones)
+
+    @dump_folder.setter
+    def dump_folder(self, folder: str) -> None:
+        _write_text(self._everyones, folder)
+
+    def note_dump(self) -> None:
+        self._own_line[0][_DUMPED] = 1
+
+
+def _write_text(line: tuple[memoryview, memoryview], text: str) -> None:
+    words, space = line
+    encoded = text.encode(errors="replace")[: len(space)]
+    space[: len(encoded)] = encoded
+    words[_TEXT_BYTES] = len(encoded)
+
+
+def _read_text(line: tuple[memoryview, memoryview]) -> str:
+    words, space = line
+    return bytes(space[: words[_TEXT_BYTES]]).decode(errors="replace")
+
+
+def _started(pid: int) -> int:
+    with contextlib.suppress(IndexError, ValueError):
+        return int(stat_fields(pid)[_START_FIELD])
+    return 0
+
+
+def _state(pid: int, started: int) -> str:
+    """Return "running", "stopped" or "dead"; "dead" also if another process has reused the pid."""
+    if not started:
+        return "running"  # no /proc, or the rank has not written its line yet
+    fields = stat_fields(pid)
+    if not fields or fields[0] in ("Z", "X") or int(fields[_START_FIELD]) != started:
+        return "dead"
+    return "stopped" if fields[0] in ("T", "t") else "running"

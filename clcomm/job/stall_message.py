@@ -1,0 +1,61 @@
+"""The message for a stalled collective: the waiting rank, the missing ranks, and what these do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter_ns
+
+from clcomm.errors import name_ranks
+from clcomm.job.rank_board import Progress
+
+#: A rank whose line is older than this, though its process runs, is in code that blocks all its threads.
+SILENT_S = 3.0
+#: Text of the line of a rank that has left the program.
+LEFT = "has left the program"
+#: State of the ranks of a host that does not answer.
+UNKNOWN = "unknown"
+
+
+def describe(own_rank: int, lines: Sequence[Progress], waited_s: float) -> str:
+    """Return a sentence on where a rank waits and what the missing ranks do; lines: all ranks', including its own."""
+    own = next(line for line in lines if line.rank == own_rank)
+    missing: dict[str, list[int]] = {}
+    for line in lines:
+        if line.key != own.key or line.state != "running":
+            missing.setdefault(_doing(line), []).append(line.rank)
+    listed = ", ".join(f"{name_ranks(ranks)} ({doing})" for doing, ranks in missing.items())
+    known = f"missing: {listed}" if missing else "no rank is missing"
+    where = f", called at {own.place}" if own.place else ""
+    return f"rank {own.rank} has waited {waited_s:.1f} s in {own.text}{where}; {known}"
+
+
+def left_while_awaited(rank: int, text: str, place: str) -> str:
+    """Return the reason for which a rank that has left the program ends the job: another one waits for it."""
+    where = f", called at {place}" if place else ""
+    return f"left while rank {rank} waits for it in {text}{where}"
+
+
+def is_lowest(rank: int, lines: Sequence[Progress], limit_s: float) -> bool:
+    """Return whether this is the lowest live rank that has waited for longer than the limit."""
+    now_ns = perf_counter_ns()
+    waiting = [
+        line.rank for line in lines
+        if line.waits and line.state == "running" and now_ns - line.began_ns > limit_s * 1e9
+        and now_ns - line.beat_ns < SILENT_S * 1e9
+    ]  # fmt: skip
+    return rank <= min(waiting, default=rank)
+
+
+def _doing(line: Progress) -> str:
+    if line.state == UNKNOWN:
+        return "nobody on its host answers"
+    if line.text == LEFT:
+        return LEFT
+    at = f" at {line.place}" if line.place else ""
+    inside = f"in {line.text}{at}" if line.text else f"in no collective but{at or ' elsewhere'}"
+    if line.state == "stopped":
+        return f"stopped by SIGSTOP or a debugger, was {inside}"
+    if line.state == "dead":
+        return f"its process has ended, was {inside}"
+    silent_s = (perf_counter_ns() - line.beat_ns) / 1e9
+    return f"lets no other thread work for {silent_s:.0f} s, was {inside}" if silent_s > SILENT_S else inside

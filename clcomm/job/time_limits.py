@@ -1,0 +1,48 @@
+"""How long a collective may take before the missing ranks are reported, and before the job ends."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+
+from clcomm.errors import ArgumentError
+
+#: The longest interval between a watchdog's checks; limits of a few seconds shorten it.
+INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds in one collective after which a rank reports the missing ranks, and after which it ends the job."""
+
+    stall_warning_s: float
+    timeout_s: float
+
+    @classmethod
+    def of(cls, stall_warning_s: float, timeout_s: float) -> Limits:
+        """Return the limits; CLCOMM_STALL_WARNING_S and CLCOMM_TIMEOUT_S override the arguments; 0: no limit."""
+        return cls(
+            _limit("stall_warning_s", stall_warning_s, "CLCOMM_STALL_WARNING_S"),
+            _limit("timeout_s", timeout_s, "CLCOMM_TIMEOUT_S"),
+        )
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between a watchdog's checks."""
+        return min(INTERVAL_S, self.stall_warning_s / 4, self.timeout_s / 4)
+
+    def __bool__(self) -> bool:
+        return min(self.stall_warning_s, self.timeout_s) < math.inf
+
+
+def _limit(name: str, value: float, variable: str) -> float:
+    given = os.environ.get(variable)
+    try:
+        seconds = float(value if given is None else given)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not seconds >= 0:
+        said = f"{name}: " if given is None else f"{variable}: "
+        raise ArgumentError(f"{said}expected seconds, 0 for no limit, got {value if given is None else given!r}")
+    return seconds or math.inf

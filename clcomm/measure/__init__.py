@@ -1,0 +1,1 @@
+"""Measurements of collectives: `clcomm bench`, `clcomm tune`, and how sure a figure is."""

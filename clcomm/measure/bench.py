@@ -1,0 +1,169 @@
+"""`clcomm bench`: times collectives by size on one or more transports, with nccl-tests' columns.
+
+clcomm/measure/timing.py describes how calls are timed, docs/bench.md the columns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from clcomm._version import __version__
+from clcomm.collectives.world import TRANSPORTS
+from clcomm.communicator import Communicator
+from clcomm.console.output import make_console
+from clcomm.errors import ArgumentError
+from clcomm.host_arrays import require_memory
+from clcomm.measure.bench_report import Printer, average_busbw, header
+from clcomm.measure.collective_cases import CASES, OPS
+from clcomm.measure.summation import add_sums_option, agreed_fold
+from clcomm.measure.timing import MeasuredTransport, Row, Schedule, measure, sizes_between
+from clcomm.option_types import number, whole_number
+from clcomm.output_files import check_writable
+from clcomm.storage.files import write_whole
+from clcomm.units import parse_size
+
+SCHEMA = 1
+#: The most calls of one size, and the largest factor between sizes.
+MOST_CALLS, MOST_FACTOR = 10**6, 1e6
+#: The most arrays of its size that a case holds on a rank.
+_ARRAYS = 3
+DTYPES = ("float32", "float64", "float16", "int8", "uint8", "int32", "int64")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `clcomm bench`."""
+    add = parser.add_argument
+    add("--operation", nargs="+", default=["all_reduce"], choices=CASES, metavar="NAME",
+        help=f"one or more of {', '.join(CASES)}; default: all_reduce")  # fmt: skip
+    add("--transport", nargs="+", default=["auto"], choices=TRANSPORTS, metavar="NAME",
+        help=f"one or more of {', '.join(TRANSPORTS)}, timed in turns; default: auto")  # fmt: skip
+    add("--min", default="256", metavar="SIZE", help="smallest size; default: %(default)s bytes")
+    add("--max", default="16MiB", metavar="SIZE", help="largest size; default: %(default)s")
+    add(
+        "--factor",
+        type=number(1, above=True, most=MOST_FACTOR),
+        default=4.0,
+        help="between one size and the next; default: %(default)g",
+    )
+    add("--dtype", default="float32", choices=DTYPES, help="of the elements; default: %(default)s")
+    add("--op", default="sum", choices=OPS, help="of reductions; default: %(default)s")
+    add_sums_option(parser)
+    add_schedule(parser)
+    add("--json", metavar="FILE", help="also write the rows to this file")
+    add("--plot", metavar="FILE.png", help="also draw time and bandwidth by size (needs clcomm[plot])")
+
+
+def add_schedule(parser: argparse.ArgumentParser) -> None:
+    """Add the options for how often each call is timed."""
+    add = parser.add_argument
+    add(
+        "--iterations",
+        type=whole_number(1, MOST_CALLS),
+        default=20,
+        help="timed calls, in all windows together; default: %(default)s",
+    )
+    add(
+        "--windows",
+        type=whole_number(1, MOST_CALLS),
+        default=4,
+        help="turns of each transport at each size; default: %(default)s",
+    )
+    add(
+        "--warmup",
+        type=whole_number(0, MOST_CALLS),
+        default=3,
+        help="untimed calls before; default: %(default)s",
+    )
+
+
+def schedule_of(options: argparse.Namespace) -> Schedule:
+    """Return the options' schedule; raises ArgumentError for fewer iterations than windows."""
+    if options.iterations < options.windows:
+        raise ArgumentError(
+            f"--iterations: expected at least one in each of {options.windows} windows, got {options.iterations}"
+        )
+    return Schedule(-(-options.iterations // options.windows), options.windows, options.warmup)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, and print each row on rank 0 at once; return 1 if any element was wrong, else 0. Collective."""
+    schedule = schedule_of(options)
+    sizes = sizes_between(parse_size(options.min, "--min"), parse_size(options.max, "--max"), options.factor)
+    if options.plot is not None and not options.plot.lower().endswith(".png"):
+        raise ArgumentError(f"--plot: expected a file whose name ends in .png, got {options.plot!r}")
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        raise ArgumentError("--plot: needs matplotlib, which is not installed; pip install 'clcomm[plot]'")
+    with Communicator(transport="mpi") as control:
+        check_writable(control, {"--json": options.json, "--plot": options.plot})
+        require_memory("--max", options.max, _ARRAYS * sizes[-1] * len(set(options.transport)), control.local_size)
+        fold = agreed_fold(control, options.sums)
+        targets = [MeasuredTransport(name, fold=fold) for name in dict.fromkeys(options.transport)]
+        first_lines = header(control, schedule, options.sums != "numpy", "numpy" if fold is None else "device")
+        printer = Printer(make_console(highlight=False), len(targets) > 1, sizes[-1]) if control.rank == 0 else None
+        if printer:
+            printer.begin(first_lines)
+        rows = measure_all(targets, control, options, sizes, schedule, printer.show if printer else lambda rows: None)
+        document = as_document(rows, control, schedule)
+        for target in targets:
+            target.comm.finalize()
+    if printer:
+        printer.conclude(rows)
+        write_results(document, options)
+    return 1 if any(row.wrong for row in rows) else 0
+
+
+def measure_all(
+    targets: Sequence[MeasuredTransport],
+    control: Communicator,
+    options: argparse.Namespace,
+    sizes: Sequence[int],
+    schedule: Schedule,
+    show: Callable[[Sequence[Row]], object],
+) -> list[Row]:
+    """Return all rows; `show` is called with those of one size as soon as they are measured."""
+    rows: list[Row] = []
+    for operation in dict.fromkeys(options.operation):
+        done: set[int] = set()
+        for nbytes in sizes:
+            try:
+                found = measure(targets, control, operation, nbytes, options.dtype, options.op, schedule)
+            except MemoryError:
+                raise ArgumentError(f"--max: expected sizes that fit into memory, got {nbytes} bytes") from None
+            if found[0].bytes not in done:  # sizes below one element a rank are all rounded up to that
+                done.add(found[0].bytes)
+                rows += found
+                show(found)
+    return rows
+
+
+def as_document(rows: Sequence[Row], control: Communicator, schedule: Schedule) -> dict[str, Any]:
+    """Return the content of --json's file: the job, then the rows; docs/bench.md names the fields."""
+    return {
+        "schema": SCHEMA,
+        "clcomm": __version__,
+        "world_size": control.size,
+        "ranks_per_host": control.local_size,
+        "cores_per_rank": control.cores,
+        "iterations": schedule.calls * schedule.windows,
+        "windows": schedule.windows,
+        "warmup": schedule.warmup,
+        "average_busbw_gb_s": {
+            operation: average_busbw([row for row in rows if row.operation == operation])
+            for operation in dict.fromkeys(row.operation for row in rows)
+        },
+        "rows": [row.as_dict() for row in rows],
+    }
+
+
+def write_results(document: dict[str, Any], options: argparse.Namespace) -> None:
+    """Write the files of --json and --plot."""
+    if options.json:
+        write_whole(options.json, json.dumps(document, indent=1) + "\n", "--json")
+    if options.plot:
+        from clcomm.measure.plot import draw_bench  # imported here: matplotlib is an extra
+
+        draw_bench(document, options.plot)

@@ -1,0 +1,116 @@
+"""The sums, means and shares of a run that a report's sections have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clcomm.report import run_costs
+from clcomm.report.reading import Run
+from clcomm.report.step_parts import PART_KEYS, moving, parts_of, reducing, synchronisation
+from clcomm.stats.comm_stats import MOST_TALLIES
+from clcomm.synchronizer import GRADIENTS
+
+
+class Analysis:
+    """A run's figures as the sections need them, computed once; of an average rank unless stated otherwise."""
+
+    def __init__(self, run: Run):
+        self.run = run
+        self.stats = run.stats()
+        self.counts = self.stats.as_dict()
+        self.by_rank = [(record, run.stats([record])) for record in run.ranks]
+        self.buckets = [row for row in self.counts["buckets"] if row["label"] == GRADIENTS]
+        self.reductions = self.stats.total("all_reduce", GRADIENTS)
+        self.steps = self._mean("steps")
+        self.training_s = self._mean("training_s")
+        self.data_wait_s = self._mean("data_wait_s")
+        self.several = run.world_size > 1
+        self.compressed = any(row["wire_bytes"] != row["bytes"] for row in self.counts["operations"])
+        self.moving = moving(self.several, self.compressed)
+        self.parts = [parts_of(record, stats, self.moving) for record, stats in self.by_rank]
+        self.reducing = _mean_of([reducing(stats) for _, stats in self.by_rank])
+        self.sync = _mean_of([synchronisation(stats) for _, stats in self.by_rank])
+        self.overflows = len(self.stats.tallies) >= MOST_TALLIES
+        self.sums = run.ranks[0]["sums"]
+        ceiling = run_costs.ceiling_of(run.figures["ceilings"], self.reductions["transport"], self.sums)
+        self.ceiling = ceiling if isinstance(ceiling, run_costs.Cost) else None
+        self.no_ceiling = ceiling or "no such calls were measured on rank 0's host before"
+        self.own_costs = run_costs.own_costs(self.buckets)
+        self.costs = self.own_costs if isinstance(self.own_costs, run_costs.Costs) else self.stored_costs()
+        layout = [bucket for bucket in run.figures["layout"] or [] if bucket]
+        self.layout = layout
+        is_known = self.costs and layout and self.buckets and not run_costs.unfit(self.buckets)
+        self.advice = run_costs.advise(self.costs, layout) if self.costs and is_known else None
+
+    def _mean(self, name: str) -> float | None:
+        values = [record[name] for record in self.run.ranks]
+        return None if None in values else sum(values) / len(values)
+
+    def stored_costs(self) -> run_costs.Costs | None:
+        return run_costs.Costs(self.ceiling, "measured by `clcomm tune` on this host") if self.ceiling else None
+
+    @property
+    def sync_s(self) -> float:
+        """Seconds of the run spent synchronising the replicas."""
+        return self.sync["pack_s"] + self.sync["exposed_s"] + self.sync["unpack_s"]
+
+    @property
+    def sync_share(self) -> float | None:
+        return self.sync_s / self.training_s if self.training_s else None
+
+    def per_step(self, seconds: float | None) -> float | None:
+        return seconds / self.steps if self.steps and seconds is not None else None
+
+
+def _mean_of(rows: list[dict[str, float]]) -> dict[str, float]:
+    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+
+
+def mean_step(analysis: Analysis) -> list[tuple[str, float]]:
+    """Return the parts of a mean step in seconds, in their order of time; [] where steps were not timed."""
+    if not analysis.training_s or not analysis.steps:
+        return []
+    names = dict.fromkeys(name for parts in analysis.parts for name in parts)
+    totals = {name: sum(parts.get(name, 0.0) for parts in analysis.parts) / len(analysis.parts) for name in names}
+    return [(name, seconds / analysis.steps) for name, seconds in totals.items() if seconds > 0]
+
+
+def mean_step_by_rank(analysis: Analysis) -> list[dict[str, float]]:
+    """Return each rank's parts of its mean step in seconds, by name; `mean_step` has their means."""
+    shown = [name for name, _ in mean_step(analysis)]
+    return [
+        {name: parts.get(name, 0.0) / record["steps"] for name in shown} if parts else {}
+        for (record, _), parts in zip(analysis.by_rank, analysis.parts, strict=True)
+    ]
+
+
+def rank_rows(analysis: Analysis) -> list[dict[str, Any]]:
+    """Return a row for each rank."""
+    late = {row["rank"]: row for row in analysis.counts["stragglers"]}
+    rows = []
+    for record, stats in analysis.by_rank:
+        steps, training_s, cpu_s = record["steps"], record["training_s"], record["cpu_s"]
+        came = late.get(record["rank"], {"last": 0, "share": 0.0, "mean_late_s": None})
+        rows.append({
+            "rank": record["rank"], "host_name": record["host_name"], "cpus": record["cpus"], "steps": steps,
+            "step_s": training_s / steps if steps and training_s is not None else None,
+            "cpu_share": cpu_s / training_s if training_s and cpu_s is not None else None,
+            "last": came["last"] if late else None, "last_share": came["share"] if late else None,
+            "mean_late_s": came["mean_late_s"], "failures": sum(t.failures for t in stats.tallies.values()),
+            "peak_rss_bytes": record["peak_rss_bytes"], "device_peak_bytes": record["device_peak_bytes"],
+        })  # fmt: skip
+    return rows
+
+
+def hidden_by_rank_s(analysis: Analysis) -> list[float]:
+    """Return the seconds of communication hidden behind each rank's mean step."""
+    return [
+        synchronisation(stats)["hidden_s"] / record["steps"] if record["steps"] else 0.0
+        for record, stats in analysis.by_rank
+    ]
+
+
+def per_call(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a bucket's row with the parts of a mean call added, under names that end in mean_s."""
+    calls = row["calls"] or 1
+    return {**row, **{f"{name[:-2]}_mean_s": row[name] / calls for name in (*PART_KEYS, "hidden_s")}}

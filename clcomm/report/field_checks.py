@@ -1,0 +1,102 @@
+"""Checks of a file's fields: each takes a value and the field's name, and returns the value or raises ValueError."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+#: The longest list, the longest text, the largest number and the most entries by name that a field may hold.
+MOST_ITEMS, MOST_TEXT, MOST_COUNT, MOST_NAMES = 1 << 16, 200, 1 << 62, 100
+
+Check = Callable[[Any, str], Any]
+
+
+def checked_fields(value: Any, checks: Mapping[str, Check], where: str) -> dict[str, Any]:
+    """Return the fields of an object that have a check, all others left out; a missing one is checked as None."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{where or 'file'}: expected an object, got {shown(value)}")
+    prefix = f"{where}." if where else ""
+    return {name: check(value.get(name), prefix + name) for name, check in checks.items()}
+
+
+def shown(value: Any) -> str:
+    """Return a value for a message, in at most 40 characters."""
+    text = repr(value) if isinstance(value, (str, int, float, type(None))) else type(value).__name__
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def whole(least: int = 0, most: int = MOST_COUNT) -> Check:
+    def check(value: Any, name: str) -> int:
+        if type(value) is not int or not least <= value <= most:
+            raise ValueError(f"{name}: expected a whole number from {least} up, got {shown(value)}")
+        return value
+
+    return check
+
+
+def number(value: Any, name: str) -> float:
+    if type(value) not in (int, float) or not 0 <= value < 1e300 or not math.isfinite(value):
+        raise ValueError(f"{name}: expected a number from 0 up, got {shown(value)}")
+    return float(value)
+
+
+def signed_number(value: Any, name: str) -> float:
+    return -number(-value, name) if type(value) in (int, float) and value < 0 else number(value, name)
+
+
+def boolean(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: expected true or false, got {shown(value)}")
+    return value
+
+
+def text(value: Any, name: str, most: int = MOST_TEXT) -> str:
+    if not isinstance(value, str) or len(value) > most or not value.isprintable():
+        raise ValueError(f"{name}: expected at most {most} printable characters, got {shown(value)}")
+    return value
+
+
+def long_text(value: Any, name: str) -> str:
+    return text(value, name, 10 * MOST_TEXT)
+
+
+def or_none(check: Check) -> Check:
+    return lambda value, name: None if value is None else check(value, name)
+
+
+def or_empty(check: Check) -> Check:
+    return lambda value, name: [] if value is None else check(value, name)
+
+
+def list_of(check: Check, most: int = MOST_ITEMS) -> Check:
+    def check_list(value: Any, name: str) -> list[Any]:
+        if not isinstance(value, list) or len(value) > most:
+            raise ValueError(f"{name}: expected a list of at most {most}, got {shown(value)}")
+        return [check(each, f"{name}[{index}]") for index, each in enumerate(value)]
+
+    return check_list
+
+
+def row_of(*checks: Check) -> Check:
+    def check_row(value: Any, name: str) -> list[Any]:
+        if not isinstance(value, list) or len(value) != len(checks):
+            raise ValueError(f"{name}: expected {len(checks)} values, got {shown(value)}")
+        return [check(each, name) for check, each in zip(checks, value, strict=True)]
+
+    return check_row
+
+
+def object_of(**checks: Check) -> Check:
+    return lambda value, name: checked_fields(value, checks, name)
+
+
+def by_name(check: Check) -> Check:
+    """Return a check of an object with any names and values of one kind."""
+
+    def check_values(value: Any, name: str) -> dict[str, Any]:
+        if not isinstance(value, dict) or len(value) > MOST_NAMES:
+            raise ValueError(f"{name}: expected an object of at most {MOST_NAMES}, got {shown(value)}")
+        return {text(key, name): check(each, f"{name}.{key}") for key, each in value.items()}
+
+    return check_values

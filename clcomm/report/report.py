@@ -1,0 +1,94 @@
+"""A run's report as plain data: sentences, tables, charts, and what is left out and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from clcomm.report import charts, provenance, run_costs, sentences, tables
+from clcomm.report.analysis import Analysis
+from clcomm.report.elements import Chart, Table
+from clcomm.report.reading import Run
+from clcomm.report.sentences import Tile
+from clcomm.synchronizer import GRADIENTS
+
+#: Version of `clcomm report --format json`.
+SCHEMA = 2
+
+
+class LeftOut(NamedTuple):
+    """Something that the report does not show, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report for all output formats. Values are seconds, bytes and shares from 0 to 1."""
+
+    title: str
+    figures: dict[str, Any]
+    tiles: list[Tile]
+    headline: list[str]
+    tables: list[Table]
+    charts: list[Chart]
+    left_out: list[LeftOut]
+    subtitle: str = ""
+
+
+def build(run: Run) -> Report:
+    """Return the report of a run."""
+    analysis = Analysis(run)
+    found = [*(make(analysis) for make in tables.ALL), provenance.provenance_table(run)]
+    drawn = [make(analysis) for make in charts.ALL]
+    return Report(
+        sentences.title(analysis),
+        {name: value for name, value in run.figures.items() if not isinstance(value, list)},
+        sentences.tiles(analysis),
+        sentences.headline(analysis),
+        [table.filled() for table in found if table.rows],
+        [chart for chart in drawn if chart is not None],
+        left_out(analysis),
+        provenance.subtitle(run),
+    )
+
+
+def left_out(analysis: Analysis) -> list[LeftOut]:
+    """Return what cannot be shown, with the reason and how to get it."""
+    unfit = run_costs.unfit(analysis.buckets)
+    several, mute = analysis.run.world_size > 1, "this transport does not report"
+    background = " for background all-reduces; --overlap off shows them" if analysis.reducing["hidden_s"] else ""
+    command = f"mpiexec -n {analysis.run.world_size} clcomm tune{f' --sums {analysis.sums}' if analysis.sums else ''}"
+    candidates = [
+        (
+            bool(analysis.stats.total("reduce_scatter", GRADIENTS)["calls"]),
+            "gradient all-reduce, buckets",
+            "a sharded update reduces and scatters all gradients at once",
+        ),
+        (
+            bool(analysis.reductions["calls"]) and not analysis.buckets,
+            "buckets",
+            "the run ended while bucket sizes were still being tried, or reduced gradients without a Synchronizer",
+        ),
+        (not analysis.training_s, "share of a step", "the files do not hold the time of the steps"),
+        (
+            several and analysis.reducing["wait_unknown_s"] > 0,
+            "wait for ranks",
+            f"{mute} waiting and moving data separately{background}",
+        ),
+        (
+            several and not analysis.counts["stragglers"],
+            "who came last",
+            f"{mute} the last rank",
+        ),
+        (several and isinstance(analysis.own_costs, str), "latency and bandwidth of this run", str(analysis.own_costs)),
+        (
+            several and not analysis.ceiling,
+            "percent of the ceiling",
+            f"{analysis.no_ceiling}; `{command}` measures such calls",
+        ),
+        (not analysis.layout, "other bucket sizes", "the files do not hold the bucket plan"),
+        (several and bool(analysis.layout and analysis.costs and unfit), "other bucket sizes", unfit),
+    ]
+    return [LeftOut(what, why) for missing, what, why in candidates if missing]

@@ -1,0 +1,124 @@
+"""The parts of a step in seconds; each second is counted once, so that they add up to the step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clcomm.clipping import CLIPPING
+from clcomm.stats.comm_stats import CommStats
+from clcomm.sync.agreement import CHECKS
+from clcomm.sync.auto_buckets import TUNING
+from clcomm.synchronizer import GRADIENTS, PARAMETERS
+
+#: The parts of a reduction's time; wait_unknown is waiting or moving where the transport does not report which.
+PART_KEYS = ("pack_s", "wait_s", "transfer_s", "wait_unknown_s", "unpack_s")
+#: Names of parts, the same in every table and chart.
+DATA, COMPUTING, DEVICE = "wait for data", "forward and backward", "wait for the device"
+OPTIMIZER = "optimizer"
+PACK, WAIT, EITHER, UNPACK, HIDDEN = "pack", "wait for ranks", "wait or move", "unpack", "hidden"
+CORE, REST, COMPUTING_TOO = "wait for a core", "the rest", "computing and the rest"
+#: The phases that make up a step, where none is named "step".
+_PHASES = ("forward_backward", "sync", "loss", CLIPPING, "optimizer")
+#: Phases in which a rank may wait for a core but not for other ranks.
+_WAITING = ("data", "forward_backward", "loss", CLIPPING, "optimizer")
+#: Labels of other collectives within steps, and the names of their parts.
+OTHER_LABELS = {CHECKS: "checks and join", TUNING: "trying bucket sizes"}
+
+
+def moving(several: bool, compressed: bool) -> str:
+    """Return the name of the part in which data moves."""
+    if not several:
+        return "communication"
+    return "compress, move and add" if compressed else "move and add"
+
+
+def parts_of(record: dict[str, Any], stats: CommStats, moving: str) -> dict[str, float]:
+    """Return the parts of all of a rank's steps by name, in their order of time; {} where steps were not timed.
+
+    `moving` is the name of the part in which data moves.
+    """
+    if not record["training_s"] or not record["steps"]:
+        return {}
+    own, core = own_phases(stats), core_waits(record, stats)
+    sync, reduced, clipped = synchronisation(stats), reducing(stats), labelled(stats, CLIPPING)
+    own = {name: seconds - core.get(name, 0.0) for name, seconds in own.items()}
+    computes_apart = record["device_in_caller"] is False
+    known = {
+        DATA: (record["data_wait_s"] or 0.0) - core.get("data", 0.0),
+        COMPUTING: own.get("forward_backward", 0.0),
+        **{part: labelled(stats, label)["transfer_s"] for label, part in OTHER_LABELS.items()},
+        PACK: reduced["pack_s"],
+        WAIT: sync["wait_s"] + clipped["wait_s"],
+        moving: reduced["transfer_s"],
+        EITHER: sync["wait_unknown_s"] + clipped["wait_unknown_s"],
+        UNPACK: reduced["unpack_s"],
+        DEVICE: own.get("sync", 0.0) + own.get("loss", 0.0) if computes_apart else 0.0,
+        CLIPPING: own.get(CLIPPING, 0.0) + clipped["transfer_s"],
+        OPTIMIZER: own.get("optimizer", 0.0),
+        CORE: sum(core.values()),
+    }
+    known = {name: max(0.0, seconds) for name, seconds in known.items()}
+    rest = record["training_s"] - sum(known.values())
+    return {**known, REST if "forward_backward" in own else COMPUTING_TOO: max(0.0, rest)}
+
+
+def core_waits(record: dict[str, Any], stats: CommStats) -> dict[str, float]:
+    """Return how long a rank was ready to run without a core, by phase; {} where Linux did not report it.
+
+    In the optimizer a rank may wait for others, as clipping does, and polling counts as waiting for a core; the share
+    of the phase that was communication is left out. In backward no rank waits for another.
+    """
+    waits = record["core_waits_s"] or {}
+    rows = {row["phase"]: row for row in stats.as_dict()["phases"] if not row["label"]}
+    found = {}
+    for name in _WAITING:
+        row = rows.get(name)
+        if row is not None and row["seconds"] and name in waits:
+            own_s = row["seconds"] - row["communication_s"]
+            found[name] = min(own_s, waits[name] * (own_s / row["seconds"] if name == "optimizer" else 1.0))
+    return found
+
+
+def own_phases(stats: CommStats) -> dict[str, float]:
+    """Return the seconds of an average rank's phases without communication."""
+    rows = stats.as_dict()["phases"]
+    return {row["phase"]: row["seconds"] - row["communication_s"] for row in rows if not row["label"]}
+
+
+def synchronisation(stats: CommStats) -> dict[str, float]:
+    """Return the time parts of keeping the replicas equal: reducing and checking."""
+    parts = [reducing(stats), *(labelled(stats, label) for label in OTHER_LABELS)]
+    return {name: sum(part[name] for part in parts) for name in parts[0]}
+
+
+def reducing(stats: CommStats) -> dict[str, float]:
+    """Return the time parts of reductions of gradients and of a sharded update's all-gathers of parameters."""
+    rows = stats.as_dict()["operations"]
+    gathers = ("all_gather", PARAMETERS)
+    return _summed([row for row in rows if row["label"] == GRADIENTS or (row["operation"], row["label"]) == gathers])
+
+
+def labelled(stats: CommStats, label: str) -> dict[str, float]:
+    """Return the time parts of a label's calls in steps."""
+    parts = _summed([row for row in stats.as_dict()["operations"] if row["label"] == label])
+    share = _share_in_steps(stats, parts["seconds"]) if label == CHECKS else 1.0
+    return {name: share * seconds for name, seconds in parts.items()}
+
+
+def _share_in_steps(stats: CommStats, checks_s: float) -> float:
+    """Return the share of all checks that fell within steps' phases; those before the first step wait for start-up.
+
+    It exceeds 1 where steps hold barriers as well, as clipping does.
+    """
+    phases = {row["phase"]: row["communication_s"] for row in stats.as_dict()["phases"] if not row["label"]}
+    if "sync" not in phases or not checks_s:
+        return 1.0
+    reduced = reducing(stats)
+    others = reduced["exposed_s"] + reduced["pack_s"] + reduced["unpack_s"]
+    others += sum(labelled(stats, label)["seconds"] for label in (TUNING, CLIPPING))
+    return max(0.0, sum(phases.get(name, 0.0) for name in _PHASES) - others) / checks_s
+
+
+def _summed(rows: list[dict[str, Any]]) -> dict[str, float]:
+    names = (*PART_KEYS, "exposed_s", "hidden_s", "seconds")
+    return {name: sum(row[name] for row in rows) for name in names}

@@ -1,0 +1,164 @@
+"""Why ranks wait for each other: a slow rank and the part that takes it longer, or too few cores."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any, NamedTuple
+
+from clcomm.report.analysis import Analysis
+from clcomm.report.elements import milliseconds
+from clcomm.report.step_parts import CLIPPING, COMPUTING, COMPUTING_TOO, CORE, DATA, EITHER, OPTIMIZER, REST, WAIT
+from clcomm.stats.cores import parse_cpus
+
+#: A rank is slow if its own work takes longer than the others' by this share of a mean step.
+_SLOW = 0.1
+#: Waits for a core are reported from this share of a step on.
+_BUSY = 0.1
+#: A rank comes last often from this many times its fair share on.
+_OFTEN = 1.5
+
+
+class Cause(NamedTuple):
+    """A sentence, the seconds of a mean step that it explains, and the rank that it names (-1: none)."""
+
+    sentence: str
+    seconds: float
+    rank: int = -1
+
+
+def causes(analysis: Analysis) -> list[Cause]:
+    """Return the causes of waiting, the largest first; empty where none stands out or steps were not timed."""
+    if not analysis.several or not analysis.training_s or not analysis.steps:
+        return []
+    crowd = _crowd(analysis)
+    found = [_crowding(analysis, crowd), _slow_rank(analysis, crowd)]
+    if not any(found):
+        found = [_busy_cores(analysis)]
+    return sorted((cause for cause in found if cause is not None), key=lambda cause: -cause.seconds)
+
+
+# --- ranks and cores ---
+
+
+def _crowd(analysis: Analysis) -> list[dict[str, Any]]:
+    """Return the records of ranks that outnumber their cores, those with the fewest cores a rank; often none."""
+    placed = [record for record in analysis.run.ranks if record["cpus"]]
+    cpus = {record["rank"]: parse_cpus(record["cpus"]) for record in placed}
+    groups = [
+        (own, [r for r in placed if r["host"] == record["host"] and cpus[r["rank"]] <= own])
+        for record in placed
+        for own in [cpus[record["rank"]]]
+    ]
+    crowded = [(len(ranks) / len(own), len(ranks), ranks) for own, ranks in groups if len(ranks) > len(own)]
+    return max(crowded, key=lambda each: each[:2])[2] if crowded else []
+
+
+def _crowding(analysis: Analysis, crowd: list[dict[str, Any]]) -> Cause | None:
+    if not crowd:
+        return None
+    cores = max(len(parse_cpus(record["cpus"])) for record in crowd)
+    ranks = f"{len(crowd)} ranks" if len(crowd) == len(analysis.run.ranks) else _ranks(crowd)
+    host = f" of {crowd[0]['host_name']}" if (analysis.run.figures["hosts"] or 1) > 1 else ""
+    share = f"{ranks} share {cores} core{'' if cores == 1 else 's'}{host}"
+    waits = [_core_s(analysis, record["rank"]) for record in crowd]
+    if any(record["core_waits_s"] is None for record in crowd):
+        return Cause(f"More ranks than cores: {share}, so they take turns.", 0.0)
+    mean_s = statistics.mean(waits)
+    return Cause(
+        f"More ranks than cores: {share}, so they take turns; a rank was ready to run without a core for "
+        f"{milliseconds(mean_s)} of a step, and ranks that were done waited for it.",
+        mean_s,
+    )
+
+
+def _busy_cores(analysis: Analysis) -> Cause | None:
+    """Return a cause where other processes use the cores of all ranks alike."""
+    step_s = analysis.per_step(analysis.training_s) or 0.0
+    mean_s = statistics.mean(_core_s(analysis, record["rank"]) for record in analysis.run.ranks)
+    if mean_s < _BUSY * step_s:
+        return None
+    return Cause(
+        f"Other processes run on the ranks' cores: a rank was ready to run without a core for {milliseconds(mean_s)} "
+        f"of a step, {mean_s / step_s:.0%}.",
+        mean_s,
+    )
+
+
+def _core_s(analysis: Analysis, rank: int) -> float:
+    return _steps(analysis)[rank].get(CORE, 0.0)
+
+
+# --- the slow rank ---
+
+
+def _steps(analysis: Analysis) -> dict[int, dict[str, float]]:
+    """Return the parts of each rank's mean step in seconds, by rank."""
+    return {
+        record["rank"]: {name: seconds / record["steps"] for name, seconds in parts.items()}
+        for (record, _), parts in zip(analysis.by_rank, analysis.parts, strict=True)
+    }
+
+
+def _slow_rank(analysis: Analysis, crowd: list[dict[str, Any]]) -> Cause | None:
+    steps = _steps(analysis)
+    if len(steps) < 2:
+        return None
+    own = {rank: sum(s for name, s in parts.items() if name not in (WAIT, EITHER)) for rank, parts in steps.items()}
+    slow = max(own, key=lambda rank: _excess(own, rank))
+    longer_s = _excess(own, slow)
+    if longer_s < _SLOW * (analysis.per_step(analysis.training_s) or 0.0):
+        return None
+    by_part = {
+        name: _excess({rank: parts.get(name, 0.0) for rank, parts in steps.items()}, slow)
+        for name in steps[slow]
+        if name not in (WAIT, EITHER)
+    }
+    part = max(by_part, key=by_part.__getitem__)
+    values = {rank: parts.get(part, 0.0) for rank, parts in steps.items()}
+    computes = part in (COMPUTING, CLIPPING, OPTIMIZER, REST, COMPUTING_TOO)
+    why = _launches(analysis, slow, by_part[part]) if computes else ""
+    shares = any(record["rank"] == slow for record in crowd)
+    sentence = f"Rank {slow} keeps the others waiting: {why or _why(part, values, slow, shares)}"
+    return Cause(f"{sentence}{_came_last(analysis, slow)}.", longer_s, slow)
+
+
+def _excess(values: dict[int, float], rank: int) -> float:
+    """Return the difference between a rank's value and the median of the others'."""
+    return values[rank] - statistics.median(value for other, value in values.items() if other != rank)
+
+
+def _why(part: str, values: dict[int, float], slow: int, shares: bool) -> str:
+    own, others = milliseconds(values[slow]), milliseconds(values[slow] - _excess(values, slow))
+    if part == DATA:
+        return f"its loader is slow, it waits {own} of a step for data, the others {others}"
+    if part == CORE:
+        why = "other ranks or processes run on its core" if shares else "other processes run on its core"
+        return f"{why}, it was ready to run without one for {own} of a step, the others for {others}"
+    what = "the rest" if part in (REST, COMPUTING_TOO) else part
+    return f"{what} takes it {own} of a step, the others {others}"
+
+
+def _launches(analysis: Analysis, slow: int, longer_s: float) -> str:
+    """Return whether kernels or Python take longer; "" where that is not measured, or neither does."""
+    for key, what in (("launch_step_s", "its Python and launches take"), ("kernel_step_s", "its kernels take")):
+        values = {record["rank"]: record[key] for record in analysis.run.ranks}
+        if None in values.values():
+            return ""
+        if _excess(values, slow) > 0.5 * longer_s:
+            others = milliseconds(values[slow] - _excess(values, slow))
+            return f"{what} {milliseconds(values[slow])} of a step, the others' {others}"
+    return ""
+
+
+def _came_last(analysis: Analysis, rank: int) -> str:
+    rows = {row["rank"]: row for row in analysis.counts["stragglers"]}
+    if rank not in rows or rows[rank]["share"] * analysis.run.world_size < _OFTEN:
+        return ""
+    seen = sum(row["last"] for row in rows.values())
+    late = milliseconds(rows[rank]["mean_late_s"])
+    return f"; it came last in {rows[rank]['share']:.0%} of {seen:,} collectives, {late} after the one before it"
+
+
+def _ranks(records: list[dict[str, Any]]) -> str:
+    *others, last = [str(record["rank"]) for record in records]
+    return f"ranks {', '.join(others)} and {last}"

@@ -1,0 +1,78 @@
+"""One rank's call of a collective: what it is counted as, and what has to be the same on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+
+import numpy as np
+
+from clcomm.bfloat16 import dtype_name
+from clcomm.errors import MismatchError, name_ranks
+
+
+@dataclass(frozen=True)
+class Call:
+    """One rank's call of a collective; the same object is used for all calls with equal arguments."""
+
+    operation: str
+    label: str
+    #: Name of the transport that moves the data.
+    transport: str
+    #: The size to count.
+    nbytes: int = 0
+    #: Whether ranks meet before it, because MPI itself compares nothing.
+    through_mpi: bool = False
+    #: The reduction, such as "sum".
+    op: str = ""
+    #: Number of the array's elements, and their dtype.
+    count: int = -1
+    dtype: np.dtype | None = None
+    bucket: int = -1
+    #: -1: no root.
+    root: int = -1
+    #: Number of a prepared operation; 0: not prepared.
+    prepared: int = 0
+    #: Whether it has a sequence number of its own; ranks compare arguments in collectives that have none.
+    is_counted: bool = True
+    #: Whether its arrays are aligned to their dtype.
+    is_aligned: bool = True
+
+    @cached_property
+    def tag(self) -> int:
+        """A 62-bit number that is equal on two ranks if and only if their calls match."""
+        alike = (self.operation, self.label, self.transport, self.op, self.count, str(self.dtype), self.bucket)
+        text = repr((*alike, self.root, self.prepared, self.is_aligned))
+        return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 2
+
+    def describe(self, sequence: int) -> str:
+        """Return the call in words, e.g. "all_reduce 'gradients' #12 (sum of 1,000 float32, bucket 3)"."""
+        name = f"{self.operation} {self.label!r}" if self.label else self.operation
+        details = []
+        if self.dtype is not None:
+            misaligned = "" if self.is_aligned else "misaligned "
+            details.append(f"{self.op + ' of ' if self.op else ''}{self.count:,} {misaligned}{dtype_name(self.dtype)}")
+        if self.bucket >= 0:
+            details.append(f"bucket {self.bucket}")
+        if self.root >= 0:
+            details.append(f"root {self.root}")
+        if self.prepared:
+            details.append(f"prepared as number {self.prepared}")
+        if self.through_mpi and self.dtype is not None:
+            details.append("through MPI")
+        return f"{name}{'' if self.is_counted else ' after'} #{sequence}" + (
+            f" ({', '.join(details)})" if details else ""
+        )
+
+
+def disagreement(descriptions: list[str]) -> MismatchError:
+    """Return the error for ranks that are in different collectives, each described by rank."""
+    sides: dict[str, list[int]] = {}
+    for rank, text in enumerate(descriptions):
+        sides.setdefault(text, []).append(rank)
+    found = "; ".join(f"{name_ranks(ranks)} in {text}" for text, ranks in sides.items())
+    return MismatchError(
+        f"collective: expected the same one with equal arrays on every rank, got {found}; "
+        f"call the same collectives in the same order"
+    )

@@ -1,0 +1,298 @@
+"""CommStats: an observer that counts calls, bytes and time of every collective.
+
+Bandwidths follow nccl-tests' definitions (its doc/PERFORMANCE.md): algbw is the size of an operation over its time,
+busbw is algbw times the share of that size which has to cross each rank's link. Times are summed as whole nanoseconds:
+integers add up to the same whatever their order, so ranks' stats merge exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from time import thread_time_ns
+from typing import TYPE_CHECKING, Any
+
+from clcomm.stats.events import Collective, Observer, Phase
+from clcomm.stats.histogram import Histogram
+from clcomm.stats.tally import Tally
+
+if TYPE_CHECKING:
+    from clcomm.console.table import TextTable
+
+__all__ = ["Collective", "CommStats", "Histogram", "Observer", "Phase", "bus_factor"]
+
+SCHEMA = 4
+#: At most so many operations, labels and buckets have counts of their own; later ones share those of their operation.
+MOST_TALLIES, MOST_PHASES = 256, 1024
+OTHER_LABELS = "(other labels)"
+#: Labels of the collectives that count for `stragglers`: gradients, and those without a label. Others wait for what one
+#: rank does alone, such as a slow import before the first.
+STEPPED = ("gradients", "")
+#: Events are counted in batches of so many: after a training step this code has left the processor's caches, and
+#: counting a single event takes ten times as long as one in a batch.
+BATCH = 64
+
+
+def bus_factor(operation: str, world_size: int) -> float:
+    """Return busbw / algbw of an operation: the share of its size that crosses each rank's link."""
+    if operation == "all_reduce":
+        return 2 * (world_size - 1) / world_size
+    if operation in ("all_gather", "reduce_scatter", "gather", "scatter"):
+        return (world_size - 1) / world_size
+    return 1.0
+
+
+#: Operation or phase, label, bucket.
+Key = tuple[str, str, int]
+
+
+class CommStats:
+    """Counts of every operation of one Communicator since the last reset, and of the phases around them.
+
+    Memory is bounded by MOST_TALLIES different operations, labels and buckets, whatever the number of calls.
+    """
+
+    def __init__(self, world_size: int = 1):
+        self.world_size = world_size
+        self.ranks = 1
+        self.reset()
+
+    def reset(self) -> None:
+        """Set all counts to zero, e.g. at the start of an epoch."""
+        self.tallies: dict[Key, Tally] = {}
+        self.phases: dict[Key, list[int]] = {}  # (name, label, bucket): calls, ns, ns of that communicating, longest ns
+        self.late: dict[int, list[int]] = {}  # rank: times it was last, ns after the rank before it, most ns
+        self.events = self.counting_ns = 0
+        self._uncounted: list[Collective | Phase] = []
+
+    # --- counting: this runs at every collective ---
+
+    def collective_finished(self, event: Collective) -> None:
+        self._uncounted.append(event)
+        if len(self._uncounted) >= BATCH:
+            self.flush()
+
+    def phase_finished(self, phase: Phase) -> None:
+        self._uncounted.append(phase)
+        if len(self._uncounted) >= BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Count the events of the current batch; call it before reading `tallies`, `phases` or `late`."""
+        if not self._uncounted:
+            return
+        began_ns = thread_time_ns()
+        events, self._uncounted = self._uncounted, []
+        for event in events:
+            if isinstance(event, Collective):
+                self._count(event)
+            else:
+                self._count_phase(event)
+        self.events += len(events)
+        self.counting_ns += thread_time_ns() - began_ns
+
+    def _count(self, event: Collective) -> None:
+        operation, label, bucket = key = event[0], event[1], event[8]
+        tally = self.tallies.get(key)
+        if tally is None:
+            tally = self._new_tally(operation, label, bucket, event.transport)
+        tally.add(event)
+        nbytes, last_rank = event[2], event[12]
+        if last_rank >= 0 and nbytes and label in STEPPED:  # barriers and objects have no bytes
+            self._count_late(last_rank, int(event[13] * 1e9 + 0.5))
+
+    def _count_late(self, rank: int, late_ns: int) -> None:
+        late = self.late.get(rank)
+        if late is None:
+            self.late[rank] = [1, late_ns, late_ns]
+            return
+        late[0] += 1
+        late[1] += late_ns
+        if late_ns > late[2]:
+            late[2] = late_ns
+
+    def _new_tally(self, operation: str, label: str, bucket: int, transport: str) -> Tally:
+        key = (operation, label, bucket)
+        if len(self.tallies) >= MOST_TALLIES:
+            key = (operation, label, -1) if (operation, label, -1) in self.tallies else (operation, OTHER_LABELS, -1)
+        return self.tallies.setdefault(key, Tally(transport))
+
+    def _count_phase(self, phase: Phase) -> None:
+        ns = int(phase.seconds * 1e9 + 0.5)
+        key = phase.name, phase.label, phase.bucket
+        counts = self.phases.get(key)
+        if counts is None:
+            key = key if len(self.phases) < MOST_PHASES else (OTHER_LABELS, "", -1)
+            counts = self.phases.setdefault(key, [0, 0, 0, 0])
+        counts[0] += 1
+        counts[1] += ns
+        if phase.communication_s:
+            counts[2] += min(ns, int(phase.communication_s * 1e9 + 0.5))
+        if ns > counts[3]:
+            counts[3] = ns
+
+    # --- reading ---
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all operations together, of a mean rank."""
+        self.flush()
+        return sum(tally.ns for tally in self.tallies.values()) / 1e9 / self.ranks
+
+    def merge_buckets(self, label: str) -> None:
+        """Move the counts of a label's buckets to its count without a bucket, before it is split into other buckets."""
+        self.flush()
+        for operation, name, bucket in [key for key in self.tallies if key[1] == label and key[2] >= 0]:
+            tally = self.tallies.pop((operation, name, bucket))
+            self.tallies.setdefault((operation, name, -1), Tally()).absorb(tally)
+        for phase, name, bucket in [key for key in self.phases if key[1] == label and key[2] >= 0]:
+            counts = self.phases.pop((phase, name, bucket))
+            whole = self.phases.get((phase, name, -1), [0] * len(counts))
+            self.phases[phase, name, -1] = _merged(whole, counts)
+
+    def total(self, operation: str, label: str | None = None) -> dict[str, Any]:
+        """Return an operation's counts, of one label or of all; zeros if it never ran."""
+        self.flush()
+        keys = [key for key in self.tallies if key[0] == operation and label in (None, key[1])]
+        return self._row(operation, label or "", keys)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all counts as JSON-compatible values; docs/reports.md lists the fields."""
+        self.flush()
+        names = sorted({key[:2] for key in self.tallies})
+        buckets = [key for key in sorted(self.tallies) if key[2] >= 0]
+        return {
+            "schema": SCHEMA,
+            "world_size": self.world_size,
+            "ranks_merged": self.ranks,
+            "seconds": self.seconds,
+            "operations": [self._row(*name, [key for key in self.tallies if key[:2] == name]) for name in names],
+            "buckets": [{"bucket": key[2], **self._row(key[0], key[1], [key])} for key in buckets],
+            "phases": self._phase_rows(),
+            "stragglers": self._straggler_rows(),
+            "stats_overhead": self._overhead(),
+        }
+
+    def _row(self, operation: str, label: str, keys: list[Key]) -> dict[str, Any]:
+        total = Tally()
+        for key in keys:
+            total.absorb(self.tallies[key])
+        calls, nbytes = _mean(total.calls, self.ranks), _mean(total.nbytes, self.ranks)
+        parts_ns = (total.ns, total.wait_ns, total.wait_unknown_ns, total.hidden_ns)
+        seconds, wait_s, wait_unknown_s, hidden_s = (ns / 1e9 / self.ranks for ns in parts_ns)
+        moves = bool(nbytes and seconds) and self.world_size > 1
+        algbw = nbytes / seconds if moves else None
+        max_s = total.max_ns / 1e9
+        percentiles = {f"p{p}_s": min(total.histogram.percentile(p / 100), max_s) for p in (50, 95, 99)}
+        return {
+            "operation": operation,
+            "label": label,
+            "transport": total.transport,
+            "calls": calls,
+            "bytes": nbytes,
+            "wire_bytes": _mean(total.wire_nbytes, self.ranks),
+            "average_bytes_per_call": nbytes / calls if calls else 0.0,
+            "seconds": seconds,
+            "mean_s": seconds / calls if calls else 0.0,
+            "pack_s": self._phase_seconds("pack", keys),
+            "wait_s": wait_s,
+            "transfer_s": (total.ns - total.wait_ns - total.wait_unknown_ns - total.hidden_ns) / 1e9 / self.ranks,
+            "wait_unknown_s": wait_unknown_s,
+            "unpack_s": self._phase_seconds("unpack", keys),
+            "exposed_s": seconds - hidden_s,
+            "hidden_s": hidden_s,
+            **percentiles,
+            "max_s": max_s,
+            "algbw_bytes_per_s": algbw,
+            "busbw_bytes_per_s": algbw and algbw * bus_factor(operation, self.world_size),
+            "failures": total.failures,
+        }
+
+    def _phase_seconds(self, phase: str, keys: Iterable[Key]) -> float:
+        """Return a mean rank's seconds in a phase that belongs to reductions of these labels and buckets."""
+        reductions = {(phase, key[1], key[2]) for key in keys if key[0] in ("all_reduce", "reduce_scatter")}
+        return sum(self.phases[key][1] for key in reductions if key in self.phases) / 1e9 / self.ranks
+
+    def _phase_rows(self) -> list[dict[str, Any]]:
+        merged: dict[tuple[str, str], list[int]] = {}
+        for (name, label, _), counts in sorted(self.phases.items()):
+            merged[name, label] = _merged(merged.get((name, label), [0, 0, 0, 0]), counts)
+        return [
+            {
+                "phase": name, "label": label, "calls": _mean(calls, self.ranks), "seconds": ns / 1e9 / self.ranks,
+                "communication_s": within_ns / 1e9 / self.ranks, "max_s": max_ns / 1e9,
+            }
+            for (name, label), (calls, ns, within_ns, max_ns) in merged.items()
+        ]  # fmt: skip
+
+    def _straggler_rows(self) -> list[dict[str, Any]]:
+        known = sum(counts[0] for counts in self.late.values())
+        return [
+            {
+                "rank": rank, "last": _mean(last, self.ranks), "share": last / known, "late_s": ns / 1e9 / self.ranks,
+                "mean_late_s": ns / 1e9 / last, "max_late_s": max_ns / 1e9,
+            }
+            for rank, (last, ns, max_ns) in sorted(self.late.items())
+        ]  # fmt: skip
+
+    def _overhead(self) -> dict[str, Any]:
+        seconds = self.counting_ns / 1e9 / self.ranks
+        events = _mean(self.events, self.ranks)
+        return {"events": events, "event_s": seconds / events if events else 0.0, "seconds": seconds}
+
+    def table(self, title: str = "Communication", *, width: int | None = None) -> TextTable:
+        """Return the counts as a table, most bytes first; times in ms, bandwidths in GB/s (10^9 bytes).
+
+        `print` and Rich's consoles fit it to their width, or to `width` characters. Columns that do not fit are left
+        out in a fixed order, and the last line names them. Numbers are never cut.
+        """
+        from clcomm.stats.table import make_table  # here, as most programs need it once, at their end
+
+        return make_table(self.as_dict()["operations"], self.ranks, title, width)
+
+    # --- several ranks ---
+
+    def state(self) -> dict[str, Any]:
+        """Return the counts in JSON-compatible form, which `merged` takes; docs/reports.md lists the fields."""
+        self.flush()
+        return {
+            "tallies": [
+                {"operation": key[0], "label": key[1], "bucket": key[2], **tally.state()}
+                for key, tally in sorted(self.tallies.items())
+            ],
+            "phases": [[*key, *counts] for key, counts in sorted(self.phases.items())],
+            "late": [[rank, *counts] for rank, counts in sorted(self.late.items())],
+            "events": [self.events, self.counting_ns],
+        }
+
+    @classmethod
+    def merged(cls, states: Iterable[Mapping[str, Any]], world_size: int) -> CommStats:
+        """Return the counts of a mean rank from the ranks' states.
+
+        Calls, bytes and seconds are means over ranks; percentiles, maxima and failures are over all ranks' calls.
+        """
+        result = cls(world_size)
+        result.ranks = 0
+        for state in states:
+            result.ranks += 1
+            for entry in state["tallies"]:
+                key = entry["operation"], entry["label"], entry["bucket"]
+                result.tallies.setdefault(key, Tally()).absorb(Tally.restored(entry))
+            for name, label, bucket, *counts in state["phases"]:
+                whole = result.phases.get((name, label, bucket), [0] * len(counts))
+                result.phases[name, label, bucket] = _merged(whole, counts)
+            for rank, *counts in state["late"]:
+                result.late[rank] = _merged(result.late.get(rank, [0, 0, 0]), counts)
+            result.events += state["events"][0]
+            result.counting_ns += state["events"][1]
+        result.ranks = max(result.ranks, 1)
+        return result
+
+
+def _merged(one: list[int], other: list[int]) -> list[int]:
+    """Return the sums of the counts, and the larger of the maxima, which come last."""
+    return [*(mine + theirs for mine, theirs in zip(one[:-1], other, strict=False)), max(one[-1], other[-1])]
+
+
+def _mean(count: int, ranks: int) -> int:
+    """Return the mean, rounded to a whole number; for collectives, which all ranks call alike, it is exact."""
+    return count // ranks if count % ranks == 0 else round(count / ranks)

@@ -1,0 +1,71 @@
+"""The cores a process may run on, and how long its main thread was ready to run while others had them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+
+from clcomm.stats.events import PACKING, Collective, Phase
+from clcomm.usable_cores import usable_cores
+
+#: Of the calling thread: ns on a core, ns ready to run without one, turns. Linux, Documentation/scheduler/sched-stats.
+_SCHEDSTAT = "/proc/thread-self/schedstat"
+#: Phases that hold other phases: what passes in them is counted there.
+_OUTER = ("step", "epoch")
+#: A phase shorter than this is not worth asking the system for: a thread that has to wait does so for longer.
+_SHORTEST_S = 1e-4
+
+
+def allowed_cpus() -> str:
+    """Return the CPUs this process may run on as Linux lists them: "0-3,8"."""
+    numbers = sorted(usable_cores())
+    starts = [number for number in numbers if number - 1 not in numbers]
+    ends = [number for number in numbers if number + 1 not in numbers]
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+
+
+def parse_cpus(text: str) -> frozenset[int]:
+    """Return the CPUs of such a list; ValueError where it is none, or names more than a host has."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal() and int(first) <= int(last or first) < 1 << 16):
+            raise ValueError(f"expected CPUs such as 0-3,8, got {part!r}")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+class CoreWaits:
+    """An observer that adds up, by phase, how long the thread that made it waited for a core.
+
+    A phase's wait is the wait since the last phase that was long enough to count, and at most the phase's own time.
+    `seconds` is None where Linux does not report waits. The figure means nothing for a phase in which ranks wait for
+    each other: they poll, and let others run.
+    """
+
+    def __init__(self) -> None:
+        self._waits_s: dict[str, float] = {}
+        self._file: int | None = None
+        with contextlib.suppress(OSError):
+            self._file = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._file)
+        self._seen_ns = self._read()
+
+    @property
+    def seconds(self) -> dict[str, float] | None:
+        """Seconds by the phase's name."""
+        return None if self._file is None else dict(self._waits_s)
+
+    def collective_finished(self, event: Collective) -> None:
+        pass
+
+    def phase_finished(self, phase: Phase) -> None:
+        if self._file is None or phase.seconds < _SHORTEST_S or phase.name in PACKING or phase.name in _OUTER:
+            return
+        before_ns, self._seen_ns = self._seen_ns, self._read()
+        waited_s = min(phase.seconds, (self._seen_ns - before_ns) * 1e-9)
+        self._waits_s[phase.name] = self._waits_s.get(phase.name, 0.0) + waited_s
+
+    def _read(self) -> int:
+        return 0 if self._file is None else int(os.pread(self._file, 80, 0).split()[1])

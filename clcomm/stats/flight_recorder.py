@@ -1,0 +1,57 @@
+"""The flight recorder: a rank's last collectives, written to a file when the job fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections import deque
+from typing import Any
+
+from clcomm.stats.events import Collective
+
+SCHEMA = 1
+#: How many operations it keeps, and how many of them a message names.
+KEPT, NAMED = 64, 4
+
+
+class FlightRecorder:
+    """An observer that keeps the last operations, at the cost of one append each."""
+
+    def __init__(self, kept: int = KEPT):
+        self._ring: deque[Collective] = deque(maxlen=kept)
+        self.collective_finished = self._ring.append
+
+    def operations(self) -> list[dict[str, Any]]:
+        """Return the kept operations, oldest first, in JSON-compatible form."""
+        return [event._asdict() for event in self._ring.copy()]
+
+    def summary(self) -> str:
+        """Return the last few operations in one line, or "none"."""
+        return ", ".join(_described(event) for event in [*self._ring.copy()][-NAMED:]) or "none"
+
+    def dump(self, folder: str, rank: int, **more: Any) -> str:
+        """Write the operations and `more` to rank-N.json in a folder, readable by its owner only; return the path.
+
+        Raises OSError where that file exists or cannot be written.
+        """
+        path = os.path.join(folder, f"rank-{rank}.json")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, "w") as file:
+            json.dump({"schema": SCHEMA, "rank": rank, **more, "operations": self.operations()}, file, indent=1)
+        return path
+
+
+def new_dump_folder() -> str:
+    """Create a folder private to this user in CLCOMM_DUMP_DIR or the temporary directory; return "" on failure."""
+    try:
+        return tempfile.mkdtemp(prefix="clcomm-dump-", dir=os.environ.get("CLCOMM_DUMP_DIR") or None)
+    except OSError:
+        return ""
+
+
+def _described(event: Collective) -> str:
+    name = f"{event.operation} {event.label!r}" if event.label else event.operation
+    bucket = f" bucket {event.bucket}" if event.bucket >= 0 else ""
+    failed = " (failed)" if event.failed else ""
+    return f"#{event.sequence} {name}{bucket} {event.nbytes:,} bytes in {event.seconds * 1e3:.1f} ms{failed}"

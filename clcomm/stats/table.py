@@ -1,0 +1,67 @@
+"""The table that `CommStats.table` returns: one line for each operation and label."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from clcomm.console.table import Column, TextTable
+from clcomm.units import format_number
+
+
+class Figure(NamedTuple):
+    """A column's heading, and the function that formats its cell of a row."""
+
+    heading: str
+    write: Callable[[dict[str, Any]], str]
+    right: bool = True
+
+
+def _milliseconds(key: str, places: int = 3) -> Callable[[dict[str, Any]], str]:
+    return lambda row: format_number(row[key] * 1e3, places)
+
+
+def _bandwidth(key: str) -> Callable[[dict[str, Any]], str]:
+    return lambda row: format_number(row[key] / 1e9) if row[key] else "-"
+
+
+def _waiting(row: dict[str, Any]) -> str:
+    if row["wait_unknown_s"]:
+        return "-"  # at least part of it was not measured apart from moving data
+    return f"{row['wait_s'] / row['seconds']:.0%}" if row["wait_s"] else ""
+
+
+COLUMNS = [
+    Figure("operation", lambda row: f"{row['operation']} {row['label']}".strip(), right=False),
+    Figure("calls", lambda row: f"{row['calls']:,}"),
+    Figure("bytes", lambda row: f"{row['bytes']:,}"),
+    Figure("bytes/call", lambda row: f"{row['average_bytes_per_call']:,.0f}"),
+    Figure("total", _milliseconds("seconds", 1)),
+    Figure("waiting", _waiting),
+    Figure("p50", _milliseconds("p50_s")),
+    Figure("p95", _milliseconds("p95_s")),
+    Figure("max", _milliseconds("max_s")),
+    Figure("algbw", _bandwidth("algbw_bytes_per_s")),
+    Figure("busbw", _bandwidth("busbw_bytes_per_s")),
+    Figure("failed", lambda row: str(row["failures"])),
+]
+#: Columns in the order in which they are dropped where the table is too wide.
+DROPPED_FIRST = ("algbw", "p95", "waiting", "max", "busbw", "p50", "bytes/call", "bytes", "total")
+
+
+def make_table(operations: Sequence[dict[str, Any]], ranks: int, title: str, width: int | None) -> TextTable:
+    """Return the counts as a table, most bytes first; times in ms, bandwidths in GB/s (10^9 bytes).
+
+    operations: as in `CommStats.as_dict()`. ranks: the number of ranks that they are a mean of.
+    """
+    whose = "" if ranks == 1 else f", mean of {ranks} ranks"
+    found = sorted(operations, key=lambda row: -row["bytes"])
+    failed = any(row["failures"] for row in found)
+    return TextTable(
+        [Column(each.heading, each.right) for each in COLUMNS],
+        [[each.write(row) for each in COLUMNS] for row in found],
+        title=f"{title} per rank{whose}",
+        note="times in ms, bandwidths in GB/s",
+        dropped_first=(*DROPPED_FIRST, "failed") if failed else ("failed", *DROPPED_FIRST),
+        width=width,
+    )

@@ -1,0 +1,1 @@
+"""Files: written atomically, kept private, cached, locked, and removed after a killed job."""

@@ -1,0 +1,201 @@
+"""Regular files at paths that a user names: reading never blocks, writing is atomic, other kinds are never replaced."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from clcomm.errors import ArgumentError, OutputError
+
+#: Suffix of a file that is not complete yet.
+PARTIAL = ".partial"
+#: As many symbolic links as Linux follows.
+_MOST_LINKS = 40
+_KINDS = (
+    (stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
+)  # fmt: skip
+#: Errors that may be gone at another start: disks get space, descriptors are closed.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM)
+_ALONE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+def open_regular(path: str | os.PathLike, most_bytes: int | None = None) -> BufferedReader:
+    """Open a regular file of at most `most_bytes` for reading; OSError for anything else, without blocking."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    info = os.fstat(descriptor)
+    reason = "" if stat.S_ISREG(info.st_mode) else kind_of(info.st_mode)
+    if most_bytes is not None and info.st_size > most_bytes:
+        reason = f"longer than {most_bytes} bytes"
+    if reason:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, reason, os.fspath(path))
+    return open(descriptor, "rb")
+
+
+def read_regular(path: str | os.PathLike, most_bytes: int) -> bytes:
+    """Return a regular file's content; OSError for anything else and for more than `most_bytes`."""
+    with open_regular(path, most_bytes) as file:
+        return file.read(most_bytes)
+
+
+def kind_of(mode: int) -> str:
+    """Return the kind of a file that is not regular, such as "a directory", from its mode."""
+    return next((name for is_kind, name in _KINDS if is_kind(mode)), "no regular file")
+
+
+def destination(path: str | os.PathLike) -> Path:
+    """Return the path that a file written to `path` gets: symbolic links are followed, except another user's.
+
+    Raises OSError, with the reason as its strerror, unless a regular file or nothing is there.
+    """
+    target = Path(path)
+    for _ in range(_MOST_LINKS):
+        try:
+            info = target.lstat()
+        except FileNotFoundError:
+            return target
+        if not stat.S_ISLNK(info.st_mode):
+            if not stat.S_ISREG(info.st_mode):
+                raise OSError(errno.EINVAL, kind_of(info.st_mode), os.fspath(path))
+            return target
+        if info.st_uid not in (0, os.geteuid()):
+            raise OSError(errno.EPERM, "a symbolic link of another user", os.fspath(path))
+        target = target.parent / os.readlink(target)
+    raise OSError(errno.ELOOP, "a symbolic link that leads in a circle", os.fspath(path))
+
+
+def check_writable(path: str | os.PathLike, *, in_place: bool = False) -> Path:
+    """Return the path that a file written to `path` gets; its directory is created if missing.
+
+    in_place: the file will be opened, not replaced. Raises OSError where writing would fail.
+    """
+    target = destination(path)
+    is_there = target.exists()
+    if is_there and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+    if not (is_there and in_place):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if is_there:
+            _check_sticky(target)
+        partial = unused_name(target)
+        os.close(_new(partial, 0o600))
+        partial.unlink()
+    return target
+
+
+def check_directory(path: str | os.PathLike) -> None:
+    """Create a directory if missing; OSError where files cannot be created in it."""
+    target = Path(path)
+    target.mkdir(parents=True, exist_ok=True)
+    probe = unused_name(target / "probe")
+    os.close(_new(probe, 0o600))
+    probe.unlink()
+
+
+@contextmanager
+def replacing(path: str | os.PathLike, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Open a file that replaces the one at `path` when the block ends, and is removed when the block raises.
+
+    Its directory is created if missing. Until then it has a unique name; its content is on disk before it is renamed.
+    mode: before the umask. Raises OSError.
+    """
+    target = destination(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = unused_name(target)
+    try:
+        with open(_new(partial, mode), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def partials_of(target: Path) -> list[Path]:
+    """Return the incomplete files beside `target`, of killed writers and of those still writing."""
+    name = re.compile(rf"\.{re.escape(target.name)}(\.[0-9a-f]{{16}})?{re.escape(PARTIAL)}")
+    with suppress(OSError):
+        return [target.with_name(each) for each in os.listdir(target.parent) if name.fullmatch(each)]
+    return []
+
+
+def write_whole(path: str | os.PathLike, text: str, name: str) -> None:
+    """Write a file atomically; its directory is created if missing.
+
+    Raises an error that begins with `name`, the option or variable that gave the path: ArgumentError where no file can
+    be written there, OutputError where there is no space.
+    """
+    try:
+        with replacing(path) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise unwritable(name, path, error) from None
+
+
+def unwritable(name: str, path: str | os.PathLike, error: OSError) -> ArgumentError | OutputError:
+    """Return the error for a file that could not be written: OutputError if another start may succeed."""
+    kind = OutputError if error.errno in NO_ROOM else ArgumentError
+    return kind(f"{name}: expected a file to write, got {os.fspath(path)!r}: {error.strerror}")
+
+
+def open_locked(path: str | os.PathLike, mode: str, **settings: Any) -> Any:
+    """Open a file as open(path, mode) does, and lock it; OSError where another job has it open for writing.
+
+    mode: "w" or "a", with "b" or without. The file's directory is created if missing.
+    """
+    target = destination(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | _ALONE | (os.O_APPEND if "a" in mode else 0), 0o666)
+    try:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise OSError(errno.EBUSY, "another job writes it", os.fspath(path)) from None
+        except OSError:
+            pass  # a file system without locks
+        if "w" in mode:
+            os.ftruncate(descriptor, 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return open(descriptor, mode, **settings)
+
+
+def remove_tree(name: str, directory: int) -> None:
+    """Remove a folder of an open directory recursively, without following links. Raises OSError."""
+    for _, folders, others, here in os.fwalk(name, topdown=False, dir_fd=directory):
+        for each in others:
+            os.unlink(each, dir_fd=here)
+        for each in folders:
+            if stat.S_ISLNK(os.lstat(each, dir_fd=here).st_mode):
+                os.unlink(each, dir_fd=here)
+            else:
+                os.rmdir(each, dir_fd=here)
+    os.rmdir(name, dir_fd=directory)
+
+
+def unused_name(target: Path) -> Path:
+    """Return a unique name beside `target` for an incomplete file."""
+    return target.with_name(f".{target.name}.{secrets.token_hex(8)}{PARTIAL}")
+
+
+def _new(path: Path, mode: int) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+
+
+def _check_sticky(target: Path) -> None:
+    """Raise PermissionError for another user's file where only its owner may replace it, as in /tmp."""
+    directory, own = target.parent.stat(), os.geteuid()
+    if directory.st_mode & stat.S_ISVTX and own not in (0, directory.st_uid, target.stat().st_uid):
+        raise PermissionError(errno.EPERM, "a file of another user", os.fspath(target))

@@ -1,0 +1,1 @@
+"""How a model's gradients are averaged: buckets, overlap, agreement between ranks."""

@@ -1,0 +1,56 @@
+"""Agreement between ranks: settings are compared by hashes, and where they differ every rank raises the same error."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from clcomm.communicator import Communicator
+from clcomm.errors import MismatchError, name_ranks
+
+#: The label under which the Communicator's stats count comparisons.
+CHECKS = "checks"
+
+
+def require_agreement(comm: Communicator, what: str, lines: Sequence[str], remedy: str) -> None:
+    """Raise the same MismatchError on every rank unless all ranks pass the same lines; collective.
+
+    Args:
+        what: subject of the message.
+        lines: this rank's settings, one a line.
+        remedy: end of the message: what to do.
+    """
+    own = np.frombuffer(digest("\n".join(lines).encode()), np.uint8)
+    if all_alike(comm.all_gather(own, label=CHECKS)):
+        return
+    everyone = comm.all_gather_object(list(lines), label=CHECKS)
+    raise MismatchError(f"{what}: {_first_difference(everyone)}; {remedy}")
+
+
+def _first_difference(everyone: list[list[str]]) -> str:
+    longest = max(len(lines) for lines in everyone)
+    for index in range(longest):
+        values = [lines[index] if index < len(lines) else "nothing" for lines in everyone]
+        if len(set(values)) > 1:
+            sides = [f"{value!r} on {_ranks_with(value, values)}" for value in dict.fromkeys(values)]
+            return f"expected the same on every rank, but entry {index} is {', '.join(sides)}"
+    return "expected the same on every rank"
+
+
+def _ranks_with(value: str, values: list[str]) -> str:
+    return name_ranks([rank for rank, theirs in enumerate(values) if theirs == value])
+
+
+def digest(data: Any) -> bytes:
+    """Return a hash of 16 bytes of an array's bits or of a byte string."""
+    if isinstance(data, np.ndarray):
+        data = data.reshape(-1).view(np.uint8).data
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def all_alike(rows: np.ndarray) -> bool:
+    """Return whether all ranks' rows are the same."""
+    return bool((rows == rows[0]).all())

@@ -1,0 +1,52 @@
+"""Compression between hosts: a host's ranks sum in shared memory, and the hosts exchange their sums compressed.
+
+If every rank sent its own gradients, several ranks a host would send more between hosts than without compression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from clcomm.communicator import Communicator
+from clcomm.compression.ranks import FirstRanks
+from clcomm.compression.task import PreparedHook, Task
+from clcomm.flat_space.buckets import Bucket
+from clcomm.sync.shared_space import SharedSpace
+from clcomm.transport import Transport
+
+
+def is_for(comm: Communicator, hook: Any, own: np.ndarray, mean: np.ndarray) -> bool:
+    """Return whether a hook reduces sums of hosts only, for gradients in `own` and means in `mean`."""
+    return getattr(hook, "between_hosts", False) and comm.reduces_within_hosts(own, mean)
+
+
+def prepared(
+    comm: Communicator, hook: Any, space: SharedSpace, bucket: Bucket, own: np.ndarray, mean: np.ndarray, label: str
+) -> Callable[[], int]:
+    """Return the reduction of a bucket with a hook between hosts; it returns the bytes that a host sent. Collective.
+
+    The hook gets the host's sum as gradient and as `out`, weighted so that the mean over hosts is that over ranks.
+    """
+    weight = mean.dtype.type(comm.hosts / comm.size)
+    first_ranks: FirstRanks | None = None
+    call: Callable[[], object]
+
+    def between(transport: Transport) -> int:
+        nonlocal first_ranks, call
+        if first_ranks is None:  # only now, as only a host's first rank gets this transport
+            first_ranks = FirstRanks(transport)
+            call = partial(hook, mean, first_ranks, mean, bucket)
+            if isinstance(hook, PreparedHook):
+                task = Task(mean, first_ranks, mean, bucket, space.arrays.reduced, space.adapter.codec)
+                call = hook.prepare(task)
+        first_ranks.handed_over = 0
+        with np.errstate(all="ignore"):
+            np.multiply(mean, weight, out=mean)
+        call()
+        return first_ranks.handed_over
+
+    return comm.all_reduce_between_hosts_init(own, mean, between, label=label)

@@ -1,0 +1,199 @@
+"""A model's buckets, agreed between the ranks and prepared, and their reduction, which every synchronisation runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clcomm.adapters.adapter import Mark
+from clcomm.collectives.handle import Handle
+from clcomm.communicator import Communicator
+from clcomm.compression import CommHook
+from clcomm.compression.task import PreparedHook, Task
+from clcomm.errors import ArgumentError
+from clcomm.flat_space.buckets import Bucket
+from clcomm.flat_space.layout import FlatLayout
+from clcomm.stats.comm_stats import Phase
+from clcomm.sync import between_hosts
+from clcomm.sync.agreement import require_agreement
+from clcomm.sync.finiteness import raise_non_finite
+from clcomm.sync.shared_space import SharedSpace
+from clcomm.sync.uneven_inputs import apply_weight
+
+#: The label under which the Communicator's stats count gradients.
+GRADIENTS = "gradients"
+
+
+class PlanSettings(NamedTuple):
+    """How gradients are cut into buckets: the arguments of `FlatLayout.buckets`; by default per tensor."""
+
+    bucket_size: int | None = None
+    first_bucket_size: int | None = None
+    split_tensors: bool = False
+    order: tuple[str, ...] = ()
+
+    def following(self, order: tuple[str, ...], layout: FlatLayout) -> PlanSettings:
+        """Return settings that cut in the order of completion; these settings where the buckets are the same."""
+        ordered = self._replace(order=order)
+        return self if layout.buckets(**ordered._asdict()) == layout.buckets(**self._asdict()) else ordered
+
+
+@dataclass(frozen=True)
+class PreparedBucket:
+    """A bucket and its reduction, from `own` to `mean`. hook: what reduces it; None: a plain all-reduce."""
+
+    bucket: Bucket
+    own: np.ndarray
+    mean: np.ndarray
+    reduce: Callable[[], None]
+    hook: CommHook | None
+
+    @classmethod
+    def of(cls, comm: Communicator, space: SharedSpace, bucket: Bucket, hook: CommHook | None) -> PreparedBucket:
+        """Prepare a bucket; collective."""
+        own = space.arrays.grads[bucket.start : bucket.stop].view(bucket.dtype)
+        mean = space.arrays.reduced[bucket.start : bucket.stop].view(bucket.dtype)
+        label, nbytes, index = GRADIENTS, bucket.nbytes, bucket.index
+        reduce: Callable[[], None]
+        if hook is None or own.dtype.kind != "f" or own.itemsize < 4 or not own.size:
+            reduce = comm.all_reduce_init(own, "mean", out=mean, label=label, nbytes=nbytes, bucket=index)
+            return cls(bucket, own, mean, reduce, None)
+        call: Callable[[], int | None]
+        out = mean
+        if between_hosts.is_for(comm, hook, own, mean):
+            call = between_hosts.prepared(comm, hook, space, bucket, own, mean, label)
+        elif isinstance(hook, PreparedHook):
+            call = hook.prepare(Task(own, comm, mean, bucket, space.arrays.grads, space.adapter.codec))
+        else:
+            if comm.is_common_on_host(mean):  # a hook may write intermediate results, which other ranks must not see
+                out = comm.allocate(mean.nbytes).view(mean.dtype)
+            call = partial(_call_hook, hook, own, comm, out, bucket)
+        reduce = partial(comm.run_as_all_reduce, call, label=label, nbytes=nbytes, bucket=index)
+        if out is not mean:
+            reduce = partial(_reduce_and_copy, reduce, out, mean)
+        return cls(bucket, own, mean, reduce, hook)
+
+    def prepare_start(self, comm: Communicator) -> Callable[..., Handle] | None:
+        """Return the call that begins the bucket's all-reduce, None where a hook reduces it; collective."""
+        if self.hook is not None:
+            return None
+        label, nbytes, index = GRADIENTS, self.bucket.nbytes, self.bucket.index
+        return comm.all_reduce_async_init(self.own, "mean", out=self.mean, label=label, nbytes=nbytes, bucket=index)
+
+
+class BucketPlan:
+    """The buckets of one model, in the order in which they are reduced; making one is collective.
+
+    MismatchError is raised on every rank where the ranks' settings or buckets differ. `run` averages all gradients.
+    """
+
+    def __init__(self, comm: Communicator, space: SharedSpace, settings: PlanSettings, hook: CommHook | None):
+        self.comm, self.space, self.settings = comm, space, settings
+        self.buckets = space.layout.buckets(**settings._asdict())
+        lines = [_in_words(settings), f"compression {hook_name(hook)}"]
+        for b in self.buckets:
+            names = ", ".join(place.name for place in b.ranges)
+            lines.append(f"bucket {b.index}: {names}, bytes {b.start} to {b.stop}")
+        require_agreement(comm, "bucket plan", lines, "give every rank the same settings")
+        self.prepared = tuple(PreparedBucket.of(comm, space, bucket, hook) for bucket in self.buckets)
+        self._reduces = [prepared.reduce for prepared in self.prepared]
+        self._starts: list[Callable[..., Handle] | None] | None = None
+        self._in_place = space.adapter.moves_in_place()
+
+    def run(self, check_finite: bool, weight: float = 1.0) -> None:
+        """Replace each gradient by its mean over the ranks.
+
+        Args:
+            check_finite: raise NonFiniteError on every rank where a mean holds NaN or Inf.
+            weight: factor for this rank's gradients.
+        """
+        if self._in_place is None:
+            self._run_copying(check_finite, weight)
+            return
+        pull, push = self._in_place
+        pull()
+        if weight != 1.0:
+            for prepared in self.prepared:
+                apply_weight(prepared.own, weight)
+        self.reduce()
+        if check_finite:
+            for prepared in self.prepared:
+                self.require_finite(prepared)
+        push()
+
+    def reduce(self) -> None:
+        """Reduce all buckets, one after another: the part of `run` in which ranks communicate."""
+        for reduce in self._reduces:
+            reduce()
+
+    def _run_copying(self, check_finite: bool, weight: float) -> None:
+        for prepared in self.prepared:
+            self._timed("pack", self.space.adapter.pull_gradients, prepared.bucket)
+            apply_weight(prepared.own, weight)
+            prepared.reduce()
+            if check_finite:
+                self.require_finite(prepared)
+            self._timed("unpack", self.space.adapter.push_gradients, prepared.bucket)
+
+    def starts(self) -> list[Callable[..., Handle] | None]:
+        """Return for each bucket what begins its all-reduce; None: a hook reduces it. Collective the first time."""
+        if self._starts is None:
+            self._starts = [prepared.prepare_start(self.comm) for prepared in self.prepared]
+        return self._starts
+
+    def pull(self, bucket: Bucket, mark: Mark | None) -> None:
+        """Copy a bucket's gradients to the flat arrays when the device reaches `mark`; None: now."""
+        if self._in_place is None:
+            self._timed("pack", self.space.adapter.send_gradients, bucket, mark)
+        else:
+            self.space.adapter.send_gradients(bucket, mark)
+
+    def push_all(self) -> None:
+        """Give the model its averaged gradients, after each `pull`."""
+        if self._in_place is not None:
+            self._in_place[1]()
+            return
+        for bucket in self.buckets:
+            self._timed("unpack", self.space.adapter.push_gradients, bucket)
+
+    def _timed(self, name: str, move: Callable[..., None], bucket: Bucket, *args: Any) -> None:
+        begin = time.perf_counter()
+        move(bucket, *args)
+        self.comm.notify_phase(Phase(name, begin, time.perf_counter() - begin, GRADIENTS, bucket.index))
+
+    def require_finite(self, prepared: PreparedBucket) -> None:
+        """Raise NonFiniteError on every rank, if a bucket's mean holds NaN or Inf."""
+        if not np.isfinite(prepared.mean).all():  # the same bits on every rank, so that all ranks raise
+            space = self.space
+            raise_non_finite(self.comm, space.layout, prepared.bucket.ranges, space.arrays.grads, space.arrays.reduced)
+
+
+def _call_hook(hook: Callable[..., Any], own: np.ndarray, comm: Communicator, mean: np.ndarray, bucket: Bucket) -> None:
+    """Reduce a bucket with a hook; ArgumentError if it returns something other than None."""
+    returned = hook(own, comm, mean, bucket)
+    if returned is not None and returned is not mean and not isinstance(returned, Handle):
+        raise ArgumentError(
+            f"hook: expected it to put the mean into `out` and to return None, got {type(returned).__name__}"
+        )
+
+
+def _reduce_and_copy(reduce: Callable[[], None], out: np.ndarray, mean: np.ndarray) -> None:
+    reduce()
+    np.copyto(mean, out)  # all ranks write the same bits
+
+
+def _in_words(settings: PlanSettings) -> str:
+    if settings.bucket_size is None:
+        return "per tensor"
+    first = f", the first {settings.first_bucket_size}" if settings.first_bucket_size else ""
+    return f"bucket_size {settings.bucket_size}{first}{', tensors split' if settings.split_tensors else ''}"
+
+
+def hook_name(hook: CommHook | None) -> str:
+    """Return the name of a hook in messages: a function's own name, or the text of an object; "none" without one."""
+    return "none" if hook is None else getattr(hook, "__qualname__", None) or str(hook)

@@ -1,0 +1,146 @@
+"""Replicas that differ: found by a hash, reported by parameter and rank, and made alike again if asked."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clcomm.communicator import Communicator
+from clcomm.errors import ArgumentError, DivergenceError, name_ranks
+from clcomm.hashing import WORD, hash_words
+from clcomm.sync.agreement import CHECKS, all_alike
+from clcomm.sync.shared_space import SharedSpace
+
+ON_DIVERGENCE = ("raise", "rebroadcast")
+_MOST_NAMED = 4
+_log = logging.getLogger("clcomm")
+
+
+class Divergence(NamedTuple):
+    """Which parameters differ on which ranks, in words, and a rank of the majority."""
+
+    text: str
+    source: int
+
+
+class ReplicaGuard:
+    """Compares the replicas of a Synchronizer's models; where they differ it raises or rebroadcasts.
+
+    every: number of synchronisations between comparisons; 0: only explicit ones. checks, divergences: counts for
+    reports.
+    """
+
+    def __init__(self, comm: Communicator, every: int, on_divergence: str):
+        if not isinstance(every, int) or every < 0:
+            raise ArgumentError(f"check_replicas_every: expected a number of steps, 0 for never, got {every!r}")
+        if on_divergence not in ON_DIVERGENCE:
+            raise ArgumentError(f"on_divergence: expected {' or '.join(ON_DIVERGENCE)}, got {on_divergence!r}")
+        self._comm, self.every, self.on_divergence = comm, every, on_divergence
+        self.checks = self.divergences = 0
+        self._optimizers: dict[int, Any] = {}
+        self._warned = False
+
+    def attach(self, model: Any, optimizer: Any) -> None:
+        """Send a model's optimizer state along when its parameters are rebroadcast.
+
+        Not for a sharded optimizer: each part of its state exists once.
+        """
+        if not getattr(optimizer, "is_sharded", False):
+            self._optimizers[id(model)] = optimizer
+
+    def require_alike(self, space: SharedSpace) -> None:
+        """Raise DivergenceError on every rank where the replicas differ; collective."""
+        found = self._find(space)
+        if found is not None:
+            raise DivergenceError(f"{found.text}; broadcast the parameters again and look for the cause")
+
+    def check(self, space: SharedSpace, broadcast: Callable[[int], None]) -> None:
+        """Compare the replicas; where they differ raise DivergenceError on every rank, or broadcast the majority's.
+
+        broadcast: sends one rank's parameters to all ranks, and compares them.
+        """
+        if self.on_divergence == "raise":
+            self.require_alike(space)
+            return
+        found = self._find(space)
+        if found is None:
+            return
+        if self._comm.rank == 0:
+            level = logging.DEBUG if self._warned else logging.WARNING
+            _log.log(level, "%s; all go on with rank %d's", found.text, found.source)
+        self._warned = True
+        broadcast(found.source)
+        self._broadcast_optimizer(space, found.source)
+
+    def _find(self, space: SharedSpace) -> Divergence | None:
+        self.checks += 1
+        found = find_divergence(self._comm, space, on_device=self.every > 0)
+        self.divergences += found is not None
+        return found
+
+    def _broadcast_optimizer(self, space: SharedSpace, source: int) -> None:
+        optimizer = self._optimizers.get(id(space.model))
+        if optimizer is None:
+            return
+        state = optimizer.state_dict() if self._comm.rank == source else None
+        state = self._comm.broadcast_object(state, source, label=CHECKS)
+        optimizer.load_state_dict(state)
+
+
+def find_divergence(comm: Communicator, space: SharedSpace, on_device: bool) -> Divergence | None:
+    """Compare the replicas' parameters by the hashes of their bits; None where all are alike. Collective.
+
+    on_device: hash on the device that holds them, where the library can; the first time builds a kernel.
+    """
+    own = np.array([_hash_of(space, on_device)], np.uint64)
+    hashes = comm.all_gather(own, label=CHECKS)[:, 0]
+    if all_alike(hashes):
+        return None
+    space.adapter.pull_parameters()
+    by_slot = comm.all_gather(np.array(_hashes_of_slots(space), np.uint64), label=CHECKS)
+    names = [place.name for place in space.layout.ranges]
+    return Divergence(describe(names, by_slot), _majority(hashes)[0])
+
+
+def _hash_of(space: SharedSpace, on_device: bool) -> int:
+    hash_there = getattr(space.adapter, "hash_parameters", None)
+    if on_device and hash_there is not None:
+        return hash_there()
+    space.adapter.pull_parameters()
+    return hash_words(space.arrays.params)
+
+
+def _hashes_of_slots(space: SharedSpace) -> list[int]:
+    """Return the hash of each parameter with its padding, which is zero on every rank."""
+    bounds = [*(place.start for place in space.layout.ranges), space.layout.span]
+    params = space.arrays.params
+    return [hash_words(params[start:stop], start // WORD) for start, stop in itertools.pairwise(bounds)]
+
+
+def _majority(values: np.ndarray) -> list[int]:
+    """Return the ranks of the largest group with the same value; of equally large ones that with the lowest rank."""
+    groups: dict[int, list[int]] = {}
+    for rank, value in enumerate(values.tolist()):
+        groups.setdefault(value, []).append(rank)
+    return max(groups.values(), key=len)
+
+
+def describe(names: Sequence[str], by_slot: np.ndarray) -> str:
+    """Return in words which parameters differ on which ranks; by_slot: hashes, (ranks, parameters)."""
+    differing = [index for index in range(len(names)) if not all_alike(by_slot[:, index])]
+    parts = [f"{names[index]!r} {_sides(by_slot[:, index])}" for index in differing[:_MOST_NAMED]]
+    if len(differing) > _MOST_NAMED:
+        parts.append(f"{len(differing) - _MOST_NAMED} more parameters differ")
+    return f"replicas: expected the same parameters on every rank, but {', '.join(parts)}"
+
+
+def _sides(values: np.ndarray) -> str:
+    majority = _majority(values)
+    others = [rank for rank in range(len(values)) if rank not in majority]
+    if 2 * len(majority) > len(values):
+        return f"on {name_ranks(others)} differs from {name_ranks(majority)}"
+    return f"differs between {name_ranks(range(len(values)))}"

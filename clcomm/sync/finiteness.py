@@ -1,0 +1,54 @@
+"""The origin of NaN and Inf in the ranks' gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+import numpy as np
+
+from clcomm.communicator import Communicator
+from clcomm.errors import NonFiniteError
+from clcomm.flat_space.layout import FlatLayout
+from clcomm.flat_space.parameters import ParameterRange
+from clcomm.sync.agreement import CHECKS
+
+#: (parameter, NaNs, Infs)
+NonFinite = tuple[str, int, int]
+
+
+def raise_non_finite(
+    comm: Communicator, layout: FlatLayout, ranges: Sequence[ParameterRange], own: np.ndarray, mean: np.ndarray
+) -> NoReturn:
+    """Raise the same NonFiniteError on every rank, naming parameter and ranks; collective.
+
+    own, mean: flat arrays of this rank's gradients and of the mean, of which some rank's holds NaN or Inf in `ranges`.
+    """
+    found = comm.all_gather_object((_first(layout, ranges, own), _first(layout, ranges, mean)), label=CHECKS)
+    in_mean = next((theirs for _, theirs in found if theirs is not None), None)
+    raise NonFiniteError(_describe([theirs for theirs, _ in found], in_mean))
+
+
+def _first(layout: FlatLayout, ranges: Sequence[ParameterRange], gradients: np.ndarray) -> NonFinite | None:
+    """Return the first parameter whose gradient holds NaN or Inf, with their numbers."""
+    for place in ranges:
+        gradient = layout.view(gradients, place.name)
+        nans, infs = int(np.isnan(gradient).sum()), int(np.isinf(gradient).sum())
+        if nans or infs:
+            return place.name, nans, infs
+    return None
+
+
+def _describe(origins: list[NonFinite | None], mean: NonFinite | None) -> str:
+    found = [
+        f"{name!r} has {nans} NaN and {infs} Inf on rank {rank}"
+        for rank, origin in enumerate(origins)
+        if origin is not None
+        for name, nans, infs in [origin]
+    ]
+    if not found and mean is not None:
+        found = [f"{mean[0]!r} overflows when the ranks' finite gradients are compressed or added"]
+    return (
+        f"gradient: expected finite numbers, but {', '.join(found)}; "
+        "lower the learning rate or look at that rank's batch"
+    )

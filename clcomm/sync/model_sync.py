@@ -1,0 +1,273 @@
+"""One model's averaging: its buckets and their size, and how they overlap with its backward.
+
+A ModelSync owns all that changes from step to step: the bucket plans, the trials of bucket sizes, overlap, and the
+order in which backward completes gradients. The Synchronizer sets what holds for all models and passes it down; a
+BucketPlan does the work of a step. Nothing below calls back: ModelSync looks at what a trial has decided.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+
+from clcomm.communicator import AUTO, Communicator
+from clcomm.errors import ArgumentError
+from clcomm.sync.auto_buckets import AutoBuckets
+from clcomm.sync.bucket_plan import GRADIENTS, BucketPlan, PlanSettings
+from clcomm.sync.completion_order import CompletionOrder
+from clcomm.sync.decision import Decision, DecisionLog
+from clcomm.sync.overlap_choice import OverlapChoice
+from clcomm.sync.settings import SyncSettings
+from clcomm.sync.sharded_update import ShardedUpdate
+from clcomm.sync.shared_space import SharedSpace
+
+#: Averages a model's gradients: (check_finite, weight of this rank's gradients).
+Averaging = Callable[[bool, float], None]
+#: The ModelSync that was used last, by the id of its model: no other follows that model's backward.
+_latest: weakref.WeakValueDictionary[int, ModelSync] = weakref.WeakValueDictionary()
+
+
+class ModelSync:
+    """Averages the gradients of one model, as the settings say and, where they leave it open, as steps show.
+
+    Args:
+        comm: the ranks.
+        space: the model's flat arrays.
+        settings: those of the Synchronizer; `use` replaces them.
+        decisions: gets what is chosen by measuring.
+        is_paused: whether gradients accumulate, as `pause` says later.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        space: SharedSpace,
+        settings: SyncSettings,
+        decisions: DecisionLog,
+        is_paused: bool = False,
+    ):
+        self.space = space
+        #: How many times the gradients were averaged.
+        self.synchronisations = 0
+        #: Bytes of a bucket that were found to be fastest; None: nothing was looked for, or found yet.
+        self.chosen_bucket_size: int | None = None
+        #: What reduces the gradients in the place of `average`, if anything.
+        self.sharded_update: ShardedUpdate | None = None
+        self._comm, self._settings, self._decisions = comm, settings, decisions
+        self._is_paused = is_paused
+        self._plans: dict[PlanSettings, BucketPlan] = {}
+        self._averagings: dict[bool | None, Averaging] = {}  # by use_bucketing, until something changes
+        self._tunings: dict[bool, AutoBuckets] = {}  # where the bucket size is to be found: False without overlap
+        self._overlap: OverlapChoice | None = None
+        self._claim()
+        self._order = CompletionOrder(comm, space.adapter, is_paused)
+
+    # --- a step ---
+
+    def take_over(self) -> None:
+        """Attach the model to this space again where another Synchronizer has used it; that one stops overlap."""
+        if _latest.get(id(self.space.model)) is not self:
+            self._claim()
+            self.space.attach()
+
+    def require_unchanged(self) -> None:
+        """Raise ArgumentError, on every rank, where any rank's model has other parameters than at first.
+
+        With overlap on this rank alone: the others wait for buckets that have begun, and take part in nothing else.
+        """
+        try:
+            self.space.adapter.require_unchanged()
+        except ArgumentError as error:
+            if self._overlap is not None:
+                raise
+            self._comm.refuse(str(error))
+
+    def average(self, use_bucketing: bool | None, check_finite: bool, weight: float) -> None:
+        """Replace each gradient by its mean over the ranks; collective.
+
+        Args:
+            use_bucketing: False: each tensor on its own; None: as the settings say.
+            check_finite: raise NonFiniteError on every rank where a mean holds NaN or Inf.
+            weight: what this rank's gradients are multiplied with.
+        """
+        average = self._averagings.get(use_bucketing)
+        if average is None:
+            average = self._prepare(use_bucketing)
+        average(check_finite, weight)
+
+    def count_synchronisation(self) -> None:
+        """Note that the gradients were averaged, here or by a sharded update; collective in the first steps."""
+        self.synchronisations += 1
+        if self._order.is_open and self._order.close():
+            self._averagings.clear()  # the buckets may be others from now on
+
+    def plan(self, use_bucketing: bool | None) -> BucketPlan:
+        """Return the plan of the next synchronisation; collective where it is a new one."""
+        return self._plan(use_bucketing, self._ways()[-1])
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether buckets begin in backward, or are to in a trial."""
+        return self._overlap is not None and self._overlap.overlap is not None
+
+    @property
+    def completion_order(self) -> tuple[str, ...]:
+        """The parameters in the order in which backward completes their gradients; empty until it is known."""
+        return self._order.names
+
+    # --- what the Synchronizer passes down ---
+
+    def use(self, settings: SyncSettings) -> None:
+        """Follow other settings from the next synchronisation on."""
+        if not settings.is_auto:
+            self.chosen_bucket_size = None
+        self._settings = settings
+        self._averagings.clear()
+
+    def delegate(self, update: ShardedUpdate) -> None:
+        """Let a sharded update reduce the gradients from now on."""
+        self.sharded_update = update
+        self.stop_overlap()
+
+    def forget_plans(self) -> None:
+        """Make plans anew, and start overlap again, at the next synchronisation."""
+        self._plans.clear()
+        self._averagings.clear()
+        self.stop_overlap()
+
+    def pause(self, is_paused: bool) -> None:
+        """Let gradients accumulate, or no longer; another backward begins in either case."""
+        self._is_paused = self._order.is_paused = is_paused
+        if self._overlap is not None:
+            self._overlap.pause(is_paused)
+
+    def stop_overlap(self) -> None:
+        """Stop following the model's backward."""
+        if self._overlap is not None:
+            self._overlap.stop()
+
+    def _claim(self) -> None:
+        other = _latest.get(id(self.space.model))
+        if other is not None:
+            other.stop_overlap()
+        _latest[id(self.space.model)] = self
+
+    # --- how the gradients are averaged ---
+
+    def _prepare(self, use_bucketing: bool | None) -> Averaging:
+        """Return what averages the gradients until something changes; collective where a plan is a new one."""
+        if self._overlap is not None:
+            self._overlap.begin_rest()
+        elif self._settings.overlap and not self._order.is_open:
+            self._start_overlap(self._settings.overlap)
+        average = self._size_trial(use_bucketing)
+        if average is None:
+            average = self._overlapping(use_bucketing)
+        self._averagings[use_bucketing] = average
+        return average
+
+    def _overlapping(self, use_bucketing: bool | None) -> Averaging:
+        """Return what averages the gradients with overlap, without it, or as a trial of both."""
+        choice = self._overlap
+        if choice is None or choice.overlap is None:
+            return self._plan(use_bucketing, False).run
+        if choice.is_settled:
+            return partial(choice.run, self._plan(use_bucketing, True))
+        return partial(self._try_overlap, choice, self._plan(use_bucketing, False), self._plan(use_bucketing, True))
+
+    def _start_overlap(self, setting: bool | str) -> None:
+        choice = OverlapChoice(self._comm, self.space, self._order, setting, self.synchronisations + 1)
+        choice.pause(self._is_paused)
+        self._overlap = choice
+        if choice.decision is not None:
+            self._overlap_decided(choice.decision)
+
+    def _try_overlap(
+        self, choice: OverlapChoice, off: BucketPlan, on: BucketPlan, check_finite: bool, weight: float
+    ) -> None:
+        choice.try_step(off, on, self.synchronisations + 1, check_finite, weight)
+        if choice.decision is not None:
+            self._overlap_decided(choice.decision)
+
+    def _overlap_decided(self, decision: Decision) -> None:
+        self._note(decision)
+        self._keep_size(decision.chosen == "on")
+
+    def _ways(self) -> tuple[bool, ...]:
+        """Return how buckets may come to be reduced: False, without overlap, or True, or either."""
+        if self._overlap is not None:
+            return self._overlap.ways
+        return (False, True) if self._settings.overlap == AUTO else (bool(self._settings.overlap),)
+
+    # --- bucket sizes ---
+
+    def _size_trial(self, use_bucketing: bool | None) -> Averaging | None:
+        """Return what tries bucket sizes; None where none are to be tried now. Collective the first time."""
+        if not (self._settings.is_auto and self._is_bucketed(use_bucketing)):
+            return None
+        for overlaps in self._ways():
+            if overlaps and self._overlap is None:
+                break  # it has not started yet
+            tuning = self._tuning(overlaps)
+            if not tuning.is_done:
+                return partial(self._try_size, tuning)
+        return None
+
+    def _tuning(self, overlaps: bool) -> AutoBuckets:
+        """Return what looks for the fastest bucket size without or with overlap; collective the first time."""
+        tuning = self._tunings.get(overlaps)
+        if tuning is None:
+            hook = self._settings.hook
+            may_try = hook is None or getattr(hook, "elementwise", False)
+            overlap = self._overlap.overlap if overlaps and self._overlap is not None else None
+            tuning = self._tunings[overlaps] = AutoBuckets(self._comm, self.space, may_try, overlap)
+        return tuning
+
+    def _try_size(self, tuning: AutoBuckets, check_finite: bool, weight: float) -> None:
+        tuning.run(self._plan_of(tuning.bucket_size), check_finite, weight)  # a new plan is prepared before the clock
+        if tuning.is_done:
+            self._averagings.clear()
+            ways = self._ways()
+            if len(ways) == 1:
+                self._keep_size(ways[0])
+        if tuning.overlap is not None:
+            tuning.follow(self._plan_of(tuning.bucket_size))
+
+    def _keep_size(self, overlaps: bool) -> None:
+        """Stay with the bucket size that was found without or with overlap, if one was."""
+        tuning = self._tunings.get(overlaps) if self._settings.is_auto else None
+        if tuning is not None and tuning.is_done and tuning.decision is not None:
+            self.chosen_bucket_size = tuning.bucket_size or self.chosen_bucket_size
+            self._plans.clear()
+            self._note(tuning.decision)
+
+    def _note(self, decision: Decision) -> None:
+        self._decisions.add(decision)
+        self._averagings.clear()
+        if any(trial.steps for trial in decision.evidence):
+            self._comm.stats.merge_buckets(GRADIENTS)  # what was tried is not what was chosen
+
+    # --- plans ---
+
+    def _is_bucketed(self, use_bucketing: bool | None) -> bool:
+        return self._settings.use_bucketing if use_bucketing is None else use_bucketing
+
+    def _plan(self, use_bucketing: bool | None, overlaps: bool) -> BucketPlan:
+        if not self._is_bucketed(use_bucketing):
+            return self._plan_of(None)
+        tuning = self._tunings.get(overlaps) if self._settings.is_auto else None
+        return self._plan_of(self._settings.bucket_size if tuning is None else tuning.bucket_size)
+
+    def _plan_of(self, bucket_size: int | None) -> BucketPlan:
+        """Return the plan of a bucket size, None: per tensor; collective where it is a new one."""
+        cut = PlanSettings()
+        if bucket_size is not None:
+            cut = PlanSettings(bucket_size, self._settings.first_bucket_size, self._settings.split_tensors)
+        cut = cut.following(self._order.names, self.space.layout)
+        plan = self._plans.get(cut)
+        if plan is None:
+            if self._plans:
+                self._comm.stats.merge_buckets(GRADIENTS)
+            plan = self._plans[cut] = BucketPlan(self._comm, self.space, cut, self._settings.hook)
+        return plan

@@ -1,0 +1,72 @@
+"""How gradients are averaged: what a Synchronizer sets for all of its models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from clcomm.communicator import AUTO, Communicator
+from clcomm.compression import CommHook
+from clcomm.errors import ArgumentError
+from clcomm.sync.decision import Decision
+from clcomm.units import parse_size
+
+
+@dataclass(frozen=True)
+class SyncSettings:
+    """The settings of a Synchronizer that every model's averaging follows; a change makes new ones.
+
+    bucket_size is in bytes; with `is_auto` it is that of a model whose fastest size is not known yet. overlap: True,
+    False or "auto". hook: reduces each bucket in place of a plain all-reduce; None: a plain all-reduce.
+    """
+
+    use_bucketing: bool
+    bucket_size: int
+    is_auto: bool
+    first_bucket_size: int | None
+    split_tensors: bool
+    overlap: bool | str
+    hook: CommHook | None = None
+
+    @classmethod
+    def of(
+        cls,
+        comm: Communicator,
+        use_bucketing: bool | None,
+        bucket_size: int | str | None,
+        first_bucket_size: int | str | None,
+        split_tensors: bool,
+        overlap: bool | str,
+    ) -> SyncSettings:
+        """Return the settings for a Synchronizer's arguments; None: the Communicator's. Raises ArgumentError."""
+        is_auto = comm.auto_bucket_size if bucket_size is None else bucket_size == AUTO
+        return cls(
+            use_bucketing=comm.use_bucketing if use_bucketing is None else use_bucketing,
+            bucket_size=comm.bucket_size if bucket_size is None or is_auto else parse_size(bucket_size),
+            is_auto=is_auto,
+            first_bucket_size=None if first_bucket_size is None else parse_size(first_bucket_size, "first_bucket_size"),
+            split_tensors=split_tensors,
+            overlap=_checked_overlap(overlap),
+        )
+
+    def with_hook(self, hook: CommHook | None) -> SyncSettings:
+        """Return these settings with another hook; ArgumentError for one that cannot reduce their buckets."""
+        if hook is not None and not callable(hook):
+            raise ArgumentError(
+                f"hook: expected something to call with (gradient, comm, out, bucket), got {type(hook).__name__}"
+            )
+        if hook is not None and self.split_tensors:
+            raise ArgumentError("split_tensors: expected False with a compression or a hook, which want whole tensors")
+        return replace(self, hook=hook)
+
+    def decisions_without_buckets(self) -> list[Decision]:
+        """Return the decisions on what "auto" would measure, where a sharded update leaves no buckets to measure."""
+        asked = {"overlap": ("off", self.overlap == AUTO), "bucket_size": ("none", self.is_auto and self.use_bucketing)}
+        reason = "without measuring: a sharded update has no buckets"
+        return [Decision(what, chosen, reason, (), 0) for what, (chosen, is_asked) in asked.items() if is_asked]
+
+
+def _checked_overlap(setting: bool | str) -> bool | str:
+    """Return the setting; ArgumentError unless it is True, False or "auto"."""
+    if not isinstance(setting, bool) and not (isinstance(setting, str) and setting == AUTO):
+        raise ArgumentError(f"overlap: expected True, False or 'auto', got {setting!r}")
+    return setting

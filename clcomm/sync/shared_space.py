@@ -1,0 +1,65 @@
+"""A model's flat space in the Communicator's memory: the arrays that ranks reduce, and the adapter that fills them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from clcomm.adapters import adapter_of
+from clcomm.adapters.adapter import FlatArrays, ModelAdapter
+from clcomm.communicator import Communicator
+from clcomm.errors import ClcommError
+from clcomm.flat_space.layout import FlatLayout
+from clcomm.sync.agreement import require_agreement
+
+if TYPE_CHECKING:
+    from clcomm.engine.flat import FlatSpace
+
+
+class SharedSpace:
+    """A model's adapter with its flat space in the Communicator's memory; making one is collective.
+
+    arrays: the flat arrays, of `layout.span` bytes. padded: the same memory up to equal shards for all ranks.
+    MismatchError is raised on every rank where the ranks' parameters differ in name, shape or dtype.
+    """
+
+    def __init__(self, comm: Communicator, model: Any):
+        self.model = model  # kept, so that no other model can get its id
+        self.adapter = _adapter_on_all(comm, model)
+        if self.adapter.fold is not None:
+            comm.fold_with(self.adapter.fold)
+        self.layout = FlatLayout(self.adapter.specs)
+        self.shard_nbytes = self.layout.shard_nbytes(comm.size)
+        whole = comm.size * self.shard_nbytes
+        grads = comm.allocate(whole)
+        reduced = grads if comm.size == 1 else comm.allocate_common(whole)
+        self.move(FlatArrays(comm.allocate(whole), grads, reduced))
+
+    @property
+    def flat_space(self) -> FlatSpace | None:
+        """The engine's flat space, which lies on the arrays; None for another library's model."""
+        return getattr(self.adapter, "flat_space", None)
+
+    def attach(self) -> None:
+        """Let the model live in these arrays; its values are kept."""
+        self.adapter.attach(self.layout, self.arrays)
+
+    def move(self, padded: FlatArrays) -> None:
+        """Let the flat space live in other memory, as large as `padded`; its values are kept."""
+        span = self.layout.span
+        self.padded = padded
+        self.arrays = FlatArrays(padded.params[:span], padded.grads[:span], padded.reduced[:span])
+        self.attach()
+
+
+def _adapter_on_all(comm: Communicator, model: Any) -> ModelAdapter:
+    """Return the model's adapter; every rank raises where one refuses the model or the ranks' parameters differ."""
+    refusal = None
+    try:
+        adapter = adapter_of(model)
+        lines = [f"{spec.name} {spec.shape} {spec.dtype}" for spec in adapter.specs]
+    except ClcommError as error:
+        refusal, lines = error, [str(error)]
+    require_agreement(comm, "parameters", lines, "build the same model on every rank")
+    if refusal is not None:
+        raise refusal
+    return adapter

@@ -1,0 +1,312 @@
+"""Shared memory of a host's ranks: MPI windows, the location of arrays in them, and a meeting point."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from clcomm.errors import MismatchError
+from clcomm.transport.base import Transport
+from clcomm.transport.meeting import DifferentOperations, Meeting, MeetingPoint, length_and_dtype
+from clcomm.transport.mpi_communicators import address_function, shared_window, world_ranks
+from clcomm.transport.pending import advance_started
+from clcomm.transport.reduction import Fold
+from clcomm.usable_cores import usable_cores
+
+_PAGE = 4096
+#: Bytes of /dev/shm that stay free for other processes.
+_SPARE_BYTES = 1 << 20
+#: The most cached entries; more than any model has buckets.
+KEPT = 4096
+#: Bytes that unreachable models (reference cycles) may hold of a host before the garbage collector runs.
+_GARBAGE_BYTES = 64 << 20
+
+
+@dataclass
+class _Region:
+    """One window: a part for each rank, or one common part; [start, stop) are the addresses of this rank's part."""
+
+    window: Any
+    parts: list[np.ndarray]
+    common: bool
+    start: int
+    stop: int
+    handed_out: weakref.ref[np.ndarray]
+
+    def view(self, rank: int, offset: int, like: np.ndarray) -> np.ndarray:
+        """Return the array at this offset of a rank's part, of the length and dtype of `like`."""
+        return self.parts[0 if self.common else rank][offset : offset + like.nbytes].view(like.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.nbytes for part in self.parts)
+
+
+#: Windows that outlived their Communicator because arrays used them, by the world's ranks that share them.
+_left: dict[tuple[int, ...], list[_Region]] = {}
+
+
+class HostMemory:
+    """Windows of the ranks of one host, their meeting point, and `desk_bytes` zeroed bytes in common.
+
+    Takes over `comm`, whose ranks are all on one host; `rank` and `ranks` refer to it.
+    """
+
+    def __init__(self, comm: Any, desk_bytes: int = 0):
+        self.comm = comm
+        self.rank, self.ranks = comm.Get_rank(), comm.Get_size()
+        self._address = address_function()
+        self._members = world_ranks(comm)
+        self._regions: list[_Region] = _left.pop(self._members, [])
+        self._used_bytes = 0  # at the last garbage collection
+        self._kept: dict[tuple, Any] = {}
+        nbytes = desk_bytes + MeetingPoint.nbytes(self.ranks)
+        self._window = self._make_window(nbytes if self.rank == 0 else 0)
+        memory = _memory(self._window, 0, nbytes)
+        if self.rank == 0:
+            memory[:] = 0
+        comm.Barrier()
+        self._window.Lock_all()  # Sync, MPI's memory barrier, needs an access epoch
+        self.fence = self._window.Sync
+        self.desk, cells = np.split(memory, [desk_bytes])
+        cores = set().union(*comm.allgather(usable_cores()))
+        self.point = MeetingPoint(cells, self.rank, self.ranks, self.fence, self._progress, self.ranks > len(cores))
+
+    def _progress(self) -> bool:
+        """Advance MPI and the operations in flight; return whether any are left."""
+        self.comm.Iprobe()
+        return advance_started()
+
+    # --- room ---
+
+    @staticmethod
+    def has_room(comm: Any, nbytes: int) -> bool:
+        """Return whether rank 0 of a host sees enough room: a window beyond it ends in SIGBUS; collective."""
+        return comm.bcast(_free_shared_memory() >= nbytes + _SPARE_BYTES, 0)
+
+    def fits(self, nbytes: int, common: bool) -> bool:
+        """Return, on every rank of the host alike, whether `nbytes` fit, for each rank or in common; collective."""
+        return self.has_room(self.comm, nbytes if common else nbytes * self.ranks)
+
+    def allocate(self, nbytes: int, common: bool) -> np.ndarray:
+        """Return `nbytes` zeroed bytes: this rank's, readable by the others, or common to all; collective."""
+        window = self._make_window(nbytes if self.rank == 0 or not common else 0)
+        parts = [_memory(window, rank, nbytes) for rank in ([0] if common else range(self.ranks))]
+        if not common or self.rank == 0:
+            parts[0 if common else self.rank][:] = 0
+        self.comm.Barrier()
+        # Every view of this array refers to it, so it lives as long as the memory is used; `parts` does not count.
+        mine = _memory(window, 0 if common else self.rank, nbytes)
+        start = self._address(mine)
+        self._regions.append(_Region(window, parts, common, start, start + nbytes, weakref.ref(mine)))
+        return mine
+
+    def _make_window(self, own_bytes: int) -> Any:
+        return shared_window(self.comm, -(-own_bytes // _PAGE) * _PAGE)
+
+    def free_unused(self) -> None:
+        """Free the windows in which no rank has an array left; collective."""
+        used = np.any(self.comm.allgather([region.handed_out() is not None for region in self._regions]), axis=0)
+        regions, self._regions = self._regions, []
+        self._kept.clear()
+        for region, is_used in zip(regions, used, strict=True):
+            if is_used:
+                self._regions.append(region)
+            else:
+                region.window.Free()
+
+    def collect(self) -> None:
+        """Collect garbage, which can take tenths of a second, then free unused windows; collective."""
+        gc.collect()
+        self.free_unused()
+        self._used_bytes = self._held_bytes()
+
+    def may_hold_garbage(self) -> bool:
+        """Return, on every rank of the host alike, whether it holds far more than at the last `collect`."""
+        return self._held_bytes() > 2 * self._used_bytes + _GARBAGE_BYTES
+
+    def _held_bytes(self) -> int:
+        return sum(region.nbytes for region in self._regions)
+
+    def close(self) -> None:
+        """Free communicator and windows; the next HostMemory of these ranks adopts windows still in use."""
+        self.free_unused()
+        if self._members:
+            _left.setdefault(self._members, []).extend(self._regions)
+        self._regions = []
+        self._kept.clear()
+        self._window.Unlock_all()
+        self._window.Free()
+        self.comm.Free()
+
+    # --- locations of arrays ---
+
+    def holds(self, *arrays: np.ndarray) -> bool:
+        """Return whether all of these arrays are in this memory; False for empty ones."""
+        return all(self._locate(array) is not None for array in arrays)
+
+    def is_common(self, array: np.ndarray) -> bool:
+        """Return whether the array is in memory common to all ranks."""
+        located = self._locate(array)
+        return located is not None and self._regions[located[0]].common
+
+    def _locate(self, array: np.ndarray) -> tuple[int, int] | None:
+        """Return the region's index and the offset in it; None for other memory and for empty arrays."""
+        nbytes = array.nbytes
+        if nbytes:
+            address = self._address(array)
+            for index, region in enumerate(self._regions):
+                if region.start <= address and address + nbytes <= region.stop:
+                    return index, address - region.start
+        return None
+
+    def distinct(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return one array for each start address."""
+        return list({self._address(array): array for array in arrays}.values())
+
+    def meet(self, *arrays: np.ndarray) -> list[list[np.ndarray]]:
+        """Return, for each array, the ranks' arrays, whose data is then written on every rank.
+
+        Raises DifferentOperations on every rank of the host if lengths or dtypes differ.
+        """
+        return self.counterparts(arrays, self.point.exchange(self.places(*arrays), length_and_dtype(arrays[0])))
+
+    def places(self, *arrays: np.ndarray) -> list[int]:
+        """Return (region, offset, nbytes, dtype) of each array, concatenated."""
+        places: list[int] = []
+        for array in arrays:
+            region, offset = self._locate(array) or (-1, 0)
+            assert region >= 0 or not array.nbytes, "an array that this transport did not allocate"
+            places += region, offset, array.nbytes, array.dtype.num
+        return places
+
+    def counterparts(self, arrays: Sequence[np.ndarray], everyone: np.ndarray) -> list[list[np.ndarray]]:
+        """Return, for each array, the ranks' arrays, from all ranks' `places`."""
+        places = everyone.reshape(self.ranks, -1, 4).tolist()
+        if not all(array.nbytes for array in arrays):  # empty ones are the caller's own: not cached
+            return self._make_views(arrays, places)
+        key = (everyone.tobytes(), *(array.dtype for array in arrays))
+        return self.kept(key, lambda: self._make_views(arrays, places))
+
+    def kept(self, key: tuple, make: Callable[[], Any]) -> Any:
+        """Return the cached result of `make` for this key; the cache is cleared when memory is allocated or freed.
+
+        For views and reductions: every step reduces the same buckets, and a view costs 2 us.
+        """
+        found = self._kept.get(key)
+        if found is None:
+            if len(self._kept) >= KEPT:
+                self._kept.clear()
+            found = self._kept[key] = make()
+        return found
+
+    def forget(self) -> None:
+        """Clear the cache."""
+        self._kept.clear()
+
+    def _make_views(self, arrays: Sequence[np.ndarray], places: list) -> list[list[np.ndarray]]:
+        for other in places[1:]:
+            if [place[2:] for place in other] != [place[2:] for place in places[0]]:
+                raise mismatch([place[0][2:] for place in places])
+        return [
+            [self._regions[region].view(rank, offset, array) for rank, (region, offset, *_) in enumerate(column)]
+            if array.nbytes
+            else [array] * self.ranks
+            for array, column in zip(arrays, zip(*places, strict=True), strict=True)
+        ]
+
+
+class MemoryTransport(Transport):
+    """A transport that reduces arrays in memory that it allocated itself.
+
+    Every operation begins with a meeting at `meeting`, before data moves.
+    """
+
+    memory: HostMemory
+    meeting: Meeting
+    #: Computes the sums that it supports; see `fold_with`.
+    fold: Fold | None = None
+
+    def fold_with(self, fold: Fold | None) -> None:
+        """Compute the sums of later all-reduces with `fold`; None: with NumPy."""
+        self.fold = fold
+        self.memory.forget()
+
+    def fits(self, nbytes: int, common: bool) -> bool:
+        """Return, on every rank alike, whether `nbytes` fit in /dev/shm, for each rank or in common; collective."""
+        return self.memory.fits(nbytes, common)
+
+    def allocate(self, nbytes: int) -> np.ndarray:
+        """Return `nbytes` zeroed bytes of this rank, readable on its host; collective, same size everywhere."""
+        return self.memory.allocate(nbytes, common=False)
+
+    def allocate_common(self, nbytes: int) -> np.ndarray:
+        """Return `nbytes` zeroed bytes common to all ranks of a host; collective, same size everywhere."""
+        return self.memory.allocate(nbytes, common=True)
+
+    def make_room(self, nbytes: int, common: bool) -> bool:
+        """Free memory that no rank of the host uses, and return whether `nbytes` fit then; collective."""
+        self.memory.free_unused()
+        if self.memory.may_hold_garbage():
+            self.memory.collect()
+        if self.fits(nbytes, common):
+            return True
+        self.memory.collect()
+        return self.fits(nbytes, common)
+
+    def holds(self, *arrays: np.ndarray) -> bool:
+        """Return whether all of these arrays are in memory that this transport allocated."""
+        return self.memory.holds(*arrays)
+
+    def is_common(self, array: np.ndarray) -> bool:
+        """Return whether the array is in memory common to all ranks of the host."""
+        return self.memory.is_common(array)
+
+
+def places_elsewhere(*arrays: np.ndarray) -> list[int]:
+    """Return the `places` of arrays outside shared memory."""
+    return [number for array in arrays for number in (-1, 0, array.nbytes, array.dtype.num)]
+
+
+def require_alike(everyone: np.ndarray, arrays: int) -> None:
+    """Raise the same MismatchError on all ranks if their tags, or the `places` after them, differ.
+
+    everyone: (ranks, 1 + 4 * arrays), one row from each rank.
+    """
+    kinds = everyone[:, 1:].reshape(len(everyone), arrays, 4)[:, :, 2:]
+    if (kinds != kinds[0]).any():
+        raise mismatch(kinds[:, 0].tolist())
+    if (everyone[:, 0] != everyone[0, 0]).any():
+        raise DifferentOperations
+
+
+def mismatch(kinds: list[list[int]]) -> MismatchError:
+    """Return the error for arrays that differ, from (nbytes, dtype) on each rank."""
+    dtypes: dict[int, np.dtype] = {np.dtype(code).num: np.dtype(code) for code in np.typecodes["All"]}
+    sides: dict[str, list[str]] = {}
+    for rank, (nbytes, number) in enumerate(kinds):
+        dtype = dtypes[number]
+        # The dtype number of texts, records and bfloat16 does not give the size of an element.
+        text = f"{nbytes // dtype.itemsize:,} {dtype}" if dtype.itemsize else f"{nbytes:,} bytes of dtype {dtype.name}"
+        sides.setdefault(text, []).append(str(rank))
+    listed = ", ".join(f"{text} on rank {' and '.join(ranks)}" for text, ranks in sides.items())
+    return MismatchError(f"array: expected the same length and dtype on every rank, got {listed}")
+
+
+def _memory(window: Any, rank: int, nbytes: int) -> np.ndarray:
+    return np.frombuffer(window.Shared_query(rank)[0], np.uint8, nbytes)
+
+
+def _free_shared_memory() -> int:
+    try:
+        stat = os.statvfs("/dev/shm")
+    except OSError:
+        return 0
+    return stat.f_bavail * stat.f_frsize

@@ -1,0 +1,185 @@
+"""The MPI communicators, windows and comparisons that the transports use."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from clcomm.errors import ArgumentError, ResourceError
+from clcomm.transport.mpi_failures import is_lost_peer
+from clcomm.transport.mpi_runtime import require_not_finalized
+from clcomm.transport.pending import advance_started, complete
+
+_PATIENCE_S = 1e-3
+#: MPI's reductions, and the unsupported ones: for pairs of value and index, for windows, and the null operation.
+_NOT_SERVED = ("MINLOC", "MAXLOC", "REPLACE", "NO_OP", "OP_NULL")
+_REDUCTIONS = ("SUM", "MIN", "MAX", "PROD", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR", *_NOT_SERVED)
+
+
+def checked(comm: Any) -> Any:
+    """Return the user's communicator; ArgumentError unless it is an mpi4py intracommunicator."""
+    from mpi4py import MPI
+
+    require_not_finalized()
+    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+        got = "COMM_NULL" if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL else type(comm).__name__
+        raise ArgumentError(f"comm: expected an mpi4py intracommunicator such as MPI.COMM_WORLD, got {got}")
+    return comm
+
+
+def byte() -> Any:
+    """Return the MPI datatype in which all arrays are sent."""
+    from mpi4py import MPI
+
+    return MPI.BYTE
+
+
+def duplicate(comm: Any) -> Any:
+    """Return a duplicate of a communicator; collective, without a busy wait for ranks that are still starting."""
+    copy, request = comm.Idup()
+    wait_patiently(request)
+    return copy
+
+
+def wait_patiently(request: Any) -> None:
+    """Complete a request, testing it once a millisecond: a blocking call would keep a core busy."""
+    while not request.Test():
+        advance_started()
+        time.sleep(_PATIENCE_S)
+
+
+@contextlib.contextmanager
+def taking_communicators() -> Iterator[None]:
+    """Raise ResourceError if MPI runs out of communicators in this block; each window takes one."""
+    try:
+        yield
+    except Exception as error:
+        mpi = sys.modules.get("mpi4py.MPI")  # None where mpi4py finds no library
+        if mpi is None or not isinstance(error, mpi.Exception) or is_lost_peer(error):
+            raise
+        raise ResourceError(
+            f"Communicator: expected MPI to have communicators left, but it says: {str(error).splitlines()[-1]}; call "
+            f"finalize() of those that are not needed any more"
+        ) from None
+
+
+def host_of(comm: Any) -> Any:
+    """Return a communicator of the ranks that can share memory with this one; collective."""
+    from mpi4py import MPI
+
+    return comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
+
+
+def world_ranks(comm: Any) -> tuple[int, ...]:
+    """Return the ranks in COMM_WORLD of a communicator's ranks; empty if some belong to another world."""
+    from mpi4py import MPI
+
+    group, world_group = comm.Get_group(), MPI.COMM_WORLD.Get_group()
+    ranks = MPI.Group.Translate_ranks(group, None, world_group)
+    group.Free()
+    world_group.Free()
+    return () if MPI.UNDEFINED in ranks else tuple(ranks)
+
+
+def lane_of(comm: Any, lane: int | None, position: int) -> Any | None:
+    """Return a communicator of the ranks with the same lane, ordered by position; collective.
+
+    A rank whose lane is None gets None.
+    """
+    from mpi4py import MPI
+
+    made = comm.Split(MPI.UNDEFINED if lane is None else lane, position)
+    return None if lane is None else made
+
+
+def shared_window(comm: Any, nbytes: int) -> Any:
+    """Return a window with `nbytes` of this rank, readable by all ranks of the host; collective.
+
+    Each rank's part starts at a page boundary.
+    """
+    from mpi4py import MPI
+
+    comm.Dup().Free()  # MPICH 5 crashes instead of raising where it has no communicator left for the window
+    info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
+    window = MPI.Win.Allocate_shared(nbytes, 1, info, comm)
+    info.Free()
+    return window
+
+
+def shares_memory(host: Any) -> bool:
+    """Return, on every rank of the host alike, whether MPI supports shared-memory windows; collective."""
+    from mpi4py import MPI
+
+    try:
+        window = shared_window(host, 1)
+    except MPI.Exception:  # built without, or disabled
+        window = None
+    everyone = all(host.allgather(window is not None))
+    if everyone and window is not None:
+        window.Free()
+    return everyone
+
+
+def address_function() -> Callable[[np.ndarray], int]:
+    """Return a function that returns an array's address, eight times faster than NumPy's."""
+    from mpi4py import MPI
+
+    return MPI.Get_address
+
+
+def comparison(comm: Any, between_hosts: bool) -> Callable[[int, int], tuple[bool, list[int] | None]]:
+    """Return a function that compares a number over the ranks, with the same result on all; each call is collective.
+
+    It takes the number and the rank's arrival (perf_counter_ns), and returns whether the numbers are equal and each
+    rank's arrival; None between hosts, whose clocks differ. Both use non-blocking MPI calls, so that a rank that waits
+    here advances its operations on other communicators.
+    """
+    return _comparison_of_hosts(comm) if between_hosts else _comparison_on_host(comm)
+
+
+def _comparison_of_hosts(comm: Any) -> Callable[[int, int], tuple[bool, None]]:
+    from mpi4py import MPI
+
+    both, least = np.zeros(2, np.int64), np.zeros(2, np.int64)
+    arguments = [both, MPI.INT64_T], [least, MPI.INT64_T], MPI.MIN
+
+    def alike(number: int, came_ns: int) -> tuple[bool, None]:
+        both[0], both[1] = number, -number
+        complete(comm.Iallreduce(*arguments))  # one network latency, where MPICH's Allreduce takes two
+        return bool(least[0] == -least[1]), None
+
+    return alike
+
+
+def _comparison_on_host(comm: Any) -> Callable[[int, int], tuple[bool, list[int]]]:
+    from mpi4py import MPI
+
+    own, everyone = np.zeros(2, np.int64), np.zeros((comm.Get_size(), 2), np.int64)
+    arguments = [own, MPI.INT64_T], [everyone, MPI.INT64_T]
+
+    def alike(number: int, came_ns: int) -> tuple[bool, list[int]]:
+        own[0], own[1] = number, came_ns
+        complete(comm.Iallgather(*arguments))
+        numbers, arrivals = everyone.T.tolist()
+        return numbers.count(number) == len(numbers), arrivals
+
+    return alike
+
+
+def reduction_name(op: Any) -> str:
+    """Return clcomm's name of an mpi4py reduction such as MPI.SUM; any other value is returned as it is.
+
+    For an unsupported reduction it returns MPI's name, for the error message.
+    """
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not isinstance(op, mpi.Op):
+        return op
+    name = next((name for name in _REDUCTIONS if op == getattr(mpi, name)), "")
+    if not name:
+        return "an operation of the program's own"
+    return name.lower() if name not in _NOT_SERVED else f"MPI.{name}"

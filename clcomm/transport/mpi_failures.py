@@ -1,0 +1,174 @@
+"""Lost ranks, and the end of a job: agreement between ranks, MPI_Abort and MPI_Finalize."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from clcomm.errors import LaunchError
+from clcomm.transport.mpi_runtime import is_finalized, is_running, launched_rank, launched_ranks, load_mpi
+
+
+def unlink_shared_files() -> None:
+    """Unlink MPI's own files in /dev/shm, once all ranks of the host have mapped them.
+
+    MPICH unlinks them in MPI_Finalize alone, so a job that ends in any other way would leave them; Open MPI's launcher
+    removes them, unless it is killed. MPI does not open them again after MPI_Init.
+    """
+    with open("/proc/self/maps") as maps:
+        for path in {line.split()[-1] for line in maps if re.search("/dev/shm/(mpich_shm_|sm_segment[.])", line)}:
+            with contextlib.suppress(OSError):  # unlinked by another rank, or the line ends in "(deleted)"
+                os.unlink(path)
+
+
+def tolerates_failures() -> bool:
+    """Return whether MPI continues when a rank dies: Open MPI under `mpiexec --with-ft ulfm`."""
+    if not is_running():
+        return False
+    from mpi4py import MPI
+
+    enabled = os.environ.get("OMPI_MCA_mpi_ft_enable")  # noqa: SIM112 - Open MPI's own
+    return MPI.ERR_PROC_FAILED != MPI.ERR_UNKNOWN and enabled == "1"
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Return whether this is MPI's error for a dead rank or a revoked communicator."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not isinstance(error, mpi.Exception):
+        return False
+    return error.Get_error_class() in (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
+
+
+def revoke(*comms: Any) -> None:
+    """Revoke these communicators: every call on them, on any rank, raises an error."""
+    for comm in comms:
+        if not comm.Is_revoked():
+            comm.Revoke()
+
+
+def survivors(comm: Any) -> Any:
+    """Return a communicator of the live ranks of a revoked one; collective over these.
+
+    From now on only these ranks are the job, and agree on how it ends.
+    """
+    _Job.comm = comm.Shrink()
+    return _Job.comm
+
+
+class _Job:
+    """The job's live ranks after losses; None: all of COMM_WORLD."""
+
+    comm: Any = None
+
+
+def _job() -> Any:
+    """Return a communicator of the job's live ranks, used only for the end of the job."""
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD if _Job.comm is None else _Job.comm
+
+
+def call_before_finalize(function: Callable[[], None]) -> None:
+    """Register a function to be called when the program calls MPI.Finalize(); not when MPI ends with Python.
+
+    MPI_Finalize begins by freeing COMM_SELF, which deletes its attributes (MPI 4.1, section 11.2.4).
+    """
+    from mpi4py import MPI
+
+    keyval = MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, value: function())
+    MPI.COMM_SELF.Set_attr(keyval, None)
+
+
+class _Finalize:
+    """Whether clcomm calls MPI_Finalize."""
+
+    is_ours = False
+
+
+def take_over_finalize() -> None:
+    """Let `finalize_after_python` call MPI_Finalize in place of mpi4py, which calls it in a forked child too.
+
+    No-op if mpi4py has already loaded MPI or the program has set mpi4py.rc.
+    """
+    import mpi4py
+
+    if "mpi4py.MPI" not in sys.modules and mpi4py.rc.finalize is None and mpi4py.rc.initialize:
+        mpi4py.rc.finalize = False
+        _Finalize.is_ours = True
+
+
+def finalize_after_python() -> None:
+    """Register MPI_Finalize for the end of Python; not where ranks may die, as it would wait for them."""
+    if not _Finalize.is_ours or not is_running() or tolerates_failures():
+        return
+    import ctypes
+
+    from mpi4py import MPI
+
+    try:
+        function = ctypes.CDLL(MPI.__file__).MPI_Finalize
+    except (OSError, AttributeError):  # an mpi4py that hides its library
+        MPI.Finalize()
+        return
+    ctypes.pythonapi.Py_AtExit(ctypes.cast(function, ctypes.c_void_p))
+
+
+def place_in_world() -> tuple[int, int]:
+    """Return this process's rank in the job and the job's size; starts MPI if the launcher's variables name ranks.
+
+    Both are those of COMM_WORLD, or after losses of the survivors.
+    """
+    if is_finalized():
+        return int(launched_rank().replace("?", "0")), launched_ranks()
+    if not is_running() and launched_ranks() == 1:
+        return 0, 1
+    try:
+        load_mpi()
+    except LaunchError:  # each rank is alone and reports it
+        return 0, 1
+    return _job().Get_rank(), _job().Get_size()
+
+
+def ranks_in_agreement(digest: bytes, timeout_s: float) -> list[int] | None:
+    """Return the ranks that call this with the same digest; None after a time-out, a rank's death or MPI.Finalize()."""
+    if is_finalized():
+        return None
+    own = np.frombuffer(digest, np.uint8).copy()
+    everyone = np.empty((_job().Get_size(), own.size), np.uint8)
+    deadline = time.monotonic() + timeout_s
+    try:
+        request = _job().Iallgather(own, everyone)
+        while not request.Test():
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.005)
+    except Exception as error:
+        if not is_lost_peer(error):
+            raise
+        return None
+    return [r for r, theirs in enumerate(everyone) if np.array_equal(theirs, own)]
+
+
+def prepare_abort() -> None:
+    """Unlink MPI's files in /dev/shm, and notify the ranks of other hosts where MPI would not end them."""
+    with contextlib.suppress(OSError):  # no descriptor is free
+        unlink_shared_files()
+    if tolerates_failures():
+        with contextlib.suppress(Exception):  # MPI may not work any more
+            revoke(_job())
+
+
+def abort(code: int) -> None:
+    """End all ranks of the job with this exit code, if MPI runs; under `--with-ft ulfm` perhaps only this one."""
+    if is_running():
+        from mpi4py import MPI
+
+        prepare_abort()
+        MPI.COMM_WORLD.Abort(code)

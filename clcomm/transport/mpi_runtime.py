@@ -1,0 +1,105 @@
+"""The MPI library that mpi4py loads, and its launcher's environment variables."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from typing import Any
+
+from clcomm.errors import ArgumentError, LaunchError
+
+#: The program's own call after which MPI must not be called.
+FINALIZE = "MPI.Finalize()"
+
+
+def world() -> Any:
+    """Return MPI's COMM_WORLD.
+
+    Raises:
+        ArgumentError: after MPI.Finalize().
+        LaunchError: the launcher's environment names several ranks but MPI has one: mpiexec and the library that
+            mpi4py loaded belong to different MPIs, or there is no library.
+        ImportError: without a launcher, no library was found.
+    """
+    MPI = load_mpi()
+    require_not_finalized()
+    size = MPI.COMM_WORLD.Get_size()
+    promised = launched_ranks()
+    if size == 1 and promised > 1:
+        raise LaunchError(
+            f"mpiexec: expected a world of {promised} ranks (its environment says so), but {library()}, "
+            f"which mpi4py loaded, sees 1; start the job with the mpiexec of that MPI "
+            f"(installed beside this Python: {_own_mpiexec()})"
+        )
+    return MPI.COMM_WORLD
+
+
+def library() -> str:
+    """Return the name and version of the MPI library that mpi4py loaded."""
+    vendor, version = load_mpi().get_vendor()
+    return f"{vendor} {'.'.join(map(str, version))}"
+
+
+def bindings_version() -> str:
+    """Return mpi4py's version."""
+    import mpi4py
+
+    return mpi4py.__version__
+
+
+def load_mpi() -> Any:
+    """Import and start MPI, without mpi4py's warning about another MPI's launcher: `world` raises an error for it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:  # mpi4py raises either, depending on how it looked for the library
+            reason = str(error).splitlines()[0]
+            if launched_ranks() > 1:
+                raise LaunchError(
+                    f"mpi4py: expected an MPI library for {launched_ranks()} ranks, found none ({reason}); run "
+                    f"`pip install 'clcomm[mpich]'` or see docs/mpi.md"
+                ) from None
+            raise ImportError(reason) from None
+    return MPI
+
+
+def launched_ranks() -> int:
+    """Return the number of ranks by the launcher's environment variables; 1 without them."""
+    names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE", "PALS_SIZE")
+    values = [os.environ.get(name, "") for name in names]
+    return max([int(value) for value in values if value.isdigit()], default=1)
+
+
+def launched_rank() -> str:
+    """Return this process's rank by the launcher's environment variables, before MPI runs; "?" without them."""
+    names = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID")
+    return next((os.environ[name] for name in names if name in os.environ), "?")
+
+
+def _own_mpiexec() -> str:
+    candidate = os.path.join(os.path.dirname(sys.executable), "mpiexec")
+    return candidate if os.path.exists(candidate) else "none found"
+
+
+def is_running() -> bool:
+    """Return whether MPI is initialised in this process and not finalised."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not hasattr(mpi, "Is_finalized"):  # not imported, or still importing
+        return False
+    return mpi.Is_initialized() and not mpi.Is_finalized()
+
+
+def is_finalized() -> bool:
+    """Return whether MPI was finalised in this process; it cannot be started again."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and hasattr(mpi, "Is_finalized") and mpi.Is_finalized()
+
+
+def require_not_finalized() -> None:
+    """Raise ArgumentError after MPI.Finalize(): a later MPI call would end the process."""
+    if is_finalized():
+        raise ArgumentError(
+            f"Communicator: expected MPI to run, but {FINALIZE} was called; make it before, or use transport='solo'"
+        )

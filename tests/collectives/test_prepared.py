@@ -1,0 +1,124 @@
+"""Prepared all-reduces: the results of ordinary ones, call after call, and no silence when ranks mix them up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clcomm import Communicator
+from clcomm.errors import ArgumentError, MismatchError
+
+SIZES = (1, 17, 4096, 4097, 70_001)  # elements of float32: through slots up to 4,096, by shards above
+
+
+def rows(size: int, ranks: int, turn: int) -> list[np.ndarray]:
+    return [np.random.default_rng([size, rank, turn]).standard_normal(size).astype(np.float32) for rank in range(ranks)]
+
+
+def mean_in_rank_order(values: list[np.ndarray]) -> np.ndarray:
+    total = values[0].copy()
+    for row in values[1:]:
+        total = total + row
+    return total / np.float32(len(values))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_each_call_reduces_what_the_memory_holds_then(comm: Communicator, size: int) -> None:
+    own = comm.allocate(4 * size).view(np.float32)
+    mean = comm.allocate_common(4 * size).view(np.float32)
+    reduce = comm.all_reduce_init(own, "mean", out=mean, label="prepared", nbytes=3)
+    for turn in range(5):
+        values = rows(size, comm.size, turn)
+        own[:] = values[comm.rank]
+        reduce()
+        assert mean.tobytes() == mean_in_rank_order(values).tobytes()
+        assert own.tobytes() == values[comm.rank].tobytes()
+        comm.barrier()  # before anyone's next values
+    total = comm.stats.total("all_reduce", "prepared")
+    assert (total["calls"], total["bytes"]) == (5, 15)
+
+
+def test_prepared_and_ordinary_calls_mix(comm: Communicator) -> None:
+    first, second = (comm.allocate(4 * size).view(np.float32) for size in (100, 9000))
+    reductions = [comm.all_reduce_init(array, "sum") for array in (first, second)]
+    expected = comm.size * (comm.size + 1) / 2
+    for _ in range(50):
+        for array, reduce in zip((first, second), reductions, strict=True):
+            array[:] = comm.rank + 1
+            reduce()
+            assert (array == expected).all()
+        assert (comm.all_reduce(np.full(5000, comm.rank + 1.0)) == expected).all()
+
+
+def test_memory_from_elsewhere_is_reduced_too(comm: Communicator) -> None:
+    array = np.full(3000, comm.rank, np.float64)
+    reduce = comm.all_reduce_init(array, "max")
+    reduce()
+    assert (array == comm.size - 1).all()
+
+
+def test_arrays_that_cannot_be_prepared_are_refused(comm: Communicator) -> None:
+    with pytest.raises(ArgumentError, match="array: expected a C-contiguous array for a prepared all-reduce"):
+        comm.all_reduce_init(np.zeros((4, 4))[:, 1])
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("size", [10, 10_000])
+def test_ranks_in_different_orders_all_get_an_error(auto: Communicator, size: int) -> None:
+    arrays = [auto.allocate(4 * size).view(np.float32) for _ in range(2)]
+    reductions = [auto.all_reduce_init(array, "sum") for array in arrays]
+    mine = reductions[1] if auto.rank == 1 else reductions[0]
+    with pytest.raises(MismatchError, match=r"number 1\);? .*rank 1 in .* number 2\)"):
+        mine()
+    reductions[0]()  # the ranks are in step again
+    with pytest.raises(MismatchError):
+        reductions[0]() if auto.rank == 0 else auto.all_reduce(arrays[0])
+
+
+def test_blocks_are_gathered_in_place_again_and_again(comm: Communicator) -> None:
+    memories = (comm.allocate(8 * comm.size), comm.allocate_common(8 * comm.size), np.zeros(8 * comm.size, np.uint8))
+    arrays = [memory.view(np.int64) for memory in memories]
+    gathers = [comm.all_gather_in_place_init(array, label="blocks", nbytes=5) for array in arrays]
+    for turn in range(4):
+        for array, gather in zip(arrays, gathers, strict=True):
+            array[comm.rank] = 10 * turn + comm.rank
+            gather()
+            assert array.tolist() == [10 * turn + rank for rank in range(comm.size)]
+            comm.barrier()  # before anyone's next values
+    total = comm.stats.total("all_gather", "blocks")
+    assert (total["calls"], total["bytes"]) == (12, 60)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("prepare", ["all_reduce_init", "all_reduce_async_init"])
+def test_a_prepared_call_keeps_the_memory_that_it_works_on(auto: Communicator, prepare: str) -> None:
+    own = auto.allocate(80_000).view(np.float32)
+    own[:] = auto.rank + 1
+    run = getattr(auto, prepare)(own)
+    del own
+    for _ in range(3):
+        auto.allocate(80_000)  # frees unreferenced memory
+    handle = run()
+    if handle is not None:
+        assert (handle.wait() == auto.size * (auto.size + 1) / 2).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_latest_fold_reduces(auto: Communicator) -> None:
+    asked = []
+
+    def fold(rows, out, divisor):
+        asked.append(len(rows))
+
+    arrays = [auto.allocate(4 * size).view(np.float32) for size in (100, 9000)]
+    for array in arrays:
+        auto.all_reduce(array)
+    auto.fold_with(fold)
+    for array in arrays:
+        auto.all_reduce(array)
+    assert set(asked) == ({auto.size} if auto.size > 1 else set())
+    auto.fold_with(None)
+    asked.clear()
+    for array in arrays:
+        auto.all_reduce(array)
+    assert not asked

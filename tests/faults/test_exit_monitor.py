@@ -1,0 +1,77 @@
+"""The exit monitor on its own: it reports the first of several ranks that died."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from array import array
+from contextlib import ExitStack
+
+import pytest
+
+import clcomm.job.exit_monitor_process as monitor
+from clcomm.job.exit_monitor import ends_of
+from tests.faults.launch import HUNG_S
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the exit monitor needs Linux")
+
+
+@pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0), (0, 1, 2)])
+def test_the_first_to_die_is_named_even_when_all_are_gone_before_anybody_looks(order):
+    said = what_is_said(order, monitor.RUNNING)
+    assert said.startswith(f"clcomm: rank {order[0]} died at step {order[0] + 1} ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGRTMIN, 37, 50, 63, signal.SIGRTMAX, signal.SIGXCPU])
+def test_any_signal_has_a_name(number):
+    """Real-time signals have no names of their own, except for the first and the last."""
+    process = subprocess.Popen(["sleep", str(HUNG_S)])
+    handle = os.pidfd_open(process.pid)
+    process.send_signal(number)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    said = monitor.ended(monitor.exit_status(process.pid, handle), 0)
+    process.wait()
+    os.close(handle)
+    names = {each.value: each.name for each in signal.Signals}
+    assert said == f"died of {names.get(number, f'SIGRTMIN+{number - signal.SIGRTMIN}')}"
+
+
+def test_no_number_of_a_signal_is_an_error():
+    names = [monitor.signal_name(number) for number in range(200)]
+    assert len(set(names)) == 200 and names[9] == "SIGKILL" and names[199] == "signal 199"
+
+
+def test_a_rank_in_its_exit_handlers_is_not_named():
+    assert what_is_said((1, 0), monitor.LEAVING) == ""
+
+
+def what_is_said(order: tuple[int, ...], state: int) -> str:
+    """Return the exit monitor's output for ranks 0, 1, … at steps 1, 2, …, killed in this order before it starts."""
+    with ExitStack() as left:
+        ranks, pipes = [], []
+        for _ in order:
+            pipe = os.pipe()
+            ranks.append(left.enter_context(subprocess.Popen(["sleep", str(HUNG_S)], pass_fds=pipe)))
+            pipes.append(pipe[0])
+            os.close(pipe[1])
+            left.callback(os.close, pipe[0])
+        ends, handles = ends_of([rank.pid for rank in ranks], pipes, left)
+        for number in order:
+            ranks[number].kill()
+            ranks[number].wait()
+        memory = os.memfd_create("records")
+        left.callback(os.close, memory)
+        for number, rank in enumerate(ranks):
+            record = [0] * (monitor.RECORD_BYTES // 8)
+            record[monitor.STATE], record[monitor.STEP] = state, number + 1
+            record[monitor.RANK], record[monitor.PID] = number, rank.pid
+            os.write(memory, array("q", record).tobytes())
+        descriptors = [memory, ends.fileno(), *handles]
+        command = [sys.executable, "-I", "-S", monitor.__file__, "host", *map(str, descriptors)]
+        ended = subprocess.run(
+            command, pass_fds=descriptors, stderr=subprocess.PIPE, text=True, timeout=HUNG_S, check=True
+        )
+        return ended.stderr

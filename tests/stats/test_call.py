@@ -1,0 +1,45 @@
+"""Calls: the tag by which ranks find out whether they are in the same collective."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clcomm.stats.call import Call
+
+CALL = Call("all_reduce", "gradients", "shared", 4000, op="sum", count=1000, dtype=np.dtype("float32"), bucket=3)
+#: For each field that ranks must agree on, values other than CALL's.
+COMPARED: dict[str, list[Any]] = {
+    "operation": ["broadcast", "all_reduce "], "label": ["", "gradient", "gradients'"], "transport": ["mpi"],
+    "op": ["", "mean"], "count": [-1, 999, 1001], "dtype": [None, np.dtype("int32"), np.dtype("float64")],
+    "bucket": [-1, 2, 31], "root": [0, 3], "prepared": [1, 3], "is_aligned": [False],
+}  # fmt: skip
+#: Fields in which ranks may differ: sizes to count, and how ranks meet.
+FREE: dict[str, list[Any]] = {"nbytes": [0, 3999], "through_mpi": [True], "is_counted": [False]}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in COMPARED for value in COMPARED[name]])
+def test_a_difference_in_what_ranks_must_agree_on_changes_the_tag(name: str, value: Any) -> None:
+    assert replace(CALL, **{name: value}).tag != CALL.tag
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in FREE for value in FREE[name]])
+def test_ranks_may_differ_in_the_rest(name: str, value: Any) -> None:
+    assert replace(CALL, **{name: value}).tag == CALL.tag
+
+
+def test_every_field_is_compared_or_free() -> None:
+    assert {*COMPARED, *FREE} == set(CALL.__dataclass_fields__)
+
+
+def test_tags_are_the_same_in_every_process_and_differ_between_calls() -> None:
+    """A constant shows that no seed of the process is in it; room for the sequence number is left below 2**63."""
+    assert Call("barrier", "", "shared").tag == 2612732449845363411
+    values = [[getattr(CALL, name), *others] for name, others in COMPARED.items()]
+    calls = [replace(CALL, **dict(zip(COMPARED, chosen, strict=True))) for chosen in itertools.product(*values)]
+    tags = {call.tag for call in calls}
+    assert len(tags) == len(calls) > 10_000 and min(tags) >= 0 and max(tags) < 1 << 62

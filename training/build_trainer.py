@@ -1,0 +1,93 @@
+"""From a run's options to its Trainer: the engine's model, this rank's loader, kernels, Synchronizer and optimizer."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from clcomm.communicator import Communicator
+from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.errors import ArgumentError
+from clcomm.host_arrays import require_memory
+from clcomm.sampler import ContiguousSampler, DistributedSampler
+from clcomm.synchronizer import Synchronizer
+from clcomm.units import format_size
+from training.data.datasets import ArrayDataset
+from training.data.loader import Loader, default_prefetch
+from training.engines.build_together import build_together
+from training.engines.parts import Parts, Placement, build_parts
+from training.evaluate import EVALUATION_BATCH
+from training.options import TrainingOptions
+from training.schedules import parse_schedule
+from training.trainer import Trainer
+
+#: The Synchronizer's names for the choices of --overlap.
+_OVERLAP: dict[str, bool | str] = {"auto": "auto", "on": True, "off": False}
+
+
+def build_model(options: TrainingOptions, comm: Communicator, train: ArrayDataset) -> Parts:
+    """Return the engine's parts for images of the training set, on this rank's device."""
+    return build_parts(
+        options.engine, options.model, train.image_shape, train.classes, options.seed,
+        device=Placement(options.device, comm.local_rank, comm.local_size, comm.cores),
+    )  # fmt: skip
+
+
+def make_loader(options: TrainingOptions, comm: Communicator, train: ArrayDataset) -> Loader:
+    """Return this rank's loader; ArgumentError, before it allocates, for a batch larger than its shard or memory."""
+    sampler_class = ContiguousSampler if options.sharding == "contiguous" else DistributedSampler
+    sampler = sampler_class(len(train), comm.rank, comm.size, seed=options.seed, pad=options.uneven_inputs == "pad")
+    prefetch = default_prefetch(comm.cores)
+    images_bytes = np.dtype(np.float32).itemsize * math.prod(train.image_shape)
+    try:
+        loader = Loader(train, sampler, options.batch_size, prefetch=prefetch)
+    except ArgumentError as error:
+        size = format_size(options.batch_size * images_bytes)
+        raise ArgumentError(f"{error}; its images alone would take {size} a rank") from None
+    taken = min(options.batch_size, sampler.longest_shard) * images_bytes * (1 + prefetch)
+    require_memory("batch_size", options.batch_size, taken, comm.local_size)
+    return loader
+
+
+def build_kernels(
+    options: TrainingOptions, comm: Communicator, train: ArrayDataset, parts: Parts, loader: Loader
+) -> None:
+    """Build the run's kernels once for all ranks of a host, where the engine has kernels to build; collective."""
+    if parts.opencl is None or parts.rehearse is None:
+        return
+    batch_size = min(options.batch_size, loader.sampler.longest_shard)
+    rehearse, run = parts.rehearse, ((batch_size, EVALUATION_BATCH), options.optimizer, options.learning_rate)
+    rows = comm.local_size
+    sums = rows, rows if rows == comm.size else 1  # with other hosts' ranks, the mean is made of hosts' sums
+    settings = _optimizer_settings(options)
+    what = repr((options.model, train.image_shape, train.classes, run, settings, sums, options.compression))
+    build_together(comm, parts.opencl, lambda: rehearse(*run, settings, *sums, options.compression), what)
+
+
+def make_trainer(options: TrainingOptions, comm: Communicator, parts: Parts, loader: Loader, epochs: int) -> Trainer:
+    """Return a Trainer with the parts' model and a new optimizer; collective."""
+    sync = Synchronizer(
+        comm,
+        use_bucketing=not options.no_bucketing,
+        first_bucket_size=options.first_bucket_size,
+        split_tensors=options.split_tensors,
+        overlap=_OVERLAP[options.overlap],
+        check_replicas_every=options.check_replicas,
+        on_divergence=options.on_divergence,
+        check_finite=options.check_finite,
+        compression=options.compression,
+    )
+    optimizer = parts.make_optimizer(options.optimizer, options.learning_rate, **_optimizer_settings(options))
+    if options.sharded_optimizer:
+        optimizer = DistributedOptimizer(optimizer, sync)
+    accumulation, clip_norm = options.grad_accumulation, options.clip_norm
+    trainer = Trainer(comm, sync, parts, optimizer, loader, accumulation=accumulation, clip_norm=clip_norm)
+    trainer.schedule = parse_schedule(options.schedule, trainer.total_steps(epochs))
+    return trainer
+
+
+def _optimizer_settings(options: TrainingOptions) -> dict[str, object]:
+    return {
+        "momentum": options.momentum, "nesterov": options.nesterov, "weight_decay": options.weight_decay,
+    }  # fmt: skip

@@ -1,0 +1,1 @@
+"""The same training with several ways to synchronise, side by side."""

@@ -1,0 +1,44 @@
+"""The options of a comparison: those of every training job, and what to compare."""
+
+from __future__ import annotations
+
+import importlib.util
+from argparse import ArgumentTypeError
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clcomm.errors import ArgumentError
+from training.option_fields import option_group
+from training.options import JobOptions
+
+#: What is compared with bucketed and per tensor by default.
+DEFAULT_VARIANTS = ("64KiB", "64KiB+overlap", "256KiB", "auto", "bucketed+mpi", "tensor+mpi")
+GRAMMAR = "bucketed, tensor, auto or a size such as 256KiB, and then, if wanted, +overlap, +shared or +mpi"
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(each, str) for each in value):
+        return tuple(value)
+    raise ArgumentTypeError(f"expected a list of texts, got {value!r}")
+
+
+_comparison = option_group("comparison")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonOptions(JobOptions):
+    """The options of a comparison, such as `ComparisonOptions(model="mlp", variants=["64KiB", "auto"])`."""
+
+    variants: Sequence[str] | None = _comparison(
+        None, f"compared with bucketed and per tensor: {GRAMMAR}; default: {' '.join(DEFAULT_VARIANTS)}", _texts,
+        nargs="*", metavar="WAY",
+    )  # fmt: skip
+    plot: str | None = _comparison(None, "draw step time by bucket size (needs clcomm[plot])", metavar="FILE.png")
+
+    def check(self) -> None:
+        super().check()
+        if self.sharded_optimizer:
+            raise ArgumentError("--sharded-optimizer: expected none in a comparison of buckets, as it has no buckets")
+        if self.plot and importlib.util.find_spec("matplotlib") is None:
+            raise ArgumentError("--plot: needs matplotlib, which is not installed; pip install 'clcomm[plot]'")

@@ -1,0 +1,1 @@
+"""Training data: found, downloaded, checked, split over ranks, and served in batches."""

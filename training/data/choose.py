@@ -1,0 +1,130 @@
+"""Which dataset --data stands for on this machine, where its files are, and how they are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from clcomm.errors import DataError
+from clcomm.storage.cache import cache_directory
+from training.data import download
+from training.data.datasets import (
+    MNIST_FILES,
+    Splits,
+    digits_available,
+    find_mnist_files,
+    load_digits,
+    load_mnist,
+    load_synthetic,
+)
+
+CHOICES = ("auto", "mnist", "fashion-mnist", "digits", "synthetic")
+_REMOTES = {"mnist": download.MNIST, "fashion-mnist": download.FASHION_MNIST}
+_TORCHVISION = {"mnist": "MNIST/raw", "fashion-mnist": "FashionMNIST/raw"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A dataset by name, the directory of its files (None: it has none), and a line of output that names both."""
+
+    name: str
+    directory: str | None
+    note: str
+
+
+def choose(spec: str, say: Callable[[str], object] = print) -> Choice:
+    """Find the dataset that `spec` names in this process's files, or download it; DataError where neither works."""
+    if spec == "digits":
+        return Choice("digits", None, "data: the 1,797 digits bundled with scikit-learn")
+    if spec == "synthetic":
+        return Choice("synthetic", None, "data: synthetic images")
+    if spec not in CHOICES:
+        return _choose_path(spec)
+    name = "mnist" if spec == "auto" else spec
+    found = _look_around(name, any_set=spec == "auto")
+    if found is not None:
+        return found
+    try:
+        return _downloaded(name, say)
+    except DataError as error:
+        failure = f"no {name} files in {_places(name)}, and {error}"
+    if spec != "auto":
+        raise DataError(f"data: {failure}; give their directory with --data or CLCOMM_DATA")
+    if not digits_available():
+        raise DataError(f"data: {failure}, and no scikit-learn with its digits; install it or take --data synthetic")
+    return Choice("digits", None, f"data: {failure}; training on the digits bundled with scikit-learn")
+
+
+def load(choice: Choice, with_test: bool = True) -> Splits:
+    """Read the chosen dataset; DataError where its files cannot be read."""
+    if choice.name == "digits":
+        return load_digits()
+    if choice.name == "synthetic":
+        return load_synthetic()
+    assert choice.directory is not None
+    return load_mnist(choice.directory, choice.name, with_test=with_test)
+
+
+def _choose_path(spec: str) -> Choice:
+    directory = Path(spec).expanduser().absolute()
+    if not directory.is_dir():
+        raise DataError(f"data: expected {', '.join(CHOICES)} or a directory, got {spec!r}, which is neither")
+    for candidate in (directory, directory / "mnist", directory / _TORCHVISION["mnist"]):
+        choice = _in_directory(candidate)
+        if choice is not None:
+            return choice
+    raise DataError(f"data: expected {MNIST_FILES[0]} and its like (or .gz) in {directory}, found none of them")
+
+
+def _look_around(name: str, any_set: bool) -> Choice | None:
+    """Return the first directory that holds the set `name`, or with `any_set` any set with MNIST's file names."""
+    candidates = []
+    if os.environ.get("CLCOMM_DATA"):
+        root = Path(os.environ["CLCOMM_DATA"]).expanduser().absolute()
+        candidates += [root / name, root, root / _TORCHVISION[name]]
+    candidates += [Path("data", name).absolute(), Path("data", _TORCHVISION[name]).absolute()]
+    for candidate in candidates:
+        choice = _in_directory(candidate)
+        if choice is not None and (any_set or choice.name in (name, "own")):
+            return choice
+    cached = cache_directory() / name
+    # After an interrupted download the cache is incomplete: then download again.
+    return _in_directory(cached, name) if len(find_mnist_files(cached)) == len(MNIST_FILES) else None
+
+
+def _in_directory(directory: Path, name: str | None = None) -> Choice | None:
+    files = find_mnist_files(directory)
+    if not files:
+        return None
+    missing = [file for file in MNIST_FILES if file not in files]
+    if missing:
+        raise DataError(f"{directory}: expected the file {missing[0]} or {missing[0]}.gz, found none; add it")
+    name = name or _identify(files[MNIST_FILES[3]])
+    return Choice(name, str(directory), f"data: {name} from {directory}")
+
+
+def _identify(labels: Path) -> str:
+    """Distinguish MNIST from Fashion-MNIST, which share their file names, by the test labels; else "own"."""
+    try:
+        content = labels.read_bytes()
+    except OSError as error:
+        raise DataError(f"{labels}: cannot be read ({error.strerror}); check the path and rights") from error
+    for name, remote in _REMOTES.items():
+        if download.matches(content, remote.md5[MNIST_FILES[3]]):
+            return name
+    return "fashion-mnist" if "fashion" in labels.parent.name.lower() else "own"
+
+
+def _downloaded(name: str, say: Callable[[str], object]) -> Choice:
+    if os.environ.get("CLCOMM_OFFLINE", "0") not in ("", "0"):
+        raise DataError(f"{name}: download switched off by CLCOMM_OFFLINE")
+    target = cache_directory() / name
+    download.download(_REMOTES[name], target, say=say)
+    return Choice(name, str(target), f"data: {name}, downloaded to {target}")
+
+
+def _places(name: str) -> str:
+    first = f"CLCOMM_DATA ({os.environ['CLCOMM_DATA']})" if os.environ.get("CLCOMM_DATA") else "CLCOMM_DATA (unset)"
+    return f"{first}, {Path('data', name)}, {cache_directory() / name}"

@@ -1,0 +1,145 @@
+"""Open a dataset on all ranks: rank 0 chooses it, one rank of each host reads it, all ranks raise the same error."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clcomm.errors import ClcommError, DataError, name_ranks
+from training.data.choose import Choice, choose, load
+from training.data.datasets import Splits
+from training.data.shared_splits import adopt, publish
+
+if TYPE_CHECKING:
+    from clcomm.communicator import Communicator
+
+
+def open_data(
+    spec: str, comm: Communicator | None = None, say: Callable[[str], object] = print, *, with_test: bool = True
+) -> Splits:
+    """Return the training and test set that `spec` names; collective where `comm` is given.
+
+    Rank 0 finds the files or downloads them, and reports that in one line through `say`. The first rank of each host
+    reads them, and the others use its memory.
+
+    Args:
+        spec: "auto", "mnist", "fashion-mnist", "digits", "synthetic" or a directory of IDX files with MNIST's names.
+        with_test: False leaves a test set with files of its own unread.
+
+    Raises:
+        DataError: the data is missing or damaged, or a rank cannot read it or reads other data; on every rank.
+    """
+    choice = _decided_by_rank_0(lambda: choose(spec, say), comm)
+    splits = load(choice, with_test) if comm is None or comm.size == 1 else _load_everywhere(choice, comm, with_test)
+    if comm is None or comm.rank == 0:
+        say(choice.note)
+    return splits
+
+
+def _decided_by_rank_0(decide: Callable[[], Choice], comm: Communicator | None) -> Choice:
+    if comm is None:
+        return decide()
+    outcome: Choice | DataError | None = None
+    if comm.rank == 0:
+        try:
+            outcome = decide()
+        except (ClcommError, OSError) as error:
+            outcome = DataError(str(error))  # without its cause, which may not pickle
+    outcome = comm.broadcast_object(outcome, root=0)
+    if isinstance(outcome, DataError):
+        raise outcome
+    assert isinstance(outcome, Choice)
+    return outcome
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """The outcome of loading on this rank: splits, or a failure; neither where it was not tried."""
+
+    splits: Splits | None = None
+    failure: str | None = None
+
+    @classmethod
+    def at(cls, read: Callable[[], Splits]) -> _Attempt:
+        try:
+            return cls(read())
+        except (ClcommError, OSError, MemoryError) as error:
+            return cls(failure=str(error) or type(error).__name__)
+
+    @property
+    def fingerprint(self) -> tuple[object, ...] | None:
+        """Shapes and a hash of every image and label."""
+        if self.splits is None:
+            return None
+        parts: list[object] = []
+        for split in (self.splits.train, self.splits.test):
+            for array in () if split is None else (split.images, split.labels):
+                parts += [
+                    array.shape,
+                    array.dtype.str,
+                    hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16).digest(),
+                ]
+        return tuple(parts)
+
+
+def _load_everywhere(choice: Choice, comm: Communicator, with_test: bool) -> Splits:
+    """Load on the first rank of each host, share its memory with the others, and compare what the ranks have.
+
+    A rank that cannot map that memory reads the files itself. A failure or a difference on one rank is raised on all.
+    """
+    attempt, publication, notice = _Attempt(), None, None
+    has_read = comm.local_rank == 0
+    if has_read:
+        attempt = _Attempt.at(lambda: load(choice, with_test))
+        if attempt.splits is not None and comm.local_size > 1:
+            publication = publish(attempt.splits)
+            notice = publication and publication.notice
+    comm.rendezvous()
+    tried = comm.all_gather_object((comm.local_rank == 0, attempt.failure, notice))
+    _stop_at_failure({rank: failure for rank, (has_tried, failure, _) in enumerate(tried) if has_tried}, comm.size)
+    if attempt.splits is None or publication is not None:
+        shared = adopt([notice for *_, notice in tried if notice is not None])
+        has_read = has_read or shared is None
+        attempt = _Attempt.at(lambda: load(choice, with_test)) if shared is None else _Attempt(shared)
+    reports = comm.all_gather_object((attempt.failure, has_read))
+    if publication is not None:
+        publication.close()
+    _stop_at_failure({rank: failure for rank, (failure, _) in enumerate(reports)}, comm.size)
+    readers = [rank for rank, (_, reads) in enumerate(reports) if reads]
+    differing = _differing(comm, attempt, readers) if len(readers) > 1 else []
+    if differing:
+        raise DataError(
+            f"data: {name_ranks(differing)} of {comm.size} read other data than rank 0 from "
+            f"{choice.directory or choice.name}; put the same files on every host"
+        )
+    assert attempt.splits is not None
+    return attempt.splits
+
+
+def _differing(comm: Communicator, attempt: _Attempt, readers: Sequence[int]) -> list[int]:
+    """Return which of the ranks that read the files themselves have other data than the first of them; collective.
+
+    All of the data is hashed, and no rank waits in a collective meanwhile.
+    """
+    own = attempt.fingerprint if comm.rank in readers else None
+    comm.rendezvous()
+    found = comm.all_gather_object(own)
+    return [rank for rank in readers if found[rank] != found[readers[0]]]
+
+
+def _stop_at_failure(outcomes: dict[int, str | None], size: int) -> None:
+    """Raise DataError, the same on every rank, where a rank failed."""
+    failed = [rank for rank, failure in outcomes.items() if failure is not None]
+    if not failed:
+        return
+    text = str(outcomes[failed[0]])
+    if len(set(outcomes.values())) == 1:
+        raise DataError(text)
+    raise DataError(
+        f"data: {name_ranks(failed)} of {size} cannot read what rank 0 chose: {text}; put the files at the "
+        f"same path on every host"
+    )

@@ -1,0 +1,141 @@
+"""Build a run's kernels once for all ranks of a host.
+
+PoCL takes seconds to compile a step's kernels, and stores them in a cache that all processes of a user share. Without
+this every rank would compile all of them, at once and into the same files. Built kernels are sealed with a checksum; at
+a later start, damaged ones are removed and built again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from hashlib import sha256
+from pathlib import Path
+
+from clcomm.communicator import Communicator
+from clcomm.engine import Device, kernel_cache, pocl_cache
+from clcomm.engine.rehearsal import Rehearsal, build_identity, shared_cache
+from clcomm.errors import ClcommError, ShortageError
+from clcomm.storage.files import read_regular, replacing, write_whole
+from clcomm.storage.scratch import remove_stale, scratch_directory
+
+#: A bound for the size of a mark.
+_MOST_BYTES = 4096
+
+_log = logging.getLogger("clcomm")
+
+
+def build_together(comm: Communicator, device: Device, rehearse: Callable[[], Rehearsal], run: str) -> None:
+    """Build the kernels of a run once for all ranks of a host that share a kernel cache; collective.
+
+    run: text that identifies them. Kernels of an earlier build that are damaged are built again; kernels that are left
+    out here are built by each rank when it needs them. DeviceError, on every rank, where a kernel does not build.
+    """
+    stamp = _stamp(device, run)
+    if comm.local_rank == 0:
+        remove_stale()
+        if stamp is not None:
+            _clear_damaged(stamp)
+    comm.rendezvous()
+    need = None if stamp is None or stamp.exists() else (os.uname().nodename, str(stamp))
+    comm.rendezvous()
+    needs = comm.all_gather_object(need)
+    if not any(needs):
+        return
+    leads = need is not None and needs.index(need) == comm.rank
+    began = time.time()
+    if leads and stamp is not None:
+        _mark(stamp)
+    with ExitStack() as stack:
+        folders = comm.all_gather_object(_claims(stack) if leads else None)
+        failure = _build_share(rehearse, folders[needs.index(need)]) if need is not None else None
+        comm.rendezvous()
+    failures = [error for error in comm.all_gather_object(failure) if error is not None]
+    if leads and stamp is not None:
+        _unmark(stamp, began if not failures else None)
+    if failures:
+        raise failures[0]
+
+
+def _stamp(device: Device, run: str) -> Path | None:
+    """Return the file that marks a run's kernels as built; it is removed with the cache."""
+    cache = shared_cache(device)
+    return cache and cache / f"clcomm-{sha256((build_identity(device) + run).encode()).hexdigest()[:32]}"
+
+
+def _claims(stack: ExitStack) -> Path | None:
+    """Create the directory in which ranks claim programs, until the stack ends; None where that is not possible."""
+    try:
+        return stack.enter_context(scratch_directory("build"))
+    except ClcommError:
+        return None
+
+
+def _build_share(rehearse: Callable[[], Rehearsal], claims: Path | None) -> ClcommError | None:
+    """Build the programs that no other rank has claimed, one by one; return the error, if any."""
+    shortage = pocl_cache.shortage()
+    if shortage:
+        return ShortageError(shortage)  # LLVM ends the process where it cannot write
+    if claims is None:
+        return None
+    try:
+        rehearsal = rehearse()
+        for number, program in enumerate(rehearsal.programs):
+            with suppress(OSError):  # claimed by another rank; or /tmp is not shared, and each rank builds later
+                os.close(os.open(claims / str(number), os.O_CREAT | os.O_EXCL))
+                rehearsal.build([program])
+        rehearsal.close()
+    except ClcommError as error:
+        return error
+    return None
+
+
+def _clear_damaged(stamp: Path) -> None:
+    """Remove a run's damaged kernels, and those of a job that died while it built them."""
+    cache, marker = stamp.parent, _marker(stamp)
+    with suppress(OSError, ValueError):
+        if not _is_alive(read_regular(marker, _MOST_BYTES).decode()):
+            kernel_cache.clear(kernel_cache.used_since(cache, marker.stat().st_mtime))
+            marker.unlink()
+    try:
+        broken = kernel_cache.damaged(cache, kernel_cache.read_seal(stamp), stamp.stat().st_mtime)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, RecursionError):
+        broken = None
+    if broken is None or broken:
+        _log.warning("kernel cache %s: damaged; building anew what this run needs", cache)
+        kernel_cache.clear(broken or [])
+        with suppress(OSError):
+            stamp.unlink()
+
+
+def _mark(stamp: Path) -> None:
+    """Mark that this process builds; the mark remains if it dies."""
+    with suppress(OSError):
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(_marker(stamp)) as file:
+            file.write(f"{os.uname().nodename} {os.getpid()}".encode())
+
+
+def _unmark(stamp: Path, began: float | None) -> None:
+    """Remove the mark, and seal the files used since `began`; None: there is nothing to seal."""
+    with suppress(OSError, ClcommError):  # on a full disk too: then the next run builds again
+        if began is not None:
+            cache = stamp.parent
+            write_whole(stamp, kernel_cache.seal(cache, kernel_cache.used_since(cache, began)), "POCL_CACHE_DIR")
+    with suppress(OSError):
+        _marker(stamp).unlink()
+
+
+def _marker(stamp: Path) -> Path:
+    return stamp.with_name(stamp.name + ".building")
+
+
+def _is_alive(builder: str) -> bool:
+    """Return whether the process that left a mark may still run; one on another host may."""
+    host, pid = builder.split()
+    return host != os.uname().nodename or Path("/proc", str(int(pid))).exists()

@@ -1,0 +1,216 @@
+"""One interface to three engines: this package's own, netcl's kernels, and PyTorch.
+
+All three start from the same bits for the same seed, and name and shape their parameters alike, so that losses,
+gradients and parameters can be compared across them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from clcomm import optim
+from clcomm.engine import CrossEntropyLoss, Device, Replay, Tensor, codec, fold, no_grad
+from clcomm.engine.rehearsal import Rehearsal
+from clcomm.errors import ArgumentError
+from clcomm.host_arrays import aligned_zeros
+from models import MLP, ConvNet
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a training loop needs of an engine.
+
+    model: model(x) -> logits; works with `Synchronizer`, and has `state_dict()` and `load_state_dict()` of arrays.
+    loss_fn: loss_fn(logits, y) -> mean cross-entropy with `item()` and `backward(weight)`.
+    forward_backward: forward_backward(x, y, weight) -> loss with `item()`; adds `weight` times the gradients.
+    make_optimizer: make_optimizer(name, lr, momentum=, nesterov=, weight_decay=) -> optimizer with `step()`,
+        `zero_grad()`, a settable `lr`, and state like the model's; `momentum` is for sgd and rmsprop only.
+    prepare: images (N, C, H, W) and integer labels (N,) -> inputs of model and loss_fn.
+    predict: images -> logits (N, classes), without a tape.
+    device: the engine and its device, in words.
+    profile: a `with` block that times the kernels queued within it; None: the engine cannot.
+    opencl: the device of the native engine.
+    rehearse: rehearse(batch sizes, optimizer name, lr, its settings, rows, divisor, compression) -> the kernels that a
+        run needs, if the engine builds kernels: training with the first batch size, prediction with all of them, sums
+        of `rows` ranks' gradients over `divisor`, and the compression.
+    """
+
+    model: Any
+    loss_fn: Callable[[Any, Any], Any]
+    forward_backward: Callable[[Any, Any, float], Any]
+    make_optimizer: Callable[..., Any]
+    prepare: Callable[[np.ndarray, np.ndarray], tuple[Any, Any]]
+    predict: Callable[[np.ndarray], np.ndarray]
+    device: str
+    profile: Callable[[], AbstractContextManager[Any]] | None = None
+    opencl: Device | None = None
+    rehearse: Callable[..., Rehearsal] | None = None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The device that a rank asks for, and the rank's place on its host; None: as the launcher's variables say."""
+
+    spec: str | None = None
+    local_rank: int | None = None
+    local_size: int | None = None
+    cores: int | None = None
+
+    def opencl(self) -> Device:
+        """Return the OpenCL device; DeviceError, with the devices there are, when none fits."""
+        return Device.select(self.spec, local_rank=self.local_rank, local_size=self.local_size, cores=self.cores)
+
+
+def build_parts(
+    engine: str,
+    model: str,
+    in_shape: Shape,
+    classes: int,
+    seed: int,
+    device: Device | Placement | str | None = None,
+) -> Parts:
+    """Return "mlp" or "convnet" for images of `in_shape` (C, H, W) on the engine "native", "netcl" or "torch".
+
+    Raises ArgumentError for other names and where the engine's package is not installed, DeviceError for a device that
+    is missing.
+    """
+    builders = {"native": _native, "netcl": _netcl, "torch": _torch}
+    if engine not in builders:
+        raise ArgumentError(f"engine: expected one of {', '.join(builders)}, got {engine!r}")
+    if model not in ("mlp", "convnet"):
+        raise ArgumentError(f"model: expected mlp or convnet, got {model!r}")
+    return builders[engine](model, in_shape, classes, seed, device)
+
+
+def _forward_backward(model: Any, loss_fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any, float], Any]:
+    def forward_backward(inputs: Any, targets: Any, weight: float = 1.0) -> Any:
+        loss = loss_fn(model(inputs), targets)
+        loss.backward(weight)
+        return loss
+
+    return forward_backward
+
+
+def _opencl(device: Device | Placement | str | None) -> Device:
+    if isinstance(device, Device):
+        return device
+    return (device if isinstance(device, Placement) else Placement(device)).opencl()
+
+
+def _native(model: str, in_shape: Shape, classes: int, seed: int, device: Any) -> Parts:
+    chosen = _opencl(device)
+    kinds: dict[str, Any] = {"mlp": MLP, "convnet": ConvNet}
+    module = kinds[model](in_shape, classes, device=chosen, seed=seed)
+    module.flat_space()  # places the gradients before the first step is recorded
+    loss_fn = CrossEntropyLoss()
+
+    def predict(images: np.ndarray) -> np.ndarray:
+        with no_grad():
+            return module(Tensor(images, chosen)).numpy()
+
+    return Parts(
+        model=module,
+        loss_fn=loss_fn,
+        forward_backward=Replay(_forward_backward(module, loss_fn)),
+        make_optimizer=lambda name, lr, **settings: make_native_optimizer(module, name, lr, **settings),
+        prepare=lambda images, labels: (Tensor(images, chosen, copy=False), Tensor(labels, chosen)),
+        predict=predict,
+        device=f"native engine on {chosen.kind} {chosen.name}",
+        profile=chosen.profile,
+        opencl=chosen,
+        rehearse=lambda *run: _rehearse(Rehearsal(chosen), kinds[model], in_shape, classes, *run),
+    )
+
+
+def _rehearse(
+    device: Rehearsal, kind: Any, in_shape: Shape, classes: int, sizes: Sequence[int], name: str, lr: float,
+    settings: dict[str, Any], rows: int = 1, divisor: int = 1, compression: str = "none",
+) -> Rehearsal:  # fmt: skip
+    module = kind(in_shape, classes, device=device, seed=0)
+    space = module.flat_space()
+    space.rebind(*(aligned_zeros(space.layout.span) for _ in range(3)))  # as the Synchronizer will
+    optimizer = make_native_optimizer(module, name, lr, **settings)
+    inputs = [Tensor(np.zeros((size, *in_shape), np.float32), device) for size in sizes]
+    targets = Tensor(np.zeros(sizes[0], np.int32), device)
+    _forward_backward(module, CrossEntropyLoss())(inputs[0], targets, 1.0)
+    optimizer.step()
+    with no_grad():
+        for batch in inputs:
+            module(batch)
+    fold.rehearse(device, rows, divisor)
+    codec.rehearse(device, compression)
+    return device
+
+
+def make_native_optimizer(
+    module: Any,
+    name: str,
+    lr: float,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float | None = None,
+) -> optim.Optimizer:
+    """Return the optimizer of `clcomm.optim` by name; ArgumentError for an unknown one."""
+    decay: dict[str, Any] = {} if weight_decay is None else {"weight_decay": weight_decay}
+    if name == "sgd":
+        return optim.SGD(module, lr, momentum=momentum, nesterov=nesterov, **decay)
+    if name == "adam":
+        return optim.Adam(module, lr, **decay)
+    if name == "adamw":
+        return optim.AdamW(module, lr, **decay)
+    if name == "rmsprop":
+        return optim.RMSProp(module, lr, momentum=momentum, **decay)
+    raise ArgumentError(f"optimizer: expected sgd, adam, adamw or rmsprop, got {name!r}")
+
+
+def _netcl(model: str, in_shape: Shape, classes: int, seed: int, device: Any) -> Parts:
+    from clcomm.adapters import netcl
+    from clcomm.adapters.netcl_optim import NetclOptimizer
+
+    chosen = netcl.prepare(_opencl(device))
+    from training.engines.netcl_models import make_module  # only now: it imports netcl, which loads OpenCL
+
+    wrapped = netcl.NetclModel(make_module(model, in_shape, classes, seed, chosen.queue))
+
+    def predict(images: np.ndarray) -> np.ndarray:
+        with no_grad():
+            return wrapped(images).numpy()
+
+    return Parts(
+        model=wrapped,
+        loss_fn=netcl.cross_entropy,
+        forward_backward=_forward_backward(wrapped, netcl.cross_entropy),
+        make_optimizer=lambda name, lr, **settings: NetclOptimizer(wrapped, name, lr, **settings),
+        prepare=lambda images, labels: (images, labels),
+        predict=predict,
+        device=f"netcl engine on {chosen.kind} {chosen.name}",
+    )
+
+
+def _torch(model: str, in_shape: Shape, classes: int, seed: int, device: Any) -> Parts:
+    try:
+        from training.engines import torch_engine
+    except ImportError:
+        raise ArgumentError("PyTorch is not installed; do: pip install 'clcomm[torch]'") from None
+
+    if isinstance(device, Device):
+        raise ArgumentError("device: expected the name of one of PyTorch's devices, got an OpenCL device")
+    placement = device if isinstance(device, Placement) else Placement(device)
+    chosen = torch_engine.choose_device(placement.spec, placement.local_rank or 0, placement.cores)
+    wrapped = torch_engine.TorchModel(torch_engine.make_module(model, in_shape, classes, seed).to(chosen), chosen)
+    return Parts(
+        model=wrapped,
+        loss_fn=torch_engine.cross_entropy,
+        forward_backward=_forward_backward(wrapped, torch_engine.cross_entropy),
+        make_optimizer=lambda name, lr, **settings: torch_engine.TorchOptimizer(wrapped.module, name, lr, **settings),
+        prepare=wrapped.prepare,
+        predict=wrapped.predict,
+        device=f"PyTorch on {chosen}",
+    )

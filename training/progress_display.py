@@ -1,0 +1,198 @@
+"""The progress of a run on rank 0: a repainted line on a terminal, elsewhere a line every few seconds."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from typing import NamedTuple
+
+from rich.console import Console
+
+from training.communication_clock import CommunicationClock, Lap
+from training.evaluate import Evaluation
+from training.live_line import live_line
+from training.metrics import WARM_UP_STEPS, StepRecord
+from training.trainer import Callback
+
+#: Seconds between two lines where there is no terminal, and between two repaints on one.
+LINE_EVERY_S, REDRAW_EVERY_S = 5.0, 0.2
+#: Speed and communication are shown over this much of the last training.
+WINDOW_S = 5.0
+#: Weight of the newest value in the smoothed loss, and in the speed from which the time left is computed.
+_LOSS_WEIGHT, _SPEED_WEIGHT = 0.1, 0.3
+#: The most epochs that have a line each.
+_MOST_EPOCH_LINES = 10
+_MARKS = 64
+
+
+class Figure(NamedTuple):
+    """A part of the line; where not all fit, those with the largest `rank` are left out first."""
+
+    rank: int
+    text: str
+
+
+class Totals(NamedTuple):
+    """Seconds of steps, their samples, and their seconds of communication."""
+
+    seconds: float = 0.0
+    samples: float = 0.0
+    communication_s: float = 0.0
+
+    def plus(self, other: Totals) -> Totals:
+        return Totals(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+    def minus(self, other: Totals) -> Totals:
+        return Totals(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+class Window:
+    """Totals of the last `WINDOW_S` seconds of training, or of all of it while it is shorter.
+
+    Pauses between steps, such as evaluations, don't count. Its length is exact to 1/64.
+    """
+
+    def __init__(self) -> None:
+        self._now = Totals()
+        self._marks = deque([self._now])
+
+    def add(self, step: Totals) -> None:
+        """Add a step."""
+        self._now = self._now.plus(step)
+        if self._now.seconds - self._marks[-1].seconds >= WINDOW_S / _MARKS:
+            self._marks.append(self._now)
+        while len(self._marks) > 1 and self._now.seconds - self._marks[1].seconds >= WINDOW_S:
+            self._marks.popleft()
+
+    def begin_anew(self) -> None:
+        """Drop all steps so far."""
+        self._marks = deque([self._now])
+
+    @property
+    def totals(self) -> Totals:
+        return self._now.minus(self._marks[0])
+
+
+class ProgressDisplay(Callback):
+    """A callback that shows step, loss, accuracy, speed, communication share and time left, until `close`.
+
+    The loss is rank 0's, smoothed; the accuracy is the last evaluation's; images/s are those of all ranks.
+
+    Args:
+        clock: an observer of rank 0's Communicator, for the communication share; None leaves that out.
+        epochs: of the whole job; with many, only some have a line.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        world_size: int,
+        total_steps: int,
+        done_steps: int = 0,
+        clock: CommunicationClock | None = None,
+        epochs: int = 1,
+    ):
+        self._console, self._world_size = console, world_size
+        self._lap = None if clock is None else Lap(clock)
+        self._total, self._done, self._epochs = total_steps, done_steps, epochs
+        self._loss: float | None = None
+        self._accuracy: float | None = None
+        self._last_step, self._tested_at = done_steps, -1
+        self._step_s: float | None = None  # smoothed, with evaluations and pauses
+        self._steps, self._taken = 0, 0
+        self._window = Window()
+        self._since = time.perf_counter()
+        self._line = live_line(console)
+
+    def step_finished(self, record: StepRecord) -> None:
+        self._loss = record.loss if self._loss is None else self._loss + _LOSS_WEIGHT * (record.loss - self._loss)
+        self._steps += 1
+        self._taken += 1
+        self._done += 1
+        self._last_step = record.step
+        if self._taken == WARM_UP_STEPS + 1:
+            self._window.begin_anew()
+        communication_s = self._lap.seconds() if self._lap is not None else 0.0
+        self._window.add(Totals(record.seconds, record.samples * self._world_size, communication_s))
+        waited_s = time.perf_counter() - self._since
+        if waited_s >= (REDRAW_EVERY_S if self._line else LINE_EVERY_S) or self._done == self._total:
+            self._show(waited_s)
+
+    def epoch_finished(self, epoch: int, train_loss: float) -> None:
+        self._leave_out_pause()
+        number = epoch + 1
+        if number % epochs_a_line(self._epochs) and number not in (1, self._epochs):
+            return
+        tested = "" if self._tested_at != self._last_step else f"; test accuracy {self._accuracy:.2%}"
+        self._print(f"epoch {number}: mean training loss {train_loss:.4f}{tested}")
+
+    def evaluation_finished(self, step: int, evaluation: Evaluation) -> None:
+        self._leave_out_pause()
+        self._accuracy, self._tested_at = evaluation.accuracy, step
+
+    def _leave_out_pause(self) -> None:
+        """Read the clock, so that the pause's communication counts in no step."""
+        if self._lap is not None:
+            self._lap.seconds()
+
+    def close(self) -> None:
+        """Restore the terminal."""
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+    def _print(self, text: str) -> None:
+        if self._line is not None:
+            self._line.clear()
+        self._console.print(text, highlight=False)
+
+    def _show(self, waited_s: float) -> None:
+        figures = self._figures(waited_s)
+        where = f"step {self._done}/{self._total}"
+        if self._line is not None:
+            self._line.paint(f"{where}  {fitting(figures, self._line.room - len(where) - 2)}")
+        else:
+            self._print("  ".join([where, *(figure.text for figure in figures)]))
+        self._steps, self._since = 0, time.perf_counter()
+
+    def _figures(self, waited_s: float) -> list[Figure]:
+        """Return the current figures, `waited_s` after the last time."""
+        if self._line is None or self._taken > WARM_UP_STEPS:  # a terminal's comes when kernels are still being built
+            step_s = waited_s / self._steps
+            self._step_s = step_s if self._step_s is None else self._step_s + _SPEED_WEIGHT * (step_s - self._step_s)
+        totals = self._window.totals
+        seconds = max(totals.seconds, 1e-9)
+        found = [Figure(0, f"loss {self._loss:.4f}")]
+        if self._accuracy is not None:
+            found.append(Figure(4, f"accuracy {self._accuracy:.2%}"))
+        found.append(Figure(2, f"{totals.samples / seconds:,.0f} images/s"))
+        if self._lap is not None:
+            name = "communication" if self._line is None else "comm"  # short, for narrow terminals
+            found.append(Figure(1, f"{name} {totals.communication_s / seconds:.0%}"))
+        if self._step_s is not None and self._done < self._total:
+            found.append(Figure(3, f"{_duration((self._total - self._done) * self._step_s)} left"))
+        return found
+
+
+def epochs_a_line(epochs: int) -> int:
+    """Return the number of epochs between two lines: 1, 2, 5, 10, 20, ..., so that there are few lines."""
+    every, factors = 1, itertools.cycle((2, 2.5, 2))
+    while epochs > every * _MOST_EPOCH_LINES:
+        every = int(every * next(factors))
+    return every
+
+
+def fitting(figures: list[Figure], room: int) -> str:
+    """Return the figures in their order, without those of the largest ranks that exceed `room` characters."""
+    kept = list(figures)
+    while kept and len("  ".join(figure.text for figure in kept)) > room:
+        kept.remove(max(kept))
+    return "  ".join(figure.text for figure in kept)
+
+
+def _duration(seconds: float) -> str:
+    """Return a time as 0:05, 12:34 or 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,59 @@
+"""The start of a job: its ranks join, and its files are checked before data is read and kernels are built."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from clcomm import elastic
+from clcomm.communicator import Communicator
+from clcomm.output_files import check_writable
+from clcomm.report.record import RANK
+from clcomm.same_start import declare
+from clcomm.trace.part_file import part_path
+from training.logging_setup import configure_logging
+from training.options import JobOptions, TrainingOptions
+
+
+def start(options: TrainingOptions) -> Communicator:
+    """Return the Communicator of a training run, with log records sent to stderr; collective.
+
+    Raises, on every rank: MismatchError where ranks have different options, ArgumentError for a file that can't be
+    written, LaunchError where MPI does not support --elastic.
+    """
+    comm = join_ranks(options)
+    check_output_files(options, comm)
+    if options.elastic:
+        elastic.require_support()
+    configure_logging(comm.rank, comm.size, options.quiet)
+    return comm
+
+
+def join_ranks(options: JobOptions) -> Communicator:
+    """Return a Communicator of the job's ranks; MismatchError, on every rank, where their options differ."""
+    declare(os.path.basename(sys.argv[0]), options)
+    return Communicator(
+        bucket_size=options.bucket_size, use_bucketing=not options.no_bucketing, transport=options.transport
+    )
+
+
+def check_output_files(
+    options: TrainingOptions, comm: Communicator, also: Mapping[str, str | None] | None = None
+) -> None:
+    """Raise ArgumentError on every rank unless all files that options name can be written; collective.
+
+    also: files of other options, by option.
+    """
+    written = {"--checkpoint": options.checkpoint, "--report": options.report, **(also or {}), "--trace": options.trace}
+    each_rank = {}
+    if options.trace:
+        each_rank["--trace"] = str(part_path(Path(options.trace), comm.rank))
+    if options.report and RANK in options.report:
+        each_rank["--report"] = options.report.replace(RANK, str(comm.rank))
+        written.pop("--report")
+    check_writable(
+        comm, written, in_place={"--log-csv": options.log_csv}, directories={"--tensorboard": options.tensorboard},
+        of_each_rank=each_rank,
+    )  # fmt: skip

@@ -1,0 +1,71 @@
+"""The state of a Trainer in a checkpoint: its progress, its sampler and its learning rate, checked before it is set."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from clcomm.checkpoint import invalid_entry, whole_number
+from clcomm.sampler import DistributedSampler, Sampler
+from training.trainer import Progress, Trainer
+
+#: The largest count in a checkpoint: the largest int64.
+_MOST = (1 << 63) - 1
+
+
+def state_of(trainer: Trainer) -> dict[str, Any]:
+    """Return progress, sampler and learning rate as plain numbers."""
+    sampler = trainer.loader.sampler.state_dict()
+    return {"progress": asdict(trainer.progress), "sampler": sampler, "base_lr": trainer.base_lr}
+
+
+def load_state(trainer: Trainer, state: dict[str, Any]) -> None:
+    """Set what `state_of` returned, here or on another number of ranks; CheckpointError before anything is changed."""
+    progress = check_state(trainer, state)
+    trainer.loader.sampler.load_state_dict(state["sampler"])
+    trainer.progress, trainer.base_lr = progress, float(state["base_lr"])
+    if state["sampler"]["world_size"] != trainer.comm.size:
+        _share_out(trainer, state["sampler"]["world_size"])
+
+
+def check_state(trainer: Trainer, state: Any) -> Progress:
+    """Return the progress in a state; CheckpointError when it is another run's or an entry is out of its bounds."""
+    state = _entries("training", state)
+    found, theirs = _entries("progress", state.get("progress")), _entries("sampler", state.get("sampler"))
+    base_lr = state.get("base_lr")
+    if not isinstance(base_lr, (int, float)) or isinstance(base_lr, bool) or not 0 <= base_lr <= sys.float_info.max:
+        raise invalid_entry("base_lr", "a finite number from 0 up", base_lr)
+    sampler = copy.copy(trainer.loader.sampler)
+    sampler.load_state_dict(theirs)
+    ranks = whole_number("sampler.world_size", theirs.get("world_size"), 1, _MOST)
+    most = {"epoch": _MOST, "batch": _batches_left(trainer, sampler, ranks), "step": _MOST}
+    return Progress(**{name: whole_number(f"progress.{name}", found.get(name), 0, most[name]) for name in most})
+
+
+def _batches_left(trainer: Trainer, sampler: Sampler, ranks: int) -> int:
+    """Return the most batches that one of `ranks` ranks makes of the rest of the sampler's epoch."""
+    share = sampler.longest_shard
+    if ranks != trainer.comm.size:
+        assert isinstance(sampler, DistributedSampler)  # others have refused to change their number of ranks
+        share = -(-(sampler.length - sampler.done) // ranks)
+    return -(-share // trainer.loader.batch_size)
+
+
+def _share_out(trainer: Trainer, ranks: int) -> None:
+    """Share out over this job's ranks what `ranks` ranks have left of the epoch."""
+    progress, sampler = trainer.progress, trainer.loader.sampler
+    assert isinstance(sampler, DistributedSampler)
+    done = sampler.done + progress.batch * trainer.loader.batch_size * ranks
+    if done >= sampler.length:
+        progress.epoch, done = progress.epoch + 1, 0
+        sampler.set_epoch(progress.epoch)
+    sampler.leave_out(done)
+    progress.batch = 0
+
+
+def _entries(entry: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise invalid_entry(entry, "its entries by name", value)
+    return value
