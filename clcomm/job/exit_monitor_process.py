@@ -38,6 +38,8 @@ JOB_VARIABLE = "PMIX_NAMESPACE"
 ENDED_BY_LAUNCHER_S = 2.0
 #: How long the other ranks may take to end after an unexpected exit before they are killed.
 OTHERS_GRACE_S = 2.0
+#: How long a report of exit code 0 waits for the launcher to kill the others, and for it to collect one of them.
+KILLED_S, COLLECTED_S = 0.5, 0.05
 #: Whether the other ranks continue when one dies: under Open MPI's `mpiexec --with-ft ulfm`.
 RANKS_MAY_DIE = os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"  # noqa: SIM112 - Open MPI's own
 #: How long after the launcher's end its ranks get SIGTERM, as it may have killed them already, and SIGKILL.
@@ -76,10 +78,12 @@ def watch_host(memory: int, ends: int, *handles: int) -> None:
                 continue
             watched.discard(which)
             is_explained = records[which][STATE] >= LEAVING or any(other[STATE] == FAILING for other in records)
-            if not is_explained and report.ends_job(records[which], pidfds[which]):
+            others = [pidfds[other] for other in watched]
+            if not is_explained and report.ends_job(records[which], pidfds[which], others):
                 plan = plan or [(time.monotonic() + OTHERS_GRACE_S, signal.SIGKILL)]
         if plan and time.monotonic() >= plan[0][0]:
             _, wanted = plan.pop(0)
+            report.quiet_until = math.inf  # what ends from now on has been ended here
             end([records[which] for which in sorted(watched)], [pidfds[which] for which in sorted(watched)], wanted)
 
 
@@ -94,11 +98,16 @@ class Report:
         self._alone = alone
         self._suspect = ""
 
-    def ends_job(self, record: memoryview, handle: int) -> bool:
-        """Report a rank that has ended, or is about to; return whether the job ends; handle: the rank's pidfd.
+    def ends_job(self, record: memoryview, handle: int, others: list[int]) -> bool:
+        """Report a rank that has ended, or is about to; return whether the job ends.
 
         The launcher should end the other ranks, but MPICH's may overlook an exit with code 0. Where ranks may die, Open
         MPI notifies the others of a death, except of an exit with another code.
+
+        Args:
+            record: the rank's.
+            handle: its pidfd.
+            others: the pidfds of the host's ranks that still run.
         """
         if time.monotonic() <= self.quiet_until:
             return False
@@ -111,10 +120,48 @@ class Report:
             return False
         if self._alone and (status is None or os.WIFSIGNALED(status)):
             return False
-        os.write(2, f"clcomm: {self._suspect or line}\n".encode())
+        line = f"clcomm: {self._suspect or line}\n"
+        if status == 0 and not RANKS_MAY_DIE:
+            write_while_collected(line, others)
+        else:
+            os.write(2, line.encode())
         record[REPORTED] = 1
         self.quiet_until = time.monotonic() + ENDED_BY_LAUNCHER_S
         return not RANKS_MAY_DIE or (status is not None and os.WIFEXITED(status) and status != 0)
+
+
+def write_while_collected(line: str, others: list[int]) -> None:
+    """Report an exit with code 0 so that the job's exit code is another: that of the ranks that the launcher kills.
+
+    MPICH's launcher (src/pm/hydra/proxy: pmip.c, pmip_cb.c) gives the ranks that it kills code 0, and replaces it by
+    their own only while a rank's output is open and something happens on it. This process has a rank's stderr: once
+    the others are dead it writes the line word by word, until the launcher has collected one of them.
+
+    Args:
+        line: the report.
+        others: the pidfds of the host's other ranks.
+    """
+    deadline = time.monotonic() + KILLED_S
+    running = list(others)
+    while running and (left_s := deadline - time.monotonic()) > 0:
+        dead = select.select(running, [], [], left_s)[0]
+        running = [other for other in running if other not in dead]
+    uncollected = bool(others) and not running
+    for word in line.split(" "):
+        os.write(2, (word if word.endswith("\n") else word + " ").encode())
+        deadline = time.monotonic() + COLLECTED_S
+        while uncollected and time.monotonic() < deadline:
+            time.sleep(0.001)
+            uncollected = not any(map(is_collected, others))
+
+
+def is_collected(pidfd: int) -> bool:
+    """Return whether a process has ended and its parent has collected its status."""
+    try:
+        signal.pidfd_send_signal(pidfd, 0)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 def watch_start(rank: str, job: str, launcher: int, pid: int, handle: int, pipe: int) -> None:

@@ -41,20 +41,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"one or more of {', '.join(CASES)}; default: all_reduce")  # fmt: skip
     add("--transport", nargs="+", default=["auto"], choices=TRANSPORTS, metavar="NAME",
         help=f"one or more of {', '.join(TRANSPORTS)}, timed in turns; default: auto")  # fmt: skip
-    add("--min", default="256", metavar="SIZE", help="smallest size; default: %(default)s bytes")
-    add("--max", default="16MiB", metavar="SIZE", help="largest size; default: %(default)s")
-    add(
-        "--factor",
-        type=number(1, above=True, most=MOST_FACTOR),
-        default=4.0,
-        help="between one size and the next; default: %(default)g",
-    )
+    add_sizes(parser, "256B", "16MiB")
     add("--dtype", default="float32", choices=DTYPES, help="of the elements; default: %(default)s")
     add("--op", default="sum", choices=OPS, help="of reductions; default: %(default)s")
     add_sums_option(parser)
     add_schedule(parser)
     add("--json", metavar="FILE", help="also write the rows to this file")
     add("--plot", metavar="FILE.png", help="also draw time and bandwidth by size (needs clcomm[plot])")
+
+
+def add_sizes(parser: argparse.ArgumentParser, smallest: str, largest: str) -> None:
+    """Add the options for the sizes that are measured, with these defaults."""
+    add = parser.add_argument
+    add("--min", default=smallest, metavar="SIZE", help="smallest size; default: %(default)s")
+    add("--max", default=largest, metavar="SIZE", help="largest size; default: %(default)s")
+    add(
+        "--factor",
+        type=number(1, above=True, most=MOST_FACTOR),
+        default=4.0,
+        help="between one size and the next; default: %(default)g",
+    )
 
 
 def add_schedule(parser: argparse.ArgumentParser) -> None:

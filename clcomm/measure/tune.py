@@ -23,7 +23,7 @@ from clcomm.costs.forecast import MODELS, equal_tensors
 from clcomm.costs.model import ALGORITHMS, Cluster, Cost, MeasuredFit, cluster_of, fit
 from clcomm.errors import ArgumentError
 from clcomm.host_arrays import require_memory
-from clcomm.measure.bench import MOST_FACTOR, add_schedule, schedule_of
+from clcomm.measure.bench import add_schedule, add_sizes, schedule_of
 from clcomm.measure.collective_cases import PreparedAllReduce
 from clcomm.measure.summation import add_sums_option, agreed_fold
 from clcomm.measure.timing import MeasuredTransport, Schedule, sizes_between, time_calls
@@ -49,14 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COUNT",
         help="number of equal tensors in --bytes; default: 1",
     )
-    add("--min", default="1KiB", metavar="SIZE", help="smallest size measured; default: %(default)s")
-    add("--max", default="4MiB", metavar="SIZE", help="largest; default: %(default)s")
-    add(
-        "--factor",
-        type=number(1, above=True, most=MOST_FACTOR),
-        default=4.0,
-        help="between one size and the next; default: %(default)g",
-    )
+    add_sizes(parser, "1KiB", "4MiB")
     add_sums_option(parser)
     add_schedule(parser)
     add("--forward-ms", type=number(), default=0.0, help="a step's time besides backward and all-reduces")

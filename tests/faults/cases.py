@@ -12,17 +12,13 @@ RANKS = (0, 1)
 SAVED = {"start-up": 0, "forward": 4, "collective": 4, "checkpoint": 4, "exit": 8, "end": 8}
 
 
-#: Any exit code: the launcher chooses it.
-ANY = -1
-
-
 @dataclass(frozen=True)
 class Case:
     """One fault.
 
     Attributes:
-        says: a pattern in the job's output, {rank} filled in.
-        code: the exit code; None for any but 0, or ANY.
+        pattern: of text in the job's output, {rank} filled in.
+        code: the exit code; None for any but 0.
         damage: the fault that is there before the job starts.
         disk: mount options of a disk for its checkpoints alone.
         leaves: a pattern of files that may stay in /dev/shm.
@@ -33,7 +29,7 @@ class Case:
     fault: str
     place: str
     rank: int
-    says: str
+    pattern: str
     code: int | None
     damage: str = ""
     disk: str = ""
@@ -69,7 +65,7 @@ ENDINGS = {
     "exception in a thread": (r"clcomm: rank {rank} failed{step}:\n(.*\n)*RuntimeError: planted", 1),
     "sys.exit": (r"clcomm: rank {rank}: left with exit code 5{step}", 5),
     "os._exit": (r"clcomm: rank {rank} exited unexpectedly{step} with exit code 7", None),
-    "os._exit(0)": (r"clcomm: rank {rank} exited unexpectedly{step} with exit code 0", ANY),
+    "os._exit(0)": (r"clcomm: rank {rank} exited unexpectedly{step} with exit code 0", None),
     "SIGKILL": (KILLED, None),
     "SIGSEGV": (KILLED, None),
     "SIGTERM": (r"clcomm: rank {rank}: ended by SIGTERM{step}", 143),
@@ -96,7 +92,7 @@ GROUP_SIGNALS = {
 STAYS = {
     "thread that stays": r"it waits for thread 'Thread-\d+ \(sleep\)'.*, which is no daemon",
     "thread that stays, finalized": r"it waits for thread 'Thread-\d+ \(sleep\)'.*, which is no daemon",
-    "exit handler that stays": r"it waits for an exit handler at \S*victim.py:\d+.*",
+    "exit handler that stays": r"it waits for an exit handler at \S*planted.py:\d+.*",
 }
 #: Numbers of ranks under ULFM.
 ULFM_RANKS = range(2, 9)
@@ -122,11 +118,11 @@ def all_cases() -> list[Case]:
         for place in MISMATCH_PLACES:
             cases += [Case(fault, place, rank, r"clcomm: collective: .*rank {rank}\b", 2) for rank in RANKS]
     cases += [stopped(place, rank) for place in PLACES for rank in RANKS]
-    for fault, (says, code) in GROUP_SIGNALS.items():
-        cases += [Case(fault, place, 1, says, code) for place in PLACES if place != "start-up"]
-    for fault, says in STAYS.items():
-        said = rf"clcomm: rank {{rank}} has not ended .* after its program: {says}; .* the job ends"
-        cases += [Case(fault, "end", rank, said, 124, within_s=TIMEOUT_S + END_S) for rank in RANKS]
+    for fault, (pattern, code) in GROUP_SIGNALS.items():
+        cases += [Case(fault, place, 1, pattern, code) for place in PLACES if place != "start-up"]
+    for fault, cause in STAYS.items():
+        pattern = rf"clcomm: rank {{rank}} has not ended .* after its program: {cause}; .* the job ends"
+        cases += [Case(fault, "end", rank, pattern, 124, within_s=TIMEOUT_S + END_S) for rank in RANKS]
     cases += [under_ulfm(fault, ranks) for fault in (*ENDINGS, *PLAIN_EXITS, "SIGSTOP") for ranks in ULFM_RANKS]
     cases += [Case("NaN", "forward", rank, r"clcomm: gradient: .*rank {rank}\b", 1) for rank in RANKS]
     for place in ("forward", "collective", "checkpoint"):
@@ -160,36 +156,37 @@ def all_cases() -> list[Case]:
 
 def ending(fault: str, place: str, rank: int) -> Case:
     """Return the case of a rank's end of this kind at this place."""
-    says, code = {**ENDINGS, **PLAIN_EXITS}[fault]
+    pattern, code = {**ENDINGS, **PLAIN_EXITS}[fault]
     step = {"start-up": "", "forward": " at step 5", "collective": " at step 5", "checkpoint": " at step 6"}
-    says = says.replace("{step}", step.get(place, " at step 8"))
+    pattern = pattern.replace("{step}", step.get(place, " at step 8"))
     if place == "start-up" and fault.startswith(("SIGKILL", "SIGSEGV", "SIGTERM")):
         # Only the launcher knows the rank, and reports it.
         return Case(fault, place, rank, r"(?i)signal (9|11|15)\b", None, leaves=MPI_STARTING)
     if place == "start-up" and fault.startswith(("os._exit", "sys.exit, plain")):
-        says = says if fault.startswith("os._exit") else r"clcomm: rank {rank} exited unexpectedly with exit code 5"
-        return Case(fault, place, rank, says + BEFORE, None, leaves=MPI_STARTING)
+        if fault.startswith("sys.exit"):
+            pattern = r"clcomm: rank {rank} exited unexpectedly with exit code 5"
+        return Case(fault, place, rank, pattern + BEFORE, None, leaves=MPI_STARTING)
     if place == "checkpoint" and rank == 0 and fault in ("exception", "sys.exit"):
         return Case(fault, place, rank, r"clcomm: checkpoint .*could not be written", 1)  # in the writer's thread
-    return Case(fault, place, rank, says, code)
+    return Case(fault, place, rank, pattern, code)
 
 
 def under_ulfm(fault: str, ranks: int) -> Case:
     """Return the case of a rank that ends during training where MPI does not end the others."""
     case = stopped("collective", 1) if fault == "SIGSTOP" else ending(fault, "collective", 1)
     if fault == "os._exit" and ranks == 2:
-        case = replace(case, says="")  # Open MPI's launcher ends with that code at once, and passes no line on
+        case = replace(case, pattern="")  # Open MPI's launcher ends with that code at once, and passes no line on
     return replace(case, ranks=ranks, ulfm=True)
 
 
 def stopped(place: str, rank: int) -> Case:
     """Return the case of a rank that stops for longer than the time-out."""
-    said, code = rf"clcomm: rank \d has waited .*; missing: rank {rank} \(stopped by SIGSTOP.* the job ends", 124
+    pattern, code = rf"clcomm: rank \d has waited .*; missing: rank {rank} \(stopped by SIGSTOP.* the job ends", 124
     if place == "start-up":
         # MPI, which is starting, does not know which rank is missing, and no rank unlinks its file.
-        said, code = r"in load_mpi\n(.*\n)*.*([Aa]larm clock|Terminated|EXIT CODE: 14)", None
+        pattern, code = r"in load_mpi\n(.*\n)*.*([Aa]larm clock|Terminated|EXIT CODE: 14)", None
     leaves = MPI_STARTING if place == "start-up" else "nothing"
-    return Case("SIGSTOP", place, rank, said, code, within_s=TIMEOUT_S + END_S, leaves=leaves)
+    return Case("SIGSTOP", place, rank, pattern, code, within_s=TIMEOUT_S + END_S, leaves=leaves)
 
 
 #: The sample that CI runs: one case of each mechanism.

@@ -39,7 +39,7 @@ class Outcome:
     code: int
     accuracy: float
     next_step_s: float
-    said: str
+    output: str
 
 
 def find_mpiexec(python: Path = Path(sys.executable)) -> str | None:
@@ -111,10 +111,10 @@ def problems(deaths: Deaths, outcome: Outcome, least_accuracy: float) -> list[st
     found = []
     if outcome.code not in ((0, 1) if deaths.may_end_the_job else (0,)):
         found.append(f"exit code {outcome.code}")
-    died = {int(rank) for rank in re.findall(r"clcomm: rank (\d) died", outcome.said)}
+    died = {int(rank) for rank in re.findall(r"clcomm: rank (\d) died", outcome.output)}
     if not deaths.may_end_the_job and not died & set(deaths.ranks):
         found.append("no line names a rank that died")
-    if "Traceback" in outcome.said:
+    if "Traceback" in outcome.output:
         found.append("a traceback")
     if outcome.accuracy < least_accuracy:
         found.append(f"test accuracy {outcome.accuracy:.2f}%")
@@ -150,7 +150,7 @@ def main(runs: int) -> int:
             f"{outcome.next_step_s:.2f} s: {', '.join(found) or 'as it has to be'}", flush=True,
         )  # fmt: skip
         if found:
-            print(outcome.said)
+            print(outcome.output)
     median_s = statistics.median([o.next_step_s for o in outcomes if o.next_step_s == o.next_step_s] or [float("nan")])
     worst = undisturbed.accuracy - min(outcome.accuracy for outcome in outcomes)
     print(

@@ -38,15 +38,15 @@ def run_file_case(case: FileCase, directory: Path, mounts: tuple[str, ...]) -> t
     places = dict(zip(("{small}", "{open}", "{dir}"), map(str, (small, open_to_all, directory)), strict=True))
     places["{at}"] = str(make(case.kind, there))
     before = _state(there)
-    code, said = _run(case, places, mounts)
+    code, output = _run(case, places, mounts)
     problems = [] if code == case.code else [f"exit code {code}, expected {case.code}"]
-    if not re.search(case.says, said):
-        problems.append(f"it does not say {case.says!r}")
-    if "Traceback" in said:
+    if not re.search(case.pattern, output):
+        problems.append(f"its output has no {case.pattern!r}")
+    if "Traceback" in output:
         problems.append("it shows a traceback")
     if case.kind and _state(there) != before:
         problems.append("the file is no longer what it was")
-    return code, said, problems
+    return code, output, problems
 
 
 def _run(case: FileCase, places: dict[str, str], mounts: tuple[str, ...]) -> tuple[int, str]:
@@ -71,11 +71,11 @@ def _run(case: FileCase, places: dict[str, str], mounts: tuple[str, ...]) -> tup
         stderr=subprocess.STDOUT, start_new_session=True, cwd=ROOT,
     )  # fmt: skip
     try:
-        said = process.communicate(timeout=LIMIT_S)[0]
+        output = process.communicate(timeout=LIMIT_S)[0]
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         return 124, process.communicate()[0] + "it hung"
-    return process.returncode, said
+    return process.returncode, output
 
 
 @functools.cache

@@ -26,25 +26,25 @@ DIGITS = ("--data", "digits", "--batch-size", "16", "--epochs", "8")
 
 def test_the_others_go_on_when_a_rank_is_killed(mpiexec: str):
     outcome = train(mpiexec, "1:step:30:0.002", *DIGITS)
-    assert outcome.code == 0, outcome.said
-    assert "clcomm: rank 1 died at step 3" in outcome.said
-    assert "1 rank of 4 lost; going on with 3 from step " in outcome.said
+    assert outcome.code == 0, outcome.output
+    assert "clcomm: rank 1 died at step 3" in outcome.output
+    assert "1 rank of 4 lost; going on with 3 from step " in outcome.output
     assert outcome.accuracy > 93
 
 
 @pytest.mark.parametrize("place", ["data", "forward_backward", "sync", "evaluate"])
 def test_one_goes_on_when_three_are_killed(mpiexec: str, place: str):
     outcome = train(mpiexec, f"0,1,3:{place}:2:0.002", *DIGITS)
-    assert outcome.code == 0 and outcome.accuracy > 80, outcome.said  # of a quarter of the batch
-    assert "Traceback" not in outcome.said
+    assert outcome.code == 0 and outcome.accuracy > 80, outcome.output  # of a quarter of the batch
+    assert "Traceback" not in outcome.output
 
 
 def test_after_a_loss_the_end_is_reported_as_ever(mpiexec: str):
     """A failure of all survivors is reported once, with the same exit code as without a loss."""
     outcome = train(mpiexec, "1:step:10:0", *DIGITS, "--epochs", "2", "--target-accuracy", "99.99")
-    assert outcome.code == 3, outcome.said
-    assert "is below the target of 99.99%" in outcome.said and "clcomm: rank 1 died" in outcome.said
-    assert " failed at step" not in outcome.said and "Traceback" not in outcome.said
+    assert outcome.code == 3, outcome.output
+    assert "is below the target of 99.99%" in outcome.output and "clcomm: rank 1 died" in outcome.output
+    assert " failed at step" not in outcome.output and "Traceback" not in outcome.output
 
 
 def test_after_a_loss_a_checkpoint_that_cannot_be_written_is_reported(mpiexec: str, tmp_path: Path):
@@ -60,16 +60,17 @@ def test_after_a_loss_a_checkpoint_that_cannot_be_written_is_reported(mpiexec: s
         "40",
         PLANTED_RMDIR=str(path.parent),
     )
-    assert outcome.code == 1, outcome.said
-    said = [line for line in outcome.said.splitlines() if "could not be written" in line]
-    assert len(said) == 1 and re.search(r"clcomm: checkpoint .*run.npz: could not be written \(", said[0]), outcome.said
+    assert outcome.code == 1, outcome.output
+    lines = [line for line in outcome.output.splitlines() if "could not be written" in line]
+    assert len(lines) == 1, outcome.output
+    assert re.search(r"clcomm: checkpoint .*run.npz: could not be written \(", lines[0])
 
 
 def test_after_a_loss_an_exception_is_reported_with_its_step(mpiexec: str):
     outcome = train(mpiexec, "1:step:10:0", *DIGITS, PLANTED_ERROR="20")
-    assert outcome.code == 1, outcome.said
+    assert outcome.code == 1, outcome.output
     assert re.search(
-        r"clcomm: (every rank of 3|rank \d) failed at step 20:\n(.*\n)*RuntimeError: planted", outcome.said
+        r"clcomm: (every rank of 3|rank \d) failed at step 20:\n(.*\n)*RuntimeError: planted", outcome.output
     )
 
 

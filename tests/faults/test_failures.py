@@ -44,6 +44,17 @@ def test_leaving_without_exit_handlers_ends_all(tmp_path, statement, code, call)
     assert ended.clcomm_lines() == [f"clcomm: rank 1 exited unexpectedly with exit code {code}"]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_exit_code_0_of_one_rank_is_not_the_jobs(tmp_path, ranks, rank):
+    """MPICH's launcher gives the ranks that it kills code 0 unless it collects one while some output is open."""
+    for _ in range(3):
+        ended = job(tmp_path, on_one("os._exit(0)").replace("comm.rank == 1", f"comm.rank == {rank}"), ranks=ranks)
+        assert ended.code != 0
+        assert ended.after_failing_s < END_S
+        assert ended.clcomm_lines() == [f"clcomm: rank {rank} exited unexpectedly with exit code 0"]
+
+
 def test_a_rank_that_is_killed_is_named(tmp_path):
     ended = job(tmp_path, on_one("note_step(3)\n        os.kill(os.getpid(), 9)"))
     assert ended.code != 0

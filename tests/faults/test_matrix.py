@@ -30,7 +30,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fut
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_fault_ends_as_it_has_to(name: str, outcomes: dict[str, Future[Outcome]]) -> None:
     outcome = outcomes[name].result()
-    assert outcome.problems == [], outcome.said
+    assert outcome.problems == [], outcome.output
 
 
 def test_the_matrix_has_enough_cases_each_once() -> None:

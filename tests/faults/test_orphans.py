@@ -53,7 +53,7 @@ def ranks_below(pid: int) -> list[int]:
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_ranks_without_a_launcher_end(tmp_path, ranks, stuck):
     if ranks == 1 and stuck:
-        pytest.skip("a rank that is alone waits for nobody")
+        pytest.skip("no other rank waits for one that is alone")
     process = start(tmp_path, TRAINING, ranks=ranks, CLCOMM_TEST_DIR=str(tmp_path), CLCOMM_TEST_STUCK=stuck)
     assert process.stdout is not None
     if stuck:
