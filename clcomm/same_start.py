@@ -53,7 +53,7 @@ class _Job:
     """The facts that this process's program declared, and the warnings already logged."""
 
     facts: ClassVar[tuple[Fact, ...]] = ()
-    said: ClassVar[set[str]] = set()
+    printed: ClassVar[set[str]] = set()
 
 
 def declare(program: str, options: object) -> None:
@@ -120,9 +120,9 @@ def _cut(values: list[str]) -> list[str]:
 
 
 def _warn(text: str, rank: int) -> None:
-    if rank == 0 and text not in _Job.said:
+    if rank == 0 and text not in _Job.printed:
         _log.warning("%s", text)
-    _Job.said.add(text)
+    _Job.printed.add(text)
 
 
 def _required_versions() -> list[Fact]:

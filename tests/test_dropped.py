@@ -201,5 +201,5 @@ def test_too_many_are_an_error_of_one_line_on_every_rank(left):
             each.Free()
         kept.clear()
         assert "\n" not in errors[0] and len(errors) == comm.size
-        assert errors[0].startswith("Communicator: expected MPI to have communicators left, but it says: ")
+        assert errors[0].startswith("Communicator: expected MPI to have communicators left, but it reports: ")
         Communicator().allocate(4096)

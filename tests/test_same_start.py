@@ -22,7 +22,7 @@ COLLECTIVE = ("python -m examples.mnist", "python -m examples.compare_bucketing"
 @pytest.fixture(autouse=True)
 def nothing_declared(monkeypatch):
     monkeypatch.setattr(same_start._Job, "facts", ())
-    monkeypatch.setattr(same_start._Job, "said", set())
+    monkeypatch.setattr(same_start._Job, "printed", set())
 
 
 def collective_options() -> list[Option]:

@@ -25,9 +25,9 @@ def default_data() -> str:
     return "mnist" if os.environ.get("CLCOMM_DATA") or Path("data/mnist").is_dir() else "synthetic"
 
 
-def write_batches(path: Path, data: str, ranks: int, size: int, say: Any) -> tuple[int, ...]:
+def write_batches(path: Path, data: str, ranks: int, size: int, report: Any) -> tuple[int, ...]:
     """Write COUNT batches of normalised float32 images and labels for each rank; return one image's shape."""
-    train = open_data(data, say=say).train
+    train = open_data(data, report=report).train
     order = np.random.RandomState(0).permutation(len(train))
     indices = np.resize(order, (ranks, COUNT, size))
     images, labels = train.batch(indices.reshape(-1))

@@ -93,7 +93,7 @@ class _Launcher:
                 return code
             reason = reason_to_stop(ends, self._allowed)
             if reason:
-                say(f"exit code {code}{at(ends[-1])}; giving up: {reason}")
+                print_notice(f"exit code {code}{at(ends[-1])}; giving up: {reason}")
                 return code
             self._wait(ends)
             if self._signal:
@@ -105,13 +105,13 @@ class _Launcher:
             try:
                 self._process = subprocess.Popen(self._command, env=environment)
             except OSError as error:
-                say(f"{self._command[0]}: {error.strerror}")
+                print_notice(f"{self._command[0]}: {error.strerror}")
                 return End(NOT_FOUND, 0, 0)
             code = self._ended(self._process)
             self._process = None
             progress = restarts.read_progress(file.name)
             if code == 0 and progress[restarts.STARTED] and not progress[restarts.COMPLETED]:
-                say("exit code 0, but no rank has completed: treated as a failure")
+                print_notice("exit code 0, but no rank has completed: treated as a failure")
                 code = FAILURE
             return End(code, progress[restarts.STEP], progress[restarts.SAVED])
 
@@ -138,7 +138,7 @@ class _Launcher:
         last = ends[-1]
         whence = f"step {last.saved}" if last.saved else "its newest checkpoint, if there is one,"
         count = f"{len(ends)} of {self._allowed}"
-        say(f"exit code {last.code}{at(last)}; going on from {whence} in {pause_s:g} s (restart {count})")
+        print_notice(f"exit code {last.code}{at(last)}; going on from {whence} in {pause_s:g} s (restart {count})")
         self._was_signalled.wait(pause_s)
 
 
@@ -147,7 +147,7 @@ def at(end: End) -> str:
     return f" at step {end.step}" if end.step else ""
 
 
-def say(line: str) -> None:
+def print_notice(line: str) -> None:
     """Print a line of the launcher to stderr."""
     sys.stderr.write(f"clcomm run: {line}\n")
     sys.stderr.flush()

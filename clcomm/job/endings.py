@@ -114,8 +114,8 @@ def _report(error: BaseException) -> int:
     if isinstance(error, ClcommError) and not os.environ.get("CLCOMM_TRACEBACK"):
         return _report_together(f"clcomm: {{where}}{error}", error.exit_code)
     if isinstance(error, KeyboardInterrupt):
-        said = "clcomm: {where}interrupted"
-        return _report_together(said, INTERRUPTED, alone=said + exit_monitor.at_step())
+        text = "clcomm: {where}interrupted"
+        return _report_together(text, INTERRUPTED, alone=text + exit_monitor.at_step())
     trace = "".join(traceback.format_exception(error)).rstrip()
     code = error.exit_code if isinstance(error, ClcommError) else FAILURE
     return _report_together(f"clcomm: {{who}} failed{exit_monitor.at_step()}:\n{trace}", code)
@@ -165,7 +165,7 @@ def _report_together(message: str, code: int, alone: str | None = None) -> int:
         print_line(_placed(message, alike, size))
         _wait_for_reader()
     if size > 1:
-        mpi_failures.ranks_in_agreement(_digest("said"), AGREEMENT_S)  # a launcher may end the others once one exits
+        mpi_failures.ranks_in_agreement(_digest("reported"), AGREEMENT_S)  # launchers may end the others once one exits
     return code
 
 

@@ -87,10 +87,10 @@ def note_failing() -> None:
 
 def _note(state: int) -> None:
     _Own.records[_Own.start + STATE] = max(state, _Own.records[_Own.start + STATE])
-    _tell_start_monitor(state)
+    _notify_start_monitor(state)
 
 
-def _tell_start_monitor(state: int) -> None:
+def _notify_start_monitor(state: int) -> None:
     if _Own.start_pipe >= 0:
         with suppress(OSError):
             os.write(_Own.start_pipe, bytes([state]))
@@ -198,7 +198,7 @@ def _join(records: Any, local_rank: int, rank: int) -> None:
     records[start + STATE] = _Own.records[_Own.start + STATE]
     records[start + RANK], records[start + PID] = rank, os.getpid()
     _Own.records, _Own.start = records, start
-    _tell_start_monitor(JOINED)
+    _notify_start_monitor(JOINED)
 
 
 def ends_of(

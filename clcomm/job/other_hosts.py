@@ -144,13 +144,13 @@ def packed(lines: Sequence[Progress]) -> bytes:
     def cut(text: str) -> str:
         return text.encode()[:room].decode(errors="ignore")
 
-    told = [
+    relative = [
         line._replace(
             beat_ns=now_ns - line.beat_ns, began_ns=now_ns - line.began_ns, text=cut(line.text), place=cut(line.place)
         )
         for line in lines
     ]
-    return json.dumps(told, ensure_ascii=False).encode()
+    return json.dumps(relative, ensure_ascii=False).encode()
 
 
 def unpacked(answer: bytes) -> list[Progress]:
@@ -176,6 +176,6 @@ def own_addresses() -> list[str]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an address
-                told = fcntl.ioctl(any_socket, _INTERFACE_ADDRESS, struct.pack("256s", name.encode()[:15]))
-                found.append(socket.inet_ntoa(told[20:24]))
+                reply = fcntl.ioctl(any_socket, _INTERFACE_ADDRESS, struct.pack("256s", name.encode()[:15]))
+                found.append(socket.inet_ntoa(reply[20:24]))
     return [address for address in found if not address.startswith("127.")]

@@ -48,7 +48,7 @@ def is_lowest(rank: int, lines: Sequence[Progress], limit_s: float) -> bool:
 
 def _doing(line: Progress) -> str:
     if line.state == UNKNOWN:
-        return "nobody on its host answers"
+        return "no rank on its host answers"
     if line.text == LEFT:
         return LEFT
     at = f" at {line.place}" if line.place else ""

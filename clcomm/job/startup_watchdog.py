@@ -53,7 +53,7 @@ class StartWatch:
             signal.setitimer(signal.ITIMER_REAL, 0)
             faulthandler.unregister(signal.SIGALRM)
 
-    def _end_job(self, said: str) -> None:
+    def _end_job(self, message: str) -> None:
         end_by_force_later(endings.TIMED_OUT)
-        endings.print_line(f"{said}; the job ends")
+        endings.print_line(f"{message}; the job ends")
         endings.abort(endings.TIMED_OUT)

@@ -43,6 +43,6 @@ def _limit(name: str, value: float, variable: str) -> float:
     except (TypeError, ValueError):
         seconds = -1.0
     if not seconds >= 0:
-        said = f"{name}: " if given is None else f"{variable}: "
-        raise ArgumentError(f"{said}expected seconds, 0 for no limit, got {value if given is None else given!r}")
+        subject = f"{name}: " if given is None else f"{variable}: "
+        raise ArgumentError(f"{subject}expected seconds, 0 for no limit, got {value if given is None else given!r}")
     return seconds or math.inf

@@ -116,8 +116,8 @@ class HierarchicalTransport(MemoryTransport):
             self.meeting.barrier(kind)
             fold()
             point.barrier()
-            told = 0 if leaders is None else between(leaders)
-            return int(point.exchange([told])[0, 0])
+            agreed = 0 if leaders is None else between(leaders)
+            return int(point.exchange([agreed])[0, 0])
 
         return run
 

@@ -63,8 +63,8 @@ def taking_communicators() -> Iterator[None]:
         if mpi is None or not isinstance(error, mpi.Exception) or is_lost_peer(error):
             raise
         raise ResourceError(
-            f"Communicator: expected MPI to have communicators left, but it says: {str(error).splitlines()[-1]}; call "
-            f"finalize() of those that are not needed any more"
+            f"Communicator: expected MPI to have communicators left, but it reports: {str(error).splitlines()[-1]}; "
+            f"call finalize() of those that are not needed any more"
         ) from None
 
 

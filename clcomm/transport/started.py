@@ -85,7 +85,7 @@ class StartedReduction:
 
 
 class _Reached:
-    """A request like MPI's, complete when every rank's counter has reached `count`; passes their times to `tell`."""
+    """A request like MPI's, complete when every rank's counter has reached `count`; passes their times to `notify`."""
 
     def __init__(
         self,
@@ -94,10 +94,10 @@ class _Reached:
         count: int,
         fence: Callable[[], object],
         progress: Callable[[], object],
-        tell: Callable[[list[int]], None],
+        notify: Callable[[list[int]], None],
     ):
         self._counters, self._times, self._count = counters, times, count
-        self._fence, self._progress, self._tell = fence, progress, tell
+        self._fence, self._progress, self._notify = fence, progress, notify
 
     def Test(self) -> bool:
         count = self._count
@@ -105,7 +105,7 @@ class _Reached:
             if counter < count:
                 return False
         self._fence()
-        self._tell(self._times.tolist())  # before any rank can start again, which needs this rank's next advance
+        self._notify(self._times.tolist())  # before any rank can start again, which needs this rank's next advance
         return True
 
     def Wait(self) -> None:

@@ -91,11 +91,11 @@ def failure(*arguments, **options):
 
 
 def test_files_arrive_checked_and_alone(mirrors, tmp_path):
-    said: list[str] = []
+    lines: list[str] = []
     mirror = mirrors()
-    download(Remote("set", (mirror.url,), SUMS), tmp_path / "new" / "set", say=said.append)
+    download(Remote("set", (mirror.url,), SUMS), tmp_path / "new" / "set", report=lines.append)
     assert {path.name: path.read_bytes() for path in (tmp_path / "new" / "set").iterdir()} == FILES
-    assert len(mirror.asked) == 4 and len(said) == 1 and "downloading set from 127.0.0.1" in said[0]
+    assert len(mirror.asked) == 4 and len(lines) == 1 and "downloading set from 127.0.0.1" in lines[0]
 
 
 def test_a_published_sum_of_the_gz_file_counts_too(mirrors, tmp_path):

@@ -34,7 +34,7 @@ class Choice:
     note: str
 
 
-def choose(spec: str, say: Callable[[str], object] = print) -> Choice:
+def choose(spec: str, report: Callable[[str], object] = print) -> Choice:
     """Find the dataset that `spec` names in this process's files, or download it; DataError where neither works."""
     if spec == "digits":
         return Choice("digits", None, "data: the 1,797 digits bundled with scikit-learn")
@@ -47,7 +47,7 @@ def choose(spec: str, say: Callable[[str], object] = print) -> Choice:
     if found is not None:
         return found
     try:
-        return _downloaded(name, say)
+        return _downloaded(name, report)
     except DataError as error:
         failure = f"no {name} files in {_places(name)}, and {error}"
     if spec != "auto":
@@ -117,11 +117,11 @@ def _identify(labels: Path) -> str:
     return "fashion-mnist" if "fashion" in labels.parent.name.lower() else "own"
 
 
-def _downloaded(name: str, say: Callable[[str], object]) -> Choice:
+def _downloaded(name: str, report: Callable[[str], object]) -> Choice:
     if os.environ.get("CLCOMM_OFFLINE", "0") not in ("", "0"):
         raise DataError(f"{name}: download switched off by CLCOMM_OFFLINE")
     target = cache_directory() / name
-    download.download(_REMOTES[name], target, say=say)
+    download.download(_REMOTES[name], target, report=report)
     return Choice(name, str(target), f"data: {name}, downloaded to {target}")
 
 

@@ -77,7 +77,7 @@ def download(
     target: Path,
     *,
     connect_limit_s: float = CONNECT_LIMIT_S,
-    say: Callable[[str], object] = lambda line: None,
+    report: Callable[[str], object] = lambda line: None,
 ) -> None:
     """Put the four .gz files of `remote` into `target`, where they appear after all of them are checked.
 
@@ -92,7 +92,7 @@ def download(
             for index, mirror in enumerate(remote.mirrors):
                 wait_s = max(0.2, (deadline - time.monotonic()) / (len(remote.mirrors) - index))
                 try:
-                    _fetch_all(remote, mirror, Path(work), wait_s, say)
+                    _fetch_all(remote, mirror, Path(work), wait_s, report)
                 except _FetchError as error:
                     failures.append(f"{urlsplit(mirror).netloc}: {error}")
                     continue
@@ -110,7 +110,7 @@ class _FetchError(Exception):
     """The failure of one mirror, in a few words."""
 
 
-def _fetch_all(remote: Remote, mirror: str, work: Path, wait_s: float, say: Callable[[str], object]) -> None:
+def _fetch_all(remote: Remote, mirror: str, work: Path, wait_s: float, report: Callable[[str], object]) -> None:
     # The test labels come first: the smallest file shows soonest whether a mirror serves the set.
     for position, name in enumerate(reversed(remote.md5)):
         _fetch(mirror + name + ".gz", work / (name + ".gz"), wait_s)
@@ -118,7 +118,7 @@ def _fetch_all(remote: Remote, mirror: str, work: Path, wait_s: float, say: Call
         if not matches(content, remote.md5[name]):
             raise _FetchError(f"{name}.gz has another checksum than {remote.md5[name]}")
         if position == 0:
-            say(f"data: downloading {remote.name} from {urlsplit(mirror).netloc} to {work.parent}")
+            report(f"data: downloading {remote.name} from {urlsplit(mirror).netloc} to {work.parent}")
 
 
 def matches(content: bytes, md5: str) -> bool:

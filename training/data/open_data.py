@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def open_data(
-    spec: str, comm: Communicator | None = None, say: Callable[[str], object] = print, *, with_test: bool = True
+    spec: str, comm: Communicator | None = None, report: Callable[[str], object] = print, *, with_test: bool = True
 ) -> Splits:
     """Return the training and test set that `spec` names; collective where `comm` is given.
 
-    Rank 0 finds the files or downloads them, and reports that in one line through `say`. The first rank of each host
+    Rank 0 finds the files or downloads them, and reports that in one line through `report`. The first rank of each host
     reads them, and the others use its memory.
 
     Args:
@@ -33,10 +33,10 @@ def open_data(
     Raises:
         DataError: the data is missing or damaged, or a rank cannot read it or reads other data; on every rank.
     """
-    choice = _decided_by_rank_0(lambda: choose(spec, say), comm)
+    choice = _decided_by_rank_0(lambda: choose(spec, report), comm)
     splits = load(choice, with_test) if comm is None or comm.size == 1 else _load_everywhere(choice, comm, with_test)
     if comm is None or comm.rank == 0:
-        say(choice.note)
+        report(choice.note)
     return splits
 
 

@@ -39,33 +39,33 @@ def entered(seconds_ago: float, sequence: int = 12, call: Call = CALL):
     return call, sequence, time.perf_counter() - seconds_ago
 
 
-def test_ranks_elsewhere_in_the_program_are_told_with_their_place(dogs) -> None:
+def test_ranks_elsewhere_in_the_program_are_named_with_their_place(dogs) -> None:
     dogs[0].look(entered(7))
     dogs[1].look(None)
     dogs[2].look(entered(3))
-    told = describe(0, dogs[0]._board.read(), 7.04)
-    assert told.startswith(
+    message = describe(0, dogs[0]._board.read(), 7.04)
+    assert message.startswith(
         "rank 0 has waited 7.0 s in all_reduce 'gradients' #12 (mean of 1,000 float32, bucket 3), called at "
-        "tests/test_watchdog.py:"
+        "job/test_collective_watchdog.py:"
     )
-    assert "; missing: rank 1 (in no collective but at tests/test_watchdog.py:" in told
-    assert "rank 2" not in told
+    assert "; missing: rank 1 (in no collective but at job/test_collective_watchdog.py:" in message
+    assert "rank 2" not in message
 
 
-def test_ranks_in_another_collective_are_told_with_it(dogs) -> None:
+def test_ranks_in_another_collective_are_named_with_it(dogs) -> None:
     dogs[0].look(entered(7))
     for rank in (1, 2):
         dogs[rank].look(entered(2, sequence=13, call=Call("barrier", "", "shared")))
-    assert "; missing: ranks 1 and 2 (in barrier #13 at tests/" in describe(0, dogs[0]._board.read(), 7)
+    assert "; missing: ranks 1 and 2 (in barrier #13 at job/" in describe(0, dogs[0]._board.read(), 7)
 
 
-def test_a_collective_that_all_are_in_is_told_as_such(dogs) -> None:
+def test_a_collective_that_all_are_in_has_no_rank_missing(dogs) -> None:
     for dog in dogs:
         dog.look(entered(7))
     assert describe(1, dogs[1]._board.read(), 7).endswith("; no rank is missing")
 
 
-def test_the_lowest_waiting_rank_tells_once(dogs, capfd) -> None:
+def test_the_lowest_waiting_rank_reports_once(dogs, capfd) -> None:
     for dog in dogs:
         dog._limits = Limits(5.0, 60.0)
     stalls = {1: entered(6), 2: entered(7)}
@@ -98,11 +98,11 @@ def test_a_rank_that_comes_late_is_named(transport, capfd) -> None:
             while not comm._watchdog._board.reported_ns and time.monotonic() < deadline:
                 time.sleep(0.01)
         comm.all_reduce(np.zeros(4), label="late")
-        told = [line for line in capfd.readouterr().err.splitlines() if "in all_reduce 'late' #1" in line]
-        told = [line for lines in comm.all_gather_object(told) for line in lines]
-        assert told, "nobody has told"
-        here = rf"\brank {comm.size - 1} \(in no collective but at tests/test_watchdog.py:"
-        for line in told:  # whichever of the others comes first
+        lines = [line for line in capfd.readouterr().err.splitlines() if "in all_reduce 'late' #1" in line]
+        lines = [line for part in comm.all_gather_object(lines) for line in part]
+        assert lines, "no rank has reported"
+        here = rf"\brank {comm.size - 1} \(in no collective but at job/test_collective_watchdog.py:"
+        for line in lines:  # whichever of the others comes first
             assert re.match(r"clcomm: rank \d has waited [\d.]+ s in ", line) and re.search(
                 f"; missing: .*{here}", line
             )

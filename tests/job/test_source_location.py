@@ -19,8 +19,8 @@ def test_the_place_is_the_programs_not_a_librarys() -> None:
 
     element = Sorted()
     min([Sorted(), element])
-    line = f"test_place.py:{frame.f_lineno - 1}"
-    assert line in element.place and element.place.startswith("tests/test_place.py:")
+    line = f"test_source_location.py:{frame.f_lineno - 1}"
+    assert line in element.place and element.place.startswith("job/test_source_location.py:")
     assert place_of_frame(None) == ""
 
 

@@ -1,4 +1,4 @@
-"""The board on which a host's ranks say what they do."""
+"""The board on which a host's ranks note what they do."""
 
 from __future__ import annotations
 
