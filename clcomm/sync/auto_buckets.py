@@ -24,14 +24,16 @@ TUNING = "tuning"
 _SHARES = (512, 64, 8, 1)  # 1/512, 1/64, … of the flat space is reduced to fit latency and bandwidth
 _LEAST = 16  # elements
 _FEWEST_CALLS, _MOST_CALLS = 3, 20
-_BUDGET_S = 0.02  # of each part's calls
+_BUDGET_S = 0.02  # for all calls with one share
 _log = logging.getLogger("clcomm")
 
 
 class AutoBuckets:
-    """Averages a model's gradients with the bucket sizes that a tuner asks for, until it has decided; collective.
+    """Averages gradients with the bucket sizes that a tuner asks for, until the tuner has decided; collective.
 
     Args:
+        comm: the ranks.
+        space: the model's flat arrays.
         may_try: False keeps the cost model's choice, as where a compression's result depends on the buckets.
         overlap: begins the buckets in backward; then whole steps are compared, as hidden time shows nowhere else.
     """
@@ -82,7 +84,7 @@ class AutoBuckets:
             tuner.decide(elapsed(everyone, self._hosts))
         self.is_done = tuner.decision is not None
         if not self.is_done:
-            self._comm.stats.merge_buckets(GRADIENTS)  # these are buckets of no plan that stays
+            self._comm.stats.merge_buckets(GRADIENTS)  # these are buckets of a trial, whose plan is not kept
 
 
 def starting_cost(comm: Communicator, space: SharedSpace) -> Callable[[float], float]:

@@ -30,6 +30,15 @@ def prepared(
     """Return the reduction of a bucket with a hook between hosts; it returns the bytes that a host sent. Collective.
 
     The hook gets the host's sum as gradient and as `out`, weighted so that the mean over hosts is that over ranks.
+
+    Args:
+        comm: the ranks.
+        hook: for which `is_for` is True.
+        space: the model's flat arrays.
+        bucket: the bucket, of this space.
+        own: the bucket's part of this rank's gradients.
+        mean: the bucket's part of the means.
+        label: the label under which the Communicator's stats count the reduction.
     """
     weight = mean.dtype.type(comm.hosts / comm.size)
     first_ranks: FirstRanks | None = None

@@ -90,6 +90,12 @@ class BucketPlan:
     """The buckets of one model, in the order in which they are reduced; making one is collective.
 
     MismatchError is raised on every rank where the ranks' settings or buckets differ. `run` averages all gradients.
+
+    Args:
+        comm: the ranks.
+        space: the model's flat arrays.
+        settings: how they are cut into buckets.
+        hook: reduces each bucket of floating-point numbers; None: a plain all-reduce.
     """
 
     def __init__(self, comm: Communicator, space: SharedSpace, settings: PlanSettings, hook: CommHook | None):

@@ -1,8 +1,8 @@
 """Which bucket size is fastest: candidates from the cost model, tried in turns during the first steps.
 
 The tuner takes times and returns the size for the next step; it knows neither MPI nor models. Candidates take turns of
-a few steps each: so other load on the machine affects all of them equally, and the after-effects of a step, such as
-ranks that leave it one after the other, affect the same candidate. After each round the slower half is dropped, and
+a few steps each, so that other load on the machine affects all of them equally, and the after-effects of a step, such
+as ranks that leave it one after the other, affect the same candidate. After each round the slower half is dropped, and
 candidates that are far behind; the others are tried twice as long: successive halving (K. Jamieson, A. Talwalkar,
 "Non-stochastic best arm identification and hyperparameter optimization", AISTATS 2016). The cost model's choice stays
 to the end, and is then replaced only by a candidate that is faster beyond the noise.
@@ -25,7 +25,7 @@ WARM_UP_STEPS = 3
 #: Steps in a row with the same size.
 TURN_STEPS = 3
 _FIRST_ROUND_TURNS = 3
-#: Turns of the last two, which count alone: the challenger was chosen by its earlier times.
+#: Turns of the last two candidates. Earlier turns do not count: the challenger was chosen by them.
 _LAST_ROUND_TURNS = 12
 _MOST_CANDIDATES = 6
 _WORTH_TRYING = 3.0  # times the best prediction: the model has an error, and leaves out caches
@@ -54,14 +54,14 @@ def _thinned(values: list[Candidate], most: int) -> list[Candidate]:
 
 
 def elapsed(times: np.ndarray, hosts: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return the duration of each step over all ranks, float64 (...).
+    """Return the duration of each step over all ranks in seconds, float64 (...).
 
-    On a host a step lasts from the begin of its last rank, which waits for no other, to the end of its last rank: one
-    rank's own time would leave out the work of others before its begin or after its end. Each host has a clock of its
+    On a host a step lasts from the start of its last rank, which waits for no other, to the end of its last rank: one
+    rank's own time would leave out the work of others before its start or after its end. Each host has a clock of its
     own, so the mean over hosts is taken.
 
     Args:
-        times: begin and end of each step on each rank, (ranks, ..., 2).
+        times: start and end of each step on each rank, in seconds, (ranks, ..., 2).
         hosts: the host of each rank.
     """
     own = np.asarray(hosts)
@@ -72,7 +72,7 @@ def elapsed(times: np.ndarray, hosts: Sequence[int] | np.ndarray) -> np.ndarray:
 class BucketTuner:
     """Chooses the bucket size of each step until it has found the fastest.
 
-    `size` is the size for the next step (None: per tensor); `add` takes the step's begin and end. When `add` returns
+    `size` is the size for the next step (None: per tensor); `add` takes the step's start and end. When `add` returns
     True a round is over: the ranks gather their `times()`, and `decide` drops the slower candidates or ends.
 
     Args:
@@ -98,22 +98,22 @@ class BucketTuner:
         return self._left[len(self._times) // TURN_STEPS % len(self._left)].bucket_size
 
     def add(self, begin: float, end: float) -> bool:
-        """Take the begin and end of a step of `size`; return whether the ranks have to gather their `times()` now."""
+        """Take the start and end of a step of `size`; return whether the ranks have to gather their `times()` now."""
         self._steps += 1
         if self._steps > WARM_UP_STEPS:
             self._times.append((begin, end))
         return len(self._times) == self._round_turns * len(self._left) * TURN_STEPS
 
     def times(self) -> np.ndarray:
-        """Return begin and end of this round's steps, float64 (turns, candidates left, steps of a turn, 2)."""
+        """Return start and end of this round's steps, float64 (turns, candidates left, steps of a turn, 2)."""
         return np.array(self._times, np.float64).reshape(self._round_turns, len(self._left), TURN_STEPS, 2)
 
     def decide(self, seconds: np.ndarray) -> None:
         """Keep the faster half; `seconds`: duration of this round's steps over all ranks, ordered as `times()`."""
         turns = np.median(seconds, axis=2)  # a delay of a single step does not count
         for turn in turns:
-            for each, mean in zip(self._left, turn, strict=True):
-                self._turns[each].append(float(mean))
+            for candidate, median_s in zip(self._left, turn, strict=True):
+                self._turns[candidate].append(float(median_s))
         self._times = []
         if len(self._left) == 2:
             self._conclude(sign_test(*turns.T))

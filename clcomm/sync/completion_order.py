@@ -16,8 +16,8 @@ class CompletionOrder:
     """Notes the order in which gradients become complete, until rank 0 has seen a backward; all ranks take rank 0's.
 
     names: the parameters in that order; empty until it is known, and where the library does not report completion
-    (`is_reported`). is_open: whether the order is still looked for. accumulates: whether several backwards ran before a
-    synchronisation, outside `no_sync()`. is_paused: whether gradients are to accumulate; settable.
+    (`is_reported`). is_open: whether the order is still being looked for. accumulates: whether several backwards ran
+    before a synchronisation, outside `no_sync()`. is_paused: whether gradients are to accumulate; settable.
     """
 
     def __init__(self, comm: Communicator, adapter: ModelAdapter, is_paused: bool = False):

@@ -19,7 +19,7 @@ def state_of(comm: Communicator, hook: StatefulHook, space: SharedSpace) -> dict
 
 
 def load_state(comm: Communicator, hook: StatefulHook, space: SharedSpace, state: Mapping[str, np.ndarray]) -> None:
-    """Let a hook continue from this rank's `state_of`; ArgumentError, changing nothing, for another model's."""
+    """Let a hook continue from this rank's `state_of`; ArgumentError, with nothing changed, for another model's."""
     check_state(hook, space, state)
     gradients = _gradients_of_hook(comm, hook, space)
     if state and gradients is not None:
@@ -27,7 +27,7 @@ def load_state(comm: Communicator, hook: StatefulHook, space: SharedSpace, state
 
 
 def check_state(hook: StatefulHook | CommHook | None, space: SharedSpace, state: Mapping[str, np.ndarray]) -> None:
-    """Raise ArgumentError where a rank's `state_of` cannot be this."""
+    """Raise ArgumentError for a state that `state_of` cannot have returned for this hook and model."""
     check = getattr(hook, "check_state", None)
     if state and check is not None:
         check(space.layout, state)

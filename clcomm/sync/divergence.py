@@ -61,7 +61,7 @@ class ReplicaGuard:
     def check(self, space: SharedSpace, broadcast: Callable[[int], None]) -> None:
         """Compare the replicas; where they differ raise DivergenceError on every rank, or broadcast the majority's.
 
-        broadcast: sends one rank's parameters to all ranks, and compares them.
+        broadcast: sends one rank's parameters, given by its number, to all ranks, and compares them.
         """
         if self.on_divergence == "raise":
             self.require_alike(space)

@@ -29,14 +29,14 @@ _latest: weakref.WeakValueDictionary[int, ModelSync] = weakref.WeakValueDictiona
 
 
 class ModelSync:
-    """Averages the gradients of one model, as the settings say and, where they leave it open, as steps show.
+    """Averages the gradients of one model by the settings and, where these leave a choice, by what is measured.
 
     Args:
         comm: the ranks.
         space: the model's flat arrays.
         settings: those of the Synchronizer; `use` replaces them.
         decisions: gets what is chosen by measuring.
-        is_paused: whether gradients accumulate, as `pause` says later.
+        is_paused: whether gradients accumulate, until `pause` sets it.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class ModelSync:
         self.space = space
         #: How many times the gradients were averaged.
         self.synchronisations = 0
-        #: Bytes of a bucket that were found to be fastest; None: nothing was looked for, or found yet.
+        #: The bucket size in bytes that was found to be the fastest; None: none was looked for, or none is found yet.
         self.chosen_bucket_size: int | None = None
-        #: What reduces the gradients in the place of `average`, if anything.
+        #: What reduces the gradients in place of `average`; None: `average` does.
         self.sharded_update: ShardedUpdate | None = None
         self._comm, self._settings, self._decisions = comm, settings, decisions
         self._is_paused = is_paused
@@ -74,7 +74,8 @@ class ModelSync:
     def require_unchanged(self) -> None:
         """Raise ArgumentError, on every rank, where any rank's model has other parameters than at first.
 
-        With overlap on this rank alone: the others wait for buckets that have begun, and take part in nothing else.
+        With overlap, the error is raised on this rank alone: the others wait for buckets that have begun, and take part
+        in nothing else.
         """
         try:
             self.space.adapter.require_unchanged()
@@ -87,9 +88,9 @@ class ModelSync:
         """Replace each gradient by its mean over the ranks; collective.
 
         Args:
-            use_bucketing: False: each tensor on its own; None: as the settings say.
+            use_bucketing: False: each tensor on its own; None: as in the settings.
             check_finite: raise NonFiniteError on every rank where a mean holds NaN or Inf.
-            weight: what this rank's gradients are multiplied with.
+            weight: factor for this rank's gradients.
         """
         average = self._averagings.get(use_bucketing)
         if average is None:
@@ -195,7 +196,7 @@ class ModelSync:
         self._keep_size(decision.chosen == "on")
 
     def _ways(self) -> tuple[bool, ...]:
-        """Return how buckets may come to be reduced: False, without overlap, or True, or either."""
+        """Return the ways in which buckets may be reduced: without overlap (False), with it (True), or both."""
         if self._overlap is not None:
             return self._overlap.ways
         return (False, True) if self._settings.overlap == AUTO else (bool(self._settings.overlap),)
@@ -225,7 +226,7 @@ class ModelSync:
         return tuning
 
     def _try_size(self, tuning: AutoBuckets, check_finite: bool, weight: float) -> None:
-        tuning.run(self._plan_of(tuning.bucket_size), check_finite, weight)  # a new plan is prepared before the clock
+        tuning.run(self._plan_of(tuning.bucket_size), check_finite, weight)  # a new plan is made before timing begins
         if tuning.is_done:
             self._averagings.clear()
             ways = self._ways()
@@ -246,7 +247,7 @@ class ModelSync:
         self._decisions.add(decision)
         self._averagings.clear()
         if any(trial.steps for trial in decision.evidence):
-            self._comm.stats.merge_buckets(GRADIENTS)  # what was tried is not what was chosen
+            self._comm.stats.merge_buckets(GRADIENTS)  # the trials used buckets other than the chosen ones
 
     # --- plans ---
 

@@ -45,7 +45,7 @@ class Overlap:
             plan.run(check_finite, weight)
 
     def follow(self, plan: BucketPlan | None) -> None:
-        """Begin the buckets of `plan` in the backwards to come; None: none. After a `run`, on all ranks alike."""
+        """Begin the buckets of `plan` in the backwards to come; None: none. After a `run`, alike on all ranks."""
         if plan is not None and plan is not self.plan:
             self._starts = plan.starts()
             self._buckets_of: dict[str, list[int]] = {}

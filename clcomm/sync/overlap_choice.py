@@ -15,7 +15,7 @@ from clcomm.sync.decision import Decision, Trial
 from clcomm.sync.overlap import Overlap
 from clcomm.sync.shared_space import SharedSpace
 
-#: Steps before any counts: kernels are built, steps recorded.
+#: Steps before the first that counts: kernels are built, steps recorded.
 _WARM_UP = 4
 #: Steps with overlap, and as many without, in turns.
 _STEPS_EACH = 12
@@ -31,6 +31,8 @@ class OverlapChoice:
     overlap: None where it was decided against. decision: that of "auto", once it is made.
 
     Args:
+        comm: the ranks.
+        space: the model's flat arrays.
         order: what is known of the model's backward.
         setting: True or "auto".
         step: number of the synchronisation that is about to run.
@@ -49,7 +51,7 @@ class OverlapChoice:
 
     @property
     def ways(self) -> tuple[bool, ...]:
-        """How buckets may be reduced in the end: False, without overlap, True, with it, or either."""
+        """The ways in which buckets may be reduced in the end: without overlap (False), with it (True), or both."""
         if not self.is_settled:
             return False, True
         return (self.overlap is not None,)
@@ -66,6 +68,7 @@ class OverlapChoice:
         Args:
             off, on: the plans without and with overlap.
             step: number of this synchronisation.
+            check_finite, weight: see `BucketPlan.run`.
         """
         assert self.overlap is not None
         overlap, is_on = self.overlap, self.overlap.plan is not None
@@ -105,12 +108,12 @@ class OverlapChoice:
         noise = "" if found.is_faster else ", which is within the noise"
         self._decide(found.is_faster, step, "time of a step", *trials, reason=f"overlap was {found}{noise}")
 
-    def _decide(self, chosen: bool, step: int, measures: str, *trials: Trial, reason: str = "") -> None:
+    def _decide(self, is_on: bool, step: int, measures: str, *trials: Trial, reason: str = "") -> None:
         self.is_settled = True
-        if self.overlap is not None and not chosen:
+        if self.overlap is not None and not is_on:
             self.overlap.stop()
             self.overlap = None
-        self.decision = Decision("overlap", "on" if chosen else "off", measures, trials, step, reason)
+        self.decision = Decision("overlap", "on" if is_on else "off", measures, trials, step, reason)
 
 
 def _agreed_refusal(comm: Communicator, space: SharedSpace, order: CompletionOrder) -> str:

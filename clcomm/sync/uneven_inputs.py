@@ -39,7 +39,7 @@ def gradient_weight(comm: Communicator, samples: float) -> float:
 
 
 def apply_weight(gradients: np.ndarray, weight: float) -> None:
-    """Multiply gradients with a weight, in place; 0 clears them, NaN and Inf included."""
+    """Multiply gradients by a weight, in place; 0 clears them, NaN and Inf included."""
     if weight == 0.0:
         gradients[...] = 0
     elif weight != 1.0:
