@@ -95,9 +95,9 @@ class AllReduces(CollectiveRunner):
     ) -> Callable[[], None]:
         """Return a prepared all-reduce, to be called repeatedly; arguments as for `all_reduce`.
 
-        As MPI_Allreduce_init (MPI 4.1, section 6.13): arrays are contiguous and fixed, so that checks and look-ups are
-        not repeated. Preparing is collective, and so is each call. Calls in different orders on different ranks raise
-        MismatchError where memory is shared.
+        Like MPI_Allreduce_init (MPI 4.1, section 6.13): arrays are contiguous and fixed, so that checks and look-ups
+        are not repeated. Preparing is collective, and so is each call. Calls in different orders on different ranks
+        raise MismatchError where memory is shared.
         """
         source, target = self._contiguous_operands(array, op, out, "prepared")
         self._complete_in_flight()
@@ -143,7 +143,7 @@ class AllReduces(CollectiveRunner):
     ) -> Callable[..., Handle]:
         """Return a prepared all-reduce that each call starts in the background; arguments as for `all_reduce`.
 
-        As MPI_Start on a prepared collective (MPI 4.1, section 6.13). Collective; ranks start prepared all-reduces in
+        Like MPI_Start on a prepared collective (MPI 4.1, section 6.13). Collective; ranks start prepared all-reduces in
         the same order, and wait for one before they start it again. The returned function takes an optional function
         that returns whether the caller's device is computing; the caller's time in calls then counts as hidden.
         """
@@ -176,13 +176,12 @@ class AllReduces(CollectiveRunner):
         begin = time.perf_counter()
         self._meeting.announce(call.tag + sequence)
         pending = start()
-
         self._in_flight.add(call, sequence, begin, pending, self._notify)
         waiting = partial(self._shown_as_current, call, sequence)
         return Handle(pending, result, begin, self._in_flight, waiting, computes)
 
     def reduces_within_hosts(self, array: np.ndarray, out: np.ndarray) -> bool:
-        """Return whether an all-reduce of `array` to `out` reduces within each host before anything leaves it."""
+        """Return whether an all-reduce of `array` to `out` reduces within each host before hosts exchange data."""
         shared = self._shared
         return isinstance(shared, HierarchicalTransport) and shared.holds(array) and shared.is_common(out)
 
@@ -191,8 +190,13 @@ class AllReduces(CollectiveRunner):
     ) -> Callable[[], int]:
         """Return a prepared all-reduce in which `between` reduces between hosts: for compression.
 
-        array, out: contiguous, where `reduces_within_hosts(array, out)`. HierarchicalTransport.prepare_between_hosts
-        describes `between`, whose result each call returns. Collective; so is each call.
+        Collective; so is each call, which returns the result of `between`.
+
+        Args:
+            array: the operand, contiguous.
+            out: receives the result, contiguous; `reduces_within_hosts(array, out)` is True.
+            between: see HierarchicalTransport.prepare_between_hosts.
+            label: the name under which it is counted.
         """
         source, target = self._contiguous_operands(array, "sum", out, "prepared")
         self._complete_in_flight()
@@ -226,7 +230,7 @@ class AllReduces(CollectiveRunner):
         finally:
             self._finished = outer
             seconds = time.perf_counter() - begin
-            self._blocked_s += seconds - (self.communicated() - before_s)  # which includes its parts
+            self._blocked_s += seconds - (self.communicated() - before_s)  # without the parts, counted already
             # nccl-tests count the gathered whole, of which a rank sends one world_size-th.
             if wire is None:
                 wire = sum(p.nbytes // (self.size if "gather" in p.operation else 1) for p in parts)

@@ -1,4 +1,4 @@
-"""Exposed time of all-reduces in the background: when the caller was in calls of theirs and could do nothing else."""
+"""Exposed time of all-reduces in the background: the caller was in a call to one and could do nothing else."""
 
 from __future__ import annotations
 

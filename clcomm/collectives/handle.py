@@ -17,10 +17,12 @@ class Handle:
     """A started all-reduce: `wait()` returns its result, `done()` returns without blocking whether it is complete.
 
     Args:
-        began_s: when the caller entered the call that started it, the first call that `in_flight` records; each call
-            of `wait` and `done` is another.
+        pending: the operation.
+        result: the array that `wait` returns.
+        began_s: when the caller entered the call that started it (perf_counter).
+        in_flight: records that call, and each call of `wait` and `done`.
         waiting: returns a context for the time in which the caller blocks, for the watchdog.
-        computes: returns whether the caller's device is computing; a call at whose end it is counts as hidden.
+        computes: returns whether the caller's device is computing; a call counts as hidden if it is when the call ends.
     """
 
     def __init__(

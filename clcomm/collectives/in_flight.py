@@ -21,7 +21,7 @@ class _Started(NamedTuple):
 
 
 class InFlightTimes:
-    """Records started all-reduces and the rank's calls of them, and reports each that is complete.
+    """Records started all-reduces and the rank's calls to their handles, and reports each that is complete.
 
     They complete in the order in which they were started. An all-reduce's turn begins when the one before it is
     complete, and ends when any call finds it complete.
@@ -34,7 +34,7 @@ class InFlightTimes:
 
     @property
     def exposed_s(self) -> float:
-        """Seconds that the rank has spent in their calls so far."""
+        """Seconds that the rank has spent in calls to their handles so far."""
         return self._exposed.seconds
 
     def add(

@@ -40,7 +40,7 @@ class CollectiveRunner:
         self._blocked_s = 0.0  # time in blocking collectives and in packing for them
         self._finalized, self._closed_by = False, ""
         self._sequence = 0
-        self._refusal = ""  # the error with which this rank meets the others, if any
+        self._refusal = ""  # the reason for which `refuse` ends the others' collective; "" if none
         self._calls: dict[tuple, Call] = {}
         self._address = address_of if self.comm is None else address_function()
         self._meeting: Meeting = world.meeting

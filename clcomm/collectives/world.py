@@ -46,7 +46,7 @@ _log = logging.getLogger("clcomm")
 
 @dataclass
 class World:
-    """What a Communicator runs on; by default a single rank without MPI."""
+    """The ranks and transports of a Communicator; by default a single rank without MPI."""
 
     #: The private duplicate of the mpi4py communicator; None without MPI.
     comm: Any = None
@@ -77,7 +77,13 @@ class World:
 def open_world(comm: Any, transport: str, limits: Limits, arguments: Mapping[str, object]) -> World:
     """Return the world of an mpi4py communicator, of COMM_WORLD if it is None; collective.
 
-    A private duplicate carries the traffic. arguments: must be the same on all ranks, as the transport.
+    All traffic goes through a private duplicate of it.
+
+    Args:
+        comm: the mpi4py communicator.
+        transport: one of TRANSPORTS.
+        limits: the time limits of waits.
+        arguments: the Communicator's other arguments, by name; like `transport`, they are the same on all ranks.
 
     Raises:
         ArgumentError: an argument is invalid.
@@ -173,6 +179,6 @@ def _share_of_cores(comm: Any) -> int:
 
 
 def _wants_checks(comm: Any) -> bool:
-    """Return whether ranks compare their calls: unless all have CLCOMM_CHECKS=off; the same on every rank."""
+    """Return whether ranks compare their calls: they do unless all have CLCOMM_CHECKS=off. The same on every rank."""
     wants = os.environ.get("CLCOMM_CHECKS", "on") != "off"
     return wants if comm is None else any(comm.allgather(wants))

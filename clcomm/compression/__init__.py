@@ -4,7 +4,7 @@ A hook is called as `hook(gradient, comm, out, bucket)` for each bucket, in the 
 
 - gradient: this rank's, one-dimensional, read-only.
 - out: of the same shape and dtype, for the mean over the ranks, with the same bits on every rank; this rank's memory.
-- bucket: the layout's, whose `ranges` are the places of its parameters.
+- bucket: the Bucket of the model's FlatLayout; its `ranges` are the places of its parameters.
 
 Its traffic goes through `comm` and is counted as one all-reduce; the Synchronizer waits for what it starts in the
 background. It returns None, `out` or a handle; anything else is an ArgumentError.

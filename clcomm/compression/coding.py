@@ -85,7 +85,7 @@ class Coding:
         return self._codec.from_bfloat16(halves, values) or partial(_from_bfloat16, halves, values)
 
     def to_chars(self, values: np.ndarray, residual: np.ndarray, rows: np.ndarray, row: int) -> Work:
-        """Return a function that packs `values` + `residual` into a row of bytes and keeps the rest in `residual`."""
+        """Return a function that packs `values` + `residual` into a row of bytes; the error stays in `residual`."""
         work = self._codec.to_chars(values, residual, rows, row)
         return work or without_warnings(partial(_to_chars, values, residual, rows[row]))
 
@@ -97,8 +97,8 @@ class Coding:
     def to_largest(self, values: np.ndarray, residual: np.ndarray, rows: np.ndarray, row: int) -> Work:
         """Return a function that packs the largest magnitudes of `values` + `residual` into a row of bytes.
 
-        As many as fit: indices, uint32, then values. NaN and Inf count as largest; of equal ones the first is sent.
-        The rest stays in `residual`.
+        A row holds as many as fit: first their indices, uint32, then their values. NaN and Inf count as largest; of
+        equal ones the first is sent. The rest stays in `residual`.
         """
         work = self._codec.to_largest(values, residual, rows, row)
         return work or without_warnings(partial(_to_largest, values, residual, rows[row]))
@@ -134,7 +134,7 @@ def chars_nbytes(count: int) -> int:
 
 
 def largest_nbytes(chosen: int, dtype: np.dtype) -> int:
-    """Return the bytes of so many elements with their indices."""
+    """Return the bytes of `chosen` elements with their indices."""
     return chosen * (4 + dtype.itemsize)
 
 
@@ -164,9 +164,8 @@ def _mean_of(decode: Callable[[np.ndarray], np.ndarray], rows: np.ndarray, out: 
 def _to_chars(values: np.ndarray, residual: np.ndarray, row: np.ndarray) -> None:
     wanted = np.zeros((-(-values.size // BLOCK), BLOCK), np.float32)
     np.add(values, residual, out=wanted.reshape(-1)[: values.size], casting="same_kind")
-    scales = np.abs(wanted).max(axis=1, initial=0.0) / np.float32(
-        _LARGEST_CHAR
-    )  # NaN is kept, so that the mean shows it
+    # NaN is kept in the scale, so that the mean shows it.
+    scales = np.abs(wanted).max(axis=1, initial=0.0) / np.float32(_LARGEST_CHAR)
     quotients = np.rint(wanted / np.where(scales > 0, scales, 1)[:, None])
     numbers = np.clip(np.where(np.isfinite(scales)[:, None], quotients, 0), -_LARGEST_CHAR, _LARGEST_CHAR)
     row[: 4 * scales.size] = scales.view(np.uint8)

@@ -25,7 +25,8 @@ class FlatMemory:
     def of(self, gradient: np.ndarray, bucket: Bucket, flat: np.ndarray | None = None) -> np.ndarray:
         """Return the values of a bucket's elements, to be read and written.
 
-        The memory is the same at each call where `flat`, all of the model's gradients, is given for its size.
+        With `flat`, all of the model's gradients, every call returns the same memory; without it, a bucket beyond the
+        end of the memory moves all values to larger memory.
         """
         kept = self._bytes_of(model_of(gradient, bucket), bucket.stop if flat is None else flat.nbytes)
         return kept[bucket.start : bucket.stop].view(gradient.dtype)
@@ -42,7 +43,7 @@ class FlatMemory:
         self._bytes_of(address(flat), flat.nbytes)[: values.size] = values
 
     def _bytes_of(self, base: int, nbytes: int) -> np.ndarray:
-        """Return a model's memory of at least so many bytes, values kept."""
+        """Return a model's memory, enlarged to at least `nbytes`, with its values kept."""
         kept = self._kept.get(base)
         if kept is None or kept.size < nbytes:
             grown = aligned_zeros(nbytes)

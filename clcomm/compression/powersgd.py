@@ -23,7 +23,9 @@ from clcomm.transport.reduction import without_warnings
 class PowerSGD(PreparedHook):
     """One step of power iteration from the last step's factors, with error feedback.
 
-    One-dimensional tensors, and matrices that two factors of this rank would not make smaller, are sent whole.
+    One-dimensional tensors, and matrices that are no larger than their two factors, are sent whole.
+
+    rank: the rank of the factors, which is their number of columns.
     """
 
     between_hosts = True

@@ -14,7 +14,7 @@ from clcomm.flat_space.buckets import Bucket
 
 @dataclass(frozen=True)
 class Task:
-    """The reduction of one bucket's gradient."""
+    """The reduction of one bucket's gradient by a hook."""
 
     #: This rank's gradient.
     gradient: np.ndarray
