@@ -10,7 +10,7 @@ from clcomm.errors import ArgumentError
 
 
 def adapter_of(model: Any) -> ModelAdapter:
-    """Return the ModelAdapter for a model's library; ArgumentError for an object of none of them."""
+    """Return the ModelAdapter for a model's library; ArgumentError for an object of no known library."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
         from clcomm.adapters.torch import TorchAdapter

@@ -73,13 +73,13 @@ class ModelAdapter(Protocol):
         """Copy `arrays.params` to the model's parameters."""
 
     def pull_gradients(self, bucket: Bucket) -> None:
-        """Copy the gradients that open in the bucket to `arrays.grads`; a missing one counts as zero."""
+        """Copy the gradients of `bucket.opening` to `arrays.grads`; a missing one counts as zero."""
 
     def send_gradients(self, bucket: Bucket, mark: Mark | None) -> None:
-        """As `pull_gradients`, once `mark` is reached; no backward may follow before `push_gradients`."""
+        """Copy like `pull_gradients`, once `mark` is reached; no backward may follow before `push_gradients`."""
 
     def push_gradients(self, bucket: Bucket) -> None:
-        """Copy the gradients that close in the bucket from `arrays.reduced` to the model, missing ones included."""
+        """Copy the gradients of `bucket.closing` from `arrays.reduced` to the model, missing ones included."""
 
     def pull_written(self) -> tuple[str, ...]:
         """Copy gradients that were written since they were pushed to `arrays.grads`; return their names."""
@@ -102,7 +102,7 @@ class ModelAdapter(Protocol):
             complete: called once per gradient and backward.
             begins: called before the first gradient of each backward, by libraries that report it.
 
-        Returns a function that ends this; None: the library does not report completed gradients.
+        Returns a function that stops the calls; None: the library does not report completed gradients.
         """
 
     def mark(self) -> Mark | None:

@@ -82,7 +82,7 @@ class NativeAdapter:
         self.flat_space.pull_grads(bucket.start, bucket.stop)
 
     def send_gradients(self, bucket: Bucket, mark: Any) -> None:
-        """As `pull_gradients`, once the device has reached `mark`; until `push_gradients` no backward may follow."""
+        """Copy like `pull_gradients`, once `mark` is reached; no backward may follow before `push_gradients`."""
         self.flat_space.send_grads(bucket.start, bucket.stop, mark)
 
     def push_gradients(self, bucket: Bucket) -> None:
@@ -110,7 +110,7 @@ class NativeAdapter:
         A Replay calls `complete` in the run that it records, and runs the returned action in each replay.
         """
         space = self.flat_space
-        latest: tuple[int, Any] = -1, None  # the last backward, and the recorder that recorded it
+        latest: tuple[int, Any] = -1, None  # number of the last backward, and its recorder
 
         def hook_of(name: str) -> Callable[[Any], Any]:
             def hook(_: Any) -> Any:

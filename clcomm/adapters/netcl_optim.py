@@ -15,7 +15,7 @@ from clcomm.adapters.netcl import NetclModel, NetclParameter
 from clcomm.adapters.netcl_runtime import quiet
 from clcomm.errors import ArgumentError, CheckpointError
 
-# Optimizer -> our name for a kind of state -> netcl's attribute: a dict from id(tensor) to a buffer or host array.
+# netcl's optimizer -> the name of a kind of state here -> netcl's attribute: id(tensor) -> buffer or host array.
 _STATE = {
     "SGD": {"momentum": "_v_buf"},
     "Momentum": {"momentum": "vel"},

@@ -1,4 +1,4 @@
-"""Set-up of netcl 0.4.4 for a rank, with workarounds for what breaks jobs of several ranks."""
+"""Set-up of netcl 0.4.4 for a rank, with workarounds for its faults in jobs of several ranks."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import numpy as np
 from clcomm.adapters.netcl_runtime import quiet
 from clcomm.errors import ArgumentError
 
-#: A parameter's dtype in the flat space, by netcl's name of its own.
+#: A parameter's dtype in the flat space, by netcl's name for its own dtype.
 FLAT_DTYPES = {
     "float": "float32",
     "float32": "float32",

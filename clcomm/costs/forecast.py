@@ -59,7 +59,13 @@ def recommend(
     backward_s: float = 0.0,
     overlap: bool = False,
 ) -> Recommendation:
-    """Return the bucket size with the fastest predicted step; of equally fast ones the one with the fewest buckets."""
+    """Return the bucket size with the fastest predicted step; of equally fast ones the one with the fewest buckets.
+
+    Args:
+        tensors: bytes of each tensor, in the model's order.
+        all_reduce_s: seconds of an all-reduce by its bytes.
+        forward_s, backward_s, overlap: see `step_s`.
+    """
     sizes: list[int | None] = [None, _SMALLEST_BUCKET]
     while (size := sizes[-1]) is not None and size < sum(tensors):
         sizes.append(2 * size)
@@ -110,8 +116,16 @@ def scaling(
 ) -> list[ScalingRow]:
     """Return a row for each power of two from 2 to `largest` ranks, and for each measured (ranks, hosts).
 
-    Hosts are filled one after another with `ranks_per_host`. Where `compute_s` is given, efficiency is computing over
-    the whole step without overlap: throughput over that of as many single ranks, for a fixed batch a rank.
+    Hosts are filled one after another.
+
+    Args:
+        cluster: the cost model.
+        buckets: bytes of a step's buckets.
+        ranks_per_host: ranks on each host but the last.
+        measured_s: seconds of the buckets' all-reduces, by (ranks, hosts).
+        compute_s: seconds of a step without its all-reduces. With it a row has an efficiency, computing over the whole
+            step without overlap: throughput over that of as many single ranks, for a fixed batch a rank.
+        largest: the largest number of ranks.
     """
     if ranks_per_host < 1:
         raise ArgumentError(f"ranks_per_host: expected a number from 1 up, got {ranks_per_host}")

@@ -85,7 +85,7 @@ def fit(points: Iterable[tuple[int, float]]) -> Fit:
 
 
 def _weighted_fit(sizes: np.ndarray, times: np.ndarray, weights: np.ndarray) -> Cost:
-    """Minimise the squares of weight x (alpha + beta n - t) over alpha, beta >= 0."""
+    """Minimise the sum of the squares of weight x (alpha + beta n - t) over alpha, beta >= 0."""
     columns, target = np.stack([weights, weights * sizes], axis=1), weights * times
     scale = np.maximum(np.linalg.norm(columns, axis=0), 1e-300)
     columns /= scale
@@ -118,10 +118,10 @@ class Terms(NamedTuple):
 def terms(operation: str, algorithm: str, ranks: int) -> Terms:
     """Return rounds and volume of an operation on `ranks` ranks.
 
-    all_reduce: "ring" (reduce-scatter and all-gather, in `ranks - 1` rounds each, as clcomm's mpi transport),
+    all_reduce: "ring" (reduce-scatter and all-gather, in `ranks - 1` rounds each, as in clcomm's mpi transport),
     "doubling" (recursive doubling), "halving" (recursive halving, then doubling; Rabenseifner's); all_gather:
     "ring", "doubling"; reduce_scatter: "ring", "halving"; broadcast: "tree" (binomial), "scatter" (van de Geijn's).
-    If `ranks` is no power of two, "doubling" and "halving" of an all-reduce first add the surplus ranks' arrays to
+    If `ranks` is not a power of two, "doubling" and "halving" of an all-reduce first add the surplus ranks' arrays to
     others' and send them the result at the end: two rounds of the whole size.
     """
     if ranks < 1:
@@ -280,14 +280,18 @@ def step_s(
 ) -> float:
     """Return the seconds of a step whose backward completes the buckets in order, at an even rate of bytes.
 
-    With overlap a bucket's all-reduce starts when its gradients are complete and the one before it is done, and slows
-    nothing else down; without, all of them follow backward.
+    Args:
+        buckets: their bytes, in the order of completion.
+        all_reduce_s: seconds of an all-reduce by its bytes.
+        forward_s, backward_s, update_s: seconds of the step's other parts.
+        overlap: a bucket's all-reduce starts when its gradients are complete and the one before it is done, and slows
+            nothing else down; otherwise all of them follow backward.
     """
     if not overlap:
         return forward_s + backward_s + plan_s(buckets, all_reduce_s) + update_s
-    total, there, done_s = math.fsum(buckets), 0.0, 0.0
+    total, complete, done_s = math.fsum(buckets), 0.0, 0.0
     for nbytes in buckets:
-        there += nbytes
-        ready_s = backward_s * there / total if total else backward_s
+        complete += nbytes
+        ready_s = backward_s * complete / total if total else backward_s
         done_s = max(done_s, ready_s) + all_reduce_s(nbytes)
     return forward_s + max(backward_s, done_s) + update_s

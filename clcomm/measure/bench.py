@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sizes(parser: argparse.ArgumentParser, smallest: str, largest: str) -> None:
-    """Add the options for the sizes that are measured, with these defaults."""
+    """Add the options for the sizes that are measured; smallest, largest: the defaults."""
     add = parser.add_argument
     add("--min", default=smallest, metavar="SIZE", help="smallest size; default: %(default)s")
     add("--max", default=largest, metavar="SIZE", help="largest size; default: %(default)s")
@@ -130,7 +130,16 @@ def measure_all(
     schedule: Schedule,
     show: Callable[[Sequence[Row]], object],
 ) -> list[Row]:
-    """Return all rows; `show` is called with those of one size as soon as they are measured."""
+    """Return all rows; collective.
+
+    Args:
+        targets: the transports to compare.
+        control: spans all ranks; its barrier precedes each timed call.
+        options: those of `add_arguments`.
+        sizes: in bytes.
+        schedule: how often each call is timed.
+        show: called with the rows of one size as soon as they are measured.
+    """
     rows: list[Row] = []
     for operation in dict.fromkeys(options.operation):
         done: set[int] = set()

@@ -34,6 +34,8 @@ def header(control: Communicator, schedule: Schedule, has_devices: bool, sums: s
     """Return the lines above the rows: versions, ranks, hosts, devices, and the schedule. Collective.
 
     Args:
+        control: spans all ranks.
+        schedule: how often each call is timed.
         has_devices: whether OpenCL is loaded.
         sums: what sums in shared memory, a key of SUMMED_BY.
     """

@@ -1,4 +1,4 @@
-"""The collectives that `clcomm bench` measures: each allocates memory, makes one call, and checks its result."""
+"""The collectives that `clcomm bench` measures: each allocates its memory, makes a call and checks the result."""
 
 from __future__ import annotations
 

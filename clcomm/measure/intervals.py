@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
         return self.low > other.high or other.low > self.high
 
     def scaled(self, factor: float) -> Estimate:
-        """Return it in another unit."""
+        """Return the estimate times `factor`, to change its unit."""
         return Estimate(*(None if value is None else value * factor for value in self))  # type: ignore[arg-type]
 
     def rate_of(self, amount: float) -> Estimate:
@@ -39,14 +39,14 @@ class Estimate(NamedTuple):
         return Estimate(*(value and amount / value for value in (self.median, low, high)))  # type: ignore[arg-type]
 
     def text(self, digits: int = 3) -> str:
-        """Return it as "10.224 (10.120-10.371)"; "-" for NaN."""
+        """Return the estimate as text such as "10.224 (10.120-10.371)"; "-" for NaN."""
         if math.isnan(self.median):
             return "-"
         around = "" if not self.has_interval else f" ({self.low:,.{digits}f}-{self.high:,.{digits}f})"
         return f"{self.median:,.{digits}f}{around}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it ready for JSON."""
+        """Return the fields by name, ready for JSON."""
         return self._asdict()
 
 

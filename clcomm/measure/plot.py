@@ -7,7 +7,7 @@ from typing import Any
 from clcomm.storage.files import replacing, unwritable
 
 _LEGEND_COLUMNS = 4
-#: Lines cycle through so many colours, and change style after each cycle.
+#: The number of colours through which lines cycle, and the line styles, one for each cycle.
 _COLORS, _STYLES = 10, ("-", "--", ":")
 
 

@@ -1,9 +1,9 @@
 """Times collectives and checks their results, for `clcomm bench` and `clcomm tune`.
 
 A barrier precedes each timed call, and the slowest rank's time counts: seconds are reduced with max over the ranks,
-call by call, before any median is taken. So a time includes how far apart the ranks leave the barrier. Calls are timed
-in several windows, in which the cases to compare alternate; each window starts with an untimed call, the first with
-`warmup` more.
+call by call, before any median is taken. A time therefore includes how far apart the ranks leave the barrier. Calls are
+timed in several windows, in which the cases to compare alternate; each window starts with an untimed call, the first
+with `warmup` more.
 """
 
 from __future__ import annotations
@@ -137,7 +137,17 @@ def measure(
     op: str,
     schedule: Schedule,
 ) -> list[Row]:
-    """Time one operation at one size on each target in turn, check its results, and return a row for each target."""
+    """Time one operation at one size on each target in turn, check its results, and return a row for each target.
+
+    Args:
+        targets: the transports to compare.
+        control: see `time_calls`.
+        operation: a key of CASES.
+        nbytes: the size, rounded down to whole elements.
+        dtype: of the elements.
+        op: the reduction, for operations that reduce.
+        schedule: how often each call is timed.
+    """
     cases = [CASES[operation](target.comm, nbytes, dtype, op) for target in targets]
     seconds = time_calls(cases, control, schedule)
     wrong = control.all_reduce(np.array([case.check() for case in cases], np.int64))

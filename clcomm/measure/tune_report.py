@@ -34,7 +34,7 @@ class TuneResult:
 
 
 def show(result: TuneResult, ranks_per_host: int, options: argparse.Namespace, stored: Path | None) -> None:
-    """Print everything."""
+    """Print the results; stored: the file that holds the fits, None where they were not stored."""
     console = make_console(highlight=False)
     compute_s = (options.forward_ms + options.backward_ms) / 1e3
     name = options.model if options.bytes is None else "gradients"
