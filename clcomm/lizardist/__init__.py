@@ -1,4 +1,4 @@
-"""LizarDist's modules under their own names: in a script's imports `lizardist` becomes `clcomm.lizardist`.
+"""LizarDist's modules under their own names: a script has only to import `clcomm.lizardist` instead of `lizardist`.
 
-Calls, defaults and counts are LizarDist's; transports and bucketing are clcomm's.
+Signatures, defaults and counts are LizarDist's; transports and bucketing are clcomm's.
 """

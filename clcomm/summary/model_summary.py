@@ -1,7 +1,7 @@
 """A model's layers with shapes and arithmetic, and each parameter's buckets.
 
-Arithmetic counts matrix products and convolutions, 2 for a multiplication with its addition, for one sample;
-activations, pooling and sums are left out.
+Arithmetic is the operations of matrix products and convolutions for one sample: 2 for each multiplication with its
+addition. Activations, pooling and sums are left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DROPPED_FIRST = ("ready", "bucket", "+backward", "MFLOP", "shape")
 
 @dataclass(frozen=True)
 class Layer:
-    """A step of the forward pass: the shape of a sample's result and its arithmetic, None where unknown."""
+    """A step of the forward pass: the shape of its result for one sample and its arithmetic, None where unknown."""
 
     name: str
     kind: str
@@ -30,9 +30,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class ParameterPlace:
-    """A trained parameter, the buckets that hold it (several where it is split), and when its gradient is complete.
+    """A trained parameter, the buckets that hold it, and when its gradient is complete.
 
-    `ready` is its position in the order in which backward completes gradients, from 1.
+    Attributes:
+        buckets: indices; several where the parameter is split.
+        ready: its position in the order in which backward completes gradients, from 1.
     """
 
     name: str
@@ -55,12 +57,12 @@ class Summary:
         return sum(parameter.size for parameter in self.parameters)
 
     def flops(self, *, training: bool) -> int | None:
-        """Return a sample's arithmetic, forward or forward and backward; None where it is unknown."""
+        """Return the operations for one sample, forward and, with `training`, backward; None where they are unknown."""
         values = [layer.training_flops if training else layer.forward_flops for layer in self.layers]
         return None if None in values else sum(value for value in values if value is not None)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it ready for JSON; docs/reports.md names the fields."""
+        """Return the summary as plain values for JSON; docs/reports.md describes the fields."""
         return {"layers": [asdict(each) for each in self.layers], "parameters": [asdict(p) for p in self.parameters]}
 
     def table(self) -> TextTable:

@@ -15,29 +15,33 @@ from clcomm.summary.model_summary import Layer
 
 
 def layers_of(model: Any, input_shape: tuple[int, ...]) -> Iterator[Layer]:
-    """Yield a layer for each operation, in the order of the forward pass; raises ArgumentError as the model does."""
+    """Yield a layer for each operation, in the order of the forward pass.
+
+    Raises ArgumentError if the model cannot take the input, or its result does not depend on it.
+    """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     device = next(iter(model.parameters())).device
-    x = Tensor(np.zeros(input_shape, np.float32), device, requires_grad=True)  # so frozen layers are on the tape too
+    # requires_grad puts frozen layers on the tape too.
+    x = Tensor(np.zeros(input_shape, np.float32), device, requires_grad=True)
     result = model(x)
     if not isinstance(result, Tensor) or result._node is None:
         raise ArgumentError("model: expected one whose result is a tensor that depends on its input")
     samples, trained, listed = input_shape[0], set[int](), set[str]()
     for node, shape in _walk(result):
         inputs = node.inputs
-        moves = [isinstance(i, Tensor) and (_is_trained(i, names) or id(i._node) in trained) for i in inputs]
-        if any(moves):
+        gets_gradient = [isinstance(i, Tensor) and (_is_trained(i, names) or id(i._node) in trained) for i in inputs]
+        if any(gets_gradient):
             trained.add(id(node))
         own = [names[id(i)] for i in inputs if id(i) in names and names[id(i)] not in listed]
         listed.update(own)
         flops = _flops(node) // samples
-        yield Layer(
-            _common_prefix(own), _kind(node), shape[1:] if shape[:1] == (samples,) else shape, tuple(own), flops,
-            flops * (1 + sum(moves[:2])),
-        )  # fmt: skip
-    rest = tuple(name for name in names.values() if name not in listed)
-    if rest:
-        yield Layer("", "not used", None, rest, 0, 0)
+        # Backward has a product as large as the forward one for each factor that gets a gradient; a bias has none.
+        passes = 1 + sum(gets_gradient[:2])
+        sample_shape = shape[1:] if shape[:1] == (samples,) else shape
+        yield Layer(_common_prefix(own), _kind(node), sample_shape, tuple(own), flops, flops * passes)
+    unused = tuple(name for name in names.values() if name not in listed)
+    if unused:
+        yield Layer("", "not used", None, unused, 0, 0)
 
 
 def _is_trained(x: Tensor, names: dict[int, str]) -> bool:
@@ -63,7 +67,7 @@ def _flops(node: Any) -> int:
         return 2 * g.images * g.outputs * g.out_height * g.out_width * g.channels * g.taps
     if node.op in (LinearOp, MatMul):
         a, b = node.inputs[0].shape, node.inputs[1].shape
-        return 2 * a[0] * b[0] * b[1]  # whichever of b's sides meets a
+        return 2 * a[0] * b[0] * b[1]  # b is K x N or N x K
     return 0
 
 

@@ -20,13 +20,15 @@ def summarize(
     """Return a model's layers and parameters, found by a forward pass over a batch of zeros.
 
     Args:
-        model: as for the Synchronizer; other than clcomm's and PyTorch's models show parameters only.
+        model: any that a Synchronizer accepts; of models other than clcomm's and PyTorch's only parameters are listed.
         input_shape: of a batch, (N, ...).
-        buckets: the plan, from `Synchronizer.bucket_plan`; without it no bucket is named.
-        order: names in the observed order of complete gradients; others follow in the layout's order.
+        buckets: the plan, from `Synchronizer.bucket_plan`; without it no parameter has a bucket.
+        order: parameter names in the order in which backward was seen to complete their gradients; further ones follow
+            in the layout's order.
 
     Raises:
-        ArgumentError: for an input that the model cannot take.
+        ArgumentError: for an empty shape, a size below 1, and an input that one of clcomm's models cannot take;
+            PyTorch's models raise their own exceptions.
     """
     specs = adapter_of(model).specs
     layers = tuple(_layers(model, specs, tuple(input_shape)))

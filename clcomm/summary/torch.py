@@ -11,7 +11,7 @@ from clcomm.summary.model_summary import Layer
 
 
 def layers_of(model: torch.nn.Module, input_shape: tuple[int, ...]) -> list[Layer]:
-    """Return a layer for each module without sub-modules, in the order of execution; shared ones are listed once."""
+    """Return a layer for each module without sub-modules, in the order of execution; a shared one is listed once."""
     calls: list[tuple[str, torch.nn.Module, Any]] = []
     hooks = [
         module.register_forward_hook(lambda module, _, result, name=name: calls.append((name, module, result)))

@@ -1,4 +1,4 @@
-"""Measures ranks' clocks against rank 0's, at the start and at the end of a trace."""
+"""Measures each rank's clock against rank 0's, at the start and at the end of a trace."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ from clcomm.transport.clock import ClockOffset, measure_offset
 
 
 class ClockReading(NamedTuple):
-    """Rank 0's clock less this rank's at `at_ns` of this rank's perf_counter_ns(), as used and as measured.
+    """The offset of this rank's clock, rank 0's time minus its own, as used and as measured.
 
-    On rank 0's host both are CLOCK_MONOTONIC: the offset is 0 unless the measurement proves that wrong. On another
-    host it is the host's most certain measurement.
+    Ranks on rank 0's host read the same clock, CLOCK_MONOTONIC: their offset is 0 unless the measurement proves that
+    wrong. Ranks on another host use the most certain measurement of that host.
+
+    Attributes:
+        at_ns: this rank's perf_counter_ns() at the measurement.
+        offset_ns: the offset as used.
+        uncertainty_ns: its largest error.
+        measured_ns: the offset as this rank measured it.
+        measured_uncertainty_ns: the largest error of that measurement.
     """
 
     at_ns: int
@@ -33,7 +40,7 @@ def read_clock(comm: Communicator) -> ClockReading:
 
 
 def agreed_offset(measured: Sequence[tuple[int, ClockOffset]], rank: int) -> ClockOffset:
-    """Return a rank's offset from all ranks' (host, measurement), rank 0's first."""
+    """Return the offset that a rank uses; `measured` has the (host, measurement) of every rank, by rank."""
     host, own = measured[rank]
     if host == measured[0][0]:
         return own if abs(own.offset_ns) > own.uncertainty_ns else ClockOffset()
@@ -41,7 +48,10 @@ def agreed_offset(measured: Sequence[tuple[int, ClockOffset]], rank: int) -> Clo
 
 
 def aligned(readings: Sequence[Sequence[Any]]) -> Callable[[int], int]:
-    """Return a function from a rank's perf_counter_ns() to rank 0's; drift between the readings is taken as even."""
+    """Return a function from a rank's perf_counter_ns() to rank 0's; drift is taken as linear between the readings.
+
+    `readings` are ClockReadings, or rows of their values.
+    """
     first, last = ClockReading(*readings[0]), ClockReading(*readings[-1])
     span, drift = last.at_ns - first.at_ns, last.offset_ns - first.offset_ns
     if not drift or not span:

@@ -1,6 +1,6 @@
-"""The reserved colour of the trace format for each kind of slice, distinguishable by colour-blind readers.
+"""The colour of each kind of slice, a reserved name of the trace format; colour-blind readers can distinguish them.
 
-chrome://tracing uses them; Perfetto's UI deliberately chooses a colour for each name itself.
+chrome://tracing uses these colours; Perfetto's UI ignores them and chooses a colour for each name itself.
 """
 
 from __future__ import annotations
@@ -16,5 +16,5 @@ _OF_NAME = {
 
 
 def colour_of(name: str, category: str) -> str:
-    """Return the colour of a slice; a light one for those around others, such as steps."""
+    """Return the colour of a slice; a light one for those that enclose others, such as steps."""
     return _OF_NAME.get(name) or _OF_CATEGORY.get(category, AROUND)

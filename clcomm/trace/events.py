@@ -22,7 +22,7 @@ from clcomm.units import format_size
 FIRST_PID = 1000
 #: Events are sent to rank 0 in pieces of about this size.
 PIECE_BYTES = 256 << 10
-#: Set in the numbers of flows between ranks, to keep them apart from those within a rank.
+#: A bit that is set in the numbers of flows between ranks, to keep them apart from those within a rank.
 _BETWEEN_RANKS = 1 << 62
 #: The part of a rank's share that is reserved for its names and notes.
 _RESERVED_BYTES = 4096
@@ -40,7 +40,11 @@ def microseconds(ns: int) -> float:
 
 
 class RankEvents:
-    """The events of a part, earliest first, up to `limit_bytes`; times count from `origin_ns` of rank 0's clock."""
+    """The events of a part, earliest first, up to `limit_bytes`.
+
+    Attributes:
+        left_out: the slices for which `pieces` had no room.
+    """
 
     def __init__(self, part: TracePart, limit_bytes: int):
         self.part, self.limit_bytes = part, limit_bytes
@@ -50,17 +54,19 @@ class RankEvents:
 
     @property
     def begin_ns(self) -> int:
-        """The begin of the first slice, by rank 0's clock."""
+        """When the first slice begins, in ns of rank 0's clock."""
         return self._slices[0].begin_ns if self._slices else self._align(self.part.header["began_ns"])
 
     def came_last(self) -> dict[int, int]:
-        """Return the times, by rank 0's clock, at which this rank came last, by collective number."""
+        """Return when this rank arrived last, in ns of rank 0's clock, by the collective's sequence number."""
         return {each.sequence: each.begin_ns for each in self._slices if each.name == CAME_LAST}
 
     def pieces(self, origin_ns: int, came_last: Mapping[int, int] = MappingProxyType({})) -> Iterator[str]:
         """Yield comma-separated lines of JSON, some hundred KiB at a time.
 
-        `came_last` is that of all ranks, for the arrows to the ranks that waited.
+        Args:
+            origin_ns: the time on rank 0's clock from which the events' times count.
+            came_last: the merged results of all ranks' `came_last()`, for the arrows to the ranks that waited.
         """
         piece: list[str] = []
         room, size = self.limit_bytes - _RESERVED_BYTES, 0

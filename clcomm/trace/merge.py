@@ -18,14 +18,20 @@ from clcomm.trace.part_file import TracePart, part_path
 
 #: The label of a trace's collectives in the stats.
 LABEL = "trace"
-#: Most of gzip's compression at half of its cost.
+#: This level has most of the compression of gzip's highest one, at half of its cost.
 _GZIP_LEVEL = 5
-#: The exceptions that damaged rows cause.
+#: The exceptions that rows of a damaged part may raise.
 _DAMAGE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
 def write_together(comm: Communicator, part: Path, path: Path, limit_bytes: int) -> str:
-    """Write all ranks' parts from rank 0; return on every rank why that failed, "" if it did not. Collective."""
+    """Write the trace of all ranks' parts on rank 0; return on every rank why that failed, or "". Collective.
+
+    Args:
+        part: the path of this rank's part.
+        path: the path of the trace.
+        limit_bytes: the size of the trace over all ranks, before compression.
+    """
     events, problem = None, ""
     try:
         events = RankEvents(TracePart(part), limit_bytes // comm.size)
@@ -51,7 +57,8 @@ def write_together(comm: Communicator, part: Path, path: Path, limit_bytes: int)
 def write_from_parts(path: Path, limit_bytes: int) -> list[int]:
     """Write a trace from the parts beside it, and return their ranks.
 
-    Raises ArgumentError if there are no parts, if one cannot be read, and if the trace cannot be written.
+    Raises ArgumentError if there are no parts or parts of several jobs, if one cannot be read, and if the trace cannot
+    be written.
     """
     first = part_path(path, 0).name
     paths = list(path.parent.glob(first.replace(".rank0.", ".rank*.")))
@@ -82,9 +89,13 @@ def _write_parts(path: Path, parts: list[TracePart], limit_bytes: int) -> list[i
 
 
 def write_trace(path: Path, pieces: Iterable[str], other_data: Callable[[], dict[str, Any]]) -> None:
-    """Write pieces of events, then `other_data`; the file appears when it is complete.
+    """Write pieces of events, then what `other_data()` returns; the file appears when it is complete.
 
     It is compressed if its name ends in .gz. Raises OSError.
+
+    Args:
+        pieces: comma-separated JSON events, as `RankEvents.pieces` yields them.
+        other_data: called after the last piece; its result is the format's "otherData".
     """
     with ExitStack() as stack:
         file: Any = stack.enter_context(replacing(path))

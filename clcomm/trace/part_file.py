@@ -24,9 +24,9 @@ def part_path(trace: Path, rank: int) -> Path:
 
 
 class PartWriter:
-    """Writes a part, a line of JSON at a time; the first is `header`. Raises OSError, as `append` does.
+    """Writes a part, a line of JSON at a time; the first is `header`.
 
-    A line that cannot be written whole is removed again.
+    A line that cannot be written whole is removed again. Creating the writer and `append` may raise OSError.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any]):
@@ -56,6 +56,7 @@ class PartWriter:
         self._whole_bytes += len(line)
 
     def close(self) -> None:
+        """Close the file and keep it."""
         self._file.close()
 
     def remove(self) -> None:
@@ -65,17 +66,17 @@ class PartWriter:
 
 
 def _plain(value: object) -> int | float | str:
-    """Return a value that JSON supports for one that it does not, such as NumPy's numbers."""
+    """Return a value that JSON supports in place of one that it does not, such as a NumPy number."""
     if isinstance(value, Integral):
         return int(value)
     return float(value) if isinstance(value, Real) else str(value)
 
 
 class TracePart:
-    """A rank's records: `header`, and `rows` by kind.
+    """A rank's records: `header`, and `rows` by kind, one of KINDS.
 
-    A part whose end is missing, as a killed process leaves it, is read as far as possible. Raises ArgumentError for a
-    file that cannot be read or is no part.
+    A part that a killed process left, without its end, is read up to the first incomplete line. Raises ArgumentError
+    for a file that cannot be read or is no part.
     """
 
     def __init__(self, path: Path):
@@ -92,7 +93,7 @@ class TracePart:
 
     @property
     def rank(self) -> int:
-        """The rank that wrote it."""
+        """The rank that wrote the part."""
         return self.header["rank"]
 
 

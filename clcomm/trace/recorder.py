@@ -22,12 +22,12 @@ from clcomm.units import format_size, parse_size
 DEFAULT_LIMIT = "64MiB"
 #: Each rank needs room for its names and a few steps.
 LEAST_BYTES = 64 << 10
-#: Approximate bytes of events in the file: a collective contains its wait and transfer, or its exposed stretches,
-#: and a counter; a phase contains a counter for each of its figures.
+#: Approximate bytes in the file of a record's events: a collective's are its slice, its wait and transfer, and a
+#: counter; each exposed stretch or wait within it, and the counter of each of a phase's figures, come on top.
 _COLLECTIVE_BYTES, _PHASE_BYTES, _KERNEL_BYTES, _EXPOSED_BYTES, _FIGURE_BYTES = 940, 170, 175, 165, 140
-#: Records are written to the part after so many bytes of trace, or so many seconds.
+#: Records are written to the part after this many bytes of events, or at the end of a step after this many seconds.
 _FLUSH_BYTES, _FLUSH_S = 2 << 20, 5.0
-#: Phases that are rare, so that all are recorded.
+#: Rare phases, recorded also between the steps that `every` selects.
 _ALWAYS = frozenset(("epoch", "evaluate", "checkpoint"))
 
 _log = logging.getLogger("clcomm")
@@ -59,10 +59,10 @@ class Trace:
     Args:
         path: the file, compressed if its name ends in .gz; each rank keeps `<path>.rank<n>.part` beside it meanwhile.
         device: the device whose kernels to record; None: no kernels.
-        every: record one step of so many, by the Communicator's phases named "step"; events between steps belong to
-            the next one.
-        limit: the size of the file before compression, over all ranks; a rank that has used its share stops recording
-            and notes that in the trace.
+        every: one step out of this many is recorded; steps are the Communicator's phases named "step", and events
+            between steps belong to the next one.
+        limit: the size of the file before compression, over all ranks, in bytes or such as "16MiB"; a rank that has
+            used its share stops recording and notes that in the trace.
 
     Raises:
         ArgumentError: on every rank, for an invalid argument or a file that cannot be written.
@@ -81,8 +81,8 @@ class Trace:
             raise ArgumentError(f"every: expected a number of steps from 1 up, got {every!r}")
         self.comm, self.path, self.every = comm, Path(path), every
         self.limit_bytes = checked_limit(limit, comm.size)
-        self._left_bytes = self.limit_bytes // comm.size  # left of this rank's share
-        self._room_bytes = min(_FLUSH_BYTES, self._left_bytes)  # until the next check of that
+        self._left_bytes = self.limit_bytes // comm.size  # of this rank's share, at the last flush
+        self._room_bytes = min(_FLUSH_BYTES, self._left_bytes)  # until the next flush
         self._collectives: list[Collective] = []
         self._phases: list[Phase] = []
         self._kernels: list[tuple[str, tuple[int, ...], int, int]] = []
@@ -94,7 +94,7 @@ class Trace:
         if device is not None:
             self._log = self._stack.enter_context(device.log_kernels())
         self._part = self._open_part(device)
-        self._keep(clocks=[clock])
+        self._append(clocks=[clock])
         comm.add_observer(self)
 
     def _open_part(self, device: TimedDevice | None) -> PartWriter:
@@ -129,12 +129,12 @@ class Trace:
                 self._flush()
 
     def phase_finished(self, phase: Phase) -> None:
-        if self._is_recording or (phase[0] in _ALWAYS and self._left_bytes > 0):
+        if self._is_recording or (phase.name in _ALWAYS and self._left_bytes > 0):
             self._phases.append(phase)
             self._room_bytes -= _PHASE_BYTES + _FIGURE_BYTES * len(phase.figures)
             if self._room_bytes < 0:
                 self._flush()
-        if phase[0] == "step":
+        if phase.name == "step":
             self._step_finished(phase.began_s + phase.seconds)
 
     def _step_finished(self, now_s: float) -> None:
@@ -165,15 +165,15 @@ class Trace:
         self._left_bytes -= min(_FLUSH_BYTES, self._left_bytes) - self._room_bytes
         self._room_bytes = min(_FLUSH_BYTES, max(0, self._left_bytes))
         self._flushed_s = time.perf_counter()
-        self._keep(kernels=self._kernels, phases=self._phases, collectives=self._collectives)
+        self._append(kernels=self._kernels, phases=self._phases, collectives=self._collectives)
         self._kernels, self._phases, self._collectives = [], [], []
         if self._left_bytes <= 0 and self._is_recording:
             self._end_early(f"a rank's share of the limit is {format_size(self.limit_bytes // self.comm.size)}")
 
-    def _keep(self, **rows: Rows) -> None:
+    def _append(self, **rows: Rows) -> None:
         try:
             self._part.append(**rows)
-        except OSError as error:  # the training goes on
+        except OSError as error:  # a full disk must not end the training
             if self._is_recording:
                 self._end_early(f"{self._part.path}: {error.strerror}")
 
@@ -181,7 +181,7 @@ class Trace:
         self._left_bytes = 0
         self._record(False)
         text = f"recording ended after {self._steps} steps: {reason}"
-        self._keep(notes=[(time.perf_counter_ns(), text)])
+        self._append(notes=[(time.perf_counter_ns(), text)])
         _log.warning("trace: %s", text)
 
     # --- the end ---
@@ -189,12 +189,12 @@ class Trace:
     def close(self) -> None:
         """Write the trace; collective. A second call does nothing.
 
-        If that fails, as on a full disk, a warning is logged and the parts are kept; the training goes on.
+        If the file cannot be written, as on a full disk, a warning is logged and the parts are kept; nothing is raised.
         """
         if not self._is_open:
             return
         self._stop()
-        self._keep(clocks=[read_clock(self.comm)])
+        self._append(clocks=[read_clock(self.comm)])
         self._part.close()
         problem = write_together(self.comm, self._part.path, self.path, self.limit_bytes)
         if not problem:
@@ -227,7 +227,7 @@ class Trace:
 
 
 def checked_limit(limit: int | str, world_size: int) -> int:
-    """Return the limit in bytes; raises ArgumentError if it is too small for the ranks."""
+    """Return a limit such as "16MiB" in bytes; raises ArgumentError if it is too small for this many ranks."""
     limit_bytes = parse_size(limit, "limit")
     if limit_bytes < LEAST_BYTES * world_size:
         least = format_size(LEAST_BYTES * world_size)

@@ -15,13 +15,13 @@ STEPS, COMMUNICATION, DEVICE, DATA = "steps", "communication", "device", "data"
 #: Threads in the order of display.
 THREADS = (STEPS, COMMUNICATION, DEVICE, DATA)
 _THREAD_OF = {"pack": COMMUNICATION, "unpack": COMMUNICATION, "data": DATA}
-#: The name of a slice at the time at which its rank came last to a collective.
+#: The name of the empty slice that marks when its rank arrived at a collective as the last one.
 CAME_LAST = "came last"
-#: Figures of a phase that number it; others become counters.
+#: Figures of a phase that are its numbers; others become counters.
 NUMBERS = ("step", "epoch")
 #: The most rows of a thread.
 LANES = 10
-#: Slices that overlap by less than this, the clocks' error, are consecutive.
+#: Slices that overlap by no more than this, the error of the clocks, count as consecutive.
 TOLERANCE_NS = 5_000
 
 
@@ -31,10 +31,13 @@ class Slice(NamedTuple):
     Attributes:
         lane: the row of the thread; slices that overlap without being nested are in different rows.
         flow_out, flow_in: numbers of flows; a flow leads from `flow_out` to the equal `flow_in`, 0: none.
-        exposed: (begin, end) within a background collective in which its rank could do nothing else.
-        waits: the parts of `exposed` in which the rank waited for others.
+        wait_ns: how long a collective's rank waited for others, from its beginning on.
+        queued_ns: how long a collective was queued before it began.
+        last_rank: the rank that arrived at a collective last; -1: not known.
         sequence: the number of a collective; arrows lead from the rank that came last to those that waited, 0: none.
         counters: values by name at the end of the slice.
+        exposed: (begin, end) of the times within a background collective in which its rank could do nothing else.
+        waits: the parts of `exposed` in which the rank waited for others.
     """
 
     begin_ns: int
@@ -56,7 +59,10 @@ class Slice(NamedTuple):
 
 
 def slices_of(part: TracePart, align: Callable[[int], int]) -> list[Slice]:
-    """Return a part's slices by begin, enclosing ones first."""
+    """Return a part's slices in the order of their beginning, enclosing ones first.
+
+    `align` maps the part's times to rank 0's clock.
+    """
     slices = [
         Slice(align(begin), align(end), DEVICE, name, "kernel", {"global size": list(size)})
         for name, size, begin, end in part.rows["kernels"]
@@ -64,8 +70,8 @@ def slices_of(part: TracePart, align: Callable[[int], int]) -> list[Slice]:
     size = part.header["world_size"]
     slices += [_collective(Collective(*row), align, size) for row in part.rows["collectives"]]
     slices += [_phase(Phase(*row), align) for row in part.rows["phases"]]
-    joined = _joined(_placed(_ordered(_with_steps(_with_bytes(slices)))))
-    return _ordered(each for whole in joined for each in _split(whole, part.rank))
+    complete = _with_flows(_with_lanes(_ordered(_with_steps(_with_bytes(slices)))))
+    return _ordered(each for whole in complete for each in _split(whole, part.rank))
 
 
 def _ordered(slices: Iterable[Slice]) -> list[Slice]:
@@ -95,7 +101,7 @@ def _with_steps(slices: list[Slice]) -> Iterator[Slice]:
 
 
 def _with_bytes(slices: list[Slice]) -> list[Slice]:
-    """Return the slices by end; collectives get the bytes of all so far as a counter."""
+    """Return the slices in the order of their end; collectives get the sum of all bytes so far as a counter."""
     total, result = 0, []
     for each in sorted(slices, key=lambda each: each.end_ns):
         if nbytes := each.args.get("bytes", 0):
@@ -107,7 +113,7 @@ def _with_bytes(slices: list[Slice]) -> list[Slice]:
 
 def _collective(event: Collective, align: Callable[[int], int], world_size: int) -> Slice:
     begin = align(_ns(event.began_s))
-    of = f"bucket {event.bucket}" if event.bucket >= 0 else event.label
+    subject = f"bucket {event.bucket}" if event.bucket >= 0 else event.label
     args: dict[str, Any] = {
         "label": event.label, "bytes": event.nbytes, "transport": event.transport, "sequence": event.sequence,
     }  # fmt: skip
@@ -128,7 +134,7 @@ def _collective(event: Collective, align: Callable[[int], int], world_size: int)
         args["failed"] = True
     length = _ns(event.seconds)
     return Slice(
-        begin, begin + length, COMMUNICATION, f"{event.operation} {of}".strip(), "communication", args,
+        begin, begin + length, COMMUNICATION, f"{event.operation} {subject}".strip(), "communication", args,
         wait_ns=min(length, _ns(event.wait_s or 0.0)), queued_ns=_ns(event.queued_s), last_rank=event.last_rank,
         sequence=event.sequence,
         exposed=_aligned(event.exposed, align), waits=_aligned(event.waits, align),
@@ -151,7 +157,7 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _joined(slices: list[Slice]) -> list[Slice]:
+def _with_flows(slices: list[Slice]) -> list[Slice]:
     """Return the slices with a flow into each bucket's all-reduce from the last kernel before its start."""
     kernels = sorted((each.end_ns, number) for number, each in enumerate(slices) if each.category == "kernel")
     for number, each in enumerate(slices):
@@ -168,7 +174,7 @@ def _joined(slices: list[Slice]) -> list[Slice]:
     return slices
 
 
-def _placed(ordered: Iterable[Slice]) -> list[Slice]:
+def _with_lanes(ordered: Iterable[Slice]) -> list[Slice]:
     """Return the slices in lanes in which they are consecutive; those of STEPS may be nested too."""
     lanes: dict[str, list[list[int]]] = {thread: [] for thread in THREADS}  # ends of the slices that are open
     placed = []
@@ -176,7 +182,7 @@ def _placed(ordered: Iterable[Slice]) -> list[Slice]:
         rows = lanes[each.thread]
         fits = ((lane, fitted) for lane, ends in enumerate(rows) if (fitted := _fitted(each, ends)) is not None)
         lane, fitted = next(fits, (len(rows), each))
-        if lane == LANES:  # too many at a time: cut to the room in the last row
+        if lane == LANES:  # no row is free: the slice is cut to begin after the last one in the last row
             lane, end = LANES - 1, rows[-1][-1]
             fitted = each._replace(begin_ns=end, end_ns=max(end, each.end_ns) if each.thread != STEPS else end)
         elif lane == len(rows):
@@ -187,7 +193,10 @@ def _placed(ordered: Iterable[Slice]) -> list[Slice]:
 
 
 def _fitted(each: Slice, ends: list[int]) -> Slice | None:
-    """Return a slice fitted behind or into the open slices of a lane, cut by at most the tolerance; else None."""
+    """Return the slice after or within the open slices of a lane, cut by at most the tolerance; None without room.
+
+    `ends` are the ends of the open slices, the innermost last; those that the slice follows are removed.
+    """
     begin, end = each.begin_ns, each.end_ns
     nests = each.thread == STEPS
     while ends and ends[-1] <= begin + TOLERANCE_NS and not (nests and end <= ends[-1]):
@@ -205,11 +214,11 @@ def _split(whole: Slice, rank: int) -> list[Slice]:
     inner = whole._replace(args={}, flow_in=0, wait_ns=0, last_rank=-1, counters=(), exposed=(), waits=())
     came_last = whole.last_rank == rank
     if (whole.wait_ns or came_last) and not whole.exposed:
-        meeting = whole.begin_ns if came_last else min(whole.end_ns, whole.begin_ns + whole.wait_ns)
-        waited = inner._replace(end_ns=meeting, name=CAME_LAST if came_last else "wait", sequence=sequence * came_last)
-        moved = inner._replace(begin_ns=meeting, name="transfer", args=_speed(whole, whole.end_ns - meeting))
-        meets_last = whole.last_rank >= 0 and not came_last
-        return [whole, waited, moved._replace(sequence=sequence if meets_last else 0)]
+        all_here = whole.begin_ns if came_last else min(whole.end_ns, whole.begin_ns + whole.wait_ns)
+        waited = inner._replace(end_ns=all_here, name=CAME_LAST if came_last else "wait", sequence=sequence * came_last)
+        moved = inner._replace(begin_ns=all_here, name="transfer", args=_speed(whole, whole.end_ns - all_here))
+        waited_for_last = whole.last_rank >= 0 and not came_last
+        return [whole, waited, moved._replace(sequence=sequence if waited_for_last else 0)]
     named = [("exposed", *span) for span in whole.exposed] + [("wait", *span) for span in whole.waits]
     cut = ((name, max(begin, whole.begin_ns), min(end, whole.end_ns)) for name, begin, end in named)
     return [whole, *(inner._replace(begin_ns=b, end_ns=e, name=name) for name, b, e in cut if b < e)]

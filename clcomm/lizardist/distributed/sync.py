@@ -10,7 +10,11 @@ from clcomm.synchronizer import Synchronizer as _Synchronizer
 
 
 class Synchronizer(_Synchronizer):
-    """A Synchronizer that buckets by default, whatever the Communicator does; `settings` are clcomm's own."""
+    """A Synchronizer that sets its Communicator's `use_bucketing`, to True by default.
+
+    Args:
+        settings: further arguments of `clcomm.synchronizer.Synchronizer`.
+    """
 
     def __init__(self, comm: Communicator, use_bucketing: bool = True, **settings: Any):
         super().__init__(comm, use_bucketing, **settings)

@@ -1,4 +1,4 @@
-"""LizarDist's two models, of PyTorch's layers under the same names; PyTorch is imported with this module alone."""
+"""LizarDist's two models, with PyTorch layers of the same names; the one module here that imports PyTorch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.functional import max_pool2d
 
 
 class MLP(torch.nn.Module):
-    """Two hidden layers of equal width.
+    """A multilayer perceptron with two hidden layers of equal width.
 
     (N, input_dim) -> (N, output_dim)
     """
@@ -27,7 +27,7 @@ class MLP(torch.nn.Module):
 
 
 class ConvNet(torch.nn.Module):
-    """Two convolutions, each pooled, and two layers, for MNIST: 206,922 parameters.
+    """Two convolutions, each followed by pooling, and two linear layers, for MNIST: 206,922 parameters.
 
     (N, 1, 28, 28) -> (N, 10)
     """
