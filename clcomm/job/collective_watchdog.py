@@ -1,7 +1,7 @@
 """The watchdog: a thread per rank that reports the missing ranks of a stalled collective, and ends a hung job.
 
-It sleeps nearly always. About once a second it writes its rank's collective and source location on the host's board,
-from which other ranks report a missing one. The cost for a collective is one assignment.
+The thread sleeps most of the time. About once a second it writes its rank's collective and source location on the
+host's board, from which other ranks report a missing rank. A collective costs the program one more assignment.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from clcomm.transport.mpi_resources import MpiResources
 
 #: How long a job's end waits for the other ranks' dumps.
 DUMP_S = 2.0
-#: A rank that leaves the program looks for waits of at least this length, at this interval.
+#: A rank that leaves the program looks for other ranks that have waited for it this long, at this interval.
 AWAITED_S, BETWEEN_LOOKS_S = 1.5, 0.2
-#: After how long a wait for a rank that has left ends the job; longer than AWAITED_S, so that rank ends it first.
+#: How long a rank waits for one that has left before it ends the job itself; the rank that left, if it can, ends the
+#: job earlier, after AWAITED_S.
 LEFT_S = 2.5
 
 _log = logging.getLogger("clcomm")
@@ -55,7 +56,8 @@ class Watchdog:
         self._warned_of: tuple[Any, int, float] | None = None
         self._has_dumped = False
         self.look(None)
-        # Released to end the thread: unlike an event it can be set by the garbage collector, in any thread.
+        # Released to end the thread. The garbage collector may have to do that, in any thread; setting an Event there
+        # could deadlock, as it takes a lock.
         self._stop = threading.Lock()
         self._stop.acquire()
         self._watched = weakref.ref(watched, self._release)
@@ -120,9 +122,13 @@ class Watchdog:
             endings.end(endings.FAILURE, left_while_awaited(self._board.own, text, self.place()), left[0])
 
     def look_back(self, sequence: int, deadline: float) -> str:
-        """Return a message if another rank waits for this one, which has left after `sequence` collectives.
+        """Return the reason to end the job if another rank waits for this one, which has left the program.
 
-        "" when all ranks have left, or none waits after the deadline: they may have work of their own.
+        Returns "" once all ranks have left, or when none waits at the deadline: they may have work of their own.
+
+        Args:
+            sequence: the number of collectives before this rank left.
+            deadline: by perf_counter(), in seconds.
         """
         while True:
             others = [line for line in self._everyone(PROGRESS) if line.rank != self._board.own]
@@ -153,7 +159,7 @@ class Watchdog:
         return not last_ns or perf_counter_ns() - last_ns > self._limits.stall_warning_s * 1e9
 
     def _everyone(self, question: bytes) -> list[Progress]:
-        """Return the lines of all ranks; those of other hosts come over the network."""
+        """Return the lines of all ranks, in rank order; those of other hosts are queried over the network."""
         elsewhere = [] if self._elsewhere is None else self._elsewhere.ask(question)
         return sorted([*self._board.read(), *elsewhere])
 
@@ -161,7 +167,7 @@ class Watchdog:
 
     def _end_job(self, waited_s: float) -> None:
         if not is_lowest(self._board.own, self._board.read(), self._limits.timeout_s):
-            return  # the lowest rank ends it; if it is stuck, its line gets old and another one is the lowest
+            return  # the lowest waiting rank ends it; if that one hangs, its line gets too old, and the next one does
         end_by_force_later(endings.TIMED_OUT)
         folder = self._board.dump_folder or new_dump_folder()
         self._board.dump_folder = folder

@@ -22,9 +22,9 @@ from clcomm.errors import ClcommError
 from clcomm.job import exit_monitor, restarts
 from clcomm.transport import mpi_failures, mpi_runtime
 
-#: Exit codes: a user's mistake, a failure, SIGINT and SIGTERM (128 + the signal), a hang (as timeout(1) has it).
+#: Exit codes: a user's mistake, a failure, SIGINT and SIGTERM (128 + the signal), a hang (as timeout(1) uses it).
 USER_ERROR, FAILURE, INTERRUPTED, TERMINATED, TIMED_OUT = 2, 1, 130, 143, 124
-#: How long a failing rank waits for the others to fail alike before it ends them.
+#: How long a failing rank waits for the others to fail with the same message before it ends them.
 AGREEMENT_S = 2.0
 #: How long a rank waits for the exit monitor to report another rank's death.
 REPORT_S = 1.5
@@ -54,9 +54,9 @@ def shell_code(code: int) -> int:
 def run(main: Callable[[], int | None]) -> NoReturn:
     """Call `main` and end the process with its return value, or its exception's code, as exit code.
 
-    A ClcommError is printed as one line, once for all ranks that raise the same one; CLCOMM_TRACEBACK=1 shows the
+    A ClcommError is printed as one line, once for all ranks that raise the same one; CLCOMM_TRACEBACK=1 prints the
     traceback too. Any other exception is printed with its rank, its step where known, and its traceback, once for all
-    ranks that raise the same one. Either way the other ranks are ended.
+    ranks that raise the same one. In both cases the other ranks are ended.
     """
     process = os.getpid()
     try:
@@ -86,9 +86,10 @@ def is_reported() -> bool:
 
 
 def fail(error: BaseException) -> int:
-    """Report an exception and return the exit code; end the other ranks unless all fail alike.
+    """Report an exception and return the exit code; end the other ranks unless all fail with the same message.
 
-    sys.exit(0) is no failure: `exits` ends the job if ranks wait for this one, as at a program's normal end.
+    sys.exit(0) is not a failure: clcomm/job/exits.py ends the job if ranks wait for this one, as at a program's normal
+    end.
     """
     if isinstance(error, SystemExit) and (error.code is None or error.code == 0):
         return 0
@@ -108,7 +109,7 @@ def fail(error: BaseException) -> int:
 
 def _report(error: BaseException) -> int:
     if isinstance(error, SystemExit):
-        return _leave(error)
+        return _report_exit(error)
     if mpi_failures.is_lost_peer(error):
         return _follow_lost_peer()
     if isinstance(error, ClcommError) and not os.environ.get("CLCOMM_TRACEBACK"):
@@ -133,15 +134,21 @@ def _follow_lost_peer() -> int:
 
 
 def end(code: int, reason: str, rank: int | None = None) -> None:
-    """Print why a rank, by default this one, ends the job, and end it without agreement of the other ranks."""
+    """Print why a rank ends the job, and end it without waiting for the other ranks' agreement.
+
+    Args:
+        code: the exit code.
+        reason: the message after the rank.
+        rank: the rank that the message names; None: this one, with its step.
+    """
     own, size = mpi_failures.place_in_world()
     step = exit_monitor.at_step() if rank is None else ""
     print_line(_placed(f"clcomm: {{where}}{reason}{step}", [own if rank is None else rank], size))
     abort(code)
 
 
-def _leave(error: SystemExit) -> int:
-    """End the job for a SystemExit that is a failure, unless all ranks exit alike."""
+def _report_exit(error: SystemExit) -> int:
+    """Return the exit code of a SystemExit that is a failure; end the job unless all ranks exit in the same way."""
     if isinstance(error.code, str):
         return _report_together(error.code, FAILURE)
     code = error.code if isinstance(error.code, int) else FAILURE
@@ -154,7 +161,11 @@ def _leave(error: SystemExit) -> int:
 
 
 def _report_together(message: str, code: int, alone: str | None = None) -> int:
-    """Print `message` once for all ranks that fail with it; unless all fail soon, print it and abort the job."""
+    """Print `message` once for all ranks that fail with it, and return `code`.
+
+    Unless all ranks fail within AGREEMENT_S, whatever their messages, this rank prints `alone`, by default `message`,
+    and aborts the job.
+    """
     rank, size = mpi_failures.place_in_world()
     alike = [0] if size == 1 else mpi_failures.ranks_in_agreement(_digest(message), AGREEMENT_S)
     if alike is None:
@@ -174,7 +185,7 @@ def _digest(message: str) -> bytes:
 
 
 def _placed(message: str, ranks: list[int], size: int) -> str:
-    """Fill in a message's ranks: nothing for all ranks, else the lowest of `ranks`."""
+    """Fill in {where} and {who} of a message: the lowest of `ranks`; for all ranks, nothing and their number."""
     everywhere = len(ranks) == size
     who = f"rank {ranks[0]}" if size == 1 or not everywhere else f"every rank of {size}"
     where = "" if everywhere else f"rank {ranks[0]}: "
@@ -184,7 +195,7 @@ def _placed(message: str, ranks: list[int], size: int) -> str:
 def print_line(line: str) -> None:
     """Write a line, unless it is empty, to stderr in one piece, so that ranks' lines do not mix.
 
-    A stream that is closed, full or None is no error, so that the job can end.
+    Errors of a stream that is closed, full or None are ignored, so that the job can end.
     """
     if line:
         _flush(sys.stdout)
@@ -210,7 +221,7 @@ def abort(code: int) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     finally:
         if mpi_failures.tolerates_failures():
-            # MPI would handle this as a death that the other ranks survive.
+            # MPI_Abort would end this rank alone, and MPI would let the other ranks continue.
             mpi_failures.prepare_abort()
             exit_monitor.end_siblings()
             os._exit(shell_code(code))
@@ -218,7 +229,7 @@ def abort(code: int) -> None:
 
 
 def _wait_for_reader() -> None:
-    """Wait until the launcher has read the output: on a busy machine MPICH's may end before it has read all."""
+    """Wait up to READ_S until the launcher has read the output: on a busy machine MPICH's may end before that."""
     deadline = time.monotonic() + READ_S
     while any(_unread(descriptor) for descriptor in (1, 2)) and time.monotonic() < deadline:
         time.sleep(0.001)

@@ -2,8 +2,8 @@
 
 Launchers then end all other ranks within milliseconds, so no rank can report it. Each rank keeps a record in memory
 shared with the monitor: its number, its step, and the state of its exit. The process runs exit_monitor_process.py and
-ends with the last rank of its host. It also ends ranks whose launcher is gone, which would run for ever and write the
-same files as a restarted job. Until a rank has a Communicator, a process of its own watches it.
+ends with the last rank of its host. It also ends ranks whose launcher is gone, which would run forever and write the
+same files as a restarted job. Until a rank has a Communicator, a separate process watches that rank alone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ from clcomm.transport.mpi_runtime import launched_rank, launched_ranks
 
 
 class _Own:
-    """This rank's record, in private memory until it joins its host's; start_pipe: to the monitor of its start."""
+    """This rank's record: in private memory at first, in memory shared with the host's ranks once those are watched.
+
+    `start` is the index of its first word in `records`; `start_pipe` leads to the process that watches this rank until
+    it has a Communicator.
+    """
 
     records: Any = memoryview(bytearray(RECORD_BYTES)).cast("q")
     start = 0
@@ -56,12 +60,12 @@ def wants_hooks() -> bool:
 
 
 def note_step(step: int) -> None:
-    """Note this rank's step."""
+    """Note this rank's step of the training, for messages about its end."""
     _Own.records[_Own.start + STEP] = step
 
 
 def rank() -> int:
-    """Return this process's rank in the job; 0 if it is alone or has no Communicator yet."""
+    """Return this process's rank in the job; 0 in a job of one rank, and before the first Communicator."""
     return _Own.records[_Own.start + RANK]
 
 
@@ -122,8 +126,8 @@ def wait_for_report(within_s: float) -> None:
 def siblings() -> list[int]:
     """Return the known processes of the job's other ranks on this host.
 
-    Those are the ranks in the records, and the other children of this process's parent, the launcher, that belong to
-    the same job.
+    They are the ranks in the records, and the launcher's other children that belong to the same job; the launcher is
+    this process's parent.
     """
     words = RECORD_BYTES // 8
     found = {_Own.records[start + PID] for start in range(0, len(_Own.records), words)}
@@ -149,14 +153,14 @@ def watch_start() -> None:
         opened.callback(os.close, handle)
         numbers = os.getppid(), os.getpid(), handle, reading
         job = os.environ.get(JOB_VARIABLE, "")
-        _run("start", launched_rank(), job, *map(str, numbers), descriptors=(handle, reading))
+        _run_monitor("start", launched_rank(), job, *map(str, numbers), descriptors=(handle, reading))
 
 
 def watch_host(host: Any, rank: int) -> None:
     """Start the exit monitor of the ranks of `host`; collective, once.
 
-    A rank that is already watched keeps its monitor; its number may have changed after losses. If a system call fails
-    there is no monitor: exits are then not reported.
+    A rank that is already watched keeps its monitor; its number may have changed after losses. Where a system call
+    fails there is no monitor, and exits are not reported.
 
     Args:
         host: a communicator of the ranks of this host.
@@ -181,7 +185,7 @@ def watch_host(host: Any, rank: int) -> None:
             _join(memory.cast("q"), host.Get_rank(), rank)
             _Own.is_watched = True
             if launched_ranks() < 2 or not wants_hooks():
-                note_leaving()  # no other rank waits for it, or no hook notes how it exits
+                note_leaving()  # its exit needs no report: no rank waits for it, or no hook notes how it exits
         ends = None
         if descriptor >= 0:
             opened.callback(os.close, descriptor)
@@ -189,7 +193,7 @@ def watch_host(host: Any, rank: int) -> None:
                 ends = ends_of(pids, pipes, opened, sorted({*launchers} - {0}))
         host.Barrier()  # all records are written, and all later exits are queued
         if ends is not None:
-            _start(descriptor, *ends)
+            _start_host_monitor(descriptor, *ends)
 
 
 def _join(records: Any, local_rank: int, rank: int) -> None:
@@ -206,15 +210,16 @@ def ends_of(
 ) -> tuple[select.epoll, list[int]] | None:
     """Return an epoll that queues these processes' exits in order, and its handles; None where Linux is too old.
 
-    The handles are the processes' pidfds, then their pipes, then the launchers' pidfds. The kernel closes the last
-    opened descriptor first: so a rank's pipe ends before the launcher notices its death and ends the other ranks. The
-    pidfd follows a moment later; it is needed if a child has the pipe too. Exits are queued while the monitor starts.
+    The handles are the processes' pidfds, then their pipes, then the launchers' pidfds. When a process ends, the kernel
+    closes the last opened descriptor first: so a rank's pipe ends before the launcher notices its death and ends the
+    other ranks. The pidfd reports the exit a moment later; it is needed if a child has the pipe too. Exits are queued
+    while the monitor starts.
 
     Args:
         pids: the processes.
         pipes: of each process, the read descriptor of a pipe to which it alone writes.
         opened: closes the handles.
-        launchers: the processes of the launchers.
+        launchers: the launchers' processes.
     """
     try:
         ends = opened.enter_context(select.epoll())
@@ -230,15 +235,15 @@ def ends_of(
     return ends, handles
 
 
-def _start(memory: int, ends: select.epoll, handles: Sequence[int]) -> None:
+def _start_host_monitor(memory: int, ends: select.epoll, handles: Sequence[int]) -> None:
     descriptors = (memory, ends.fileno(), *handles)
     with suppress(OSError):
-        _run("host", *map(str, descriptors), descriptors=descriptors)
+        _run_monitor("host", *map(str, descriptors), descriptors=descriptors)
 
 
-def _run(*arguments: str, descriptors: Sequence[int]) -> None:
+def _run_monitor(*arguments: str, descriptors: Sequence[int]) -> None:
     script = Path(__file__).with_name("exit_monitor_process.py")
     subprocess.Popen(
         [sys.executable, "-I", "-S", str(script), *arguments],
         pass_fds=descriptors, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True, cwd="/",
-    ).returncode = 0  # it outlives this process, which never waits for it  # fmt: skip
+    ).returncode = 0  # it outlives this process; without a code Popen would warn that it still runs  # fmt: skip

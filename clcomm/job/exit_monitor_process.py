@@ -1,7 +1,8 @@
 """The processes that watch for unexpected exits of ranks: they report the first, and end the remaining ranks.
 
-`host`: watches all ranks of a host once they have a Communicator. `start`: watches one rank until then.
-Standard library only, and started without site-packages: it starts in 20 ms and costs nothing while it waits.
+With the argument `host` the process watches all ranks of a host once they have a Communicator, with `start` one rank
+until then. It uses the standard library only, without site-packages: it starts in 20 ms and costs nothing while it
+waits.
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ LAUNCHERS = (
 )  # fmt: skip
 #: Identifies a job among those of one Open MPI daemon.
 JOB_VARIABLE = "PMIX_NAMESPACE"
-#: The launcher ended the ranks that die within this time after a failure.
+#: Ranks that die within this time after a reported exit were ended by the launcher, and are not reported.
 ENDED_BY_LAUNCHER_S = 2.0
 #: How long the other ranks may take to end after an unexpected exit before they are killed.
 OTHERS_GRACE_S = 2.0
-#: How long a report of exit code 0 waits for the launcher to kill the others, and for it to collect one of them.
+#: How long a report of exit code 0 waits for the launcher to kill the others, and, after each word of the report, for
+#: the launcher to collect one of them.
 KILLED_S, COLLECTED_S = 0.5, 0.05
 #: Whether the other ranks continue when one dies: under Open MPI's `mpiexec --with-ft ulfm`.
 RANKS_MAY_DIE = os.environ.get("OMPI_MCA_mpi_ft_enable") == "1"  # noqa: SIM112 - Open MPI's own
-#: How long after the launcher's end its ranks get SIGTERM, as it may have killed them already, and SIGKILL.
+#: When ranks get SIGTERM after their launcher's end, not at once as it may have killed them itself; and SIGKILL.
 NOTICE_S, ORPHAN_S = 0.5, 3.5
 #: How long a process may take to end after its pipe has closed.
 DYING_S = 1.0
@@ -52,8 +54,9 @@ def watch_host(memory: int, ends: int, *handles: int) -> None:
     """Watch the ranks of a host until the last is gone.
 
     Args:
-        memory: descriptor of their records.
-        ends: an epoll of the handles that returns exits in their order: the cause's first.
+        memory: descriptor of the ranks' records.
+        ends: descriptor of an epoll of the handles, which returns exits in order, so the one that caused the others is
+            the first.
         handles: the ranks' pidfds, then their pipes in the same order, then the pidfds of their launchers.
     """
     ignore_signals()
@@ -63,12 +66,12 @@ def watch_host(memory: int, ends: int, *handles: int) -> None:
     pidfds, pipes = handles[: len(records)], handles[len(records) : 2 * len(records)]
     launchers = handles[2 * len(records) :]
     watched = set(range(len(records)))
-    coming = select.epoll.fromfd(ends)
+    exits = select.epoll.fromfd(ends)
     report = Report(alone=len(records) == 1)
     plan: list[tuple[float, int]] = []  # times and signals for the ranks that remain
     while watched:
-        for handle, _ in coming.poll(max(0.0, plan[0][0] - time.monotonic()) if plan else None):
-            coming.unregister(handle)
+        for handle, _ in exits.poll(max(0.0, plan[0][0] - time.monotonic()) if plan else None):
+            exits.unregister(handle)
             if handle in launchers:
                 now_s, report.quiet_until = time.monotonic(), math.inf
                 plan = plan or [(now_s + NOTICE_S, signal.SIGTERM), (now_s + ORPHAN_S, signal.SIGKILL)]
@@ -77,20 +80,21 @@ def watch_host(memory: int, ends: int, *handles: int) -> None:
             if which not in watched:
                 continue
             watched.discard(which)
-            is_explained = records[which][STATE] >= LEAVING or any(other[STATE] == FAILING for other in records)
+            is_expected = records[which][STATE] >= LEAVING or any(other[STATE] == FAILING for other in records)
             others = [pidfds[other] for other in watched]
-            if not is_explained and report.ends_job(records[which], pidfds[which], others):
+            if not is_expected and report.ends_job(records[which], pidfds[which], others):
                 plan = plan or [(time.monotonic() + OTHERS_GRACE_S, signal.SIGKILL)]
         if plan and time.monotonic() >= plan[0][0]:
             _, wanted = plan.pop(0)
-            report.quiet_until = math.inf  # what ends from now on has been ended here
+            report.quiet_until = math.inf  # this process has caused all exits from now on
             end([records[which] for which in sorted(watched)], [pidfds[which] for which in sorted(watched)], wanted)
 
 
 class Report:
     """Reports unexpected exits, except those that the launcher causes after the first.
 
-    alone: the host has one rank; a signal may then be the launcher's, after an exit on another host.
+    Args:
+        alone: whether the host has one rank; a signal may then be the launcher's, after an exit on another host.
     """
 
     def __init__(self, alone: bool):
@@ -102,7 +106,7 @@ class Report:
         """Report a rank that has ended, or is about to; return whether the job ends.
 
         The launcher should end the other ranks, but MPICH's may overlook an exit with code 0. Where ranks may die, Open
-        MPI notifies the others of a death, except of an exit with another code.
+        MPI notifies the others of a death, but not of an exit with a code other than 0.
 
         Args:
             record: the rank's.
@@ -115,7 +119,7 @@ class Report:
         status = exit_status(record[PID], handle)
         line = f"rank {record[RANK]} {ended(status, record[STEP])}"
         if record[STATE] == FINALIZED and status == 0:
-            # No failure in itself, but MPICH's launcher then ends the other ranks if they still run.
+            # Not a failure yet, but MPICH's launcher then ends the other ranks if they still run: this was the cause.
             self._suspect = self._suspect or line
             return False
         if self._alone and (status is None or os.WIFSIGNALED(status)):
@@ -134,8 +138,8 @@ def write_while_collected(line: str, others: list[int]) -> None:
     """Report an exit with code 0 so that the job's exit code is another: that of the ranks that the launcher kills.
 
     MPICH's launcher (src/pm/hydra/proxy: pmip.c, pmip_cb.c) gives the ranks that it kills code 0, and replaces it by
-    their own only while a rank's output is open and something happens on it. This process has a rank's stderr: once
-    the others are dead it writes the line word by word, until the launcher has collected one of them.
+    their own only while a rank's output is open and has events. This process has a rank's stderr: once the others are
+    dead it writes the line word by word, until the launcher has collected one of them.
 
     Args:
         line: the report.
@@ -173,7 +177,8 @@ def watch_start(rank: str, job: str, launcher: int, pid: int, handle: int, pipe:
         rank: the rank's number, "?" if the launcher does not give it.
         job: its job among those of its launcher, "" if there is only one.
         launcher: the rank's parent process.
-        pid, handle: the rank's process and its pidfd.
+        pid: the rank's process.
+        handle: its pidfd.
         pipe: read end of a pipe to which the rank writes its state, one byte each time.
     """
     ignore_signals()
@@ -204,12 +209,19 @@ def watch_start(rank: str, job: str, launcher: int, pid: int, handle: int, pipe:
 
 
 def ignore_signals() -> None:
+    """Ignore the signals that a terminal or a launcher sends to a job: this process ends after the ranks."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def end(records: list[memoryview], pidfds: list[int], number: int) -> None:
-    """Send a signal to ranks; report SIGTERM, which is for ranks whose launcher is gone."""
+    """Send a signal to ranks, and report it if it is SIGTERM, which only ranks without a launcher get.
+
+    Args:
+        records: of the ranks.
+        pidfds: of the same ranks.
+        number: the signal.
+    """
     for pidfd in pidfds:
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(pidfd, number)
@@ -220,7 +232,12 @@ def end(records: list[memoryview], pidfds: list[int], number: int) -> None:
 
 
 def ended(status: int | None, step: int) -> str:
-    """Return a description of a process's end; status: as from os.wait, None if unknown."""
+    """Return a description of a process's end.
+
+    Args:
+        status: as os.wait returns it; None if unknown.
+        step: the last step that was noted; 0: none.
+    """
     at = f" at step {step}" if step else ""
     if status is None:
         return f"exited unexpectedly{at}"
@@ -274,7 +291,7 @@ def children_of(parent: int, job: str) -> list[int]:
 
 
 def job_of(pid: int) -> str:
-    """Return the launcher's name of a rank's job, or ""."""
+    """Return the name that the launcher gave to a rank's job, or ""."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
         for variable in file.read().split(b"\0"):
             if variable.startswith(JOB_VARIABLE.encode() + b"="):
@@ -287,12 +304,12 @@ def launcher_of(pid: int) -> int:
     while pid > 1:
         fields = stat_fields(pid)
         pid = int(fields[1]) if fields else 0
-        if pid and _name(pid) in LAUNCHERS:
+        if pid and _command_name(pid) in LAUNCHERS:
             return pid
     return 0
 
 
-def _name(pid: int) -> str:
+def _command_name(pid: int) -> str:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/comm") as file:
         return file.read().strip()
     return ""
@@ -308,7 +325,7 @@ def stat_fields(pid: int) -> list[str]:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(OSError):  # exits are then not reported
+    with contextlib.suppress(OSError):  # without a system call that it needs, exits are not reported
         if sys.argv[1] == "host":
             watch_host(*map(int, sys.argv[2:]))
         else:

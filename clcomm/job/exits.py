@@ -34,7 +34,7 @@ class _Process:
     is_looking_back = False
     hooks_forks = False
     communicators: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
-    latest: Any = None  # kept alive: main(), which may own it, has returned when this rank looks back
+    latest: Any = None  # a reference keeps it alive: main(), which may own it, returns before this rank looks back
     signals: SignalHandlers | None = None
     shutdown_watchdog: ShutdownWatchdog | None = None
 
@@ -85,7 +85,7 @@ def finalized(communicator: Any) -> None:
 
 
 def _mpi_finalized() -> None:
-    """Note that the program calls MPI.Finalize(): no rank needs this process any more."""
+    """Note that the program calls MPI.Finalize(): no rank can wait for this process any more."""
     exit_monitor.note_finalized()
     restarts.note_completed()
 

@@ -1,7 +1,7 @@
-"""Kills a process that does not end in time: `start(pid, within_s)`, called as it exits.
+"""A process that kills another one if it does not end in time: `start(pid, within_s)`, called when that one exits.
 
 Open MPI's MPI_Finalize waits for all ranks, and occasionally its launcher misses a rank's death. Python's threads no
-longer run then, so it takes a process: this file, run as a program with the standard library only.
+longer run at that point, so a separate process is needed: this file, run as a program with the standard library only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def start(pid: int, within_s: float) -> None:
         [sys.executable, "-I", "-S", __file__, str(pid), str(within_s)],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         cwd="/",
-    ).returncode = 0  # never waited for: it ends after this process  # fmt: skip
+    ).returncode = 0  # it outlives this process; without a code Popen would warn that it still runs  # fmt: skip
 
 
 def main(pid: int, within_s: float) -> None:

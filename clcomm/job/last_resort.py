@@ -1,4 +1,4 @@
-"""Ends this process if MPI or a thread blocks its exit: first by a timer, with the exit code, then by SIGKILL."""
+"""The forced end of a process whose exit MPI or a thread blocks: by a timer, with the exit code, then by SIGKILL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ TIMERS_LEAD_S = 1.0
 def end_by_force_later(code: int) -> None:
     """End this process by force after LAST_RESORT_S: MPI may wait for ranks that never started it.
 
-    A timer's thread keeps the exit code, but no longer runs once Python has ended and MPI_Finalize waits; then SIGKILL.
+    A timer's thread can keep the exit code, but no longer runs once Python has ended and MPI_Finalize waits; a second
+    process then sends SIGKILL.
     """
     timer = threading.Timer(LAST_RESORT_S, _end_by_force, (code,))
     timer.daemon = True
@@ -32,7 +33,7 @@ def end_by_force_later(code: int) -> None:
 def _end_by_force(code: int) -> None:
     """End this process and, if MPI has not started, the launcher's other ranks on this host.
 
-    Launchers ignore a rank that exits before MPI has started, so a stopped rank would stay.
+    Launchers ignore a rank that exits before MPI has started, so they would leave a stopped rank behind.
     """
     if not mpi_runtime.is_running() and mpi_runtime.launched_ranks() > 1:
         exit_monitor.end_siblings()

@@ -28,9 +28,10 @@ from clcomm.stats.flight_recorder import new_dump_folder
 PROGRESS, DUMP = b"?", b"!"
 #: How long to wait for one rank of a host before asking the next, and how long to ask in all.
 NEXT_S, ASK_S = 0.2, 2.0
+#: Bytes of the job's secret, and of the largest datagram (UDP over IPv4).
 TOKEN_BYTES, LARGEST = 16, 65_507
 #: The most bytes of one text in an answer, and of all its texts.
-_TEXT, _TEXTS = 600, 40_000
+_MOST_TEXT_BYTES, _MOST_TEXTS_BYTES = 600, 40_000
 _INTERFACE_ADDRESS = 0x8915  # SIOCGIFADDR of netdevice(7)
 
 
@@ -42,9 +43,11 @@ class Address(NamedTuple):
 
 
 class OtherHosts:
-    """The ranks of other hosts, and this rank's thread that answers them.
+    """The ranks of other hosts, and this rank's thread that answers their queries.
 
-    board: this host's. token: a secret of the job; queries without it get no answer.
+    Args:
+        board: this host's.
+        token: a secret of the job, of TOKEN_BYTES; queries without it get no answer.
     """
 
     def __init__(self, board: ProgressBoard, token: bytes):
@@ -60,7 +63,13 @@ class OtherHosts:
 
     @classmethod
     def of(cls, comm: Any, hosts: Sequence[Sequence[int]], board: ProgressBoard) -> OtherHosts:
-        """Return the OtherHosts of these hosts, given as ranks, without the board's own. Collective."""
+        """Return an OtherHosts that knows the ranks of all hosts but this one; collective.
+
+        Args:
+            comm: an mpi4py communicator of all ranks.
+            hosts: the ranks of each host, this one's included.
+            board: this host's.
+        """
         made = cls(board, comm.bcast(secrets.token_bytes(TOKEN_BYTES), 0))
         addresses = comm.allgather(made.address(own_addresses()))
         made.know([{rank: addresses[rank] for rank in ranks} for ranks in hosts if board.own not in ranks])
@@ -71,7 +80,7 @@ class OtherHosts:
         return Address(hosts, self._socket.getsockname()[1])
 
     def know(self, hosts: list[dict[int, Address]]) -> None:
-        """Set the other hosts: the addresses of each one's ranks."""
+        """Set the other hosts, each as the addresses of its ranks."""
         self._hosts = hosts
 
     def ask(self, question: bytes = PROGRESS) -> list[Progress]:
@@ -103,7 +112,7 @@ class OtherHosts:
         wanted, found = {rank for host in silent for rank in host}, dict[int, Progress]()
         while not wanted <= found.keys() and (left_s := deadline - monotonic()) > 0:
             asking.settimeout(left_s)
-            with contextlib.suppress(OSError):  # nothing came
+            with contextlib.suppress(OSError):  # the time is over
                 answer = asking.recv(LARGEST)
                 if secrets.compare_digest(answer[:TOKEN_BYTES], self._token):
                     found |= {line.rank: line for line in unpacked(answer[TOKEN_BYTES:]) if line.rank in wanted}
@@ -126,7 +135,7 @@ def _answer(listening: socket.socket, closed: threading.Event, token: bytes, boa
 
 def _close(listening: socket.socket, closed: threading.Event) -> None:
     closed.set()
-    with contextlib.suppress(OSError):  # not connected; the thread wakes all the same
+    with contextlib.suppress(OSError):  # it raises, as the socket is not connected, but still wakes the thread
         listening.shutdown(socket.SHUT_RD)
 
 
@@ -138,8 +147,8 @@ def _begin_dump(board: ProgressBoard) -> None:
 
 
 def packed(lines: Sequence[Progress]) -> bytes:
-    """Return lines as a datagram, with times relative to now, as clocks of hosts differ."""
-    now_ns, room = perf_counter_ns(), min(_TEXT, _TEXTS // (2 * len(lines)))
+    """Return lines as a datagram, with times relative to now, as the hosts' clocks differ."""
+    now_ns, room = perf_counter_ns(), min(_MOST_TEXT_BYTES, _MOST_TEXTS_BYTES // (2 * len(lines)))
 
     def cut(text: str) -> str:
         return text.encode()[:room].decode(errors="ignore")

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from clcomm.job.common_memory import common_memory
 from clcomm.job.exit_monitor_process import stat_fields
 
-#: A line: words (int64), then text. Line 0 is common: the time of the last stall report, and the dump folder.
+#: A line: words (int64), then text. Line 0 is common to all ranks: the time of the last stall report, the dump folder.
 _LINE_BYTES, _TEXT_START = 2048, 128
 _VERSION, _PID, _STARTED, _BEAT_NS, _KEY, _BEGAN_NS, _DUMPED, _TEXT_BYTES = range(8)
-_REPORTED_NS = _PID
+_REPORTED_NS = 1  # in line 0
 #: Index of a process's start time in `stat_fields`.
 _START_FIELD = 19
 
@@ -26,9 +26,14 @@ class Progress(NamedTuple):
     """A rank's line.
 
     Attributes:
+        beat_ns: when the line was written (perf_counter_ns).
         key: identifies the collective; 0: the rank is in none of this Communicator.
         text: description of the collective, or of another Communicator's in which the rank is.
-        began_ns: begin of the collective; for a rank that has left the program, its number of collectives.
+        began_ns: begin of the collective (perf_counter_ns); for a rank that has left the program, its number of
+            collectives.
+        dumped: whether the rank has written its last operations to the dump folder.
+        state: "running", "stopped", "dead", or `stall_message.UNKNOWN`.
+        place: the rank's source location.
     """
 
     rank: int
@@ -42,18 +47,25 @@ class Progress(NamedTuple):
 
     @property
     def waits(self) -> bool:
+        """Whether the rank is in a collective of this Communicator."""
         return self.key != 0
 
 
 class ProgressBoard:
-    """The lines of the ranks of one host. ranks: their numbers in the job; own: this rank's number."""
+    """The lines of the ranks of one host.
+
+    Args:
+        memory: shared by these ranks; one line more than there are ranks.
+        ranks: their numbers in the job.
+        own: this rank's number.
+    """
 
     def __init__(self, memory: memoryview, ranks: Sequence[int], own: int):
         self.ranks, self.own = list(ranks), own
         lines = [memory[start : start + _LINE_BYTES] for start in range(0, len(memory), _LINE_BYTES)]
-        self._everyones, *self._lines = [(line[:_TEXT_START].cast("q"), line[_TEXT_START:]) for line in lines]
+        self._common_line, *self._lines = [(line[:_TEXT_START].cast("q"), line[_TEXT_START:]) for line in lines]
         words, _ = self._own_line = self._lines[self.ranks.index(own)]
-        words[_STARTED], words[_PID] = _started(os.getpid()), os.getpid()
+        words[_STARTED], words[_PID] = _start_time(os.getpid()), os.getpid()
 
     @classmethod
     def of_host(cls, host: Any, ranks: Sequence[int], own: int) -> ProgressBoard:
@@ -65,10 +77,11 @@ class ProgressBoard:
 
     @classmethod
     def alone(cls, own: int) -> ProgressBoard:
+        """Return the board of a single rank, in private memory."""
         return cls(memoryview(bytearray(2 * _LINE_BYTES)), [own], own)
 
     def write(self, key: int, began_ns: int, text: str, place: str) -> None:
-        """Write this rank's line."""
+        """Write this rank's line; the arguments are those of Progress."""
         words, _ = self._own_line
         words[_VERSION] += 1  # odd: being written
         words[_BEAT_NS], words[_KEY], words[_BEGAN_NS] = perf_counter_ns(), key, began_ns
@@ -94,21 +107,23 @@ class ProgressBoard:
     @property
     def reported_ns(self) -> int:
         """Time of the last stall report by any rank (perf_counter_ns)."""
-        return self._everyones[0][_REPORTED_NS]
+        return self._common_line[0][_REPORTED_NS]
 
     def note_report(self) -> None:
-        self._everyones[0][_REPORTED_NS] = perf_counter_ns()
+        """Note that this rank has reported a stall."""
+        self._common_line[0][_REPORTED_NS] = perf_counter_ns()
 
     @property
     def dump_folder(self) -> str:
         """The folder to which ranks have to dump their last operations; "": the job goes on."""
-        return _read_text(self._everyones)
+        return _read_text(self._common_line)
 
     @dump_folder.setter
     def dump_folder(self, folder: str) -> None:
-        _write_text(self._everyones, folder)
+        _write_text(self._common_line, folder)
 
     def note_dump(self) -> None:
+        """Note that this rank has written its last operations."""
         self._own_line[0][_DUMPED] = 1
 
 
@@ -124,7 +139,7 @@ def _read_text(line: tuple[memoryview, memoryview]) -> str:
     return bytes(space[: words[_TEXT_BYTES]]).decode(errors="replace")
 
 
-def _started(pid: int) -> int:
+def _start_time(pid: int) -> int:
     with contextlib.suppress(IndexError, ValueError):
         return int(stat_fields(pid)[_START_FIELD])
     return 0

@@ -1,9 +1,9 @@
 """The exchange between `clcomm run` and the job that it restarts.
 
 CLCOMM_RESTART is the number of restarts: from 1 up the job should resume from its newest checkpoint. CLCOMM_PROGRESS
-names a small file to which rank 0 writes its current step and the newest saved one; so the launcher has both, however
-the job ends. Ranks also record there that they have started and completed: some MPI launchers return 0 for a job whose
-ranks were all killed.
+names a small file to which rank 0 writes its current step and the newest saved one, so that `clcomm run` has both,
+however the job ends. Ranks also record there that they have started and completed: some MPI launchers return 0 for a
+job whose ranks were all killed.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ import os
 import sys
 
 RESTART, PROGRESS = "CLCOMM_RESTART", "CLCOMM_PROGRESS"
-#: The file's words (int64): the current step, the newest saved step; whether any rank has started, and completed.
+#: The file's words (int64): the current step; the newest saved step; whether a rank has started; whether one has
+#: completed.
 STEP, SAVED, STARTED, COMPLETED = range(4)
 _WORD_BYTES = 8
 FILE_BYTES = 4 * _WORD_BYTES
 
 
 class _File:
+    """The progress file of this process, opened at the first note."""
+
     descriptor = -1
     is_open = False
 
@@ -31,18 +34,24 @@ def restart_number() -> int:
 
 
 def note(word: int, step: int, rank: int) -> None:
-    """Record a step for the launcher, if there is one and this is rank 0."""
+    """Record a step for `clcomm run`, if this is rank 0 of a job that it started.
+
+    Args:
+        word: STEP or SAVED.
+        step: the number to record.
+        rank: this process's rank.
+    """
     if rank == 0:
         _write(word, step)
 
 
 def note_started() -> None:
-    """Record for the launcher that a rank has started, and so has to complete."""
+    """Record for `clcomm run` that a rank has started: without one that completes, the job has failed."""
     _write(STARTED, 1)
 
 
 def note_completed() -> None:
-    """Record for the launcher that this rank's program has ended without a failure."""
+    """Record for `clcomm run` that this rank's program has ended without a failure."""
     _write(COMPLETED, 1)
 
 
@@ -51,7 +60,7 @@ def _write(word: int, value: int) -> None:
         _File.is_open = True
         path = os.environ.get(PROGRESS)
         if path:
-            with contextlib.suppress(OSError):  # a launcher on another host
+            with contextlib.suppress(OSError):  # `clcomm run` is on another host
                 _File.descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     if _File.descriptor >= 0:
         with contextlib.suppress(OSError):  # written, not mapped: a truncated file or a full disk must not end a rank
@@ -59,7 +68,7 @@ def _write(word: int, value: int) -> None:
 
 
 def read_progress(path: str) -> list[int]:
-    """Return the words of a progress file; 0 for missing ones."""
+    """Return the words of a progress file; zeros where it is missing or too short."""
     content = b""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         content = file.read(FILE_BYTES)

@@ -1,8 +1,7 @@
-"""Watches the time between the end of a rank's program and the end of its process.
+"""The shutdown watchdog: a thread that reports what blocks a rank's exit after its program, and ends a hung job.
 
-A non-daemon thread or an exit handler can keep the process for ever; the other ranks then wait for it in MPI_Finalize,
-where no Python code runs that could report it. A thread of the rank itself reports what blocks its exit, and ends the
-job at the time-out.
+A non-daemon thread or an exit handler can block the exit forever; the other ranks then wait in MPI_Finalize, where no
+Python code runs that could report it. So the rank itself reports it, and ends the job at the time-out.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from clcomm.job import endings, exit_monitor
 from clcomm.job.source_location import place_of_thread
 from clcomm.job.time_limits import Limits
 
-#: Interval at which the thread checks whether collectives still run, in threads of the program.
+#: Interval at which the watchdog checks whether the program's threads still run collectives.
 INTERVAL_S = 0.5
 
 
@@ -25,15 +24,15 @@ class ShutdownWatchdog:
     """A daemon thread that sleeps until the program has ended.
 
     Args:
-        limits: times until the report and until the end of the job.
+        limits: times until the report and until the end of the job, from the program's end or the last collective.
         activity: returns a number that grows with each collective, None during one.
-        end_by_force: called with the exit code before the job ends.
+        end_by_force: called with the exit code before the job ends, in case its end is blocked too.
     """
 
     def __init__(self, limits: Limits, activity: Callable[[], int | None], end_by_force: Callable[[int], None]):
         self.limits, self._activity, self._end_by_force = limits, activity, end_by_force
         self._is_over = threading.Event()
-        # Called before threads are joined, as concurrent.futures does; exit handlers alone would be too late.
+        # concurrent.futures uses this private function too: handlers of atexit run only after threads are joined.
         getattr(threading, "_register_atexit", atexit.register)(self._is_over.set)
         threading.Thread(target=self._watch, name="clcomm-shutdown-watchdog", daemon=True).start()
 
@@ -65,7 +64,7 @@ class ShutdownWatchdog:
 
 
 def remains() -> str:
-    """Return the cause that keeps this process: its non-daemon threads, else the running exit handler."""
+    """Return what blocks this process's exit: its non-daemon threads, else the running exit handler."""
     main = threading.main_thread()
     threads = [thread for thread in threading.enumerate() if not thread.daemon and thread is not main]
     if threads:

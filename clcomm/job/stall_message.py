@@ -8,7 +8,7 @@ from time import perf_counter_ns
 from clcomm.errors import name_ranks
 from clcomm.job.rank_board import Progress
 
-#: A rank whose line is older than this, though its process runs, is in code that blocks all its threads.
+#: A running rank whose line is older than this is in code that blocks all of its threads.
 SILENT_S = 3.0
 #: Text of the line of a rank that has left the program.
 LEFT = "has left the program"
@@ -17,12 +17,18 @@ UNKNOWN = "unknown"
 
 
 def describe(own_rank: int, lines: Sequence[Progress], waited_s: float) -> str:
-    """Return a sentence on where a rank waits and what the missing ranks do; lines: all ranks', including its own."""
+    """Return a sentence on where a rank waits and what the missing ranks do.
+
+    Args:
+        own_rank: the rank that waits.
+        lines: all ranks', including its own.
+        waited_s: for how long it has waited.
+    """
     own = next(line for line in lines if line.rank == own_rank)
     missing: dict[str, list[int]] = {}
     for line in lines:
         if line.key != own.key or line.state != "running":
-            missing.setdefault(_doing(line), []).append(line.rank)
+            missing.setdefault(_activity_of(line), []).append(line.rank)
     listed = ", ".join(f"{name_ranks(ranks)} ({doing})" for doing, ranks in missing.items())
     known = f"missing: {listed}" if missing else "no rank is missing"
     where = f", called at {own.place}" if own.place else ""
@@ -30,13 +36,19 @@ def describe(own_rank: int, lines: Sequence[Progress], waited_s: float) -> str:
 
 
 def left_while_awaited(rank: int, text: str, place: str) -> str:
-    """Return the reason for which a rank that has left the program ends the job: another one waits for it."""
+    """Return the reason to end the job when a rank has left the program and another one waits for it.
+
+    Args:
+        rank: the rank that waits.
+        text: its collective.
+        place: its source location, or "".
+    """
     where = f", called at {place}" if place else ""
     return f"left while rank {rank} waits for it in {text}{where}"
 
 
 def is_lowest(rank: int, lines: Sequence[Progress], limit_s: float) -> bool:
-    """Return whether this is the lowest live rank that has waited for longer than the limit."""
+    """Return whether no lower rank that still responds has waited for longer than the limit."""
     now_ns = perf_counter_ns()
     waiting = [
         line.rank for line in lines
@@ -46,7 +58,7 @@ def is_lowest(rank: int, lines: Sequence[Progress], limit_s: float) -> bool:
     return rank <= min(waiting, default=rank)
 
 
-def _doing(line: Progress) -> str:
+def _activity_of(line: Progress) -> str:
     if line.state == UNKNOWN:
         return "no rank on its host answers"
     if line.text == LEFT:

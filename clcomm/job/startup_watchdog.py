@@ -1,4 +1,4 @@
-"""Watches ranks that create a Communicator, when there is no board yet that shows the missing ranks."""
+"""The watchdog of a Communicator's creation, when no board exists yet from which missing ranks could be named."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from clcomm.job.last_resort import end_by_force_later
 from clcomm.job.time_limits import Limits
 from clcomm.transport import mpi_runtime
 
-#: Ranks may start this far apart without a warning: imports from a network file system are slow.
+#: Ranks may start this long after each other without a warning: imports from a network file system are slow.
 START_S = 30.0
-#: Delay of the alarm after the timer thread, whose message is clearer.
+#: Delay of the alarm after the timer, which comes first because its message is clearer.
 ALARM_MARGIN_S = 2.0
 
 

@@ -26,10 +26,13 @@ def terminated() -> endings.Exit:
 
 
 class SignalHandlers:
-    """Handlers of SIGTERM and SIGINT that raise in the main thread; a thread ends the job if that cannot react.
+    """Handlers of SIGTERM and SIGINT that raise in the main thread; a thread ends the job if that does not react.
 
-    A rank that waits in MPI's C code runs no Python handler; the C handler's byte in a pipe then wakes the thread.
-    progress: returns a number that grows while the program runs.
+    While a rank waits in MPI's C code, no Python handler runs. Python's C handler writes the signal's number to a pipe
+    all the same, which wakes the thread.
+
+    Args:
+        progress: returns a number that grows while the program runs.
     """
 
     def __init__(self, progress: Callable[[], int]) -> None:

@@ -21,7 +21,11 @@ class Limits:
 
     @classmethod
     def of(cls, stall_warning_s: float, timeout_s: float) -> Limits:
-        """Return the limits; CLCOMM_STALL_WARNING_S and CLCOMM_TIMEOUT_S override the arguments; 0: no limit."""
+        """Return the limits; CLCOMM_STALL_WARNING_S and CLCOMM_TIMEOUT_S override the arguments; 0: no limit.
+
+        Raises:
+            ArgumentError: a value is negative or not a number; it names the argument or the variable.
+        """
         return cls(
             _limit("stall_warning_s", stall_warning_s, "CLCOMM_STALL_WARNING_S"),
             _limit("timeout_s", timeout_s, "CLCOMM_TIMEOUT_S"),
@@ -33,6 +37,7 @@ class Limits:
         return min(INTERVAL_S, self.stall_warning_s / 4, self.timeout_s / 4)
 
     def __bool__(self) -> bool:
+        """Return whether there is any limit."""
         return min(self.stall_warning_s, self.timeout_s) < math.inf
 
 

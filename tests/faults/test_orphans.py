@@ -106,7 +106,7 @@ def test_the_exit_monitor_ends_ranks_without_a_launcher(programs, launchers, cap
         )
         if found is None:
             pytest.skip("the system has no pidfds")
-        exit_monitor._start(descriptor, *found)
+        exit_monitor._start_host_monitor(descriptor, *found)
         above[-1].kill()
         codes = [process.wait(30) for process in ranks]
     assert codes == [-signal.SIGKILL if program == STUBBORN else -signal.SIGTERM for program in programs]
