@@ -1,7 +1,8 @@
-"""The same training with gradients bucketed, per tensor and in other ways: `python -m examples.compare_bucketing`.
+"""Compare ways to synchronise gradients on the same training: `mpiexec -n 4 python -m examples.compare_bucketing`.
 
-All run in one job and take turns, so that noise affects them alike. LizarDist's three rows come first (all-reduces of
-gradients, as each rank counts them), then the cost of each way.
+Gradients are reduced in buckets, tensor by tensor, and in other ways. All variants run in one job and take turns, so
+that noise affects them alike. The output begins with LizarDist's three figures (all-reduces of gradients, as each rank
+counts them), followed by the time of each variant.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def main() -> int:
 
 
 def show(outcomes: list[Outcome], console: Console, quiet: bool) -> None:
-    """Print LizarDist's table, the times, and unless `quiet` the communication of its two ways."""
+    """Print LizarDist's table, the times and, unless `quiet`, the communication of the first two variants."""
     console.print(tables.calls_table(*outcomes[:2]))
     console.print(tables.times_table(outcomes))
     if communication_alone := tables.alone(outcomes):
@@ -66,7 +67,7 @@ def show(outcomes: list[Outcome], console: Console, quiet: bool) -> None:
 
 
 def keep(outcomes: list[Outcome], options: ComparisonOptions, dataset: str, comm: Communicator) -> None:
-    """Write the report and the chart that the options ask for; collective."""
+    """Write the report and the chart that the options request; collective."""
     costs = charts.measure_costs(outcomes)
     if options.report:
         write_document(options.report, tables.as_report(outcomes, costs, dataset), comm)

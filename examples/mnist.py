@@ -1,6 +1,6 @@
 """Train a network on MNIST, data-parallel: `mpiexec -n 4 python -m examples.mnist`.
 
-Without mpiexec it is a world of one. At the end it prints the result and the communication.
+Without mpiexec it runs as a world of one. At the end it prints the result and the communication.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> int:
     if options.summary:
         session.console.print(session.describe().table())
     result = session.run()
-    comm, console = session.comm, session.console  # others where ranks were lost
+    comm, console = session.comm, session.console  # not those of the start if ranks were lost
     if comm.rank == 0:
         show(result, console, options.quiet)
     if options.report:

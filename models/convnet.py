@@ -9,8 +9,14 @@ from clcomm.engine import functional as F
 class ConvNet(Module):
     """Images [N, *in_shape] -> logits [N, classes]: twice 3x3 convolution, ReLU and 2x2 max-pool, then two layers.
 
-    `in_shape` is (channels, height, width), at least 4 x 4; the first Linear's size follows from it. `seed` makes the
-    initial values those of the same layers in PyTorch after `torch.manual_seed(seed)`.
+    Args:
+        in_shape: (channels, height, width) of an image, at least 4 x 4; the first Linear's size follows from it.
+        classes: the number of logits.
+        device: the device of the parameters; None: the default device.
+        seed: initial values are those of the same layers in PyTorch after `torch.manual_seed(seed)`; None: they come
+            from the engine's own generator.
+
+    Raises ArgumentError for another `in_shape`.
     """
 
     def __init__(

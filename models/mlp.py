@@ -11,8 +11,13 @@ from clcomm.engine import functional as F
 class MLP(Module):
     """Images [N, *in_shape] -> logits [N, classes], through two hidden layers with ReLU.
 
-    `seed` makes the initial values those of the same layers in PyTorch after `torch.manual_seed(seed)`; without it they
-    come from the engine's own generator.
+    Args:
+        in_shape: the shape of an image; it is flattened.
+        classes: the number of logits.
+        hidden: the size of each hidden layer.
+        device: the device of the parameters; None: the default device.
+        seed: initial values are those of the same layers in PyTorch after `torch.manual_seed(seed)`; None: they come
+            from the engine's own generator.
     """
 
     def __init__(

@@ -10,8 +10,7 @@ from typing import NamedTuple
 class Command(NamedTuple):
     """A sub-command: its name, its line in the list of commands, its description, its options and its function.
 
-    `run` takes the parsed options and returns an exit code, None for success. It raises ClcommError for mistakes of the
-    user.
+    `run` takes the parsed options and returns an exit code, None for success. It raises ClcommError for user errors.
     """
 
     name: str

@@ -42,10 +42,10 @@ def _share(text: str) -> float:
 def run(options: argparse.Namespace) -> int:
     """Write what changed in each pair of runs; return 3 where one is slower than --fail-if-slower allows.
 
-    Raises DataError, with the file's name, where one can't be read, and where --fail-if-slower finds no intervals.
+    Raises DataError, which names the file, if one can't be read or if --fail-if-slower finds no intervals in it.
     """
     from clcomm.report.comparison_report import as_json, comparison_report, warnings
-    from clcomm.report.differences import pairs  # here, because the other commands do without
+    from clcomm.report.differences import pairs  # here, to keep it out of the start of other commands
 
     form = output.form_of(options)
     found = pairs(options.files)

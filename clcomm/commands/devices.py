@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print the devices and mark the one of this rank; DeviceError where there are none, or none as asked."""
+    """Print the devices and mark this rank's; raises DeviceError if there are none, or none that --device names."""
     rank, size = selection.local_place()
     selection.prepare_environment(selection.core_share(size))
     taken = selection.choose(options.device, rank)
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def row(candidate: selection.Candidate, is_taken: bool) -> tuple[str, ...]:
-    """Return a device's row."""
+    """Return a device's cells, in the order of COLUMNS; a mark before the device that this rank takes."""
     device: Any = candidate.cl_device
     return (
         f"{'*' if is_taken else ' '} {candidate.label}",

@@ -17,24 +17,25 @@ if TYPE_CHECKING:
     from clcomm.report import Report
 
 FORMATS = ("terminal", "markdown", "json", "csv", "html", "png")
+#: Formats by the ending of the output file's name.
 _ENDINGS = {
     ".md": "markdown", ".json": "json", ".csv": "csv", ".html": "html", ".htm": "html", ".png": "png",
     ".txt": "terminal", "": "terminal",
 }  # fmt: skip
-_ALSO = {"md": "markdown"}
+_ALIASES = {"md": "markdown"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options for a format and a file."""
+    """Add the options for the format and the output file."""
     parser.add_argument(
-        "--format", type=lambda text: _ALSO.get(text, text), choices=FORMATS,
+        "--format", type=lambda text: _ALIASES.get(text, text), choices=FORMATS,
         help="default: what -o's ending says, else terminal",
     )  # fmt: skip
     parser.add_argument("-o", "--output", metavar="OUT", help="write there instead of printing")
 
 
 def form_of(options: argparse.Namespace) -> str:
-    """Return the options' format; ArgumentError where it can't be written."""
+    """Return the format that the options choose; raises ArgumentError if it can't be written."""
     form = options.format or _form_of_name(options.output or "")
     if form == "png":
         if not options.output:
@@ -45,7 +46,7 @@ def form_of(options: argparse.Namespace) -> str:
 
 
 def _form_of_name(output: str) -> str:
-    """Return the format of a name's ending."""
+    """Return the format that a file name's ending stands for; raises ArgumentError for an unknown ending."""
     form = _ENDINGS.get(Path(output).suffix.lower())
     if form is None:
         known = ", ".join(ending for ending in _ENDINGS if ending)
@@ -54,13 +55,13 @@ def _form_of_name(output: str) -> str:
 
 
 def write_report(report: Report, form: str, output: str | None) -> None:
-    """Write a report in a format, or print it where there is no file."""
+    """Write a report to the file `output` in the format `form`; without a file, print it."""
     if form == "terminal":
         _write_for_terminal(report, output)
     elif form == "png":
         from clcomm.report.png import draw
 
-        assert output is not None  # form_of has seen to it
+        assert output is not None  # form_of requires -o for this format
         draw(report, output)
     else:
         from clcomm.report import html, text_formats
@@ -89,7 +90,7 @@ def _write_for_terminal(report: Report, output: str | None) -> None:
 
 
 def write_text(text: str, output: str | None) -> None:
-    """Write text to a file, or print it."""
+    """Write text to the file `output`; without a file, print it."""
     if output:
         write_whole(output, text, "-o")
     else:

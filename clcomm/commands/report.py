@@ -15,8 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the report; return 1 when a file was left out. Raises DataError when none could be read."""
-    from clcomm.report import build, read_runs  # here, because the other commands do without
+    """Write the report; return 1 if a file was left out. Raises DataError if none could be read."""
+    from clcomm.report import build, read_runs  # here, to keep it out of the start of other commands
 
     form = output.form_of(options)
     found = read_runs(options.files)

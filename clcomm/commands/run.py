@@ -18,7 +18,7 @@ from clcomm.option_types import number, whole_number
 from clcomm.storage.scratch import remove_stale, scratch_file
 from clcomm.transport.mpi_runtime import launched_ranks
 
-#: The longest pause before a restart, and how long a job may take to end after a signal.
+#: The longest pause before a restart, and how long a job may take to end after a forwarded signal; in seconds.
 LONGEST_PAUSE_S, GRACE_S = 300.0, 10.0
 #: A shell's exit code for a command that can't be started.
 NOT_FOUND = 127
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class End(NamedTuple):
-    """The end of one run of the job: exit code, current step, and newest step in a checkpoint; 0: not known."""
+    """The end of one run of the job: exit code, last step, and newest step in a checkpoint; a step of 0: not known."""
 
     code: int
     step: int
@@ -58,7 +58,12 @@ class End(NamedTuple):
 
 
 def reason_to_stop(ends: list[End], allowed: int) -> str:
-    """Return the reason not to restart after these ends; empty if a restart may help."""
+    """Return the reason not to restart after these ends; "" if a restart may help.
+
+    Args:
+        ends: the ends of all runs so far, the last one failed.
+        allowed: the most restarts.
+    """
     last = ends[-1]
     if last.code == USER_ERROR:
         return "exit code 2 is a mistake that another start would repeat"
@@ -73,7 +78,7 @@ def reason_to_stop(ends: list[End], allowed: int) -> str:
 
 
 class _Launcher:
-    """Starts a command, and forwards signals to it."""
+    """Starts a command, restarts it when it fails, and forwards signals to it."""
 
     def __init__(self, command: list[str], allowed: int, pause_s: float):
         self._command, self._allowed, self._pause_s = command, allowed, pause_s
@@ -95,7 +100,7 @@ class _Launcher:
             if reason:
                 print_notice(f"exit code {code}{at(ends[-1])}; giving up: {reason}")
                 return code
-            self._wait(ends)
+            self._pause(ends)
             if self._signal:
                 return 128 + self._signal
 
@@ -129,16 +134,19 @@ class _Launcher:
     def _forward(self, number: int, frame: Any) -> None:
         self._signal = number
         self._was_signalled.set()
-        # A terminal sends Ctrl-C to the job as well.
+        # On Ctrl-C the terminal sends SIGINT to the job as well.
         if self._process is not None and not (number == signal.SIGINT and os.isatty(0)):
             self._process.send_signal(number)
 
-    def _wait(self, ends: list[End]) -> None:
+    def _pause(self, ends: list[End]) -> None:
+        """Wait before the next restart, twice as long as before the last one; a signal ends the wait."""
         pause_s = min(self._pause_s * 2 ** (len(ends) - 1), LONGEST_PAUSE_S)
         last = ends[-1]
-        whence = f"step {last.saved}" if last.saved else "its newest checkpoint, if there is one,"
+        resumed_from = f"step {last.saved}" if last.saved else "its newest checkpoint, if there is one,"
         count = f"{len(ends)} of {self._allowed}"
-        print_notice(f"exit code {last.code}{at(last)}; going on from {whence} in {pause_s:g} s (restart {count})")
+        print_notice(
+            f"exit code {last.code}{at(last)}; going on from {resumed_from} in {pause_s:g} s (restart {count})"
+        )
         self._was_signalled.wait(pause_s)
 
 

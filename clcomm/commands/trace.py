@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Write the trace from the part files beside it; ArgumentError where there are none."""
+    """Write the trace from the part files beside it; raises ArgumentError if there are none."""
     ranks = write_from_parts(options.file, checked_limit(options.limit, 1))
     print(f"{options.file}: written from the parts of rank {', '.join(map(str, ranks))}")
 

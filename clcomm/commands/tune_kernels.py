@@ -14,10 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure and store, or delete the stored sizes.
+    """Measure the sizes and store the fastest, or with --reset delete what is stored.
 
-    Under mpiexec one rank of each host does it. Raises DeviceError where no device fits, ArgumentError where the table
-    can't be written.
+    Under mpiexec one rank of each host does it. Raises DeviceError if no device fits, ArgumentError if the table can't
+    be written.
     """
     if selection.local_place()[0] != 0:
         return
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def shown(trial: autotune.Trial) -> str:
-    """Return a trial in a few words; times are relative to that of the built-in size."""
+    """Return a trial as text: its size, its time relative to the built-in size's, and its problem, if any."""
     words = [shown_value(trial.value)]
     words += [f"{trial.time:.2f}"] if trial.time is not None else []
     words += [f"({trial.problem})"] if trial.problem else []
@@ -44,7 +44,7 @@ def shown(trial: autotune.Trial) -> str:
 
 
 def shown_value(value: tuning.Value) -> str:
-    """Return a size as text."""
+    """Return a size as text: "16", or "8x4" for one of several numbers."""
     return str(value) if isinstance(value, int) else "x".join(map(str, value))
 
 

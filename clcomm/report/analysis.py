@@ -39,14 +39,15 @@ class Analysis:
         self.costs = self.own_costs if isinstance(self.own_costs, run_costs.Costs) else self.stored_costs()
         layout = [bucket for bucket in run.figures["layout"] or [] if bucket]
         self.layout = layout
-        is_known = self.costs and layout and self.buckets and not run_costs.unfit(self.buckets)
-        self.advice = run_costs.advise(self.costs, layout) if self.costs and is_known else None
+        can_predict = layout and self.buckets and not run_costs.unfit(self.buckets)
+        self.advice = run_costs.advise(self.costs, layout) if self.costs and can_predict else None
 
     def _mean(self, name: str) -> float | None:
         values = [record[name] for record in self.run.ranks]
         return None if None in values else sum(values) / len(values)
 
     def stored_costs(self) -> run_costs.Costs | None:
+        """Return the costs that `clcomm tune` measured on this host; None if there are none that apply."""
         return run_costs.Costs(self.ceiling, "measured by `clcomm tune` on this host") if self.ceiling else None
 
     @property
@@ -56,9 +57,11 @@ class Analysis:
 
     @property
     def sync_share(self) -> float | None:
+        """`sync_s` as a share, 0 to 1, of the time of all steps; None if steps were not timed."""
         return self.sync_s / self.training_s if self.training_s else None
 
     def per_step(self, seconds: float | None) -> float | None:
+        """Return a total time divided by the number of steps; None if either is not known."""
         return seconds / self.steps if self.steps and seconds is not None else None
 
 
@@ -67,7 +70,7 @@ def _mean_of(rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 def mean_step(analysis: Analysis) -> list[tuple[str, float]]:
-    """Return the parts of a mean step in seconds, in their order of time; [] where steps were not timed."""
+    """Return the parts of a mean step in seconds, in the order in which they occur; [] if steps were not timed."""
     if not analysis.training_s or not analysis.steps:
         return []
     names = dict.fromkeys(name for parts in analysis.parts for name in parts)
@@ -85,18 +88,19 @@ def mean_step_by_rank(analysis: Analysis) -> list[dict[str, float]]:
 
 
 def rank_rows(analysis: Analysis) -> list[dict[str, Any]]:
-    """Return a row for each rank."""
-    late = {row["rank"]: row for row in analysis.counts["stragglers"]}
+    """Return a row for each rank: its host, its time, its memory, and how often and how far it came last."""
+    stragglers = {row["rank"]: row for row in analysis.counts["stragglers"]}
     rows = []
     for record, stats in analysis.by_rank:
         steps, training_s, cpu_s = record["steps"], record["training_s"], record["cpu_s"]
-        came = late.get(record["rank"], {"last": 0, "share": 0.0, "mean_late_s": None})
+        straggler = stragglers.get(record["rank"], {"last": 0, "share": 0.0, "mean_late_s": None})
         rows.append({
             "rank": record["rank"], "host_name": record["host_name"], "cpus": record["cpus"], "steps": steps,
             "step_s": training_s / steps if steps and training_s is not None else None,
             "cpu_share": cpu_s / training_s if training_s and cpu_s is not None else None,
-            "last": came["last"] if late else None, "last_share": came["share"] if late else None,
-            "mean_late_s": came["mean_late_s"], "failures": sum(t.failures for t in stats.tallies.values()),
+            "last": straggler["last"] if stragglers else None,
+            "last_share": straggler["share"] if stragglers else None, "mean_late_s": straggler["mean_late_s"],
+            "failures": sum(t.failures for t in stats.tallies.values()),
             "peak_rss_bytes": record["peak_rss_bytes"], "device_peak_bytes": record["device_peak_bytes"],
         })  # fmt: skip
     return rows

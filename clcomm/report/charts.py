@@ -57,21 +57,23 @@ def late_chart(analysis: Analysis) -> Chart | None:
         return None
     ranks = [record["rank"] for record in analysis.run.ranks]
     values = [[late.get(rank, 0.0)] for rank in ranks]
-    fair = ("an even share", 100 / analysis.run.world_size)
+    even_share = ("an even share", 100 / analysis.run.world_size)
     bars = [f"rank {rank}" for rank in ranks]
-    return Bars("Who came last", ["came last"], bars, values, "%", "of all collectives whose last rank is known", fair)
+    return Bars(
+        "Who came last", ["came last"], bars, values, "%", "of all collectives whose last rank is known", even_share
+    )
 
 
 def history_chart(analysis: Analysis) -> Chart | None:
     history = analysis.run.figures["history"]
     if history is None or not history["loss"]:
         return None
-    width = history["steps_a_point"]
-    steps = [history["first_step"] + width * (index + 0.5) - 0.5 for index in range(len(history["loss"]))]
+    steps_a_point = history["steps_a_point"]
+    steps = [history["first_step"] + steps_a_point * (index + 0.5) - 0.5 for index in range(len(history["loss"]))]
     curves = [Curve("loss", history["loss"]), Curve("step (ms)", history["step_ms"])]
     if analysis.several:
         curves.append(Curve("communication in it (ms)", history["communication_ms"]))
-    note = "of rank 0" if width == 1 else f"of rank 0, means of {width} steps"
+    note = "of rank 0" if steps_a_point == 1 else f"of rank 0, means of {steps_a_point} steps"
     return Curves("Step by step", steps, curves, note)
 
 

@@ -43,12 +43,12 @@ def comparison_report(pairs: Pairs) -> Report:
     title = f"{pairs[0][1].name}, against {first}" if len(pairs) == 1 else f"{len(pairs)} runs, against {first}"
     found: list[Table] = []
     for number, (before, after) in enumerate(pairs, 1):
-        of = f": {after.name}, against {before.name}" if len(pairs) > 1 else ""
+        which = f": {after.name}, against {before.name}" if len(pairs) > 1 else ""
         changed = (
             ("settings", "What was set differently", settings_changed(before, after)),
             ("figures", "Figures", figures_changed(before, after)),
         )
-        found += [_table(f"{key}-{number}", f"{name}{of}", changes) for key, name, changes in changed if changes]
+        found += [_table(f"{key}-{number}", f"{name}{which}", changes) for key, name, changes in changed if changes]
     found.append(Table("provenance", "What ran, and where", *_side_by_side(subjects)))
     headline = [f"Warning: {line}." for line in warnings(pairs)] + [_sentence(*pair) for pair in pairs]
     charts = [chart for drawn in _DRAWN if (chart := _chart(subjects, *drawn)) is not None]
@@ -56,14 +56,14 @@ def comparison_report(pairs: Pairs) -> Report:
 
 
 def _shortly_named(pairs: Pairs) -> Pairs:
-    """Return the pairs with file names without folders, if the names alone are unique."""
+    """Return the pairs with file names in place of paths, if these names are unique."""
     paths = {subject.path for pair in pairs for subject in pair}
     if len({Path(path).name for path in paths}) < len(paths):
         return pairs
-    return [(_in_no_folder(before), _in_no_folder(after)) for before, after in pairs]
+    return [(_without_folder(before), _without_folder(after)) for before, after in pairs]
 
 
-def _in_no_folder(subject: Subject) -> Subject:
+def _without_folder(subject: Subject) -> Subject:
     return replace(subject, path=Path(subject.path).name)
 
 

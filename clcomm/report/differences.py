@@ -64,10 +64,11 @@ class Change(NamedTuple):
 
 
 def pairs(paths: Sequence[str]) -> list[tuple[Subject, Subject]]:
-    """Return the pairs of runs to compare: each with the first file's, or, within one comparison, with its reference.
+    """Return the pairs of runs to compare: the reference, and the run that is compared with it.
 
-    A variant is compared with the first file's variant of the same name, if it has one. Raises DataError, naming the
-    file, for one that cannot be read, and where there is nothing to compare.
+    The reference is the first file's run; for a single file of a comparison it is that comparison's reference. A
+    variant is compared with the first file's variant of the same name, if there is one. Raises DataError, which names
+    the file, if one cannot be read or there is nothing to compare.
     """
     files = [_subjects(path) for path in paths]
     (first, reference), others = files[0], files[1:]
@@ -84,7 +85,7 @@ def pairs(paths: Sequence[str]) -> list[tuple[Subject, Subject]]:
 
 
 def _subjects(path: str) -> tuple[list[Subject], Subject]:
-    """Return a file's runs, and the one of them that others are compared with."""
+    """Return a file's runs, and the one that runs of other files are compared with by default."""
     try:
         document = read(path, _checked)
     except DataError as error:
@@ -137,19 +138,19 @@ def _settings(run: Run) -> dict[str, str]:
 
 
 def figures_changed(before: Subject, after: Subject) -> list[Change]:
-    """Return the changes in speed, communication, bytes and accuracy, of figures that both runs have."""
+    """Return the changes in speed, communication, bytes and accuracy, for the figures that both runs have."""
     ratio = _paired_ratio(before, after)
     found: list[Change | None] = [_ratio_changed(ratio)] if ratio else []
-    for name, of, write in _MEASURED:
-        change = _change(name, write, of(before), of(after))
+    for name, estimate_of, write in _MEASURED:
+        change = _change(name, write, estimate_of(before), estimate_of(after))
         found.append(change._replace(verdict=_verdict_of(ratio)) if change and ratio and name in _OF_STEPS else change)
-    found += [_counted(name, of(before), of(after)) for name, of in _COUNTED]
+    found += [_counted(name, count_of(before), count_of(after)) for name, count_of in _COUNTED]
     found += [_accuracy_changed(before.run, after.run)]
     return [change for change in found if change is not None]
 
 
 def _paired_ratio(before: Subject, after: Subject) -> Estimate | None:
-    """Return a variant's step over its reference's in the same round; None where the two runs did not alternate."""
+    """Return a variant's step time over its reference's in the same round; None if the two runs did not alternate."""
     took_turns = before.path == after.path and before.variant == after.reference != after.variant
     return after.estimates.get("step_ratio") if took_turns else None
 
@@ -162,7 +163,7 @@ def _ratio_changed(ratio: Estimate) -> Change:
 
 
 def _verdict_of(ratio: Estimate) -> str:
-    """Judge two runs' steps by their ratio: load that slows a round slows both, and cancels out."""
+    """Return the verdict on two runs' steps from their ratio, in which load that slows a whole round cancels out."""
     if ratio.low is None or ratio.high is None:
         return "no interval"
     return "within noise" if ratio.low <= 1 <= ratio.high else "more than noise"
@@ -225,7 +226,7 @@ def step_change(before: Subject, after: Subject) -> Change:
     return change
 
 
-# --- the figures: of a subject, None where it has none ---
+# --- a subject's figures; None if it has none ---
 
 
 def _step_ms(subject: Subject) -> Estimate | None:
@@ -258,8 +259,8 @@ def _images_per_s(subject: Subject) -> Estimate | None:
 
 
 def _per_step(key: str) -> Callable[[Subject], float | None]:
-    def of(subject: Subject) -> float | None:
-        """Return the count for the run's final buckets, without the sizes that "auto" tried before."""
+    def count_of(subject: Subject) -> float | None:
+        """Return the count for the run's final buckets, without those of sizes that "auto" tried before."""
         steps, stats = subject.run.figures["steps"], subject.run.stats()
         rows = [row for row in stats.as_dict()["buckets"] if row["label"] == GRADIENTS]
         synchronisations = sum(row["calls"] for row in rows if row["bucket"] == 0)
@@ -267,9 +268,10 @@ def _per_step(key: str) -> Callable[[Subject], float | None]:
             return sum(row[key] for row in rows) / synchronisations
         return stats.total("all_reduce", GRADIENTS)[key] / steps if steps else None
 
-    return of
+    return count_of
 
 
+#: Measured figures: name, the estimate of a subject, and the estimate as text.
 _MEASURED: Sequence[tuple[str, Callable[[Subject], Estimate | None], Callable[[Estimate], str]]] = (
     ("steps/s", _steps_per_s, lambda found: found.text(2)),
     ("images/s", _images_per_s, lambda found: found.text(0)),
@@ -279,6 +281,7 @@ _MEASURED: Sequence[tuple[str, Callable[[Subject], Estimate | None], Callable[[E
 )
 #: Figures that follow from a step's time.
 _OF_STEPS = ("steps/s", "images/s", "step (ms)")
+#: Counted figures: name, and the count of a subject.
 _COUNTED: Sequence[tuple[str, Callable[[Subject], float | None]]] = (
     ("all-reduces a step", _per_step("calls")),
     ("bytes a step", _per_step("bytes")),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from clcomm.report.axes import time_text
 from clcomm.units import format_number, format_size
 
-#: The most rows of a table that is shown; JSON and CSV have all.
+#: The most rows of a table, bars of a chart and rows of a timeline that are shown; JSON and CSV have all.
 MOST_SHOWN = 64
 
 
@@ -80,12 +80,12 @@ def written(value: Any, kind: str) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return so many of something in words."""
+    """Return a number with its noun, in the plural unless the number is 1."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a duration in a sentence."""
+    """Return a duration as text for a sentence: in ms, from one second on in s."""
     return f"{format_number(seconds * 1e3)} ms" if seconds < 1 else f"{seconds:,.2f} s"
 
 

@@ -13,7 +13,13 @@ Check = Callable[[Any, str], Any]
 
 
 def checked_fields(value: Any, checks: Mapping[str, Check], where: str) -> dict[str, Any]:
-    """Return the fields of an object that have a check, all others left out; a missing one is checked as None."""
+    """Return the checked fields of an object; fields without a check are left out, missing ones are checked as None.
+
+    Args:
+        value: the object.
+        checks: a check for each field by name.
+        where: the object's own name, "" for the whole file.
+    """
     if not isinstance(value, dict):
         raise ValueError(f"{where or 'file'}: expected an object, got {shown(value)}")
     prefix = f"{where}." if where else ""

@@ -13,7 +13,7 @@ from clcomm.report.report import Report
 
 # No text of a file can make the page fetch or run anything.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-#: Tables wider than so many characters take the page's whole width; longer texts than the second number are wrapped.
+#: Tables wider than this, in characters, take the page's whole width; cells of text wider than this are wrapped.
 _WIDE_TABLE, _LONG_TEXT = 46, 24
 _DRAW: dict[type, Callable[[Any], str]] = {
     Bars: html_bars.bars, Timeline: html_bars.timeline, Curves: svg.curves, Distribution: svg.distribution,

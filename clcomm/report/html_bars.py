@@ -10,9 +10,9 @@ from clcomm.report.colours import class_of
 from clcomm.report.elements import MOST_SHOWN, Bars, Stretch, Timeline
 from clcomm.units import format_number
 
-#: A part of a bar shows its value if it takes this share of the row for each character.
+#: A part of a bar shows its value if it takes this share of the row for each character of the value.
 _SHARE_A_CHARACTER = 0.045
-#: Shorter stretches of a timeline would be invisible.
+#: The smallest share of a timeline's width for a stretch; less would be invisible.
 _LEAST_SHARE = 0.0004
 
 
@@ -88,9 +88,9 @@ def timeline(chart: Timeline) -> str:
 
 def _stretch(each: Stretch, chart: Timeline) -> str:
     share = max(_LEAST_SHARE, (each.end_ms - each.begin_ms) / chart.end_ms)
-    of = f", bucket {each.bucket}" if each.bucket >= 0 else ""
+    bucket = f", bucket {each.bucket}" if each.bucket >= 0 else ""
     length = format_number(each.end_ms - each.begin_ms)
-    title = escape(f"{chart.rows[each.row]}, {each.part}{of}: {length} ms from {each.begin_ms:.3f}", quote=True)
+    title = escape(f"{chart.rows[each.row]}, {each.part}{bucket}: {length} ms from {each.begin_ms:.3f}", quote=True)
     return (
         f'<i class="{class_of(each.part)}" style="left:{100 * each.begin_ms / chart.end_ms:.3f}%;'
         f'width:{100 * share:.3f}%" title="{title}"></i>'

@@ -15,7 +15,7 @@ from clcomm.sync.auto_buckets import TUNING
 #: The number of steps that are kept, and the most events of each.
 STEPS, MOST_EVENTS = 3, 400
 STEP = "step"
-#: Parts of a collective: hidden goes on behind computing, either is waiting or moving.
+#: Parts of a collective: HIDDEN is what overlaps with computing, EITHER is waiting or moving, not known which.
 WAIT, MOVE, EITHER, HIDDEN = "wait", "move", "either", "hidden"
 #: Labels of collectives whose moving is shown apart from that of gradients.
 OTHER_LABELS = (CHECKS, TUNING, CLIPPING)
@@ -103,7 +103,7 @@ def _of_collective(event: Collective) -> Iterator[Span]:
 
 
 def uncovered(span: Span, by: list[Span]) -> list[Span]:
-    """Return the stretches of a span that none of the others covers."""
+    """Return the parts of a span that none of the spans in `by` covers, in order of time."""
     begin, found = span.begin_ns, []
     for each in sorted(by, key=lambda other: other.begin_ns):
         if each.begin_ns > begin:
@@ -114,7 +114,7 @@ def uncovered(span: Span, by: list[Span]) -> list[Span]:
     return [each for each in [*found, span._replace(begin_ns=begin)] if each.begin_ns < each.end_ns]
 
 
-#: Of spans at the same time the one whose kind is last in this order is shown.
+#: Of several spans at the same time, the one whose kind comes last here is shown.
 _ORDER = (
     HIDDEN,
     STEP,
@@ -138,13 +138,13 @@ def flattened(spans: list[Span], of: Callable[[str], str] = str) -> list[Span]:
     """
     shown = [span for span in spans if span.kind != HIDDEN and span.end_ns > span.begin_ns]
     changes = sorted({moment for span in shown for moment in (span.begin_ns, span.end_ns)})
-    waiting = sorted(shown, key=lambda span: span.begin_ns, reverse=True)
+    upcoming = sorted(shown, key=lambda span: span.begin_ns, reverse=True)
     active: list[Span] = []
     found: list[Span] = []
     for begin, end in pairwise(changes):
         active = [span for span in active if span.end_ns > begin]
-        while waiting and waiting[-1].begin_ns <= begin:
-            active.append(waiting.pop())
+        while upcoming and upcoming[-1].begin_ns <= begin:
+            active.append(upcoming.pop())
         if not active:
             continue
         top = max(active, key=lambda span: (_ORDER.index(span.kind), span.begin_ns))

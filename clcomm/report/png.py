@@ -23,14 +23,14 @@ from clcomm.storage.files import replacing, unwritable
 from clcomm.units import format_number
 
 _COLUMN, _LINE = MEASURED.colour, COMPARED.colour
-#: A part of a bar shows its value from this share of the longest bar on.
+#: A part of a bar shows its value if it takes more than this share of the longest bar.
 _ROOM_FOR_A_VALUE = 0.09
 #: Inches: the picture's width; a chart's title and x axis; a row; a legend's row; a chart without rows.
 _WIDTH, _FRAME, _BAR_ROW, _LEGEND_ROW, _AXES = 13.0, 0.9, 0.3, 0.18, 3.6
 #: Inches from the x axis to the legend below its label.
 _AXIS = 0.45
-#: Charts are put side by side if the higher one is at most so many times as high.
-_ALIKE = 1.3
+#: Two charts are put side by side if the taller one is at most this many times as tall as the other.
+_MOST_TIMES_AS_TALL = 1.3
 
 
 def draw(report: Report, path: str) -> None:
@@ -65,20 +65,20 @@ def figure_of(report: Report) -> Any:
 
 
 def _rows_of(charts: Sequence[Chart]) -> list[list[Chart]]:
-    """Return the charts in rows of two of similar height; timelines and remaining charts have a row of their own."""
-    rows, left = [], list(charts)
-    while left:
-        row = [left.pop(0)]
-        beside = [] if isinstance(row[0], Timeline) else [each for each in left if _go_together(row[0], each)]
+    """Return the charts in rows of two of similar height; a timeline, or a chart without a match, has its own row."""
+    rows, remaining = [], list(charts)
+    while remaining:
+        row = [remaining.pop(0)]
+        beside = [] if isinstance(row[0], Timeline) else [each for each in remaining if _go_together(row[0], each)]
         if beside:
-            left.remove(beside[0])
+            remaining.remove(beside[0])
         rows.append(row + beside[:1])
     return rows
 
 
 def _go_together(one: Chart, other: Chart) -> bool:
     low, high = sorted((_height(one), _height(other)))
-    return high <= _ALIKE * low and not isinstance(other, Timeline)
+    return high <= _MOST_TIMES_AS_TALL * low and not isinstance(other, Timeline)
 
 
 def _height(chart: Chart) -> float:
@@ -248,5 +248,5 @@ def _set_ticks(axis: Any, ticks: list[float], write: Any) -> None:
 
 
 def _literal(text: str) -> str:
-    """Return text that matplotlib does not take for a formula."""
+    """Return the text escaped so that matplotlib does not read it as a formula."""
     return text.replace("$", r"\$")

@@ -11,7 +11,7 @@ from clcomm.stats.cores import parse_cpus
 from clcomm.synchronizer import GRADIENTS, PARAMETERS
 from clcomm.units import format_size
 
-#: Figures are not comparable where these differ, as machine or software is another one.
+#: Entries that have to be equal for two runs' times to be comparable: those on the machine and the software.
 MACHINE = ("hosts", "cores", "device", "driver", "MPI", "Python", "numpy", "mpi4py", "pyopencl")
 
 
@@ -21,18 +21,18 @@ def provenance_table(run: Run) -> Table:
 
 
 def subtitle(run: Run) -> str:
-    """Return the most important entries as one line."""
+    """Return the most important entries as one line, for a report's subtitle."""
     found = provenance(run)
     names = ("batch", "bucket size", "transport", "device", "cores", "hosts", "MPI", "date")
-    words = {"batch": "batch", "bucket size": "buckets of", "transport": "transport"}
-    parts = [f"{words[name]} {found[name]}" if name in words else found[name] for name in names if found[name]]
+    prefixes = {"batch": "batch", "bucket size": "buckets of", "transport": "transport"}
+    parts = [f"{prefixes[name]} {found[name]}" if name in prefixes else found[name] for name in names if found[name]]
     return " · ".join(parts).replace("buckets of none", "no buckets")
 
 
 def line(run: Run) -> str:
     """Return all entries as one line."""
-    bare = ("model", "device", "driver", "cores", "date")
-    return "; ".join(text if name in bare else f"{name} {text}" for name, text in provenance(run).items() if text)
+    unnamed = ("model", "device", "driver", "cores", "date")
+    return "; ".join(text if name in unnamed else f"{name} {text}" for name, text in provenance(run).items() if text)
 
 
 def provenance(run: Run) -> dict[str, str]:

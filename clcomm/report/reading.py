@@ -1,4 +1,4 @@
-"""Reads the files of runs, and puts those of one run together; their order makes no difference.
+"""Reads the files of runs and merges those of one run; their order makes no difference.
 
 A file may come from anyone: its size is checked before it is read, it has to be JSON, and every field has to be of its
 kind and within its range (schema.py). So text that could act on a terminal or a page is refused.
@@ -40,7 +40,8 @@ class Run:
 def read_runs(paths: Iterable[str]) -> Run:
     """Return the run that these files hold together; `problems` has a line for each file that is left out.
 
-    Files of other runs than the first readable one's are left out. Raises DataError when no file can be read.
+    Left out are files that cannot be read, and those of another run than the first readable file's. Raises DataError if
+    no file can be read.
     """
     found: list[dict[str, Any]] = []
     ranks: dict[int, dict[str, Any]] = {}
@@ -56,7 +57,7 @@ def read_runs(paths: Iterable[str]) -> Run:
 
 
 def _add_file(path: str, found: list[dict[str, Any]], ranks: dict[int, dict[str, Any]]) -> str:
-    """Add a file's document to `found` and its records to `ranks`; return why not, "" where it was added."""
+    """Add a file's document to `found` and its records to `ranks`; return why it is left out, "" if it is not."""
     try:
         document = read(path)
     except DataError as error:
@@ -73,9 +74,11 @@ def _add_file(path: str, found: list[dict[str, Any]], ranks: dict[int, dict[str,
 
 
 def read(path: str, checked: Callable[[dict[str, Any]], dict[str, Any]] = checked_run) -> dict[str, Any]:
-    """Return the document in a file as `checked` returns it.
+    """Return the document in a file as `checked` returns it; raises DataError, with a message without the path.
 
-    Raises DataError, with a message that leaves out the path.
+    Args:
+        path: the file.
+        checked: takes the decoded document and returns its known fields; raises ValueError for an invalid one.
     """
     try:
         info = Path(path).stat()

@@ -25,7 +25,7 @@ from clcomm.trace.clocks import read_clock
 
 FORMAT, SCHEMA = "clcomm run", 4
 COMPARISON_FORMAT, COMPARISON_SCHEMA = "clcomm comparison", 1
-#: Stands for the rank's number in a file's name; each rank then writes a file of its own.
+#: The placeholder for the rank's number in a file's name, with which each rank writes its own file.
 RANK = "{rank}"
 
 

@@ -57,7 +57,7 @@ def build(run: Run) -> Report:
 def left_out(analysis: Analysis) -> list[LeftOut]:
     """Return what cannot be shown, with the reason and how to get it."""
     unfit = run_costs.unfit(analysis.buckets)
-    several, mute = analysis.run.world_size > 1, "this transport does not report"
+    several, not_reported = analysis.run.world_size > 1, "this transport does not report"
     background = " for background all-reduces; --overlap off shows them" if analysis.reducing["hidden_s"] else ""
     command = f"mpiexec -n {analysis.run.world_size} clcomm tune{f' --sums {analysis.sums}' if analysis.sums else ''}"
     candidates = [
@@ -75,12 +75,12 @@ def left_out(analysis: Analysis) -> list[LeftOut]:
         (
             several and analysis.reducing["wait_unknown_s"] > 0,
             "wait for ranks",
-            f"{mute} waiting and moving data separately{background}",
+            f"{not_reported} waiting and moving data separately{background}",
         ),
         (
             several and not analysis.counts["stragglers"],
             "who came last",
-            f"{mute} the last rank",
+            f"{not_reported} the last rank",
         ),
         (several and isinstance(analysis.own_costs, str), "latency and bandwidth of this run", str(analysis.own_costs)),
         (
@@ -91,4 +91,4 @@ def left_out(analysis: Analysis) -> list[LeftOut]:
         (not analysis.layout, "other bucket sizes", "the files do not hold the bucket plan"),
         (several and bool(analysis.layout and analysis.costs and unfit), "other bucket sizes", unfit),
     ]
-    return [LeftOut(what, why) for missing, what, why in candidates if missing]
+    return [LeftOut(what, why) for is_missing, what, why in candidates if is_missing]

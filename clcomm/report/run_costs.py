@@ -12,7 +12,7 @@ from clcomm.costs.model import Cost, Fit, fit
 from clcomm.errors import ArgumentError
 from clcomm.measure.summation import SUMMED_BY
 
-#: A fit needs so many sizes, the largest so many times the smallest, each with so many calls.
+#: What a fit needs: different sizes, the ratio of the largest to the smallest, calls of each size.
 _LEAST_SIZES, _LEAST_SPREAD, _LEAST_CALLS = 4, 4, 10
 #: Student's t for 95% on both sides, by degrees of freedom from 1 up; the last, slightly too large, for all beyond.
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
@@ -87,15 +87,15 @@ def _slope_error(found: Fit) -> float:
     sizes, times = np.array(found.points, np.float64).T
     predicted = found.cost.seconds(sizes)
     columns = np.stack([1 / predicted, sizes / predicted], axis=1)
-    freedom = len(sizes) - 2
-    variance = float(np.sum((times / predicted - 1) ** 2)) / freedom
-    scale = np.linalg.norm(columns, axis=0)  # bytes are large numbers: columns alike keep the inverse exact
+    degrees_of_freedom = len(sizes) - 2
+    variance = float(np.sum((times / predicted - 1) ** 2)) / degrees_of_freedom
+    scale = np.linalg.norm(columns, axis=0)  # columns of equal norm, as byte counts make the matrix ill-conditioned
     inverse = np.linalg.inv((columns / scale).T @ (columns / scale))
-    return _STUDENT[min(freedom, len(_STUDENT)) - 1] * math.sqrt(variance * inverse[1, 1]) / float(scale[1])
+    return _STUDENT[min(degrees_of_freedom, len(_STUDENT)) - 1] * math.sqrt(variance * inverse[1, 1]) / float(scale[1])
 
 
 def moving_s(row: dict[str, Any]) -> float:
-    """Return a call's mean time without its wait for other ranks, where that is known; else its median."""
+    """Return a call's mean time without its wait for other ranks; its median time if that wait is zero or not known."""
     return row["transfer_s"] / row["calls"] if row["wait_s"] else row["p50_s"]
 
 
@@ -114,7 +114,7 @@ def ceiling_of(ceilings: list[dict[str, Any]], transport: str, sums: str | None)
 
 
 def advise(costs: Costs, layout: list[list[int]]) -> Advice:
-    """Return a cost's bucket sizes for a plan, which is given as the bytes of each bucket's tensors."""
+    """Return the predictions for a plan and for other bucket sizes; `layout` has the bytes of each bucket's tensors."""
     tensors = [nbytes for bucket in layout for nbytes in bucket]
     recommendation = recommend(tensors[::-1], costs.cost.seconds)
     current_s = sum(costs.cost.seconds(sum(bucket)) for bucket in layout)
@@ -122,5 +122,5 @@ def advise(costs: Costs, layout: list[list[int]]) -> Advice:
 
 
 def is_current(candidate: Candidate, layout: list[list[int]]) -> bool:
-    """Return whether a bucket size makes the run's plan."""
+    """Return whether a bucket size results in the run's own plan."""
     return list(candidate.buckets) == [sum(bucket) for bucket in layout]

@@ -1,6 +1,6 @@
-"""The fields of a run's file and of a comparison's, and what each of them may be.
+"""The fields of a run's file and of a comparison's, and the values that each of them may have.
 
-A file that breaks one of these rules is refused; fields that are not listed here are left out.
+A file with any other value is refused; fields that are not listed here are left out.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _estimate(value: Any, name: str) -> Estimate:
 
 
 def _decision(value: Any, name: str) -> str:
-    """Return a decision as the line that it prints as."""
+    """Return a decision as a line of text."""
     decision = checked_fields(value, _DECISION, name)
     return str(Decision(**{**decision, "evidence": tuple(Trial(**trial) for trial in decision["evidence"])}))
 

@@ -10,11 +10,11 @@ from clcomm.report.elements import milliseconds as _ms
 from clcomm.report.wait_causes import causes
 from clcomm.units import format_size
 
-#: A rank stands out if it came last this many times as often as its even share, and at least so many times.
+#: A rank stands out if it came last this many times as often as its even share, and at least _LEAST_SEEN times.
 _STANDS_OUT, _LEAST_SEEN = 1.5, 10
-#: Synchronisation is mostly waiting from this share on.
+#: Synchronisation is mostly waiting if at least this share of it is.
 _MOSTLY = 0.75
-#: Steps that `images_per_s` leaves out at the start of a run that has more; docs/reports.md.
+#: Steps at the start of a run that `images_per_s` leaves out if there are more; see docs/reports.md.
 WARM_UP_STEPS = 10
 
 
@@ -93,7 +93,7 @@ def pace(analysis: Analysis) -> str:
 
 
 def _after_warm_up(analysis: Analysis) -> str:
-    """Return which steps the speed leaves out; the mean step includes them."""
+    """Return which steps the speed leaves out; the mean step includes all."""
     return f" without the first {WARM_UP_STEPS}" if (analysis.steps or 0) > WARM_UP_STEPS else ""
 
 
@@ -142,7 +142,7 @@ def arrivals(analysis: Analysis) -> str:
 
 
 def detour(analysis: Analysis) -> str:
-    """Return that gradients went through MPI although shared memory could reduce them."""
+    """Return a hint if gradients went through MPI, as requested, although shared memory could reduce them."""
     asked = (analysis.run.figures["settings"] or {}).get("transport")
     hosts = {record["host"] for record in analysis.run.ranks}
     if not analysis.several or len(hosts) > 1 or analysis.reductions["transport"] != "mpi" or asked != "mpi":

@@ -19,7 +19,7 @@ PACK, WAIT, EITHER, UNPACK, HIDDEN = "pack", "wait for ranks", "wait or move", "
 CORE, REST, COMPUTING_TOO = "wait for a core", "the rest", "computing and the rest"
 #: The phases that make up a step, where none is named "step".
 _PHASES = ("forward_backward", "sync", "loss", CLIPPING, "optimizer")
-#: Phases in which a rank may wait for a core but not for other ranks.
+#: Phases in which time without a core is counted; in the others a rank polls for the others' arrival.
 _WAITING = ("data", "forward_backward", "loss", CLIPPING, "optimizer")
 #: Labels of other collectives within steps, and the names of their parts.
 OTHER_LABELS = {CHECKS: "checks and join", TUNING: "trying bucket sizes"}
@@ -33,7 +33,7 @@ def moving(several: bool, compressed: bool) -> str:
 
 
 def parts_of(record: dict[str, Any], stats: CommStats, moving: str) -> dict[str, float]:
-    """Return the parts of all of a rank's steps by name, in their order of time; {} where steps were not timed.
+    """Return the parts of all of a rank's steps by name, in the order in which they occur; {} if steps were not timed.
 
     `moving` is the name of the part in which data moves.
     """

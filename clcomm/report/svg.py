@@ -27,9 +27,9 @@ FONT, CHARACTER = 16, 9.2
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 14, 66, 50
 _LINE = 18
 _CURVE_HEIGHT = 112
-#: Curves with at most so many points have dots.
+#: Curves with at most this many points have dots.
 _DOTS = 30
-#: Half the height of a figure with its interval.
+#: Half the height of a row of `intervals`.
 _ROW = 20
 
 
@@ -71,7 +71,7 @@ def distribution(chart: Distribution) -> str:
         anchor, shift = ("end", -4) if at > WIDTH / 2 else ("start", 4)
         parts.append(f'<line x1="{at}" y1="{y - 10}" x2="{at}" y2="{bottom}" class="mark"/>')
         names.append(_text(at + shift, y, f"{name} {time_text(seconds)}", anchor))
-    parts += names  # above the lines of the others
+    parts += names  # drawn last, so that no line crosses a name
     parts += _bottom_axis(x, log_ticks(low, high), time_text, TIME, bottom)
     parts.append(_text(2, 16, CALLS, "start"))
     parts += [_text(_LEFT - 6, _TOP + 5, count_text(most), "end"), _text(_LEFT - 6, bottom, "0", "end")]
@@ -163,7 +163,7 @@ def intervals(chart: Intervals) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Return the end of a text that is wider than a chart; ends of paths differ."""
+    """Return the text, cut at its start if it is wider than a chart, as paths differ at their ends."""
     most = int((WIDTH - 16) / CHARACTER)
     return text if len(text) <= most else f"…{text[1 - most :]}"
 

@@ -87,7 +87,10 @@ def _first_to_last(columns: Sequence[Column], rows: list[dict[str, Any]], before
 
 
 def _blank_zeros(analysis: Analysis, row: dict[str, Any]) -> dict[str, Any]:
-    """Blank parts that are zero, and moving in a world of one, so that columns without a value are left out."""
+    """Return the row with None for parts that are zero, and for moving data in a world of one.
+
+    Columns without any value are then left out of the table.
+    """
     suffixes = ("_s", "_mean_s", "_step_s")
     blank = {f"{name[:-2]}{suffix}" for name in (*PART_KEYS, "hidden_s") for suffix in suffixes} | {"failures"}
     alone = set() if analysis.several else {f"transfer{suffix}" for suffix in suffixes}
@@ -168,10 +171,10 @@ def cost_table(analysis: Analysis) -> Table:
     rows = []
     for each in (analysis.own_costs, analysis.stored_costs()):
         if isinstance(each, run_costs.Costs):
-            cost, bandwidth = each.cost, each.cost.beta_s_per_byte
+            cost, beta = each.cost, each.cost.beta_s_per_byte
             rows.append({
-                "source": each.source, "alpha_s": cost.alpha_s, "beta_s_per_byte": bandwidth,
-                "bytes_per_s": 1 / bandwidth if bandwidth > 1e-300 else None,
+                "source": each.source, "alpha_s": cost.alpha_s, "beta_s_per_byte": beta,
+                "bytes_per_s": 1 / beta if beta > 1e-300 else None,
                 "median_error": each.fit.median_error if each.fit else None,
             })  # fmt: skip
     columns = [
@@ -232,26 +235,27 @@ def _span(sizes: list[int]) -> str:
 
 
 def checks_table(analysis: Analysis) -> Table:
-    """Return figures that have to be equal, so that a report whose parts do not add up shows it."""
-    rows, first = [], sum(row["calls"] for row in analysis.buckets if row["bucket"] == 0)
-    if analysis.layout and first:  # each synchronisation reduces one bucket 0
-        whole, calls = sum(map(sum, analysis.layout)), first
+    """Return pairs of figures that have to be equal; they differ if the parts of the report do not add up."""
+    # Each synchronisation reduces one bucket 0.
+    rows, synchronisations = [], sum(row["calls"] for row in analysis.buckets if row["bucket"] == 0)
+    if analysis.layout and synchronisations:
+        plan_bytes, reduced = sum(map(sum, analysis.layout)), analysis.reductions["bytes"]
         if not analysis.overflows:  # then calls without a bucket came before these buckets
-            before = analysis.reductions["bytes"] - sum(row["bytes"] for row in analysis.buckets)
-            calls += round(before / whole)
-        reduced = analysis.reductions["bytes"]
-        rows.append(("gradients' bytes are the layout's, times synchronisations", reduced, whole * calls))
-    if parts := mean_step(analysis):  # each is measured by itself, except for the rest, which is at least 0
-        of_step = sum(seconds for _, seconds in parts) / (analysis.per_step(analysis.training_s) or math.inf)
-        rows.append(("the parts of a step are a whole step, in %", round(100 * of_step), 100))
+            before = reduced - sum(row["bytes"] for row in analysis.buckets)
+            synchronisations += round(before / plan_bytes)
+        expected = plan_bytes * synchronisations
+        rows.append(("gradients' bytes are the layout's, times synchronisations", reduced, expected))
+    if parts := mean_step(analysis):  # measured separately, except for the rest, which is at least 0
+        share = sum(seconds for _, seconds in parts) / (analysis.per_step(analysis.training_s) or math.inf)
+        rows.append(("the parts of a step are a whole step, in %", round(100 * share), 100))
     columns = [
         Column("check", "", "text"),
         Column("is", "is"),
         Column("expected", "expected"),
         Column("ok", "", "text"),
     ]
-    kept = [{"check": c, "is": i, "expected": e, "ok": "yes" if i == e else "NO"} for c, i, e in rows]
-    return Table("checks", "Sums", columns, kept)
+    shown = [{"check": c, "is": i, "expected": e, "ok": "yes" if i == e else "NO"} for c, i, e in rows]
+    return Table("checks", "Sums", columns, shown)
 
 
 def decisions_table(analysis: Analysis) -> Table:

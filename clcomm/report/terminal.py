@@ -49,7 +49,7 @@ def _piece(table: Table, cells: list[list[str]], columns: list[int]) -> TextTabl
 
 
 def _pieces(table: Table, cells: list[list[str]], width: int) -> list[list[int]]:
-    """Return the column indices of each piece: those that name the row, then as many others as fit."""
+    """Return the column indices of each piece: those that name the row, then as many others as there is room for."""
     naming = [index for index, column in enumerate(table.columns) if index == 0 or column.key == "label"]
     pieces = [list(naming)]
     for index in range(len(table.columns)):

@@ -11,7 +11,7 @@ from typing import Any
 from clcomm.report.elements import Table
 from clcomm.report.report import SCHEMA, Report
 
-#: Beginnings of text that a spreadsheet would take for a formula.
+#: The first characters of text that a spreadsheet would take for a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 

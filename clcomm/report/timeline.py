@@ -33,21 +33,21 @@ def timeline_chart(analysis: Analysis) -> Timeline | None:
     origin = min(span.begin_ns for record in records for span in record["timeline"])
     stretches, behind, steps = [], [], []
     for row, record in enumerate(records):
-        name = partial(_part_of, analysis, record["device_in_caller"] is False)
+        part_of = partial(_part_of, analysis, record["device_in_caller"] is False)
 
         def stretch(span: Span, row: int = row) -> Stretch:
             return Stretch(row, span.kind, span.bucket, (span.begin_ns - origin) / 1e6, (span.end_ns - origin) / 1e6)
 
         spans: list[Span] = record["timeline"]
-        stretches += [stretch(span) for span in flattened(spans, name)]
+        stretches += [stretch(span) for span in flattened(spans, part_of)]
         exposed = [span for span in spans if span.kind in (last_steps.WAIT, last_steps.MOVE, last_steps.EITHER)]
         hidden = [span._replace(kind=HIDDEN) for span in spans if span.kind == last_steps.HIDDEN]
         behind += [stretch(part) for span in hidden for part in uncovered(span, exposed)]
         steps += [(row, (span.begin_ns - origin) / 1e6) for span in spans if span.kind == last_steps.STEP]
     shown = {each.part for each in [*stretches, *behind]}
-    number = max(sum(1 for row, _ in steps if row == each) for each in range(len(records)))
+    most_steps = max(sum(1 for row, _ in steps if row == each) for each in range(len(records)))
     return Timeline(
-        f"The last {count(number, 'step')} of each rank" if number > 1 else "The last step of each rank",
+        f"The last {count(most_steps, 'step')} of each rank" if most_steps > 1 else "The last step of each rank",
         [f"rank {record['rank']}" for record in records],
         [part for part in PAINTS if part in shown],
         stretches, behind, steps, max(each.end_ms for each in stretches), "ms since the first of them began",

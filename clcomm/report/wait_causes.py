@@ -12,9 +12,9 @@ from clcomm.stats.cores import parse_cpus
 
 #: A rank is slow if its own work takes longer than the others' by this share of a mean step.
 _SLOW = 0.1
-#: Waits for a core are reported from this share of a step on.
+#: Waits for a core are reported if they take at least this share of a step.
 _BUSY = 0.1
-#: A rank comes last often from this many times its fair share on.
+#: A rank comes last often if it does so at least this many times as often as its even share.
 _OFTEN = 1.5
 
 
@@ -41,7 +41,10 @@ def causes(analysis: Analysis) -> list[Cause]:
 
 
 def _crowd(analysis: Analysis) -> list[dict[str, Any]]:
-    """Return the records of ranks that outnumber their cores, those with the fewest cores a rank; often none."""
+    """Return the records of ranks that outnumber the cores they share; [] if there are none.
+
+    Of several such groups it is the one with the most ranks per core.
+    """
     placed = [record for record in analysis.run.ranks if record["cpus"]]
     cpus = {record["rank"]: parse_cpus(record["cpus"]) for record in placed}
     groups = [
