@@ -25,7 +25,7 @@ __all__ = [
     "clip_grad_norm",
 ]
 
-#: Where the names are: each is imported when it is asked for, so that `clcomm --help` need not wait for NumPy.
+#: The module of each name, imported at the first access, so that `clcomm --help` does not load NumPy.
 _MODULES = {
     "ClcommError": "errors", "Collective": "stats", "CommStats": "stats", "Communicator": "communicator",
     "Handle": "collectives.handle", "Observer": "stats", "Synchronizer": "synchronizer", "clip_grad_norm": "clipping",
@@ -33,7 +33,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of `__all__`, or a module of the package, when it is first asked for."""
+    """Import a name of `__all__`, or a module of the package, at its first access."""
     if name in _MODULES:
         value = globals()[name] = getattr(import_module(f"clcomm.{_MODULES[name]}"), name)
         return value

@@ -35,7 +35,10 @@ def widened(
 ) -> Callable[[], None]:
     """Return a function that reduces rows of bfloat16 as float32 and writes the rounded result to `out`.
 
-    prepare: returns a function that reduces rows of float32 to an array, which may be the first row.
+    Args:
+        rows: the operands, BFLOAT16.
+        out: receives the result, BFLOAT16.
+        prepare: returns a function that reduces rows of float32 to an array, which may be the first row.
     """
     wide = [np.empty(row.size, np.float32) for row in rows]
     reduce = prepare(wide, wide[0])

@@ -80,7 +80,7 @@ def save(path: str | os.PathLike, checkpoint: Checkpoint, *, keep: int = 1) -> N
 
 
 def earlier(path: str | os.PathLike, age: int) -> Path:
-    """Return the path of the checkpoint that was at `path` so many saves ago; 0: `path` itself."""
+    """Return the path of the checkpoint that was at `path` `age` saves ago; 0: `path` itself."""
     target = Path(path)
     return target.with_name(f"{target.name}.{age}") if age else target
 

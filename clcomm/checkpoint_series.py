@@ -33,6 +33,9 @@ class CheckpointSeries:
     The path is locked for this job until `close`, or until the series is garbage-collected.
 
     Args:
+        comm: the ranks.
+        path: that of the newest checkpoint.
+        keep: number of files to keep, from 1 to 99.
         background: rank 0 writes in a thread; the next `save` or `wait` then raises its error on every rank.
 
     Raises:

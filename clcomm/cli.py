@@ -1,6 +1,6 @@
 """The `clcomm` command, also `python -m clcomm`. A sub-command is a file in commands/ and an entry of COMMANDS.
 
-Only the sub-command in use is imported, so that `clcomm --version` and `--help` answer at once.
+Only the sub-command in use is imported, so that `clcomm --version` and `--help` load no slow modules.
 """
 
 from __future__ import annotations

@@ -35,6 +35,12 @@ def clip_grad_norm(sync: Synchronizer, model: Any, max_norm: float) -> float:
     update this call averages the gradients, and `step` uses the clipped ones.
 
     The formula is that of torch.nn.utils.clip_grad_norm_: gradients times max_norm / (norm + 1e-6), if that is below 1.
+
+    Args:
+        sync: the Synchronizer of the model.
+        model: the model whose gradients are clipped.
+        max_norm: the largest norm, above 0.
+
     Raises ArgumentError for a `max_norm` that is not above 0.
     """
     if not isinstance(max_norm, (int, float)) or not 0 < max_norm < math.inf:
@@ -69,7 +75,7 @@ def clip_coefficient(norm: float, max_norm: float) -> float:
 
 
 def scale(part: np.ndarray, coefficient: float) -> None:
-    """Multiply an array with the coefficient, rounded to the array's dtype, in place."""
+    """Multiply an array by the coefficient, rounded to the array's dtype, in place."""
     with np.errstate(invalid="ignore"):  # Inf times 0 is NaN on purpose
         part *= part.dtype.type(coefficient)
 

@@ -51,7 +51,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         transport: "auto" reduces memory of `allocate` in each host's shared memory, and everything else through MPI;
             "mpi" never uses shared memory; "shared" requires it, on one host.
         observers: notified of every finished collective, after `stats`.
-        stall_warning_s: seconds in one collective after which a rank names the missing ranks; 0: never.
+        stall_warning_s: seconds in one collective after which a rank logs which ranks are missing; 0: never.
             CLCOMM_STALL_WARNING_S overrides it.
         timeout_s: seconds in one collective after which a rank ends the job (docs/robustness.md); 0: never.
             CLCOMM_TIMEOUT_S overrides it.
@@ -110,7 +110,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         return self._allocate(nbytes, common=False)
 
     def allocate_common(self, nbytes: int) -> np.ndarray:
-        """Return a zeroed uint8 array, memory common to all ranks of a host where that is available. Collective.
+        """Return a zeroed uint8 array, in memory common to all ranks of a host where available. Collective.
 
         As `out` of an all-reduce it makes ranks write each byte of the result once. Elsewhere it is an ordinary array.
         """
@@ -188,7 +188,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
     def _leave(self, closed_by: str) -> None:
         self._finalized, self._closed_by = True, closed_by
         self._shared, self.comm = None, None
-        self._address = address_of  # MPI's own needs MPI
+        self._address = address_of  # MPI's function may not be called after MPI.Finalize
         exits.finalized(self)
         if self._watchdog is not None:
             self._watchdog.stop()

@@ -44,7 +44,7 @@ class DistributedOptimizer:
         MismatchError: where the ranks' settings or replicas differ.
     """
 
-    #: Each rank holds another part of the state.
+    #: Each rank holds a different part of the state.
     is_sharded = True
 
     def __init__(self, optimizer: Optimizer, sync: Synchronizer):
@@ -90,7 +90,7 @@ class DistributedOptimizer:
         return self.optimizer.state_nbytes
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Drop all gradients."""
         self._is_reduced = False
         self.optimizer.zero_grad()
 
@@ -164,7 +164,7 @@ class _Shard:
         self.space, self._comm = space, sync.comm
         self._flat = space.adapter.flat_space  # type: ignore[attr-defined]
         self._start, self._stop = start, stop
-        sync.check_replicas(space.model)  # settings too; only then the ranks may share memory
+        sync.check_replicas(space.model)  # settings too: ranks may share memory only if both are alike
         own, rank, nbytes = space.shard_nbytes, self._comm.rank, space.layout.nbytes
         self._mean = space.padded.reduced[rank * own : (rank + 1) * own].view(np.float32)
         rows = self._move_to_common_memory()
@@ -230,7 +230,7 @@ class _Shard:
             self._flat.device.write(self.gradients, self._mean[: (self._stop - self._start) // _ITEM])
 
     def clip(self, max_norm: float) -> float:
-        """Scale this rank's part of the mean to a norm of the whole mean of at most `max_norm`; return the old norm."""
+        """Scale this rank's part so that the norm of the whole mean is at most `max_norm`; return the norm before."""
         part = self._mean.view(np.uint8)[: self._stop - self._start]
         norm = global_norm(self._comm, typed_parts(self.space.layout, part, self._start))
         coefficient = clip_coefficient(norm, max_norm)

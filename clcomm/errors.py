@@ -39,7 +39,7 @@ class MismatchError(ClcommError, RuntimeError):
 
 
 class DivergenceError(MismatchError):
-    """Replicas that were equal differ, for example by a flipped bit, which no checkpoint has."""
+    """Replicas that were equal differ, for example by a flipped bit; a restart from a checkpoint may help."""
 
     exit_code = 1
 

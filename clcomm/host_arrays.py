@@ -19,7 +19,7 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
-    """Return an uninitialised C-contiguous array that starts at a page."""
+    """Return an uninitialised C-contiguous array that starts at a page boundary."""
     kind = np.dtype(dtype)
     nbytes = math.prod(shape) * kind.itemsize
     raw = np.empty(nbytes + PAGE, np.uint8)
@@ -28,7 +28,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
 
 
 def aligned_zeros(nbytes: int) -> np.ndarray:
-    """Return zeroed bytes that start at a page."""
+    """Return zeroed bytes that start at a page boundary."""
     array = aligned_empty((nbytes,), np.uint8)
     array[...] = 0
     return array
@@ -44,7 +44,14 @@ def host_bytes() -> int:
 
 
 def require_memory(name: str, value: object, nbytes: int, ranks: int) -> None:
-    """Raise ArgumentError if this host lacks memory for `nbytes` on each of `ranks`, for `value` of option `name`."""
+    """Raise ArgumentError if this host lacks memory for `nbytes` on each of its ranks.
+
+    Args:
+        name: the option to name in the message.
+        value: the option's value.
+        nbytes: bytes that a rank takes with this value.
+        ranks: number of ranks on this host.
+    """
     if nbytes * ranks > host_bytes():
         several = f" on each of {ranks} ranks" if ranks > 1 else ""
         raise ArgumentError(

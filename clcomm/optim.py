@@ -19,7 +19,7 @@ __all__ = ["SGD", "Adam", "AdamW", "Optimizer", "RMSProp"]
 
 
 class SGD(Optimizer):
-    """Stochastic gradient descent with momentum, Nesterov's variant of it, and weight decay, as torch.optim.SGD."""
+    """Stochastic gradient descent with momentum, Nesterov's variant of it, and weight decay, like torch.optim.SGD."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam (Kingma and Ba, 2015) with weight decay added to the gradient, as torch.optim.Adam."""
+    """Adam (Kingma and Ba, 2015) with weight decay added to the gradient, like torch.optim.Adam."""
 
     _buffer_names = ("mean", "square")
     _decoupled = False
@@ -74,7 +74,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with weight decay on the parameters themselves (Loshchilov and Hutter, 2019), as torch.optim.AdamW."""
+    """Adam with weight decay on the parameters themselves (Loshchilov and Hutter, 2019), like torch.optim.AdamW."""
 
     _decoupled = True
 
@@ -90,7 +90,7 @@ class AdamW(Adam):
 
 
 class RMSProp(Optimizer):
-    """RMSProp (Hinton's lectures, 2012), optionally with momentum and centered, as torch.optim.RMSprop."""
+    """RMSProp (Hinton's lectures, 2012), optionally with momentum and centered, like torch.optim.RMSprop."""
 
     def __init__(
         self,

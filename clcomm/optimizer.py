@@ -51,7 +51,7 @@ class Optimizer:
         self.steps = 0
         self._missed: dict[Parameter, int] = {}  # steps taken while a parameter was frozen
         self._start, self._stop = 0, self._span
-        self._own_params: tuple[Any, Any] = (None, None)
+        self._own_params: tuple[Any, Any] = (None, None)  # buffer of all parameters, and its part in the range
         self._checked_revision = -1  # the device's revision at the last _find_trained()
 
     @property
@@ -64,7 +64,7 @@ class Optimizer:
 
     @cached_property
     def _state(self) -> dict[str, Any]:
-        """The state buffers, zero; made at first use, after restrict()."""
+        """The state buffers, filled with zeros; made at the first use, which comes after `restrict`."""
         zeros = np.zeros(max(self._count, 1), np.float32)  # no OpenCL buffer is empty
         return {name: self.space.device.upload(zeros) for name in self._buffer_names}
 

@@ -1,4 +1,4 @@
-"""Types of options: numbers within bounds, in plain digits; a value that is refused is one line."""
+"""Types of options: numbers within bounds, in plain digits; the error for an invalid value is one line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OneLineParser(ArgumentParser):
 
 
 def whole_number(least: int = 0, most: int = MOST_COUNT) -> Callable[[object], int]:
-    """Return a type for argparse: a number or its text to a whole number from `least` to `most`."""
+    """Return a type for argparse, which converts a number or its text to a whole number from `least` to `most`."""
 
     def parse(given: object) -> int:
         text = str(given)
@@ -46,7 +46,13 @@ def whole_number(least: int = 0, most: int = MOST_COUNT) -> Callable[[object], i
 
 
 def number(least: float = 0.0, *, above: bool = False, most: float = 1e300) -> Callable[[object], float]:
-    """Return a type for argparse: a number or its text to a finite one from `least` (above it if `above`) to `most`."""
+    """Return a type for argparse, which converts a number or its text to a finite number within bounds.
+
+    Args:
+        least: the lower bound.
+        above: whether `least` itself is refused.
+        most: the upper bound.
+    """
 
     def parse(given: object) -> float:
         text = str(given)

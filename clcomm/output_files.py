@@ -26,8 +26,9 @@ def check_writable(
     Rank 0 checks for all ranks. Missing directories are created. Two options may not name the same file.
 
     Args:
+        control: spans all ranks.
         written: files that are replaced.
-        in_place: files that are opened as they are.
+        in_place: files that are opened, not replaced, where they exist.
         directories: directories for files of any name.
         of_each_rank: this rank's own files, which each rank checks.
     """

@@ -55,7 +55,7 @@ def shuffled(length: int, seed: int, epoch: int, stream: int = 0) -> np.ndarray:
 
 
 class _ShardSampler(ABC):
-    """What all samplers share: checked arguments, epoch, length, state."""
+    """Base of the samplers: checked arguments, epoch, length, state."""
 
     equal_shards = True
 
@@ -135,7 +135,7 @@ class _ShardSampler(ABC):
 class DistributedSampler(_ShardSampler):
     """Rank r gets every W-th sample of one global order: G[r], G[r + W], G[r + 2W], …
 
-    So step s of W ranks at batch b covers G[s*W*b : (s+1)*W*b], the same samples as one rank at batch W*b.
+    Step s of W ranks at batch b covers G[s*W*b : (s+1)*W*b], the same samples as one rank at batch W*b.
     Shards are equally long: the order is padded by wrapping to its start (no sample is lost, fewer than W
     are repeated), or with `drop_last` cut to a multiple of W. With `pad=False` each sample occurs exactly once, and the
     first N mod W ranks have one more than the others.
@@ -193,7 +193,7 @@ class DistributedSampler(_ShardSampler):
 
 
 class ContiguousSampler(_ShardSampler):
-    """Rank r gets one contiguous block of the dataset, shuffled within the block, as LizarDist shards.
+    """Rank r gets one contiguous block of the dataset, shuffled within the block, as in LizarDist.
 
     Where W does not divide N the first N mod W ranks hold one sample more (LizarDist gives the last rank the
     whole remainder). With `pad` the shorter shards repeat their first sample, so all ranks make equally many

@@ -35,7 +35,7 @@ __all__ = ["GRADIENTS", "PARAMETERS", "Synchronizer"]
 class Synchronizer:
     """Keeps the replicas of models alike, on the ranks of a Communicator.
 
-    A model is anything `clcomm.adapters` knows: of this package's engine, of PyTorch, of netcl, or with NumPy arrays.
+    Models are those of this package's engine, of PyTorch, of netcl, or of NumPy arrays; see `clcomm.adapters`.
     Its parameters' names, shapes and dtypes, and the bucket plan, are compared over the ranks before the first
     traffic, and so are the settings; MismatchError with the same text is raised on every rank where they differ.
 
@@ -47,10 +47,10 @@ class Synchronizer:
         split_tensors: cut tensors larger than `bucket_size` into several buckets; otherwise each has its own.
         overlap: begin a bucket as soon as backward has completed it; the results are the same. "auto": only if that
             is faster in the first steps; see `decisions()`. Between a backward and its `sync_gradients` nothing may
-            change the gradients then, all but the last micro-batch of a step belong into `no_sync()`, and every rank
+            change the gradients then, all but the last micro-batch of a step belong in `no_sync()`, and every rank
             runs the same collectives.
         check_replicas_every: compare the replicas' hashes after so many synchronisations; 0: after broadcasts only.
-        on_divergence: where they differ, "raise" MismatchError on every rank, or "rebroadcast" the parameters that
+        on_divergence: where they differ, "raise" DivergenceError on every rank, or "rebroadcast" the parameters that
             most ranks have (of equally many the lowest rank's), and the state of the optimizer that
             `attach_optimizer` named.
         check_finite: raise NonFiniteError on every rank when a mean gradient holds NaN or Inf.
@@ -90,7 +90,7 @@ class Synchronizer:
 
     @property
     def use_bucketing(self) -> bool:
-        """Whether gradients are reduced in buckets where a call does not say; settable between steps, on all ranks."""
+        """Whether gradients are reduced in buckets unless a call sets it; settable between steps, on all ranks."""
         return self._settings.use_bucketing
 
     @use_bucketing.setter
@@ -99,7 +99,7 @@ class Synchronizer:
 
     @property
     def bucket_size(self) -> int:
-        """Bytes of a bucket at most, as given or, with "auto", as chosen; settable between steps."""
+        """The largest size of a bucket in bytes, as given or, with "auto", as chosen; settable between steps."""
         chosen = [model.chosen_bucket_size for model in self._models.values()]
         return next((size for size in reversed(chosen) if size is not None), self._settings.bucket_size)
 
@@ -129,6 +129,7 @@ class Synchronizer:
         Within `no_sync()` nothing happens, nor where a DistributedOptimizer reduces the model's gradients in its step.
 
         Args:
+            model: whose gradients are averaged.
             use_bucketing: True: in buckets of up to `bucket_size` bytes; False: single tensors; the bits are the same.
             samples: how many samples this rank's gradient is the mean of; the result is then the mean over all ranks'
                 samples. Every rank gives its number, or none does.
@@ -177,10 +178,11 @@ class Synchronizer:
         """Let ranks run out of batches at different steps: `sync_gradients(model, samples=...)` within this block.
 
         A rank that leaves the block takes part in the others' synchronisations without samples of its own, each
-        followed by `step()`, until all ranks have left. After an exception it waits for no rank. The idea of PyTorch's
-        Join context manager.
+        followed by `step()`, until all ranks have left. After an exception it waits for no rank. The idea is that of
+        PyTorch's Join context manager.
 
         Args:
+            model: the model that the loop trains.
             step: what the loop does after `sync_gradients`, such as clipping, the optimizer's step and `zero_grad`, so
                 that the replicas stay alike.
         """
@@ -214,7 +216,7 @@ class Synchronizer:
     def register_comm_hook(self, hook: CommHook | None) -> None:
         """Let `hook(gradient, comm, out, bucket)` reduce each floating bucket from now on; None: a plain all-reduce.
 
-        `clcomm.compression` says what a hook is given and has to do. Every rank registers the same one. Raises
+        `clcomm.compression` describes what a hook is given and has to do. Every rank registers the same one. Raises
         ArgumentError for one that cannot be called, and where a DistributedOptimizer reduces gradients, as it has no
         buckets to give a hook.
         """
@@ -261,7 +263,7 @@ class Synchronizer:
         """Return what reduces the buckets of `bucket_plan` and does nothing else: to measure communication alone.
 
         Each call reduces what backward left last, and changes no gradient between a `sync_gradients` and the next
-        backward. Collective; so is each call. Calls are counted, and a lossy compression's state goes on. Raises
+        backward. Collective; so is each call. Calls are counted, and change a lossy compression's state. Raises
         ArgumentError where a DistributedOptimizer reduces the gradients.
         """
         ours = self._model(model)
@@ -270,7 +272,7 @@ class Synchronizer:
         return ours.plan(use_bucketing).reduce
 
     def check_replicas(self, model: Any) -> None:
-        """Compare the parameters' bits over the ranks; where they differ do what `on_divergence` says. Collective.
+        """Compare the parameters' bits over the ranks; where they differ, act by `on_divergence`. Collective.
 
         With a DistributedOptimizer its settings too: MismatchError on every rank where they differ.
         """
@@ -314,7 +316,7 @@ class Synchronizer:
             compression_state.load_state(self.comm, hook, self.space_for(model), state)
 
     def check_state_dict(self, model: Any, state: Mapping[str, np.ndarray]) -> None:
-        """Raise ArgumentError unless a rank's `state_dict` may be this. Collective for a model not seen yet."""
+        """Raise ArgumentError for what `state_dict` cannot have returned. Collective for a model not seen yet."""
         compression_state.check_state(self._settings.hook, self.space_for(model), state)
 
     # --- sharded updates ---
