@@ -1,4 +1,4 @@
-"""Moving NumPy arrays between ranks: one interface, four ways.
+"""Transports, which move NumPy arrays between ranks: one interface, four implementations.
 
 `solo` is a world of one, `mpi` moves bytes through MPI, `shared` reduces in a host's shared memory, and `hierarchical`
 combines both on several hosts. The order of summation does not depend on the length, so a result has the same bits

@@ -1,4 +1,4 @@
-"""The interface every transport offers."""
+"""The interface of all transports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Transport(ABC):
     """Collectives on one-dimensional, contiguous arrays of one dtype.
 
     Every rank calls the same operations in the same order with equal lengths and dtypes. `source` is read, `out`
-    is written, and both may be the same array where a method allows it. Arguments are not validated here.
+    is written, and both may be the same array where a method allows it. Arguments are not validated here. `op` is a key
+    of `reduction.FOLDS`.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Transport(ABC):
 
     @abstractmethod
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
-        """Start an all-reduce; the caller must not touch `source` and `out` before it has waited for it."""
+        """Start an all-reduce; the caller must not touch `source` and `out` before the Pending's wait() returns."""
 
     def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], Pending]:
         """Return a function that starts this all-reduce on the same memory at each call; collective."""
@@ -49,7 +50,7 @@ class Transport(ABC):
 
     @abstractmethod
     def broadcast(self, array: np.ndarray, root: int) -> None:
-        """Copy root's `array` into every other rank's."""
+        """Copy the root's `array` into that of every other rank."""
 
     @abstractmethod
     def all_gather(self, source: np.ndarray, out: np.ndarray) -> None:
@@ -61,11 +62,11 @@ class Transport(ABC):
 
     @abstractmethod
     def gather(self, source: np.ndarray, out: np.ndarray | None, root: int) -> None:
-        """Put rank r's `source` at block r of root's `out`; the others pass None."""
+        """Put rank r's `source` at block r of the root's `out`; the other ranks pass None as `out`."""
 
     @abstractmethod
     def scatter(self, source: np.ndarray | None, out: np.ndarray, root: int) -> None:
-        """Put block r of root's `source` into rank r's `out`; the others pass None as `source`."""
+        """Put block r of the root's `source` into rank r's `out`; the other ranks pass None as `source`."""
 
     def close(self) -> None:  # noqa: B027 - optional
         """Free the transport's memory and communicators; collective."""
@@ -90,6 +91,6 @@ def misaligned(dtype: np.dtype | None) -> ArgumentError:
 
 
 def shards(array: np.ndarray, parts: int) -> list[slice]:
-    """Return the slices of an array's shards, in order."""
+    """Return the slices of an array's `parts` shards, in order; see `shard_bounds`."""
     bounds = shard_bounds(array.size, parts, max(1, SHARD_ALIGNMENT_BYTES // array.itemsize))
     return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]

@@ -1,9 +1,9 @@
-"""Waiting between ranks that outnumber their cores: some polls, then sleep until another rank rings.
+"""The wait of ranks that outnumber their cores: some polls, then sleep until another rank rings the bell.
 
-A poll yields the core to the rank that computes there; where all ranks of a core wait, polls are only context switches
-and delay the rank that returns to it. A sleeping rank costs nothing: it waits on a futex (Linux's system call) in
-shared memory. The last rank to arrive rings if another one sleeps: one system call wakes all. A wake-up from another
-core takes some 20 us, hence the polls first.
+A poll yields the core to a rank that computes there. Where all ranks of a core wait, polls are only context switches,
+and delay the next rank that has work. A sleeping rank costs nothing: it waits on a futex (Linux's system call) in
+shared memory. The last rank to arrive rings the bell if another one sleeps: one system call wakes all. A wake-up from
+another core takes some 20 us, so ranks poll first.
 
 Correctness does not depend on wake-ups: a sleep ends after NAP_NS in any case, so that signals and MPI are handled.
 Without a futex, or with a core for each rank, ranks only poll.
@@ -28,7 +28,7 @@ POLLS_BETWEEN_PROGRESS = 16
 #: The number of the futex system call by machine, and two of its operations on memory shared by processes.
 _FUTEX_CALLS = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
 _WAIT, _WAKE = 0, 1
-_MOST = (1 << 31) - 1
+_INT32_MAX = (1 << 31) - 1
 #: Bytes of the word that ranks sleep on, on a cache line of its own.
 _WORD_BYTES = 64
 
@@ -42,6 +42,8 @@ class Bell:
 
     Args:
         memory: `nbytes(ranks)` zeroed bytes, shared by all ranks.
+        rank: this rank's number on the host.
+        ranks: the number of ranks.
         fence: a full memory barrier.
         progress: advances MPI, and returns whether it has to be called again soon.
         sleeps: whether waiting ranks sleep; the same on all ranks.
@@ -74,11 +76,17 @@ class Bell:
     def ring(self) -> None:
         """Wake the sleeping ranks; call it after the write that they wait for and a fence."""
         if self._futex is not None and 1 in self._asleep:
-            self._word[0] = (self._word[0] + 1) & _MOST
-            self._futex(_WAKE, _MOST)
+            self._word[0] = (self._word[0] + 1) & _INT32_MAX
+            self._futex(_WAKE, _INT32_MAX)  # wakes all
 
     def wait(self, counters: memoryview, other: int, count: int) -> None:
-        """Block until another rank's counter has reached `count`."""
+        """Block until another rank's counter has reached `count`.
+
+        Args:
+            counters: of all ranks, in shared memory.
+            other: the rank to wait for.
+            count: the value to wait for; counters only grow.
+        """
         polls = 0
         while counters[other] < count:
             if polls >= POLLS and self._futex is not None and not self._progress():
@@ -92,9 +100,9 @@ class Bell:
     def _sleep(self, counters: memoryview, other: int, count: int) -> None:
         """Sleep until another rank rings or the nap is over.
 
-        This rank marks itself asleep, then reads the counter; the others write it, then read the marks. With a fence
-        between, one side sees the other (as in Dekker's mutual exclusion), and a futex word that has changed prevents
-        the sleep.
+        This rank marks itself asleep, then reads the counter; the other rank writes its counter, then reads the marks.
+        With a fence between the two, at least one of them reads the other's write (as in Dekker's mutual exclusion),
+        and a futex word that has changed prevents the sleep.
         """
         assert self._futex is not None
         seen = self._word[0]

@@ -12,19 +12,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+#: Tag of the messages.
 _TAG = 7
+#: Ping-pongs of each rank, of which the quickest counts.
 ROUND_TRIPS = 32
 
 
 class ClockOffset(NamedTuple):
-    """The difference of rank 0's perf_counter_ns() and a rank's own, to within `uncertainty_ns`."""
+    """Rank 0's perf_counter_ns() minus a rank's own, to within `uncertainty_ns`."""
 
     offset_ns: int = 0
     uncertainty_ns: int = 0
 
 
 def measure_offset(comm: Any, round_trips: int = ROUND_TRIPS) -> ClockOffset:
-    """Return this rank's offset to rank 0 over an mpi4py communicator (None: a world of one); collective."""
+    """Return this rank's clock offset to rank 0; collective.
+
+    Args:
+        comm: an mpi4py communicator; None: a world of one.
+        round_trips: the number of ping-pongs.
+    """
     if comm is None or comm.Get_size() == 1:
         return ClockOffset()
     if comm.Get_rank() > 0:
@@ -36,13 +43,13 @@ def measure_offset(comm: Any, round_trips: int = ROUND_TRIPS) -> ClockOffset:
 
 def _ask(comm: Any, round_trips: int) -> ClockOffset:
     mine, theirs = np.zeros(1, np.int64), np.zeros(1, np.int64)
-    comm.Recv(mine, 0, _TAG)  # our turn
+    comm.Recv(mine, 0, _TAG)  # rank 0 measures with one rank at a time
     best = None
     for _ in range(round_trips):
-        begin = time.perf_counter_ns()
+        began_ns = time.perf_counter_ns()
         comm.Sendrecv(mine, 0, _TAG, theirs, 0, _TAG)
-        end = time.perf_counter_ns()
-        answer = ClockOffset(int(theirs[0]) - (begin + end) // 2, (end - begin + 1) // 2)
+        ended_ns = time.perf_counter_ns()
+        answer = ClockOffset(int(theirs[0]) - (began_ns + ended_ns) // 2, (ended_ns - began_ns + 1) // 2)
         if best is None or answer.uncertainty_ns < best.uncertainty_ns:
             best = answer
     assert best is not None

@@ -37,6 +37,7 @@ class HierarchicalTransport(MemoryTransport):
     Args:
         base: connects all ranks and folds by hosts (`prepared_reduction_by_hosts`); still owned by the caller.
         host: an mpi4py communicator of this host's ranks, in rank order, which this transport takes over.
+        hosts: the ranks of each host.
 
     Raises:
         MismatchError: on every rank, if lengths or dtypes differ or ranks call different prepared operations.
@@ -59,7 +60,7 @@ class HierarchicalTransport(MemoryTransport):
 
     @staticmethod
     def can_open(comm: Any, host: Any) -> bool:
-        """Return, on every rank alike, whether each host's /dev/shm has room for the transport; collective."""
+        """Return whether each host's /dev/shm has room for the transport, the same on every rank; collective."""
         room = HostMemory.has_room(host, MeetingPoint.nbytes(host.Get_size()))
         return all(comm.allgather(room))
 
@@ -159,7 +160,7 @@ class HierarchicalTransport(MemoryTransport):
     def broadcast(self, array: np.ndarray, root: int) -> None:
         self.meeting.barrier(length_and_dtype(array))
         self.base.broadcast(array, root)
-        self.barrier()  # a neighbour's copy may be the same memory
+        self.barrier()  # the array may be common to the host's ranks: no rank may use it before all have written it
 
     def all_gather(self, source: np.ndarray, out: np.ndarray) -> None:
         self.meeting.barrier(length_and_dtype(source))
@@ -207,7 +208,7 @@ class _Reduction:
         # The first target may be row 0 of the sum, never a later row, so the fold can write to it.
         rows = [source[shard] for source in sources]
         self.fold = prepared_reduction(rows, first[shard], partial_op(op), fold=transport.fold)
-        # On even hosts a lane is a shard: a rank sends only its own fold's result.
+        # With equally many ranks on all hosts a lane is a shard: a rank sends only what it has folded itself.
         self._meet = None if hosts.even else memory.point.barrier
         self._leave = memory.point.barrier
         self._exchange: Callable[[], None] | None = None

@@ -22,15 +22,19 @@ from clcomm.usable_cores import usable_cores
 _PAGE = 4096
 #: Bytes of /dev/shm that stay free for other processes.
 _SPARE_BYTES = 1 << 20
-#: The most cached entries; more than any model has buckets.
+#: The most entries of the cache of views and reductions; more than any model has buckets.
 KEPT = 4096
-#: Bytes that unreachable models (reference cycles) may hold of a host before the garbage collector runs.
+#: Bytes of a host's memory that unreachable models (reference cycles) may hold before the garbage collector runs.
 _GARBAGE_BYTES = 64 << 20
 
 
 @dataclass
 class _Region:
-    """One window: a part for each rank, or one common part; [start, stop) are the addresses of this rank's part."""
+    """One window: a part for each rank, or one common part.
+
+    [start, stop) are the addresses of this rank's part; `handed_out` is the array that the caller got, which lives as
+    long as any view of it.
+    """
 
     window: Any
     parts: list[np.ndarray]
@@ -40,7 +44,7 @@ class _Region:
     handed_out: weakref.ref[np.ndarray]
 
     def view(self, rank: int, offset: int, like: np.ndarray) -> np.ndarray:
-        """Return the array at this offset of a rank's part, of the length and dtype of `like`."""
+        """Return the array at a byte offset of a rank's part, of the length and dtype of `like`."""
         return self.parts[0 if self.common else rank][offset : offset + like.nbytes].view(like.dtype)
 
     @property
@@ -49,14 +53,16 @@ class _Region:
         return sum(part.nbytes for part in self.parts)
 
 
-#: Windows that outlived their Communicator because arrays used them, by the world's ranks that share them.
-_left: dict[tuple[int, ...], list[_Region]] = {}
+#: Windows that arrays still used when their Communicator was closed, by the ranks in COMM_WORLD that share them.
+_windows_in_use: dict[tuple[int, ...], list[_Region]] = {}
 
 
 class HostMemory:
-    """Windows of the ranks of one host, their meeting point, and `desk_bytes` zeroed bytes in common.
+    """Windows of the ranks of one host, their meeting point, and the `desk`: zeroed bytes in common.
 
-    Takes over `comm`, whose ranks are all on one host; `rank` and `ranks` refer to it.
+    Args:
+        comm: an mpi4py communicator of ranks on one host, which this object takes over; `rank` and `ranks` refer to it.
+        desk_bytes: the size of `desk`.
     """
 
     def __init__(self, comm: Any, desk_bytes: int = 0):
@@ -64,7 +70,7 @@ class HostMemory:
         self.rank, self.ranks = comm.Get_rank(), comm.Get_size()
         self._address = address_function()
         self._members = world_ranks(comm)
-        self._regions: list[_Region] = _left.pop(self._members, [])
+        self._regions: list[_Region] = _windows_in_use.pop(self._members, [])
         self._used_bytes = 0  # at the last garbage collection
         self._kept: dict[tuple, Any] = {}
         nbytes = desk_bytes + MeetingPoint.nbytes(self.ranks)
@@ -88,11 +94,14 @@ class HostMemory:
 
     @staticmethod
     def has_room(comm: Any, nbytes: int) -> bool:
-        """Return whether rank 0 of a host sees enough room: a window beyond it ends in SIGBUS; collective."""
+        """Return whether /dev/shm, as rank 0 of a host finds it, has room for a window of `nbytes`; collective.
+
+        Writing to a window without room ends in SIGBUS.
+        """
         return comm.bcast(_free_shared_memory() >= nbytes + _SPARE_BYTES, 0)
 
     def fits(self, nbytes: int, common: bool) -> bool:
-        """Return, on every rank of the host alike, whether `nbytes` fit, for each rank or in common; collective."""
+        """Return whether `nbytes` fit, for each rank or in common; collective, the same on all ranks of the host."""
         return self.has_room(self.comm, nbytes if common else nbytes * self.ranks)
 
     def allocate(self, nbytes: int, common: bool) -> np.ndarray:
@@ -129,17 +138,17 @@ class HostMemory:
         self._used_bytes = self._held_bytes()
 
     def may_hold_garbage(self) -> bool:
-        """Return, on every rank of the host alike, whether it holds far more than at the last `collect`."""
+        """Return whether the windows are far larger than at the last `collect`; the same on all ranks of the host."""
         return self._held_bytes() > 2 * self._used_bytes + _GARBAGE_BYTES
 
     def _held_bytes(self) -> int:
         return sum(region.nbytes for region in self._regions)
 
     def close(self) -> None:
-        """Free communicator and windows; the next HostMemory of these ranks adopts windows still in use."""
+        """Free the communicator and the windows; the next HostMemory of these ranks adopts windows still in use."""
         self.free_unused()
         if self._members:
-            _left.setdefault(self._members, []).extend(self._regions)
+            _windows_in_use.setdefault(self._members, []).extend(self._regions)
         self._regions = []
         self._kept.clear()
         self._window.Unlock_all()
@@ -172,9 +181,10 @@ class HostMemory:
         return list({self._address(array): array for array in arrays}.values())
 
     def meet(self, *arrays: np.ndarray) -> list[list[np.ndarray]]:
-        """Return, for each array, the ranks' arrays, whose data is then written on every rank.
+        """Meet the host's ranks and return, for each array, its counterparts: one for each rank, in rank order.
 
-        Raises DifferentOperations on every rank of the host if lengths or dtypes differ.
+        All ranks have then written what they wrote to them before this call. Raises DifferentOperations on every rank
+        of the host if lengths or dtypes differ.
         """
         return self.counterparts(arrays, self.point.exchange(self.places(*arrays), length_and_dtype(arrays[0])))
 
@@ -182,13 +192,18 @@ class HostMemory:
         """Return (region, offset, nbytes, dtype) of each array, concatenated."""
         places: list[int] = []
         for array in arrays:
-            region, offset = self._locate(array) or (-1, 0)
+            region, offset = self._locate(array) or (-1, 0)  # empty arrays are in no region
             assert region >= 0 or not array.nbytes, "an array that this transport did not allocate"
             places += region, offset, array.nbytes, array.dtype.num
         return places
 
     def counterparts(self, arrays: Sequence[np.ndarray], everyone: np.ndarray) -> list[list[np.ndarray]]:
-        """Return, for each array, the ranks' arrays, from all ranks' `places`."""
+        """Return, for each array, its counterparts: one for each rank, in rank order.
+
+        Args:
+            arrays: this rank's.
+            everyone: all ranks' `places`, one row from each.
+        """
         places = everyone.reshape(self.ranks, -1, 4).tolist()
         if not all(array.nbytes for array in arrays):  # empty ones are the caller's own: not cached
             return self._make_views(arrays, places)
@@ -240,7 +255,7 @@ class MemoryTransport(Transport):
         self.memory.forget()
 
     def fits(self, nbytes: int, common: bool) -> bool:
-        """Return, on every rank alike, whether `nbytes` fit in /dev/shm, for each rank or in common; collective."""
+        """Return whether `nbytes` fit in /dev/shm, for each rank or in common; collective, the same on every rank."""
         return self.memory.fits(nbytes, common)
 
     def allocate(self, nbytes: int) -> np.ndarray:
@@ -252,7 +267,7 @@ class MemoryTransport(Transport):
         return self.memory.allocate(nbytes, common=True)
 
     def make_room(self, nbytes: int, common: bool) -> bool:
-        """Free memory that no rank of the host uses, and return whether `nbytes` fit then; collective."""
+        """Free memory that no rank of the host uses, and return whether `nbytes` then fit; collective."""
         self.memory.free_unused()
         if self.memory.may_hold_garbage():
             self.memory.collect()
@@ -278,7 +293,9 @@ def places_elsewhere(*arrays: np.ndarray) -> list[int]:
 def require_alike(everyone: np.ndarray, arrays: int) -> None:
     """Raise the same MismatchError on all ranks if their tags, or the `places` after them, differ.
 
-    everyone: (ranks, 1 + 4 * arrays), one row from each rank.
+    Args:
+        everyone: (ranks, 1 + 4 * arrays), one row from each rank.
+        arrays: the number of arrays of each rank.
     """
     kinds = everyone[:, 1:].reshape(len(everyone), arrays, 4)[:, :, 2:]
     if (kinds != kinds[0]).any():

@@ -15,13 +15,18 @@ class Hosts:
 
     @classmethod
     def of_leaders(cls, leaders: Sequence[int]) -> Hosts:
-        """Return the hosts, given for each rank the lowest rank on its host."""
+        """Return the hosts; leaders: for each rank, the lowest rank on its host."""
         found = sorted(set(leaders))
-        return cls(tuple(tuple(rank for rank, one in enumerate(leaders) if one == leader) for leader in found))
+        return cls(tuple(tuple(rank for rank, own in enumerate(leaders) if own == leader) for leader in found))
 
     @classmethod
     def of(cls, comm: Any, host: Any) -> Hosts:
-        """Return the hosts of `comm`'s ranks; host: communicator of this host's ranks, in rank order. Collective."""
+        """Return the hosts of a job; collective.
+
+        Args:
+            comm: an mpi4py communicator of all ranks.
+            host: one of this host's ranks, in rank order.
+        """
         return cls.of_leaders(comm.allgather(host.bcast(comm.Get_rank(), 0)))
 
     def __len__(self) -> int:

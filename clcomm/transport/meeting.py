@@ -3,7 +3,7 @@
 On one host it uses shared memory, several times faster than MPI's barrier. Each rank has a cell: a counter that it
 alone advances, and two boards, used in turn, that it alone writes: a tag, its arrival time and a few words. A rank
 advances its counter and waits until all counters have reached it; all earlier writes are then visible to all ranks.
-Through MPI it is a small all-reduce of the tag over several hosts, or on one an all-gather of tag and arrival.
+Through MPI a meeting is a small all-reduce of the tag, or on one host an all-gather of tag and arrival time.
 
 The tag identifies a rank's operation. All ranks compare all tags, so a mismatch is raised on every rank.
 """
@@ -36,12 +36,13 @@ class DifferentOperations(MismatchError):
 
 
 class Meeting(Protocol):
-    """The interface of both kinds of meeting; `announce` precedes the first meeting of an operation."""
+    """The interface of meetings; `announce` precedes the first meeting of an operation."""
 
     tag: int
     #: Nanoseconds that this rank has waited in meetings since `announce`.
     waited_ns: int
-    #: Each rank's arrival at the first meeting since `announce` (perf_counter_ns); None on several hosts.
+    #: Each rank's arrival at the first meeting since `announce` (perf_counter_ns); None if not known, as on several
+    #: hosts.
     arrivals: list[int] | None
 
     def announce(self, tag: int) -> None:
@@ -55,14 +56,20 @@ class Meeting(Protocol):
 
 
 def length_and_dtype(array: np.ndarray) -> int:
-    """Return an array's length and dtype as a number."""
+    """Return a number that identifies an array's length and dtype, as the `kind` of a meeting."""
     return array.nbytes << 6 | array.dtype.num & 63
 
 
 class MeetingPoint:
     """Barrier and all-gather of a few words between ranks that share memory.
 
-    memory: `nbytes(world_size)` zeroed bytes, shared by all ranks. fence: a memory barrier. progress, sleeps: see Bell.
+    Args:
+        memory: `nbytes(world_size)` zeroed bytes, shared by all ranks.
+        rank: this rank's number.
+        world_size: the number of ranks.
+        fence: a full memory barrier.
+        progress: see Bell.
+        sleeps: see Bell.
     """
 
     def __init__(
@@ -78,7 +85,8 @@ class MeetingPoint:
         self._bell = Bell(bell, rank, world_size, fence, progress, sleeps)
         cells = cells.view(np.int64).reshape(world_size, _CELL_WORDS)
         self.counters = cells[:, 0].data  # a memoryview: reading one word takes 20 ns
-        self._boards = [cells[:, start : start + _BOARD_WORDS] for start in (8, 8 + _BOARD_WORDS)]
+        starts = _COUNTER_WORDS, _COUNTER_WORDS + _BOARD_WORDS
+        self._boards = [cells[:, start : start + _BOARD_WORDS] for start in starts]
         self._columns = [(board[:, 0].data, board[:, 1].data) for board in self._boards]
         self._own_words = [board[rank, _FIRST_WORD:].data for board in self._boards]
         self._rank, self._ranks = rank, world_size
@@ -95,9 +103,9 @@ class MeetingPoint:
 
     @property
     def parity(self) -> int:
-        """0 or 1, in turn: the buffer of two that may be written before the next meeting.
+        """0 or 1, in turn: which of two buffers this rank may write before the next meeting.
 
-        Late ranks may still read the other one.
+        Late ranks may still read the other buffer.
         """
         return (self._count + 1) & 1
 
@@ -109,8 +117,8 @@ class MeetingPoint:
         tags, arrivals = self._columns[count & 1]
         rank = self._rank
         tags[rank] = tag = self.tag + kind
-        arrivals[rank] = came_ns = perf_counter_ns()
-        self._come(count, came_ns)
+        arrivals[rank] = arrived_ns = perf_counter_ns()
+        self._arrive(count, arrived_ns)
         if self.arrivals is None:
             self.arrivals = arrivals.tolist()
         if tags.tolist().count(tag) != self._ranks:
@@ -119,9 +127,9 @@ class MeetingPoint:
     def leave(self) -> None:
         """Block until every rank has arrived: a barrier without comparison, later in the same operation."""
         self._count = count = self._count + 1
-        self._come(count, perf_counter_ns())
+        self._arrive(count, perf_counter_ns())
 
-    def _come(self, count: int, came_ns: int) -> None:
+    def _arrive(self, count: int, arrived_ns: int) -> None:
         """Advance this rank's counter and wait for the others; the last rank to arrive wakes the sleeping ones."""
         fence, counters = self._fence, self.counters
         fence()
@@ -134,7 +142,7 @@ class MeetingPoint:
                 waited = True
         fence()
         if waited:
-            self.waited_ns += perf_counter_ns() - came_ns
+            self.waited_ns += perf_counter_ns() - arrived_ns
         else:
             self._bell.ring()
 
@@ -149,7 +157,9 @@ class MeetingPoint:
 class WorldMeeting:
     """A meeting through MPI: of several hosts, or of ranks without shared memory.
 
-    alike: see `mpi_communicators.comparison`. fence: a memory barrier.
+    Args:
+        alike: compares a number over the ranks; see `mpi_communicators.comparison`.
+        fence: a full memory barrier.
     """
 
     def __init__(self, alike: Callable[[int, int], tuple[bool, list[int] | None]], fence: Callable[[], Any]):
@@ -161,13 +171,13 @@ class WorldMeeting:
         self.tag, self.waited_ns, self.arrivals = tag, 0, None
 
     def barrier(self, kind: int = 0) -> None:
-        came_ns = perf_counter_ns()
+        arrived_ns = perf_counter_ns()
         self._fence()
-        same, arrivals = self._alike(self.tag + kind, came_ns)
+        same, arrivals = self._alike(self.tag + kind, arrived_ns)
         self._fence()
         if self.arrivals is None:
             self.arrivals = arrivals
-        self.waited_ns += perf_counter_ns() - came_ns
+        self.waited_ns += perf_counter_ns() - arrived_ns
         if not same:
             raise DifferentOperations
 

@@ -15,6 +15,7 @@ from clcomm.transport.mpi_failures import is_lost_peer
 from clcomm.transport.mpi_runtime import require_not_finalized
 from clcomm.transport.pending import advance_started, complete
 
+#: Interval of the tests in `wait_patiently`.
 _PATIENCE_S = 1e-3
 #: MPI's reductions, and the unsupported ones: for pairs of value and index, for windows, and the null operation.
 _NOT_SERVED = ("MINLOC", "MAXLOC", "REPLACE", "NO_OP", "OP_NULL")
@@ -55,7 +56,7 @@ def wait_patiently(request: Any) -> None:
 
 @contextlib.contextmanager
 def taking_communicators() -> Iterator[None]:
-    """Raise ResourceError if MPI runs out of communicators in this block; each window takes one."""
+    """Raise ResourceError if MPI runs out of communicators in this block; a window needs one too."""
     try:
         yield
     except Exception as error:
@@ -89,7 +90,10 @@ def world_ranks(comm: Any) -> tuple[int, ...]:
 def lane_of(comm: Any, lane: int | None, position: int) -> Any | None:
     """Return a communicator of the ranks with the same lane, ordered by position; collective.
 
-    A rank whose lane is None gets None.
+    Args:
+        comm: an mpi4py communicator of all ranks.
+        lane: this rank's lane; None: the rank is in none, and gets None.
+        position: this rank's place in its lane.
     """
     from mpi4py import MPI
 
@@ -112,17 +116,17 @@ def shared_window(comm: Any, nbytes: int) -> Any:
 
 
 def shares_memory(host: Any) -> bool:
-    """Return, on every rank of the host alike, whether MPI supports shared-memory windows; collective."""
+    """Return whether MPI supports shared-memory windows, with the same result on the host's ranks; collective."""
     from mpi4py import MPI
 
     try:
         window = shared_window(host, 1)
     except MPI.Exception:  # built without, or disabled
         window = None
-    everyone = all(host.allgather(window is not None))
-    if everyone and window is not None:
+    on_all_ranks = all(host.allgather(window is not None))
+    if on_all_ranks and window is not None:
         window.Free()
-    return everyone
+    return on_all_ranks
 
 
 def address_function() -> Callable[[np.ndarray], int]:
@@ -135,9 +139,13 @@ def address_function() -> Callable[[np.ndarray], int]:
 def comparison(comm: Any, between_hosts: bool) -> Callable[[int, int], tuple[bool, list[int] | None]]:
     """Return a function that compares a number over the ranks, with the same result on all; each call is collective.
 
-    It takes the number and the rank's arrival (perf_counter_ns), and returns whether the numbers are equal and each
-    rank's arrival; None between hosts, whose clocks differ. Both use non-blocking MPI calls, so that a rank that waits
-    here advances its operations on other communicators.
+    The function takes the number and the time of this rank's arrival (perf_counter_ns). It returns whether the numbers
+    are equal, and each rank's arrival; between hosts, whose clocks differ, None. It uses non-blocking MPI calls, so
+    that a rank that waits in it advances its operations on other communicators.
+
+    Args:
+        comm: an mpi4py communicator of these ranks.
+        between_hosts: whether the ranks are on several hosts.
     """
     return _comparison_of_hosts(comm) if between_hosts else _comparison_on_host(comm)
 
@@ -148,8 +156,8 @@ def _comparison_of_hosts(comm: Any) -> Callable[[int, int], tuple[bool, None]]:
     both, least = np.zeros(2, np.int64), np.zeros(2, np.int64)
     arguments = [both, MPI.INT64_T], [least, MPI.INT64_T], MPI.MIN
 
-    def alike(number: int, came_ns: int) -> tuple[bool, None]:
-        both[0], both[1] = number, -number
+    def alike(number: int, arrived_ns: int) -> tuple[bool, None]:
+        both[0], both[1] = number, -number  # the numbers are equal if their minimum is -min(-number), their maximum
         complete(comm.Iallreduce(*arguments))  # one network latency, where MPICH's Allreduce takes two
         return bool(least[0] == -least[1]), None
 
@@ -162,8 +170,8 @@ def _comparison_on_host(comm: Any) -> Callable[[int, int], tuple[bool, list[int]
     own, everyone = np.zeros(2, np.int64), np.zeros((comm.Get_size(), 2), np.int64)
     arguments = [own, MPI.INT64_T], [everyone, MPI.INT64_T]
 
-    def alike(number: int, came_ns: int) -> tuple[bool, list[int]]:
-        own[0], own[1] = number, came_ns
+    def alike(number: int, arrived_ns: int) -> tuple[bool, list[int]]:
+        own[0], own[1] = number, arrived_ns
         complete(comm.Iallgather(*arguments))
         numbers, arrivals = everyone.T.tolist()
         return numbers.count(number) == len(numbers), arrivals

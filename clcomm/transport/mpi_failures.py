@@ -19,8 +19,8 @@ from clcomm.transport.mpi_runtime import is_finalized, is_running, launched_rank
 def unlink_shared_files() -> None:
     """Unlink MPI's own files in /dev/shm, once all ranks of the host have mapped them.
 
-    MPICH unlinks them in MPI_Finalize alone, so a job that ends in any other way would leave them; Open MPI's launcher
-    removes them, unless it is killed. MPI does not open them again after MPI_Init.
+    MPICH unlinks them only in MPI_Finalize, so a job that ends in any other way would leave them behind; Open MPI's
+    launcher removes them, unless it is killed. MPI does not open them again after MPI_Init.
     """
     with open("/proc/self/maps") as maps:
         for path in {line.split()[-1] for line in maps if re.search("/dev/shm/(mpich_shm_|sm_segment[.])", line)}:
@@ -54,9 +54,9 @@ def revoke(*comms: Any) -> None:
 
 
 def survivors(comm: Any) -> Any:
-    """Return a communicator of the live ranks of a revoked one; collective over these.
+    """Return a communicator of a revoked one's live ranks; collective over these.
 
-    From now on only these ranks are the job, and agree on how it ends.
+    From then on the job consists of these ranks alone, which agree on how it ends.
     """
     _Job.comm = comm.Shrink()
     return _Job.comm
@@ -123,7 +123,7 @@ def finalize_after_python() -> None:
 def place_in_world() -> tuple[int, int]:
     """Return this process's rank in the job and the job's size; starts MPI if the launcher's variables name ranks.
 
-    Both are those of COMM_WORLD, or after losses of the survivors.
+    Both refer to COMM_WORLD, or after losses to the surviving ranks.
     """
     if is_finalized():
         return int(launched_rank().replace("?", "0")), launched_ranks()
@@ -131,7 +131,7 @@ def place_in_world() -> tuple[int, int]:
         return 0, 1
     try:
         load_mpi()
-    except LaunchError:  # each rank is alone and reports it
+    except LaunchError:  # without a library each rank is alone, and prints its own error
         return 0, 1
     return _job().Get_rank(), _job().Get_size()
 
@@ -153,7 +153,7 @@ def ranks_in_agreement(digest: bytes, timeout_s: float) -> list[int] | None:
         if not is_lost_peer(error):
             raise
         return None
-    return [r for r, theirs in enumerate(everyone) if np.array_equal(theirs, own)]
+    return [rank for rank, theirs in enumerate(everyone) if np.array_equal(theirs, own)]
 
 
 def prepare_abort() -> None:

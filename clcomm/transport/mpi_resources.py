@@ -1,9 +1,9 @@
 """MPI resources of Communicators, freed by finalize() or after all ranks have dropped the Communicator.
 
-MPI has some thousand communicators, and freeing one is collective; Python collects garbage on each rank at another
-time. So a dropped Communicator's resources are kept here until all of its ranks meet, to create the next Communicator
-or because memory is short. The ranks then compare their dropped Communicators, and free those that every rank has
-dropped.
+The number of MPI communicators is limited (about 2,000 in MPICH) and freeing one is collective, but Python collects
+garbage on each rank at another time. So a dropped Communicator's resources are kept here until all of its ranks meet,
+to create the next Communicator or because memory is short. The ranks then compare their dropped Communicators, and free
+those that every rank has dropped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clcomm.errors import ArgumentError, name_ranks
 from clcomm.transport import Pending, Transport, mpi_communicators, mpi_failures, mpi_runtime
 from clcomm.transport.pending import advance_started
 
-#: Number of new Communicators between garbage collections: MPICH has room for some 400.
+#: Number of new Communicators between garbage collections: MPICH has enough MPI communicators for some 400 of them.
 _COLLECT_AFTER = 64
 
 
@@ -29,16 +29,19 @@ class _Process:
     open: ClassVar[set[MpiResources]] = set()
     dropped: ClassVar[list[MpiResources]] = []
     last_number = 0
-    after_garbage = 0  # number open at the last garbage collection
+    after_garbage = 0  # number of open ones after the last garbage collection
     is_watching_mpi = False
 
 
 class MpiResources:
-    """The private communicator and the transports of one Communicator, its owner, which this does not keep alive.
+    """The private MPI communicator and the transports of one Communicator, the owner.
 
     Args:
+        owner: is not kept alive by this object.
+        comm: the private mpi4py communicator.
+        transports: are closed before `comm` is freed.
         pending: the owner's started operations; nothing is freed before they are complete.
-        number: the same on all ranks, and on each larger than those of its earlier Communicators.
+        number: the same on all ranks, and larger than the numbers of a rank's earlier Communicators.
     """
 
     def __init__(self, owner: Any, comm: Any, transports: Sequence[Transport], pending: deque[Pending], number: int):
@@ -103,7 +106,9 @@ def next_number(comm: Any) -> int:
 def free_dropped(comm: Any, is_short: bool = False) -> None:
     """Free the Communicators that all of their ranks have dropped, if all these ranks are in `comm`; collective.
 
-    is_short: collect garbage first, as memory is short; else only after many new Communicators.
+    Args:
+        comm: an mpi4py communicator of the ranks that meet.
+        is_short: whether memory is short; garbage is then collected first, else only after many new Communicators.
     """
     if is_short or len(_Process.open) > _Process.after_garbage + _COLLECT_AFTER:
         gc.collect()

@@ -9,7 +9,7 @@ from typing import Any
 
 from clcomm.errors import ArgumentError, LaunchError
 
-#: The program's own call after which MPI must not be called.
+#: The program's call after which no other MPI call is allowed, as messages name it.
 FINALIZE = "MPI.Finalize()"
 
 
@@ -18,8 +18,8 @@ def world() -> Any:
 
     Raises:
         ArgumentError: after MPI.Finalize().
-        LaunchError: the launcher's environment names several ranks but MPI has one: mpiexec and the library that
-            mpi4py loaded belong to different MPIs, or there is no library.
+        LaunchError: the launcher's environment variables promise several ranks but MPI has one: mpiexec and the library
+            that mpi4py loaded belong to different MPIs, or there is no library.
         ImportError: without a launcher, no library was found.
     """
     MPI = load_mpi()
@@ -49,7 +49,12 @@ def bindings_version() -> str:
 
 
 def load_mpi() -> Any:
-    """Import and start MPI, without mpi4py's warning about another MPI's launcher: `world` raises an error for it."""
+    """Import and start MPI, without mpi4py's warning about another MPI's launcher: `world` raises an error instead.
+
+    Raises:
+        LaunchError: no library was found, and the launcher's environment variables promise several ranks.
+        ImportError: no library was found.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
         try:
@@ -66,14 +71,14 @@ def load_mpi() -> Any:
 
 
 def launched_ranks() -> int:
-    """Return the number of ranks by the launcher's environment variables; 1 without them."""
+    """Return the number of ranks according to the launcher's environment variables; 1 without them."""
     names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE", "PALS_SIZE")
     values = [os.environ.get(name, "") for name in names]
     return max([int(value) for value in values if value.isdigit()], default=1)
 
 
 def launched_rank() -> str:
-    """Return this process's rank by the launcher's environment variables, before MPI runs; "?" without them."""
+    """Return this process's rank according to the launcher's environment variables; "?" without them."""
     names = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID")
     return next((os.environ[name] for name in names if name in os.environ), "?")
 

@@ -1,8 +1,8 @@
 """The `mpi` transport: MPI's buffer calls move bytes, clcomm does the arithmetic.
 
 MPI's order of summation is unspecified and depends on the length, so a result would depend on the bucket size. This
-transport moves the parts and folds them in rank order instead (reduce-scatter by all-to-all, then all-gather: as many
-bytes as MPI's own algorithm for long messages, see Thakur, Rabenseifner and Gropp, 2005).
+transport moves the parts and folds them in rank order instead: reduce-scatter by all-to-all, then all-gather. That
+moves as many bytes as MPI's own algorithm for long messages (Thakur, Rabenseifner and Gropp, 2005).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class MpiTransport(Transport):
     Operations started without `prepare_start` compare length, dtype and the tag announced at `meeting`.
 
     Args:
-        pending: the queue of unfinished operations; transports whose operations a caller mixes share one.
+        comm: the communicator, still owned by the caller.
+        pending: the queue of unfinished operations; the transports of one Communicator share it.
         prepare_fold: `prepare_fold(rows, out, op)` returns a reduction of the ranks' rows; by default in rank order.
     """
 
@@ -49,7 +50,7 @@ class MpiTransport(Transport):
         self._byte = mpi_communicators.byte()
         self.comm, self.prepare_fold = comm, prepare_fold
         self.rank, self.world_size = comm.Get_rank(), comm.Get_size()
-        # For later phases of pending operations, which have an order of their own.
+        # Later phases of pending operations start in another order than calls on `comm`, so they need their own.
         self._second_comm = comm.Dup()
         self.pending: deque[Pending] = deque() if pending is None else pending
 
@@ -128,7 +129,12 @@ class MpiTransport(Transport):
         return self._second_comm.Iallgatherv(exchange.shard, exchange.gathered)
 
     def _pieces(self, size: int, itemsize: int) -> list[slice]:
-        """Return the slices, at least one, in which `size` elements are moved; itemsize: bytes of one in a call."""
+        """Return the slices, at least one, in which `size` elements are moved.
+
+        Args:
+            size: the number of elements.
+            itemsize: the bytes that a call moves for each element, those of all ranks.
+        """
         step = max(1, self.most_bytes // itemsize)
         return [slice(start, start + step) for start in range(0, max(size, 1), step)]
 
@@ -190,7 +196,7 @@ class _ShardExchange:
         starts = [cut.start * itemsize for cut in cuts]
         own = cuts[rank].stop - cuts[rank].start
         rows, shard = np.empty((world_size, own), source.dtype), np.empty(own, source.dtype)
-        own_starts = [own * itemsize * r for r in range(world_size)]
+        own_starts = [own * itemsize * each for each in range(world_size)]
         self.sent = [source, counts, starts, byte]
         self.received = [rows, [own * itemsize] * world_size, own_starts, byte]
         self.fold = transport.prepare_fold(list(rows), shard, op)

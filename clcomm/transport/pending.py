@@ -65,14 +65,18 @@ def complete(request: Request) -> None:
 class Pending:
     """A collective in phases: a first request, then functions that compute and may each return another request.
 
-    Later phases use communicators of their own and start in the order of the first requests, so ranks may wait for
-    their handles in any order: `queue` holds all unfinished operations of a Communicator, over all transports, and only
-    its head advances. With a queue for each transport, two ranks could wait for each other's later phases.
+    Later phases use separate communicators and start in the order of the first requests, so ranks may wait for their
+    handles in any order: `queue` holds all unfinished operations of a Communicator, over all transports, and only its
+    head advances. With a queue for each transport, two ranks could wait for each other's later phases.
 
     All phases stay referenced until the last is complete: MPI may use arrays, lengths and offsets until the request of
     a phase is complete, and mpi4py does not keep those of Iallgatherv (4.1.2).
 
-    meets: whether the first request completes as soon as all ranks have arrived, before data moves.
+    Args:
+        queue: the Communicator's unfinished operations, to which this one is appended.
+        first: the first request; None: there is nothing to wait for.
+        phases: are called in order, each when the request before it is complete.
+        meets: whether the first request completes as soon as all ranks have arrived, before data moves.
     """
 
     def __init__(
@@ -90,7 +94,7 @@ class Pending:
         self.finished = False
         #: When the end was observed, by time.perf_counter().
         self.finished_s = 0.0
-        #: When it waited for other ranks; None where that cannot be separated from moving data.
+        #: When this rank waited for other ranks; None where that cannot be separated from moving data.
         self.waits: list[Span] | None = None
         #: Each rank's arrival (perf_counter_ns), where all ranks share a clock.
         self.arrivals: list[int] | None = None
@@ -103,7 +107,7 @@ class Pending:
         return self._error is not None
 
     def wait(self) -> None:
-        """Block until the result is there on this rank; raises the operation's error if it failed."""
+        """Block until this rank has the result; raises the operation's error if it failed."""
         if not self.finished:
             queues = _started.queues
             queues[id(self._queue)] = self._queue  # another thread may have started it
@@ -116,7 +120,7 @@ class Pending:
             raise self._error
 
     def done(self) -> bool:
-        """Make progress without blocking and return whether the result is there."""
+        """Advance this thread's operations without blocking, and return whether this rank has the result."""
         if not self.finished:
             _started.queues[id(self._queue)] = self._queue
             advance_started()

@@ -29,7 +29,7 @@ FOLDS: dict[str, Callable[..., np.ndarray]] = {
 OF_INTEGERS = ("land", "lor", "lxor", "band", "bor", "bxor")
 
 #: Elements are reduced in pieces of this many bytes, so that a piece stays in a core's second-level cache while all
-#: ranks' values are folded into it; the calls for smaller pieces cost more than they save.
+#: ranks' values are folded into it; with smaller pieces, more calls of NumPy would cost more time than that saves.
 PIECE_BYTES = 512 << 10
 
 
@@ -43,8 +43,13 @@ class Fold(Protocol):
 def reduce_in_rank_order(rows: Sequence[np.ndarray], out: np.ndarray, op: str, ranks: int | None = None) -> None:
     """Fold rows 0, 1, 2, ... elementwise into `out`, which may be row 0 but no other row.
 
-    Each element is ((row0 + row1) + row2) + ..., for rows of any length; `mean` then divides by `ranks`, the number
-    of values in the sum, by default the number of rows.
+    Each element is ((row0 + row1) + row2) + ..., for rows of any length.
+
+    Args:
+        rows: of equal length and dtype.
+        out: of the same length and dtype.
+        op: a key of FOLDS.
+        ranks: by what a mean divides the sum, the number of values in it; None: the number of rows.
     """
     prepared_reduction(rows, out, op, ranks)()
 
@@ -55,6 +60,12 @@ def prepared_reduction_by_hosts(
     """Return a function that folds each host's rows in rank order, then the hosts' results in the order of `hosts`.
 
     Each element is (sum of host 0's rows) + (sum of host 1's rows) + ...; `out` may be any row or none.
+
+    Args:
+        rows: one from each rank, in rank order.
+        out: of the same length and dtype.
+        op: a key of FOLDS.
+        hosts: the ranks of each host.
     """
     totals = [np.empty_like(out) for _ in hosts]
     parts = [
@@ -80,7 +91,9 @@ def prepared_reduction(
 ) -> Callable[[], None]:
     """Return a function that performs `reduce_in_rank_order` on the same memory at each call.
 
-    fold: prepares the reductions that it supports; NumPy does all others.
+    Args:
+        rows, out, op, ranks: as for `reduce_in_rank_order`.
+        fold: prepares the reductions that it supports; NumPy does all others.
     """
     divisor = (ranks or len(rows)) if op == "mean" else 1
     folding = fold(rows, out, divisor) if fold is not None and op in ("sum", "mean") else None
@@ -119,7 +132,7 @@ def without_warnings(work: Callable[[], None]) -> Callable[[], None]:
     """Return `work` without NumPy's floating-point warnings: the caller checks for NaN and Inf, as with MPI."""
     if np.lib.NumpyVersion(np.__version__) < "2.0.0":
         return np.errstate(all="ignore")(work)
-    # Since NumPy 2 that setting is a context variable: running in a context that has it is 50 times cheaper.
+    # Since NumPy 2 that setting is a context variable: it is 50 times cheaper to run in a context where it is set.
     context = copy_context()
     context.run(np.seterr, all="ignore")
     return partial(context.run, work)

@@ -2,9 +2,9 @@
 
 All ranks of the host can read every rank's part of the window. Each rank folds its own shard of a range over all parts,
 in rank order, into memory that all ranks read: with a `common` array as target every byte is read once and written
-once. There are two meetings: at the first the ranks exchange the locations of their arrays, and all data is written; at
-the second all shards are folded. Small arrays use slots instead: each rank copies its array into its slot, and after a
-single meeting folds all slots itself.
+once. There are two meetings: at the first the ranks exchange the locations of their arrays, and after it all data is
+written; after the second all shards are folded. Small arrays use slots instead: each rank copies its array into its
+slot, and after a single meeting folds all slots itself.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class SharedTransport(MemoryTransport):
 
     Args:
         comm: a communicator of one host's ranks, which this transport takes over.
-        base_comm: the communicator of the transport for other arrays, on which all-reduces start in both transports,
-            so that a mismatch of the transport is detected; by default `comm`.
+        pending: the queue of unfinished operations; the transports of one Communicator share it.
+        base_comm: the communicator of the transport for arrays in other memory; by default `comm`. Background
+            all-reduces of both transports start on it, so that ranks that use different ones detect the mismatch.
 
     Raises:
         MismatchError: on every rank, if lengths or dtypes differ.
@@ -59,7 +60,7 @@ class SharedTransport(MemoryTransport):
 
     @staticmethod
     def can_open(comm: Any) -> bool:
-        """Return, on every rank alike, whether /dev/shm has room for the transport; collective."""
+        """Return whether /dev/shm has room for the transport, with the same result on every rank; collective."""
         ranks = comm.Get_size()
         return HostMemory.has_room(comm, _desk_bytes(ranks) + MeetingPoint.nbytes(ranks))
 
@@ -155,8 +156,8 @@ class SharedTransport(MemoryTransport):
         sources, targets = self.memory.counterparts((source, out), everyone)
         shard = shards(sources[0], self.world_size)[self.rank]
         first, *others = [target[shard] for target in self.memory.distinct(targets)]
-        # Folding into the first target is valid unless that memory is also a later row of the sum: rank 0's part is
-        # row 0 when the caller reduces in place, and no row when `out` is another region.
+        # The fold may write to the first target, rank 0's, unless that memory is also a later row of the sum: it is
+        # row 0 when the caller reduces in place, and no row when `out` is in another region.
         reduce = prepared_reduction([source[shard] for source in sources], first, op, fold=self.fold)
 
         def reduce_and_copy() -> None:

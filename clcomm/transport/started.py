@@ -18,8 +18,9 @@ from clcomm.transport.pending import Pending
 
 #: Bytes of a rank's two counters and the time of each one's last advance, on a cache line of their own.
 _LINE = 64
-#: Reductions with counters in one window: windows are few, buckets may be many.
-_TOGETHER = 256
+#: Number of reductions whose counters are in one window: MPI has few windows, a model may have many buckets.
+_REDUCTIONS_PER_WINDOW = 256
+#: Polls between two calls into MPI, which may need them to advance earlier operations.
 _POLLS_BETWEEN_PROGRESS = 16
 
 
@@ -33,11 +34,11 @@ class Counters:
     def take(self) -> np.ndarray | None:
         """Return int64 (ranks, 8), zero, common to all ranks; None where /dev/shm has no room. Collective."""
         if not self._free:
-            ranks, nbytes = self._memory.ranks, _TOGETHER * self._memory.ranks * _LINE
+            ranks, nbytes = self._memory.ranks, _REDUCTIONS_PER_WINDOW * self._memory.ranks * _LINE
             if not self._memory.fits(nbytes, common=True):
                 return None
             window = self._memory.allocate(nbytes, common=True).view(np.int64)
-            self._free = list(window.reshape(_TOGETHER, ranks, _LINE // 8))
+            self._free = list(window.reshape(_REDUCTIONS_PER_WINDOW, ranks, _LINE // 8))
         return self._free.pop()
 
     def close(self) -> None:
@@ -48,7 +49,13 @@ class Counters:
 class StartedReduction:
     """A prepared all-reduce: `start` returns a Pending, which folds this rank's shard once all ranks have started.
 
-    fold: folds this rank's shard. A reduction is started again only after its Pending was waited for.
+    A reduction may be started again only when its Pending is finished.
+
+    Args:
+        memory: of the host's ranks.
+        counters: as `Counters.take` returns them.
+        pending: the Communicator's queue of unfinished operations.
+        fold: folds this rank's shard.
     """
 
     def __init__(self, memory: HostMemory, counters: np.ndarray, pending: deque[Pending], fold: Callable[[], None]):
@@ -60,7 +67,7 @@ class StartedReduction:
         self._count = 0
 
     def start(self) -> Pending:
-        """Start the reduction; this rank's array is written."""
+        """Start the reduction; this rank has written its array."""
         self._count += 1
         self._current = Pending(self._queue, self._advance(self._started), self._fold_own)
         return self._current
@@ -85,7 +92,7 @@ class StartedReduction:
 
 
 class _Reached:
-    """A request like MPI's, complete when every rank's counter has reached `count`; passes their times to `notify`."""
+    """A request like MPI's, complete when every rank's counter has reached `count`; `notify` then gets their times."""
 
     def __init__(
         self,
