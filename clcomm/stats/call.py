@@ -1,4 +1,4 @@
-"""One rank's call of a collective: what it is counted as, and what has to be the same on every rank."""
+"""One rank's call of a collective: how it is counted, and what has to be equal on every rank."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Call:
     label: str
     #: Name of the transport that moves the data.
     transport: str
-    #: The size to count.
+    #: Its size for the stats, in bytes.
     nbytes: int = 0
-    #: Whether ranks meet before it, because MPI itself compares nothing.
+    #: Whether MPI moves the data, which compares nothing; the ranks then meet before the call.
     through_mpi: bool = False
     #: The reduction, such as "sum".
     op: str = ""
@@ -41,7 +41,7 @@ class Call:
 
     @cached_property
     def tag(self) -> int:
-        """A 62-bit number that is equal on two ranks if and only if their calls match."""
+        """A 62-bit hash, equal on two ranks whose calls match."""
         alike = (self.operation, self.label, self.transport, self.op, self.count, str(self.dtype), self.bucket)
         text = repr((*alike, self.root, self.prepared, self.is_aligned))
         return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 2
@@ -67,7 +67,7 @@ class Call:
 
 
 def disagreement(descriptions: list[str]) -> MismatchError:
-    """Return the error for ranks that are in different collectives, each described by rank."""
+    """Return the error for ranks that are in different collectives; descriptions: by rank."""
     sides: dict[str, list[int]] = {}
     for rank, text in enumerate(descriptions):
         sides.setdefault(text, []).append(rank)

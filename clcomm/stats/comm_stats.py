@@ -21,19 +21,20 @@ if TYPE_CHECKING:
 __all__ = ["Collective", "CommStats", "Histogram", "Observer", "Phase", "bus_factor"]
 
 SCHEMA = 4
-#: At most so many operations, labels and buckets have counts of their own; later ones share those of their operation.
+#: The most combinations of operation, label and bucket, and the most phases, with separate counts; later combinations
+#: share the counts of their label or operation.
 MOST_TALLIES, MOST_PHASES = 256, 1024
 OTHER_LABELS = "(other labels)"
-#: Labels of the collectives that count for `stragglers`: gradients, and those without a label. Others wait for what one
-#: rank does alone, such as a slow import before the first.
+#: Labels of the collectives that count for `stragglers`: gradients, and those without a label. In others ranks may wait
+#: for what one rank does alone, such as a slow import.
 STEPPED = ("gradients", "")
-#: Events are counted in batches of so many: after a training step this code has left the processor's caches, and
-#: counting a single event takes ten times as long as one in a batch.
+#: Number of events that are counted together: after a training step this code is no longer in the processor's caches,
+#: and counting a single event takes ten times as long as counting one of a batch.
 BATCH = 64
 
 
 def bus_factor(operation: str, world_size: int) -> float:
-    """Return busbw / algbw of an operation: the share of its size that crosses each rank's link."""
+    """Return busbw / algbw of an operation: the share of its size that crosses each rank's link (nccl-tests)."""
     if operation == "all_reduce":
         return 2 * (world_size - 1) / world_size
     if operation in ("all_gather", "reduce_scatter", "gather", "scatter"):
@@ -48,7 +49,7 @@ Key = tuple[str, str, int]
 class CommStats:
     """Counts of every operation of one Communicator since the last reset, and of the phases around them.
 
-    Memory is bounded by MOST_TALLIES different operations, labels and buckets, whatever the number of calls.
+    Memory is bounded by MOST_TALLIES and MOST_PHASES, whatever the number of calls.
     """
 
     def __init__(self, world_size: int = 1):
@@ -134,7 +135,7 @@ class CommStats:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all operations together, of a mean rank."""
+        """Seconds of all operations together, as a mean over ranks."""
         self.flush()
         return sum(tally.ns for tally in self.tallies.values()) / 1e9 / self.ranks
 
@@ -150,7 +151,7 @@ class CommStats:
             self.phases[phase, name, -1] = _merged(whole, counts)
 
     def total(self, operation: str, label: str | None = None) -> dict[str, Any]:
-        """Return an operation's counts, of one label or of all; zeros if it never ran."""
+        """Return an operation's counts, for one label or (None) for all; zeros if it never ran."""
         self.flush()
         keys = [key for key in self.tallies if key[0] == operation and label in (None, key[1])]
         return self._row(operation, label or "", keys)
@@ -208,7 +209,7 @@ class CommStats:
         }
 
     def _phase_seconds(self, phase: str, keys: Iterable[Key]) -> float:
-        """Return a mean rank's seconds in a phase that belongs to reductions of these labels and buckets."""
+        """Return the seconds of a phase of reductions with these labels and buckets, as a mean over ranks."""
         reductions = {(phase, key[1], key[2]) for key in keys if key[0] in ("all_reduce", "reduce_scatter")}
         return sum(self.phases[key][1] for key in reductions if key in self.phases) / 1e9 / self.ranks
 
@@ -266,9 +267,13 @@ class CommStats:
 
     @classmethod
     def merged(cls, states: Iterable[Mapping[str, Any]], world_size: int) -> CommStats:
-        """Return the counts of a mean rank from the ranks' states.
+        """Return the ranks' counts as one CommStats.
 
         Calls, bytes and seconds are means over ranks; percentiles, maxima and failures are over all ranks' calls.
+
+        Args:
+            states: what each rank's `state` returned.
+            world_size: the number of ranks of the Communicator.
         """
         result = cls(world_size)
         result.ranks = 0
@@ -289,7 +294,7 @@ class CommStats:
 
 
 def _merged(one: list[int], other: list[int]) -> list[int]:
-    """Return the sums of the counts, and the larger of the maxima, which come last."""
+    """Return the sums of two lists of counts; the last count is a maximum, of which the larger one is kept."""
     return [*(mine + theirs for mine, theirs in zip(one[:-1], other, strict=False)), max(one[-1], other[-1])]
 
 

@@ -1,4 +1,4 @@
-"""The cores a process may run on, and how long its main thread was ready to run while others had them."""
+"""The cores on which a process may run, and how long a thread was ready to run while others used them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ import weakref
 from clcomm.stats.events import PACKING, Collective, Phase
 from clcomm.usable_cores import usable_cores
 
-#: Of the calling thread: ns on a core, ns ready to run without one, turns. Linux, Documentation/scheduler/sched-stats.
+#: Of the calling thread: ns on a core, ns ready to run without one, time slices (Linux's
+#: Documentation/scheduler/sched-stats.rst).
 _SCHEDSTAT = "/proc/thread-self/schedstat"
-#: Phases that hold other phases: what passes in them is counted there.
+#: Phases that contain other phases, for which the waits are counted.
 _OUTER = ("step", "epoch")
-#: A phase shorter than this is not worth asking the system for: a thread that has to wait does so for longer.
+#: Shorter phases are not measured: a thread that has to wait for a core waits longer, and reading the file takes time.
 _SHORTEST_S = 1e-4
 
 
 def allowed_cpus() -> str:
-    """Return the CPUs this process may run on as Linux lists them: "0-3,8"."""
+    """Return the CPUs on which this process may run, in Linux's format: "0-3,8"."""
     numbers = sorted(usable_cores())
     starts = [number for number in numbers if number - 1 not in numbers]
     ends = [number for number in numbers if number + 1 not in numbers]
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+    runs = zip(starts, ends, strict=True)
+    return ",".join(str(start) if start == end else f"{start}-{end}" for start, end in runs)
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """Return the CPUs of such a list; ValueError where it is none, or names more than a host has."""
+    """Return the CPUs of a list in Linux's format; ValueError for other text, and for numbers of 65,536 or more."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -37,11 +39,11 @@ def parse_cpus(text: str) -> frozenset[int]:
 
 
 class CoreWaits:
-    """An observer that adds up, by phase, how long the thread that made it waited for a core.
+    """An observer that adds up, by phase, how long the thread that created it waited for a core.
 
-    A phase's wait is the wait since the last phase that was long enough to count, and at most the phase's own time.
-    `seconds` is None where Linux does not report waits. The figure means nothing for a phase in which ranks wait for
-    each other: they poll, and let others run.
+    A phase's wait is the wait since the last measured phase, and at most the phase's own time. `seconds` is None where
+    Linux does not report waits. The figure is meaningless for a phase in which ranks wait for each other: they poll,
+    and yield their core to others.
     """
 
     def __init__(self) -> None:
@@ -54,7 +56,7 @@ class CoreWaits:
 
     @property
     def seconds(self) -> dict[str, float] | None:
-        """Seconds by the phase's name."""
+        """Seconds of waiting by the phase's name; None where Linux does not report them."""
         return None if self._file is None else dict(self._waits_s)
 
     def collective_finished(self, event: Collective) -> None:

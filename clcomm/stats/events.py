@@ -8,10 +8,10 @@ from typing import NamedTuple, Protocol
 
 
 class Collective(NamedTuple):
-    """One finished collective, as an observer sees it.
+    """One finished collective, as observers get it.
 
-    One that is started in the background begins, here, when its turn comes: when all that were started before it are
-    done. So the times of those in flight together add up.
+    The time of a collective in the background counts from its turn, when all that were started before it are finished.
+    So the times of collectives that were in flight together can be added.
     """
 
     #: "all_reduce", "broadcast", "all_gather", ...: the Communicator's method.
@@ -21,19 +21,19 @@ class Collective(NamedTuple):
     #: Its size in nccl-tests' sense: the array for all-reduce, broadcast and reduce-scatter (its input), the gathered
     #: whole for all-gather, gather and scatter.
     nbytes: int
-    #: How long the caller was in it; in the background, from its turn until this rank saw its end.
+    #: How long the caller was in it; in the background, from its turn until this rank observed its end.
     seconds: float
     #: The name of the transport that moved the data: "shared", "mpi", ...
     transport: str
     #: Its number among this Communicator's collectives, the same on every rank.
     sequence: int
-    #: Whether it raised.
+    #: Whether it raised an error.
     failed: bool = False
     #: What this rank sent instead of `nbytes` where the data travelled compressed; None: not compressed.
     wire_nbytes: int | None = None
     #: Index of the bucket that it reduces; -1: none.
     bucket: int = -1
-    #: time.perf_counter() at its begin: one clock for all processes of a host.
+    #: time.perf_counter() at its begin: the same clock for all processes of a host.
     began_s: float = 0.0
     #: The part of the exposed time spent waiting for other ranks to arrive; None: not measured apart from moving data.
     wait_s: float | None = 0.0
@@ -52,7 +52,7 @@ class Collective(NamedTuple):
 
 
 def last_of(arrivals: list[int]) -> tuple[int, float]:
-    """Return the rank that arrived last and how many seconds after the one before it; arrivals: in ns, by rank."""
+    """Return the rank that arrived last, and how many seconds after the one before it; arrivals: in ns, by rank."""
     *_, next_ns, last_ns = sorted(arrivals)
     return arrivals.index(last_ns), (last_ns - next_ns) * 1e-9
 
@@ -62,7 +62,7 @@ PACKING = ("pack", "unpack")
 
 
 class Phase(NamedTuple):
-    """One finished part of a program that is no collective."""
+    """One finished part of a program that is not a collective."""
 
     #: "pack", "forward_backward", "optimizer", "step", or any name.
     name: str
@@ -74,14 +74,17 @@ class Phase(NamedTuple):
     bucket: int = -1
     #: The part of `seconds` spent in blocking or exposed collectives, and in packing for them.
     communication_s: float = 0.0
-    #: What is known about it by then, by name: a step's number, its loss, its speed.
+    #: Figures that describe it, by name: a step's number, its loss, its speed.
     figures: tuple[tuple[str, float], ...] = ()
 
 
 class TimedPhase:
-    """A `with` block that is a phase: `notify` is called with it at its end, also when it ends with an exception.
+    """A `with` block that is a phase.
 
-    communicated: returns the seconds that this rank has spent communicating so far.
+    Args:
+        notify: called with the Phase at the block's end, also when that is an exception.
+        communicated: returns the seconds that this rank has spent communicating so far.
+        name, label, bucket, figures: those of the Phase.
     """
 
     __slots__ = ("_began_s", "_bucket", "_communicated", "_communicated_s", "_figures", "_label", "_name", "_notify")

@@ -11,7 +11,7 @@ from typing import Any
 from clcomm.stats.events import Collective
 
 SCHEMA = 1
-#: How many operations it keeps, and how many of them a message names.
+#: How many operations the recorder keeps, and how many of them a message names.
 KEPT, NAMED = 64, 4
 
 
@@ -34,6 +34,11 @@ class FlightRecorder:
         """Write the operations and `more` to rank-N.json in a folder, readable by its owner only; return the path.
 
         Raises OSError where that file exists or cannot be written.
+
+        Args:
+            folder: an existing one.
+            rank: this process's.
+            more: further fields of the file, JSON-compatible.
         """
         path = os.path.join(folder, f"rank-{rank}.json")
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)

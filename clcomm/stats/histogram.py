@@ -16,14 +16,15 @@ class Histogram:
     _LOWEST = math.log(_LOWEST_S) * _BINS_PER_E
 
     def __init__(self) -> None:
-        self.counts = array("Q", bytes(8 * self._BINS))  # adding one is several times faster than in a NumPy array
+        self.counts = array("Q", bytes(8 * self._BINS))  # increments are several times faster than in a NumPy array
 
     def add(self, seconds: float) -> None:
+        """Count a duration; one outside the bins' range counts in the first or the last."""
         position = int(math.log(seconds) * self._BINS_PER_E - self._LOWEST) if seconds > self._LOWEST_S else 0
         self.counts[position if position < self._BINS else -1] += 1
 
     def percentile(self, share: float) -> float:
-        """Return the duration in seconds below which this share (0 to 1) of all durations lies, to a bin's width."""
+        """Return the seconds below which this share (0 to 1) of all durations lies, to within a bin; 0 without any."""
         up_to = np.cumsum(self.counts)
         total = int(up_to[-1])
         if total == 0:
@@ -37,7 +38,7 @@ class Histogram:
         mine += np.asarray(other.counts)
 
     def coarse(self, most_bins: int) -> tuple[list[float], list[int]]:
-        """Return edges in seconds and counts, rebinned to at most so many bins of equal width."""
+        """Return edges in seconds and counts of at most `most_bins` bins, each as wide as the others on a log scale."""
         held = [position for position, count in enumerate(self.counts) if count]
         if not held:
             return [], []

@@ -10,7 +10,7 @@ from clcomm.units import format_number
 
 
 class Figure(NamedTuple):
-    """A column's heading, and the function that formats its cell of a row."""
+    """A column's heading, the function that formats its cell of a row, and whether cells are aligned right."""
 
     heading: str
     write: Callable[[dict[str, Any]], str]
@@ -52,7 +52,11 @@ DROPPED_FIRST = ("algbw", "p95", "waiting", "max", "busbw", "p50", "bytes/call",
 def make_table(operations: Sequence[dict[str, Any]], ranks: int, title: str, width: int | None) -> TextTable:
     """Return the counts as a table, most bytes first; times in ms, bandwidths in GB/s (10^9 bytes).
 
-    operations: as in `CommStats.as_dict()`. ranks: the number of ranks that they are a mean of.
+    Args:
+        operations: as in `CommStats.as_dict()`.
+        ranks: the number of ranks over which they are means.
+        title: of the table, which adds the number of ranks to it.
+        width: in characters; None: the output's.
     """
     whose = "" if ranks == 1 else f", mean of {ranks} ranks"
     found = sorted(operations, key=lambda row: -row["bytes"])

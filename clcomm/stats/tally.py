@@ -1,4 +1,4 @@
-"""Counts of one kind of collective; times are whole nanoseconds, so that sums are exact."""
+"""Counts of the collectives of one operation, label and bucket; times are whole nanoseconds, so sums are exact."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class Tally:
         self.histogram = Histogram()
 
     def add(self, event: Collective) -> None:
+        """Count a collective; of one that failed, only the failure."""
         _, _, nbytes, seconds, _, _, failed, wire_nbytes, _, _, wait_s, exposed_s, *_ = event
         if failed:
             self.failures += 1
@@ -67,6 +68,7 @@ class Tally:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Tally:
+        """Return the Tally whose `state` this is; ValueError for a malformed histogram."""
         tally = cls()
         for name in ("transport", *_COUNTS, "max_ns"):
             setattr(tally, name, state[name])
