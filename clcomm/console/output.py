@@ -1,4 +1,4 @@
-"""Rich's console for what rank 0 prints: on the job's terminal, also behind a launcher, or in plain lines."""
+"""Rich's console for rank 0's output: on the job's terminal, also behind a launcher, or in plain lines."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ class _TerminalConsole(Console):
 def make_console(**settings: Any) -> Console:
     """Return a console for long lines and tables: on a terminal that may be repainted, else a plain one.
 
-    settings: Rich's. Where a launcher forwards the ranks' output, the console writes to the launcher's terminal
-    directly, so that printed and repainted lines stay in order.
+    Where a launcher forwards the ranks' output, the console writes to the launcher's terminal directly, so that printed
+    and repainted lines stay in order.
+
+    Args:
+        settings: arguments of Rich's Console.
     """
     settings = {"soft_wrap": True, **settings}
     terminal = terminal_of_output()

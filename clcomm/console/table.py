@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.text import Text
 
-#: Text wider than this, or than a third of the line, is folded before a column is left out.
+#: Text that is wider than this and than a third of the line is folded before a column is left out.
 _WIDE_TEXT = 24
 
 
@@ -46,9 +46,11 @@ class TextTable:
 
     Args:
         columns: the first one names the row.
+        rows: one cell for each column.
+        title: above the table.
         note: one or more lines below the table.
         dropped_first: headings, in the order in which columns that do not fit are left out; the note names them.
-        styles: Rich's, by row.
+        styles: Rich's, one for each row.
         width: in characters; None: the output's or the console's.
     """
 
@@ -69,29 +71,29 @@ class TextTable:
 
     def layout(self, width: int) -> Layout | None:
         """Return the columns that fit a line of `width`; None where even the last ones do not."""
-        natural = self._natural()
-        folded = [min(each, self._folded(index, width)) for index, each in enumerate(natural)]
+        natural = self._natural_widths()
+        folded = [min(each, self._folded_width(index, width)) for index, each in enumerate(natural)]
         for count in range(len(self.dropped_first) + 1):
-            gone = self.dropped_first[:count]
-            shown = tuple(index for index, column in enumerate(self.columns) if column.heading not in gone)
+            dropped = self.dropped_first[:count]
+            shown = tuple(index for index, column in enumerate(self.columns) if column.heading not in dropped)
             for widths, gap in ((natural, 2), (natural, 1), (folded, 1)):
                 spare = width - sum(widths[index] for index in shown) - gap * (len(shown) - 1)
                 if spare >= 0:
                     return Layout(shown, _widened([(widths[index], natural[index]) for index in shown], spare), gap)
         return None
 
-    def _natural(self) -> list[int]:
+    def _natural_widths(self) -> list[int]:
         """Return each column's width without folding."""
         cells = zip([column.heading for column in self.columns], *self.rows, strict=True)
-        return [max(column.least, *map(_cells, own)) for column, own in zip(self.columns, cells, strict=True)]
+        return [max(column.least, *map(_display_width, own)) for column, own in zip(self.columns, cells, strict=True)]
 
-    def _folded(self, index: int, width: int) -> int:
-        """Return a column's width when long cells are folded; only names are broken within a word."""
+    def _folded_width(self, index: int, width: int) -> int:
+        """Return a column's largest width when long cells are folded; words are broken only in left-aligned columns."""
         most = max(_WIDE_TEXT, width // 3)
         if not self.columns[index].right:
             return most
         words = (word for row in self.rows for word in row[index].split())
-        return max(most, max(map(_cells, words), default=0))
+        return max(most, max(map(_display_width, words), default=0))
 
     def lines(self, width: int) -> Iterator[Line]:
         """Yield the table's lines, none longer than `width`."""
@@ -117,12 +119,12 @@ class TextTable:
             cells = []
             for index, width, parts in zip(layout.shown, layout.widths, folded, strict=True):
                 part = parts[number] if number < len(parts) else ""
-                blank = " " * (width - _cells(part))
+                blank = " " * (width - _display_width(part))
                 cells.append(blank + part if self.columns[index].right else part + blank)
             yield Line((" " * layout.gap).join(cells).rstrip(), style)
 
     def stacked(self, width: int) -> Iterator[Line]:
-        """Yield the lines of all rows, one for each cell."""
+        """Yield the lines of all rows with one cell on each line, none longer than `width`."""
         for row, style in zip(self.rows, self.styles, strict=True):
             yield from (Line(part, style or "bold") for part in wrapped(row[0], width))
             for column, cell in list(zip(self.columns, row, strict=True))[1:]:
@@ -134,9 +136,9 @@ class TextTable:
         """Return a note on the columns that a layout leaves out, and the width that would show all."""
         if layout is None or len(layout.shown) == len(self.columns):
             return ""
-        gone = [column.heading for index, column in enumerate(self.columns) if index not in layout.shown]
-        whole = sum(self._natural()) + len(self.columns) - 1
-        return f"no room for {', '.join(gone)} ({whole} columns show all)"
+        dropped = [column.heading for index, column in enumerate(self.columns) if index not in layout.shown]
+        whole = sum(self._natural_widths()) + len(self.columns) - 1
+        return f"no room for {', '.join(dropped)} ({whole} columns show all)"
 
     def __str__(self) -> str:
         return "\n".join(line.text for line in self.lines(self._width or output_width()))
@@ -149,7 +151,12 @@ class TextTable:
 
 
 def _widened(widths: Sequence[tuple[int, int]], spare: int) -> tuple[int, ...]:
-    """Return the columns' widths, from (width, natural width) each, after folded ones have taken the spare width."""
+    """Return the columns' widths after folded ones have taken the spare width.
+
+    Args:
+        widths: (width, natural width) of each column.
+        spare: characters that are left in the line.
+    """
     result = []
     for width, natural in widths:
         more = min(spare, natural - width)
@@ -164,23 +171,23 @@ def wrapped(text: str, width: int) -> list[str]:
     indent = text[: len(text) - len(text.lstrip())]
     for word in text.split():
         joined = f"{line} {word}" if line else indent + word
-        if _cells(joined) <= width:
+        if _display_width(joined) <= width:
             line = joined
             continue
         if line:
             lines.append(line)
         line = word if lines else joined
-        while _cells(line) > width:
-            head = _head(line, width)
-            lines.append(head)
-            line = line[len(head) :]
+        while _display_width(line) > width:
+            prefix = _longest_prefix(line, width)
+            lines.append(prefix)
+            line = line[len(prefix) :]
     return [*lines, line]
 
 
-def _head(text: str, width: int) -> str:
+def _longest_prefix(text: str, width: int) -> str:
     """Return the longest prefix of at most `width` characters, if possible up to a "-", "_" or "/"."""
     end = len(text)
-    while end > 1 and _cells(text[:end]) > width:
+    while end > 1 and _display_width(text[:end]) > width:
         end -= 1
     part = 1 + max(text.rfind(mark, 0, end) for mark in "-_/")
     return text[: part or end]
@@ -191,7 +198,7 @@ def _plain(text: str) -> str:
     return text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)
 
 
-def _cells(text: str) -> int:
+def _display_width(text: str) -> int:
     """Return a text's width on a terminal in characters (Unicode Standard Annex 11)."""
     if text.isascii():
         return len(text)

@@ -22,7 +22,7 @@ _LAUNCHERS = ("mpiexec", "mpirun", "orterun", "prterun")
 
 
 class _Process(NamedTuple):
-    """Fields of /proc/<pid>/stat; `device` is the process's terminal, `foreground` that terminal's foreground group."""
+    """Fields of /proc/<pid>/stat; `device`: the process's terminal; `foreground`: that terminal's foreground group."""
 
     name: str
     parent: int
@@ -38,7 +38,7 @@ class Terminal(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The path to open it by."""
+        """The path by which it can be opened."""
         return f"/proc/{self.pid}/fd/1"
 
     @property
@@ -48,7 +48,7 @@ class Terminal(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Current number of characters in a line."""
+        """Current number of characters in a line; 80 where the terminal does not report one."""
         return _query(self.path, lambda descriptor: os.get_terminal_size(descriptor).columns) or _UNKNOWN_WIDTH
 
     def open(self) -> TextIO:
@@ -66,7 +66,7 @@ class Terminal(NamedTuple):
         return process.group == process.foreground and (is_own or not self._stops_others())
 
     def _stops_others(self) -> bool:
-        """Whether ranks, whose groups are not the launcher's, would be stopped when they write (stty tostop)."""
+        """Whether ranks, whose process groups are not the launcher's, would be stopped by a write (stty tostop)."""
         return bool(_query(self.path, lambda descriptor: termios.tcgetattr(descriptor)[3] & termios.TOSTOP))
 
 
@@ -74,7 +74,7 @@ def terminal_of_output() -> Terminal | None:
     """Return the terminal that shows this rank's output; None for a file, a pipe such as `| tee`, or another host."""
     launcher = _launcher()
     if launcher is None and "OMPI_COMM_WORLD_SIZE" in os.environ:
-        return None  # a daemon of Open MPI on another host, which forwards whole lines
+        return None  # this rank's parent is Open MPI's daemon on another host, which forwards whole lines
     found = Terminal(launcher or os.getpid())
     return found if _query(found.path, os.isatty) else None
 
@@ -86,7 +86,7 @@ def output_width() -> int:
 
 
 def plain_width() -> int:
-    """Return the width of lines in files: COLUMNS, else 120."""
+    """Return the width of lines in files and pipes: COLUMNS, else 120."""
     return max(_columns_variable(), LEAST_WIDTH) if _columns_variable() else PLAIN_WIDTH
 
 

@@ -1,1 +1,1 @@
-"""The flat space: where parameters lie, and the buckets and shards it is cut into."""
+"""The flat space: the places of parameters, and the buckets and shards into which the space is cut."""

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from clcomm.flat_space.parameters import ParameterRange
 
-#: By how many positions a bucket may be complete later than in the layout before the cut follows the observed order: a
-#: layer's backward may complete its weight before its bias, and the same kernels compute both.
+#: A bucket may be complete this many positions later than in the layout; beyond that the cut follows the observed
+#: order. A layer's backward may complete its weight before its bias, and the same kernels compute both.
 _TOLERATED_DELAY = 1
 
 
@@ -23,7 +23,7 @@ _TOLERATED_DELAY = 1
 class Bucket:
     """Neighbouring parameters, or a part of one, that are reduced together: bytes [start, stop) of the flat space.
 
-    It may also hold padding, which is zero on every rank. `ranges` are those of whole parameters, also of one that is
+    It may also contain padding, which is zero on every rank. `ranges` are those of whole parameters, even if one is
     split over several buckets.
     """
 
@@ -39,21 +39,22 @@ class Bucket:
 
     @property
     def dtype(self) -> str:
+        """The dtype of all of its parameters."""
         return self.ranges[0].dtype
 
     @cached_property
     def opening(self) -> tuple[ParameterRange, ...]:
-        """Ranges that begin in this bucket: their whole gradient is copied to the flat space before it is reduced."""
+        """Ranges that begin in this bucket; their whole gradients are copied to the flat space before it is reduced."""
         return tuple(place for place in self.ranges if place.start >= self.start)
 
     @cached_property
     def closing(self) -> tuple[ParameterRange, ...]:
-        """Ranges that end in this bucket: their whole gradient is averaged once it is reduced."""
+        """Ranges that end in this bucket; their whole gradients are averaged once it is reduced."""
         return tuple(place for place in self.ranges if place.stop <= self.stop)
 
 
 class _Piece(NamedTuple):
-    """The part of a parameter's range that goes into one bucket; `position`: of the parameter in the layout."""
+    """The part of a parameter's range that goes into one bucket; `position`: the parameter's in the layout."""
 
     whole: ParameterRange
     position: int
@@ -74,11 +75,13 @@ def cut(
     A bucket never mixes dtypes.
 
     Args:
+        ranges: of all parameters.
         bucket_size: the most bytes of parameters in a bucket; None: a bucket for each parameter.
         first_bucket_size: that of the first bucket, so that communication begins early.
         split_grain: cut tensors larger than `bucket_size` at multiples of this many bytes; None: such a tensor has a
             bucket of its own.
-        order: names in the order in which backward completes gradients; parameters that are not in it come last.
+        order: names in the order in which backward completes gradients, by default the layout's; parameters that are
+            not in it come last.
     """
     pieces = [list(_pieces(place, at, bucket_size, split_grain)) for at, place in enumerate(ranges)]
     buckets = list(_groups(itertools.chain(*pieces), bucket_size, first_bucket_size))
@@ -109,7 +112,7 @@ def _pieces(place: ParameterRange, position: int, bucket_size: int | None, grain
 
 
 def _groups(pieces: Iterable[_Piece], bucket_size: int | None, first_size: int | None) -> Iterator[list[_Piece]]:
-    """Yield consecutive pieces that fit into a bucket together; one that is too large is alone."""
+    """Yield groups of consecutive pieces that fit into a bucket together; a piece that is too large is alone."""
     group: list[_Piece] = []
     filled, limit = 0, (first_size or bucket_size or 0)
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""The flat space: where each parameter lies, and the buckets and shards that the space is cut into.
+"""The layout of the flat space: the place of each parameter, and how the space is cut into buckets and shards.
 
 All offsets and sizes are bytes; nothing here needs MPI or OpenCL.
 """
@@ -15,17 +15,22 @@ from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket, cut
 from clcomm.flat_space.parameters import ParameterRange, ParameterSpec
 
-#: Start of every parameter, in bytes: no known device asks more of an OpenCL sub-buffer.
+#: Every parameter starts at a multiple of this many bytes: no known device requires more of an OpenCL sub-buffer.
 ALIGNMENT = 512
 
 
 class FlatLayout:
     """Offsets of all parameters in one flat space.
 
-    `specs` come in the model's order; their ranges lie in the reverse of it, which is the order in which backward
-    finishes gradients (last layer first). Each range starts at a multiple of `alignment` bytes.
+    The ranges are in the reverse of the model's order, which is the order in which backward completes gradients (last
+    layer first).
 
-    Raises ArgumentError for a name used twice, an unknown dtype, or an alignment that is not a power of two.
+    Args:
+        specs: the parameters, in the model's order.
+        alignment: each range starts at a multiple of this many bytes.
+
+    Raises:
+        ArgumentError: a name occurs twice, a dtype is unknown, or the alignment is below 16 or not a power of two.
     """
 
     def __init__(self, specs: Iterable[ParameterSpec], alignment: int = ALIGNMENT):
@@ -76,7 +81,8 @@ class FlatLayout:
             bucket_size: the most bytes of parameters in a bucket; None: a bucket for each tensor.
             first_bucket_size: that of the first bucket.
             split_tensors: whether a larger tensor is split into several buckets, or has one of its own.
-            order: names in the order in which backward completes gradients, by default the layout's.
+            order: names in the order in which backward completes gradients, by default the layout's; parameters that
+                are not in it come last.
         """
         grain = self.alignment if split_tensors else None
         return cut(self.ranges, bucket_size, first_bucket_size=first_bucket_size, split_grain=grain, order=order)
@@ -94,7 +100,7 @@ class FlatLayout:
 def shard_bounds(count: int, shards: int, multiple: int = 1) -> list[int]:
     """Return `shards + 1` ascending bounds that cut `count` elements evenly, at multiples of `multiple`.
 
-    Shard r is [bounds[r], bounds[r + 1]); sizes differ by at most `multiple`, the last may be smaller.
+    Shard r is [bounds[r], bounds[r + 1]). Sizes differ by at most `multiple`; the last one may be smaller still.
     """
     blocks = -(-count // multiple)
     return [min(count, (blocks * r // shards) * multiple) for r in range(shards)] + [count]

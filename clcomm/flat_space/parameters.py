@@ -1,4 +1,4 @@
-"""Trainable parameters by name, and where each lies in the flat space."""
+"""Trainable parameters by name, and the place of each in the flat space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where caches are kept, with and without a writable home directory."""
+"""The directories of caches, with and without a writable home directory."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ def _can_hold_files(directory: Path) -> bool:
     return os.access(directory, os.W_OK | os.X_OK)
 
 
-@cache  # so that it warns once
+@cache  # so that it warns only once
 def _fallback_for(directory: Path | None) -> Path:
+    """Return the temporary directory for caches and log the reason: `directory` is not writable, or None is known."""
     path = private_temporary()
     if all(os.environ.get(name, "0") == "0" for name in _RANK_VARIABLES):
         reason = "no home directory" if directory is None else f"{directory} cannot be written to"

@@ -18,15 +18,16 @@ from clcomm.errors import ArgumentError, OutputError
 
 #: Suffix of a file that is not complete yet.
 PARTIAL = ".partial"
-#: As many symbolic links as Linux follows.
+#: The most symbolic links that are followed, as in Linux.
 _MOST_LINKS = 40
 _KINDS = (
     (stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"),
     (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
 )  # fmt: skip
-#: Errors that may be gone at another start: disks get space, descriptors are closed.
+#: Errors that may not occur again after a restart: disks get space, descriptors are closed.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM)
-_ALONE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+#: Opening neither follows a symbolic link nor blocks, and child processes do not inherit the descriptor.
+_SAFE_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def open_regular(path: str | os.PathLike, most_bytes: int | None = None) -> BufferedReader:
@@ -49,14 +50,14 @@ def read_regular(path: str | os.PathLike, most_bytes: int) -> bytes:
 
 
 def kind_of(mode: int) -> str:
-    """Return the kind of a file that is not regular, such as "a directory", from its mode."""
+    """Return the kind of a file that is not regular, such as "a directory", by its st_mode."""
     return next((name for is_kind, name in _KINDS if is_kind(mode)), "no regular file")
 
 
 def destination(path: str | os.PathLike) -> Path:
     """Return the path that a file written to `path` gets: symbolic links are followed, except another user's.
 
-    Raises OSError, with the reason as its strerror, unless a regular file or nothing is there.
+    Raises OSError, with the reason as its strerror, if anything but a regular file is there.
     """
     target = Path(path)
     for _ in range(_MOST_LINKS):
@@ -77,7 +78,12 @@ def destination(path: str | os.PathLike) -> Path:
 def check_writable(path: str | os.PathLike, *, in_place: bool = False) -> Path:
     """Return the path that a file written to `path` gets; its directory is created if missing.
 
-    in_place: the file will be opened, not replaced. Raises OSError where writing would fail.
+    Args:
+        path: of the file.
+        in_place: the file will be opened, not replaced.
+
+    Raises:
+        OSError: writing would fail.
     """
     target = destination(path)
     is_there = target.exists()
@@ -106,8 +112,15 @@ def check_directory(path: str | os.PathLike) -> None:
 def replacing(path: str | os.PathLike, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Open a file that replaces the one at `path` when the block ends, and is removed when the block raises.
 
-    Its directory is created if missing. Until then it has a unique name; its content is on disk before it is renamed.
-    mode: before the umask. Raises OSError.
+    Until then it has a unique name beside `path`; its content is on disk before it is renamed. The directory is created
+    if missing.
+
+    Args:
+        path: of the file.
+        mode: its permissions, before the umask.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     target = destination(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -133,8 +146,14 @@ def partials_of(target: Path) -> list[Path]:
 def write_whole(path: str | os.PathLike, text: str, name: str) -> None:
     """Write a file atomically; its directory is created if missing.
 
-    Raises an error that begins with `name`, the option or variable that gave the path: ArgumentError where no file can
-    be written there, OutputError where there is no space.
+    Args:
+        path: of the file.
+        text: its content.
+        name: the option or variable that gave the path, with which the error begins.
+
+    Raises:
+        ArgumentError: no file can be written there.
+        OutputError: there is no space.
     """
     try:
         with replacing(path) as file:
@@ -144,19 +163,32 @@ def write_whole(path: str | os.PathLike, text: str, name: str) -> None:
 
 
 def unwritable(name: str, path: str | os.PathLike, error: OSError) -> ArgumentError | OutputError:
-    """Return the error for a file that could not be written: OutputError if another start may succeed."""
+    """Return the error for a file that could not be written: OutputError if a restart may succeed, else ArgumentError.
+
+    Args:
+        name: the option or variable that gave the path.
+        path: of the file.
+        error: raised by the system.
+    """
     kind = OutputError if error.errno in NO_ROOM else ArgumentError
     return kind(f"{name}: expected a file to write, got {os.fspath(path)!r}: {error.strerror}")
 
 
 def open_locked(path: str | os.PathLike, mode: str, **settings: Any) -> Any:
-    """Open a file as open(path, mode) does, and lock it; OSError where another job has it open for writing.
+    """Open a file as open(path, mode, **settings) does, and lock it.
 
-    mode: "w" or "a", with "b" or without. The file's directory is created if missing.
+    The file's directory is created if missing.
+
+    Args:
+        path: of the file.
+        mode: "w" or "a", with "b" or without.
+
+    Raises:
+        OSError: another job has it open for writing, or it cannot be opened.
     """
     target = destination(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | _ALONE | (os.O_APPEND if "a" in mode else 0), 0o666)
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | _SAFE_FLAGS | (os.O_APPEND if "a" in mode else 0), 0o666)
     try:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -173,7 +205,7 @@ def open_locked(path: str | os.PathLike, mode: str, **settings: Any) -> Any:
 
 
 def remove_tree(name: str, directory: int) -> None:
-    """Remove a folder of an open directory recursively, without following links. Raises OSError."""
+    """Remove a folder recursively, without following links; directory: descriptor of its parent. Raises OSError."""
     for _, folders, others, here in os.fwalk(name, topdown=False, dir_fd=directory):
         for each in others:
             os.unlink(each, dir_fd=here)
@@ -195,7 +227,7 @@ def _new(path: Path, mode: int) -> int:
 
 
 def _check_sticky(target: Path) -> None:
-    """Raise PermissionError for another user's file where only its owner may replace it, as in /tmp."""
+    """Raise PermissionError for another user's file in a directory where only owners may replace files, as in /tmp."""
     directory, own = target.parent.stat(), os.geteuid()
     if directory.st_mode & stat.S_ISVTX and own not in (0, directory.st_uid, target.stat().st_uid):
         raise PermissionError(errno.EPERM, "a file of another user", os.fspath(target))

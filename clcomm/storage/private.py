@@ -1,4 +1,4 @@
-"""Directories that only this user can write to: the user owns them, and every directory above them is safe."""
+"""Directories to which only this user can write: the user owns them, and no other user could replace them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from clcomm.storage.scratch import temporary_directory
 def exposure(directory: Path, *, chosen: bool = False) -> str:
     """Return the reason why another user could change a directory's content; "" where only root could.
 
-    chosen: the user named it, so the owners of the directories above are trusted. Raises OSError where a directory
-    cannot be examined.
+    Args:
+        directory: an absolute path.
+        chosen: whether the user named it; the owners of the directories above it are then trusted.
+
+    Raises:
+        OSError: a directory cannot be examined.
     """
     own = os.geteuid()
     trusted = {0, own, os.stat("/").st_uid}  # in a container root may have another number

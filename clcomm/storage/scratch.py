@@ -1,7 +1,7 @@
 """Short-lived files in the system's temporary directory, and the removal of those that killed jobs left there.
 
-A process locks each file that it makes, and the system releases the lock when the process ends. An unlocked file is
-thus known to be unused, also between containers that share the directory.
+A process locks each file that it creates, and the system releases the lock when the process ends. So an unlocked file
+is unused, also where containers share the directory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from clcomm.errors import ArgumentError
 from clcomm.storage.files import remove_tree, unwritable
 
-#: What the files are for, which is part of their names.
+#: The purposes of the files, which are part of their names.
 KINDS = ("build", "run")
 _NAME = re.compile(rf"clcomm-({'|'.join(KINDS)})-\w+")
 #: A younger file may not be locked yet.

@@ -1,7 +1,7 @@
 """A lock on a file that a job writes repeatedly; another job's error names its holder.
 
-The lock is on a small file beside it, .NAME.lock, which names the process. The system releases it when that process
-ends in whatever way; the lock file may remain, and is harmless.
+The lock is on a small file beside it, .NAME.lock, which names the process. The system releases the lock when that
+process ends, also if it is killed; the lock file may remain, and is harmless.
 """
 
 from __future__ import annotations
@@ -12,19 +12,25 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-#: How long a job waits for an earlier one that is ending, such as ranks whose launcher was killed.
+#: How long a job waits for the end of an earlier one, such as one whose launcher was killed.
 WAIT_S = 6.0
 _POLL_S, _MOST_BYTES = 0.1, 200
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
-#: Descriptor and number of holders of each lock: the system's lock is per process, and any `close` releases it.
+#: Descriptor and number of holders of each lock: the system's lock belongs to the process, and `close` of any of its
+#: descriptors of the file releases it.
 _held: dict[Path, tuple[int, int]] = {}
 
 
 def acquire(target: Path, wait_s: float = WAIT_S) -> tuple[Path, int] | None:
     """Lock the file at `target` for this process and return the lock; None where the file system has no locks.
 
-    Raises OSError, whose strerror names the holder, where another process holds it for longer than `wait_s`.
+    Args:
+        target: the file, which need not exist.
+        wait_s: how long to wait for another process's lock.
+
+    Raises:
+        OSError: another process still holds the lock; its strerror names the holder.
     """
     path = target.with_name(f".{target.name}.lock").absolute()
     descriptor, holders = _held.get(path, (-1, 0))
@@ -54,6 +60,7 @@ def release(held: tuple[Path, int] | None) -> None:
 
 
 def _locked(path: Path, deadline: float) -> int | None:
+    """Return the descriptor of a lock file, locked before the deadline (monotonic seconds); None without locks."""
     while True:
         descriptor = os.open(path, _FLAGS, 0o600)
         try:
@@ -70,10 +77,11 @@ def _locked(path: Path, deadline: float) -> int | None:
             return None
         if _is_at(path, descriptor):
             return descriptor
-        os.close(descriptor)  # its last holder removed it in the meantime
+        os.close(descriptor)  # its last holder has removed it in the meantime
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
+    """Return whether the open file is still the one at `path`."""
     with suppress(OSError):
         return os.path.samestat(path.lstat(), os.fstat(descriptor))
     return False
