@@ -35,18 +35,21 @@ def build_model(options: TrainingOptions, comm: Communicator, train: ArrayDatase
 
 
 def make_loader(options: TrainingOptions, comm: Communicator, train: ArrayDataset) -> Loader:
-    """Return this rank's loader; ArgumentError, before it allocates, for a batch larger than its shard or memory."""
+    """Return this rank's loader.
+
+    Raises ArgumentError, before memory is allocated, for a batch larger than the rank's shard or than memory.
+    """
     sampler_class = ContiguousSampler if options.sharding == "contiguous" else DistributedSampler
     sampler = sampler_class(len(train), comm.rank, comm.size, seed=options.seed, pad=options.uneven_inputs == "pad")
     prefetch = default_prefetch(comm.cores)
-    images_bytes = np.dtype(np.float32).itemsize * math.prod(train.image_shape)
+    image_bytes = np.dtype(np.float32).itemsize * math.prod(train.image_shape)
     try:
         loader = Loader(train, sampler, options.batch_size, prefetch=prefetch)
     except ArgumentError as error:
-        size = format_size(options.batch_size * images_bytes)
+        size = format_size(options.batch_size * image_bytes)
         raise ArgumentError(f"{error}; its images alone would take {size} a rank") from None
-    taken = min(options.batch_size, sampler.longest_shard) * images_bytes * (1 + prefetch)
-    require_memory("batch_size", options.batch_size, taken, comm.local_size)
+    needed_bytes = min(options.batch_size, sampler.longest_shard) * image_bytes * (1 + prefetch)
+    require_memory("batch_size", options.batch_size, needed_bytes, comm.local_size)
     return loader
 
 
@@ -59,10 +62,11 @@ def build_kernels(
     batch_size = min(options.batch_size, loader.sampler.longest_shard)
     rehearse, run = parts.rehearse, ((batch_size, EVALUATION_BATCH), options.optimizer, options.learning_rate)
     rows = comm.local_size
-    sums = rows, rows if rows == comm.size else 1  # with other hosts' ranks, the mean is made of hosts' sums
+    # On several hosts a host's ranks make a sum, and the mean is computed from the hosts' sums.
+    sums = rows, rows if rows == comm.size else 1
     settings = _optimizer_settings(options)
-    what = repr((options.model, train.image_shape, train.classes, run, settings, sums, options.compression))
-    build_together(comm, parts.opencl, lambda: rehearse(*run, settings, *sums, options.compression), what)
+    identity = repr((options.model, train.image_shape, train.classes, run, settings, sums, options.compression))
+    build_together(comm, parts.opencl, lambda: rehearse(*run, settings, *sums, options.compression), identity)
 
 
 def make_trainer(options: TrainingOptions, comm: Communicator, parts: Parts, loader: Loader, epochs: int) -> Trainer:

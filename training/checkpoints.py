@@ -21,13 +21,13 @@ SHARED_SETTINGS = (
 
 
 class Checkpoints:
-    """The checkpoints that a run's options ask for, none without --checkpoint. All calls but `close` are collective."""
+    """The checkpoints that a run's options request; none without --checkpoint. All calls but `close` are collective."""
 
     def __init__(self, options: TrainingOptions, comm: Communicator, dataset: str):
         self._options, self._comm = options, comm
         settings = options.settings()
         self._job: dict[str, Any] = {name: settings[name] for name in SHARED_SETTINGS} | {"data": dataset}
-        self._saved_at = 0  # also after ranks are lost: which step their last file has is not known
+        self._saved_at = 0  # not known after ranks were lost, so that the next call saves
         self._series: CheckpointSeries | None = None
         if options.checkpoint:
             self._series = CheckpointSeries(comm, options.checkpoint, keep=options.checkpoint_keep, background=True)
@@ -35,7 +35,7 @@ class Checkpoints:
     def resume(self, trainer: Trainer) -> Path | None:
         """Restore --resume's checkpoint, or in a restarted job its own newest; return its file, None without one.
 
-        CheckpointError where it is damaged or of another job.
+        Raises CheckpointError if it is damaged or belongs to another job.
         """
         source, own = self._options.resume_from, self._options.checkpoint
         # Rank 0 decides: launchers don't pass CLCOMM_RESTART to other hosts.
@@ -48,27 +48,27 @@ class Checkpoints:
         return found
 
     def save_after_step(self, trainer: Trainer, epoch_done: bool) -> None:
-        """Save where an epoch has ended or --checkpoint-every asks for it."""
+        """Save if an epoch has ended or a step of --checkpoint-every is reached."""
         every = self._options.checkpoint_every
         if epoch_done or (every and trainer.progress.step % every == 0):
             self.save(trainer)
 
     def save(self, trainer: Trainer) -> None:
-        """Save unless this step is saved; the file is written in the background."""
+        """Save unless this step is saved already; the file is written in the background."""
         step = trainer.progress.step
         if self._series is not None and step != self._saved_at:
             with self._comm.phase("checkpoint"):
                 save_snapshot(self._series, trainer, self._job)
             if self._saved_at:
-                note_saved(self._saved_at)  # the one before is complete, this one is being written
+                note_saved(self._saved_at)  # the previous one is complete; this one is still being written
         self._saved_at = step
 
     def wait(self) -> None:
-        """Block until the last one is written; CheckpointWriteError where that failed."""
+        """Block until the last checkpoint is written; raises CheckpointWriteError if that failed."""
         if self._series is not None:
             self._series.wait()
 
     def close(self) -> None:
-        """Let other jobs write to the same file, once the last one is written; not collective."""
+        """Release the file for other jobs, after the last checkpoint is written; not collective."""
         if self._series is not None:
             self._series.close()

@@ -27,5 +27,5 @@ def parser(program: str, description: str, kind: type[Options]) -> Parser:
 
 
 def parse(program: str, description: str, kind: type[AnyOptions]) -> AnyOptions:
-    """Return the options that this process's command line gives; ArgumentError where they are not allowed."""
+    """Return the options of `kind` on this process's command line; raises ArgumentError if they are not allowed."""
     return kind(**vars(parser(program, description, kind).parse_args()))

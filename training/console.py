@@ -1,4 +1,4 @@
-"""The console of rank 0; other ranks print nothing, so that they need not import Rich, which takes 25 ms."""
+"""The console of rank 0; other ranks print nothing and do not import Rich, which takes 25 ms."""
 
 from __future__ import annotations
 

@@ -24,7 +24,12 @@ class Evaluation:
 
 
 def evaluate(comm: Communicator, predict: Callable[[np.ndarray], np.ndarray], loader: Loader) -> Evaluation:
-    """Return the same Evaluation on every rank; `predict` gives logits (B, classes) for images (B, C, H, W)."""
+    """Return the same Evaluation on every rank; collective.
+
+    Args:
+        predict: returns the logits (B, classes) of images (B, C, H, W).
+        loader: this rank's part of the dataset.
+    """
     totals = np.zeros(3, np.float64)  # samples, correct, loss
     for images, labels in loader:
         logits = predict(images)

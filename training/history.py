@@ -19,9 +19,9 @@ class StepHistory(CommunicationCallback):
 
     def __init__(self) -> None:
         super().__init__()
-        self._points: list[list[float]] = []  # sums over the steps of each
+        self._points: list[list[float]] = []  # each is the sums over its steps
         self._steps_a_point = 1
-        self._open, self._count = [0.0] * len(_NAMES), 0
+        self._open, self._count = [0.0] * len(_NAMES), 0  # the sums and the number of steps since the last point
         self._first_step = 0
 
     def step_finished(self, record: StepRecord) -> None:
@@ -37,7 +37,7 @@ class StepHistory(CommunicationCallback):
                 self._steps_a_point *= 2
 
     def as_dict(self) -> dict[str, Any] | None:
-        """Return the points as docs/reports.md has them; None before the first. Steps after the last are left out."""
+        """Return the points as in docs/reports.md; None before the first. Steps after the last one are not in it."""
         if not self._points:
             return None
         columns = zip(*self._points, strict=True)

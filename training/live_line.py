@@ -19,8 +19,11 @@ _ERASE = "\x1b[K"
 class LiveLine:
     """The last line of a terminal. Until it is closed, this rank's standard error goes above it.
 
-    stream: the terminal. width: returns the current width. may_repaint: returns whether the job is in the terminal's
-    foreground. errors: the stream of standard error's text; None: as before.
+    Args:
+        stream: the terminal.
+        width: returns its current width in characters.
+        may_repaint: returns whether the job is in the terminal's foreground.
+        errors: the stream that receives standard error's text; None: the one that receives it now.
     """
 
     def __init__(
@@ -41,13 +44,13 @@ class LiveLine:
         return self._width() - 1
 
     def paint(self, text: str) -> None:
-        """Replace the text; not while the job is in the background."""
+        """Replace the text, unless the job is in the background."""
         if self._may_repaint():
             self._write(f"\r{text[: self.room]}{_ERASE}")
             self._is_painted = True
 
     def clear(self) -> None:
-        """Erase the line for other output."""
+        """Erase the line, so that other output can take its place."""
         if self._is_painted:
             self._is_painted = False
             self._write(f"\r{_ERASE}")
@@ -56,7 +59,7 @@ class LiveLine:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except OSError:  # the terminal is gone, and the training goes on
+        except OSError:  # the terminal is gone; the training goes on
             self._may_repaint = lambda: False
 
     def close(self) -> None:
@@ -89,7 +92,7 @@ class _Above(io.TextIOBase):
 
 
 def live_line(console: Console) -> LiveLine | None:
-    """Return a line on a console's terminal; None where it is no terminal."""
+    """Return a line on a console's terminal; None if the console is not on a terminal."""
     if not console.is_terminal:
         return None
     terminal = terminal_of_output()

@@ -19,9 +19,9 @@ COLUMNS = (
     "step", "epoch", "loss", "lr", "step_ms", "data_wait_ms", "communication_ms", "images_per_s", "epoch_loss",
     "test_loss", "test_accuracy",
 )  # fmt: skip
-#: A bound for the line of the columns' names.
+#: The most bytes that are read for the first line, which holds the columns' names.
 _MOST_BYTES = 4096
-#: Steps of a point for TensorBoard: to write one takes a good part of a short step.
+#: Steps of a point for TensorBoard: writing one takes a considerable part of a short step.
 POINT_EVERY = 10
 
 
@@ -29,11 +29,12 @@ class CsvLogger(Callback):
     """A row for each step, with rank 0's loss and times; an evaluation and an epoch's loss are in their last row.
 
     Args:
-        path: written anew, or continued if `goes_on` and it has the same columns.
+        path: the file.
         world_size: the number of ranks, for images/s of all of them.
         clock: an observer of rank 0's Communicator.
+        goes_on: append to a file that has the same columns, as a resumed run does; False: replace it.
 
-    Raises OSError where the file can't be written.
+    Raises OSError if the file can't be written.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class CsvLogger(Callback):
         self._writer = csv.DictWriter(self._file, COLUMNS)
         if not goes_on:
             self._writer.writeheader()
-        self._row: dict[str, Any] = {}  # not yet written: an evaluation may follow
+        self._row: dict[str, Any] = {}  # the last step's, not yet written: an evaluation may follow
 
     def step_finished(self, record: StepRecord) -> None:
         self._write()
@@ -88,21 +89,21 @@ def _first_line(path: str | os.PathLike) -> str:
 
 
 class _EventFile:
-    """An event file of scalars, written in the caller: tensorboardX's own writer has a thread, whose errors get lost.
+    """An event file of scalars, written in the calling thread: errors in the thread of tensorboardX's writer get lost.
 
-    While tensorboardX is imported, it may not import PyTorch: 190 MiB that scalars don't need.
+    tensorboardX is imported without PyTorch, whose 190 MiB scalars don't need.
     """
 
     def __init__(self, directory: str) -> None:
-        hides = "torch" not in sys.modules
-        if hides:
-            sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it fails, as where it is not installed
+        hides_torch = "torch" not in sys.modules
+        if hides_torch:
+            sys.modules["torch"] = None  # type: ignore[assignment]  # makes `import torch` fail
         try:
             from tensorboardX.proto.event_pb2 import Event
             from tensorboardX.record_writer import RecordWriter
             from tensorboardX.summary import scalar
         finally:
-            if hides:
+            if hides_torch:
                 del sys.modules["torch"]
         os.makedirs(directory, exist_ok=True)
         self._event, self._scalar = Event, scalar
@@ -121,8 +122,12 @@ class _EventFile:
 class TensorBoardLogger(Callback):
     """Points for TensorBoard: of training and speed, each the mean of some steps; of epochs; of evaluations.
 
-    directory: that of the event files, a new one for each run. Needs tensorboardX, the extra `tensorboard`. Raises
-    OSError where the directory can't be written.
+    Args:
+        directory: that of the event files, a new one for each run.
+        world_size: the number of ranks, for images/s of all of them.
+        clock: an observer of rank 0's Communicator.
+
+    Needs tensorboardX, the extra `tensorboard`. Raises OSError if the directory can't be written.
     """
 
     def __init__(self, directory: str | os.PathLike, world_size: int, clock: CommunicationClock) -> None:

@@ -7,7 +7,7 @@ import sys
 
 
 class _StderrHandler(logging.StreamHandler):
-    """Writes to the current standard error, which is above the progress line while there is one."""
+    """Writes to the current sys.stderr, which a progress line replaces while it is shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -15,7 +15,10 @@ class _StderrHandler(logging.StreamHandler):
 
 
 def configure_logging(rank: int, world_size: int, quiet: bool = False) -> logging.Logger:
-    """Send clcomm's log records to stderr, each with its rank where there are several, and return its logger."""
+    """Send clcomm's log records to stderr, each with its rank if there are several, and return its logger.
+
+    With `quiet` rank 0 also logs only warnings and errors.
+    """
     where = f"rank {rank}: " if world_size > 1 else ""
     handler = _StderrHandler()
     handler.setFormatter(logging.Formatter(f"clcomm: {where}%(message)s"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from clcomm.stats.comm_stats import Histogram
 
-#: The first steps, which build kernels and fill caches, and don't count towards speed.
+#: The number of steps at the start that don't count towards speed: they build kernels and fill caches.
 WARM_UP_STEPS = 10
 
 
@@ -56,17 +56,20 @@ class Metrics:
         self.warm_durations.add(record.seconds)
 
     def start_epoch(self) -> None:
-        """Start a new mean of the loss."""
+        """Set the epoch's loss and samples to zero."""
         self.epoch_loss, self.epoch_samples = 0.0, 0
 
     def samples_per_s(self, world_size: int) -> float:
-        """Return the samples a second of all ranks, without the first steps, unless there are no others."""
+        """Return the samples of all ranks per second, without the first WARM_UP_STEPS unless there are no others."""
         samples, seconds = self.warm_samples, self.warm_seconds
         if not samples:
             samples, seconds = self.samples, self.seconds
         return world_size * samples / seconds if seconds else 0.0
 
     def step_s(self, share: float) -> float:
-        """Return a percentile (0 to 1) of the steps' seconds, without the first steps, unless there are no others."""
+        """Return a percentile of the steps' seconds, without the first WARM_UP_STEPS unless there are no others.
+
+        `share` is the percentile as a share, 0 to 1: 0.5 is the median.
+        """
         durations = self.warm_durations if self.warm_samples else self.cold_durations
         return durations.percentile(share)

@@ -16,9 +16,9 @@ from clcomm.errors import ArgumentError
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base of a program's options, which checks each value when it is created, and then all of them together.
+    """Base of a program's options: checks each value when an instance is created, and then all of them together.
 
-    Raises ArgumentError with the option's name on the command line.
+    Raises ArgumentError, which names the option as on the command line.
     """
 
     def __post_init__(self) -> None:
@@ -37,8 +37,11 @@ class Options:
 class Option:
     """What an option has beside its default.
 
-    group: the heading of its part of the help. accept: value, or text of the command line, to the option's value;
-    ArgumentTypeError where it is not allowed. arguments: more of argparse's keywords.
+    group: the heading under which the help lists it.
+    help: its description.
+    accept: takes a value, or text of the command line, and returns the option's value; raises ArgumentTypeError for one
+        that is not allowed.
+    arguments: further keyword arguments of argparse.
     """
 
     group: str
@@ -110,7 +113,7 @@ def switch(value: Any) -> bool:
 
 
 def one_of(choices: tuple[str, ...]) -> Callable[[Any], str]:
-    """Return what accepts one of these texts."""
+    """Return a function that accepts one of these texts."""
 
     def accept(value: Any) -> str:
         if value in choices:

@@ -1,4 +1,4 @@
-"""What a training job can be asked to do: the options of the command line, and of a program by keyword."""
+"""The options of a training job, given on the command line or by a program as keyword arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEFAULT_LR = {"sgd": 0.05, "adam": 2e-3, "adamw": 2e-3, "rmsprop": 1e-3}
 
 
 def default_rates() -> str:
-    """Return the learning rates in words: "0.05 for sgd, 0.002 for adam and adamw"."""
+    """Return the default learning rates as text: "0.05 for sgd, 0.002 for adam and adamw"."""
     optimizers: dict[float, list[str]] = {}
     for optimizer, rate in DEFAULT_LR.items():
         optimizers.setdefault(rate, []).append(optimizer)
@@ -52,7 +52,7 @@ _failure = option_group("when ranks fail")
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions(Options):
-    """The options that every training job has. ArgumentError where a value or a combination is not allowed."""
+    """The options that every training job has; raises ArgumentError if a value or a combination is not allowed."""
 
     model: str = _data("convnet", choices=MODELS)
     engine: str = _data("native", "whose kernels run", choices=ENGINES)
@@ -138,7 +138,7 @@ class JobOptions(Options):
             parse_size(self.trace_limit, "--trace-limit")
 
     def _refuse_buckets(self) -> None:
-        """Raise ArgumentError for options of buckets, which a sharded update does not have."""
+        """Raise ArgumentError if an option of buckets is given, as a sharded update has none."""
         given = {
             "--overlap on": self.overlap == "on",
             "--compression": self.compression != "none",
@@ -155,7 +155,7 @@ class JobOptions(Options):
         return DEFAULT_LR[self.optimizer] if self.lr is None else self.lr
 
     def settings(self) -> dict[str, Any]:
-        """Return the options that decide the run, without those of its outputs, by name, for its report."""
+        """Return all options but those of the run's outputs, by name, for its report."""
         given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _OUTPUTS}
         return {**given, "lr": self.learning_rate}
 
@@ -204,7 +204,7 @@ class TrainingOptions(JobOptions):
         return self.checkpoint if self.resume == "" else self.resume
 
 
-#: Options of a run's outputs, which decide nothing about the run itself.
+#: Options of a run's outputs, and of a comparison; they do not affect a run itself.
 _OUTPUTS = (
     "report", "plot", "quiet", "log_csv", "tensorboard", "summary", "trace", "checkpoint", "resume", "variants",
 )  # fmt: skip

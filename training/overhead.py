@@ -17,9 +17,11 @@ _KEPT_SAMPLES = 401
 class Overhead:
     """Measures some steps of a run: kernels by OpenCL's events, communication by the Communicator's clock.
 
-    profile: a `with` block that yields an object with `seconds` and `kernel_s`; None: the engine has none.
-    communicated: returns the exposed communication time so far, in seconds.
-    The figures are medians of the last samples, which a few disturbed steps don't change; None before the first.
+    The figures are medians of the last samples, which a few disturbed steps don't change; None before the first sample.
+
+    Args:
+        profile: returns a context whose object has `seconds` and `kernel_s` at its end; None: the engine has none.
+        communicated: returns the exposed communication time so far, in seconds.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from training.trainer import Callback
 
 #: Seconds between two lines where there is no terminal, and between two repaints on one.
 LINE_EVERY_S, REDRAW_EVERY_S = 5.0, 0.2
-#: Speed and communication are shown over this much of the last training.
+#: Speed and communication are shown over this many last seconds of training.
 WINDOW_S = 5.0
 #: Weight of the newest value in the smoothed loss, and in the speed from which the time left is computed.
 _LOSS_WEIGHT, _SPEED_WEIGHT = 0.1, 0.3
@@ -50,7 +50,7 @@ class Totals(NamedTuple):
 class Window:
     """Totals of the last `WINDOW_S` seconds of training, or of all of it while it is shorter.
 
-    Pauses between steps, such as evaluations, don't count. Its length is exact to 1/64.
+    Pauses between steps, such as evaluations, don't count. The length is exact to 1/64.
     """
 
     def __init__(self) -> None:
@@ -80,8 +80,12 @@ class ProgressDisplay(Callback):
     The loss is rank 0's, smoothed; the accuracy is the last evaluation's; images/s are those of all ranks.
 
     Args:
+        console: rank 0's.
+        world_size: the number of ranks, for images/s of all of them.
+        total_steps: the steps of the whole job.
+        done_steps: those done before this run, if it resumes.
         clock: an observer of rank 0's Communicator, for the communication share; None leaves that out.
-        epochs: of the whole job; with many, only some have a line.
+        epochs: the epochs of the whole job; if they are many, only some have a line.
     """
 
     def __init__(
@@ -99,7 +103,7 @@ class ProgressDisplay(Callback):
         self._loss: float | None = None
         self._accuracy: float | None = None
         self._last_step, self._tested_at = done_steps, -1
-        self._step_s: float | None = None  # smoothed, with evaluations and pauses
+        self._step_s: float | None = None  # smoothed; includes evaluations and pauses
         self._steps, self._taken = 0, 0
         self._window = Window()
         self._since = time.perf_counter()
@@ -157,8 +161,9 @@ class ProgressDisplay(Callback):
         self._steps, self._since = 0, time.perf_counter()
 
     def _figures(self, waited_s: float) -> list[Figure]:
-        """Return the current figures, `waited_s` after the last time."""
-        if self._line is None or self._taken > WARM_UP_STEPS:  # a terminal's comes when kernels are still being built
+        """Return the current figures; `waited_s` is the time since they were last shown."""
+        # A terminal's first figures come while kernels are still being built; the estimate leaves those steps out.
+        if self._line is None or self._taken > WARM_UP_STEPS:
             step_s = waited_s / self._steps
             self._step_s = step_s if self._step_s is None else self._step_s + _SPEED_WEIGHT * (step_s - self._step_s)
         totals = self._window.totals
@@ -184,7 +189,7 @@ def epochs_a_line(epochs: int) -> int:
 
 
 def fitting(figures: list[Figure], room: int) -> str:
-    """Return the figures in their order, without those of the largest ranks that exceed `room` characters."""
+    """Return the figures in their order, less those of the largest `rank` that exceed `room` characters."""
     kept = list(figures)
     while kept and len("  ".join(figure.text for figure in kept)) > room:
         kept.remove(max(kept))

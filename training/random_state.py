@@ -12,7 +12,7 @@ import numpy as np
 
 from clcomm.checkpoint import invalid_entry
 
-#: Words of a Mersenne Twister, the position of the next one to use among them.
+#: The number of words of a Mersenne Twister's state; its position is from 0 to this.
 _TWISTER = 624
 PARTS = _WORDS, _NORMAL, _TORCH = "words", "normal", "torch"
 
@@ -34,13 +34,13 @@ def random_state() -> dict[str, np.ndarray]:
 
 
 def check_random_state(entry: str, state: Mapping[str, np.ndarray]) -> None:
-    """Raise CheckpointError unless `restore_random_state` accepts this; `entry` is its name in the file."""
+    """Raise CheckpointError unless `restore_random_state` accepts the state; `entry` is its name in the file."""
     words = state.get(_WORDS)
     if words is None or words.dtype != np.uint32 or words.shape != (2 * _TWISTER + 2,):
-        raise invalid_entry(f"{entry}", f"{2 * _TWISTER + 2} uint32", words)
+        raise invalid_entry(entry, f"{2 * _TWISTER + 2} uint32", words)
     for position in words[[_TWISTER, -1]].tolist():
         if position > _TWISTER:
-            raise invalid_entry(f"{entry}", f"positions from 0 to {_TWISTER}", position)
+            raise invalid_entry(entry, f"positions from 0 to {_TWISTER}", position)
     normal = state.get(_NORMAL)
     if normal is not None and (normal.dtype != np.float64 or normal.shape != (2,) or np.isinf(normal).any()):
         raise invalid_entry(f"{entry}/{_NORMAL}", "2 finite float64, or NaN", normal)
@@ -53,7 +53,7 @@ def check_random_state(entry: str, state: Mapping[str, np.ndarray]) -> None:
 
 
 def restore_random_state(state: Mapping[str, np.ndarray]) -> None:
-    """Set the generators to what `random_state` returned; checkpoints of earlier releases have the words alone."""
+    """Set the generators to what `random_state` returned; checkpoints of earlier releases have only the words."""
     words = state[_WORDS]
     python_normal, normal = state.get(_NORMAL, np.full(2, math.nan)).tolist()
     python = tuple(words[: _TWISTER + 1].tolist())

@@ -13,7 +13,7 @@ from clcomm.summary import Summary
 from training.evaluate import Evaluation
 from training.options import JobOptions
 
-#: What a bucket size is called where each tensor is reduced on its own.
+#: The name in place of a bucket size where each tensor is reduced on its own.
 PER_TENSOR = "per tensor"
 
 
@@ -83,7 +83,7 @@ class Result:
 
 
 def missed_target(options: JobOptions, evaluation: Evaluation | None) -> str:
-    """Return a line that says by how much the target was missed; empty when it was reached or there is none."""
+    """Return a line with the accuracy and the target that it missed; "" if it was reached or there is none."""
     if options.target_accuracy is None or evaluation is None or evaluation.accuracy >= options.target_accuracy:
         return ""
     return f"test accuracy {evaluation.accuracy:.2%} is below the target of {options.target_accuracy:.2%}"

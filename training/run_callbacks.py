@@ -23,7 +23,7 @@ _log = logging.getLogger("clcomm")
 
 
 class OptionalLogger(Callback):
-    """A logger that is dropped, with one warning, when its file cannot be written, as on a full disk."""
+    """A logger that is dropped, with one warning, when its file cannot be written, for example on a full disk."""
 
     def __init__(self, option: str, path: str, logger: Any):
         self._name, self._logger = f"{option} {path}", logger
@@ -62,10 +62,16 @@ def run_callbacks(
     done_steps: int = 0,
     epochs: int = 1,
 ) -> Iterator[list[Callback]]:
-    """Yield the callbacks of a run, none but on rank 0, and close them at the end. Collective.
+    """Yield the callbacks of a run, none on ranks other than 0, and close them at the end. Collective.
 
-    Raises ArgumentError on every rank when a logger's file can't be opened, OutputError when the disk is full. A logger
-    that fails later is dropped with a warning and does not end the training.
+    A logger that fails during the run is dropped with a warning and does not end the training.
+
+    Args:
+        total_steps: the steps of the whole job.
+        done_steps: those done before this run, if it resumes.
+        epochs: the epochs of the whole job.
+
+    Raises, on every rank, ArgumentError if a logger's file can't be opened, OutputError if the disk is full.
     """
     with ExitStack() as stack:
         callbacks: list[Callback] = []

@@ -15,35 +15,35 @@ Schedule = Callable[[int], float]
 
 
 def constant() -> Schedule:
-    """The base rate throughout."""
+    """Return a schedule that keeps the base rate."""
     return lambda step: 1.0
 
 
 def step_decay(size: int, gamma: float = 0.1) -> Schedule:
-    """Times `gamma` every `size` steps (StepLR)."""
+    """Return a schedule that multiplies the rate by `gamma` every `size` steps (StepLR)."""
     _at_least("size", size, 1)
     return lambda step: _power(gamma, step // size)
 
 
 def multi_step(milestones: Sequence[int], gamma: float = 0.1) -> Schedule:
-    """Times `gamma` at each milestone (MultiStepLR)."""
+    """Return a schedule that multiplies the rate by `gamma` at each step in `milestones` (MultiStepLR)."""
     ordered = sorted(milestones)
     return lambda step: _power(gamma, bisect_right(ordered, step))
 
 
 def exponential(gamma: float) -> Schedule:
-    """Times `gamma` every step (ExponentialLR)."""
+    """Return a schedule that multiplies the rate by `gamma` at every step (ExponentialLR)."""
     return lambda step: _power(gamma, step)
 
 
 def linear(total: int, start: float = 1.0, end: float = 0.0) -> Schedule:
-    """From `start` to `end` in a straight line over `total` steps, then `end` (LinearLR)."""
+    """Return a schedule that goes linearly from `start` to `end` over `total` steps, then stays (LinearLR)."""
     _at_least("total", total, 1)
     return lambda step: start + (end - start) * min(step, total) / total
 
 
 def cosine(total: int, floor: float = 0.0) -> Schedule:
-    """Half a cosine from 1 to `floor` over `total` steps (CosineAnnealingLR), then `floor`.
+    """Return a schedule of half a cosine from 1 to `floor` over `total` steps, then `floor` (CosineAnnealingLR).
 
     Source: Loshchilov & Hutter, "SGDR: Stochastic gradient descent with warm restarts", ICLR 2017, eq. 5.
     """
@@ -52,9 +52,10 @@ def cosine(total: int, floor: float = 0.0) -> Schedule:
 
 
 def warm_up(steps: int, then: Schedule, start: float | None = None) -> Schedule:
-    """Rise in a straight line from `start` (1 / steps) to the first value of `then` over `steps` steps, then `then`.
+    """Return a schedule that rises linearly to the first value of `then` over `steps` steps, and then follows `then`.
 
-    The same as SequentialLR([LinearLR(start_factor=start, total_iters=steps), then], milestones=[steps]).
+    It begins at `start` times that value, by default 1 / steps. The same as
+    SequentialLR([LinearLR(start_factor=start, total_iters=steps), then], milestones=[steps]).
     Source: Goyal et al., "Accurate, large minibatch SGD", 2017, section 2.2.
     """
     _at_least("warmup", steps, 0)
@@ -69,7 +70,7 @@ def parse_schedule(text: str, total_steps: int) -> Schedule:
 
     A name, and options after a colon: "constant", "cosine:floor=0.01,warmup=100", "linear:end=0.1",
     "step:size=500,gamma=0.5", "multistep:at=300+600,gamma=0.1", "exponential:gamma=0.999". All accept `warmup=STEPS`.
-    ArgumentError names the part that is wrong.
+    Raises ArgumentError, which names the part that is wrong.
     """
     name, _, rest = text.partition(":")
     options = _options(text, rest)
@@ -98,7 +99,7 @@ def _multi_step_from(text: str, options: dict[str, str], total: int) -> Schedule
     return multi_step(milestones, _number(text, options["gamma"]))
 
 
-# The options of each name with their defaults; None marks one that has to be given.
+#: For each name its options with their defaults, None for one that has to be given, and a function that builds it.
 _BUILDERS: dict[str, tuple[dict, Callable[[str, dict, int], Schedule]]] = {
     "constant": ({}, lambda text, options, total: constant()),
     "step": ({"size": None, "gamma": "0.1"}, _step_from),

@@ -39,10 +39,12 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """One training run; to create one is collective.
+    """One training run; creating one is collective.
 
-    comm, splits, console: those of a job that has them already; by default the session joins its ranks and opens the
-    data, as the options say.
+    Args:
+        comm: the ranks; None: the session joins those of the job.
+        splits: the data; None: the session opens what --data names.
+        console: where rank 0 prints; None: a new one.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class Session:
         return make_trainer(self.options, self.comm, self.parts, loader, self.epochs)
 
     def headline(self) -> str:
-        """Return what will run as one line; a second one where --trace will show no kernels."""
+        """Return what will run as one line, and a second line if --trace will show no kernels."""
         options, comm, sync = self.options, self.comm, self.trainer.sync
         size = "per tensor" if options.no_bucketing else f"of {format_size(sync.bucket_size)}"
         if comm.auto_bucket_size and not options.no_bucketing:
@@ -111,7 +113,7 @@ class Session:
             self._go_on_with_survivors()
 
     def traced(self) -> AbstractContextManager[Any]:
-        """Return a context that records a timeline if --trace asks for one; collective."""
+        """Return a context that records a timeline if --trace is given; collective."""
         options = self.options
         if not options.trace:
             return nullcontext()
@@ -137,7 +139,7 @@ class Session:
         )  # fmt: skip
 
     def _take_over(self, old: Trainer) -> None:
-        """Make a trainer for the current ranks, with the state of the one that is furthest; collective."""
+        """Make a trainer for the current ranks, with the state of the rank with the most steps; collective."""
         root = elastic.newest(self.comm, old.progress.step)
         old.model.load_state_dict(elastic.send_arrays(self.comm, old.model.state_dict(), root))
         optimizer_state = elastic.send_arrays(self.comm, old.optimizer.state_dict(), root)
@@ -152,12 +154,12 @@ class Session:
 
     @property
     def total_steps(self) -> int:
-        """Optimizer steps of the whole job, with those before a resume."""
+        """The optimizer steps of the whole job, including those before a resume."""
         total = self.trainer.total_steps(self.epochs)
         return min(total, self.options.max_steps or total)
 
     def steps(self) -> Iterator[Progress]:
-        """Train, and yield the progress after each step, for callers that do something in between."""
+        """Train, and yield the progress after each step, so that the caller can act between steps."""
         return self.trainer.train(self.epochs, self.options.max_steps)
 
     def finish(self) -> Result:
@@ -187,7 +189,7 @@ class Session:
         )
 
     def _bucket_size(self) -> int | None:
-        """Return the largest bucket in bytes, as given or as chosen; None: each tensor on its own."""
+        """Return the bucket size in bytes, given or chosen; None: each tensor on its own."""
         sync = self.trainer.sync
         chosen = {decision.what: decision.chosen for decision in sync.decisions()}
         return sync.bucket_size if sync.use_bucketing and chosen.get("bucket_size") != PER_TENSOR else None
@@ -232,7 +234,7 @@ class Session:
                 self._checkpoints.save_after_step(trainer, epoch_done)
             self._checkpoints.save(trainer)
             self._checkpoints.wait()
-            self._evaluate_last_step()  # here, while the loggers are open
+            self._evaluate_last_step()  # now, while the loggers are open
 
     def _evaluate_last_step(self) -> None:
         if self.options.eval and self._evaluated_at != self.trainer.progress.step:
@@ -255,5 +257,5 @@ def _count(number: int, noun: str) -> str:
 
 
 def open_splits(options: JobOptions, comm: Communicator, console: Console) -> Splits:
-    """Return the data that --data names, and print on rank 0 which it is; collective."""
+    """Return the data that --data names; rank 0 prints which it is. Collective."""
     return open_data(options.data, comm, lambda line: console.print(line, highlight=False), with_test=options.eval)

@@ -44,9 +44,9 @@ def save_snapshot(series: CheckpointSeries, trainer: Trainer, job: dict[str, Any
 
 
 def _gathered(comm: Communicator, state: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """Return every rank's arrays by name, on rank 0, where some ranks may have none; an empty list elsewhere.
+    """Return every rank's arrays by name on rank 0, an empty list on the others; collective. Some ranks may have none.
 
-    One array after another, as numbers: pickled together they would need twice the memory, and fail from 2 GiB on.
+    Arrays are gathered one by one as numbers: pickled together they would need twice the memory, and fail from 2 GiB.
     """
     described = {name: (array.shape, array.dtype) for name, array in state.items()}
     everyone = comm.all_gather_object(described, label=CHECKPOINT)
@@ -63,8 +63,8 @@ def _gathered(comm: Communicator, state: dict[str, np.ndarray]) -> list[dict[str
 def restore_snapshot(path: str | os.PathLike, trainer: Trainer, job: dict[str, Any]) -> Path:
     """Set the trainer to the newest complete checkpoint at `path`, and return the file; collective.
 
-    Raises CheckpointError, on every rank and before anything is changed, if there is none, or it is another job's, or
-    an entry is out of its bounds.
+    Raises CheckpointError, on every rank and before anything is changed, if there is none, if it belongs to another
+    job, or if an entry is out of its bounds.
     """
     source, checkpoint = load_newest(trainer.comm, path)
     parameters = checkpoint.group("parameter")
@@ -97,15 +97,15 @@ def _check_job(theirs: Any, ours: dict[str, Any]) -> None:
         raise CheckpointError("checkpoint: expected the settings of its job, found none; use another checkpoint")
     for name, value in ours.items():
         if theirs.get(name) != value:
-            theirs_in_short = reprlib.repr(theirs.get(name)).strip("'")
+            shown = reprlib.repr(theirs.get(name)).strip("'")
             raise CheckpointError(
-                f"checkpoint: was written with --{name.replace('_', '-')} {theirs_in_short}, this job has {value}; "
+                f"checkpoint: was written with --{name.replace('_', '-')} {shown}, this job has {value}; "
                 f"resume with the same settings"
             )
 
 
 def _check_optimizer(state: dict[str, np.ndarray]) -> None:
-    """Raise CheckpointError for entries that no optimizer writes: of another type, or out of bounds."""
+    """Raise CheckpointError for an entry that no optimizer writes: one of another type, or out of bounds."""
     for name, array in state.items():
         entry = f"optimizer/{name}"
         if name == "kind":
@@ -133,7 +133,7 @@ def _check_compression(checkpoint: Checkpoint, trainer: Trainer, ranks: int) -> 
 
 
 def _restore_compression(checkpoint: Checkpoint, trainer: Trainer, ranks: int) -> None:
-    """Restore what compression held back, where the same ranks hold something back; collective."""
+    """Restore what compression held back, if the same ranks hold something back now; collective."""
     if not checkpoint.group("sync"):
         return
     holders = [bool(checkpoint.group(f"sync/{rank}")) for rank in range(ranks)]
@@ -159,5 +159,5 @@ def _random_states(checkpoint: Checkpoint) -> list[dict[str, np.ndarray]]:
 
 
 def _random_name(rank: int, part: str) -> str:
-    """Return the entry of a part of a rank's random state; the words' is as in the first release."""
+    """Return the entry's name for a part of a rank's random state; the words keep their name of the first release."""
     return str(rank) if part == PARTS[0] else f"{rank}/{part}"

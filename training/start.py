@@ -20,8 +20,8 @@ from training.options import JobOptions, TrainingOptions
 def start(options: TrainingOptions) -> Communicator:
     """Return the Communicator of a training run, with log records sent to stderr; collective.
 
-    Raises, on every rank: MismatchError where ranks have different options, ArgumentError for a file that can't be
-    written, LaunchError where MPI does not support --elastic.
+    Raises, on every rank, MismatchError if ranks have different options, ArgumentError if a file can't be written,
+    LaunchError if MPI does not support --elastic.
     """
     comm = join_ranks(options)
     check_output_files(options, comm)
@@ -32,7 +32,7 @@ def start(options: TrainingOptions) -> Communicator:
 
 
 def join_ranks(options: JobOptions) -> Communicator:
-    """Return a Communicator of the job's ranks; MismatchError, on every rank, where their options differ."""
+    """Return a Communicator of the job's ranks; raises MismatchError, on every rank, if their options differ."""
     declare(os.path.basename(sys.argv[0]), options)
     return Communicator(
         bucket_size=options.bucket_size, use_bucketing=not options.no_bucketing, transport=options.transport
@@ -44,7 +44,7 @@ def check_output_files(
 ) -> None:
     """Raise ArgumentError on every rank unless all files that options name can be written; collective.
 
-    also: files of other options, by option.
+    `also` has further files by option.
     """
     written = {"--checkpoint": options.checkpoint, "--report": options.report, **(also or {}), "--trace": options.trace}
     each_rank = {}

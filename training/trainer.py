@@ -36,7 +36,7 @@ class Callback:
         """Receive an evaluation after this step; after an epoch's last step it comes before `epoch_finished`."""
 
     def epoch_finished(self, epoch: int, train_loss: float) -> None:
-        """Receive the mean loss over all ranks of an epoch (0, 1, ...), or of a resumed run's rest of it."""
+        """Receive the mean loss over all ranks of an epoch (0, 1, ...), of its rest in a run that resumed within it."""
 
 
 @dataclass
@@ -51,14 +51,19 @@ class Progress:
 class Trainer:
     """Trains one model on every rank of a Communicator.
 
-    Where the ranks' shards are uneven, gradients are weighted by samples, and a rank without samples left takes part in
+    If the ranks' shards are uneven, gradients are weighted by samples, and a rank without samples left takes part in
     the others' steps.
 
     Args:
+        comm: the ranks.
+        sync: their Synchronizer; it broadcasts rank 0's parameters at once.
         parts: model, loss and conversions of one engine.
+        optimizer: with `step()`, `zero_grad()` and a settable `lr`, whose value now is the initial learning rate.
+        loader: this rank's batches.
         accumulation: micro-batches a step; the gradients are those of one batch of all their samples.
         schedule: factor of the optimizer's initial learning rate by step.
         clip_norm: the largest norm of all averaged gradients together; None: no limit.
+        callbacks: receive this rank's steps, evaluations and epochs.
 
     Raises ArgumentError for an accumulation below 1 or above sys.maxsize.
     """
@@ -130,7 +135,7 @@ class Trainer:
                     part = self._forward_backward(images, labels, share)
                     self._synchronise(samples)
                     with self.comm.phase("loss"):
-                        loss += share * part.item()  # item() blocks, so call it after synchronisation has started
+                        loss += share * part.item()  # item() blocks: only after synchronisation has started
             if not group:
                 self._synchronise(0)
             if self.clip_norm is not None:
@@ -164,7 +169,7 @@ class Trainer:
     def _timed_groups(self, batches: Iterable[Batch]) -> Iterator[tuple[list[Batch], float, float, float]]:
         """Yield for each step its micro-batches, its begin, its wait for data and the processor time at its begin.
 
-        There are no micro-batches where other ranks have more.
+        There are no micro-batches if only other ranks have samples left.
         """
         batches = iter(batches)
         while True:
@@ -194,7 +199,7 @@ class Trainer:
         self.progress.epoch, self.progress.batch = self.progress.epoch + 1, 0
 
     def _reduce_train_loss(self) -> bool:
-        """Reduce the mean loss of the epoch; False, and the previous one stays, where this run took no step of it."""
+        """Reduce the mean loss of the epoch; return False, and keep the last one, if this run took no step in it."""
         totals = np.array([self.metrics.epoch_loss, self.metrics.epoch_samples], np.float64)
         loss, samples = self.comm.all_reduce(totals, label="metrics")
         if samples:

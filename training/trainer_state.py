@@ -22,16 +22,19 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
 
 
 def load_state(trainer: Trainer, state: dict[str, Any]) -> None:
-    """Set what `state_of` returned, here or on another number of ranks; CheckpointError before anything is changed."""
+    """Set what `state_of` returned, here or on another number of ranks.
+
+    Raises CheckpointError, before anything is changed, for an invalid state.
+    """
     progress = check_state(trainer, state)
     trainer.loader.sampler.load_state_dict(state["sampler"])
     trainer.progress, trainer.base_lr = progress, float(state["base_lr"])
     if state["sampler"]["world_size"] != trainer.comm.size:
-        _share_out(trainer, state["sampler"]["world_size"])
+        _redistribute(trainer, state["sampler"]["world_size"])
 
 
 def check_state(trainer: Trainer, state: Any) -> Progress:
-    """Return the progress in a state; CheckpointError when it is another run's or an entry is out of its bounds."""
+    """Return the progress in a state; raises CheckpointError if it is another run's or an entry is out of bounds."""
     state = _entries("training", state)
     found, theirs = _entries("progress", state.get("progress")), _entries("sampler", state.get("sampler"))
     base_lr = state.get("base_lr")
@@ -45,16 +48,16 @@ def check_state(trainer: Trainer, state: Any) -> Progress:
 
 
 def _batches_left(trainer: Trainer, sampler: Sampler, ranks: int) -> int:
-    """Return the most batches that one of `ranks` ranks makes of the rest of the sampler's epoch."""
+    """Return the most batches that one of `ranks` ranks has left in the sampler's epoch."""
     share = sampler.longest_shard
     if ranks != trainer.comm.size:
-        assert isinstance(sampler, DistributedSampler)  # others have refused to change their number of ranks
+        assert isinstance(sampler, DistributedSampler)  # other samplers refuse another number of ranks
         share = -(-(sampler.length - sampler.done) // ranks)
     return -(-share // trainer.loader.batch_size)
 
 
-def _share_out(trainer: Trainer, ranks: int) -> None:
-    """Share out over this job's ranks what `ranks` ranks have left of the epoch."""
+def _redistribute(trainer: Trainer, ranks: int) -> None:
+    """Distribute what `ranks` ranks have left of the epoch over this job's ranks."""
     progress, sampler = trainer.progress, trainer.loader.sampler
     assert isinstance(sampler, DistributedSampler)
     done = sampler.done + progress.batch * trainer.loader.batch_size * ranks

@@ -47,24 +47,25 @@ class StepWindows(CommunicationCallback):
     """A callback that keeps mean step and communication times of windows of consecutive steps.
 
     The first steps don't count. At 64 windows neighbours are merged, so that memory stays bounded. Neighbouring steps
-    are correlated, windows of many steps hardly, so that intervals over windows hold.
+    are correlated, windows of many steps hardly at all, so that intervals over windows are valid.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._windows: list[tuple[float, float]] = []  # seconds of all steps, and of communication, of each window
         self._size = _FEWEST_STEPS
-        self._steps, self._open = 0, (0, 0.0, 0.0)
+        self._steps, self._open = 0, (0, 0.0, 0.0)  # steps, seconds and communication of the window being filled
 
     def step_finished(self, record: StepRecord) -> None:
         self._steps += 1
         communication_s = self.communication_s()
         if self._steps <= WARM_UP_STEPS:
             return
-        steps, seconds, of_it_s = self._open
-        self._open = steps, seconds, of_it_s = steps + 1, seconds + record.seconds, of_it_s + communication_s
+        steps, seconds, communicated_s = self._open
+        steps, seconds, communicated_s = steps + 1, seconds + record.seconds, communicated_s + communication_s
+        self._open = steps, seconds, communicated_s
         if steps == self._size:
-            self._windows.append((seconds, of_it_s))
+            self._windows.append((seconds, communicated_s))
             self._open = (0, 0.0, 0.0)
             if len(self._windows) == _MOST_WINDOWS:
                 pairs = zip(self._windows[::2], self._windows[1::2], strict=True)

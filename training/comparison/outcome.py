@@ -18,8 +18,8 @@ from training.session import Session
 class Timing:
     """A variant's figures with their confidence intervals over windows.
 
-    `ratio` is the time of its step over the reference's, `alone_ratio` the same of `alone_s`. Ratios are taken between
-    windows of one round, so that what slows down a whole round cancels out.
+    `ratio` is the time of its step over the reference's, `alone_ratio` its `alone_s` over the reference's. Ratios are
+    taken between windows of one round, so that what slows down a whole round cancels out.
     """
 
     step_s: Estimate

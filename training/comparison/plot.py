@@ -19,6 +19,7 @@ from clcomm.storage.files import replacing, unwritable
 from clcomm.units import format_number, format_size
 from training.comparison.outcome import Outcome, reference_of
 
+#: The smallest size of the calls that are timed, in bytes, and the ratio of one size to the next.
 _SMALLEST, _FACTOR = 1 << 10, 4.0
 #: The place of single tensors on the axis of bucket sizes.
 _PER_TENSOR_AT = 1 << 8
@@ -27,8 +28,8 @@ _PER_TENSOR_AT = 1 << 8
 def measure_costs(outcomes: Sequence[Outcome]) -> dict[str, Fit]:
     """Return alpha and beta of an all-reduce for each compared transport, fitted to separate calls.
 
-    Nothing else runs meanwhile, so that waits for ranks that compute are not in it. Sums are made as in the training.
-    Empty in a world of one. Collective.
+    Nothing else runs meanwhile, so that no call waits for a rank that computes. Sums are made as in the training. Empty
+    in a world of one. Collective.
     """
     session = outcomes[0].session
     if session.comm.size == 1:
@@ -55,8 +56,8 @@ def alone_curves(outcomes: Sequence[Outcome], costs: Mapping[str, Fit]) -> dict[
     """Return for each transport the model's seconds of a plan's all-reduces, by bucket size."""
     tensors = reference_of(outcomes).buckets[::-1]
     return {
-        name: [(c.bucket_size, c.seconds) for c in recommend(tensors, its.cost.seconds).candidates]
-        for name, its in costs.items()
+        name: [(each.bucket_size, each.seconds) for each in recommend(tensors, fitted.cost.seconds).candidates]
+        for name, fitted in costs.items()
     }
 
 
@@ -68,16 +69,16 @@ def curves(outcomes: Sequence[Outcome], costs: Mapping[str, Fit]) -> dict[str, l
     if not costs:
         return {}
     rest = [
-        float(np.nanmedian(o.step_s)) - plan_s(o.buckets, costs[o.variant.transport].cost.seconds)
-        for o in outcomes
-        if not o.variant.overlap and np.isfinite(o.step_s).any()
+        float(np.nanmedian(each.step_s)) - plan_s(each.buckets, costs[each.variant.transport].cost.seconds)
+        for each in outcomes
+        if not each.variant.overlap and np.isfinite(each.step_s).any()
     ]
     rest_s = statistics.median(rest)
     return {name: [(size, rest_s + s) for size, s in points] for name, points in alone_curves(outcomes, costs).items()}
 
 
 def draw(outcomes: Sequence[Outcome], costs: Mapping[str, Fit], title: str, path: str) -> None:
-    """Draw both charts as a PNG file; raises ArgumentError when it can't be written. Needs matplotlib, an extra."""
+    """Draw both charts as a PNG file; raises ArgumentError if it can't be written. Needs matplotlib, an extra."""
     import matplotlib
 
     with matplotlib.rc_context({"axes.grid": True, "grid.alpha": 0.3, "font.size": 10}):
@@ -105,21 +106,21 @@ def figure_of(outcomes: Sequence[Outcome], costs: Mapping[str, Fit], title: str)
         notes = _draw_panel(axes, outcomes, figures, predicted)
         axes.set_ylabel(name)
         _label_sizes(axes)
-        _spread(figure, notes)
+        _separate(figure, notes)
     all_axes[0].set_title(title, fontsize=11)
     all_axes[0].legend()
     all_axes[-1].set_xlabel(f"bucket size; bars: {METHOD}", fontsize=8)
     return figure
 
 
-#: A figure of an outcome to draw, in seconds.
+#: Returns the figure of an outcome to draw, in seconds.
 Figures = Callable[[Outcome], Estimate]
 
 
 def _draw_panel(axes: Any, outcomes: Sequence[Outcome], figures: Figures, predicted: Predicted) -> list[Any]:
-    """Draw points and curves of each transport; return the points' labels."""
+    """Draw each transport's points, and its curve if there is one; return the points' labels."""
     names = sorted({outcome.variant.transport for outcome in outcomes})
-    colours = dict(zip(names, (BLUE, VERMILLION, GREEN), strict=False))  # auto, mpi and shared are all there are
+    colours = dict(zip(names, (BLUE, VERMILLION, GREEN), strict=False))  # at most three: auto, mpi and shared
     end = max(sum(outcomes[0].buckets), *map(_place, outcomes))
     notes: list[Any] = []
     for name in names:
@@ -157,8 +158,8 @@ def _draw_points(axes: Any, outcomes: Sequence[Outcome], figures: Figures, colou
     return notes
 
 
-def _spread(figure: Any, notes: Sequence[Any]) -> None:
-    """Move labels up until none overlaps another."""
+def _separate(figure: Any, notes: Sequence[Any]) -> None:
+    """Move labels up until none overlaps with another."""
     figure.draw_without_rendering()
     placed: list[Any] = []
     for note in sorted(notes, key=lambda note: note.xy[1]):

@@ -51,9 +51,9 @@ def caption(outcomes: Sequence[Outcome]) -> str:
 
 
 def alone(outcomes: Sequence[Outcome]) -> str:
-    """Return a line on two variants' reductions alone, where no rank waits for one that computes.
+    """Return a line on the first two variants' reductions alone, in which no rank waits for one that computes.
 
-    Empty where that was not measured.
+    It is empty if they were not measured.
     """
     first, second = outcomes[:2]
     times = estimate(second.alone_s / first.alone_s)
@@ -90,7 +90,7 @@ def _or_dash(value: float, form: str) -> str:
 
 
 def same_parameters(outcomes: Sequence[Outcome]) -> str:
-    """Return a line that says whether all runs ended with the same bits, as they should."""
+    """Return a line on whether all runs ended with the same parameters, bit for bit, as they should."""
     first, *others = [outcome.session.parts.model.state_dict() for outcome in outcomes]
     for state, outcome in zip(others, outcomes[1:], strict=True):
         different = [name for name in first if not np.array_equal(_bits(first[name]), _bits(state[name]))]
@@ -108,7 +108,7 @@ def _bits(array: np.ndarray) -> np.ndarray:
 def as_report(outcomes: Sequence[Outcome], costs: Mapping[str, Fit], dataset: str) -> dict[str, Any]:
     """Return the comparison as the JSON of --report; docs/reports.md names its fields.
 
-    costs: a fit for each transport, for the chart's curves.
+    `costs` has a fit for each transport, for the chart's curves.
     """
     reference = reference_of(outcomes)
     return {
@@ -118,7 +118,7 @@ def as_report(outcomes: Sequence[Outcome], costs: Mapping[str, Fit], dataset: st
         "windows": len(reference.step_s),
         "reference": reference.variant.name,
         "variants": {outcome.variant.name: _figures(outcome, reference) for outcome in outcomes},
-        "costs": {name: asdict(its.cost) for name, its in costs.items()},
+        "costs": {name: asdict(fitted.cost) for name, fitted in costs.items()},
         "runs": {
             outcome.variant.name: outcome.result.as_report(outcome.session.options, outcome.session.comm, dataset)
             for outcome in outcomes

@@ -1,9 +1,9 @@
 """Train the same job once for each variant of synchronisation, in turns.
 
 Each variant has its own Communicator, model and loader, and trains the whole job from the same start. They take turns
-of a few steps, in an order drawn for each round and the same on every rank, so that other load on the machine affects
-all of them alike. A window's first step does not count: it loads the variant's memory into the caches, and the ranks
-do not begin it at the same time.
+of a few steps, in an order that is drawn for each round and the same on every rank, so that other load on the machine
+affects all of them alike. A window's first step does not count: it loads the variant's memory into the caches, and the
+ranks do not begin it at the same time.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from training.trainer import Callback
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: The number of windows of a run, about, and the least and the most steps of one.
+#: The approximate number of windows of a run, and the fewest and the most steps of one.
 _WINDOWS, _SHORTEST, _LONGEST = 24, 3, 20
-#: How often each variant's reductions are timed alone, at the end.
+#: How each variant's reductions are timed alone, at the end.
 _ALONE = Schedule(calls=10, windows=12, warmup=10)
 
 
@@ -47,7 +47,7 @@ class Window:
 
 
 class VariantRun(Callback):
-    """One variant's run, which takes a few steps at each turn; to create one is collective."""
+    """One variant's run, which takes a few steps at each turn; creating one is collective."""
 
     def __init__(self, variant: Variant, options: ComparisonOptions, splits: Splits, console: Console):
         self.variant = variant
@@ -67,21 +67,21 @@ class VariantRun(Callback):
 
     @property
     def moved_by(self) -> str:
-        """The transports that carried the gradients: not those asked for where shared memory had no room."""
+        """The transports that carried the gradients; not the requested one if shared memory had no room."""
         return "+".join(sorted(self.clock.moved_by)) or "-"
 
     def traced(self) -> AbstractContextManager[Any]:
-        """Return a context that records this variant's turns where --trace asks for it; collective."""
+        """Return a context that records this variant's turns if --trace is given; collective."""
         return self.session.traced()
 
-    def advance(self, count: int, counts: bool) -> None:
-        """Take `count` steps, or those that are left, as one window."""
+    def advance(self, steps: int, is_measured: bool) -> None:
+        """Take `steps` steps, or those that are left; keep them as a window if `is_measured`."""
         self._records.clear()
         settled = self._is_settled
-        for _ in zip(range(count), self._steps, strict=False):
+        for _ in zip(range(steps), self._steps, strict=False):
             pass
         self.steps += len(self._records)
-        if counts:
+        if is_measured:
             self.windows.append(self._window() if settled else Window(math.nan, math.nan, math.nan))
 
     def step_finished(self, record: StepRecord) -> None:
@@ -112,7 +112,7 @@ class VariantRun(Callback):
         step_s, communication_s, images = columns
         return Outcome(
             self.variant, buckets, self.moved_by, self.session, result, step_s, communication_s,
-            images=self.comm.size * images, alone_s=np.full(1, math.nan),  # until `with_times_alone`
+            images=self.comm.size * images, alone_s=np.full(1, math.nan),  # set by `with_times_alone`
         )  # fmt: skip
 
 
@@ -163,16 +163,16 @@ def _shown(comm: Communicator, console: Console, total_steps: int, quiet: bool) 
     if quiet or comm.rank != 0:
         yield Callback()
         return
-    from training.progress_display import ProgressDisplay  # here, because one rank needs Rich
+    from training.progress_display import ProgressDisplay  # here, because only rank 0 needs Rich
 
     with closing(ProgressDisplay(console, comm.size, total_steps)) as display:
         yield _StepsOnly(display)
 
 
 def take_turns(advances: Sequence[Callable[[int, bool], None]], total_steps: int, seed: int) -> None:
-    """Call `advance(steps, counts)` for each of several runs, in rounds, until all their steps are done.
+    """Call `advance(steps, is_measured)` for each of several runs, in rounds, until all their steps are done.
 
-    Each round's order is drawn from `seed`. The first round warms up and does not count.
+    Each round's order is drawn from `seed`. The first round warms up and is not measured.
     """
     warm_up = min(WARM_UP_STEPS, total_steps // 4)
     window = min(max((total_steps - warm_up) // _WINDOWS, _SHORTEST), _LONGEST)

@@ -51,7 +51,7 @@ class Variant:
 
     @property
     def way(self) -> tuple[object, ...]:
-        """What has to differ between two variants: everything but the name."""
+        """Everything but the name; variants that are equal in this are duplicates."""
         return self.bucket_size, self.transport, self.overlap
 
 

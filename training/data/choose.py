@@ -35,7 +35,14 @@ class Choice:
 
 
 def choose(spec: str, report: Callable[[str], object] = print) -> Choice:
-    """Find the dataset that `spec` names in this process's files, or download it; DataError where neither works."""
+    """Return the dataset that `spec` names, found in this machine's files or downloaded.
+
+    Args:
+        spec: one of CHOICES, or a directory of IDX files.
+        report: receives a line when a download begins.
+
+    Raises DataError if it is neither found nor downloaded.
+    """
     if spec == "digits":
         return Choice("digits", None, "data: the 1,797 digits bundled with scikit-learn")
     if spec == "synthetic":
@@ -43,7 +50,7 @@ def choose(spec: str, report: Callable[[str], object] = print) -> Choice:
     if spec not in CHOICES:
         return _choose_path(spec)
     name = "mnist" if spec == "auto" else spec
-    found = _look_around(name, any_set=spec == "auto")
+    found = _find_locally(name, any_set=spec == "auto")
     if found is not None:
         return found
     try:
@@ -58,7 +65,7 @@ def choose(spec: str, report: Callable[[str], object] = print) -> Choice:
 
 
 def load(choice: Choice, with_test: bool = True) -> Splits:
-    """Read the chosen dataset; DataError where its files cannot be read."""
+    """Read the chosen dataset; raises DataError if its files cannot be read."""
     if choice.name == "digits":
         return load_digits()
     if choice.name == "synthetic":
@@ -78,8 +85,8 @@ def _choose_path(spec: str) -> Choice:
     raise DataError(f"data: expected {MNIST_FILES[0]} and its like (or .gz) in {directory}, found none of them")
 
 
-def _look_around(name: str, any_set: bool) -> Choice | None:
-    """Return the first directory that holds the set `name`, or with `any_set` any set with MNIST's file names."""
+def _find_locally(name: str, any_set: bool) -> Choice | None:
+    """Return the set `name` from the first directory that holds it; with `any_set` any set with MNIST's file names."""
     candidates = []
     if os.environ.get("CLCOMM_DATA"):
         root = Path(os.environ["CLCOMM_DATA"]).expanduser().absolute()
@@ -90,7 +97,7 @@ def _look_around(name: str, any_set: bool) -> Choice | None:
         if choice is not None and (any_set or choice.name in (name, "own")):
             return choice
     cached = cache_directory() / name
-    # After an interrupted download the cache is incomplete: then download again.
+    # After an interrupted download the cache is incomplete, and the files are downloaded again.
     return _in_directory(cached, name) if len(find_mnist_files(cached)) == len(MNIST_FILES) else None
 
 

@@ -30,7 +30,7 @@ class ArrayDataset:
     """Images (N, C, H, W), uint8 or float32, with labels (N,) of 0 to classes - 1, normalised batch by batch.
 
     A uint8 image x becomes (x / 255 - mean) / std, a float32 image (x - mean) / std; `mean` and `std` are one
-    number or one for each channel. DataError where shapes, dtypes or labels do not fit.
+    number or one for each channel. Raises DataError if shapes, dtypes or labels do not match.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ArrayDataset:
 
     def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return fresh arrays: normalised float32 images (B, C, H, W) and int32 labels (B,)."""
-        # Passes over a batch that fits the cache: 3x to 4x faster than a look-up table of 256 entries.
+        # Three passes over a batch, which fits the cache, are 3 to 4 times as fast as a look-up table of 256 entries.
         images = aligned_empty((len(indices), *self.images.shape[1:]), np.float32)
         images[...] = self.images[indices]
         images *= self._scale
@@ -101,8 +101,8 @@ def find_mnist_files(directory: FilePath) -> dict[str, Path]:
 def load_mnist(directory: FilePath, name: str = "mnist", *, with_test: bool = True) -> Splits:
     """Read the four IDX files of MNIST, of Fashion-MNIST (`name`) or of another set with the same file names.
 
-    Images of any size, up to 256 classes. Without `with_test` the test images are not read. DataError names a file
-    that is missing or does not fit the others.
+    Images have any size, labels up to 256 classes. Without `with_test` the test images are not read. Raises DataError,
+    which names the file, if one is missing or does not match the others.
     """
     files = find_mnist_files(directory)
     missing = [file for file in MNIST_FILES if file not in files]
@@ -144,16 +144,16 @@ def digits_available() -> bool:
 
 
 def load_digits(test_size: int = 360) -> Splits:
-    """Return the 1,797 real handwritten digits that scikit-learn's wheel holds, 8x8 drawn on 28x28.
+    """Return the 1,797 real handwritten digits that scikit-learn's wheel holds, 8x8 pixels enlarged to 28x28.
 
-    The split is fixed: a seeded shuffle's last `test_size` samples are the test set.
-    DataError where scikit-learn is not installed.
+    The split is fixed: the last `test_size` samples of a seeded shuffle are the test set. Raises DataError if
+    scikit-learn is not installed.
     Source: Alpaydin & Kaynak, "Optical Recognition of Handwritten Digits", UCI repository, 1998.
     """
     pixels, labels = _bundled_digits()
     images = np.pad(_enlarge(pixels * (255 / 16), 3), ((0, 0), (2, 2), (2, 2)))
     images = np.rint(images).astype(np.uint8)[:, None]
-    order = np.random.RandomState(0).permutation(len(labels))  # RandomState's streams are frozen for good
+    order = np.random.RandomState(0).permutation(len(labels))  # NumPy never changes RandomState's streams
     train, test = order[:-test_size], order[-test_size:]
     mean, std = mean_and_std(images[train])
     sets = [ArrayDataset(images[part], labels[part], name="digits", mean=mean, std=std) for part in (train, test)]
@@ -168,7 +168,15 @@ def load_synthetic(
     classes: int = 10,
     seed: int = 0,
 ) -> Splits:
-    """Return a seeded, artificial set that a model can learn: one smooth pattern a class, plus noise."""
+    """Return a seeded, artificial set that a model can learn: a smooth pattern for each class, plus noise.
+
+    Args:
+        train_size: training samples.
+        test_size: test samples.
+        shape: (C, H, W) of an image.
+        classes: the number of classes, which have equally many samples, as far as they divide.
+        seed: of the patterns, the labels and the noise.
+    """
     random = np.random.RandomState(seed)
     channels, height, width = shape
     coarse = random.uniform(0, 1, (classes * channels, -(-height // 4), -(-width // 4)))
@@ -202,7 +210,7 @@ def _enlarge(images: np.ndarray, factor: int) -> np.ndarray:
 
 
 def _bundled_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Read scikit-learn's file of the digits: to import all of scikit-learn takes a second a rank."""
+    """Return images (N, 8, 8) and labels from scikit-learn's file, as importing scikit-learn takes a second a rank."""
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
         raise DataError("digits: scikit-learn, which holds them, is not installed; pip install scikit-learn")

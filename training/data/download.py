@@ -18,7 +18,7 @@ from clcomm.units import format_size
 from training.data.datasets import MNIST_FILES
 
 CONNECT_LIMIT_S = 5.0  # until the first byte, shared by all mirrors
-STALL_LIMIT_S = 15.0
+STALL_LIMIT_S = 15.0  # between two chunks of a file
 MAX_FILE_BYTES = 64 << 20
 _MAX_CONTENT_BYTES = 256 << 20
 
@@ -81,8 +81,13 @@ def download(
 ) -> None:
     """Put the four .gz files of `remote` into `target`, where they appear after all of them are checked.
 
-    DataError, with each mirror's failure, when none of them serves the set; within about `connect_limit_s` seconds in
-    all when none answers.
+    Args:
+        remote: the dataset and its mirrors, which are tried in order.
+        target: the directory; it is created.
+        connect_limit_s: seconds for the first answers of all mirrors together.
+        report: receives a line when a mirror serves the set.
+
+    Raises DataError, with each mirror's failure, if none of them serves the set.
     """
     failures = []
     deadline = time.monotonic() + connect_limit_s
@@ -111,7 +116,7 @@ class _FetchError(Exception):
 
 
 def _fetch_all(remote: Remote, mirror: str, work: Path, wait_s: float, report: Callable[[str], object]) -> None:
-    # The test labels come first: the smallest file shows soonest whether a mirror serves the set.
+    # The test labels come first: the smallest file shows first whether a mirror serves the set.
     for position, name in enumerate(reversed(remote.md5)):
         _fetch(mirror + name + ".gz", work / (name + ".gz"), wait_s)
         content = (work / (name + ".gz")).read_bytes()
@@ -130,7 +135,7 @@ def matches(content: bytes, md5: str) -> bool:
         plain = unzip.decompress(content, _MAX_CONTENT_BYTES)
     except zlib.error:
         return False
-    # A file cut within its last 8 bytes unzips to the whole content, and readers refuse it.
+    # A file that is cut off within its last 8 bytes still unzips to the whole content, but readers refuse it.
     if not unzip.eof or unzip.unused_data:
         return False
     return hashlib.md5(plain, usedforsecurity=False).hexdigest() == md5
@@ -152,7 +157,7 @@ def _fetch(url: str, path: Path, wait_s: float) -> None:
 
 
 class _Transfer:
-    """The download of one file; it passes for a progress bar, so that pooch calls it for every chunk."""
+    """The download of one file; it has the interface of a progress bar, so that pooch calls it for every chunk."""
 
     def __init__(self, url: str, path: Path, wait_s: float) -> None:
         self.url, self.path, self.wait_s = url, path, wait_s

@@ -28,7 +28,7 @@ _CODES = {np.dtype(text).newbyteorder("="): code for code, text in _TYPES.items(
 _GZIP_MAGIC = b"\x1f\x8b"
 _DEFLATE_MAX_RATIO = 1032  # no deflate stream grows by more (zlib's technical details page)
 _CHUNK = 1 << 20
-_MOST_DIMENSIONS = 32  # every NumPy's arrays have as many
+_MOST_DIMENSIONS = 32  # the most that every NumPy release supports
 MAX_BYTES = 4 << 30
 
 FilePath = str | os.PathLike[str]
@@ -43,9 +43,14 @@ def read_idx(
 ) -> np.ndarray:
     """Return the array of an IDX file, in the machine's byte order.
 
-    `shape` and `dtype`, where given, are required of the file; None in `shape` fits any length.
-    DataError unless magic, dimensions and length are all exactly right; nothing is allocated for a file too
-    short for its own header or larger than `max_bytes`.
+    Args:
+        path: the file, plain or gzipped.
+        shape: the dimensions that the file must have, None for any length; None: any dimensions.
+        dtype: the type that the values must have; None: any.
+        max_bytes: the largest size of the values.
+
+    Raises DataError unless magic, dimensions and length are all exactly right; nothing is allocated for a file that is
+    too short for its own header or larger than `max_bytes`.
     """
     with _reading(path) as stream:
         found, dimensions = _header(path, stream)
@@ -59,7 +64,7 @@ def read_idx(
 def write_idx(path: FilePath, array: np.ndarray) -> None:
     """Write `array` as an IDX file, gzipped if the name ends in .gz; a failed write leaves the old file as it was.
 
-    The same array gives the same bytes. DataError where IDX has no code for the dtype or the shape.
+    The same array gives the same bytes. Raises DataError if IDX has no code for the dtype or the shape.
     """
     path = Path(path)
     code = _CODES.get(array.dtype.newbyteorder("="))
@@ -76,7 +81,7 @@ def write_idx(path: FilePath, array: np.ndarray) -> None:
 
 @contextmanager
 def _reading(path: FilePath) -> Iterator[BinaryIO]:
-    """Open a plain or gzipped file, distinguished by content; raise DataError for what goes wrong with it."""
+    """Open a file, gzipped or plain by its content; raise DataError for errors in reading it."""
     try:
         with open(path, "rb") as raw:
             zipped = raw.read(2) == _GZIP_MAGIC
@@ -140,7 +145,8 @@ def _check_expected(
 def _check_size(path: FilePath, dimensions: tuple[int, ...], itemsize: int, max_bytes: int) -> None:
     """Raise DataError where the header's size exceeds the file's, before memory is allocated for it."""
     header, nbytes = _header_bytes(dimensions), math.prod(dimensions) * itemsize
-    if math.prod(max(length, 1) for length in dimensions) * itemsize > max_bytes:  # NumPy counts empty ones so, too
+    # An empty dimension counts as 1, as in NumPy's own limit of an array's size.
+    if math.prod(max(length, 1) for length in dimensions) * itemsize > max_bytes:
         raise DataError(
             f"{path}: its header promises {_promised(nbytes)}, expected at most {format_size(max_bytes)}; "
             f"the file is damaged or needs splitting"
@@ -168,7 +174,7 @@ def _fill(path: FilePath, stream: BinaryIO, array: np.ndarray) -> None:
             if not count:
                 break
             got += count
-        rest = stream.read(1)  # also makes gzip check its sum and length
+        rest = stream.read(1)  # at the end of the data gzip also checks its sum and length
     except EOFError as error:
         got_text = f"a gzip file cut off after about {header + got} bytes"
         raise DataError(_wrong_length(path, header + len(target), got_text)) from error

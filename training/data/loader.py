@@ -17,7 +17,7 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 
 class BatchSource(Protocol):
-    """The interface of a dataset for a loader, as of training.data.datasets.ArrayDataset."""
+    """The interface that a loader needs of a dataset, such as training.data.datasets.ArrayDataset."""
 
     def batch(self, indices: np.ndarray) -> Batch: ...
 
@@ -30,9 +30,14 @@ def default_prefetch(cores: int) -> int:
 class Loader:
     """Batches of (images float32 (B, C, H, W), labels int32 (B,)) in new memory that the caller owns.
 
-    drop_last: leave out the last batch of an epoch where it is shorter than the others.
-    prefetch: how many batches a thread keeps ready; 0: they are gathered in the caller. The batches are the same.
-    Raises ArgumentError for a batch larger than a rank's shard.
+    Args:
+        dataset: returns a batch for an array of indices.
+        sampler: the order of the samples of each epoch.
+        batch_size: samples of a batch.
+        prefetch: how many batches a thread keeps ready; 0: they are gathered in the caller. The batches are the same.
+        drop_last: leave out the last batch of an epoch if it is shorter than the others.
+
+    Raises ArgumentError for a batch larger than a rank's shard, and for a negative `prefetch`.
     """
 
     def __init__(
@@ -49,7 +54,7 @@ class Loader:
             raise ArgumentError(f"prefetch: expected a number of batches from 0 up, got {prefetch!r}")
         self.dataset, self.sampler = dataset, sampler
         self.batch_size, self.prefetch, self.drop_last = int(batch_size), prefetch, drop_last
-        self.data_wait_s = 0.0  # time that the caller has waited for batches; set it to 0 to count from there
+        self.data_wait_s = 0.0  # time that the caller has waited for batches; may be set to 0
 
     def __len__(self) -> int:
         """The number of batches in a whole epoch."""
@@ -68,7 +73,7 @@ class Loader:
         return self.batches()
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Generator[Batch, None, None]:
-        """Return the batches of `epoch` from `start_batch`, where a run resumes within an epoch."""
+        """Return the batches of `epoch` from `start_batch`, which is not 0 if a run resumes within an epoch."""
         self.sampler.set_epoch(epoch)
         return self.batches(start_batch)
 
@@ -103,7 +108,7 @@ class Loader:
 
 
 class _Producer:
-    """A thread that gathers batches, at most `ahead` of them waiting."""
+    """A thread that gathers batches, of which at most `ahead` wait in a queue."""
 
     def __init__(self, dataset: BatchSource, parts: list[np.ndarray], ahead: int) -> None:
         self._dataset, self._parts = dataset, parts
@@ -120,9 +125,9 @@ class _Producer:
         return item
 
     def close(self) -> None:
-        """Stop the thread and wait for its end."""
+        """Stop the thread and wait until it has ended."""
         self._stopped.set()
-        while not self._ready.empty():  # a free place unblocks the thread, which then sees the stop
+        while not self._ready.empty():  # a free place unblocks the thread, which then ends
             self._ready.get_nowait()
         self._thread.join()
 

@@ -23,12 +23,13 @@ def open_data(
 ) -> Splits:
     """Return the training and test set that `spec` names; collective where `comm` is given.
 
-    Rank 0 finds the files or downloads them, and reports that in one line through `report`. The first rank of each host
-    reads them, and the others use its memory.
+    Rank 0 finds the files or downloads them. The first rank of each host reads them, and the others use its memory.
 
     Args:
         spec: "auto", "mnist", "fashion-mnist", "digits", "synthetic" or a directory of IDX files with MNIST's names.
-        with_test: False leaves a test set with files of its own unread.
+        comm: the ranks; None: this process alone.
+        report: receives, on rank 0, a line on the data and on a download.
+        with_test: False: a test set that has its own files is not read.
 
     Raises:
         DataError: the data is missing or damaged, or a rank cannot read it or reads other data; on every rank.
@@ -58,7 +59,7 @@ def _decided_by_rank_0(decide: Callable[[], Choice], comm: Communicator | None) 
 
 @dataclass(frozen=True)
 class _Attempt:
-    """The outcome of loading on this rank: splits, or a failure; neither where it was not tried."""
+    """The outcome of loading on this rank: splits, or a failure; neither if it was not tried."""
 
     splits: Splits | None = None
     failure: str | None = None
@@ -72,7 +73,7 @@ class _Attempt:
 
     @property
     def fingerprint(self) -> tuple[object, ...] | None:
-        """Shapes and a hash of every image and label."""
+        """The shape, the type and a hash of each array of images and labels; None without splits."""
         if self.splits is None:
             return None
         parts: list[object] = []
@@ -123,7 +124,7 @@ def _load_everywhere(choice: Choice, comm: Communicator, with_test: bool) -> Spl
 def _differing(comm: Communicator, attempt: _Attempt, readers: Sequence[int]) -> list[int]:
     """Return which of the ranks that read the files themselves have other data than the first of them; collective.
 
-    All of the data is hashed, and no rank waits in a collective meanwhile.
+    All of the data is hashed before the ranks meet, so that no rank waits in a collective meanwhile.
     """
     own = attempt.fingerprint if comm.rank in readers else None
     comm.rendezvous()
@@ -132,7 +133,7 @@ def _differing(comm: Communicator, attempt: _Attempt, readers: Sequence[int]) ->
 
 
 def _stop_at_failure(outcomes: dict[int, str | None], size: int) -> None:
-    """Raise DataError, the same on every rank, where a rank failed."""
+    """Raise DataError, the same on every rank, if a rank failed; `outcomes` has each rank's failure, None for none."""
     failed = [rank for rank, failure in outcomes.items() if failure is not None]
     if not failed:
         return

@@ -1,7 +1,7 @@
-"""A dataset in memory once a host: one rank writes its arrays into an unnamed file, and the others map it.
+"""A dataset held in memory once per host: one rank writes its arrays into an unnamed file, and the others map it.
 
-The file is in memory even where /dev/shm is full, and is freed with the last process that maps it, however that ends.
-Other ranks of the same user and host open it through /proc; where they cannot, `adopt` returns None.
+The file (memfd_create(2)) takes no room in /dev/shm, and is freed when the last process that maps it ends, in whatever
+way. Other ranks of the same user and host open it through /proc; if they cannot, `adopt` returns None.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class Notice:
-    """What other ranks need to map published splits; small enough to send to all of them."""
+    """What other ranks need to map published splits; small enough to be sent to all of them."""
 
     host: str
     path: str
@@ -55,7 +55,7 @@ class Notice:
 
 
 class Publication:
-    """Splits in an unnamed file, which other ranks can map until `close`; OSError where the system refuses it."""
+    """Splits in an unnamed file, which other ranks can map until `close`; raises OSError if the system refuses it."""
 
     def __init__(self, splits: Splits):
         self._file = os.memfd_create("clcomm-data")
@@ -88,10 +88,10 @@ class Publication:
 
 
 def publish(splits: Splits) -> Publication | None:
-    """Make splits available to other ranks of this host; None where the system refuses."""
+    """Make splits available to other ranks of this host; return None if the system refuses."""
     try:
         return Publication(splits)
-    except (OSError, AttributeError):  # no memory for it, no memfd_create
+    except (OSError, AttributeError):  # AttributeError: this Python has no memfd_create
         return None
 
 
@@ -109,7 +109,7 @@ def adopt(notices: Iterable[Notice]) -> Splits | None:
 def _map(notice: Notice) -> np.ndarray | None:
     try:
         file = os.open(notice.path, os.O_RDONLY)
-    except OSError:  # another host of the same name, or a container with processes of its own
+    except OSError:  # another host of the same name, or another PID namespace
         return None
     try:
         if os.fstat(file).st_size != notice.nbytes:

@@ -22,7 +22,7 @@ from clcomm.errors import ClcommError, ShortageError
 from clcomm.storage.files import read_regular, replacing, write_whole
 from clcomm.storage.scratch import remove_stale, scratch_directory
 
-#: A bound for the size of a mark.
+#: The most bytes that are read of a mark.
 _MOST_BYTES = 4096
 
 _log = logging.getLogger("clcomm")
@@ -31,8 +31,15 @@ _log = logging.getLogger("clcomm")
 def build_together(comm: Communicator, device: Device, rehearse: Callable[[], Rehearsal], run: str) -> None:
     """Build the kernels of a run once for all ranks of a host that share a kernel cache; collective.
 
-    run: text that identifies them. Kernels of an earlier build that are damaged are built again; kernels that are left
-    out here are built by each rank when it needs them. DeviceError, on every rank, where a kernel does not build.
+    Damaged kernels of an earlier build are built again. Kernels that are left out here are built by each rank when it
+    needs them.
+
+    Args:
+        device: this rank's.
+        rehearse: returns the kernels of the run.
+        run: text that identifies them.
+
+    Raises, on every rank, DeviceError if a kernel does not build, ShortageError if PoCL cannot store one.
     """
     stamp = _stamp(device, run)
     if comm.local_rank == 0:
@@ -67,7 +74,7 @@ def _stamp(device: Device, run: str) -> Path | None:
 
 
 def _claims(stack: ExitStack) -> Path | None:
-    """Create the directory in which ranks claim programs, until the stack ends; None where that is not possible."""
+    """Create the directory in which ranks claim programs, until the stack ends; return None if that fails."""
     try:
         return stack.enter_context(scratch_directory("build"))
     except ClcommError:
@@ -136,6 +143,6 @@ def _marker(stamp: Path) -> Path:
 
 
 def _is_alive(builder: str) -> bool:
-    """Return whether the process that left a mark may still run; one on another host may."""
+    """Return whether the process that left a mark may still run; for one on another host it is not known: True."""
     host, pid = builder.split()
     return host != os.uname().nodename or Path("/proc", str(int(pid))).exists()

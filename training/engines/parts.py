@@ -1,4 +1,4 @@
-"""One interface to three engines: this package's own, netcl's kernels, and PyTorch.
+"""One interface to three engines: clcomm's own, netcl's kernels, and PyTorch.
 
 All three start from the same bits for the same seed, and name and shape their parameters alike, so that losses,
 gradients and parameters can be compared across them.
@@ -56,7 +56,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Placement:
-    """The device that a rank asks for, and the rank's place on its host; None: as the launcher's variables say."""
+    """The device that a rank requests, and its place on its host; None: from the launcher's environment variables."""
 
     spec: str | None = None
     local_rank: int | None = None
@@ -64,7 +64,7 @@ class Placement:
     cores: int | None = None
 
     def opencl(self) -> Device:
-        """Return the OpenCL device; DeviceError, with the devices there are, when none fits."""
+        """Return the OpenCL device; raises DeviceError, which lists the devices, if none fits."""
         return Device.select(self.spec, local_rank=self.local_rank, local_size=self.local_size, cores=self.cores)
 
 
@@ -78,8 +78,8 @@ def build_parts(
 ) -> Parts:
     """Return "mlp" or "convnet" for images of `in_shape` (C, H, W) on the engine "native", "netcl" or "torch".
 
-    Raises ArgumentError for other names and where the engine's package is not installed, DeviceError for a device that
-    is missing.
+    A seed gives the same initial values on all engines. Raises ArgumentError for other names and if the engine's
+    package is not installed, DeviceError for a device that is missing.
     """
     builders = {"native": _native, "netcl": _netcl, "torch": _torch}
     if engine not in builders:
@@ -135,7 +135,7 @@ def _rehearse(
 ) -> Rehearsal:  # fmt: skip
     module = kind(in_shape, classes, device=device, seed=0)
     space = module.flat_space()
-    space.rebind(*(aligned_zeros(space.layout.span) for _ in range(3)))  # as the Synchronizer will
+    space.rebind(*(aligned_zeros(space.layout.span) for _ in range(3)))  # as the Synchronizer does
     optimizer = make_native_optimizer(module, name, lr, **settings)
     inputs = [Tensor(np.zeros((size, *in_shape), np.float32), device) for size in sizes]
     targets = Tensor(np.zeros(sizes[0], np.int32), device)
@@ -157,7 +157,16 @@ def make_native_optimizer(
     nesterov: bool = False,
     weight_decay: float | None = None,
 ) -> optim.Optimizer:
-    """Return the optimizer of `clcomm.optim` by name; ArgumentError for an unknown one."""
+    """Return the optimizer of `clcomm.optim` by name; raises ArgumentError for an unknown one.
+
+    Args:
+        module: the model.
+        name: "sgd", "adam", "adamw" or "rmsprop".
+        lr: the learning rate.
+        momentum: for sgd and rmsprop; the others ignore it.
+        nesterov: for sgd; the others ignore it.
+        weight_decay: None: the optimizer's default.
+    """
     decay: dict[str, Any] = {} if weight_decay is None else {"weight_decay": weight_decay}
     if name == "sgd":
         return optim.SGD(module, lr, momentum=momentum, nesterov=nesterov, **decay)
@@ -175,7 +184,7 @@ def _netcl(model: str, in_shape: Shape, classes: int, seed: int, device: Any) ->
     from clcomm.adapters.netcl_optim import NetclOptimizer
 
     chosen = netcl.prepare(_opencl(device))
-    from training.engines.netcl_models import make_module  # only now: it imports netcl, which loads OpenCL
+    from training.engines.netcl_models import make_module  # not before `prepare`: it imports netcl, which loads OpenCL
 
     wrapped = netcl.NetclModel(make_module(model, in_shape, classes, seed, chosen.queue))
 

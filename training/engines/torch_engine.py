@@ -1,4 +1,4 @@
-"""PyTorch as an engine of the Trainer: the two models, and an interface of host arrays."""
+"""PyTorch as an engine of the Trainer: the two models, with their state as host arrays."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def make_module(model: str, in_shape: tuple[int, ...], classes: int, seed: int) 
 def choose_device(spec: str | None, local_rank: int, cores: int | None) -> torch.device:
     """Return PyTorch's device for "cpu", "gpu" or "gpu:1"; None: CLCOMM_DEVICE, else a GPU by local rank, else the CPU.
 
-    On the CPU, PyTorch uses `cores` threads in this process. DeviceError where there is no such device.
+    On the CPU, PyTorch then uses `cores` threads in this process. Raises DeviceError if there is no such device.
     """
     spec = os.environ.get("CLCOMM_DEVICE") or None if spec is None else spec
     count = torch.cuda.device_count()
@@ -96,7 +96,7 @@ class TorchModel:
         return {name: np.array(tensor.cpu().numpy()) for name, tensor in self.module.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        """Set what `state_dict` returned; ArgumentError for other names or shapes."""
+        """Set what `state_dict` returned; raises ArgumentError for other names or shapes."""
         try:
             self.module.load_state_dict({name: torch.tensor(array) for name, array in state.items()})
         except RuntimeError as error:
@@ -108,7 +108,7 @@ class TorchModel:
         return x, torch.tensor(labels, dtype=torch.int64, device=self._device)
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """Return the logits of a batch, without a tape."""
+        """Return the logits of a batch, without recording for backward."""
         with torch.no_grad():
             return self.module(torch.tensor(images, dtype=torch.float32, device=self._device)).cpu().numpy()
 
@@ -134,9 +134,9 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> TorchLoss:
 
 
 class TorchOptimizer:
-    """An optimizer of `torch.optim` by name: "sgd", "adam", "adamw" or "rmsprop"; ArgumentError for others.
+    """An optimizer of `torch.optim` by name: "sgd", "adam", "adamw" or "rmsprop"; raises ArgumentError for others.
 
-    `weight_decay` None means PyTorch's default; `momentum` counts for sgd and rmsprop.
+    `weight_decay` None means PyTorch's default; `momentum` is for sgd and rmsprop, `nesterov` for sgd.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class TorchOptimizer:
         return state
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        """Set what `state_dict` returned; CheckpointError, before any change, if it is that of another optimizer."""
+        """Set what `state_dict` returned; raises CheckpointError, before any change, if it is another optimizer's."""
         if str(state.get("kind")) != self.kind:
             raise CheckpointError(f"optimizer state: expected that of {self.kind}, got that of {state.get('kind')}")
         loaded: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self._parameters}
@@ -203,7 +203,7 @@ class TorchOptimizer:
             parameter = self._parameters.get(name)
             if parameter is None or np.shape(array) not in ((), tuple(parameter.shape)):
                 raise CheckpointError(f"optimizer state: {entry!r} of shape {np.shape(array)} fits no parameter")
-            # Step counts are on the host, wherever the parameter lies.
+            # By default torch.optim keeps step counts on the host, wherever the parameter is.
             place = "cpu" if key == "step" else parameter.device
             loaded[name][key] = torch.tensor(array, device=place)
         for name, entries in loaded.items():
