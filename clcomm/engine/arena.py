@@ -1,4 +1,4 @@
-"""The arena: one block of memory for a recorded step's buffers, shared by buffers never in use together."""
+"""The arena: one block of memory for a recorded step's buffers; buffers that are never in use together share places."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Lifetime(NamedTuple):
-    """A buffer's size, and the first and last launch that use it."""
+    """A buffer's size in bytes, and the numbers of the first and the last launch that use it."""
 
     nbytes: int
     first: int

@@ -42,7 +42,7 @@ _modes = _Modes()
 
 
 def current_backward() -> int:
-    """Return the number of the backward() that runs in this thread; each has a different one."""
+    """Return the number of the backward() that runs in this thread, a different one each time; 0: none runs."""
     return _modes.backward
 
 
@@ -68,8 +68,11 @@ def is_recording() -> bool:
 class Context(Node):
     """An op's node on the tape, and the values that it keeps from forward to backward.
 
-    `needs[i]` is whether input i needs a gradient; `saved` are the arguments of `save`. An op may set further
-    attributes.
+    An op may set further attributes.
+
+    Attributes:
+        needs: whether each input needs a gradient.
+        saved: the arguments of `save`.
     """
 
     op: type[Op]
@@ -147,7 +150,7 @@ def _backpropagate(root: Tensor, seed: Tensor) -> None:
         _accumulate(root, seed)
         _run_hooks(root)
         return
-    nodes, uses = _nodes_behind(root._node)
+    nodes, uses = _nodes_before(root._node)
     root._node.grad = seed
     with no_grad():
         for node in nodes:
@@ -167,8 +170,11 @@ def _seed(root: Tensor, gradient: Tensor | float | None) -> Tensor:
     return expand(value, root.shape)
 
 
-def _nodes_behind(root: Any) -> tuple[list[Any], dict[int, int]]:
-    """Return the nodes that `root` was computed by, latest first, and by how many each leaf with hooks is used."""
+def _nodes_before(root: Any) -> tuple[list[Any], dict[int, int]]:
+    """Return the nodes from which `root` was computed, latest first, and the number of uses of each leaf with hooks.
+
+    The uses are by the leaf's id.
+    """
     uses: dict[int, int] = {}
     nodes, seen, waiting = [], {root}, [root]
     while waiting:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _ROUNDS = 12
 _WORTH_CHANGING = 0.97  # of the built-in size's time; a smaller gain is noise
 
-#: Runs once and returns the results.
+#: A function that runs a workload once and returns its results.
 Run = Callable[[], list[Tensor]]
 
 
@@ -50,22 +50,28 @@ class Trial(NamedTuple):
 def search(
     cl_device: cl.Device, kind: str, *, rounds: int = _ROUNDS, workloads: Mapping[str, list[Workload]] | None = None
 ) -> Iterator[tuple[Tuning, list[Trial]]]:
-    """Yield, after each size, the choices so far and the size's trials; the last choices are the result."""
+    """Yield, after each size, the choices so far and the size's trials; the last choices are the result.
+
+    Args:
+        kind: "cpu", "gpu" or "accelerator": which kernels, and so which sizes, the device uses.
+        rounds: the times that each candidate is measured.
+        workloads: by the name of a size; WORKLOADS by default.
+    """
     tuning = defaults(cl_device)
     for name, values in choices(kind).items():
         built_in = getattr(tuning, name)
         order = (built_in, *(value for value in values if value != built_in))
         candidates = {value: replace(tuning, **{name: value}) for value in order}
 
-        def tried(*values: Value, name: str = name, candidates: dict[Value, Tuning] = candidates) -> list[Trial]:
+        def trials_of(*values: Value, name: str = name, candidates: dict[Value, Tuning] = candidates) -> list[Trial]:
             some = {value: candidates[value] for value in values}
             times = _measured(cl_device, kind, some, (workloads or WORKLOADS)[name], rounds)
             return [Trial(name, value, *times[value]) for value in values]
 
-        trials = tried(*order)
+        trials = trials_of(*order)
         chosen = fastest(trials)
-        # Once more in other memory: the addresses of buffers can matter more than a size.
-        if chosen != built_in and fastest(tried(built_in, chosen)) != chosen:
+        # A winner is measured again in other memory, as the addresses of buffers can matter more than a size.
+        if chosen != built_in and fastest(trials_of(built_in, chosen)) != chosen:
             trials = [trial._replace(problem="not again") if trial.value == chosen else trial for trial in trials]
             chosen = built_in
         tuning = candidates[chosen]
@@ -73,7 +79,7 @@ def search(
 
 
 def fastest(trials: list[Trial]) -> Value:
-    """Return the fastest value; the first, which is the built-in one, unless the gain exceeds noise."""
+    """Return the fastest value; the first trial's, the built-in one, unless the gain exceeds noise."""
     valid = [trial for trial in trials[1:] if trial.time is not None and trial.time < _WORTH_CHANGING]
     return min(valid, key=lambda trial: trial.time or math.inf, default=trials[0]).value
 
@@ -81,7 +87,7 @@ def fastest(trials: list[Trial]) -> Value:
 def _measured(
     cl_device: cl.Device, kind: str, candidates: dict[Value, Tuning], workloads: list[Workload], rounds: int
 ) -> dict[Value, tuple[float | None, str]]:
-    """Return (relative time, problem) of each candidate; the first one is the built-in."""
+    """Return (time relative to the first, problem) of each candidate; the first is the built-in one."""
     import pyopencl as cl
 
     problems: dict[Value, str] = {}
@@ -134,7 +140,7 @@ def _tensor(device: Device, *shape: int, needs: bool = False) -> Tensor:
 
 
 def product(variant: str, m: int, n: int, k: int) -> Workload:
-    """Return the product of an m x k and a k x n matrix; `variant`: NN, NT or TN, T for a transposed one."""
+    """Return the workload of a product of an m x k and a k x n matrix; `variant` is NN, NT or TN, T for transposed."""
 
     def make(device: Device) -> Run:
         transpose_a, transpose_b = (letter == "T" for letter in variant)
@@ -152,7 +158,10 @@ def product(variant: str, m: int, n: int, k: int) -> Workload:
 
 
 def convolution(images: int, channels: int, side: int, outputs: int, kernels: tuple[str, ...]) -> Workload:
-    """Return a 3 x 3 convolution with its gradients."""
+    """Return the workload of a 3 x 3 convolution of `side` x `side` images with its gradients.
+
+    `kernels` are the kernels whose time counts.
+    """
 
     def make(device: Device) -> Run:
         x = _tensor(device, images, channels, side, side, needs=True)
@@ -172,7 +181,7 @@ def convolution(images: int, channels: int, side: int, outputs: int, kernels: tu
 
 
 def elementwise(count: int) -> Workload:
-    """Return a product of `count` elements."""
+    """Return the workload of an elementwise product of `count` elements."""
 
     def make(device: Device) -> Run:
         a, b = _tensor(device, count), _tensor(device, count)
@@ -183,7 +192,7 @@ def elementwise(count: int) -> Workload:
 
 _PRODUCTS = [product("NT", 64, 128, 1568), product("TN", 128, 1568, 64), product("NN", 512, 512, 512)]
 _CONVOLUTION = (64, 16, 14, 32)
-#: The workloads of each size: the shapes of the models, and larger ones.
+#: The workloads of each size: shapes of the models in models/, and larger ones.
 WORKLOADS: dict[str, list[Workload]] = {
     "gemm_tile": _PRODUCTS,
     "transpose_from": [product("TN", side, side, side) for side in (128, 256, 512)],

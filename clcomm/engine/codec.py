@@ -17,7 +17,7 @@ BLOCK = 256
 class DeviceCodec:
     """Prepares the coding and decoding of float32 on a device that computes in the host's memory.
 
-    Its methods are those of the protocol `clcomm.compression.coding.Codec`, with the same bits as NumPy.
+    Its methods are those of the protocol `clcomm.compression.coding.Codec`; results have the same bits as NumPy's.
     """
 
     def __init__(self, device: Device):
@@ -73,7 +73,10 @@ class DeviceCodec:
     def _prepare(
         self, name: str, *arguments: Any, count: int, group: int = 1, file: str = "codec"
     ) -> Callable[[], None] | None:
-        """Prepare one kernel over `count` elements, of which a work-item takes whole groups."""
+        """Prepare one kernel over `count` elements; a work-item takes whole groups of `group` elements.
+
+        None for arrays that the device cannot compute on in place, and for floats other than float32.
+        """
         arrays = [each for each in arguments if isinstance(each, np.ndarray)]
         floats = [each for each in arrays if each.dtype.kind == "f" and each.itemsize != 2]
         if not all(map(self._kernels.takes, arrays)) or any(each.dtype != np.float32 for each in floats):

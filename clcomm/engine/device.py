@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 #: Alignment, in bytes, of host memory that a buffer can lie on top of.
 HOST_POINTER_ALIGNMENT = 128
-_MOST_KEPT = 1024
+_MOST_KEPT = 1024  # buffers of constants; beyond that the oldest is dropped
 _CPU_RUN = 8192  # elements for each CPU work-item
-_GPU_ROW_GROUP = 64
+_GPU_ROW_GROUP = 64  # work-items for each row of a row-wise kernel
 
 
 class Device(LaunchQueue):
     """An OpenCL device with its context, in-order queue, kernel cache and memory pool.
 
-    CPU kernels run one work-item per long run of elements; the others run one per element, with work-groups of `group`
-    items, and `row_group` items for each row of a row-wise kernel.
+    CPU kernels run one work-item per long run of elements; those of other devices run one per element, with work-groups
+    of `group` items, and `row_group` items for each row of a row-wise kernel.
 
     Args:
-        kind: "cpu", "gpu" or "accelerator".
+        kind: "cpu", "gpu" or "accelerator"; by default what OpenCL reports.
         tuning: its kernels' sizes, by default those that `clcomm tune-kernels` stored, else built-in ones.
     """
 
@@ -81,9 +81,12 @@ class Device(LaunchQueue):
         Args:
             spec: "gpu", "gpu:1", "cpu", "cpu:0" or part of a device or platform name; None: CLCOMM_DEVICE, else the
                 GPUs round-robin by local rank, else the CPU.
+            local_rank: this process's rank among the job's processes on its host; by default the launcher's.
+            local_size: the number of these processes; by default the launcher's.
             cores: the cores that a CPU device may use; by default the host's cores are divided evenly.
 
         Raises:
+            ArgumentError: `spec` is neither a Device nor a string.
             DeviceError: no device fits; the message lists those present.
         """
         if isinstance(spec, Device):
@@ -130,11 +133,11 @@ class Device(LaunchQueue):
         return self._programs[key]
 
     def profile(self) -> AbstractContextManager[Profile]:
-        """Time the kernels queued in the block, on a separate queue; waits at both ends."""
+        """Time the kernels queued in a `with` block, on a separate queue; waits at both ends."""
         return timing.profile(self)
 
     def log_kernels(self) -> AbstractContextManager[KernelLog]:
-        """Log when kernels run, on a separate queue, until the block ends; waits only there."""
+        """Log when kernels run, on a separate queue, until a `with` block ends; waits at both ends only."""
         return timing.log_kernels(self)
 
     def grid(self, count: int) -> tuple[tuple[int], tuple[int]]:
@@ -200,7 +203,7 @@ class Device(LaunchQueue):
         """Return the buffer of the constant values of a key, which `make()` returns; uploaded at first use."""
         buffer = self.kept.get(key)
         if buffer is None:
-            recorder, self.recorder = self.recorder, None  # kept buffers may appear in recordings
+            recorder, self.recorder = self.recorder, None  # a replay needs no upload: the buffer stays
             try:
                 buffer = self.upload(make())
             finally:

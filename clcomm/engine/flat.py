@@ -26,7 +26,7 @@ class FlatSpace(FlatBuffers):
     """Parameters and gradients of a model in flat buffers; `layout` has the place of each.
 
     The parameters become views of `params`. Padding is zero. Raises ArgumentError for parameters on several devices,
-    for none, and for parameters that are in a flat space already.
+    for no parameters, and for parameters that are in a flat space already.
     """
 
     def __init__(self, named_parameters: Iterable[tuple[str, Parameter]]):
@@ -56,8 +56,15 @@ class FlatSpace(FlatBuffers):
         """Return the flat space of the parameters that are trainable or were when they got a place.
 
         That is the one they lie in, or a new one if they have none. If some have become trainable since, the parameters
-        move to a new one; also from `outgrown`, whatever else it holds. Raises ArgumentError for parameters in
-        several spaces, and in one with other trainable parameters.
+        move to a new one.
+
+        Args:
+            named_parameters: (name, parameter) pairs in the module's order.
+            outgrown: a flat space that the parameters may leave even if it holds other trainable ones.
+
+        Raises:
+            ArgumentError: for parameters in several spaces, and in one other than `outgrown` with other trainable
+                parameters.
         """
         named = [(name, p) for name, p in named_parameters if p.requires_grad or space_of(p)]
         placed = [(p, space) for _, p in named if (space := space_of(p))]
@@ -82,7 +89,7 @@ class FlatSpace(FlatBuffers):
                 parameter.slot = None
 
     def rename(self, named_parameters: Iterable[tuple[str, Parameter]]) -> None:
-        """Rename the parameters in the layout; raises ArgumentError unless they come in the flat space's order."""
+        """Rename the parameters in the layout; raises ArgumentError for other parameters or another order of them."""
         named = list(named_parameters)
         if [id(p) for _, p in reversed(named)] != [id(p) for p in self.parameters]:
             raise ArgumentError("parameters: they lie in a flat space in another order; give the module itself")
@@ -106,7 +113,8 @@ class FlatSpace(FlatBuffers):
         """Move the flat space, with its contents, onto host arrays (uint8, `layout.span` bytes each).
 
         If the device shares the host's memory its buffers lie on top of the arrays. Otherwise, and for arrays that are
-        not aligned, the arrays are staging memory that pull_* and push_* copy to and from.
+        not aligned, the arrays are staging memory that pull_* and push_* copy to and from. Raises ArgumentError for
+        arrays of another dtype or size.
         """
         for name, array in (("params", params), ("grads", grads), ("reduced", reduced)):
             self._check_host_array(name, array)
@@ -140,7 +148,10 @@ class FlatSpace(FlatBuffers):
         return found
 
     def send_grads(self, start: int, stop: int, mark: QueueMark | None) -> None:
-        """Like `pull_grads`, once the device has reached `mark`; until `push_grads` these gradients must not change."""
+        """Do `pull_grads` as soon as the device has reached `mark`; None: once it has completed everything queued.
+
+        Until `push_grads` these gradients must not change.
+        """
         opening = self._opening(start, stop)
         if mark is None or any(slot.state != LOCAL for slot in opening):
             self.pull_grads(start, stop)
@@ -197,10 +208,10 @@ class FlatSpace(FlatBuffers):
         return push
 
     def complete_grads(self, slots: Sequence[GradSlot] | None = None) -> Any:
-        """Return the buffer that holds these gradients, zeros for those without one; None: all gradients.
+        """Return the buffer that holds the gradients of `slots`, by default of all; missing ones are filled with zeros.
 
-        That is `reduced` if all are averaged, else `grads`. Only a synchronisation writes to `reduced`, which ranks may
-        share.
+        That is `reduced` if all are averaged, else `grads`, to which averaged ones are copied: only a synchronisation
+        writes to `reduced`, which ranks may share.
         """
         slots = self.slots if slots is None else slots
         states = [slot.state for slot in slots]
@@ -226,7 +237,7 @@ class FlatSpace(FlatBuffers):
 
 
 def space_of(parameter: Tensor) -> FlatSpace | None:
-    """Return the flat space that a parameter has a place in; None where it has none."""
+    """Return the flat space in which a tensor has a place; None if it has none."""
     space = parameter.slot.space if isinstance(parameter, Parameter) and parameter.slot is not None else None
     return space if isinstance(space, FlatSpace) else None
 

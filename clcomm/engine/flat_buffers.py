@@ -14,8 +14,8 @@ from clcomm.flat_space.layout import FlatLayout
 class FlatBuffers:
     """OpenCL buffers of `layout.span` bytes: parameters, gradients and averaged gradients.
 
-    `reduced` is `grads` itself unless all three lie on host arrays, two of which differ. With `is_staged` the device's
-    memory is separate from the host arrays, so that pull_* and push_* copy.
+    `reduced` is `grads` itself unless all three lie on top of host arrays and it has an array of its own. With
+    `is_staged` the device's memory is separate from the host arrays, so that pull_* and push_* copy.
     """
 
     def __init__(self, device: Device, layout: FlatLayout, params: np.ndarray):

@@ -34,8 +34,8 @@ class DeviceFold:
     def __call__(self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int) -> Callable[[], None] | None:
         """Return a function that writes ((rows[0] + rows[1]) + ...) / divisor to `out`, with the same bits as NumPy.
 
-        `out` may be rows[0], but no other row. None for other dtypes, for a mean of 16-bit numbers, for arrays that
-        are not aligned or too large, and where the device raises an error.
+        `out` may be rows[0], but no other row. Returns None for other dtypes, for a mean of 16-bit numbers, for arrays
+        that are not aligned or too large, and where the device raises an error.
         """
         arrays = [out, *rows]
         if len(rows) < 2 or not all(map(self._kernels.takes, arrays)):
@@ -44,7 +44,7 @@ class DeviceFold:
             return self._kernels.prepare(lambda: self._launches(rows, out, divisor))
         for dtype, name in ((np.dtype(np.float16), "halves"), (BFLOAT16, "bfloat16")):
             if all(array.dtype == dtype for array in arrays) and divisor == 1:
-                return self._kernels.prepare(partial(self._launches_by_floats, name, rows, out))
+                return self._kernels.prepare(partial(self._launches_of_16_bit, name, rows, out))
         return None
 
     def _launches(self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int) -> list[HostLaunch]:
@@ -57,16 +57,17 @@ class DeviceFold:
             launches.append(HostLaunch(kernel, [out, factor, streams, *group, out.size]))
         return launches
 
-    def _launches_by_floats(self, name: str, rows: Sequence[np.ndarray], out: np.ndarray) -> list[HostLaunch]:
-        begin, add, end = (self._device.kernel("codec", f"{step}_{name}") for step in ("from", "add", "to"))
+    def _launches_of_16_bit(self, name: str, rows: Sequence[np.ndarray], out: np.ndarray) -> list[HostLaunch]:
+        """Return the launches of a sum of 16-bit numbers, whose total so far is kept in float32."""
+        decode, add, encode = (self._device.kernel("codec", f"{step}_{name}") for step in ("from", "add", "to"))
         total, count = aligned_empty(out.shape, np.float32), out.size
         return [
-            HostLaunch(begin, [rows[0], total, count]), *(HostLaunch(add, [row, total, count]) for row in rows[1:]),
-            HostLaunch(end, [total, out, 1.0, count]),
+            HostLaunch(decode, [rows[0], total, count]), *(HostLaunch(add, [row, total, count]) for row in rows[1:]),
+            HostLaunch(encode, [total, out, 1.0, count]),
         ]  # fmt: skip
 
     def _exceeds_cache(self, rows: int, nbytes: int) -> bool:
-        """Return whether the rows and results of all ranks, one sum each, exceed the device's cache."""
+        """Return whether the sums of all ranks, each with its rows and result, exceed the device's cache."""
         return rows * (rows + 1) * nbytes > self._device.cl_device.global_mem_cache_size
 
 
@@ -75,7 +76,7 @@ Fold = DeviceFold
 
 
 def rehearse(device: Device, rows: int, divisor: int) -> None:
-    """Launch the kernels of a sum of so many rows, on an uninitialised buffer."""
+    """Launch the kernels of a sum of this many rows, on an uninitialised buffer."""
     if device.runs_in_caller and rows > 1:
         row = device.allocate(4)
         for count, by in _cuts(rows, divisor):
@@ -93,7 +94,7 @@ def _cuts(rows: int, divisor: int) -> list[tuple[int, int]]:
 
 
 def _kernel(device: Device, rows: int, divisor: int) -> tuple[Any, float]:
-    """Return the kernel for so many rows, and its factor or divisor."""
+    """Return the kernel for this number of rows, and its factor or divisor."""
     # The reciprocal of a power of two is exact: same bits as dividing, and faster.
     if divisor & (divisor - 1) == 0:
         return device.kernel("fold", "fold", ROWS=rows), 1 / divisor

@@ -1,4 +1,4 @@
-"""All differentiable functions in one place, usually imported as F."""
+"""All functions of tensors in one module, usually imported as F."""
 
 from __future__ import annotations
 

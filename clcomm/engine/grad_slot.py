@@ -15,7 +15,7 @@ NONE, LOCAL, REDUCED, SENT = range(4)
 
 
 class Gradient(Tensor):
-    """A parameter's gradient as `p.grad` returns it; follows the gradient between its two places.
+    """A parameter's gradient as `p.grad` returns it, which finds the gradient in whichever of its two places it is.
 
     An averaged gradient is read in place. Anything that may write, including any use of `buffer`, first copies it to
     this rank's own memory. Raises ArgumentError after the gradient was dropped: its memory holds the next one.
@@ -64,7 +64,7 @@ class Gradient(Tensor):
 
 
 class SlotOwner(Protocol):
-    """What a slot needs of its flat space."""
+    """The part of a flat space that a slot uses."""
 
     def note_states(self) -> None:
         """Notify a recording under way, if any, that states are about to change."""
@@ -73,15 +73,19 @@ class SlotOwner(Protocol):
 class GradSlot:
     """A parameter's gradient in the flat space: its state and its tensors on `grads` and on `reduced`.
 
-    state: NONE, LOCAL, REDUCED or SENT; settable, except to NONE: see `drop`.
+    Attributes:
+        state: NONE, LOCAL, REDUCED or SENT; may be set, except to NONE, which `drop` sets.
+        dropped: how many gradients were dropped so far.
+        local: the tensor on `grads`.
+        reduced: the tensor on `reduced`.
     """
 
     __slots__ = ("_gradient", "dropped", "local", "reduced", "space", "state")
 
     def __init__(self, space: SlotOwner) -> None:
         self.space = space
-        self.state = NONE  # an attribute, as every step reads and sets it for each parameter
-        self.dropped = 0  # how many gradients
+        self.state = NONE  # no property, as every step reads and sets it for each parameter
+        self.dropped = 0
         self.local: Tensor = None  # type: ignore[assignment]
         self.reduced: Tensor = None  # type: ignore[assignment]
         self._gradient: Gradient | None = None

@@ -17,6 +17,8 @@ class Guards:
     """Values that `function`, called with `args`, can reach by name, kept to be compared later.
 
     Args:
+        function: the recorded function.
+        args: its arguments.
         code: the code that runs in such a call, from `noting_code`; None: not known.
 
     Attributes:
@@ -53,6 +55,7 @@ class Guards:
 
 
 def _difference(read: Callable[[], Any], before: Any, names: Any) -> str | None:
+    """Return the name of the first value that is no longer as `before`; None if there is none."""
     try:
         now = read()
         if now == before:
@@ -68,7 +71,7 @@ def _difference(read: Callable[[], Any], before: Any, names: Any) -> str | None:
 
 
 class _Identical:
-    """Equals one object alone, by identity."""
+    """Compares equal to one object only, by identity."""
 
     __array_ufunc__ = None  # NumPy leaves the comparison to this class
     __hash__ = None  # type: ignore[assignment]
@@ -81,7 +84,10 @@ class _Identical:
 
 
 def _comparable(value: Any) -> Any:
-    """Return a copy to compare with: numbers and the like by value, containers by identity."""
+    """Return what later values are compared with: plain values are equal by value, others by identity.
+
+    Of tuples and of a module's attributes the elements are compared.
+    """
     if type(value) is tuple:
         return tuple(map(_comparable, value))
     if type(value) is dict:  # a module's attributes

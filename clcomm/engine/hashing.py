@@ -1,4 +1,4 @@
-"""The hash of clcomm/hashing.py, computed on the device."""
+"""The hash of clcomm/hashing.py, computed on a device by hash.cl."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clcomm.hashing import WORD
 
 
 def hash_buffer(device: Device, buffer: Any, nbytes: int) -> int:
-    """Return the hash of the first `nbytes` of a buffer, whole words; waits for the device."""
+    """Return the hash of the first `nbytes` of a buffer, a multiple of WORD; waits for the device."""
     grid = device.grid(nbytes // WORD)
     (units,) = grid[0]
     partials = device.allocate(units * WORD)

@@ -1,4 +1,4 @@
-"""Kernels that compute on arrays in host memory, in place, for the communication side."""
+"""Launches of kernels that compute on arrays in host memory, in place, for communication."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONE_ITEM = (1,), (1,)
 
 
 class HostLaunch(NamedTuple):
-    """A kernel, its arguments (for an array, a buffer on top of it is passed), and its global and local size."""
+    """A kernel, its arguments, and its global and local size; for an array the kernel gets a buffer on top of it."""
 
     kernel: Any
     arguments: Sequence[Any]
@@ -26,7 +26,7 @@ class HostLaunch(NamedTuple):
 class HostKernels:
     """Prepares launches of kernels whose last argument is a count of elements, an int, on arrays in host memory.
 
-    The device computes in the host's memory. The kernels have a queue of their own, so they wait for no others.
+    The device has to compute in the host's memory. The kernels have a queue of their own, so they wait for no others.
     """
 
     def __init__(self, device: Device):
@@ -54,7 +54,7 @@ class HostKernels:
         in_turn = self.device.in_turn
         sized = [(kernel, *launch.sizes) for kernel, launch in zip(kernels, planned, strict=True)]
 
-        def run(_memory: Any = (planned, buffers)) -> None:  # kernels do not keep their arguments' memory
+        def run(_memory: Any = (planned, buffers)) -> None:  # kernels do not keep their arguments' memory alive
             with in_turn:
                 for kernel, items, group in sized:
                     enqueue(queue, kernel, items, group)

@@ -16,7 +16,8 @@ from clcomm.storage.files import open_regular, read_regular, remove_tree
 
 #: The most bytes of a seal.
 _MOST_BYTES = 1 << 22
-#: PoCL touches this file of a program's folder at each use, with a clock that ticks every few milliseconds.
+#: PoCL touches this file of a program's folder at each use. File times may be a clock tick, a few milliseconds, too
+#: early, for which _TICK_S is ample.
 _TOUCHED, _TICK_S = "last_accessed", 1.0
 _PIECE_BYTES = 1 << 20
 
@@ -36,10 +37,10 @@ def seal(cache: Path, folders: list[Path]) -> str:
 
 
 def damaged(cache: Path, text: str, sealed_s: float) -> list[Path]:
-    """Return the folders with a missing or changed file since they were sealed; ValueError for text that is no seal.
+    """Return the folders of which a file is missing or has changed since they were sealed.
 
-    A file that is newer than `sealed_s` (seconds of the epoch) and not shorter was built again: PoCL writes each file
-    atomically.
+    A file that is newer than `sealed_s` (seconds of the epoch) and not shorter was built again, so it is valid: PoCL
+    writes each file atomically. Raises ValueError for text that is no seal.
     """
     folders = []
     for name, sealed in _parse(text).items():
@@ -62,7 +63,7 @@ def _changed_s(path: Path) -> float:
 
 
 def read_seal(path: Path) -> str:
-    """Return a seal's text; ValueError or OSError for a file that cannot be one."""
+    """Return a seal's text; raises ValueError or OSError for a file that cannot be one."""
     return read_regular(path, _MOST_BYTES).decode("utf-8")
 
 
@@ -88,7 +89,7 @@ def _digests(folder: Path) -> dict[str, list]:
         for name in names:
             path = Path(directory, name)
             if name != _TOUCHED:
-                with suppress(OSError):  # deleted meanwhile, or unreadable, also for PoCL
+                with suppress(OSError):  # deleted meanwhile, or unreadable for PoCL too
                     found[str(path.relative_to(folder))] = _digest(path)
     return found
 

@@ -24,9 +24,12 @@ _MOST_KEPT_ARRAYS = 64
 
 
 class LaunchQueue:
-    """The queue of a device of the given name, and the launches in it.
+    """The in-order queue of a device, and the launches in it.
 
-    runs_in_caller: whether kernels run in the thread that waits for them, as on PoCL's `basic` device.
+    Args:
+        name: the device's name in messages.
+        is_cpu: whether the device computes on the host's cores.
+        runs_in_caller: whether kernels run in the thread that waits for them, as on PoCL's `basic` device.
     """
 
     def __init__(self, context: cl.Context, name: str, *, is_cpu: bool, runs_in_caller: bool):
@@ -35,7 +38,7 @@ class LaunchQueue:
         self.context, self.name = context, name
         self.is_cpu, self.runs_in_caller = is_cpu, runs_in_caller
         self.queue = cl.CommandQueue(context)
-        self.launching = RLock()  # a kernel's arguments are set and it is queued before another thread sets its own
+        self.launching = RLock()  # held while a kernel's arguments are set and it is queued, as threads share kernels
         # Where kernels run in the calling thread, PoCL lets a thread run kernels that others have queued, and two
         # threads may then wait for each other's events. So one thread at a time uses such a device.
         self.in_turn = self.launching if runs_in_caller else nullcontext()
@@ -83,7 +86,7 @@ class LaunchQueue:
 
     @cached_property
     def side_queue(self) -> cl.CommandQueue:
-        """A second queue, for copies that don't wait for all that is queued in the first."""
+        """A second queue, for copies that do not wait for everything in the first."""
         import pyopencl as cl
 
         return cl.CommandQueue(self.context)
@@ -104,7 +107,7 @@ class LaunchQueue:
             self._drop_kept_arrays()
 
     def keep_while_queued(self, array: np.ndarray) -> None:
-        """Keep an array whose buffer was released until the kernels queued so far are done; drivers do not.
+        """Keep an array whose buffer was released until the kernels queued so far are done, as drivers do not.
 
         Garbage collection calls this in any thread, so it waits for nothing.
         """
@@ -122,7 +125,7 @@ class LaunchQueue:
             self._kept_arrays.popleft()
 
     def limit_kept_arrays(self) -> None:
-        """Wait for the queue if it keeps many such arrays."""
+        """Wait for the queue if it keeps many arrays of released buffers."""
         if len(self._kept_arrays) >= _MOST_KEPT_ARRAYS:
             self.finish()
 
@@ -130,7 +133,7 @@ class LaunchQueue:
 
     @property
     def recorder(self) -> Recorder | None:
-        """The Recorder of this thread's run, if it has one."""
+        """The Recorder of the run in this thread; None: no run is recorded."""
         recorders = self._recorders
         return recorders.get(get_ident()) if recorders else None
 

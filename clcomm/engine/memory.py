@@ -19,7 +19,7 @@ def _exact_buffer_class() -> Any:
     import pyopencl as cl
 
     class ExactBuffer(cl.Buffer):
-        """A buffer that reports its release, and that its sub-buffers keep alive."""
+        """A buffer that reports its release; its sub-buffers keep it alive."""
 
         memory: Memory | None = None
         counted = 0
@@ -44,7 +44,9 @@ class Memory:
 
     `active_bytes` are in use, `held_bytes` are allocated on the device (the pool keeps some of them for later), and
     `peak_bytes` is the most that was ever held. A buffer on top of a host array counts like any other.
-    on_release: called, in any thread, with that array when its buffer is released.
+
+    Attributes:
+        on_release: called, in any thread, with the host array under a buffer when that buffer is released.
     """
 
     on_release: Callable[[np.ndarray], None] | None = None
@@ -70,7 +72,10 @@ class Memory:
         return self._exact_bytes + self._pool.managed_bytes
 
     def allocate(self, nbytes: int) -> Any:
-        """Return a pooled buffer of at least `nbytes`, which returns to the pool with its last reference."""
+        """Return a pooled buffer of at least `nbytes`, which returns to the pool with its last reference.
+
+        Raises DeviceError if the device has no memory for it.
+        """
         try:
             buffer = self._pool.allocate(nbytes)
         except (self._error, MemoryError) as error:
@@ -79,7 +84,16 @@ class Memory:
         return buffer
 
     def exact(self, nbytes: int = 0, *, copy_of: np.ndarray | None = None, on_top_of: np.ndarray | None = None) -> Any:
-        """Return a buffer of `nbytes`, a copy of an array, or a buffer on top of an array."""
+        """Return a buffer that is not pooled, by one of the three arguments.
+
+        Args:
+            nbytes: the size of an uninitialised buffer.
+            copy_of: a C-contiguous array whose values a new buffer holds.
+            on_top_of: a C-contiguous array whose memory the buffer uses.
+
+        Raises:
+            DeviceError: the device has no memory for it.
+        """
         flags, array = self._flags.READ_WRITE, None
         if copy_of is not None:
             flags, array = flags | self._flags.COPY_HOST_PTR, copy_of

@@ -1,6 +1,6 @@
 """The directory of PoCL's built kernels: one that no other user can write to, as PoCL runs the code in it.
 
-PoCL's own default for a process without HOME is /tmp/pocl/kcache, even if another user made that.
+PoCL's own default for a process without HOME is /tmp/pocl/kcache, even if another user created that.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _DESCRIPTORS, _KERNEL_BYTES = 16, 1 << 20
 def prepare() -> None:
     """Set POCL_CACHE_DIR, before PoCL is loaded, to a directory that no other user can write to.
 
-    Raises DeviceError if the user set it to a directory that others can write to, or that cannot be made, and
-    ArgumentError if no directory is possible.
+    Raises DeviceError if the user set it to a directory that others can write to, or that cannot be created, and
+    ArgumentError if there is no possible directory.
     """
     given = os.environ.get("POCL_CACHE_DIR")
     if given:
@@ -33,7 +33,7 @@ def prepare() -> None:
 
 
 def shortage() -> str:
-    """Return why PoCL cannot store a kernel: disk space, descriptors, permission; "" if it can."""
+    """Return why PoCL cannot store a kernel (disk space, descriptors, permission), or "" if it can."""
     directory = os.environ.get("POCL_CACHE_DIR")
     try:
         with ExitStack() as stack:

@@ -22,7 +22,7 @@ _SCALARS = {
     "long": "int64", "ulong": "uint64", "unsigned long": "uint64",
     "float": "float32",
 }  # fmt: skip
-_LOG_LIMIT = 800
+_LOG_LIMIT = 800  # characters of a build log in a message
 #: Builds of one program at the same time in several processes may collide in PoCL's cache, so a failed one is repeated.
 _TRIES = 2
 #: PyOpenCL generates Python code as it makes a kernel, which is not thread-safe.
@@ -83,7 +83,7 @@ def _build_failure(file: str, options: list[str], source: str, log: str) -> Devi
 
 
 def _save(file: str, text: str) -> str:
-    """Save the source and log of a failed build; return a phrase that says where."""
+    """Save the source and log of a failed build; return a phrase with the path, for a message."""
     try:
         with tempfile.NamedTemporaryFile("w", prefix=f"clcomm-{file}-", suffix=".cl", delete=False) as saved:
             saved.write(text)
@@ -117,14 +117,17 @@ def _argument_type(kernel: Any, index: int) -> Any:
 
 
 def bound_copy(kernel: Any, args: Sequence[Any], spare: list[cl.Kernel] | None = None) -> cl.Kernel:
-    """Return another kernel object for the same kernel, with its arguments set; None leaves one unset.
+    """Return another kernel object for the same kernel, with its arguments set.
 
-    spare: unused objects of that kernel; PyOpenCL compiles Python code for each new one, and never frees it.
+    Args:
+        args: the arguments; None leaves one unset.
+        spare: unused objects of that kernel, one of which is taken, as PyOpenCL compiles Python code for each new one
+            and never frees it.
     """
     import pyopencl as cl
 
     if isinstance(kernel, _UntypedKernel):
-        kernel, args = kernel.kernel, [_as_ours(arg) for arg in args]
+        kernel, args = kernel.kernel, [_as_argument(arg) for arg in args]
         types = [None] * len(args)
     else:
         types = [_argument_type(kernel, index) for index in range(kernel.num_args)]
@@ -140,17 +143,20 @@ def bound_copy(kernel: Any, args: Sequence[Any], spare: list[cl.Kernel] | None =
 
 
 class _UntypedKernel:
-    """A kernel of a driver without argument types: ints become int32 and floats float32, as in all our kernels."""
+    """A kernel of a driver without argument types: Python's ints are passed as int32, floats as float32.
+
+    All kernels of this package declare them so.
+    """
 
     def __init__(self, kernel: Any):
         self.kernel = kernel
         self.function_name = kernel.function_name
 
     def __call__(self, queue: Any, global_size: Any, local_size: Any, *args: Any) -> Any:
-        return self.kernel(queue, global_size, local_size, *[_as_ours(arg) for arg in args])
+        return self.kernel(queue, global_size, local_size, *[_as_argument(arg) for arg in args])
 
 
-def _as_ours(arg: Any) -> Any:
+def _as_argument(arg: Any) -> Any:
     import numpy as np
 
     return np.int32(arg) if type(arg) is int else np.float32(arg) if type(arg) is float else arg

@@ -12,7 +12,8 @@ from clcomm.engine.launch_queue import LaunchQueue
 class QueueMark:
     """A position in a queue, after everything queued so far.
 
-    leaves_cores: whether the device computes without the host's cores.
+    Attributes:
+        leaves_cores: whether the device computes without the host's cores.
     """
 
     def __init__(self, device: LaunchQueue):

@@ -29,9 +29,9 @@ PLAIN = (int, float, complex, str, bytes, type(None), range, slice, np.generic, 
 BOOKKEEPING = frozenset({"_parameters", "_modules", "_flat_space"})
 #: Code of these packages is not followed: its launches depend on its arguments alone.
 _FOREIGN = frozenset({"clcomm", "numpy", "pyopencl", "torch", *sys.stdlib_module_names}) - {"__main__"}
-#: Methods that are called without their names in the code.
+#: Methods that may be called where their names are not in the code.
 _UNNAMED = frozenset({"forward", "__call__"})
-#: Of larger containers the length is compared, larger arrays are not compared.
+#: Larger containers are compared by length only, larger arrays not at all.
 _MOST_ELEMENTS, _MOST_BYTES = 256, 4096
 
 
@@ -69,7 +69,7 @@ class ReachableValues:
         self.sources: list[Source] = []
         self.generators: list[tuple[str, Callable[[], Any]]] = []
         self.unreadable: str | None = None
-        self._seen: dict[int, Any] = {}  # the values too, so that no id is used again
+        self._seen: dict[int, Any] = {}  # by id; values are kept, so that no id is reused
         for name, value in roots:
             self._visit(name, value)
 
@@ -137,7 +137,7 @@ class ReachableValues:
     def _visit_object(self, value: Any) -> None:
         kind, owner = type(value), type(value).__name__
         held: dict[str, Any] = getattr(value, "__dict__", {})
-        if isinstance(value, Module):  # the engine's own code is not followed, so all attributes count
+        if isinstance(value, Module):  # the engine's own code, which reads attributes too, is not followed
             self.sources.append(Source(partial(getattr, value, "__dict__"), (owner,)))
             self._visit_mapping(owner, held, held.keys() - BOOKKEEPING, watch=False)
         else:

@@ -1,4 +1,4 @@
-"""Recorders note the launches and allocations of one ordinary run of a function."""
+"""The Recorder, which notes the launches and allocations of one ordinary run of a function."""
 
 from __future__ import annotations
 
@@ -20,21 +20,28 @@ Slots = tuple[Stateful, ...]
 
 
 class Allocation:
-    """Memory allocated in the run; `owner` is the buffer as long as anything else refers to it."""
+    """Memory allocated in the run.
+
+    Attributes:
+        owner: the buffer, as long as anything else refers to it; then None.
+        first, last: the numbers of the first and the last launch that use it; -1: none does.
+    """
 
     def __init__(self, owner: Any, nbytes: int):
         self.owner, self.nbytes = owner, nbytes
-        self.first = self.last = -1  # launches that use it
+        self.first = self.last = -1
 
     def is_unused(self) -> bool:
+        """Return whether nothing else refers to the buffer."""
         return sys.getrefcount(self.owner) <= _OWNED_ALONE
 
 
+#: The reference count of a buffer to which only its Allocation refers, taken in the way that `is_unused` takes it.
 _OWNED_ALONE = (lambda allocation: sys.getrefcount(allocation.owner))(Allocation(object(), 0))
 
 
 class InputIndex(int):
-    """Which of the run's inputs an argument is."""
+    """An argument that is one of the run's inputs: the number of that input."""
 
 
 class RecordedLaunch:
@@ -58,9 +65,9 @@ class Recorder:
     """Notes what one run of a function queues on a device.
 
     Args:
-        memory: the device's.
-        revision: the device's, as the run begins.
-        inputs: the index of each input by the address of its buffer.
+        memory: the device's Memory.
+        revision: the device's `revision` when the run begins.
+        inputs: the number of each input, by the address of its buffer.
     """
 
     def __init__(self, memory: Memory, revision: int, inputs: dict[int, int]):
@@ -68,7 +75,7 @@ class Recorder:
         self.refusal: str | None = None  # why the run can't be replayed
         self.segments = [Segment()]
         self.before: dict[Slots, list[int]] = {}  # states before the run
-        self.allocations: dict[int, Allocation] = {}  # by address, while their memory is in use
+        self.allocations: dict[int, Allocation] = {}  # by address, as long as their memory is in use
         self._memory = memory
         self._latest: dict[Slots, list[int]] = {}
         self._count = 0
@@ -78,7 +85,7 @@ class Recorder:
         self.refusal = self.refusal or reason
 
     def allocate(self, nbytes: int) -> Any:
-        """Return a pooled buffer, maybe one whose last reference was dropped before."""
+        """Return a pooled buffer; memory of earlier ones without references may be used again."""
         self._release_unused()
         buffer = self._memory.allocate(nbytes)
         self.allocations[buffer.int_ptr] = Allocation(buffer, nbytes)
@@ -116,7 +123,7 @@ class Recorder:
             segment.states += [(slot, slot.state) for slot, state in pairs if slot.state != state]
 
     def begin_segment(self) -> None:
-        """Go on after a function that ran on the host."""
+        """Note that a function has run on the host; further launches belong to the next segment."""
         for slots in self._latest:
             self._latest[slots] = [slot.state for slot in slots]
         self.segments.append(Segment())

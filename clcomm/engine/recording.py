@@ -53,7 +53,7 @@ def _end(recorder: Recorder, revision: int, results: Any) -> None:
 
 
 def as_tensors(results: Any) -> tuple[Tensor, ...] | None:
-    """Return a function's results as a tuple, or None when they are anything but tensors."""
+    """Return a function's results as a tuple; None if they are anything but tensors."""
     if results is None:
         return ()
     tensors = results if isinstance(results, tuple) else (results,)
@@ -72,10 +72,13 @@ class Recording:
     """The launches of a finished Recorder, with memory planned in `nbytes` of an arena.
 
     Attributes:
-        guards: the Python values that it is valid for.
-        runs: how often it was queued again.
+        guards: the Python values for which it is valid.
+        runs: how many times it was queued again.
         next_check: the number of runs after which the function is compared with it.
-        constants: by address, the keys of the device's kept buffers that it uses.
+        segments: the Recorder's.
+        results: (shape, dtype, source) of each result; the source is an Allocation, an InputIndex or a buffer.
+        constants: the keys of the device's kept buffers that it uses, by address.
+        is_bound: whether its kernel objects have their arguments set.
     """
 
     def __init__(self, device: Device, recorder: Recorder, results: Results, guards: Guards | None = None):

@@ -1,4 +1,4 @@
-"""The first difference between two recordings of a function: launch by launch, with the same roles of all buffers."""
+"""The first difference between two recordings of a function, which are compared launch by launch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clcomm.engine.recording import Recording
 
 
 def first_difference(recorded: Recording, now: Recording) -> str | None:
-    """Return in words what first differs between a recording and a later one of the same function; None: nothing.
+    """Return a description of the first difference from a recording to a later one of the same function; None: none.
 
     Memory allocated in the runs differs each time: it counts as the same if all launches use it in the same places.
     """
@@ -24,9 +24,9 @@ def first_difference(recorded: Recording, now: Recording) -> str | None:
         found = _of_ends(before, after, count)
         if found is not None:
             return found
-    ran, runs = len(recorded.segments) - 1, len(now.segments) - 1
-    if ran != runs:
-        return f"it ran {ran} hooks and functions on the host, and runs {runs} now"
+    hooks_before, hooks_now = len(recorded.segments) - 1, len(now.segments) - 1
+    if hooks_before != hooks_now:
+        return f"it ran {hooks_before} hooks and functions on the host, and runs {hooks_now} now"
     if len(recorded.results) != len(now.results):
         return f"it returned {len(recorded.results)} tensors, and returns {len(now.results)} now"
     for index, (before_result, after_result) in enumerate(zip(recorded.results, now.results, strict=True)):
@@ -65,14 +65,14 @@ def _of_ends(before: Segment, after: Segment, count: int) -> str | None:
 
 
 def _identity(function: Any) -> Any:
-    """Return an identity that functions created by the same code share."""
+    """Return a value that is equal for functions created by the same code."""
     while hasattr(function, "func"):  # a partial
         function = function.func
     return getattr(function, "__qualname__", type(function))
 
 
 class _Roles:
-    """Which memory of one run corresponds to which of the other."""
+    """The pairs of corresponding memory in two runs."""
 
     def __init__(self, constants: dict[int, Any], new_constants: dict[int, Any]):
         self._constants, self._new_constants = constants, new_constants

@@ -35,7 +35,7 @@ class _UnbuiltKernel:
 
     @property
     def program(self) -> Program:
-        """The key of the program that it is in."""
+        """The key of the program that contains the kernel."""
         return self.file, self.fast_math, tuple(sorted(self.defines))
 
 
@@ -50,7 +50,7 @@ class _FirstLaunch:
 
 
 class Rehearsal(Device):
-    """A device that notes launches instead of queueing them; its memory is allocated but never computed.
+    """A device that notes launches instead of queueing them; its memory is allocated but never written by kernels.
 
     Build a model on it and run a step; then `programs` lists the step's programs, and `build` builds some of them on
     the device that this one imitates.
@@ -94,7 +94,7 @@ class Rehearsal(Device):
         """Release unreferenced memory, and take the rehearsal out of the device's peak."""
         self._launches.clear()
         self.kept = {}
-        gc.collect()  # models hold reference cycles
+        gc.collect()  # models hold reference cycles, which keep memory
         memory = self.device.memory
         memory.release_unused()
         memory.peak_bytes = max(self._peak_bytes, memory.held_bytes)

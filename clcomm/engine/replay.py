@@ -1,6 +1,6 @@
 """Replay: a step's launches are recorded once and then queued again, without running the step's Python code.
 
-As CUDA graphs do, for any OpenCL device: in a small model Python takes as long as the kernels.
+CUDA graphs do the same; this works on any OpenCL device. In a small model Python takes as long as the kernels.
 """
 
 from __future__ import annotations
@@ -21,17 +21,21 @@ from clcomm.engine.recording_diff import first_difference
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError, ReplayError
 
-_MOST_FAILURES = 3
-_MOST_STATES = 6
+_MOST_FAILURES = 3  # attempts to record a signature before its function runs as Python only
+_MOST_STATES = 6  # recordings of a signature, for different states of gradients and guards
 #: Replays before the function runs as Python and is compared with its recording; later every `check_every`.
 _FIRST_CHECKS = (0, 10, 100)
-#: Bytes of an arena above which it is released during a check, which needs memory of its own. Smaller ones stay: making
-#: the kernel objects again takes as long as dozens of steps.
+#: Bytes of an arena above which it is released during a check, which needs memory of its own. Smaller ones are kept, as
+#: making the kernel objects again takes as long as dozens of steps.
 _LARGE_ARENA = 16 << 20
 
 
 class _Signature:
-    """The recordings for one set of shapes and values, one for each state of gradients and guards; failed attempts."""
+    """The recordings for one set of shapes and values, one for each state of gradients and guards.
+
+    Attributes:
+        failures: attempts to record that failed, and recordings that were never replayed.
+    """
 
     def __init__(self) -> None:
         self.recordings: list[Recording] = []
@@ -57,6 +61,11 @@ class Replay:
             or a tuple of Tensors, which are not on the tape. It may run forward and backward.
         limit: the most sets of shapes and values to remember.
         check_every: replays between checks.
+
+    Attributes:
+        enabled: whether calls may be recorded and replayed.
+        recorded, replayed, checked: the numbers of these runs.
+        refusal: the reason of the latest refusal; None: there was none.
     """
 
     def __init__(self, function: Callable[..., Results], *, limit: int = 16, check_every: int = 1000):
@@ -66,7 +75,7 @@ class Replay:
             raise ArgumentError(f"check_every: expected a number of replays from 1 up, got {check_every}")
         self.function, self.limit, self.check_every = function, limit, check_every
         self.enabled = os.environ.get("CLCOMM_REPLAY", "1") != "0"
-        self.recorded = self.replayed = self.checked = 0  # runs
+        self.recorded = self.replayed = self.checked = 0
         self.refusal: str | None = None
         self._signatures: OrderedDict[Any, _Signature] = OrderedDict()
         self._code: frozenset[CodeType] | None = frozenset()  # code that ran in the function; None: not known
@@ -194,9 +203,9 @@ class Replay:
                     change = old.guards.change() if old.guards and old.is_valid else None
                     self.refusal = f"{change or 'what it uses'} changes from call to call"
         signature.recordings = [*kept, recording]
-        for other in self._signatures.values():  # void recordings keep memory
+        for other in self._signatures.values():  # recordings that are no longer valid would keep memory
             other.recordings = [old for old in other.recordings if old.is_valid]
-        recording.device.memory.release_unused()  # memory of the recorded run, which replays do not need
+        recording.device.memory.release_unused()  # the memory of the recorded run, which replays do not need
 
     def _arena_for(self, recording: Recording) -> Any:
         """Return the arena, large enough for all recordings."""

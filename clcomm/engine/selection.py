@@ -1,4 +1,4 @@
-"""Which OpenCL device a rank uses, and how the ranks of a host share the CPU's cores."""
+"""Selects the OpenCL device of a rank, and limits it to the rank's share of the host's cores."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Candidate:
 
     @property
     def description(self) -> str:
-        """Device and platform name, in which a name in `device=` is looked up."""
+        """Device and platform name; `choose` searches it for the name that it is given."""
         return f"{self.cl_device.name.strip()}, {self.cl_device.platform.name.strip()}"
 
     @property
@@ -64,8 +64,8 @@ def prepare_environment(cores: int) -> None:
     """Limit PoCL, before it is loaded, to `cores`; variables that the user has set are left unchanged.
 
     With one core or less, PoCL's `basic` driver runs kernels in the calling thread, without a worker to wake. PoCL from
-    PyPI has it under that name; other builds may have renamed it, and get a single worker. Raises the errors of
-    `pocl_cache.prepare`.
+    PyPI has a driver of that name; other builds may have renamed it, so they get a single worker. Raises what
+    `pocl_cache.prepare` raises.
     """
     pocl_cache.prepare()
     if cores <= 1 and find_spec("pocl_binary_distribution"):
@@ -117,9 +117,15 @@ def device_kind(cl_device: Any) -> str:
 
 
 def choose(spec: str | None, local_rank: int) -> Candidate:
-    """Return the device that `spec`, else CLCOMM_DEVICE, names; without either a GPU by local rank, else the CPU.
+    """Return the device for a process.
 
-    Raises DeviceError, with a list of the devices present, when none fits.
+    Args:
+        spec: "gpu", "gpu:1" or part of a device or platform name; None: CLCOMM_DEVICE, else the GPUs, else the CPUs,
+            else the accelerators.
+        local_rank: the process's rank on its host; devices that fit are used in turn.
+
+    Raises:
+        DeviceError: no device fits; the message lists those present.
     """
     source = "device"
     if spec is None and os.environ.get("CLCOMM_DEVICE"):

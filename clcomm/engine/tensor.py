@@ -23,9 +23,9 @@ Shape = tuple[int, ...]
 
 
 class Node:
-    """The operation that a tensor is the result of: its place on the tape, see autograd.py."""
+    """The operation that has a tensor as its result, on the tape; see autograd.py."""
 
-    inputs: tuple[Tensor | None, ...] | None  # None once backward ran
+    inputs: tuple[Tensor | None, ...] | None  # None after backward
     needs: tuple[bool, ...]  # whether each input needs a gradient
     saved: tuple[Any, ...]
     order: int
@@ -38,12 +38,13 @@ class Tensor(TensorOperators["Tensor"]):
 
     Args:
         array_like: the values.
+        device: a Device or a name as for `Device.select`; by default `default_device()`.
         requires_grad: whether the tensor is a leaf of the tape, to whose `grad` `backward()` of results adds.
-        copy: False: the tensor may share the array's memory if the device can use it; the array must then not change
-            while the tensor is in use.
+        copy: whether the values are copied in any case. If not, the tensor shares the array's memory where the device
+            can use it, and the array must not change while the tensor is in use.
 
     Raises:
-        ArgumentError: another dtype, no elements, or 2**31 or more of them.
+        ArgumentError: values that are not numbers, integers outside int32, no elements, or 2**31 or more of them.
     """
 
     __slots__ = ("__weakref__", "_grad", "_hooks", "_node", "_requires_grad", "buffer", "device", "dtype", "shape")
@@ -127,7 +128,7 @@ class Tensor(TensorOperators["Tensor"]):
     # -- copies
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        """Return a leaf with memory of its own on the same device, without a gradient and hooks."""
+        """Return a leaf with memory of its own on the same device, without gradient and hooks."""
         kind, (values, _, requires_grad) = self.__reduce__()
         return kind(values, self.device, requires_grad)
 
@@ -136,7 +137,7 @@ class Tensor(TensorOperators["Tensor"]):
         return self.__deepcopy__({})
 
     def __reduce__(self) -> tuple[type[Tensor], tuple[np.ndarray, None, bool]]:
-        """Pickle the values, to be loaded to the default device; ArgumentError for the result of an operation."""
+        """Pickle the values, to be loaded to the default device; raises ArgumentError for an operation's result."""
         if self._node is not None:
             raise ArgumentError("copy: expected a leaf, got the result of an operation; detach() it first")
         return self._pickled_as(), (self.numpy(), None, self._requires_grad)
@@ -195,8 +196,12 @@ class Tensor(TensorOperators["Tensor"]):
     ) -> Callable[[], None]:
         """Call `hook(self)` in each backward once this leaf's gradient is complete (its last kernel is queued).
 
-        planned: a Replay does not call the hook again, but the function that it returned in the recorded run, if any;
-        the recorded run calls that function too. Returns a function that removes the hook.
+        Returns a function that removes the hook.
+
+        Args:
+            hook: the function to call.
+            planned: whether the hook only returns a function that does its work, or None. That function is called next;
+                replays call the one of the recorded run, without the hook.
         """
         if self._hooks is None:
             self._hooks = []
@@ -212,10 +217,14 @@ class Tensor(TensorOperators["Tensor"]):
         return remove
 
     def backward(self, gradient: Tensor | float | None = None) -> None:
-        """Add the gradients of this tensor to the `grad` of every leaf it was computed from.
+        """Add the gradients of this tensor to the `grad` of every leaf from which it was computed.
 
-        gradient: that of this tensor itself: a tensor of its shape, or a number for every element; None: 1, for a
-        tensor of one element.
+        Args:
+            gradient: the gradient of this tensor itself: a tensor of its shape, or a number for every element; None: 1,
+                for a tensor of one element.
+
+        Raises:
+            ArgumentError: no leaf needs a gradient, `gradient` does not fit, or the graph ran backward before.
         """
         Tensor._backward(self, gradient)
 
@@ -252,7 +261,7 @@ def copy_into(target: Tensor, source: Tensor) -> None:
 
 
 def constant(device: Device, value: float) -> Tensor:
-    """Return a tensor of shape () that holds `value`; the device keeps its buffer."""
+    """Return a tensor of shape () that holds `value`; its buffer is the device's, shared by all equal constants."""
     buffer = device.keep(("constant", repr(value)), lambda: np.array(value, FLOAT32))
     return wrap(device, buffer, ())
 

@@ -1,4 +1,4 @@
-"""The time of kernels, and the share of a step that is not kernels: Python, launches, waits."""
+"""The time of kernels, and the share of a step in which no kernel runs: Python, launches, waits."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ class Profile:
 @contextmanager
 def profile(device: LaunchQueue) -> Iterator[Profile]:
     """Time the kernels that a device queues in the block; waits at both ends."""
-    outer, seen = device.note, Profile()
-    with _timed(device, seen.note):
+    outer_note, profiled = device.note, Profile()
+    with _timed(device, profiled.note):
         begin = time.perf_counter()
         try:
-            yield seen
+            yield profiled
         finally:
             device.queue.finish()
-            seen.seconds = time.perf_counter() - begin
-            if outer is not None:
-                for launch in seen.events:
-                    outer(launch)
-            seen.close()
+            profiled.seconds = time.perf_counter() - begin
+            if outer_note is not None:
+                for launch in profiled.events:
+                    outer_note(launch)
+            profiled.close()
 
 
 @contextmanager
 def log_kernels(device: LaunchQueue) -> Iterator[KernelLog]:
-    """Log when a device's kernels run, until the block ends; waits only there."""
+    """Log when a device's kernels run, until the block ends; waits at both ends only."""
     with _timed(device, None):
         log = KernelLog(device)
         device.note = log.note
@@ -85,11 +85,11 @@ class KernelLog:
     """Launches of a device and when they ran, read from time to time without waiting for a kernel.
 
     Events have times of the driver's clock. Markers, queued between two readings of `time.perf_counter_ns()`, give its
-    offset from the host's clock; of the latest markers the one with the shortest interval counts.
+    offset from the host's clock; of the latest markers the one with the shortest interval between the readings counts.
     """
 
     _MARKERS = 8
-    _MOST_NAMES = 4096  # recordings make and release kernels
+    _MOST_NAMES = 4096  # bounded, as recordings make and release kernels
 
     def __init__(self, device: LaunchQueue):
         import pyopencl as cl
@@ -108,7 +108,7 @@ class KernelLog:
         self._read_marks()
 
     def pause(self, paused: bool) -> None:
-        """Stop logging launches, or resume."""
+        """Stop logging launches if `paused`, else resume."""
         self._device.note = None if paused else self.note
 
     def take(self) -> list[tuple[str, tuple[int, ...], int, int]]:
@@ -126,7 +126,7 @@ class KernelLog:
 
     @property
     def uncertainty_ns(self) -> int:
-        """The largest error of the device's times on the host's clock."""
+        """The largest error of the returned times, from the offset between the two clocks."""
         return min(self._offsets)[0]
 
     def _completed(self) -> int:
@@ -159,7 +159,7 @@ class KernelLog:
 
 
 class Overhead(NamedTuple):
-    """A step's seconds, and its kernels' seconds; medians."""
+    """A step's time and its kernels' time in seconds, both medians."""
 
     step_s: float
     kernel_s: float
@@ -175,7 +175,12 @@ def measure_overhead(device: LaunchQueue, step: Callable[[], object], repeats: i
 
     Steps timed as a whole alternate with steps whose kernels are timed by events. Each launch counts with its median,
     so that disturbed steps on a busy machine do not matter. Where kernels run in the calling thread, a step's time is
-    that thread's CPU time, which other processes don't lengthen. `step` must queue the same launches each time.
+    that thread's CPU time, which other processes don't lengthen.
+
+    Args:
+        step: runs one step; it must queue the same launches each time.
+        repeats: steps measured in each of the two ways.
+        warm_up: steps before these that do not count.
     """
     clock = time.thread_time if device.runs_in_caller else time.perf_counter
     steps: list[float] = []
@@ -186,10 +191,10 @@ def measure_overhead(device: LaunchQueue, step: Callable[[], object], repeats: i
         step()
         device.finish()
         whole = clock() - begin
-        with profile(device) as seen:
+        with profile(device) as profiled:
             step()
         if number >= 0:
             steps.append(whole)
-            kernels.append([launch.seconds for launch in seen.launches])
+            kernels.append([launch.seconds for launch in profiled.launches])
     each = (statistics.median(times) for times in zip(*kernels, strict=True))
     return Overhead(statistics.median(steps), sum(each))

@@ -21,8 +21,8 @@ from clcomm.storage.files import read_regular, write_whole
 if TYPE_CHECKING:
     import pyopencl as cl
 
-FORMAT = 1  # of the file; files of another number are ignored
-_MOST_BYTES = 16 * 1024
+FORMAT = 1  # of the file; files of another format are ignored
+_MOST_BYTES = 16 * 1024  # of a file
 _POCL_DRIVERS = re.compile(r"^(basic|pthread|cpu-minimal|cpu)-")
 
 Value = int | tuple[int, ...]
@@ -30,10 +30,10 @@ Value = int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Tuning:
-    """The sizes. CPU: gemm_tile, transpose_from, near_cache; everything else: gemm_block, group, conv_outputs."""
+    """Kernel sizes: gemm_tile, transpose_from and near_cache are those of CPUs, the others those of other devices."""
 
     gemm_tile: tuple[int, int] = (6, 16)  # rows and columns of sums in a CPU's registers
-    transpose_from: int = 192  # matrix side from which columns of A evict each other from the caches
+    transpose_from: int = 192  # the least of M, N and K from which columns of A evict each other from the caches
     near_cache: int = 24 * 1024  # bytes of the L1 cache for rows of a weight gradient
     gemm_block: tuple[int, int, int] = (16, 4, 16)  # items per side of a group, sums per side of an item, slice of K
     group: int = 256  # work-items of a group of an elementwise kernel
@@ -100,7 +100,7 @@ def defaults(cl_device: cl.Device) -> Tuning:
 def load(cl_device: cl.Device, kind: str) -> Tuning:
     """Return the sizes stored for a device, else the built-in ones.
 
-    An invalid file is ignored with a warning, on the first rank of each host.
+    An invalid file is ignored, with a warning from the first rank of each host.
     """
     identity, built_in = Identity.of(cl_device, kind), defaults(cl_device)
     try:
@@ -136,7 +136,7 @@ def _bounded_text(path: Path) -> str | None:
 
 
 def parse(text: str, identity: Identity) -> dict[str, Any]:
-    """Return the choices in a table's text; raises ValueError unless it is a table for this device."""
+    """Return the choices in a table's text; raises ValueError unless it is a valid table for this device."""
     table = json.loads(text)
     if not isinstance(table, dict) or table.keys() != {"format", "choices", *Identity._fields}:
         raise ValueError("expected a table of tuned sizes")

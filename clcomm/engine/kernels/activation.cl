@@ -13,12 +13,12 @@ __kernel void sigmoid(__global float *restrict y, __global const float *restrict
     FOR_LANES(i, count) store_lanes(1.0f / (1.0f + exp(-load_lanes(x + i, count - i, 0.0f))), y + i, count - i);
 }
 
-__kernel void sigmoid_grad(__global float *restrict dx, __global const float *restrict g, __global const float *restrict y,
-                           int count) {
+__kernel void sigmoid_grad(__global float *restrict dx, __global const float *restrict g,
+                           __global const float *restrict y, int count) {
     FOR_EACH(i, count) dx[i] = g[i] * y[i] * (1.0f - y[i]);
 }
 
-/* `tanh` is the built-in's name */
+/* A kernel cannot be named `tanh`, which is a built-in function. */
 __kernel void hyperbolic_tangent(__global float *restrict y, __global const float *restrict x, int count) {
     FOR_LANES(i, count) store_lanes(tanh(load_lanes(x + i, count - i, 0.0f)), y + i, count - i);
 }

@@ -1,8 +1,8 @@
 /* Included before every program. ON_CPU: a work-item processes one long run of elements, or of rows, which vectorises;
    elsewhere there is a work-item for each element and a work-group of ROW_GROUP items for each row.
 
-   `lanes` is the vector of loops that call exp, tanh or sqrt, which compilers for CPUs do not vectorise by themselves.
-   The last load of a run is padded with `filler`. */
+   `lanes` is the vector type of loops that compilers for CPUs do not vectorise by themselves: sums, maxima, calls of
+   exp, tanh or sqrt. The last load of a run is padded with `filler`. */
 
 /* The larger of two floats, or of vectors lane by lane; `a` where `b` is NaN, so that a maximum ignores NaN. */
 #define LARGER(a, b) ((b) > (a) ? (b) : (a))

@@ -12,7 +12,8 @@
    and PAD_W, so that the taps outside x at either end of a row are known at compile time: tiles whose taps reach
    an end of the row are compiled for their position in it, all others once. With
    ONE_CHANNEL in x that build also knows KERNEL_H, and keeps a tile's weights in local memory in the order of their
-   use: without a loop over channels, computing the weights' addresses would cost more than the products. */
+   use: without a loop over channels, computing the weights' addresses would cost more than the products. DILATED is
+   defined for a dilation above 1, in the first build only. */
 
 #define TILE_OUTPUTS 4
 #define TILE_PIXELS 3
@@ -104,8 +105,8 @@ INLINE void add_tap(
     }
 }
 
-/* Computes the tile at (oy, ox) and stores it in rows of `results`, `results_row` apart. In the build for one WIDTH, of
-   the pixels that the tile reads x has `before` ones before the tile's first and `after` from there on. */
+/* Computes the tile at (oy, ox) and stores it in rows of `results`, `results_row` apart. In the build for one WIDTH
+   the taps outside pixels [ox - before, ox + after) of x are left out. */
 INLINE void convolve_tile(
     __local float8 *results, int results_row, __global const float8 *packed, WEIGHTS weight,
     const int w_output[TILE_OUTPUTS], const float8 start[TILE_OUTPUTS], Shape s, int oy, int ox,
@@ -224,8 +225,8 @@ __kernel void convolve(
             const int stored = oy * out_width + last - filled;
             int left = 0;
             for (int i = 0; i < outputs_valid; ++i)
-                left = flush(waiting + i * (8 + SEGMENT), y + (long)i * out_plane + stored, image_stride, filled, is_last,
-                             images_valid);
+                left = flush(waiting + i * (8 + SEGMENT), y + (long)i * out_plane + stored, image_stride, filled,
+                             is_last, images_valid);
             filled = left;
         }
 }
@@ -236,7 +237,7 @@ __kernel void convolve(
 #define MASKED 4
 
 /* The maximum of 4 vectors after ReLU; `place` is its index, the first of equals, or MASKED where ReLU gave 0. NaN is
-   larger than all, as in PyTorch. */
+   larger than all numbers, as in PyTorch. */
 INLINE float8 pool_lanes(const float8 values[4], int8 *place)
 {
     float8 best = values[0];

@@ -16,8 +16,8 @@ __kernel void times(__global const float *matrix, __global const float *factor, 
 }
 
 /* thin = transposed matrix x factor: thin[k][column] is the sum over the rows. `count` is the number of columns. */
-__kernel void transposed_times(__global const float *matrix, __global const float *factor, __global float *restrict thin,
-                               int rank, int rows, int count) {
+__kernel void transposed_times(__global const float *matrix, __global const float *factor,
+                               __global float *restrict thin, int rank, int rows, int count) {
     for (int k = 0; k < rank; ++k) {
         __global float *restrict sums = thin + (size_t)k * count;
         FOR_EACH(i, count) sums[i] = 0;
@@ -34,8 +34,8 @@ __kernel void transposed_times(__global const float *matrix, __global const floa
 
 /* matrix = first x transposed second. Each product is rounded before it is added, so that all ranks get the same
    bits on any device. `count` is the number of rows. */
-__kernel void outer(__global const float *first, __global const float *second, __global float *restrict matrix, int rank,
-                    int columns, int count) {
+__kernel void outer(__global const float *first, __global const float *second, __global float *restrict matrix,
+                    int rank, int columns, int count) {
     FOR_EACH(row, count) {
         __global float *restrict values = matrix + (size_t)row * columns;
         for (int i = 0; i < columns; ++i) values[i] = first[row] * second[i];

@@ -7,7 +7,8 @@ INLINE ulong mixed(ulong z) {
     return z ^ (z >> 31);
 }
 
-__kernel void hash_words(__global ulong *restrict partials, __global const ulong *restrict words, int units, int count) {
+__kernel void hash_words(__global ulong *restrict partials, __global const ulong *restrict words, int units,
+                         int count) {
     const ulong step = 0x9E3779B97F4A7C15UL;
     FOR_EACH(unit, units) {
         ulong total = 0;

@@ -1,4 +1,4 @@
-/* Squared error. */
+/* Squared error and its gradient. */
 
 /* out[block] = scale * sum of (x - y)^2 over one block of elements */
 __kernel void squared_error(__global float *restrict out, __global const float *x, __global const float *y, int count,

@@ -7,8 +7,9 @@ __kernel void sgd(__global float *restrict p, __global const float *restrict g, 
     FOR_EACH(i, count) p[i] -= lr * (g[i] + weight_decay * p[i]);
 }
 
-__kernel void sgd_momentum(__global float *restrict p, __global const float *restrict g, __global float *restrict velocity,
-                           float lr, float weight_decay, float momentum, int nesterov, int first, int count) {
+__kernel void sgd_momentum(__global float *restrict p, __global const float *restrict g,
+                           __global float *restrict velocity, float lr, float weight_decay, float momentum,
+                           int nesterov, int first, int count) {
     p += first, g += first, velocity += first;
     if (nesterov) {
         FOR_EACH(i, count) {
@@ -29,8 +30,8 @@ __kernel void sgd_momentum(__global float *restrict p, __global const float *res
 /* Adam (Kingma and Ba, 2015) with weight_decay in the gradient; AdamW (Loshchilov and Hutter, 2019) with `shrink`,
    1 - lr * weight_decay, on the parameters. step_size and root_correction hold the bias corrections. */
 __kernel void adam(__global float *restrict p, __global const float *restrict g, __global float *restrict mean,
-                   __global float *restrict square, float beta1, float beta2, float eps, float weight_decay, float shrink,
-                   float step_size, float root_correction, int first, int count) {
+                   __global float *restrict square, float beta1, float beta2, float eps, float weight_decay,
+                   float shrink, float step_size, float root_correction, int first, int count) {
     p += first, g += first, mean += first, square += first;
     FOR_LANES(i, count) {
         const lanes before = load_lanes(p + i, LANES, 0.0f) * shrink;

@@ -16,7 +16,8 @@ INLINE int last_row(Window w, int oy) { return smaller(w.height, oy * w.stride_h
 INLINE int first_column(Window w, int ox) { return larger(0, ox * w.stride_w - w.pad_w); }
 INLINE int last_column(Window w, int ox) { return smaller(w.width, ox * w.stride_w - w.pad_w + w.kernel_w); }
 
-/* The window's largest element, the first of equals; NaN is larger than all, the last NaN wins, as in PyTorch. */
+/* The place of the window's largest element, the first of equals; NaN is larger than all numbers, and of several NaN
+   the last one counts, as in PyTorch. */
 INLINE int largest(__global const float *x, Window w, int oy, int ox)
 {
     int place = first_row(w, oy) * w.width + first_column(w, ox);

@@ -40,8 +40,8 @@ __kernel void sum_rows(__global float *restrict out, __global const float *restr
 }
 
 /* out[o, b, i] = scale * sum over k of x[o, b * block + k, i] */
-__kernel void sum_columns(__global float *restrict out, __global const float *restrict x, int outer, int axis, int inner,
-                          int block, int blocks, float scale) {
+__kernel void sum_columns(__global float *restrict out, __global const float *restrict x, int outer, int axis,
+                          int inner, int block, int blocks, float scale) {
 #ifdef ON_CPU
     FOR_EACH(unit, outer * blocks) {
         const int first = (unit % blocks) * block;

@@ -11,7 +11,8 @@ __kernel void transpose(__global float *restrict out, __global const float *rest
 #else
     FOR_EACH(at, rows * inner) {
         int from = (at % inner) * step;
-        for (int d = dims - 2, rest = at / inner; d >= 0; rest /= plan[d], --d) from += (rest % plan[d]) * plan[dims + d];
+        for (int d = dims - 2, rest = at / inner; d >= 0; rest /= plan[d], --d)
+            from += (rest % plan[d]) * plan[dims + d];
         out[at] = x[from];
     }
 #endif

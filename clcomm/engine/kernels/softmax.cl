@@ -1,5 +1,5 @@
 /* Softmax and log-softmax of each row and the cross-entropy of logits against class indices, with their gradients. The
-   row's maximum is subtracted first. */
+   row's maximum is subtracted first, so that exp does not overflow. */
 
 INLINE float row_maximum(__global const float *from, int columns, __local float *scratch) {
     lanes most = -INFINITY;
@@ -35,8 +35,8 @@ __kernel void softmax(__global float *restrict y, __global const float *restrict
 }
 
 /* dx = y (g - sum(g y)) */
-__kernel void softmax_grad(__global float *restrict dx, __global const float *restrict g, __global const float *restrict y,
-                           int rows, int columns) {
+__kernel void softmax_grad(__global float *restrict dx, __global const float *restrict g,
+                           __global const float *restrict y, int rows, int columns) {
     GROUP_SCRATCH(scratch);
     FOR_ROWS(row, rows) {
         const int start = row * columns;

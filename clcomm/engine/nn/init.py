@@ -22,13 +22,13 @@ class Generator:
         self.manual_seed(seed)
 
     def manual_seed(self, seed: int) -> None:
-        """Restart from `seed`, a whole number, of which the low 32 bits count."""
+        """Restart from `seed`, a whole number of which the low 32 bits count; ArgumentError for anything else."""
         if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool):
             raise ArgumentError(f"seed: expected a whole number, got {seed!r}")
         self._engine = np.random.RandomState(int(seed) & 0xFFFFFFFF)
 
     def uniform(self, shape: Shape, low: float, high: float) -> np.ndarray:
-        """Return float32 values drawn evenly from [low, high), as `torch.empty(shape).uniform_(low, high)` has them."""
+        """Return float32 values, uniform on [low, high): those of `torch.empty(shape).uniform_(low, high)`."""
         draws = self._engine.randint(0, 1 << 32, size=math.prod(shape), dtype=np.uint32)
         unit = (draws & np.uint32((1 << 24) - 1)) * 2.0**-24
         low32, width32 = np.float32(low), np.float32(high) - np.float32(low)
@@ -45,9 +45,14 @@ def manual_seed(seed: int) -> None:
 
 
 def layer_values(weight_shape: Shape, bias: bool, rng: Generator | None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return initial weight and bias of a Linear [out, in] or Conv2d [out, in, height, width] layer.
+    """Return the initial weight and bias of a Linear or Conv2d layer, drawn in this order.
 
-    Weight: kaiming_uniform with a = sqrt(5) (He et al., 2015), then bias: uniform within 1 / sqrt(fan_in).
+    The weight is kaiming_uniform with a = sqrt(5) (He et al., 2015), the bias uniform within 1 / sqrt(fan_in).
+
+    Args:
+        weight_shape: [out, in] or [out, in, height, width].
+        bias: whether the layer has a bias.
+        rng: the source; None: the one that `manual_seed` seeds.
     """
     rng = _generator if rng is None else rng
     fan_in = math.prod(weight_shape[1:])

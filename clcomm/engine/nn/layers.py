@@ -18,7 +18,13 @@ def _positive(**sizes: int) -> None:
 
 
 class Linear(Module):
-    """x [N, in_features] -> x weight^T + bias [N, out_features]; initial values are PyTorch's."""
+    """x [N, in_features] -> x weight^T + bias [N, out_features]; initial values are PyTorch's.
+
+    Args:
+        bias: whether the layer has a bias.
+        device: where its parameters are; by default `default_device()`.
+        rng: the source of the initial values; by default the one that `manual_seed` seeds.
+    """
 
     def __init__(
         self,
@@ -41,7 +47,13 @@ class Linear(Module):
 class Conv2d(Module):
     """x [N, in_channels, H, W] -> [N, out_channels, H', W']; initial values are PyTorch's.
 
-    `kernel_size` and `padding` are one number for both directions, or (vertical, horizontal).
+    Args:
+        kernel_size: one number for both directions, or (vertical, horizontal).
+        stride: one number for both directions.
+        padding: one number for both directions, or (vertical, horizontal).
+        bias: whether the layer has a bias.
+        device: where its parameters are; by default `default_device()`.
+        rng: the source of the initial values; by default the one that `manual_seed` seeds.
     """
 
     def __init__(
@@ -68,6 +80,8 @@ class Conv2d(Module):
 
 
 class _Pool(Module):
+    """A pooling layer's sizes: each is one number for both directions, or (vertical, horizontal)."""
+
     def __init__(
         self,
         kernel_size: int | tuple[int, int],

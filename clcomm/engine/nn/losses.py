@@ -10,7 +10,7 @@ from clcomm.engine.tensor import Tensor
 
 
 class CrossEntropyLoss(Module):
-    """Cross-entropy of logits [rows, classes] against integer classes [rows]; see functional.cross_entropy."""
+    """Cross-entropy of logits [rows, classes] against integer classes [rows]; see ops.loss.cross_entropy."""
 
     def __init__(self, reduction: str = "mean"):
         self.reduction = reduction
@@ -20,7 +20,7 @@ class CrossEntropyLoss(Module):
 
 
 class MSELoss(Module):
-    """Squared error of two tensors of one shape; see functional.mse_loss."""
+    """Squared error of two tensors of one shape; see ops.loss.mse_loss."""
 
     def __init__(self, reduction: str = "mean"):
         self.reduction = reduction

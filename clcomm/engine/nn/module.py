@@ -79,7 +79,7 @@ class Module:
     # -- contents
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """Yield (dotted name, module) of this module, named "", and all inside it, each once."""
+        """Yield (dotted name, module) of this module, named `prefix`, and of all inside it, each once."""
         seen: set[int] = set()
         waiting: list[tuple[str, Module]] = [(prefix, self)]
         while waiting:
@@ -92,7 +92,7 @@ class Module:
             waiting.extend(reversed(children))
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Yield (dotted name, parameter), each parameter once, in the order of assignment."""
+        """Yield (dotted name, parameter), each once: a module's own parameters, then those of its sub-modules."""
         seen: set[int] = set()
         for prefix, module in self.named_modules():
             for key, parameter in module._parameters.items():
@@ -129,8 +129,8 @@ class Module:
     def flat_space(self) -> FlatSpace:
         """Return the flat space of the trainable parameters, which move into it at the first call.
 
-        Parameters that are frozen later keep their place. It is built again after parameters became trainable or layers
-        were replaced.
+        Parameters that are frozen later keep their place. The flat space is built again after parameters became
+        trainable or layers were replaced.
         """
         named = list(self.named_parameters())
         space = FlatSpace.holding(named, self._flat_space)

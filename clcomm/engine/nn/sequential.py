@@ -1,4 +1,4 @@
-"""Sequential, which fuses consecutive layers for which there is one kernel."""
+"""Sequential, which runs consecutive layers as one kernel where there is such a kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ReLU, sigmoid and tanh; each keeps its result, from which backward gets the gradient."""
+"""ReLU, sigmoid and tanh; each keeps its result, from which backward computes the gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NumPy's broadcasting: result shapes, index plans for the kernels, and the two directions as launches."""
+"""NumPy's broadcasting: result shapes, index plans for the kernels, and launches with broadcast operands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def broadcast_shape(name: str, a: Shape, b: Shape) -> Shape:
 def _plan(shape: Shape, a: Shape, b: Shape) -> tuple[np.ndarray, int, int, int]:
     """Return (plan, outer, rows, inner) for kernels that read `a` and `b` broadcast to `shape`; see elementwise.cl.
 
-    Neighbouring dimensions are merged where both operands allow it, so the inner loop is as long as can be.
+    Neighbouring dimensions are merged where both operands allow it, so that the inner loop is as long as possible.
     """
     sizes: list[int] = []
     strides: list[list[int]] = []
@@ -67,7 +67,7 @@ def _plan_buffer(device: Device, shape: Shape, a: Shape, b: Shape) -> object:
 
 
 def expand(x: Tensor, shape: Shape, scale: float = 1.0, out: Tensor | None = None) -> Tensor:
-    """Return scale * x broadcast to `shape`, written to `out` if given."""
+    """Return scale * x broadcast to `shape`, not on the tape; written to `out` if given."""
     out = empty(x.device, shape) if out is None else out
     if x.shape == shape:
         device, size = x.device, x.size

@@ -33,7 +33,7 @@ class Conv2dOp(Op):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """dx: dy convolved with the reversed kernel; dw: the correlation of x with dy; db: dy's sums."""
+        """Queue dx, dy convolved with the reversed kernel; dw, the correlation of x with dy; and db, the sums of dy."""
         db = ctx.out(2) if ctx.needs[2] else None
         packed_grad = convolution.pack_gradient(ctx.geometry, grad, db)
         return *_product_gradients(ctx, packed_grad, *ctx.saved), db
@@ -55,7 +55,10 @@ class ConvReluPoolOp(Op):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """dy goes to the places of the maxima; then as in Conv2dOp."""
+        """Queue the unpooling of dy to the places of the maxima, then the gradients as in Conv2dOp.
+
+        Where dx is not needed and rows of dy fit into local memory, the weight gradient's kernel unpools them there.
+        """
         g: Geometry = ctx.geometry
         packed, weight, places = ctx.saved
         db = ctx.out(2) if ctx.needs[2] else None
@@ -89,11 +92,20 @@ def conv2d(
     stride: int = 1,
     padding: int | tuple[int, int] = 0,
 ) -> Tensor:
-    """Return the convolution of x [N, C, H, W] with weight [O, C, kernel_h, kernel_w], plus bias [O].
+    """Return the convolution of x with weight, plus bias.
 
-    The result has (size + 2 * padding - kernel) // stride + 1 rows and columns; `padding` is one number or
-    (rows, columns). Padding is left out of the sums, so that a weight of Inf or NaN does not make the borders NaN.
-    Raises ArgumentError if shapes do not fit, or the kernel exceeds the padded image.
+    The result has (size + 2 * padding - kernel) // stride + 1 rows and columns. Padding is left out of the sums, so
+    that a weight of Inf or NaN does not make the borders NaN.
+
+    Args:
+        x: [N, C, H, W].
+        weight: [O, C, kernel_h, kernel_w].
+        bias: [O], or None.
+        stride: one number for both directions.
+        padding: one number, or (rows, columns).
+
+    Raises:
+        ArgumentError: shapes do not fit, or the kernel exceeds the padded image.
     """
     geometry = _checked("conv2d", x, weight, bias, stride, padding)
     return Conv2dOp.apply(x, weight, bias, geometry=geometry)
@@ -102,7 +114,8 @@ def conv2d(
 def conv_relu_pool(x: Tensor, weight: Tensor, bias: Tensor | None = None, padding: int | tuple[int, int] = 0) -> Tensor:
     """Return max_pool2d(relu(conv2d(x, weight, bias, padding=padding)), 2), in one kernel where possible.
 
-    That is on a CPU, if the convolution keeps the width. Raises ArgumentError as conv2d and max_pool2d do.
+    That is on a CPU if the convolution keeps the width; see `can_fuse_pool`. Arguments and errors are those of conv2d
+    and max_pool2d.
     """
     geometry = _checked("conv_relu_pool", x, weight, bias, 1, padding)
     if convolution.can_fuse_pool(geometry, x.device):

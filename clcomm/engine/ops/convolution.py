@@ -1,4 +1,4 @@
-"""The launches of conv2d: sizes, packing, and the kernels of conv2d.cl, without autograd.
+"""The launches of conv2d, without autograd: sizes, packing, and the kernels of the files conv2d*.cl and pack.cl.
 
 N C H W: images, input channels, rows, columns. O: output channels. Kernels are [O, C, kernel_h, kernel_w].
 """
@@ -17,8 +17,8 @@ _PACK_RUN = 4096  # features that one CPU work-item packs
 _CHUNK_IMAGES = 64  # images whose weight gradients one work-item sums
 _POOLED_ROOM = 192  # pixels of 4 outputs' dy, unpooled in local memory: 24 KiB
 _WIDEST, _WIDEST_KERNEL = 256, 5  # the largest row and kernel widths with a specialised build
-_WORTH_A_BUILD = 1 << 16  # multiplications per image
-_GROUP = 64
+_WORTH_A_BUILD = 1 << 16  # multiplications per image from which a specialised build saves time
+_GROUP = 64  # work-items of a group of a GPU's `convolve`
 
 Grid = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -105,7 +105,7 @@ def convolve(g: Geometry, packed: Tensor, weight: Tensor, bias: Tensor | None, y
 
 
 def data_gradient(g: Geometry, packed_grad: Tensor, weight: Tensor, dx: Tensor) -> None:
-    """Queue dx: dy convolved with the kernel in reverse, with outputs and channels exchanged."""
+    """Queue dx: the convolution of dy with the reversed kernel, with outputs and channels exchanged."""
     device = dx.device
     device.launch(
         device.kernel(_file(device), "convolve", **({"DILATED": 1} if g.stride > 1 else _build(g, g.outputs, device))),
@@ -198,6 +198,7 @@ def _file(device: Device) -> str:
 
 
 def _forward_shape(g: Geometry, bias: Tensor | None) -> tuple[int, ...]:
+    """Return the SHAPE_ARGS of conv2d.cl for the forward pass."""
     return (
         g.images, g.channels, g.height, g.width, g.outputs, g.out_height, g.out_width,
         g.kernel_h, g.kernel_w, g.stride, 1, g.pad_h, g.pad_w,
@@ -212,6 +213,7 @@ def _build(g: Geometry, channels: int, device: Device) -> dict[str, Any]:
 
 
 def _width_build(g: Geometry, channels: int) -> dict[str, Any]:
+    """Return the defines of the build for one width; see conv2d.cl."""
     sizes = {"WIDTH": g.width, "KERNEL_W": g.kernel_w, "PAD_W": g.pad_w}
     return {**sizes, "ONE_CHANNEL": 1, "KERNEL_H": g.kernel_h} if channels == 1 else sizes
 

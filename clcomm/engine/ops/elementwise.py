@@ -37,7 +37,7 @@ def _affine(x: Tensor, scale: float, shift: float = _NOTHING, out: Tensor | None
 
 
 def _target(ctx: Any, index: int, shape: Shape) -> Tensor | None:
-    """Return where the gradient goes when input `index` was not broadcast, else None."""
+    """Return the tensor for the gradient of input `index` if that input has this shape, else None."""
     return ctx.out(index) if ctx.inputs[index].shape == shape else None
 
 
@@ -115,7 +115,7 @@ class Div(Op):
 
 
 class Affine(Op):
-    """scale * x + shift, for numbers scale and shift."""
+    """scale * x + shift, where scale and shift are numbers."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *, scale: float, shift: float) -> Tensor:

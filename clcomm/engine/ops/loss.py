@@ -82,10 +82,16 @@ class SquaredError(Op):
 
 
 def cross_entropy(logits: Tensor, targets: Tensor | np.ndarray, reduction: str = "mean") -> Tensor:
-    """Return the cross-entropy of logits [rows, classes] against integer classes [rows].
+    """Return the cross-entropy of logits against integer classes.
 
-    `reduction` is "mean", "sum" or "none" (one loss for each row). Raises ArgumentError for a target in a host array
-    that is not a class; such a target on the device gives a loss of NaN.
+    Args:
+        logits: [rows, classes].
+        targets: a class for each row, in an int32 tensor or an integer array.
+        reduction: "mean", "sum" or "none" (one loss for each row).
+
+    Raises:
+        ArgumentError: shapes or dtypes do not fit, or a target in an array is not a class; such a target in a tensor
+            gives a loss of NaN.
     """
     float_tensor("cross_entropy", logits)
     if logits.ndim != 2:
@@ -118,7 +124,10 @@ def _check_rows(rows: int, shape: tuple[int, ...]) -> None:
 
 
 def mse_loss(prediction: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Return the squared error of two tensors of one shape; `reduction` is "mean", "sum" or "none"."""
+    """Return the squared error of two tensors of one shape.
+
+    `reduction` is "mean", "sum" or "none" (one error for each element). Raises ArgumentError if the shapes differ.
+    """
     float_tensor("mse_loss", prediction)
     float_tensor("mse_loss", target)
     if prediction.shape != target.shape:

@@ -29,7 +29,7 @@ class MaxPool2dOp(Op):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Each gradient goes to the place of its window's maximum."""
+        """Queue dx: each gradient is added at the place of its window's maximum."""
         (places,) = ctx.saved
         dx = ctx.out(0)
         _launch_gradient("max_pool_gradient", (grad, places), dx, ctx.window)
@@ -50,7 +50,7 @@ class AvgPool2dOp(Op):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Each gradient is shared out evenly over its window."""
+        """Queue dx: each gradient is divided evenly over its window."""
         dx = ctx.out(0)
         _launch_gradient("average_pool_gradient", (grad,), dx, ctx.window)
         return (dx,)
@@ -62,11 +62,19 @@ def max_pool2d(
     stride: int | tuple[int, int] | None = None,
     padding: int | tuple[int, int] = 0,
 ) -> Tensor:
-    """Return the maxima of the windows of x [N, C, H, W]: [N, C, out_h, out_w].
+    """Return the maxima of the windows of x: [N, C, out_h, out_w].
 
-    `stride` is the kernel size by default; rows and columns of the result number
-    (size + 2 * padding - kernel) // stride + 1. The maximum of a window that holds NaN is NaN. Raises ArgumentError
-    for sizes that do not fit and for padding above half the kernel.
+    The result has (size + 2 * padding - kernel) // stride + 1 rows and columns. The maximum of a window that holds NaN
+    is NaN.
+
+    Args:
+        x: [N, C, H, W].
+        kernel_size: of a window: one number, or (rows, columns).
+        stride: from window to window, likewise; None: the kernel size.
+        padding: likewise, at most half of the kernel size.
+
+    Raises:
+        ArgumentError: sizes that do not fit.
     """
     return MaxPool2dOp.apply(x, window=_window("max_pool2d", x, kernel_size, stride, padding))
 
@@ -88,7 +96,7 @@ def _window(
     stride: int | tuple[int, int] | None,
     padding: int | tuple[int, int],
 ) -> Window:
-    """Return the checked sizes."""
+    """Return the sizes of a pooling after checking its arguments."""
     float_tensor(f"{function}: x", x)
     if len(x.shape) != 4:
         raise ArgumentError(f"{function}: x: expected 4 dimensions (N, C, H, W), got shape {x.shape}")

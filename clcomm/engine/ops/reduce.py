@@ -1,4 +1,4 @@
-"""Sum and mean over all elements or over dimensions, argmax along the last one."""
+"""Sum and mean over all elements or over some dimensions, and argmax along the last one."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ def sum_over(x: Tensor, axes: Shape, scale: float = 1.0, out: Tensor | None = No
 
 
 def _adjacent_runs(axes: Shape) -> list[tuple[int, int]]:
+    """Return (first, last) of each run of adjacent dimensions, which are summed as one."""
     runs: list[tuple[int, int]] = []
     for axis in axes:
         if runs and runs[-1][1] == axis - 1:
@@ -57,7 +58,7 @@ def _adjacent_runs(axes: Shape) -> list[tuple[int, int]]:
 
 
 def _sum_run(x: Tensor, outer: int, axis: int, inner: int, shape: Shape, scale: float, out: Tensor | None) -> Tensor:
-    """Sum x, seen as [outer, axis, inner], over the middle."""
+    """Return scale * x, seen as [outer, axis, inner], summed over `axis`, in `shape` or in `out` if given."""
     device = x.device
     block = _ROW_BLOCK if inner == 1 else _COLUMN_BLOCK
     while True:
@@ -83,13 +84,13 @@ def _sum_run(x: Tensor, outer: int, axis: int, inner: int, shape: Shape, scale: 
 
 
 def sum(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Return the sum of x over the dimensions `axis` (all by default), which `keepdims` keeps as size 1."""
+    """Return the sum of x over the dimensions `axis` (all by default), which `keepdims` keeps with size 1."""
     axes, shape = _reduced("sum", x, axis, keepdims)
     return Sum.apply(x, axes=axes, shape=shape, scale=1.0)
 
 
 def mean(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Return the mean of x over the dimensions `axis` (all by default), which `keepdims` keeps as size 1."""
+    """Return the mean of x over the dimensions `axis` (all by default), which `keepdims` keeps with size 1."""
     axes, shape = _reduced("mean", x, axis, keepdims)
     return Sum.apply(x, axes=axes, shape=shape, scale=1.0 / math.prod([x.shape[d] for d in axes]))
 

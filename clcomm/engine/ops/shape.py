@@ -42,7 +42,7 @@ class Transpose(Op):
 
 @lru_cache(maxsize=1024)
 def _transposition(shape: Shape, axes: Shape) -> tuple[np.ndarray, int]:
-    """Return sizes and then strides in x of the result's dimensions, merged where possible, and how many there are."""
+    """Return the sizes, then the strides in x, of the result's dimensions, merged where possible, and their number."""
     strides = [math.prod(shape[a + 1 :]) for a in range(len(shape))]
     sizes: list[int] = []
     steps: list[int] = []
