@@ -21,7 +21,7 @@ from clcomm.storage.files import read_regular, write_whole
 if TYPE_CHECKING:
     import pyopencl as cl
 
-FORMAT = 1  # of the file; files of another format are ignored
+FORMAT = 2  # of the file; files of another format are ignored
 _MOST_BYTES = 16 * 1024  # of a file
 _POCL_DRIVERS = re.compile(r"^(basic|pthread|cpu-minimal|cpu)-")
 
@@ -32,7 +32,7 @@ Value = int | tuple[int, ...]
 class Tuning:
     """Kernel sizes: gemm_tile, transpose_from and near_cache are those of CPUs, the others those of other devices."""
 
-    gemm_tile: tuple[int, int] = (6, 16)  # rows and columns of sums in a CPU's registers
+    gemm_tile: tuple[int, int, int] = (6, 16, 8)  # rows, columns and lanes of a vector of sums in a CPU's registers
     transpose_from: int = 192  # the least of M, N and K from which columns of A evict each other from the caches
     near_cache: int = 24 * 1024  # bytes of the L1 cache for rows of a weight gradient
     gemm_block: tuple[int, int, int] = (16, 4, 16)  # items per side of a group, sums per side of an item, slice of K
@@ -42,15 +42,17 @@ class Tuning:
     def defines(self, file: str) -> dict[str, int]:
         """Return the build options of `kernels/<file>.cl` that these sizes decide."""
         if file == "gemm":
-            names = ("TILE_ROWS", "PANEL", "SIDE", "EACH", "SLICE")
+            names = ("TILE_ROWS", "PANEL", "TILE_LANES", "SIDE", "EACH", "SLICE")
             return dict(zip(names, (*self.gemm_tile, *self.gemm_block), strict=True))
         return {"OUTPUTS": self.conv_outputs} if file == "conv2d_gpu" else {}
 
 
+_NARROW_TILES = ((6, 16, 8), (4, 16, 8), (4, 24, 8), (12, 8, 8), (8, 24, 8), (6, 32, 8))
+_WIDE_TILES = ((12, 32, 16), (8, 48, 16), (14, 32, 16), (12, 16, 16))  # for 32 registers of 16 lanes
 #: The values of each size, in the order in which `tune-kernels` tries them; a file with any other value is ignored.
 CHOICES: dict[str, dict[str, tuple[Value, ...]]] = {
     "cpu": {
-        "gemm_tile": ((6, 16), (4, 16), (4, 24), (12, 8), (8, 24), (6, 32)),
+        "gemm_tile": _NARROW_TILES + _WIDE_TILES,
         "transpose_from": (192, 96, 384, 1024),
         "near_cache": (24 * 1024, 12 * 1024, 40 * 1024),
     },
@@ -92,9 +94,20 @@ def choices(kind: str) -> dict[str, tuple[Value, ...]]:
 
 
 def defaults(cl_device: cl.Device) -> Tuning:
-    """Return the built-in sizes, smaller ones for a device with small work-groups."""
+    """Return the built-in sizes: larger ones for wide vectors, smaller ones for small work-groups."""
     built_in = Tuning()
-    return built_in if cl_device.max_work_group_size >= built_in.group else replace(built_in, **_SMALL_GROUP)
+    if cl_device.max_work_group_size < built_in.group:
+        built_in = replace(built_in, **_SMALL_GROUP)
+    return replace(built_in, gemm_tile=_WIDE_TILES[0]) if has_wide_vectors(cl_device) else built_in
+
+
+def has_wide_vectors(cl_device: cl.Device) -> bool:
+    """Return whether a device computes with vectors of 16 floats at full speed.
+
+    AMD's Zen 4 takes two passes for one, and for later ones PyPI's PoCL has AVX2 code alone (pocl_target.py): for these
+    `tune-kernels` decides.
+    """
+    return cl_device.native_vector_width_float >= 16 and "AMD" not in f"{cl_device.vendor} {cl_device.name}"
 
 
 def load(cl_device: cl.Device, kind: str) -> Tuning:

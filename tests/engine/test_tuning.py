@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -22,7 +23,7 @@ from clcomm.engine.device import Device
 from clcomm.engine.tuning import Identity, Tuning
 from clcomm.errors import ArgumentError, OutputError
 
-OTHER = Tuning(gemm_tile=(4, 24), transpose_from=96, gemm_block=(8, 4, 16), conv_outputs=4)
+OTHER = Tuning(gemm_tile=(4, 24, 8), transpose_from=96, gemm_block=(8, 4, 16), conv_outputs=4)
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +47,12 @@ def stored(device: Device) -> tuple[Path, dict]:
     return path, json.loads(path.read_text())
 
 
+def built_in(device: Device) -> Tuning:
+    return tuning.defaults(device.cl_device)
+
+
 def test_without_a_table_sizes_are_the_built_in_ones(device):
-    assert loaded(device) == Tuning()
+    assert loaded(device) == built_in(device)
     assert not tuning.is_stored(device.cl_device, device.kind)
 
 
@@ -56,19 +61,19 @@ def test_what_is_stored_is_loaded(device, cache):
     assert path.parent == cache / "tuning" and os.listdir(path.parent) == [path.name]
     names = tuning.choices(device.kind)
     assert table["choices"].keys() == names.keys()  # of this kind alone
-    expected = asdict(Tuning()) | {name: value for name, value in asdict(OTHER).items() if name in names}
+    expected = asdict(built_in(device)) | {name: value for name, value in asdict(OTHER).items() if name in names}
     assert asdict(loaded(device)) == expected
     assert asdict(Device(device.cl_device, kind=device.kind).tuning) == expected
     assert Device(device.cl_device, kind=device.kind, tuning=Tuning()).tuning == Tuning()
     assert tuning.is_stored(device.cl_device, device.kind)
     assert tuning.forget(identity_of(device)) and not tuning.forget(identity_of(device))
-    assert loaded(device) == Tuning()
+    assert loaded(device) == built_in(device)
 
 
 def test_a_later_table_replaces_the_first(device):
     stored(device)
-    tuning.store(Tuning(), identity_of(device))
-    assert loaded(device) == Tuning()
+    tuning.store(built_in(device), identity_of(device))
+    assert loaded(device) == built_in(device)
 
 
 def changed(**changes):
@@ -87,7 +92,7 @@ DAMAGES = {
     "deep": lambda table: "[" * 15_000,
     "large": lambda table: json.dumps(table) + " " * 20_000,
     "huge number": lambda table: '{"format": ' + "9" * 9_000 + "}",
-    "another format": changed(format=2),
+    "another format": changed(format=tuning.FORMAT - 1),
     "format as text": changed(format="1"),
     "true for 1": changed(format=True),
     "another driver": changed(driver="9.9"),
@@ -102,7 +107,7 @@ DAMAGES = {
     "fraction": with_choice("transpose_from", 192.0),
     "not a number": with_choice("transpose_from", float("nan")),
     "not among the choices": with_choice("transpose_from", 193),
-    "nested tile": with_choice("gemm_tile", [[6], [16]]),
+    "nested tile": with_choice("gemm_tile", [[6], [16], [8]]),
     "true for a size": with_choice("group", True),
 }
 
@@ -114,7 +119,7 @@ def test_a_damaged_or_foreign_table_is_ignored_with_one_warning(device, damage):
     with pytest.warns(
         RuntimeWarning, match=r"tuning.*\.json: ignored, .*`clcomm tune-kernels` writes it again"
     ) as seen:
-        assert loaded(device) == Tuning()
+        assert loaded(device) == built_in(device)
     assert len(seen) == 1 and "\n" not in str(seen[0].message) and len(str(seen[0].message)) < 600
 
 
@@ -122,7 +127,7 @@ def test_bytes_that_are_no_text(device):
     path, _ = stored(device)
     path.write_bytes(b"\xff\xfe{}")
     with pytest.warns(RuntimeWarning, match="ignored"):
-        assert loaded(device) == Tuning()
+        assert loaded(device) == built_in(device)
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
@@ -131,14 +136,14 @@ def test_what_is_no_file(device, make):
     path.parent.mkdir(parents=True)
     make(path)
     with pytest.warns(RuntimeWarning, match="ignored"):
-        assert loaded(device) == Tuning()
+        assert loaded(device) == built_in(device)
 
 
 def test_only_the_first_rank_of_a_host_warns(device, monkeypatch):
     path, _ = stored(device)
     path.write_text("")
     monkeypatch.setenv("MPI_LOCALRANKID", "1")
-    assert loaded(device) == Tuning()  # warnings are errors here
+    assert loaded(device) == built_in(device)  # warnings are errors here
 
 
 def test_a_directory_that_cannot_be(device, cache):
@@ -160,9 +165,11 @@ def test_a_failed_write_leaves_the_old_table_and_nothing_else(device, monkeypatc
     assert os.listdir(path.parent) == [path.name] and path.read_bytes() == before
 
 
-def fake_device(name="GPU", driver="1.0", platform="Maker", group=1024):
-    platform = SimpleNamespace(name=platform)
-    return SimpleNamespace(name=name, driver_version=driver, platform=platform, max_work_group_size=group)
+def fake_device(name="GPU", driver="1.0", platform="Maker", group=1024, lanes=1, vendor="Maker"):
+    return SimpleNamespace(
+        name=name, driver_version=driver, platform=SimpleNamespace(name=platform), vendor=vendor,
+        max_work_group_size=group, native_vector_width_float=lanes,
+    )  # fmt: skip
 
 
 def test_each_device_driver_and_kind_has_a_table_of_its_own():
@@ -183,6 +190,21 @@ def test_a_device_with_small_groups_gets_kernels_that_fit():
     small = tuning.defaults(fake_device(group=64))
     assert small.group <= 64 and small.gemm_block[0] ** 2 <= 64
     assert tuning.defaults(fake_device(group=256)) == Tuning()
+
+
+@pytest.mark.parametrize(
+    ("name", "vendor", "lanes", "tile_lanes"),
+    [
+        ("pthread-Intel(R) Xeon(R) Platinum", "GenuineIntel", 16, 16),
+        ("basic-Intel(R) Core(TM) i5", "GenuineIntel", 8, 8),
+        ("pthread-AMD EPYC 9354", "AuthenticAMD", 16, 8),
+        ("cpu-znver5-AMD", "AuthenticAMD", 16, 8),
+        ("pthread-cortex-a72", "ARM", 4, 8),
+    ],
+)
+def test_the_cpu_chooses_the_lanes_of_a_product(name, vendor, lanes, tile_lanes):
+    chosen = tuning.defaults(fake_device(name, vendor=vendor, lanes=lanes))
+    assert chosen.gemm_tile[2] == tile_lanes and chosen.gemm_tile in tuning.CHOICES["cpu"]["gemm_tile"]
 
 
 def test_every_built_in_size_is_the_first_choice():
@@ -206,7 +228,9 @@ def test_every_choice_runs_is_timed_and_gives_the_same_bits(device):
     results = list(autotune.search(device.cl_device, device.kind, rounds=1, workloads=SMALL_WORKLOADS))
     trials = [trial for _, each in results for trial in each]
     assert [(trial.name, trial.value) for trial in trials] == [
-        (name, value) for name, values in tuning.choices(device.kind).items() for value in values
+        (name, value)
+        for name, values in tuning.choices(device.kind).items()
+        for value in sorted(values, key=lambda value: value != getattr(built_in(device), name))
     ]
     for trial in trials:
         assert trial.problem in ("", "not again")
@@ -228,6 +252,7 @@ def test_a_model_keeps_its_bits_with_other_sizes(device):
 
     assert results(OTHER) == results(Tuning())
     assert results(Tuning(near_cache=40 * 1024)) == results(Tuning())
+    assert results(Tuning(gemm_tile=(12, 32, 16))) == results(Tuning())
 
 
 def test_a_choice_has_to_save_time_to_be_taken():
@@ -264,7 +289,7 @@ def test_the_command_stores_what_later_devices_take(cache, monkeypatch, capsys):
     *_, last = out.splitlines()
     (path,) = (cache / "tuning").iterdir()
     assert last == f"stored in {path}"
-    assert "gemm_tile: 6x16 1.00" in out or "gemm_block: 16x4x16 1.00" in out
+    assert re.search(r"gemm_tile: (6x16x8|12x32x16) 1.00", out) or "gemm_block: 16x4x16 1.00" in out
     listed = subprocess.run([sys.executable, "-m", "clcomm", "devices"], capture_output=True, text=True, timeout=120)
     assert "tuned" in listed.stdout
     cli.main(["tune-kernels", "--reset"])

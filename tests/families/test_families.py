@@ -67,6 +67,11 @@ def test_a_family_agrees_with_float64(device: Device, name: str) -> None:
         check(device, FAMILIES[name], CASES)
 
 
+@pytest.mark.parametrize("family", [products.PRODUCT, products.LINEAR], ids=lambda family: family.name)
+def test_products_in_vectors_of_16_agree_with_float64(family: Family) -> None:
+    check(_guarded("cpu", Tuning(gemm_tile=(12, 32, 16))), family, CASES)
+
+
 def _tunings() -> Iterator[Any]:
     for kind in ("cpu", "gpu"):
         for name, values in choices(kind).items():

@@ -1,8 +1,8 @@
-"""Runs small cases of every family on Oclgrind: `python -m tests.oclgrind.simulate KIND CASES LONGEST [PLANTED]`.
+"""Runs small cases of every family on Oclgrind: `python -m tests.oclgrind.simulate KIND CASES LONGEST [WHAT]`.
 
 It has to be the only OpenCL platform. What Oclgrind reports goes to standard error, after a line for each case; on
-standard output are, as JSON, the kernels that ran and those that are there, by file. PLANTED, a mistake by name, is run
-instead.
+standard output are, as JSON, the kernels that ran and those that are there, by file. WHAT: the name of a mistake, which
+is run instead, or "wide" for products in vectors of 16.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from clcomm.engine import Tensor, selection
 from clcomm.engine.device import Device
 from clcomm.engine.tuning import Tuning
+from tests.families import products
 from tests.families.every import FAMILIES
 from tests.families.memory import ExactMemory
 
@@ -23,13 +25,18 @@ from tests.families.memory import ExactMemory
 CASE = "case: "
 
 
-def simulator(kind: str) -> Device:
+WIDE = "wide"
+
+
+def simulator(kind: str, is_wide: bool) -> Device:
     """Return Oclgrind's device, with the kernels of a kind, in memory of exact sizes."""
     (only,) = selection.candidates()
     if only.cl_device.platform.name != "Oclgrind":
         raise SystemExit(f"expected Oclgrind, got {only.description}")
     # Sides of 8 are transposed first; small groups are as good as large ones, and sooner simulated.
     tuning = Tuning(transpose_from=8, gemm_block=(8, 4, 16), group=64)
+    if is_wide:
+        tuning = replace(tuning, gemm_tile=(12, 32, 16))
     device = Device(only.cl_device, kind=kind, tuning=tuning)
     device.memory = ExactMemory(device)
     return device
@@ -69,14 +76,14 @@ PLANTED: dict[str, Callable[[Device], None]] = {
 }
 
 
-def main(kind: str, cases: str, longest: str, planted: str = "") -> None:
-    device = simulator(kind)
-    if planted:
-        announce(planted)
-        PLANTED[planted](device)
+def main(kind: str, cases: str, longest: str, what: str = "") -> None:
+    device = simulator(kind, what == WIDE)
+    if what in PLANTED:
+        announce(what)
+        PLANTED[what](device)
         device.finish()
         return
-    for family in FAMILIES.values():
+    for family in (products.PRODUCT, products.LINEAR) if what == WIDE else FAMILIES.values():
         if kind in family.kinds:
             for case in family.cases(np.random.default_rng(0), int(cases), int(longest)):
                 announce(f"{family.name}: {case}")

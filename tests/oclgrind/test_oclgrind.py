@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from clcomm.engine import program
-from tests.oclgrind.simulate import CASE, PLANTED
+from tests.oclgrind.simulate import CASE, PLANTED, WIDE
 
 CASES = os.environ.get("CLCOMM_OCLGRIND_CASES")
 #: Cases of each family, and their longest side: a GPU's work-groups take long to simulate.
@@ -78,6 +78,12 @@ def test_every_kernel_ran(simulated) -> None:
     assert [kernel for kernel in kernels["there"] if kernel not in kernels["ran"]] == []
     files = {path.stem for path in KERNELS.glob("*.cl")} - {"common", "builtins"}
     assert {file for file, _ in kernels["ran"]} == files - FOR_OTHERS[kind]
+
+
+def test_products_in_vectors_of_16_read_and_write_where_they_may(platform: Path) -> None:
+    printed, reports = simulate(platform, "cpu", *SIZES["cpu"], WIDE)
+    assert not reports, f"{len(reports)} cases, the first: {reports[0][:2000]}"
+    assert ["gemm", "gemm_few_rows"] in json.loads(printed)["ran"]
 
 
 @pytest.mark.parametrize("kind", SIZES)

@@ -12,70 +12,92 @@
 
 /* A work-item takes a panel of PANEL columns of B and a run of rows of A. It copies DEPTH rows of the panel into the
    order in which they are read, so that they stay in the L1 cache, and processes the rows of A in tiles of
-   TILE_ROWS x PANEL sums: 6 x 16 are 12 vectors of 8 lanes, the most that 16 registers hold with their operands. The
-   panel is in private memory, since PoCL allocates local memory at each launch. */
+   TILE_ROWS x PANEL sums, in vectors of TILE_LANES: 6 x 16 are 12 vectors of 8 lanes, the most that 16 registers hold
+   with their operands, and 12 x 32 are 24 vectors of 16 lanes for 32 registers. Each sum has a lane of its own, so that
+   no size changes a bit. The panel is in private memory, since PoCL allocates local memory at each launch. */
 
 #define SHORT_ROWS (TILE_ROWS < 4 ? TILE_ROWS : 4)
-#define SIDES (PANEL / 8)
+#define SIDES (PANEL / TILE_LANES)
+
+#if TILE_LANES == 16
+typedef float16 vector;
+#else
+typedef float8 vector;
+#endif
+typedef vector __attribute__((aligned(4))) unaligned_vector;
+
+INLINE vector load_vector(__global const float *from, int left)
+{
+    if (left >= TILE_LANES) return *(__global const unaligned_vector *)from;
+    vector value = 0.0f;
+    for (int i = 0; i < left; ++i) ((float *)&value)[i] = from[i];
+    return value;
+}
+
+INLINE void store_vector(vector value, __global float *to, int left)
+{
+    if (left >= TILE_LANES) *(__global unaligned_vector *)to = value;
+    else for (int i = 0; i < left; ++i) to[i] = ((float *)&value)[i];
+}
 
 /* Columns after the last one repeat it or keep old values; their sums are never stored. */
 INLINE void pack_panel(
-    float8 *panel, __global const float *b, long b_row, long b_column, int depth, int columns)
+    vector *panel, __global const float *b, long b_row, long b_column, int depth, int columns)
 {
     float *flat = (float *)panel;
     int k = 0;
     if (b_column == 1 && columns == PANEL)
         for (; k < depth; ++k)
-            UNROLL for (int side = 0; side < SIDES; ++side) panel[SIDES * k + side] = load8(b + k * b_row + 8 * side);
+            UNROLL for (int side = 0; side < SIDES; ++side)
+                panel[SIDES * k + side] = load_vector(b + k * b_row + TILE_LANES * side, TILE_LANES);
     else if (b_row == 1)
         for (; k + 8 <= depth; k += 8)
-            for (int side = 0; 8 * side < columns; ++side) {
+            for (int j = 0; j < columns; j += 8) {
                 float8 block[8];
-                UNROLL for (int i = 0; i < 8; ++i)
-                    block[i] = load8(b + k + smaller(side * 8 + i, columns - 1) * b_column);
+                UNROLL for (int i = 0; i < 8; ++i) block[i] = load8(b + k + smaller(j + i, columns - 1) * b_column);
                 transpose8(block);
-                UNROLL for (int i = 0; i < 8; ++i) panel[SIDES * (k + i) + side] = block[i];
+                UNROLL for (int i = 0; i < 8; ++i) *(float8 *)(flat + (k + i) * PANEL + j) = block[i];
             }
     for (; k < depth; ++k)
         for (int j = 0; j < columns; ++j) flat[k * PANEL + j] = b[k * b_row + j * b_column];
 }
 
-/* Sums a tile of `rows` rows; rows after `valid` read the last one and are not stored. B is read from the panel; with
-   `fills_panel` it is read from B itself and copied to the panel. */
+/* Sums a tile of `rows` rows by `sides` vectors; rows after `valid` read the last one and are not stored. B is read from
+   the panel; with `fills_panel` it is read from B itself and copied to the panel. */
 INLINE void tile(
-    __global const float *a, long a_row, long a_column, __global const float *b, long b_row, float8 *panel,
+    __global const float *a, long a_row, long a_column, __global const float *b, long b_row, vector *panel,
     __global float *c, int c_row, __global const float *bias, int depth, int columns, int valid, int is_first,
-    int is_last, const int rows, const int fills_panel)
+    int is_last, const int rows, const int sides, const int fills_panel)
 {
-    float8 sum[TILE_ROWS][SIDES];
+    vector sum[TILE_ROWS][SIDES];
     long row[TILE_ROWS];
     UNROLL for (int r = 0; r < TILE_ROWS; ++r) if (r < rows) {
         UNROLL for (int side = 0; side < SIDES; ++side) sum[r][side] = 0.0f;
         row[r] = smaller(r, valid - 1) * a_row;
     }
     for (int k = 0; k < depth; ++k) {
-        float8 right[SIDES];
-        UNROLL for (int side = 0; side < SIDES; ++side) {
-            right[side] = fills_panel ? load8(b + 8 * side) : panel[SIDES * k + side];
+        vector right[SIDES];
+        UNROLL for (int side = 0; side < SIDES; ++side) if (side < sides) {
+            right[side] = fills_panel ? load_vector(b + TILE_LANES * side, TILE_LANES) : panel[SIDES * k + side];
             if (fills_panel) panel[SIDES * k + side] = right[side];
         }
         UNROLL for (int r = 0; r < TILE_ROWS; ++r) if (r < rows) {
             const float value = a[row[r]];
-            UNROLL for (int side = 0; side < SIDES; ++side) sum[r][side] += value * right[side];
+            UNROLL for (int side = 0; side < SIDES; ++side) if (side < sides) sum[r][side] += value * right[side];
         }
         a += a_column;
         b += b_row;
     }
-    const float8 zero = 0.0f;
-    UNROLL for (int side = 0; side < SIDES; ++side) {
-        const int count = columns - 8 * side;
-        const float8 start = HAS_BIAS && is_first ? load_lanes(bias + 8 * side, count, 0.0f) : zero;
+    const vector zero = 0.0f;
+    UNROLL for (int side = 0; side < SIDES; ++side) if (side < sides) {
+        const int count = columns - TILE_LANES * side;
+        const vector start = HAS_BIAS && is_first ? load_vector(bias + TILE_LANES * side, count) : zero;
         UNROLL for (int r = 0; r < TILE_ROWS; ++r) if (r < rows && r < valid) {
-            __global float *to = c + r * c_row + 8 * side;
-            float8 value = sum[r][side];
-            if (HAS_BIAS || !is_first) value += is_first ? start : load_lanes(to, count, 0.0f);
+            __global float *to = c + r * c_row + TILE_LANES * side;
+            vector value = sum[r][side];
+            if (HAS_BIAS || !is_first) value += is_first ? start : load_vector(to, count);
             if (HAS_RELU && is_last) value = value <= zero ? zero : value;
-            store_lanes(value, to, count);
+            store_vector(value, to, count);
         }
     }
 }
@@ -90,7 +112,7 @@ __kernel void gemm(
     __global const float *a, __global const float *b, __global float *c, __global const float *bias,
     int rows, int columns, int depth, int transposed)
 {
-    float8 panel[SIDES * DEPTH];
+    vector panel[SIDES * DEPTH];
     STRIDES;
     const int n = get_global_id(0) * PANEL, width = smaller(PANEL, columns - n);
     const int tiles = TILE_ROWS * (int)get_global_size(1), rows_each = (rows + tiles - 1) / tiles * TILE_ROWS;
@@ -99,14 +121,17 @@ __kernel void gemm(
         const int run = smaller(DEPTH, depth - k);
         pack_panel(panel, b + (long)k * b_row + (long)n * b_column, b_row, b_column, run, width);
         __global const float *left = a + (long)k * a_column;
-#define TILE(columns_, valid, rows_) \
+#define TILE(columns_, valid, rows_, sides) \
     tile(left + (long)m * a_row, a_row, a_column, b, 0, panel, c + (long)m * columns + n, columns, bias + n, run, \
-         columns_, valid, k == 0, k + run == depth, rows_, 0)
+         columns_, valid, k == 0, k + run == depth, rows_, sides, 0)
         int m = first;
         for (const int end = full_tiles_end(first, last); m + TILE_ROWS <= end; m += TILE_ROWS)
-            if (width == PANEL) TILE(PANEL, TILE_ROWS, TILE_ROWS); /* without checking each width */
-            else TILE(width, TILE_ROWS, TILE_ROWS);
-        for (; m < last; m += SHORT_ROWS) TILE(width, smaller(SHORT_ROWS, last - m), SHORT_ROWS);
+            if (width == PANEL) TILE(PANEL, TILE_ROWS, TILE_ROWS, SIDES); /* without checking each width */
+            else if (width <= TILE_LANES) TILE(width, TILE_ROWS, TILE_ROWS, 1);
+            else TILE(width, TILE_ROWS, TILE_ROWS, SIDES);
+        for (; m < last; m += SHORT_ROWS)
+            if (width <= TILE_LANES) TILE(width, smaller(SHORT_ROWS, last - m), SHORT_ROWS, 1);
+            else TILE(width, smaller(SHORT_ROWS, last - m), SHORT_ROWS, SIDES);
     }
 }
 
@@ -117,13 +142,13 @@ INLINE void few_rows(
     __global const float *a, __global const float *b, __global float *c, int rows, int columns, int depth, long a_row,
     long a_column)
 {
-    float8 panel[SIDES * DEPTH];
+    vector panel[SIDES * DEPTH];
     FOR_EACH(i, columns / PANEL) {
         __global const float *right = b + i * PANEL;
         __global float *to = c + i * PANEL;
 #define FULL_TILE(m, rows_, fills_panel) \
     tile(a + (m) * a_row, a_row, a_column, right, columns, panel, to + (m) * columns, columns, 0, depth, PANEL, \
-         rows_, 1, 1, rows_, fills_panel)
+         rows_, 1, 1, rows_, SIDES, fills_panel)
         int m = rows < TILE_ROWS ? SHORT_ROWS : TILE_ROWS;
         if (rows < TILE_ROWS) FULL_TILE(0, SHORT_ROWS, 1);
         else FULL_TILE(0, TILE_ROWS, 1);

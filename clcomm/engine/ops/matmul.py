@@ -135,7 +135,7 @@ def multiply(
     kernel = _kernel(device, "gemm", bias, relu)
     tuning, units = device.tuning, device.compute_units
     if device.is_cpu:
-        global_size, local_size = _panel_grid(units, *tuning.gemm_tile, rows, columns)
+        global_size, local_size = _panel_grid(units, *tuning.gemm_tile[:2], rows, columns)
     else:
         global_size, local_size = _block_grid(*tuning.gemm_block[:2], rows, columns)
     added = a if bias is None else bias
