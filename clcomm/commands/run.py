@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from typing import Any, NamedTuple
 
 from clcomm.commands.command import Command
@@ -34,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=number(most=LONGEST_PAUSE_S),
         default=1.0,
         metavar="S",
-        help="before the first, doubled each time; default: %(default)s",
+        help=f"before the first, doubled each time, at most {LONGEST_PAUSE_S:g}; default: %(default)s",
     )
     parser.add_argument("job", nargs=argparse.REMAINDER, metavar="-- command", help="such as mpiexec -n 4 python ...")
 
@@ -83,7 +85,7 @@ class _Launcher:
     def __init__(self, command: list[str], allowed: int, pause_s: float):
         self._command, self._allowed, self._pause_s = command, allowed, pause_s
         self._process: subprocess.Popen | None = None
-        self._signal = 0
+        self._signal, self._signalled_s = 0, 0.0  # the last signal, and when the first one came
         self._was_signalled = threading.Event()
 
     def run(self) -> int:
@@ -121,17 +123,17 @@ class _Launcher:
             return End(code, progress[restarts.STEP], progress[restarts.SAVED])
 
     def _ended(self, process: subprocess.Popen) -> int:
-        """Wait for the job and return its exit code; kill it GRACE_S after a signal that it ignores."""
-        while True:
-            try:
-                code = process.wait(GRACE_S)
-            except subprocess.TimeoutExpired:
-                if self._signal:
-                    process.kill()
-                continue
-            return code if code >= 0 else 128 - code
+        """Wait for the job and return its exit code; kill it GRACE_S after the first signal if it still runs."""
+        while not self._signal or time.monotonic() < self._signalled_s + GRACE_S:
+            left_s = self._signalled_s + GRACE_S - time.monotonic() if self._signal else GRACE_S
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return _exit_code(process.wait(max(0.0, left_s)))
+        process.kill()
+        return _exit_code(process.wait())
 
     def _forward(self, number: int, frame: Any) -> None:
+        if not self._signal:
+            self._signalled_s = time.monotonic()
         self._signal = number
         self._was_signalled.set()
         # On Ctrl-C the terminal sends SIGINT to the job as well.
@@ -140,7 +142,7 @@ class _Launcher:
 
     def _pause(self, ends: list[End]) -> None:
         """Wait before the next restart, twice as long as before the last one; a signal ends the wait."""
-        pause_s = min(self._pause_s * 2 ** (len(ends) - 1), LONGEST_PAUSE_S)
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
         last = ends[-1]
         resumed_from = f"step {last.saved}" if last.saved else "its newest checkpoint, if there is one,"
         count = f"{len(ends)} of {self._allowed}"
@@ -148,6 +150,11 @@ class _Launcher:
             f"exit code {last.code}{at(last)}; going on from {resumed_from} in {pause_s:g} s (restart {count})"
         )
         self._was_signalled.wait(pause_s)
+
+
+def _exit_code(returned: int) -> int:
+    """Return a shell's exit code for Popen's, which is -N for a process that signal N ended."""
+    return returned if returned >= 0 else 128 - returned
 
 
 def at(end: End) -> str:

@@ -11,6 +11,11 @@ TIME, SIZE, CALLS = "time of an all-reduce", "size of an all-reduce", "calls"
 WIDE_SPAN = 20.0
 #: The fewest ticks from which an axis can be read.
 _FEWEST_TICKS = 3
+#: The units of counts and of times, largest first, and their factors.
+_COUNT_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_TIME_UNITS = ((1.0, " s"), (1e-3, " ms"), (1e-6, " us"), (1e-9, " ns"))
+#: Counts below this are shown with all their digits.
+_FULL_COUNTS = 10**4
 
 
 def log_ticks(low: float, high: float, most: int = 7) -> list[float]:
@@ -53,19 +58,23 @@ def even_ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def count_text(number: int) -> str:
-    """Return a count in at most six characters."""
-    for factor, unit in ((10**9, "G"), (10**6, "M"), (10**4, "k")):
-        if number >= factor:
-            return f"{number / (1000 if unit == 'k' else factor):.3g}{unit}"
-    return f"{number:,}"
+    """Return a count below 10^16 in at most six characters."""
+    return f"{number:,}" if number < _FULL_COUNTS else _in_unit(number, _COUNT_UNITS)
 
 
 def time_text(seconds: float) -> str:
-    """Return a time in a suitable unit."""
-    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
-        if seconds * factor >= 0.9995:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
+    """Return a time in a suitable unit, with three digits, or more from 1,000 s up; in whole ps below 1 ns."""
+    return _in_unit(seconds, _TIME_UNITS)
+
+
+def _in_unit(value: float, units: tuple[tuple[float, str], ...]) -> str:
+    """Return a value, at least 0, in the largest unit in which it is at least 1 once rounded to three digits."""
+    rounded = float(f"{value:.3g}")
+    factor, unit = next((each for each in units if rounded >= each[0]), units[-1])
+    if rounded >= 1000 * factor:
+        return f"{value / factor:,.0f}{unit}"
+    # The smallest unit has no other below it: three decimal places instead of an exponent.
+    return f"{rounded / factor if rounded >= factor else round(rounded / factor, 3):.3g}{unit}"
 
 
 def size_text(nbytes: float) -> str:

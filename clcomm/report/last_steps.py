@@ -12,8 +12,8 @@ from clcomm.stats.events import PACKING, Collective, Phase
 from clcomm.sync.agreement import CHECKS
 from clcomm.sync.auto_buckets import TUNING
 
-#: The number of steps that are kept, and the most events of each.
-STEPS, MOST_EVENTS = 3, 400
+#: The number of steps that are kept, and the most events and spans of each.
+STEPS, MOST_EVENTS, MOST_SPANS = 3, 400, 1600
 STEP = "step"
 #: Parts of a collective: HIDDEN is what overlaps with computing, EITHER is waiting or moving, not known which.
 WAIT, MOVE, EITHER, HIDDEN = "wait", "move", "either", "hidden"
@@ -37,31 +37,37 @@ class Span(NamedTuple):
 class LastSteps:
     """An observer that keeps the events of a rank's last steps and discards older ones.
 
-    A step ends with the Communicator's phase "step".
+    A step ends with the Communicator's phase "step". Of a step with more than MOST_EVENTS the last ones are kept: which
+    events came before a step is known only at its end.
     """
 
     def __init__(self) -> None:
-        self._events: list[Collective | Phase] = []
+        self._events: deque[Collective | Phase] = deque(maxlen=MOST_EVENTS)
         self._steps: deque[tuple[Phase, list[Collective | Phase]]] = deque(maxlen=STEPS)
 
     def collective_finished(self, event: Collective) -> None:
-        if len(self._events) < MOST_EVENTS:
-            self._events.append(event)
+        self._events.append(event)
 
     def phase_finished(self, phase: Phase) -> None:
         if phase.name == STEP:
-            self._steps.append((phase, self._events))
-            self._events = []
-        elif len(self._events) < MOST_EVENTS:
+            self._steps.append((phase, [event for event in self._events if event.began_s >= phase.began_s]))
+            self._events.clear()
+        elif phase.name in PHASES:
             self._events.append(phase)
 
     def spans(self) -> Iterator[Span]:
-        """Yield the spans of the steps that are kept, by this rank's clock; a step precedes the spans within it."""
+        """Yield the spans of the steps that are kept, by this rank's clock; a step precedes the spans within it.
+
+        Of a step they are at most MOST_SPANS: a collective with more stretches than are left is left out.
+        """
         for step, events in self._steps:
             yield _span(STEP, -1, step.began_s, step.began_s + step.seconds)
+            left = MOST_SPANS
             for event in events:
-                if event.began_s >= step.began_s:  # earlier ones belong to no step
-                    yield from _of_phase(event) if isinstance(event, Phase) else _of_collective(event)
+                found = [*(_of_phase(event) if isinstance(event, Phase) else _of_collective(event))]
+                if len(found) <= left:  # a collective is shown whole or not at all: a part would look hidden
+                    left -= len(found)
+                    yield from found
 
     def texts(self, offset_ns: int) -> list[str]:
         """Return the spans as texts, "kind bucket begin length"; `offset_ns` is rank 0's clock less this rank's."""
@@ -84,8 +90,7 @@ def _span(kind: str, bucket: int, begin_s: float, end_s: float) -> Span:
 
 
 def _of_phase(phase: Phase) -> Iterator[Span]:
-    if phase.name in PHASES:
-        yield _span(phase.name, phase.bucket, phase.began_s, phase.began_s + phase.seconds)
+    yield _span(phase.name, phase.bucket, phase.began_s, phase.began_s + phase.seconds)
 
 
 def _of_collective(event: Collective) -> Iterator[Span]:

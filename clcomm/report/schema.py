@@ -27,7 +27,7 @@ from clcomm.report.field_checks import (
     text,
     whole,
 )
-from clcomm.report.last_steps import MOST_EVENTS, STEPS, Span, parse_span
+from clcomm.report.last_steps import MOST_SPANS, STEPS, Span, parse_span
 from clcomm.report.old_schemas import READABLE, upgraded
 from clcomm.report.record import COMPARISON_SCHEMA, FORMAT
 from clcomm.stats.comm_stats import Histogram
@@ -75,7 +75,7 @@ def _cpus(value: Any, name: str) -> str:
 
 
 def _spans(value: Any, name: str) -> list[Span]:
-    texts = list_of(text, STEPS * (1 + 4 * MOST_EVENTS))(value, name)
+    texts = list_of(text, STEPS * (1 + MOST_SPANS))(value, name)
     try:
         return [parse_span(each) for each in texts]
     except ValueError as error:

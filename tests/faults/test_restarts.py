@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from clcomm.checkpoint import load
-from clcomm.commands.run import End, reason_to_stop
+from clcomm.commands import run as launcher
+from clcomm.commands.run import FORWARDED, GRACE_S, LONGEST_PAUSE_S, End, reason_to_stop
 from clcomm.job import restarts
 from tests.faults.launch import HUNG_S, ROOT, clean_environment, mpiexec
 
@@ -102,6 +105,62 @@ def test_sigterm_reaches_the_job_which_is_not_started_again():
     os.kill(process.pid, signal.SIGTERM)
     _, err = process.communicate(timeout=HUNG_S)
     assert (process.returncode, err) == (128 + signal.SIGTERM, "")
+
+
+class Job:
+    """A job that runs for some time by a clock of its own; its launcher gets the signals at the times given."""
+
+    def __init__(self, lasts_s: float, signals: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch):
+        self.now_s, self.ends_s, self.killed_s = 0.0, lasts_s, None
+        self.launcher = launcher._Launcher(["job"], 0, 0.0)
+        self.launcher._process = self
+        self._signals = sorted(signals)
+        monkeypatch.setattr(launcher.time, "monotonic", lambda: self.now_s)
+
+    def wait(self, timeout: float | None = None) -> int:
+        until_s = self.ends_s if timeout is None else self.now_s + timeout
+        while self._signals and self._signals[0][0] <= min(until_s, self.ends_s):
+            self.now_s, number = self._signals.pop(0)
+            self.launcher._forward(number, None)
+        self.now_s = max(self.now_s, min(until_s, self.ends_s))
+        if self.now_s < self.ends_s:
+            raise subprocess.TimeoutExpired("job", timeout)
+        return -signal.SIGKILL if self.killed_s is not None else 5
+
+    def send_signal(self, number: int) -> None:
+        """A signal that the job ignores."""
+
+    def kill(self) -> None:
+        assert self.killed_s is None
+        self.killed_s, self.ends_s = self.now_s, self.now_s + 0.5
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_job_has_all_of_its_grace_after_the_first_signal(seed: int, monkeypatch: pytest.MonkeyPatch):
+    rng = random.Random(seed)
+    signals = [(rng.uniform(0, 4 * GRACE_S), rng.choice(FORWARDED)) for _ in range(rng.randrange(4))]
+    job = Job(rng.uniform(0, 8 * GRACE_S), signals, monkeypatch)
+    lasts_s, kill_s = job.ends_s, min((at_s for at_s, _ in signals), default=float("inf")) + GRACE_S
+    code = job.launcher._ended(job)
+    if lasts_s <= kill_s:
+        assert (code, job.killed_s) == (5, None)
+    else:
+        assert (code, job.killed_s) == (128 + signal.SIGKILL, pytest.approx(kill_s))
+
+
+@pytest.mark.parametrize("first_s", [0.0, 5e-324, 1e-300, 0.01, 1.0, 7.3, LONGEST_PAUSE_S])
+def test_pauses_double_up_to_the_longest_however_many_there_are(first_s: float, monkeypatch, capsys):
+    each = launcher._Launcher(["job"], 5000, first_s)
+    paused: list[float] = []
+    monkeypatch.setattr(each._was_signalled, "wait", paused.append)
+    ends: list[End] = []
+    for step in range(1, 2501):
+        ends.append(End(1, step, step))
+        each._pause(ends)
+    expected = [min(Fraction(first_s) * 2**doublings, Fraction(LONGEST_PAUSE_S)) for doublings in range(len(ends))]
+    assert paused == expected
+    last = f"going on from step 2500 in {paused[-1]:g} s (restart 2500 of 5000)"
+    assert capsys.readouterr().err.splitlines()[-1] == f"clcomm run: exit code 1 at step 2500; {last}"
 
 
 def test_within_mpiexec_it_is_refused():

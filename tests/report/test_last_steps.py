@@ -7,8 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-from clcomm.report.last_steps import KINDS, MOST_EVENTS, STEPS, LastSteps, Span, flattened, parse_span
+from clcomm.report.last_steps import KINDS, MOST_EVENTS, MOST_SPANS, STEPS, LastSteps, Span, flattened, parse_span
+from clcomm.report.schema import checked_run
 from clcomm.stats.events import Collective, Phase
+from tests.report.runs import document
 
 
 def observed(*events: Collective | Phase) -> LastSteps:
@@ -42,6 +44,60 @@ def test_the_last_steps_are_kept_and_what_is_between_steps_is_not() -> None:
 
 def test_a_step_of_any_number_of_events_keeps_so_many() -> None:
     assert len(list(observed(*a_step(1.0, of=5 * MOST_EVENTS)).spans())) <= 1 + 2 * MOST_EVENTS
+
+
+def in_the_background(began_s: float, stretches: int) -> Collective:
+    """A collective with so many exposed and as many waiting stretches, within 1 ms."""
+    width_s = 1e-3 / (2 * stretches + 1)
+    exposed = tuple((began_s + 2 * i * width_s, began_s + (2 * i + 1) * width_s) for i in range(stretches))
+    waits = tuple((begin, (begin + end) / 2) for begin, end in exposed)
+    return Collective(
+        "all_reduce", "gradients", 64, 1e-3, "shared", 0, bucket=0, began_s=began_s, wait_s=1e-4, exposed_s=5e-4,
+        exposed=exposed, waits=waits,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_report_of_any_number_of_stretches_can_be_read(seed: int) -> None:
+    rng = random.Random(seed)
+    most = 10 ** rng.randrange(1, 4)
+    found = LastSteps()
+    made = []
+    for at in range(rng.randrange(1, 6)):
+        events = [in_the_background(at + 1 + i * 1e-4, rng.randrange(1, most + 1)) for i in range(rng.randrange(600))]
+        made.append(events)
+        for event in events:
+            found.collective_finished(event)
+        found.phase_finished(Phase("step", at + 1, 0.9))
+    run, spans = document(ranks=1), list(found.spans())
+    run["ranks"][0]["timeline"] = found.texts(0)
+    assert checked_run(run)["ranks"][0]["timeline"] == spans
+    for events in made[-STEPS:]:  # each collective is there with all of its stretches, or not at all
+        began_ns = int(events[0].began_s) * 10**9 if events else 0
+        of_step = [s for s in spans if began_ns <= s.begin_ns < began_ns + 9 * 10**8 and s.kind != "step"]
+        sizes = [1 + 2 * len(event.exposed) for event in events[-MOST_EVENTS:]]
+        left, kept = MOST_SPANS, 0
+        for size in sizes:
+            kept, left = (kept + size, left - size) if size <= left else (kept, left)
+        assert not events or len(of_step) == kept <= MOST_SPANS
+
+
+@pytest.mark.parametrize("before", [0, 1, MOST_EVENTS - 1, MOST_EVENTS, 10 * MOST_EVENTS])
+@pytest.mark.parametrize("name", ["epoch", "evaluation", "checkpoint", "loss", ""])
+def test_what_is_between_two_steps_takes_no_place_of_the_next(name: str, before: int) -> None:
+    """`name`: of the phases between the steps; "": collectives."""
+    times = [2 + i * 1e-5 for i in range(before)]
+    collectives = [Collective("barrier", "", 0, 1e-6, "shared", 0, began_s=began_s) for began_s in times]
+    between = [Phase(name, began_s, 1e-6) for began_s in times] if name else collectives
+    steps = a_step(1.0), a_step(3.0)
+    assert list(observed(*steps[0], *between, *steps[1]).spans()) == list(observed(*steps[0], *steps[1]).spans())
+
+
+@pytest.mark.parametrize("within", [1, MOST_EVENTS, 3 * MOST_EVENTS])
+def test_phases_that_no_timeline_shows_take_no_place_within_a_step(within: int) -> None:
+    step = a_step(1.0)
+    unshown = [Phase("forward", 1.0 + i * 1e-6, 1e-7) for i in range(within)]
+    assert list(observed(*step[:2], *unshown, *step[2:]).spans()) == list(observed(*step).spans())
 
 
 def test_hidden_and_exposed_communication() -> None:
