@@ -79,6 +79,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         self.bucket_size = parse_size(_DEFAULT_BUCKET_SIZE if self.auto_bucket_size else bucket_size)
         self.use_bucketing = use_bucketing
         self.transport = transport
+        self._given_observers = tuple(observers)
         self._warned_fallback = False
         self.limits = limits = Limits.of(stall_warning_s, timeout_s)
         with StartWatch(limits):
@@ -89,7 +90,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         if world.comm is not None:
             held = [each for each in (world.shared, world.base) if each is not None]
             self._resources = MpiResources(self, world.comm, held, world.pending, world.number)
-        super().__init__(world, observers)
+        super().__init__(world, self._given_observers)
         self._elsewhere, self._watchdog = world.elsewhere, None
         if self.size > 1:
             exits.opened(self)
@@ -102,6 +103,17 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
     def world_size(self) -> int:
         """Number of ranks."""
         return self.size
+
+    def settings(self) -> dict[str, Any]:
+        """Return the keyword arguments, without `comm`, for a Communicator of other ranks with these settings."""
+        return {
+            "use_bucketing": self.use_bucketing,
+            "bucket_size": AUTO if self.auto_bucket_size else self.bucket_size,
+            "transport": self.transport,
+            "observers": self._given_observers,
+            "stall_warning_s": self.limits.stall_warning_s,
+            "timeout_s": self.limits.timeout_s,
+        }
 
     # --- memory ---
 

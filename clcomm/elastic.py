@@ -37,17 +37,15 @@ def is_lost_peer(error: BaseException) -> bool:
 def survivors_of(comm: Communicator) -> Communicator:
     """Return a Communicator of the live ranks, in their old order, and abandon the old one.
 
-    Collective over the survivors. Memory of the old Communicator stays readable until the process ends.
+    Collective over the survivors. It has the old one's settings and the observers given when that was made; observers
+    added later have to be added again. Memory of the old Communicator stays readable until the process ends.
     """
     old = comm.comm
     comm.abandon()
     while True:
         shrunk = mpi_failures.survivors(old)
         try:
-            return Communicator(
-                shrunk, bucket_size=comm.bucket_size, use_bucketing=comm.use_bucketing, transport=comm.transport,
-                stall_warning_s=comm.limits.stall_warning_s, timeout_s=comm.limits.timeout_s,
-            )  # fmt: skip
+            return Communicator(shrunk, **comm.settings())
         except Exception as error:
             if not is_lost_peer(error):
                 raise

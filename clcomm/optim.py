@@ -7,8 +7,8 @@ parameters do not change.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
@@ -21,6 +21,8 @@ __all__ = ["SGD", "Adam", "AdamW", "Optimizer", "RMSProp"]
 class SGD(Optimizer):
     """Stochastic gradient descent with momentum, Nesterov's variant of it, and weight decay, like torch.optim.SGD."""
 
+    _switches = ("nesterov",)
+
     def __init__(
         self,
         params: Module | Iterable[Parameter],
@@ -31,10 +33,13 @@ class SGD(Optimizer):
     ):
         checked("momentum", momentum)
         checked("weight_decay", weight_decay)
-        if nesterov and not momentum:
-            raise ArgumentError("nesterov: expected a momentum above 0 with it, got momentum 0")
-        self._buffer_names = ("velocity",) if momentum else ()
+        self._buffer_names = self._buffers_for({"momentum": momentum, "nesterov": nesterov})
         super().__init__(params, lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
+
+    def _buffers_for(self, hyper: Mapping[str, float]) -> tuple[str, ...]:
+        if hyper["nesterov"] and not hyper["momentum"]:
+            raise ArgumentError("nesterov: expected a momentum above 0 with it, got momentum 0")
+        return ("velocity",) if hyper["momentum"] else ()
 
     def _kernel_call(self, steps: int) -> tuple[str, tuple[Any, ...]]:
         hyper = self._hyper
@@ -48,6 +53,7 @@ class Adam(Optimizer):
     """Adam (Kingma and Ba, 2015) with weight decay added to the gradient, like torch.optim.Adam."""
 
     _buffer_names = ("mean", "square")
+    _limits: ClassVar = {"beta1": 1.0, "beta2": 1.0}
     _decoupled = False
 
     def __init__(
@@ -59,7 +65,7 @@ class Adam(Optimizer):
         weight_decay: float = 0.0,
     ):
         for index, beta in enumerate(betas):
-            checked(f"betas[{index}]", beta, below=1.0)
+            checked(f"betas[{index}]", beta, below=self._limits[f"beta{index + 1}"])
         checked("eps", eps)
         checked("weight_decay", weight_decay)
         super().__init__(params, lr, beta1=betas[0], beta2=betas[1], eps=eps, weight_decay=weight_decay)
@@ -92,6 +98,8 @@ class AdamW(Adam):
 class RMSProp(Optimizer):
     """RMSProp (Hinton's lectures, 2012), optionally with momentum and centered, like torch.optim.RMSprop."""
 
+    _switches = ("centered",)
+
     def __init__(
         self,
         params: Module | Iterable[Parameter],
@@ -105,10 +113,13 @@ class RMSProp(Optimizer):
         checked("alpha", alpha)
         for name, value in (("eps", eps), ("weight_decay", weight_decay), ("momentum", momentum)):
             checked(name, value)
-        self._buffer_names = ("square", *["mean"] * bool(centered), *["velocity"] * bool(momentum))
+        self._buffer_names = self._buffers_for({"momentum": momentum, "centered": centered})
         super().__init__(
             params, lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered
         )
+
+    def _buffers_for(self, hyper: Mapping[str, float]) -> tuple[str, ...]:
+        return ("square", *["mean"] * bool(hyper["centered"]), *["velocity"] * bool(hyper["momentum"]))
 
     def _kernel_call(self, steps: int) -> tuple[str, tuple[Any, ...]]:
         hyper, state = self._hyper, self._state

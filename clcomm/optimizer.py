@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -41,6 +41,10 @@ class Optimizer:
 
     #: Names of the state buffers for these hyper-parameters.
     _buffer_names: tuple[str, ...] = ()
+    #: The hyper-parameters with an upper limit, which they stay below.
+    _limits: ClassVar[Mapping[str, float]] = {}
+    #: The hyper-parameters that are on or off: 1 or 0.
+    _switches: tuple[str, ...] = ()
 
     def __init__(self, params: Module | Iterable[Parameter], lr: float, **hyper: float):
         self._params_given = params if isinstance(params, Module) else list(params)
@@ -260,7 +264,10 @@ class Optimizer:
         return state
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from a `state_dict()`; raises ArgumentError, with no change, if it is another optimizer's."""
+        """Continue from a `state_dict()`.
+
+        Raises ArgumentError, with no change, if it is another optimizer's or holds what no `state_dict()` returns.
+        """
         kind = str(state["kind"]) if "kind" in state else "none"
         if kind != type(self).__name__:
             raise ArgumentError(f"state_dict: expected the state of {type(self).__name__}, got {kind}")
@@ -268,22 +275,53 @@ class Optimizer:
         expected = {"kind", "steps", "lr", *self._hyper, *self._state}
         if set(state) - {_MISSED} != expected:
             raise ArgumentError(f"state_dict: expected the entries {sorted(expected)}, got {sorted(state)}")
+        steps, lr, hyper = self._numbers_of(state)
+        missed = _missed_steps(state, len(self.space.parameters))
+        values = {name: self._own_values(name, state[name]) for name in self._state}
+        for name, buffer in self._state.items():
+            if self._count:
+                self.space.device.write(buffer, values[name])
+        self.steps, self.lr, self._hyper = steps, lr, hyper
+        self._missed = dict(zip(self.space.parameters, missed, strict=True))
+        self._checked_revision = -1
+
+    def _numbers_of(self, state: Mapping[str, np.ndarray]) -> tuple[int, float, dict[str, float]]:
+        """Return steps, learning rate and hyper-parameters of a state; ArgumentError for invalid ones."""
         for name in ("steps", "lr", *self._hyper):
             if np.shape(state[name]) != ():
                 raise ArgumentError(f"state_dict[{name!r}]: expected one number, got {np.size(state[name])}")
-        for name in self._state:
-            if np.shape(state[name]) != (self._span,):
-                raise ArgumentError(f"state_dict[{name!r}]: expected {self._span} values, got {np.shape(state[name])}")
-        missed = _missed_steps(state, len(self.space.parameters))
-        for name, buffer in self._state.items():
-            if self._count:
-                own = np.ascontiguousarray(state[name][self._start : self._stop], np.float32)
-                self.space.device.write(buffer, own)
-        self.steps = int(state["steps"])
-        self._missed = dict(zip(self.space.parameters, missed, strict=True))
-        self._checked_revision = -1
-        self.lr = float(state["lr"])
-        self._hyper = {name: float(state[name]) for name in self._hyper}
+        steps = np.asarray(state["steps"])
+        if steps.dtype.kind not in "iu" or steps < 0:
+            raise ArgumentError(f"state_dict['steps']: expected a whole number of at least 0, got {steps}")
+        lr = _hyper_parameter(state, "lr", math.inf)
+        hyper = {name: _hyper_parameter(state, name, self._limits.get(name, math.inf)) for name in self._hyper}
+        for name in self._switches:
+            if hyper[name] not in (0.0, 1.0):
+                raise ArgumentError(f"state_dict[{name!r}]: expected 0 or 1, got {hyper[name]!r}")
+        own, theirs = list(self._buffer_names), list(self._buffers_for(hyper))
+        if own != theirs:
+            raise ArgumentError(f"state_dict: expected hyper-parameters with the buffers {own}, got some with {theirs}")
+        return int(steps), lr, hyper
+
+    def _buffers_for(self, hyper: Mapping[str, float]) -> tuple[str, ...]:
+        """Return the names of the state buffers for these hyper-parameters; ArgumentError for ones at odds."""
+        return self._buffer_names
+
+    def _own_values(self, name: str, values: np.ndarray) -> np.ndarray:
+        """Return the optimizer's range of a state buffer as float32; ArgumentError for what is not the flat space's."""
+        array = np.asarray(values)
+        if array.shape != (self._span,):
+            raise ArgumentError(f"state_dict[{name!r}]: expected {self._span} values, got {array.shape}")
+        if array.dtype.kind not in "fiu":
+            raise ArgumentError(f"state_dict[{name!r}]: expected numbers, got {array.dtype}")
+        return np.ascontiguousarray(array[self._start : self._stop], np.float32)
+
+
+def _hyper_parameter(state: Mapping[str, np.ndarray], name: str, below: float) -> float:
+    """Return a hyper-parameter of a state; ArgumentError outside [0, below)."""
+    array = np.asarray(state[name])
+    value: Any = array.item() if array.dtype.kind in "fiu" else str(array)
+    return checked(f"state_dict[{name!r}]", value, below)
 
 
 def _missed_steps(state: Mapping[str, np.ndarray], count: int) -> list[int]:

@@ -171,6 +171,56 @@ def test_state_of_another_optimizer_or_model(device):
         fresh(Adam).load_state_dict(fresh(Adam, size=200).state_dict())
 
 
+OPTIMIZERS = [
+    (SGD, {}),
+    (SGD, {"momentum": 0.9}),
+    (SGD, {"momentum": 0.9, "nesterov": True}),
+    (Adam, {}),
+    (AdamW, {}),
+    (RMSProp, {}),
+    (RMSProp, {"momentum": 0.9, "centered": True}),
+]
+
+
+def nonsense_of(state: dict[str, np.ndarray], buffers: tuple[str, ...]) -> list[tuple[str, object]]:
+    """Return entries that no `state_dict()` has, as (name, value): each entry with each kind of nonsense."""
+    numbers = state.keys() - {"kind", *buffers}
+    not_numbers = ["fast", b"x", 1j, None, np.array([0.5, 0.5]), np.datetime64("2026-01-01"), np.timedelta64(1, "ns")]
+    found = [(name, value) for name in sorted(numbers) for value in (-1, float("nan"), float("inf"), *not_numbers)]
+    found += [("steps", 0.5), ("steps", 3.0), ("steps", True)]
+    found += [(name, 1.0) for name in ("beta1", "beta2") if name in numbers]
+    found += [(name, 0.5) for name in ("nesterov", "centered") if name in numbers]
+    # Other buffers belong to these than the state has.
+    found += [("momentum", 0.0 if state["momentum"] else 0.5)] if "momentum" in numbers else []
+    found += [("centered", 1 - state["centered"])] if "centered" in numbers else []
+    found += [("nesterov", 1.0)] if "nesterov" in numbers and not state["momentum"] else []
+    for name in buffers:
+        whole = state[name]
+        found += [(name, whole[1:]), (name, whole.astype(str)), (name, whole.astype(complex)), (name, whole[None])]
+    return found
+
+
+@pytest.mark.parametrize(("make", "options"), OPTIMIZERS)
+def test_a_state_of_nonsense_changes_nothing(device, make, options):
+    def stepped(steps: int):
+        parameters = [Parameter(value, device) for value in start_values()]
+        optimizer = make(parameters, **{"lr": 0.1, **options})
+        for step in range(steps):
+            take_step(optimizer, parameters, step)
+        return optimizer
+
+    optimizer, other = stepped(2), stepped(5)
+    other.lr = 0.5
+    before, valid = optimizer.state_dict(), other.state_dict()
+    for name, value in nonsense_of(valid, other.state_names):
+        with pytest.raises(ArgumentError, match=r"state_dict|nesterov: expected a momentum above 0"):
+            optimizer.load_state_dict({**valid, name: np.array(value)})
+        after = optimizer.state_dict()
+        assert {n: v.tobytes() for n, v in after.items()} == {n: v.tobytes() for n, v in before.items()}, (name, value)
+    optimizer.load_state_dict(valid)
+    assert {n: v.tobytes() for n, v in optimizer.state_dict().items()} == {n: v.tobytes() for n, v in valid.items()}
+
+
 @pytest.mark.parametrize(("make", "options", "message"), [
     (SGD, {"lr": -1}, "lr: expected a number of at least 0, got -1"),
     (SGD, {"lr": float("nan")}, "lr: expected a number of at least 0, got nan"),

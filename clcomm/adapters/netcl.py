@@ -49,12 +49,15 @@ class NetclModel:
             raise ArgumentError("model: expected a module on an OpenCL queue, got netcl's NumPy backend; pass queue=")
 
     def __call__(self, x: Any) -> NetclTensor:
-        """Run forward on a batch: a float32 array (N, ...)."""
+        """Run forward on a batch: a float32 array (N, ...). Raises ArgumentError for an empty one."""
         from netcl import autograd
         from netcl.core.tensor import Tensor
 
         # netcl uploads in the background: give it a copy of its own, as the caller may refill the array.
-        data = Tensor.from_host(self._queue, np.array(x, np.float32, order="C"))
+        batch = np.array(x, np.float32, order="C")
+        if not batch.size:
+            raise ArgumentError(f"model: expected a batch of at least one element, got shape {batch.shape}")
+        data = Tensor.from_host(self._queue, batch)
         with quiet():
             if not is_recording():
                 with autograd.no_grad():
@@ -90,7 +93,10 @@ class NetclModel:
         return {parameter.name: parameter.numpy() for parameter in self._tensors}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        """Set what `state_dict` returned; ArgumentError for other names or shapes, before anything is written."""
+        """Set what `state_dict` returned.
+
+        Raises ArgumentError for other names or shapes, or for other than numbers, before anything is written.
+        """
         expected = {p.name: p.shape for p in self._tensors}
         got = {name: np.shape(array) for name, array in state.items()}
         for name in sorted(expected.keys() | got.keys()):
@@ -98,6 +104,8 @@ class NetclModel:
                 raise ArgumentError(
                     f"state: expected {name!r} of shape {expected.get(name)}, got {got.get(name)} (None: not there)"
                 )
+            if (dtype := np.asarray(state[name]).dtype).kind not in "fiu":
+                raise ArgumentError(f"state: expected {name!r} to hold numbers, got {dtype}")
         for parameter in self._tensors:
             parameter.copy_from(state[parameter.name])
         self.forget_derived()
@@ -124,11 +132,14 @@ class NetclModel:
 def cross_entropy(logits: NetclTensor, labels: Any) -> NetclTensor:
     """Return the batch's mean cross-entropy of logits (N, classes) and integer labels (N,).
 
-    Raises ArgumentError for labels of another length or outside the classes, which netcl would read past.
+    Raises ArgumentError for logits of another shape or without elements, and for labels of another length or outside
+    the classes, which netcl would read past.
     """
     from netcl import autograd
     from netcl.core.tensor import Tensor
 
+    if len(logits.shape) != 2 or 0 in logits.shape:
+        raise ArgumentError(f"logits: expected shape (rows, classes), at least one of each, got {logits.shape}")
     rows, classes = logits.shape
     y = np.asarray(labels)
     if y.shape != (rows,) or y.dtype.kind not in "iu":

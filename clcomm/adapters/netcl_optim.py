@@ -89,7 +89,15 @@ class NetclOptimizer:
                     f"optimizer state: expected {name!r} of shape {expected.get(name)}, got {found.get(name)} "
                     "(None: not there); resume with the optimizer that wrote it"
                 )
-        self._step = int(state["step"])
+        step = np.asarray(state["step"])
+        if step.dtype.kind not in "iu" or step < 0:
+            raise CheckpointError(f"optimizer state: expected 'step' to be a whole number of at least 0, got {step}")
+        for name in shapes:
+            if np.asarray(state[name]).dtype.kind not in "fiu":
+                raise CheckpointError(
+                    f"optimizer state: expected {name!r} to hold numbers, got {np.asarray(state[name]).dtype}"
+                )
+        self._step = int(step)
         if hasattr(self._optimizer, "t"):
             self._optimizer.t = self._step
         for kind, places in self._places():

@@ -47,9 +47,12 @@ def _signal_handlers_kept() -> Iterator[None]:
         yield
         return
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in kept.items():
-        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            if handler is not None:  # one that C code has set; Python cannot set it again
+                signal.signal(number, handler)
 
 
 class _ProgramsBuiltOnce:

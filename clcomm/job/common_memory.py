@@ -30,8 +30,12 @@ def common_memory(host: Any, name: str, nbytes: int) -> tuple[memoryview | None,
 def _make(name: str, nbytes: int) -> int:
     try:
         descriptor = os.memfd_create(name)
-        os.ftruncate(descriptor, nbytes)
     except (OSError, AttributeError):
+        return -1
+    try:
+        os.ftruncate(descriptor, nbytes)
+    except OSError:
+        os.close(descriptor)
         return -1
     return descriptor
 

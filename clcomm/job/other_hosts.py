@@ -30,8 +30,10 @@ PROGRESS, DUMP = b"?", b"!"
 NEXT_S, ASK_S = 0.2, 2.0
 #: Bytes of the job's secret, and of the largest datagram (UDP over IPv4).
 TOKEN_BYTES, LARGEST = 16, 65_507
-#: The most bytes of one text in an answer, and of all its texts.
+#: The most bytes of one text in an answer, and of all its texts, as they are encoded.
 _MOST_TEXT_BYTES, _MOST_TEXTS_BYTES = 600, 40_000
+#: The most bytes of one character in JSON: an escape such as "\u0000".
+_MOST_CHARACTER_BYTES = 6
 _INTERFACE_ADDRESS = 0x8915  # SIOCGIFADDR of netdevice(7)
 
 
@@ -130,7 +132,8 @@ def _answer(listening: socket.socket, closed: threading.Event, token: bytes, boa
                 if secrets.compare_digest(question[:TOKEN_BYTES], token):
                     if question[TOKEN_BYTES:] == DUMP:
                         _begin_dump(board)
-                    listening.sendto(token + packed(board.read()), asker)
+                    for part in packed(board.read()):
+                        listening.sendto(token + part, asker)
 
 
 def _close(listening: socket.socket, closed: threading.Event) -> None:
@@ -146,20 +149,42 @@ def _begin_dump(board: ProgressBoard) -> None:
             endings.print_line(f"clcomm: on {os.uname().nodename} what each rank did last is in {folder}/rank-*.json")
 
 
-def packed(lines: Sequence[Progress]) -> bytes:
-    """Return lines as a datagram, with times relative to now, as the hosts' clocks differ."""
+def packed(lines: Sequence[Progress]) -> list[bytes]:
+    """Return lines as datagrams, one if they fit, with times relative to now, as the hosts' clocks differ.
+
+    Texts are cut. Each datagram leaves room for the token, and `unpacked` takes it without the others.
+    """
     now_ns, room = perf_counter_ns(), min(_MOST_TEXT_BYTES, _MOST_TEXTS_BYTES // (2 * len(lines)))
-
-    def cut(text: str) -> str:
-        return text.encode()[:room].decode(errors="ignore")
-
-    relative = [
-        line._replace(
-            beat_ns=now_ns - line.beat_ns, began_ns=now_ns - line.began_ns, text=cut(line.text), place=cut(line.place)
+    most, datagrams = LARGEST - TOKEN_BYTES - len("[]"), list[list[bytes]]()
+    left = 0
+    for line in lines:
+        encoded = _encoded(
+            line._replace(
+                beat_ns=now_ns - line.beat_ns,
+                began_ns=now_ns - line.began_ns,
+                text=_cut(line.text, room),
+                place=_cut(line.place, room),
+            )
         )
-        for line in lines
-    ]
-    return json.dumps(relative, ensure_ascii=False).encode()
+        if not datagrams or len(encoded) > left:
+            datagrams.append([])
+            left = most
+        datagrams[-1].append(encoded)
+        left -= len(encoded) + len(",")
+    return [b"[" + b",".join(each) + b"]" for each in datagrams]
+
+
+def _cut(text: str, room: int) -> str:
+    """Return the longest beginning of a text that takes at most `room` bytes in a datagram, without its quotes."""
+    text = text[:room].encode(errors="replace").decode()  # "?" for what UTF-8 cannot encode
+    while (excess := len(_encoded(text)) - len('""') - room) > 0:
+        dropped = -(-excess // _MOST_CHARACTER_BYTES)
+        text = text[:-dropped]
+    return text
+
+
+def _encoded(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def unpacked(answer: bytes) -> list[Progress]:

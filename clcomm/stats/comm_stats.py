@@ -115,7 +115,10 @@ class CommStats:
         key = (operation, label, bucket)
         if len(self.tallies) >= MOST_TALLIES:
             key = (operation, label, -1) if (operation, label, -1) in self.tallies else (operation, OTHER_LABELS, -1)
-        return self.tallies.setdefault(key, Tally(transport))
+        tally = self.tallies.get(key)
+        if tally is None:
+            tally = self.tallies[key] = Tally(transport)
+        return tally
 
     def _count_phase(self, phase: Phase) -> None:
         ns = int(phase.seconds * 1e9 + 0.5)

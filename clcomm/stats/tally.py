@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from clcomm.stats.events import Collective
@@ -10,7 +11,7 @@ from clcomm.stats.histogram import Histogram
 
 
 class Tally:
-    """Totals of one operation, label and bucket."""
+    """Totals of one operation, label and bucket; `transport` joins the names of several: "mpi+shared"."""
 
     __slots__ = (
         "calls",
@@ -34,7 +35,9 @@ class Tally:
 
     def add(self, event: Collective) -> None:
         """Count a collective; of one that failed, only the failure."""
-        _, _, nbytes, seconds, _, _, failed, wire_nbytes, _, _, wait_s, exposed_s, *_ = event
+        _, _, nbytes, seconds, transport, _, failed, wire_nbytes, _, _, wait_s, exposed_s, *_ = event
+        if transport != self.transport:
+            self.transport = _joined(self.transport, transport)
         if failed:
             self.failures += 1
             return
@@ -55,7 +58,7 @@ class Tally:
 
     def absorb(self, other: Tally) -> None:
         """Add another Tally's counts."""
-        self.transport = "+".join(sorted({*self.transport.split("+"), *other.transport.split("+")} - {""}))
+        self.transport = _joined(self.transport, other.transport)
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.max_ns = max(self.max_ns, other.max_ns)
@@ -74,6 +77,12 @@ class Tally:
             setattr(tally, name, state[name])
         tally.histogram = Histogram.of(state["histogram"])
         return tally
+
+
+@lru_cache(maxsize=64)  # a tally of several transports joins them at every collective
+def _joined(one: str, other: str) -> str:
+    """Return the names in two transports, sorted, each once: "mpi+shared"."""
+    return "+".join(sorted({*one.split("+"), *other.split("+")} - {""}))
 
 
 _COUNTS = ("calls", "nbytes", "wire_nbytes", "failures", "ns", "wait_ns", "wait_unknown_ns", "hidden_ns")

@@ -13,6 +13,7 @@ from time import perf_counter, perf_counter_ns
 
 import numpy as np
 
+from clcomm.transport.bell import POLLS_BETWEEN_PROGRESS
 from clcomm.transport.host_memory import HostMemory
 from clcomm.transport.pending import Pending
 
@@ -20,8 +21,6 @@ from clcomm.transport.pending import Pending
 _LINE = 64
 #: Number of reductions whose counters are in one window: MPI has few windows, a model may have many buckets.
 _REDUCTIONS_PER_WINDOW = 256
-#: Polls between two calls into MPI, which may need them to advance earlier operations.
-_POLLS_BETWEEN_PROGRESS = 16
 
 
 class Counters:
@@ -120,5 +119,5 @@ class _Reached:
         while not self.Test():
             os.sched_yield()  # there may be more ranks than cores
             polls += 1
-            if polls % _POLLS_BETWEEN_PROGRESS == 0:
+            if polls % POLLS_BETWEEN_PROGRESS == 0:
                 self._progress()

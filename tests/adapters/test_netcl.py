@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,8 +13,9 @@ pytest.importorskip("netcl", reason="netcl is not installed")
 
 from clcomm import Communicator, Synchronizer
 from clcomm.adapters import adapter_of
-from clcomm.adapters.netcl import NetclAdapter, NetclModel, cross_entropy, prepare
+from clcomm.adapters.netcl import NetclAdapter, NetclModel, NetclTensor, cross_entropy, prepare
 from clcomm.adapters.netcl_optim import NetclOptimizer
+from clcomm.adapters.netcl_runtime import _signal_handlers_kept
 from clcomm.engine import no_grad
 from clcomm.errors import ArgumentError, CheckpointError
 
@@ -208,6 +210,9 @@ def test_state_goes_from_model_to_model_or_not_at_all():
     wrong["layers.2.bias"] = np.zeros(4)
     with pytest.raises(ArgumentError, match=r"'layers\.2\.bias' of shape \(3,\), got \(4,\)"):
         other.load_state_dict(wrong)
+    wrong["layers.2.bias"] = np.array(["x"] * CLASSES)
+    with pytest.raises(ArgumentError, match=r"'layers\.2\.bias' to hold numbers, got <U1"):
+        other.load_state_dict(wrong)
     np.testing.assert_array_equal(other.state_dict()["layers.0.bias"], model.state_dict()["layers.0.bias"])
 
 
@@ -269,6 +274,22 @@ def test_an_optimizers_state_fits_only_its_kind():
         NetclOptimizer(model, "adam", 0.01).load_state_dict(state)
 
 
+@pytest.mark.parametrize("name, settings", SETTINGS)
+def test_an_optimizers_state_of_nonsense_changes_nothing(name, settings):
+    model = make_model()
+    optimizer = NetclOptimizer(model, name, 0.01, **settings)
+    x, y = batch()
+    cross_entropy(model(x), y).backward()
+    optimizer.step()
+    before = optimizer.state_dict()
+    valid = {key: value + 1 if value.dtype.kind == "f" else value for key, value in before.items()}
+    last = [*valid][-1]
+    for key, value in (("step", -1), ("step", 0.5), ("step", "2"), (last, np.full(valid[last].shape, "x"))):
+        with pytest.raises(CheckpointError, match=f"expected '{key}' to"):
+            optimizer.load_state_dict({**valid, key: np.array(value)})
+        assert all(state.tobytes() == before[kept].tobytes() for kept, state in optimizer.state_dict().items())
+
+
 @pytest.mark.parametrize("name, settings", [("lbfgs", {}), ("adam", {"nesterov": True})])
 def test_unknown_optimizers_are_refused(name, settings):
     with pytest.raises(ArgumentError, match=r"optimizer|nesterov"):
@@ -293,6 +314,42 @@ def test_netcl_takes_the_ranks_device_and_leaves_signals_alone():
     assert nn.Linear(in_features=2, out_features=2).queue is device.queue
     assert {number: signal.getsignal(number) for number in handlers} == handlers
     prepare()
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("no device")])
+@pytest.mark.parametrize("foreign", [(), (signal.SIGINT,), (signal.SIGTERM,), (signal.SIGINT, signal.SIGTERM)])
+def test_signal_handlers_are_restored_after_an_error_and_beside_foreign_ones(monkeypatch, error, foreign):
+    """`getsignal` returns None for a handler that C code has set, which Python cannot set again."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    real = signal.getsignal
+    monkeypatch.setattr(signal, "getsignal", lambda number: None if number in foreign else real(number))
+    try:
+        with pytest.raises(RuntimeError, match="no device") if error else nullcontext(), _signal_handlers_kept():
+            for number in handlers:
+                signal.signal(number, lambda *_: None)
+            if error:
+                raise error
+        left = {number: real(number) for number in handlers}
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert {number: handler for number, handler in left.items() if number not in foreign} == {
+        number: handler for number, handler in handlers.items() if number not in foreign
+    }
+    assert all(left[number] is not handlers[number] for number in foreign)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (0,), (3, 0)])
+def test_empty_batches_are_refused(shape):
+    with pytest.raises(ArgumentError, match=r"model: expected a batch of at least one element, got shape"):
+        make_model()(np.zeros(shape))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0), (3,), (2, 3, 4), ()])
+def test_the_loss_refuses_logits_of_another_shape_or_without_elements(shape):
+    logits = NetclTensor(SimpleNamespace(shape=shape))
+    with pytest.raises(ArgumentError, match=r"logits: expected shape \(rows, classes\), at least one of each, got"):
+        cross_entropy(logits, np.zeros(shape[:1], np.int64))
 
 
 def test_programs_of_the_loss_are_built_once(monkeypatch):

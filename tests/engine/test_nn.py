@@ -81,6 +81,11 @@ def test_state_of_another_model_changes_nothing(device):
     wrong["inner.0.weight"] = np.zeros((3, 2))
     with pytest.raises(ArgumentError, match=r"state_dict\['inner.0.weight'\]: expected \(2, 3\), got \(3, 2\)"):
         net.load_state_dict(wrong)
+    wrong = {name: np.zeros_like(value) for name, value in state.items()}
+    for name, value in state.items():
+        for values in (value.astype(str), value.astype(complex), np.full(value.shape, None)):
+            with pytest.raises(ArgumentError, match=rf"state_dict\['{name}'\]: expected numbers, got {values.dtype}"):
+                net.load_state_dict({**wrong, name: values})
     assert all(np.array_equal(value, state[name]) for name, value in net.state_dict().items())
 
 

@@ -17,8 +17,8 @@ from clcomm.optim import SGD
 LOCAL = {
     "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "communicated", "finalize", "fold_with",
     "get_bucket_stats", "get_rank", "get_world_size", "is_common", "is_common_on_host", "leave_mpi", "leave_program",
-    "look_back", "notify_phase", "phase", "reduces_within_hosts", "remove_observer", "sums", "total_allreduce_calls",
-    "total_bytes_sent", "world_size",
+    "look_back", "notify_phase", "phase", "reduces_within_hosts", "remove_observer", "settings", "sums",
+    "total_allreduce_calls", "total_bytes_sent", "world_size",
     "attach_optimizer", "bucket_size", "check_state_dict", "completion_order", "compression", "count_synchronisation",
     "decisions", "delegate_reduction", "get_communication_stats", "load_state_dict", "no_sync", "register_comm_hook",
     "sharded_update_of", "space_for", "space_of", "state_dict", "use_bucketing",

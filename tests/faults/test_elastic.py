@@ -74,6 +74,32 @@ def test_after_a_loss_an_exception_is_reported_with_its_step(mpiexec: str):
     )
 
 
+@pytest.mark.parametrize("size", ["auto", 4096])
+def test_the_survivors_keep_their_bucket_size(mpiexec: str, size: str | int):
+    script = f"""
+import os
+from clcomm import Communicator, elastic
+comm = Communicator(bucket_size={size!r})
+if comm.rank == 1:
+    os.kill(os.getpid(), 9)
+try:
+    while True:
+        comm.barrier()
+except Exception as error:
+    assert elastic.is_lost_peer(error), error
+survivors = elastic.survivors_of(comm)
+found = survivors.all_gather_object((survivors.auto_bucket_size, survivors.bucket_size))
+if survivors.rank == 0:
+    print(found, flush=True)
+"""
+    job = [mpiexec, "--with-ft", "ulfm", "--oversubscribe", "-n", "3", sys.executable, "-c", script]
+    ended = subprocess.run(
+        job, env=clean_environment(), cwd=ROOT, capture_output=True, text=True, timeout=HUNG_S, check=False
+    )
+    expected = (True, 1 << 20) if size == "auto" else (False, size)
+    assert str([expected] * 2) in ended.stdout, ended.stdout + ended.stderr
+
+
 def test_a_job_that_dies_whole_is_a_failure_for_the_launcher(mpiexec: str):
     """With ULFM, mpiexec returns 0 when every rank was killed; `clcomm run` does not."""
     script = "import os; from clcomm import Communicator; Communicator().barrier(); os.kill(os.getpid(), 9)"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from clcomm.job import other_hosts
 from clcomm.job.other_hosts import DUMP, LARGEST, PROGRESS, TOKEN_BYTES, Address, OtherHosts, packed, unpacked
-from clcomm.job.rank_board import ProgressBoard
+from clcomm.job.rank_board import Progress, ProgressBoard
 from clcomm.job.stall_message import UNKNOWN
 
 TOKEN = bytes(range(TOKEN_BYTES))
@@ -82,9 +85,59 @@ def test_lines_of_many_ranks_fit_into_one_datagram() -> None:
     several = boards(list(range(256)))
     for board in several:
         board.write(1, 1, "all_reduce 'ä' #1", "é" * 900)
-    datagram = packed(several[0].read())
+    (datagram,) = packed(several[0].read())
     assert len(datagram) + TOKEN_BYTES <= LARGEST
     assert [line.rank for line in unpacked(datagram)] == list(range(256))
+
+
+numbers = st.sampled_from([0, 1, 2**63 - 1, -(2**63)]) | st.integers(-(2**63), 2**63 - 1)
+texts = st.text(max_size=40) | st.builds(
+    lambda part, times: part * times, st.sampled_from(['"', "\\", "\0", "\x1f", "é", "\U0001f600", "\ud800", "a"]),
+    st.integers(0, 1920),
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.sampled_from([1, 2, 33, 34, 300, 600, 999, 1000]) | st.integers(1, 1000),
+    drawn=st.lists(st.tuples(numbers, numbers, numbers, texts, texts), min_size=1, max_size=4),
+)
+def test_every_line_of_any_number_of_ranks_with_any_texts_arrives(count, drawn) -> None:
+    """The answer is as few datagrams as its bytes need, none above the limit, and texts are cut at their ends."""
+    lines = [
+        Progress(rank, beat, key, began, rank % 2 == 1, "running", text, place)
+        for rank, (beat, key, began, text, place) in zip(range(count), itertools.cycle(drawn), strict=False)
+    ]
+    datagrams = packed(lines)
+    sizes = [len(datagram) + TOKEN_BYTES for datagram in datagrams]
+    assert max(sizes) <= LARGEST
+    assert len(datagrams) <= 1 + sum(sizes) // (LARGEST - 2000), "a line takes less than 2,000 bytes"
+    arrived = [line for datagram in datagrams for line in unpacked(datagram)]
+    assert [(line.rank, line.key, line.dumped) for line in arrived] == [(x.rank, x.key, x.dumped) for x in lines]
+    room = min(600, 20_000 // count)
+    for sent, line in zip(lines, arrived, strict=True):
+        for whole, cut in ((sent.text, line.text), (sent.place, line.place)):
+            encodable = whole.encode(errors="replace").decode()
+            kept = [len(json.dumps(part, ensure_ascii=False).encode()) - 2 for part in (cut, encodable)]
+            assert encodable.startswith(cut) and kept[0] <= room
+            if cut != encodable:
+                longer = encodable[: len(cut) + 1]
+                assert len(json.dumps(longer, ensure_ascii=False).encode()) - 2 > room, "no more would have fit"
+
+
+@pytest.mark.parametrize("ranks", [1, 40, 1000])
+@pytest.mark.parametrize("text", ["", '"' * 1900, "\1" * 1900, "é" * 900])
+def test_a_host_with_many_ranks_answers(ranks, text) -> None:
+    alone, several = boards([ranks]), boards(list(range(ranks)))
+    for board in several:
+        board.write(2**63 - 1, 0, text, text)
+    asking, answering = OtherHosts(alone[0], TOKEN), OtherHosts(several[0], TOKEN)
+    try:
+        asking.know([dict.fromkeys(range(ranks), answering.address(HERE))])
+        assert [(line.rank, line.state) for line in asking.ask()] == [(rank, "running") for rank in range(ranks)]
+    finally:
+        asking.close()
+        answering.close()
 
 
 @pytest.mark.parametrize(
@@ -97,7 +150,8 @@ def test_an_answer_that_is_none_is_passed_over(answer) -> None:
 def test_a_line_keeps_what_it_says_and_its_age() -> None:
     (board,) = boards([5])
     board.write(9, 1, "x", "y")
-    (line,) = unpacked(packed(board.read()))
+    (datagram,) = packed(board.read())
+    (line,) = unpacked(datagram)
     assert line[4:] == board.read()[0][4:] and line.key == 9
     assert abs(line.beat_ns - board.read()[0].beat_ns) < 60e9
-    assert json.loads(packed(board.read()))[0][0] == 5
+    assert json.loads(datagram)[0][0] == 5

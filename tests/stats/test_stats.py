@@ -8,7 +8,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from clcomm.stats import comm_stats
 from clcomm.stats.comm_stats import MOST_TALLIES, OTHER_LABELS, CommStats, Phase, bus_factor
+from clcomm.stats.tally import Tally
 from tests.stats_events import event, stats_of
 
 
@@ -89,6 +91,38 @@ def test_buckets_and_labels_beyond_the_limit_are_still_counted():
     assert stats.total("all_reduce")["calls"] == stats.total("all_reduce")["bytes"] == len(events)
     assert stats.total("all_reduce", "gradients")["calls"] == MOST_TALLIES + 11
     assert stats.total("all_reduce", OTHER_LABELS)["calls"] == 5
+
+
+def test_a_row_names_every_transport_that_moved_its_data():
+    """Calls of one label take turns between transports; beyond the limit those of several labels share a row."""
+    for names in (["mpi"], ["shared", "mpi"], ["mpi+shared", "solo"], ["shared", "mpi", "hierarchical", "mpi+shared"]):
+        own = [event(label="x")._replace(transport=names[number % len(names)]) for number in range(40)]
+        many = [event(label=f"user {number}") for number in range(MOST_TALLIES)]
+        shared = [each._replace(label=f"late {number}") for number, each in enumerate(own)]
+        stats = stats_of([*own, *many, *shared])
+        expected = "+".join(sorted({name for each in names for name in each.split("+")}))
+        assert stats.total("all_reduce", "x")["transport"] == expected
+        assert set(stats.total("all_reduce", OTHER_LABELS)["transport"].split("+")) - {"solo"} == (
+            set(expected.split("+")) - {"solo"}
+        )
+
+
+def test_combinations_beyond_the_limit_make_no_tallies_of_their_own(monkeypatch):
+    made = []
+
+    class Counted(Tally):
+        __slots__ = ()
+
+        def __init__(self, *arguments):
+            made.append(self)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(comm_stats, "Tally", Counted)
+    stats = CommStats(4)
+    for number in range(3 * MOST_TALLIES):
+        stats.collective_finished(event(label=f"label {number}"))
+    stats.flush()
+    assert len(made) == len(stats.tallies) == MOST_TALLIES + 1
 
 
 def test_a_reset_forgets_everything():

@@ -148,7 +148,7 @@ class Module:
         return {name: parameter.numpy() for name, parameter in self.named_parameters()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Overwrite all parameters; raises ArgumentError, changing nothing, unless names and shapes fit."""
+        """Overwrite all parameters; raises ArgumentError, changing nothing, unless names fit, and shapes of numbers."""
         own = dict(self.named_parameters())
         missing, unknown = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
         if missing or unknown:
@@ -158,5 +158,7 @@ class Module:
         for name, parameter in own.items():
             if np.shape(state[name]) != parameter.shape:
                 raise ArgumentError(f"state_dict[{name!r}]: expected {parameter.shape}, got {np.shape(state[name])}")
+            if (dtype := np.asarray(state[name]).dtype).kind not in "fiub":
+                raise ArgumentError(f"state_dict[{name!r}]: expected numbers, got {dtype}")
         for name, parameter in own.items():
             parameter.copy_from(np.asarray(state[name], np.float32))
