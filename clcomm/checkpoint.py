@@ -178,7 +178,7 @@ def _check_sizes(archive: zipfile.ZipFile, file_size: int) -> None:
     """Raise ValueError for members that would be larger in memory than the file, and for duplicate names."""
     members = archive.infolist()
     if len({member.filename for member in members}) != len(members):
-        raise ValueError("a member comes twice")
+        raise ValueError("two members have the same name")
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
         raise ValueError("a member is compressed")
     if sum(member.file_size for member in members) > file_size:
@@ -192,7 +192,7 @@ def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
             raise ValueError(f"{info.filename} is of version {version}")
         shape, is_fortran, dtype = _HEADERS[version](member)
         if dtype.hasobject or dtype.kind not in _KINDS or any(size < 0 for size in shape):
-            raise ValueError(f"{info.filename} holds {dtype}, which no checkpoint does")
+            raise ValueError(f"{info.filename} holds {dtype}, which a checkpoint cannot contain")
         if math.prod(shape) * dtype.itemsize != info.file_size - member.tell():
             raise ValueError(f"{info.filename} is not as long as {dtype} of shape {shape}")
         data = bytearray(member.read())  # reading to the end checks the CRC

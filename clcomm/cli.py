@@ -34,7 +34,7 @@ COMMANDS: tuple[Listed | Command, ...] = (
     Listed("tune-kernels", "measure the kernels' sizes on a device and store the fastest"),
     Listed("bench", "time collectives by size, through one transport or several"),
     Listed("tune", "fit latency and bandwidth, recommend a bucket size, predict scaling"),
-    Listed("report", "show what a run's figures say: tables, charts, a page"),
+    Listed("report", "show a run's figures: tables, charts, a page"),
     Listed("compare", "compare runs' reports: settings, speed, communication, bytes, accuracy"),
     Listed("trace", "write the timeline of a job that was ended, from its parts"),
 )

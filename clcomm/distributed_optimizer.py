@@ -50,7 +50,9 @@ class DistributedOptimizer:
     def __init__(self, optimizer: Optimizer, sync: Synchronizer):
         if not isinstance(optimizer, Optimizer):
             kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-            raise ArgumentError(f"optimizer: expected one of clcomm.optim, whose state can be cut, got {kind}")
+            raise ArgumentError(
+                f"optimizer: expected one of clcomm.optim, whose state can be divided between ranks, got {kind}"
+            )
         if sync.compression != "none":
             raise ArgumentError(f"sync: expected one without compression for a sharded update, got {sync.compression}")
         self.optimizer, self.sync = optimizer, sync

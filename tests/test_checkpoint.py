@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -178,3 +179,21 @@ def test_hostile_members_are_refused_before_memory_is_taken(
         assert tracemalloc.get_traced_memory()[1] < 5_000_000
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "reason"),
+    [
+        ("facts.json", b"{}", "two members have the same name"),
+        ("x.npy", npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}", bytes(8)),
+         "x.npy holds object, which a checkpoint cannot contain"),
+        ("x.npy", npy("{'descr': '<M8[s]', 'fortran_order': False, 'shape': (1,)}", bytes(8)),
+         "x.npy holds datetime64[s], which a checkpoint cannot contain"),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_the_reason_why_a_member_is_refused_is_given(tmp_path: Path, name: str, data: bytes, reason: str) -> None:
+    save(tmp_path / "run.npz", example())
+    write_member(tmp_path / "run.npz", name, data)
+    with pytest.raises(CheckpointError, match=re.escape(reason)):
+        load(tmp_path / "run.npz")

@@ -37,14 +37,17 @@ def test_options_of_buckets_are_refused(option, name):
     assert one_line(caught) == f"--sharded-optimizer: expected no {name} with it; use one of the two"
 
 
+EXPECTED = "expected one of clcomm.optim, whose state can be divided between ranks"
+
+
 def test_other_optimizers_are_refused():
-    assert refusal_of(None) == "optimizer: expected one of clcomm.optim, whose state can be cut, got builtins.NoneType"
+    assert refusal_of(None) == f"optimizer: {EXPECTED}, got builtins.NoneType"
 
 
 def test_another_librarys_optimizer_is_told_from_ours_of_the_same_name():
     torch = pytest.importorskip("torch")
     theirs = torch.optim.SGD(torch.nn.Linear(2, 3).parameters(), 0.1)
-    assert refusal_of(theirs).endswith("expected one of clcomm.optim, whose state can be cut, got torch.optim.sgd.SGD")
+    assert refusal_of(theirs).endswith(f"{EXPECTED}, got torch.optim.sgd.SGD")
 
 
 def refusal_of(optimizer):

@@ -274,7 +274,7 @@ def test_settings_come_from_the_communicator_unless_given():
         ),
         (
             {"split_tensors": True, "compression": "fp16"},
-            "split_tensors: expected False with a compression or a hook, which want whole tensors",
+            "split_tensors: expected False with a compression or a hook, which need whole tensors",
         ),
         (
             {"check_replicas_every": "often"},

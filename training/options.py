@@ -57,7 +57,9 @@ class JobOptions(Options):
     model: str = _data("convnet", choices=MODELS)
     engine: str = _data("native", "whose kernels run", choices=ENGINES)
     device: str | None = _data(
-        None, '"gpu", "gpu:1", "cpu" or part of a name; default: $CLCOMM_DEVICE, a GPU, the CPU', metavar="NAME"
+        None,
+        '"gpu", "gpu:1", "cpu" or part of a name; default: $CLCOMM_DEVICE, else a GPU, else the CPU',
+        metavar="NAME",
     )
     data: str = _data("auto", f"{', '.join(DATA_CHOICES)} or a directory of IDX files", metavar="NAME|DIR")
     sharding: str = _data(
@@ -165,9 +167,7 @@ class TrainingOptions(JobOptions):
     """The options of one training run, such as `TrainingOptions(model="mlp", epochs=1)`."""
 
     checkpoint: str | None = _checkpoint(None, "save there after each epoch and at the end", metavar="FILE")
-    checkpoint_every: int | None = _checkpoint(
-        None, "save every so many steps as well", whole_number(1), metavar="STEPS"
-    )
+    checkpoint_every: int | None = _checkpoint(None, "also save every N steps", whole_number(1), metavar="N")
     checkpoint_keep: int = _checkpoint(
         2, "of the last checkpoints: the newest is FILE, the one before it FILE.1", whole_number(1), metavar="N"
     )

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options for the format and the output file."""
     parser.add_argument(
         "--format", type=lambda text: _ALIASES.get(text, text), choices=FORMATS,
-        help="default: what -o's ending says, else terminal",
+        help="default: by the ending of -o's name, else terminal",
     )  # fmt: skip
     parser.add_argument("-o", "--output", metavar="OUT", help="write there instead of printing")
 

@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
 
 COMMAND = Command(
     "report",
-    "show what a run's figures say: tables, charts, a page",
+    "show a run's figures: tables, charts, a page",
     "Show what a run's --report says: where the time went, which bucket, which rank. Files of several ranks of one run "
     "are put together, whatever their order. docs/reading-a-report.md reads one line by line.",
     add_arguments,

@@ -226,9 +226,17 @@ def end(records: list[memoryview], pidfds: list[int], number: int) -> None:
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(pidfd, number)
     if number == signal.SIGTERM and records:
-        ranks = ", ".join(str(record[RANK]) for record in records)
+        ranks = name_ranks([record[RANK] for record in records])
         with contextlib.suppress(OSError):  # the reader may be gone too
-            os.write(2, f"clcomm: rank {ranks}: the launcher is gone; ended by the exit monitor\n".encode())
+            os.write(2, f"clcomm: {ranks}: the launcher is gone; ended by the exit monitor\n".encode())
+
+
+def name_ranks(ranks: list[int], most: int = 8) -> str:
+    """Return ranks in words, as clcomm.errors.name_ranks, which this process cannot import, returns them."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    last = ranks[-1] if len(ranks) <= most else f"{len(ranks) - most} more"
+    return f"ranks {', '.join(map(str, ranks[: min(len(ranks) - 1, most)]))} and {last}"
 
 
 def ended(status: int | None, step: int) -> str:

@@ -33,9 +33,11 @@ def shown(value: Any) -> str:
 
 
 def whole(least: int = 0, most: int = MOST_COUNT) -> Check:
+    bounds = f"from {least} up" if most == MOST_COUNT else f"from {least} to {most}"
+
     def check(value: Any, name: str) -> int:
         if type(value) is not int or not least <= value <= most:
-            raise ValueError(f"{name}: expected a whole number from {least} up, got {shown(value)}")
+            raise ValueError(f"{name}: expected a whole number {bounds}, got {shown(value)}")
         return value
 
     return check
@@ -48,7 +50,9 @@ def number(value: Any, name: str) -> float:
 
 
 def signed_number(value: Any, name: str) -> float:
-    return -number(-value, name) if type(value) in (int, float) and value < 0 else number(value, name)
+    if type(value) not in (int, float) or not abs(value) < 1e300:
+        raise ValueError(f"{name}: expected a finite number, got {shown(value)}")
+    return float(value)
 
 
 def boolean(value: Any, name: str) -> bool:

@@ -67,7 +67,7 @@ def _add_file(path: str, found: list[dict[str, Any]], ranks: dict[int, dict[str,
             return f"belongs to another run: {name} is {document[name]!r}, not {found[0][name]!r}"
     for record in document["ranks"]:
         if ranks.get(record["rank"], record) != record:
-            return f"rank {record['rank']} is there already, with other figures"
+            return f"rank {record['rank']} is in an earlier file, with different figures"
     found.append(document)
     ranks.update({record["rank"]: record for record in document["ranks"]})
     return ""
@@ -91,7 +91,7 @@ def read(path: str, checked: Callable[[dict[str, Any]], dict[str, Any]] = checke
     except OSError as error:
         raise DataError(error.strerror or "cannot be read") from None
     except RecursionError:
-        raise DataError("expected the JSON of a run's --report, got something nested too deep") from None
+        raise DataError("expected the JSON of a run's --report, got JSON that is nested too deeply") from None
     except ValueError as error:
         text = "".join(c if c.isprintable() else " " for c in str(error))
         raise DataError(text[:300]) from None

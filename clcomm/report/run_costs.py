@@ -67,7 +67,8 @@ def own_costs(rows: list[dict[str, Any]]) -> Costs | str:
     except ArgumentError as error:
         return str(error)
     if found.median_error > _DOUBTFUL:
-        return f"time does not follow size: half of the buckets are off a fit by {found.median_error:.0%} or more"
+        share = f"{found.median_error:.0%}"
+        return f"time does not follow size: half of the buckets differ from the fit by {share} or more"
     if found.cost.beta_s_per_byte <= _slope_error(found):
         return "time does not follow size: a byte's cost does not differ from zero with 95% confidence"
     return Costs(found.cost, "fitted to this run's buckets", found)
@@ -76,7 +77,7 @@ def own_costs(rows: list[dict[str, Any]]) -> Costs | str:
 def unfit(rows: list[dict[str, Any]]) -> str:
     """Return why the time of these reductions does not predict others; "" where it does."""
     if any(row["hidden_s"] for row in rows):
-        return "all-reduces went on behind computing, which makes them longer; --overlap off shows what they cost"
+        return "all-reduces overlapped with computing, which makes them longer; --overlap off shows what they cost"
     if any(row["wire_bytes"] != row["bytes"] for row in rows):
         return "gradients were compressed, so time is not the transport's alone; --compression none shows what it costs"
     return ""

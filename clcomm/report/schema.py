@@ -41,11 +41,11 @@ def checked_run(document: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("expected the JSON of a run's --report")
     if document.get("schema") not in READABLE:
         expected, got = " or ".join(map(str, READABLE)), shown(document.get("schema"))
-        raise ValueError(f"schema: expected {expected}, got {got}; run again to write it anew")
+        raise ValueError(f"schema: expected {expected}, got {got}; repeat the run to write a new file")
     checked = checked_fields(upgraded(document), _DOCUMENT, "")
     world_size, ranks = checked["world_size"], [record["rank"] for record in checked["ranks"]]
     if not ranks or len(set(ranks)) < len(ranks) or max(ranks) >= world_size:
-        raise ValueError(f"ranks: expected different ones from 0 to {world_size - 1}")
+        raise ValueError(f"ranks: expected distinct numbers from 0 to {world_size - 1}, at least one")
     return checked
 
 

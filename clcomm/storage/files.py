@@ -51,7 +51,7 @@ def read_regular(path: str | os.PathLike, most_bytes: int) -> bytes:
 
 def kind_of(mode: int) -> str:
     """Return the kind of a file that is not regular, such as "a directory", by its st_mode."""
-    return next((name for is_kind, name in _KINDS if is_kind(mode)), "no regular file")
+    return next((name for is_kind, name in _KINDS if is_kind(mode)), "not a regular file")
 
 
 def destination(path: str | os.PathLike) -> Path:

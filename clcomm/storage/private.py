@@ -26,7 +26,7 @@ def exposure(directory: Path, *, chosen: bool = False) -> str:
     leaf, *above = (directory, *directory.parents)
     info = leaf.lstat()
     if not stat.S_ISDIR(info.st_mode):
-        return "it is no directory"
+        return "it is not a directory"
     if info.st_uid != own:
         return f"it belongs to user {info.st_uid}, not to user {own}"
     if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -55,7 +55,7 @@ class SyncSettings:
                 f"hook: expected something to call with (gradient, comm, out, bucket), got {type(hook).__name__}"
             )
         if hook is not None and self.split_tensors:
-            raise ArgumentError("split_tensors: expected False with a compression or a hook, which want whole tensors")
+            raise ArgumentError("split_tensors: expected False with a compression or a hook, which need whole tensors")
         return replace(self, hook=hook)
 
     def decisions_without_buckets(self) -> list[Decision]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from clcomm.job import exit_monitor
+from clcomm.errors import name_ranks
+from clcomm.job import exit_monitor, exit_monitor_process
 from clcomm.job.exit_monitor_process import PID, RANK, RECORD_BYTES, launcher_of, stat_fields
 from tests.faults.launch import start
 
@@ -114,6 +116,11 @@ def test_the_exit_monitor_ends_ranks_without_a_launcher(programs, launchers, cap
     while "\n" not in said and time.monotonic() < deadline:
         said += capfd.readouterr().err
         time.sleep(0.05)
-    assert said == f"clcomm: rank {', '.join(str(7 + place) for place in range(len(ranks)))}: " + (
-        "the launcher is gone; ended by the exit monitor\n"
-    )
+    named = name_ranks([7 + place for place in range(len(ranks))])
+    assert said == f"clcomm: {named}: the launcher is gone; ended by the exit monitor\n"
+
+
+@pytest.mark.parametrize("count", range(1, 20))
+def test_the_exit_monitor_names_ranks_as_every_message_does(count):
+    ranks = sorted(random.Random(count).sample(range(200), count))
+    assert exit_monitor_process.name_ranks(ranks) == name_ranks(ranks)

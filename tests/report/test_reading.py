@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import re
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 
 from clcomm.errors import DataError
 from clcomm.report import text_formats
+from clcomm.report.field_checks import MOST_ITEMS, signed_number
 from clcomm.report.html import as_html
+from clcomm.report.old_schemas import READABLE
 from clcomm.report.reading import MOST_BYTES, parse, read_runs
 from clcomm.report.report import build
 from tests.report.runs import apart, document, written
@@ -81,6 +84,7 @@ def test_a_broken_file_is_refused_by_name_and_the_others_merge(tmp_path, name):
     bad.write_bytes(BROKEN[name])
     run = read_runs([str(bad), *good])
     (problem,) = run.problems
+    assert name != "nested too deep" or problem.endswith("got JSON that is nested too deeply")
     assert problem.startswith(f"{bad}: ") and "\n" not in problem and problem.isprintable()
     assert run.stats().as_dict() == WHOLE["communication"]
     with pytest.raises(DataError, match=r"bad\.json: "):
@@ -120,6 +124,35 @@ def test_a_field_of_another_kind_is_refused_and_named(path, value):
     assert named[-1] in str(refused.value) or named[-2] in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("world_size", 0, f"world_size: expected a whole number from 1 to {MOST_ITEMS}, got 0"),
+        ("hosts", MOST_ITEMS + 1, f"hosts: expected a whole number from 1 to {MOST_ITEMS}, got {MOST_ITEMS + 1}"),
+        ("ranks.0.host", -1, f"ranks[0].host: expected a whole number from 0 to {MOST_ITEMS}, got -1"),
+        ("batch_size", -1, "batch_size: expected a whole number from 0 up, got -1"),
+        ("ranks.1.rank", 0, "ranks: expected distinct numbers from 0 to 2, at least one"),
+        ("ranks.1.rank", 3, "ranks: expected distinct numbers from 0 to 2, at least one"),
+        ("ranks", [], "ranks: expected distinct numbers from 0 to 2, at least one"),
+        ("schema", 2, f"schema: expected {' or '.join(map(str, READABLE))}, got 2; repeat the run to write a new file"),
+    ],
+)
+def test_a_message_names_the_bounds_that_hold(path, value, said):
+    with pytest.raises(ValueError, match=r"\A" + re.escape(said) + r"\Z"):
+        parse(json.dumps(replaced(path, value)).encode())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [float("nan"), float("inf"), -float("inf"), 1e300, pytest.param(-(10**400), id="400 digits"), "1", None, True, [1]],
+)
+def test_a_loss_is_any_finite_number(value):
+    for finite in (-1e299, -1, -0.5, 0, 3, 1e299):
+        assert signed_number(finite, "loss") == finite
+    with pytest.raises(ValueError, match=r"\Aloss: expected a finite number, got "):
+        signed_number(value, "loss")
+
+
 def test_another_runs_file_is_refused(tmp_path):
     first, second, third = apart(WHOLE)
     run = read_runs(written(tmp_path, [first, {**second, "run": "other"}, third]))
@@ -132,7 +165,7 @@ def test_the_same_rank_twice_has_to_be_the_same(tmp_path):
     other = copy.deepcopy(WHOLE)
     other["ranks"][1]["steps"] = 1
     run = read_runs(written(tmp_path, [WHOLE, WHOLE, other]))
-    assert run.problems == [f"{tmp_path}/run-2.json: rank 1 is there already, with other figures"]
+    assert run.problems == [f"{tmp_path}/run-2.json: rank 1 is in an earlier file, with different figures"]
     assert run.stats().as_dict() == WHOLE["communication"]
 
 

@@ -69,8 +69,10 @@ def test_what_cannot_be_fitted_is_refused_in_words():
     flat = "time does not follow size: a byte's cost does not differ from zero with 95% confidence"
     assert own_costs(rows_of_calls(sizes, (1.2e-4, 1.4e-4, 1.1e-4, 1.3e-4))) == flat
     assert own_costs(rows_of_calls(sizes, (2e-5, 1.5e-5, 1.4e-5, 1.2e-5))) == flat  # larger ones were faster
+    uneven = own_costs(rows_of_calls(sizes, (1.1e-5, 9e-5, 1.2e-5, 3e-4)))
+    assert uneven == "time does not follow size: half of the buckets differ from the fit by 116% or more"
     assert "gradients were compressed" in own_costs(rows_of_calls(sizes, even, wire_bytes=7))
-    assert "went on behind computing" in own_costs(rows_of_calls(sizes, even, hidden_s=1e-4))
+    assert "overlapped with computing" in own_costs(rows_of_calls(sizes, even, hidden_s=1e-4))
 
 
 def test_the_share_of_the_ceiling(report):

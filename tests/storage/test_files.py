@@ -167,3 +167,14 @@ def test_another_users_files_are_left_alone() -> None:
         assert as_nobody(refusal, common / "theirs", True) == "Permission denied"
         assert as_nobody(refusal, common / "closed" / "open", True) == ""
         assert refusal(common / "link") == "a symbolic link of another user"  # root is not led by others either
+
+
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [
+        (stat.S_IFDIR, "a directory"), (stat.S_IFIFO, "a named pipe"), (stat.S_IFSOCK, "a socket"),
+        (stat.S_IFCHR, "a device"), (stat.S_IFBLK, "a device"), (0, "not a regular file"),
+    ],
+)  # fmt: skip
+def test_each_kind_of_file_has_its_name(mode, name):
+    assert files.kind_of(mode | 0o600) == name

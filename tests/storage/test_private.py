@@ -67,7 +67,7 @@ def test_a_directory_below_another_users_is_not_private(temporary: Path) -> None
         assert f"belongs to user {NOBODY}" in exposure(temporary / "theirs" / "ours")
         assert exposure(temporary / "theirs" / "ours", chosen=True) == ""
     (temporary / "link").symlink_to("theirs")
-    assert exposure(temporary / "link") == "it is no directory"
+    assert exposure(temporary / "link") == "it is not a directory"
 
 
 def prepared(temporary: Path, **environment: str) -> tuple[str, str]:

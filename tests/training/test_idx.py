@@ -131,7 +131,7 @@ def test_expected_shape_and_dtype(tmp_path):
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_nothing_is_allocated_for_a_header_that_promises_too_much(tmp_path, monkeypatch, zipped):
+def test_nothing_is_allocated_for_a_header_that_states_too_much(tmp_path, monkeypatch, zipped):
     path = tmp_path / "huge"
     content = b"\0\0\x08\x03" + struct.pack(">3I", 60_000, 1 << 8, 1 << 8) + bytes(100)
     path.write_bytes(gzip.compress(content) if zipped else content)
@@ -139,7 +139,10 @@ def test_nothing_is_allocated_for_a_header_that_promises_too_much(tmp_path, monk
     assert "expected 3932160016 bytes by its header" in refusal(read_idx, path)
     content = b"\0\0\x0e\x04" + struct.pack(">4I", *[0xFFFFFFFF] * 4)
     path.write_bytes(gzip.compress(content) if zipped else content)
-    assert "expected at most 4.0 GiB" in refusal(read_idx, path)
+    assert "its header states more values than any memory holds, expected at most 4.0 GiB" in refusal(read_idx, path)
+    content = b"\0\0\x08\x02" + struct.pack(">2I", 5 << 10, 1 << 20)
+    path.write_bytes(gzip.compress(content) if zipped else content)
+    assert "its header states 5.0 GiB of values, expected at most 4.0 GiB" in refusal(read_idx, path)
 
 
 def test_what_idx_cannot_hold_is_refused(tmp_path):

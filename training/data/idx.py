@@ -148,7 +148,7 @@ def _check_size(path: FilePath, dimensions: tuple[int, ...], itemsize: int, max_
     # An empty dimension counts as 1, as in NumPy's own limit of an array's size.
     if math.prod(max(length, 1) for length in dimensions) * itemsize > max_bytes:
         raise DataError(
-            f"{path}: its header promises {_promised(nbytes)}, expected at most {format_size(max_bytes)}; "
+            f"{path}: its header states {_stated(nbytes)}, expected at most {format_size(max_bytes)}; "
             f"the file is damaged or needs splitting"
         )
     with open(path, "rb") as raw:
@@ -159,8 +159,8 @@ def _check_size(path: FilePath, dimensions: tuple[int, ...], itemsize: int, max_
         raise DataError(_wrong_length(path, header + nbytes, f"{on_disk} bytes{' of gzip' if zipped else ''}"))
 
 
-def _promised(nbytes: int) -> str:
-    return format_size(nbytes) if nbytes < 1 << 80 else "more than any memory holds"
+def _stated(nbytes: int) -> str:
+    return f"{format_size(nbytes)} of values" if nbytes < 1 << 80 else "more values than any memory holds"
 
 
 def _fill(path: FilePath, stream: BinaryIO, array: np.ndarray) -> None:
