@@ -11,6 +11,7 @@ import pytest
 from clcomm import Communicator
 from clcomm.checkpoint import Checkpoint, load
 from clcomm.checkpoint_series import CheckpointSeries, load_newest
+from clcomm.errors import ArgumentError
 from tests.examples.test_examples import run
 from tests.sharded_jobs import Job
 from tests.training.trainers import assert_same_bits, make_trainer, train
@@ -64,6 +65,22 @@ def _resumed(comm, path, kind, sharded):
     job.optimizer.load_state_dict(checkpoint.group("optimizer"))
     assert int(job.optimizer.state_dict()["steps"]) == 3
     return job
+
+
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam", "adamw", "rmsprop"])
+def test_every_rank_refuses_a_state_of_nonsense_and_changes_nothing(comm, kind):
+    job, other = Job(comm, kind), Job(comm, kind)
+    job.run(2), other.run(3)
+    before, valid = job.optimizer.state_dict(), other.optimizer.state_dict()
+    names = job.optimizer.optimizer.state_names
+    nonsense = [("steps", -1), ("steps", 0.5), ("weight_decay", -1.0), ("lr", np.nan), ("lr", "fast")]
+    nonsense += [(name, valid[name].astype(str)) for name in names]
+    for name, value in nonsense:
+        with pytest.raises(ArgumentError, match=rf"state_dict\['{name}'\]: expected"):
+            job.optimizer.load_state_dict({**valid, name: np.array(value)})
+        assert_same_bits(job.optimizer.state_dict(), before)
+    job.optimizer.load_state_dict(valid)
+    assert_same_bits(job.optimizer.state_dict(), valid)
 
 
 def test_resuming_has_the_bits_of_an_uninterrupted_run_also_across_kinds(comm, tmp_path: Path):
