@@ -200,6 +200,10 @@ WORKLOADS: dict[str, list[Workload]] = {
         convolution(*_CONVOLUTION, ("weight_gradient",)),
         convolution(16, 64, 28, 64, ("weight_gradient",)),
     ],
+    "conv_lanes": [
+        convolution(*_CONVOLUTION, ("convolve", "weight_gradient")),
+        convolution(16, 64, 14, 64, ("convolve", "weight_gradient")),
+    ],
     "gemm_block": [*_PRODUCTS, product("NN", 1024, 1024, 1024)],
     "group": [elementwise(1 << 16), elementwise(1 << 22)],
     "conv_outputs": [convolution(*_CONVOLUTION, ("convolve", "weight_gradient"))],

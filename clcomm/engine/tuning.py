@@ -30,11 +30,12 @@ Value = int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Tuning:
-    """Kernel sizes: gemm_tile, transpose_from and near_cache are those of CPUs, the others those of other devices."""
+    """Kernel sizes: those up to conv_lanes are for CPUs, the others for other devices."""
 
     gemm_tile: tuple[int, int, int] = (6, 16, 8)  # rows, columns and lanes of a vector of sums in a CPU's registers
     transpose_from: int = 192  # the least of M, N and K from which columns of A evict each other from the caches
     near_cache: int = 24 * 1024  # bytes of the L1 cache for rows of a weight gradient
+    conv_lanes: int = 8  # floats in a CPU's vectors of convolutions: 8 or 16
     gemm_block: tuple[int, int, int] = (16, 4, 16)  # items per side of a group, sums per side of an item, slice of K
     group: int = 256  # work-items of a group of an elementwise kernel
     conv_outputs: int = 8  # output channels that an item of a convolution computes
@@ -55,6 +56,7 @@ CHOICES: dict[str, dict[str, tuple[Value, ...]]] = {
         "gemm_tile": _NARROW_TILES + _WIDE_TILES,
         "transpose_from": (192, 96, 384, 1024),
         "near_cache": (24 * 1024, 12 * 1024, 40 * 1024),
+        "conv_lanes": (8, 16),
     },
     "gpu": {
         "gemm_block": ((16, 4, 16), (16, 4, 8), (16, 4, 32), (16, 2, 16), (16, 8, 8), (8, 4, 16), (8, 8, 8)),
@@ -98,7 +100,7 @@ def defaults(cl_device: cl.Device) -> Tuning:
     built_in = Tuning()
     if cl_device.max_work_group_size < built_in.group:
         built_in = replace(built_in, **_SMALL_GROUP)
-    return replace(built_in, gemm_tile=_WIDE_TILES[0]) if has_wide_vectors(cl_device) else built_in
+    return replace(built_in, gemm_tile=_WIDE_TILES[0], conv_lanes=16) if has_wide_vectors(cl_device) else built_in
 
 
 def has_wide_vectors(cl_device: cl.Device) -> bool:

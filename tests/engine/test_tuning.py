@@ -218,6 +218,7 @@ SMALL_WORKLOADS = {
     "gemm_tile": [product("NT", 20, 33, 65), product("TN", 70, 40, 30), product("NN", 37, 49, 600)],
     "transpose_from": [product("TN", 200, 194, 200)],
     "near_cache": [convolution(9, 3, 30, 6, ("weight_gradient",)), convolution(3, 1, 40, 6, ("weight_gradient",))],
+    "conv_lanes": [convolution(19, 3, 9, 8, ("convolve", "weight_gradient"))],
     "gemm_block": [product("NT", 20, 33, 65), product("TN", 130, 70, 40), product("NN", 9, 70, 50)],
     "group": [elementwise(5000)],
     "conv_outputs": [convolution(3, 3, 6, 10, ("convolve", "weight_gradient"))],
@@ -252,7 +253,7 @@ def test_a_model_keeps_its_bits_with_other_sizes(device):
 
     assert results(OTHER) == results(Tuning())
     assert results(Tuning(near_cache=40 * 1024)) == results(Tuning())
-    assert results(Tuning(gemm_tile=(12, 32, 16))) == results(Tuning())
+    assert results(Tuning(gemm_tile=(12, 32, 16), conv_lanes=16)) == results(Tuning())
 
 
 def test_a_choice_has_to_save_time_to_be_taken():

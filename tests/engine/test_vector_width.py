@@ -1,4 +1,4 @@
-"""The vectors of compiled products: as wide as the tile asks for, counted in the machine code that PoCL keeps."""
+"""The vectors of compiled kernels, as wide as the device's sizes ask for: read from PoCL's machine code."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,36 +16,58 @@ from clcomm.engine import tuning
 from tests.faults.launch import ROOT
 from tests.helpers import cpu_device
 
-MULTIPLY = """
+PREAMBLE = """
 import sys
 import numpy as np
 from clcomm.engine import Device, Tensor
-from clcomm.engine.ops.matmul import multiply
+from clcomm.engine import functional as F
 from clcomm.engine.tuning import Tuning
 
-tile = tuple(map(int, sys.argv[1:]))
-device = Device(Device.select("cpu").cl_device, tuning=Tuning(gemm_tile=tile))
-a, out = (Tensor(np.ones((96, 96), np.float32), device) for _ in range(2))
-multiply(a, a, out, transpose_b=True)
+def tensor(*shape, needs=True):
+    return Tensor(np.ones(shape, np.float32), device, requires_grad=needs)
+
+def device_of(**sizes):
+    return Device(Device.select("cpu").cl_device, tuning=Tuning(**sizes))
+"""
+PRODUCT = """
+device = device_of(gemm_tile=tuple(map(int, sys.argv[1:])))
+F.linear(tensor(96, 96, needs=False), tensor(96, 96, needs=False)).numpy()
+"""
+CONVOLUTION = """
+device = device_of(conv_lanes=int(sys.argv[1]))
+y = F.conv2d(tensor(64, 16, 14, 14), tensor(32, 16, 3, 3), tensor(32), padding=1)
+y.backward(tensor(*y.shape, needs=False))
 device.finish()
 """
 
 
-@pytest.mark.parametrize("tile", tuning.CHOICES["cpu"]["gemm_tile"], ids=str)
-def test_sums_lie_in_registers_of_the_tiles_width(tile, tmp_path) -> None:
-    device = cpu_device("cpu").cl_device
-    if not tuning.has_wide_vectors(device) or platform.machine() != "x86_64":
+def registers(program: str, sizes: tuple[int, ...], kernels: tuple[str, ...], cache: Path) -> dict[str, set[str]]:
+    """Return the kinds of registers in which each kernel multiplies and adds; skip where the code cannot be read."""
+    if not tuning.has_wide_vectors(cpu_device("cpu").cl_device) or platform.machine() != "x86_64":
         pytest.skip("the CPU has no full-speed vectors of 16 floats")
     if shutil.which("objdump") is None:
         pytest.skip("no objdump to disassemble kernels with")
-    environment = {**os.environ, "POCL_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", MULTIPLY, *map(str, tile)], env=environment, check=True, timeout=120)
-    kernels = list(tmp_path.rglob("gemm/**/*.so"))
-    if not kernels:
+    environment = {**os.environ, "POCL_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", PREAMBLE + program, *map(str, sizes)]
+    subprocess.run(command, env=environment, check=True, timeout=120)
+    found = {name: list(cache.rglob(f"{name}/**/*.so")) for name in kernels}
+    if not any(found.values()):
         pytest.skip("the driver keeps no machine code")
-    code = "\n".join(
-        subprocess.run(["objdump", "-d", str(path)], capture_output=True, text=True, check=True).stdout
-        for path in kernels
-    )
-    used = set(re.findall(r"vfm\w+ps\s.*%([yz]mm)\d+$", code, re.MULTILINE))
-    assert used == {"zmm" if tile[2] == 16 else "ymm"}
+    return {name: set().union(*map(_registers_of, paths)) for name, paths in found.items()}
+
+
+def _registers_of(path: Path) -> set[str]:
+    code = subprocess.run(["objdump", "-d", str(path)], capture_output=True, text=True, check=True).stdout
+    return set(re.findall(r"vfm\w+ps\s.*%([yz]mm)\d+$", code, re.MULTILINE))
+
+
+@pytest.mark.parametrize("tile", tuning.CHOICES["cpu"]["gemm_tile"], ids=str)
+def test_products_are_summed_in_registers_of_the_tiles_width(tile, tmp_path) -> None:
+    assert registers(PRODUCT, tile, ("gemm",), tmp_path) == {"gemm": {"zmm" if tile[2] == 16 else "ymm"}}
+
+
+@pytest.mark.parametrize("lanes", tuning.CHOICES["cpu"]["conv_lanes"])
+def test_convolutions_are_summed_in_registers_of_their_width(lanes, tmp_path) -> None:
+    kernels = ("convolve", "weight_gradient")
+    expected = {"zmm" if lanes == 16 else "ymm"}
+    assert registers(CONVOLUTION, (lanes,), kernels, tmp_path) == dict.fromkeys(kernels, expected)

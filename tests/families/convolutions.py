@@ -20,7 +20,7 @@ from tests.families.family import Family, assert_equal, leaf, whole_numbers
 
 KERNELS, STRIDES = range(1, 8), range(1, 4)
 #: None, one and several of a tile of outputs, of channels and of image lanes, with all remainders.
-CHANNELS, OUTPUTS, IMAGES = (1, 3, 4, 1, 2, 5, 7), (6, 1, 4, 9, 2, 3, 5, 8), (1, 8, 3, 9, 7, 17, 2)
+CHANNELS, OUTPUTS, IMAGES = (1, 3, 4, 1, 2, 5, 7), (6, 1, 4, 9, 2, 3, 5, 8, 16), (1, 8, 3, 9, 7, 17, 2)
 
 
 class Axis(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clcomm.engine.tuning import Tuning
 from tests.families import convolutions, elements, host, pools, products, rows
 
 #: By name; those of products with an ending, which double their builds, come apart from the plain ones.
@@ -15,3 +16,8 @@ FAMILIES = {
         host.FOLD, host.CODING, host.FACTORS, host.HASH,
     )
 }  # fmt: skip
+#: The sizes of CPUs with vectors of 16 floats, and the families whose kernels they change.
+WIDE = Tuning(gemm_tile=(12, 32, 16), conv_lanes=16)
+WIDE_FAMILIES = (
+    "convolution", "convolution of one width", "plain product", "product", "linear layer",
+)  # fmt: skip

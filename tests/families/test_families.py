@@ -19,7 +19,7 @@ from clcomm.engine.device import Device
 from clcomm.engine.ops import convolution
 from clcomm.engine.tuning import Tuning, choices
 from tests.families import convolutions, elements, products
-from tests.families.every import FAMILIES
+from tests.families.every import FAMILIES, WIDE, WIDE_FAMILIES
 from tests.families.family import Family, leaf, whole_numbers
 from tests.families.memory import GuardedMemory, guarded
 from tests.helpers import cpu_device
@@ -33,6 +33,7 @@ TUNED: dict[str, Family] = {
     "gemm_tile": products.PLAIN_PRODUCT,
     "transpose_from": products.PLAIN_PRODUCT,
     "near_cache": convolutions.CONVOLUTION,
+    "conv_lanes": convolutions.CONVOLUTION,
     "gemm_block": products.PLAIN_PRODUCT,
     "group": elements.ARITHMETIC,
     "conv_outputs": convolutions.CONVOLUTION,
@@ -67,9 +68,9 @@ def test_a_family_agrees_with_float64(device: Device, name: str) -> None:
         check(device, FAMILIES[name], CASES)
 
 
-@pytest.mark.parametrize("family", [products.PRODUCT, products.LINEAR], ids=lambda family: family.name)
-def test_products_in_vectors_of_16_agree_with_float64(family: Family) -> None:
-    check(_guarded("cpu", Tuning(gemm_tile=(12, 32, 16))), family, CASES)
+@pytest.mark.parametrize("name", WIDE_FAMILIES)
+def test_a_family_in_vectors_of_16_agrees_with_float64(name: str) -> None:
+    check(_guarded("cpu", WIDE), FAMILIES[name], CASES)
 
 
 def _tunings() -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 It has to be the only OpenCL platform. What Oclgrind reports goes to standard error, after a line for each case; on
 standard output are, as JSON, the kernels that ran and those that are there, by file. WHAT: the name of a mistake, which
-is run instead, or "wide" for products in vectors of 16.
+is run instead, or "wide" for what CPUs compute in vectors of 16.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 from clcomm.engine import Tensor, selection
 from clcomm.engine.device import Device
 from clcomm.engine.tuning import Tuning
-from tests.families import products
-from tests.families.every import FAMILIES
+from tests.families.every import FAMILIES, WIDE_FAMILIES
+from tests.families.every import WIDE as WIDE_TUNING
 from tests.families.memory import ExactMemory
 
 #: The start of a line with the name of the next case.
@@ -36,7 +36,7 @@ def simulator(kind: str, is_wide: bool) -> Device:
     # Sides of 8 are transposed first; small groups are as good as large ones, and sooner simulated.
     tuning = Tuning(transpose_from=8, gemm_block=(8, 4, 16), group=64)
     if is_wide:
-        tuning = replace(tuning, gemm_tile=(12, 32, 16))
+        tuning = replace(tuning, gemm_tile=WIDE_TUNING.gemm_tile, conv_lanes=WIDE_TUNING.conv_lanes)
     device = Device(only.cl_device, kind=kind, tuning=tuning)
     device.memory = ExactMemory(device)
     return device
@@ -83,7 +83,7 @@ def main(kind: str, cases: str, longest: str, what: str = "") -> None:
         PLANTED[what](device)
         device.finish()
         return
-    for family in (products.PRODUCT, products.LINEAR) if what == WIDE else FAMILIES.values():
+    for family in map(FAMILIES.get, WIDE_FAMILIES if what == WIDE else FAMILIES):
         if kind in family.kinds:
             for case in family.cases(np.random.default_rng(0), int(cases), int(longest)):
                 announce(f"{family.name}: {case}")

@@ -116,6 +116,16 @@ INLINE int smaller(int a, int b) { return a < b ? a : b; }
 INLINE int larger(int a, int b) { return a > b ? a : b; }
 #define UNROLL _Pragma("unroll")
 
+/* For kernels of 16 lanes: LLVM cuts some of their vectors in two unless a function asks for 512 bits. */
+#if defined(__has_attribute)
+#if __has_attribute(min_vector_width)
+#define WIDE_VECTORS __attribute__((min_vector_width(512)))
+#endif
+#endif
+#ifndef WIDE_VECTORS
+#define WIDE_VECTORS
+#endif
+
 /* Transposes 8 x 8 floats in three rounds of pairwise shuffles. */
 INLINE void transpose8(float8 r[8]) {
     float8 s[8], t[8];

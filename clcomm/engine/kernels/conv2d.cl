@@ -5,8 +5,9 @@
    forward pass's stride, are left out rather than multiplied by zero.
 
    x is packed by pack.cl, eight images to a vector: borders, strides and kernel sizes then apply to whole vectors,
-   every load is aligned, and no width leaves lanes idle. Sums are kept for tiles of 4 outputs x 3 pixels: 12 vectors,
-   which with their operands fill 16 registers.
+   every load is aligned, and no width leaves lanes idle. Sums are kept for tiles of TILE_OUTPUTS x 3 pixels: with 4
+   outputs 12 vectors, which with their operands fill 16 registers. With BLOCKS of 2 a vector of sums has 16 lanes: those
+   of two blocks of 8 images, each packed as ever, so that no sum changes. Then 8 outputs fill 32 registers.
 
    Builds: one takes every size at run time; the other is for one WIDTH (of both x and y, stride 1) and one KERNEL_W
    and PAD_W, so that the taps outside x at either end of a row are known at compile time: tiles whose taps reach
@@ -15,8 +16,16 @@
    use: without a loop over channels, computing the weights' addresses would cost more than the products. DILATED is
    defined for a dilation above 1, in the first build only. */
 
-#define TILE_OUTPUTS 4
 #define TILE_PIXELS 3
+#if BLOCKS == 2
+typedef float16 image_lanes;
+#define KERNEL __kernel WIDE_VECTORS void
+#define load_images(x, next_block) ((float16)(*(x), *((x) + (next_block))))
+#else
+typedef float8 image_lanes;
+#define KERNEL __kernel void
+#define load_images(x, next_block) (*(x))
+#endif
 #ifdef WIDTH
 #define SEGMENT (WIDTH + TILE_PIXELS)
 /* Pixels of x that a tile reads from its first one on, if the row is that long; it reads PAD_W before that. */
@@ -55,25 +64,30 @@ typedef struct {
     int pad_w, w_first, w_o, w_c, w_i, w_j, has_bias;
 } Shape;
 
+/* The lanes of 8 of the images of a pixel. */
+INLINE float8 block_of(__local const image_lanes *pixel, int b) { return ((__local const float8 *)pixel)[b]; }
+
 /* Stores `count` pixels of 8 images from lanes to rows `stride` apart. */
-INLINE void unpack_lanes(__local const float8 *packed, __global float *to, long stride, int count, int valid)
+INLINE void unpack_lanes(
+    __local const image_lanes *packed, int b, __global float *to, long stride, int count, int valid)
 {
     int p = 0;
     for (; p + 8 <= count; p += 8) {
         float8 rows[8];
-        UNROLL for (int i = 0; i < 8; ++i) rows[i] = packed[p + i];
+        UNROLL for (int i = 0; i < 8; ++i) rows[i] = block_of(packed + p + i, b);
         transpose8(rows);
         UNROLL for (int i = 0; i < 8; ++i) if (i < valid) store8(rows[i], to + i * stride + p);
     }
     for (; p < count; ++p)
-        for (int i = 0; i < valid; ++i) to[i * stride + p] = ((__local const float *)(packed + p))[i];
+        for (int i = 0; i < valid; ++i) to[i * stride + p] = ((__local const float *)(packed + p))[8 * b + i];
 }
 
 /* Stores the complete groups of 8 among `filled` buffered pixels, at the end all; returns how many remain. */
-INLINE int flush(__local float8 *waiting, __global float *to, long stride, int filled, int is_last, int valid)
+INLINE int flush(__local image_lanes *waiting, __global float *to, long stride, int filled, int is_last, int valid)
 {
     const int whole = is_last ? filled : filled & ~7;
-    unpack_lanes(waiting, to, stride, whole, valid);
+    for (int b = 0; b < BLOCKS && 8 * b < valid; ++b)
+        unpack_lanes(waiting, b, to + 8 * b * stride, stride, whole, smaller(8, valid - 8 * b));
     for (int p = whole; p < filled; ++p) waiting[p - whole] = waiting[p];
     return filled - whole;
 }
@@ -90,12 +104,14 @@ INLINE int undilated(int scaled, int dilation)
 
 /* Adds one tap of the kernel, over all channels, to the pixels in `mask` of a tile. The sums stay in registers. */
 INLINE void add_tap(
-    float8 sum[TILE_OUTPUTS][TILE_PIXELS], __global const float8 *x, const int offset[TILE_PIXELS], int plane,
-    WEIGHTS weight, const int w_output[TILE_OUTPUTS], int w_channel, int channels, const int mask)
+    image_lanes sum[TILE_OUTPUTS][TILE_PIXELS], __global const float8 *x, long next_block,
+    const int offset[TILE_PIXELS], int plane, WEIGHTS weight, const int w_output[TILE_OUTPUTS], int w_channel,
+    int channels, const int mask)
 {
     for (int c = 0; c < channels; ++c) {
-        float8 value[TILE_PIXELS];
-        UNROLL for (int p = 0; p < TILE_PIXELS; ++p) if (mask >> p & 1) value[p] = x[offset[p]];
+        image_lanes value[TILE_PIXELS];
+        UNROLL for (int p = 0; p < TILE_PIXELS; ++p)
+            if (mask >> p & 1) value[p] = load_images(x + offset[p], next_block);
         UNROLL for (int o = 0; o < TILE_OUTPUTS; ++o) {
             const float factor = weight[W_OUTPUT(o)];
             UNROLL for (int p = 0; p < TILE_PIXELS; ++p) if (mask >> p & 1) sum[o][p] += factor * value[p];
@@ -108,11 +124,11 @@ INLINE void add_tap(
 /* Computes the tile at (oy, ox) and stores it in rows of `results`, `results_row` apart. In the build for one WIDTH
    the taps outside pixels [ox - before, ox + after) of x are left out. */
 INLINE void convolve_tile(
-    __local float8 *results, int results_row, __global const float8 *packed, WEIGHTS weight,
-    const int w_output[TILE_OUTPUTS], const float8 start[TILE_OUTPUTS], Shape s, int oy, int ox,
+    __local image_lanes *results, int results_row, __global const float8 *packed, long next_block, WEIGHTS weight,
+    const int w_output[TILE_OUTPUTS], const image_lanes start[TILE_OUTPUTS], Shape s, int oy, int ox,
     const int before, const int after)
 {
-    float8 sum[TILE_OUTPUTS][TILE_PIXELS];
+    image_lanes sum[TILE_OUTPUTS][TILE_PIXELS];
     UNROLL for (int i = 0; i < TILE_OUTPUTS; ++i)
         UNROLL for (int p = 0; p < TILE_PIXELS; ++p) sum[i][p] = start[i];
     for (int i = 0; i < s.kernel_h; ++i) {
@@ -121,7 +137,7 @@ INLINE void convolve_tile(
         __global const float8 *row = packed + iy * s.width;
         WEIGHTS tap = weight + i * W_I(s);
 #define ADD_TAP(mask) \
-    add_tap(sum, row, offset, s.height * s.width, tap + j * W_J(s), w_output, s.w_c, CHANNELS(s), mask)
+    add_tap(sum, row, next_block, offset, s.height * s.width, tap + j * W_J(s), w_output, s.w_c, CHANNELS(s), mask)
 #ifdef WIDTH
         UNROLL for (int j = 0; j < KERNEL_W; ++j) {
             int offset[TILE_PIXELS], mask = 0;
@@ -157,11 +173,12 @@ INLINE void convolve_tile(
 
 /* Computes pixels [first, last) of row oy for 4 outputs; up to 2 places after them in `results` are overwritten. */
 INLINE void convolve_segment(
-    __local float8 *results, int results_row, __global const float8 *packed, WEIGHTS weight,
-    const int w_output[TILE_OUTPUTS], const float8 start[TILE_OUTPUTS], Shape s, int oy, int first, int last)
+    __local image_lanes *results, int results_row, __global const float8 *packed, long next_block, WEIGHTS weight,
+    const int w_output[TILE_OUTPUTS], const image_lanes start[TILE_OUTPUTS], Shape s, int oy, int first, int last)
 {
 #define TILE(ox, before, after) \
-    convolve_tile(results + (ox) - first, results_row, packed, weight, w_output, start, s, oy, ox, before, after)
+    convolve_tile(results + (ox) - first, results_row, packed, next_block, weight, w_output, start, s, oy, ox, before, \
+                  after)
 #ifdef WIDTH
 #define BORDER_TILE(ox) TILE(ox, ox, WIDTH - (ox))
     BORDER_TILE(0);
@@ -177,7 +194,7 @@ INLINE void convolve_segment(
 
 /* The offsets of the weights of a work-item's 4 outputs, and the initial sums. */
 INLINE void outputs_start(
-    int w_output[TILE_OUTPUTS], float8 start[TILE_OUTPUTS], __global const float *bias, Shape s, int o)
+    int w_output[TILE_OUTPUTS], image_lanes start[TILE_OUTPUTS], __global const float *bias, Shape s, int o)
 {
     UNROLL for (int i = 0; i < TILE_OUTPUTS; ++i) {
         const int output = smaller(o + i, s.outputs - 1);
@@ -198,20 +215,22 @@ INLINE void outputs_start(
 #define FETCH_WEIGHTS(near, weight) near = weight
 #endif
 
-__kernel void convolve(
+KERNEL convolve(
     __global const float8 *packed, __global const float *weight, __global const float *bias, __global float *y,
     SHAPE_ARGS)
 {
     /* Results are buffered here until there are vectors of 8 pixels to store for each image. */
-    __local float8 waiting[TILE_OUTPUTS * (8 + SEGMENT)];
+    __local image_lanes waiting[TILE_OUTPUTS * (8 + SEGMENT)];
     NEAR_WEIGHTS(near);
     const Shape s = SHAPE;
-    const int o = get_global_id(0) * TILE_OUTPUTS, block = get_global_id(1);
-    const int outputs_valid = smaller(TILE_OUTPUTS, outputs - o), images_valid = smaller(8, images - block * 8);
+    const int o = get_global_id(0) * TILE_OUTPUTS, block = get_global_id(1) * BLOCKS;
+    const int outputs_valid = smaller(TILE_OUTPUTS, outputs - o);
+    const int images_valid = smaller(8 * BLOCKS, images - block * 8);
+    const long next_block = images_valid > 8 ? (long)channels * height * width : 0;
     const int out_plane = out_height * out_width;
     const long image_stride = (long)outputs * out_plane;
     int w_output[TILE_OUTPUTS];
-    float8 start[TILE_OUTPUTS];
+    image_lanes start[TILE_OUTPUTS];
     outputs_start(w_output, start, bias, s, o);
     FETCH_WEIGHTS(near, weight);
     packed += (long)block * channels * height * width;
@@ -220,7 +239,8 @@ __kernel void convolve(
     for (int oy = 0; oy < out_height; ++oy)
         for (int first = 0; first < out_width; first += SEGMENT) {
             const int last = smaller(first + SEGMENT, out_width), is_last = oy == out_height - 1 && last == out_width;
-            convolve_segment(waiting + filled, 8 + SEGMENT, packed, near, w_output, start, s, oy, first, last);
+            convolve_segment(
+                waiting + filled, 8 + SEGMENT, packed, next_block, near, w_output, start, s, oy, first, last);
             filled += last - first;
             const int stored = oy * out_width + last - filled;
             int left = 0;
@@ -254,19 +274,21 @@ INLINE float8 pool_lanes(const float8 values[4], int8 *place)
 
 /* As `convolve`, then ReLU and the maximum of each 2 x 2 pixels, while the rows are in the L1 cache.
    y[N,O,H/2,W/2]; places[N/8][O][H/2][W/2] of 8 lanes are for `unpool_lanes`. */
-__kernel void convolve_relu_pool(
+KERNEL convolve_relu_pool(
     __global const float8 *packed, __global const float *weight, __global const float *bias, __global float *y,
     __global uchar8 *places, SHAPE_ARGS)
 {
-    __local float8 rows[TILE_OUTPUTS * 2 * SEGMENT], waiting[TILE_OUTPUTS * (8 + POOLED)];
+    __local image_lanes rows[TILE_OUTPUTS * 2 * SEGMENT], waiting[TILE_OUTPUTS * (8 + POOLED)];
     NEAR_WEIGHTS(near);
     const Shape s = SHAPE;
-    const int o = get_global_id(0) * TILE_OUTPUTS, block = get_global_id(1);
-    const int outputs_valid = smaller(TILE_OUTPUTS, outputs - o), images_valid = smaller(8, images - block * 8);
+    const int o = get_global_id(0) * TILE_OUTPUTS, block = get_global_id(1) * BLOCKS;
+    const int outputs_valid = smaller(TILE_OUTPUTS, outputs - o);
+    const int images_valid = smaller(8 * BLOCKS, images - block * 8);
+    const long next_block = images_valid > 8 ? (long)channels * height * width : 0;
     const int pooled_height = out_height / 2, pooled_plane = pooled_height * POOLED;
     const long image_stride = (long)outputs * pooled_plane;
     int w_output[TILE_OUTPUTS];
-    float8 start[TILE_OUTPUTS];
+    image_lanes start[TILE_OUTPUTS];
     outputs_start(w_output, start, bias, s, o);
     FETCH_WEIGHTS(near, weight);
     packed += (long)block * channels * height * width;
@@ -275,16 +297,22 @@ __kernel void convolve_relu_pool(
     int filled = 0;
     for (int py = 0; py < pooled_height; ++py) {
         for (int r = 0; r < 2; ++r)
-            convolve_segment(rows + r * SEGMENT, 2 * SEGMENT, packed, near, w_output, start, s, 2 * py + r, 0, WIDTH);
+            convolve_segment(
+                rows + r * SEGMENT, 2 * SEGMENT, packed, next_block, near, w_output, start, s, 2 * py + r, 0, WIDTH);
         int left = 0;
         for (int i = 0; i < outputs_valid; ++i) {
-            __local const float8 *upper = rows + i * 2 * SEGMENT, *lower = upper + SEGMENT;
-            __local float8 *own = waiting + i * (8 + POOLED);
-            for (int px = 0; px < POOLED; ++px) {
-                const float8 values[4] = {upper[2 * px], upper[2 * px + 1], lower[2 * px], lower[2 * px + 1]};
-                int8 place;
-                own[filled + px] = pool_lanes(values, &place);
-                places[i * pooled_plane + py * POOLED + px] = convert_uchar8(place);
+            __local const image_lanes *upper = rows + i * 2 * SEGMENT, *lower = upper + SEGMENT;
+            __local image_lanes *own = waiting + i * (8 + POOLED);
+            for (int b = 0; b < BLOCKS && 8 * b < images_valid; ++b) {
+                __global uchar8 *own_places = places + ((long)b * outputs + i) * pooled_plane + py * POOLED;
+                for (int px = 0; px < POOLED; ++px) {
+                    const float8 values[4] = {
+                        block_of(upper + 2 * px, b), block_of(upper + 2 * px + 1, b),
+                        block_of(lower + 2 * px, b), block_of(lower + 2 * px + 1, b)};
+                    int8 place;
+                    ((__local float8 *)(own + filled + px))[b] = pool_lanes(values, &place);
+                    own_places[px] = convert_uchar8(place);
+                }
             }
             const int stored = py * POOLED - filled;
             left = flush(own, y + (long)i * pooled_plane + stored, image_stride, filled + POOLED,

@@ -2,7 +2,22 @@
    `convolve_relu_pool`, and is unpooled to the convolution's pixels only where it is used, in local memory. */
 
 #define TILE_OUTPUTS 4
-#define TILE_PIXELS 3
+#define TILE_COLUMNS 3
+/* A column is a channel, or with one channel a row of the kernel. With EACH of 2, for several channels only, a vector of
+   16 lanes holds two channels of the same 8 images: each half sums in the order of a vector of 8. */
+#if EACH == 2
+typedef float16 column_lanes;
+#define KERNEL __kernel WIDE_VECTORS void
+#define load_column(x, next_channel) ((float16)(*(x), *((x) + (next_channel))))
+#define for_column(grad) ((float16)(grad, grad))
+#define channel_of(value, channel) ((channel) ? (value).hi : (value).lo)
+#else
+typedef float8 column_lanes;
+#define KERNEL __kernel void
+#define load_column(x, next_channel) (*(x))
+#define for_column(grad) (grad)
+#define channel_of(value, channel) (value)
+#endif
 #ifdef POOLED
 #define GRAD __local
 #else
@@ -11,9 +26,9 @@
 
 /* Adds the contribution of rows to the weight gradient of 4 outputs and of the columns in `mask`. */
 INLINE void add_rows(
-    float8 sum[TILE_OUTPUTS][TILE_PIXELS], GRAD const float8 *grad, const int g_offset[TILE_OUTPUTS],
-    int grad_row, __global const float8 *x, const int x_offset[TILE_PIXELS], int x_row, int rows, int count, int stride,
-    const int mask)
+    column_lanes sum[TILE_OUTPUTS][TILE_COLUMNS], GRAD const float8 *grad, const int g_offset[TILE_OUTPUTS],
+    int grad_row, __global const float8 *x, const int x_offset[TILE_COLUMNS], const int x_next[TILE_COLUMNS], int x_row,
+    int rows, int count, int stride, const int mask)
 {
     if (count == grad_row && count * stride == x_row) {
         count *= rows;
@@ -23,11 +38,12 @@ INLINE void add_rows(
         GRAD const float8 *g = grad + row * grad_row;
         __global const float8 *from = x + row * x_row;
         for (int p = 0; p < count; ++p) {
-            float8 value[TILE_PIXELS];
-            UNROLL for (int c = 0; c < TILE_PIXELS; ++c) if (mask >> c & 1) value[c] = from[x_offset[c]];
+            column_lanes value[TILE_COLUMNS];
+            UNROLL for (int c = 0; c < TILE_COLUMNS; ++c)
+                if (mask >> c & 1) value[c] = load_column(from + x_offset[c], x_next[c]);
             UNROLL for (int o = 0; o < TILE_OUTPUTS; ++o) {
-                const float8 factor = g[g_offset[o]];
-                UNROLL for (int c = 0; c < TILE_PIXELS; ++c) if (mask >> c & 1) sum[o][c] += factor * value[c];
+                const column_lanes factor = for_column(g[g_offset[o]]);
+                UNROLL for (int c = 0; c < TILE_COLUMNS; ++c) if (mask >> c & 1) sum[o][c] += factor * value[c];
             }
             ++g;
             from += stride;
@@ -51,7 +67,7 @@ INLINE int last_inside(int i, int pad, int stride, int size, int out_size)
 INLINE int rows_inside(int iy, int height)
 {
     int mask = 0;
-    UNROLL for (int c = 0; c < TILE_PIXELS; ++c) mask |= (iy + c >= 0 && iy + c < height) << c;
+    UNROLL for (int c = 0; c < TILE_COLUMNS; ++c) mask |= (iy + c >= 0 && iy + c < height) << c;
     return mask;
 }
 
@@ -65,20 +81,28 @@ typedef struct {
 #define SIZES {channels, height, width, outputs, out_height, out_width, kernel_h, kernel_w, stride, pad_h, pad_w}
 
 /* Adds to `partial` the contribution of rows [first_row, end_row) of a block's dy to 4 outputs, through tap (i, j), and
-   to `columns` columns: channels, or with one channel rows of the kernel from i on. x and grad start at row 0. */
+   to `columns` columns: each is EACH channels, `valid` in all, or one row of the kernel from i on. x and grad start at
+   row 0. */
 INLINE void add_tile(
     __global float8 *partial, __global const float8 *x, GRAD const float8 *grad, Sizes s,
-    const int g_offset[TILE_OUTPUTS], int outputs, int columns, int i, int j, int first_row, int end_row, int is_start)
+    const int g_offset[TILE_OUTPUTS], int outputs, int columns, int valid, int i, int j, int first_row, int end_row,
+    int is_start)
 {
     const int by_channel = s.channels > 1, taps = s.kernel_h * s.kernel_w;
     const int column_x = by_channel ? s.height * s.width : s.width, column_partial = by_channel ? taps : s.kernel_w;
-    int x_offset[TILE_PIXELS];
-    float8 sum[TILE_OUTPUTS][TILE_PIXELS];
-    UNROLL for (int c = 0; c < TILE_PIXELS; ++c) x_offset[c] = c * column_x;
+    int x_offset[TILE_COLUMNS], x_next[TILE_COLUMNS];
+    column_lanes sum[TILE_OUTPUTS][TILE_COLUMNS];
+    UNROLL for (int c = 0; c < TILE_COLUMNS; ++c) {
+        x_offset[c] = c * EACH * column_x;
+        x_next[c] = c * EACH + 1 < valid ? column_x : 0;
+    }
     UNROLL for (int o = 0; o < TILE_OUTPUTS; ++o)
-        UNROLL for (int c = 0; c < TILE_PIXELS; ++c)
-            sum[o][c] = is_start || o >= outputs || c >= columns
-                ? (float8)0.0f : partial[o * s.channels * taps + c * column_partial];
+        UNROLL for (int c = 0; c < TILE_COLUMNS; ++c) {
+            __global const float8 *from = partial + o * s.channels * taps + c * EACH * column_partial;
+            sum[o][c] = 0.0f;
+            if (!is_start && o < outputs && c < columns)
+                sum[o][c] = load_column(from, c * EACH + 1 < valid ? column_partial : 0);
+        }
     const int first = first_inside(j, s.pad_w, s.stride);
     const int count = last_inside(j, s.pad_w, s.stride, s.width, s.out_width) - first;
     const int all = (1 << columns) - 1;
@@ -97,8 +121,8 @@ INLINE void add_tile(
         }
 #define ADD_ROWS(mask) \
     add_rows(sum, grad + oy * s.out_width + first, g_offset, s.out_width, \
-             x + iy * s.width + first * s.stride + j - s.pad_w, x_offset, s.stride * s.width, next - oy, count, \
-             s.stride, mask)
+             x + iy * s.width + first * s.stride + j - s.pad_w, x_offset, x_next, s.stride * s.width, next - oy, \
+             count, s.stride, mask)
         switch (mask) {
             case 1: ADD_ROWS(1); break;
             case 2: ADD_ROWS(2); break;
@@ -109,8 +133,11 @@ INLINE void add_tile(
         }
     }
     UNROLL for (int o = 0; o < TILE_OUTPUTS; ++o)
-        UNROLL for (int c = 0; c < TILE_PIXELS; ++c)
-            if (o < outputs && c < columns) partial[o * s.channels * taps + c * column_partial] = sum[o][c];
+        UNROLL for (int c = 0; c < TILE_COLUMNS; ++c)
+            UNROLL for (int channel = 0; channel < EACH; ++channel)
+                if (o < outputs && c < columns && c * EACH + channel < valid)
+                    partial[o * s.channels * taps + (c * EACH + channel) * column_partial] =
+                        channel_of(sum[o][c], channel);
 }
 
 #ifdef POOLED
@@ -143,7 +170,7 @@ INLINE void spread(
 /* partial[chunk][O][C][kernel_h * kernel_w]: the weight gradient of a chunk of image blocks, lanes not yet added.
    A chunk is a fixed number of images, so the order of all sums is the same on any number of cores. dy is processed in
    runs of rows that stay in the L1 cache, with the rows of x that they use, for all taps. */
-__kernel void weight_gradient(
+KERNEL weight_gradient(
     __global const float8 *packed, __global const float8 *packed_grad, __global float8 *partial,
 #ifdef POOLED
     __global const uchar8 *places,
@@ -160,7 +187,7 @@ __kernel void weight_gradient(
     const int o = get_global_id(0) * TILE_OUTPUTS, chunk = get_global_id(1);
     const int outputs_valid = smaller(TILE_OUTPUTS, outputs - o);
     const int plane = height * width, taps = kernel_h * kernel_w;
-    const int by_channel = channels > 1, columns = by_channel ? channels : kernel_h;
+    const int by_channel = channels > 1, columns = by_channel ? (channels + EACH - 1) / EACH : kernel_h;
     int g_offset[TILE_OUTPUTS];
     UNROLL for (int i = 0; i < TILE_OUTPUTS; ++i) g_offset[i] = smaller(i, outputs_valid - 1) * grad_plane;
     partial += ((long)chunk * outputs + o) * channels * taps;
@@ -180,13 +207,14 @@ __kernel void weight_gradient(
 #endif
             for (int column = 0, count; column < columns; column += count) {
                 /* The last four columns are two tiles of two: a tile of one has too few sums to fill the pipeline. */
-                count = columns - column == 4 ? 2 : smaller(TILE_PIXELS, columns - column);
+                count = columns - column == 4 ? 2 : smaller(TILE_COLUMNS, columns - column);
                 for (int i = 0; i < (by_channel ? kernel_h : 1); ++i)
                     for (int j = 0; j < kernel_w; ++j)
                         add_tile(
-                            partial + (by_channel ? column * taps + i * kernel_w : column * kernel_w) + j,
-                            x + (by_channel ? column * plane : 0), grad, s, g_offset, outputs_valid, count,
-                            by_channel ? i : column, j, row, end_row, block == first_block && row == 0);
+                            partial + (by_channel ? column * EACH * taps + i * kernel_w : column * kernel_w) + j,
+                            x + (by_channel ? column * EACH * plane : 0), grad, s, g_offset, outputs_valid, count,
+                            by_channel ? channels - column * EACH : count, by_channel ? i : column, j, row, end_row,
+                            block == first_block && row == 0);
             }
         }
     }

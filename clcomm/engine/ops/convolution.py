@@ -12,7 +12,8 @@ from clcomm.engine.device import Device
 from clcomm.engine.tensor import Tensor, empty
 
 _LANES = 8  # images in a CPU vector, as in conv2d.cl
-_TILE_OUTPUTS, _TILE_PIXELS = 4, 3
+_TILE_OUTPUTS, _TILE_PIXELS = 4, 3  # of a weight gradient, and pixels of any tile
+_WIDE_ROW = 64  # the longest row whose results, of 8 outputs and 16 images, stay in the L2 cache
 _PACK_RUN = 4096  # features that one CPU work-item packs
 _CHUNK_IMAGES = 64  # images whose weight gradients one work-item sums
 _POOLED_ROOM = 192  # pixels of 4 outputs' dy, unpooled in local memory: 24 KiB
@@ -98,8 +99,8 @@ def convolve(g: Geometry, packed: Tensor, weight: Tensor, bias: Tensor | None, y
     """Queue y = conv2d(x, weight) + bias."""
     device = y.device
     device.launch(
-        device.kernel(_file(device), "convolve", **_build(g, g.channels, device)),
-        *_grid(device, g.outputs, g.images, g.out_height * g.out_width),
+        device.kernel(_file(device), "convolve", **_build(g, g.channels, g.outputs, device)),
+        *_grid(g, g.channels, g.outputs, g.out_height * g.out_width, device),
         packed, weight, weight if bias is None else bias, y, *_forward_shape(g, bias),
     )  # fmt: skip
 
@@ -107,9 +108,10 @@ def convolve(g: Geometry, packed: Tensor, weight: Tensor, bias: Tensor | None, y
 def data_gradient(g: Geometry, packed_grad: Tensor, weight: Tensor, dx: Tensor) -> None:
     """Queue dx: the convolution of dy with the reversed kernel, with outputs and channels exchanged."""
     device = dx.device
+    build = _build(g, g.outputs, g.channels, device)
     device.launch(
-        device.kernel(_file(device), "convolve", **({"DILATED": 1} if g.stride > 1 else _build(g, g.outputs, device))),
-        *_grid(device, g.channels, g.images, g.height * g.width),
+        device.kernel(_file(device), "convolve", **({**build, "DILATED": 1} if g.stride > 1 else build)),
+        *_grid(g, g.outputs, g.channels, g.height * g.width, device),
         packed_grad, weight, weight, dx,
         g.images, g.outputs, g.out_height, g.out_width, g.channels, g.height, g.width,
         g.kernel_h, g.kernel_w, 1, g.stride, g.kernel_h - 1 - g.pad_h, g.kernel_w - 1 - g.pad_w,
@@ -133,10 +135,10 @@ def weight_gradient(g: Geometry, packed: Tensor, packed_grad: Tensor, dw: Tensor
     chunk = _CHUNK_IMAGES // _LANES
     rows = _rows_each(device.tuning.near_cache, min(g.channels, _TILE_PIXELS), g.width, g.out_width, g.stride)
     inputs: tuple[Any, ...] = ()
-    defines: dict[str, Any] = {}
+    defines: dict[str, Any] = {"EACH": 2 if device.tuning.conv_lanes == 16 and g.channels > 1 else 1}
     if places is not None:
         rows = max(2, min(rows, _POOLED_ROOM // g.out_width) // 2 * 2)
-        inputs, defines = (places,), {"POOLED": _POOLED_ROOM}
+        inputs, defines = (places,), {**defines, "POOLED": _POOLED_ROOM}
     chunks = -(-g.blocks // chunk)
     partial = empty(device, (chunks, dw.size, _LANES))
     device.launch(
@@ -156,8 +158,8 @@ def convolve_relu_pool(g: Geometry, packed: Tensor, weight: Tensor, bias: Tensor
     device = y.device
     places = device.allocate(g.blocks * _LANES * y.size // g.images)
     device.launch(
-        device.kernel("conv2d", "convolve_relu_pool", **_width_build(g, g.channels)),
-        *_grid(device, g.outputs, g.images, 0),
+        device.kernel("conv2d", "convolve_relu_pool", **_build(g, g.channels, g.outputs, device, one_width=True)),
+        *_grid(g, g.channels, g.outputs, 0, device),
         packed, weight, weight if bias is None else bias, y, places, *_forward_shape(g, bias),
     )  # fmt: skip
     return places
@@ -206,10 +208,18 @@ def _forward_shape(g: Geometry, bias: Tensor | None) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def _build(g: Geometry, channels: int, device: Device) -> dict[str, Any]:
-    """Return the defines of the build for sums over `channels`; all builds give the same bits."""
+def _build(g: Geometry, channels: int, outputs: int, device: Device, *, one_width: bool = False) -> dict[str, Any]:
+    """Return the defines of the build for sums over `channels`; all builds give the same bits.
+
+    one_width: whether it has to be that for one width.
+    """
+    if not device.is_cpu:
+        return {}
+    tile = _tile(g, channels, outputs, device.tuning.conv_lanes, device.compute_units).defines()
     work = g.channels * g.outputs * g.taps * g.out_height * g.out_width
-    return _width_build(g, channels) if device.is_cpu and g.keeps_width and work >= _WORTH_A_BUILD else {}
+    if one_width or (g.keeps_width and work >= _WORTH_A_BUILD):
+        return {**tile, **_width_build(g, channels)}
+    return tile
 
 
 def _width_build(g: Geometry, channels: int) -> dict[str, Any]:
@@ -218,10 +228,33 @@ def _width_build(g: Geometry, channels: int) -> dict[str, Any]:
     return {**sizes, "ONE_CHANNEL": 1, "KERNEL_H": g.kernel_h} if channels == 1 else sizes
 
 
-def _grid(device: Device, outputs: int, images: int, plane: int) -> Grid:
+class _Tile(NamedTuple):
+    """What a CPU's work-item sums together: blocks of 8 images, which share wide vectors, and outputs."""
+
+    blocks: int
+    outputs: int
+
+    def defines(self) -> dict[str, int]:
+        """Return the build options of conv2d.cl."""
+        return {"BLOCKS": self.blocks, "TILE_OUTPUTS": self.outputs}
+
+
+@lru_cache(maxsize=1024)
+def _tile(g: Geometry, channels: int, outputs: int, lanes: int, units: int) -> _Tile:
+    """Return the largest tile with which every core has a work-item; no choice changes a bit."""
+    for tile in (_Tile(2, 8), _Tile(2, 4)) if lanes == 2 * _LANES else ():
+        # With one channel a tile's weights would fill the registers; long rows' results would leave the caches.
+        fits = tile.outputs == 4 or (channels > 1 and outputs % tile.outputs == 0 and g.out_width <= _WIDE_ROW)
+        if fits and -(-outputs // tile.outputs) * -(-g.blocks // tile.blocks) >= units:
+            return tile
+    return _Tile(1, 4)
+
+
+def _grid(g: Geometry, channels: int, outputs: int, plane: int, device: Device) -> Grid:
     if device.is_cpu:
-        return (-(-outputs // _TILE_OUTPUTS), -(-images // _LANES)), (1, 1)
-    groups = -(-images * plane // _GROUP)
+        tile = _tile(g, channels, outputs, device.tuning.conv_lanes, device.compute_units)
+        return (-(-outputs // tile.outputs), -(-g.blocks // tile.blocks)), (1, 1)
+    groups = -(-g.images * plane // _GROUP)
     return (groups * _GROUP, -(-outputs // device.tuning.conv_outputs)), (_GROUP, 1)
 
 
