@@ -6,8 +6,8 @@
 
    x is packed by pack.cl, eight images to a vector: borders, strides and kernel sizes then apply to whole vectors,
    every load is aligned, and no width leaves lanes idle. Sums are kept for tiles of TILE_OUTPUTS x 3 pixels: with 4
-   outputs 12 vectors, which with their operands fill 16 registers. With BLOCKS of 2 a vector of sums has 16 lanes: those
-   of two blocks of 8 images, each packed as ever, so that no sum changes. Then 8 outputs fill 32 registers.
+   outputs 12 vectors, which with their operands fill 16 registers. With BLOCKS of 2 a vector of sums has 16 lanes, two
+   blocks of 8 images that are packed as before, so that no sum changes. Then 8 outputs fill 32 registers.
 
    Builds: one takes every size at run time; the other is for one WIDTH (of both x and y, stride 1) and one KERNEL_W
    and PAD_W, so that the taps outside x at either end of a row are known at compile time: tiles whose taps reach

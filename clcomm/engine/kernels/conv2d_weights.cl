@@ -3,8 +3,8 @@
 
 #define TILE_OUTPUTS 4
 #define TILE_COLUMNS 3
-/* A column is a channel, or with one channel a row of the kernel. With EACH of 2, for several channels only, a vector of
-   16 lanes holds two channels of the same 8 images: each half sums in the order of a vector of 8. */
+/* A column is a channel, or with one channel a row of the kernel. With EACH of 2, for several channels only, a vector
+   of 16 lanes holds two channels of the same 8 images: each half sums in the order of a vector of 8. */
 #if EACH == 2
 typedef float16 column_lanes;
 #define KERNEL __kernel WIDE_VECTORS void

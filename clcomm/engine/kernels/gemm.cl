@@ -40,30 +40,34 @@ INLINE void store_vector(vector value, __global float *to, int left)
     else for (int i = 0; i < left; ++i) to[i] = ((float *)&value)[i];
 }
 
-/* Columns after the last one repeat it or keep old values; their sums are never stored. */
+/* Columns after the last one repeat it or are zero: their sums are never stored, but old values, which may be denormal
+   numbers, would take a hundred times as long. */
 INLINE void pack_panel(
     vector *panel, __global const float *b, long b_row, long b_column, int depth, int columns)
 {
+    if (b_column == 1) {
+        for (int k = 0; k < depth; ++k)
+            UNROLL for (int side = 0; side < SIDES; ++side)
+                panel[SIDES * k + side] = load_vector(b + k * b_row + TILE_LANES * side, columns - TILE_LANES * side);
+        return;
+    }
     float *flat = (float *)panel;
     int k = 0;
-    if (b_column == 1 && columns == PANEL)
-        for (; k < depth; ++k)
-            UNROLL for (int side = 0; side < SIDES; ++side)
-                panel[SIDES * k + side] = load_vector(b + k * b_row + TILE_LANES * side, TILE_LANES);
-    else if (b_row == 1)
-        for (; k + 8 <= depth; k += 8)
-            for (int j = 0; j < columns; j += 8) {
-                float8 block[8];
-                UNROLL for (int i = 0; i < 8; ++i) block[i] = load8(b + k + smaller(j + i, columns - 1) * b_column);
-                transpose8(block);
-                UNROLL for (int i = 0; i < 8; ++i) *(float8 *)(flat + (k + i) * PANEL + j) = block[i];
-            }
+    if (columns < PANEL)
+        for (int i = 0; i < SIDES * depth; ++i) panel[i] = 0.0f;
+    for (; k + 8 <= depth; k += 8)
+        for (int j = 0; j < columns; j += 8) {
+            float8 block[8];
+            UNROLL for (int i = 0; i < 8; ++i) block[i] = load8(b + k + smaller(j + i, columns - 1) * b_column);
+            transpose8(block);
+            UNROLL for (int i = 0; i < 8; ++i) *(float8 *)(flat + (k + i) * PANEL + j) = block[i];
+        }
     for (; k < depth; ++k)
-        for (int j = 0; j < columns; ++j) flat[k * PANEL + j] = b[k * b_row + j * b_column];
+        for (int j = 0; j < columns; ++j) flat[k * PANEL + j] = b[k + j * b_column];
 }
 
-/* Sums a tile of `rows` rows by `sides` vectors; rows after `valid` read the last one and are not stored. B is read from
-   the panel; with `fills_panel` it is read from B itself and copied to the panel. */
+/* Sums a tile of `rows` rows by `sides` vectors; rows after `valid` read the last one and are not stored. B is read
+   from the panel; with `fills_panel` it is read from B itself and copied to the panel. */
 INLINE void tile(
     __global const float *a, long a_row, long a_column, __global const float *b, long b_row, vector *panel,
     __global float *c, int c_row, __global const float *bias, int depth, int columns, int valid, int is_first,
@@ -125,13 +129,12 @@ __kernel void gemm(
     tile(left + (long)m * a_row, a_row, a_column, b, 0, panel, c + (long)m * columns + n, columns, bias + n, run, \
          columns_, valid, k == 0, k + run == depth, rows_, sides, 0)
         int m = first;
-        for (const int end = full_tiles_end(first, last); m + TILE_ROWS <= end; m += TILE_ROWS)
-            if (width == PANEL) TILE(PANEL, TILE_ROWS, TILE_ROWS, SIDES); /* without checking each width */
-            else if (width <= TILE_LANES) TILE(width, TILE_ROWS, TILE_ROWS, 1);
-            else TILE(width, TILE_ROWS, TILE_ROWS, SIDES);
-        for (; m < last; m += SHORT_ROWS)
-            if (width <= TILE_LANES) TILE(width, smaller(SHORT_ROWS, last - m), SHORT_ROWS, 1);
-            else TILE(width, smaller(SHORT_ROWS, last - m), SHORT_ROWS, SIDES);
+        if (width == PANEL) /* columns are not checked */
+            for (const int end = full_tiles_end(first, last); m + TILE_ROWS <= end; m += TILE_ROWS)
+                TILE(PANEL, TILE_ROWS, TILE_ROWS, SIDES);
+        else if (width <= TILE_LANES)
+            for (; m < last; m += TILE_ROWS) TILE(width, smaller(TILE_ROWS, last - m), TILE_ROWS, 1);
+        for (; m < last; m += SHORT_ROWS) TILE(width, smaller(SHORT_ROWS, last - m), SHORT_ROWS, SIDES);
     }
 }
 
