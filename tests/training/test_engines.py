@@ -114,6 +114,26 @@ def test_the_rate_can_be_set_and_only_its_own_state_is_taken(engine):
         parts.make_optimizer("lbfgs", 0.1)
 
 
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "rmsprop"])
+def test_pytorchs_optimizer_refuses_a_state_of_nonsense_before_any_change(name):
+    parts = build("torch")
+    optimizer = parts.make_optimizer(name, 0.1, **({"momentum": 0.9} if name in ("sgd", "rmsprop") else {}))
+    train(parts, optimizer, range(2))
+    before = optimizer.state_dict()
+    for entry, array in before.items():
+        if entry == "kind":
+            continue
+        spoilt = [np.full(array.shape, "text"), np.full(array.shape, None, object)]
+        if entry.startswith("step/"):
+            spoilt += [np.full(array.shape, -1.0), np.full(array.shape, np.nan)]
+        for wrong in spoilt:
+            with pytest.raises(CheckpointError, match="optimizer state: .*expected numbers"):
+                optimizer.load_state_dict({**before, entry: wrong})
+    after = optimizer.state_dict()
+    assert before.keys() == after.keys()
+    assert all(before[entry].tobytes() == after[entry].tobytes() for entry in before)
+
+
 @pytest.mark.parametrize("engine", ["native", "netcl", "torch"])
 def test_the_same_seed_twice_gives_the_same_bits(engine):
     states = []

@@ -203,6 +203,8 @@ class TorchOptimizer:
             parameter = self._parameters.get(name)
             if parameter is None or np.shape(array) not in ((), tuple(parameter.shape)):
                 raise CheckpointError(f"optimizer state: {entry!r} of shape {np.shape(array)} fits no parameter")
+            if np.asarray(array).dtype.kind not in "fiub" or (key == "step" and not np.all(np.asarray(array) >= 0)):
+                raise CheckpointError(f"optimizer state: {entry!r}: expected numbers, steps from 0 up")
             # By default torch.optim keeps step counts on the host, wherever the parameter is.
             place = "cpu" if key == "step" else parameter.device
             loaded[name][key] = torch.tensor(array, device=place)

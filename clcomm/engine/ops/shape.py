@@ -1,4 +1,4 @@
-"""Reshape, flatten, transpose and broadcast."""
+"""Reshape, flatten and transpose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.autograd import Op
-from clcomm.engine.ops import broadcasting
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor, wrap
 from clcomm.errors import ArgumentError
 
@@ -93,8 +92,3 @@ def transpose(x: Tensor, axes: Shape | None = None) -> Tensor:
     if sorted(order) != list(range(x.ndim)):
         raise ArgumentError(f"transpose: axes {axes} are no order of the dimensions of shape {x.shape}")
     return Transpose.apply(x, axes=order)
-
-
-def broadcast(x: Tensor, shape: Shape) -> Tensor:
-    """Return x repeated to `shape`, not on the tape."""
-    return broadcasting.expand(x, shape)
