@@ -127,7 +127,7 @@ def test_pytorchs_optimizer_refuses_a_state_of_nonsense_before_any_change(name):
         if entry.startswith("step/"):
             spoilt += [np.full(array.shape, -1.0), np.full(array.shape, np.nan)]
         for wrong in spoilt:
-            with pytest.raises(CheckpointError, match="optimizer state: .*expected numbers"):
+            with pytest.raises(CheckpointError, match=r"optimizer state: .*expected numbers"):
                 optimizer.load_state_dict({**before, entry: wrong})
     after = optimizer.state_dict()
     assert before.keys() == after.keys()
