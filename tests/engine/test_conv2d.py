@@ -181,6 +181,22 @@ def test_same_bits_every_time_and_on_any_number_of_cores(
     for units in (1, 3, 16):
         monkeypatch.setattr(device, "compute_units", units)
         assert bits() == first
+    monkeypatch.setattr(device, "local_bytes", 16 * 1024)
+    assert bits() == first
+
+
+@pytest.mark.parametrize("width", [5, 14, 28, 64, 65, 200, 256])
+def test_results_that_wait_in_local_memory_fit_there(width: int) -> None:
+    """The larger tiles are left out where the device's local memory is too small for them."""
+    g = convolution.Geometry(64, 3, 8, width, 32, 3, 3, 1, 1, 1)
+    tiles = []
+    for kilobytes in (8, 32, 64, 256, 4096):
+        tile = convolution._chosen_tile(g, g.channels, g.outputs, 16, 1, 1024 * kilobytes)
+        rows, pooled = 2 * (width + 3), 8 + width // 2  # of `convolve_relu_pool`
+        if tile.blocks == 2:
+            assert 32 * tile.blocks * tile.outputs * max(rows + pooled, 8 + 48) <= 1024 * kilobytes
+        tiles.append(tile.blocks * tile.outputs)
+    assert tiles == sorted(tiles) and tiles[-1] == (16 if width <= 64 else 8)
 
 
 def test_an_image_does_not_depend_on_the_images_beside_it(device: Device) -> None:

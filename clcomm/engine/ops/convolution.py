@@ -13,6 +13,7 @@ from clcomm.engine.tensor import Tensor, empty
 
 _LANES = 8  # images in a CPU vector, as in conv2d.cl
 _TILE_OUTPUTS, _TILE_PIXELS = 4, 3  # of a weight gradient, and pixels of any tile
+_SEGMENT = 48  # pixels of a row that a work-item computes at a time, in the build for every width
 _WIDE_ROW = 64  # the longest row whose results, of 8 outputs and 16 images, stay in the L2 cache
 _PACK_RUN = 4096  # features that one CPU work-item packs
 _CHUNK_IMAGES = 64  # images whose weight gradients one work-item sums
@@ -215,7 +216,7 @@ def _build(g: Geometry, channels: int, outputs: int, device: Device, *, one_widt
     """
     if not device.is_cpu:
         return {}
-    tile = _tile(g, channels, outputs, device.tuning.conv_lanes, device.compute_units).defines()
+    tile = _tile(g, channels, outputs, device).defines()
     work = g.channels * g.outputs * g.taps * g.out_height * g.out_width
     if one_width or (g.keeps_width and work >= _WORTH_A_BUILD):
         return {**tile, **_width_build(g, channels)}
@@ -239,20 +240,26 @@ class _Tile(NamedTuple):
         return {"BLOCKS": self.blocks, "TILE_OUTPUTS": self.outputs}
 
 
+def _tile(g: Geometry, channels: int, outputs: int, device: Device) -> _Tile:
+    return _chosen_tile(g, channels, outputs, device.tuning.conv_lanes, device.compute_units, device.local_bytes)
+
+
 @lru_cache(maxsize=1024)
-def _tile(g: Geometry, channels: int, outputs: int, lanes: int, units: int) -> _Tile:
+def _chosen_tile(g: Geometry, channels: int, outputs: int, lanes: int, units: int, local_bytes: int) -> _Tile:
     """Return the largest tile with which every core has a work-item; no choice changes a bit."""
+    pixels = max(_SEGMENT, 5 * max(g.width, g.out_width) // 2) + 16  # whose results wait in local memory
     for tile in (_Tile(2, 8), _Tile(2, 4)) if lanes == 2 * _LANES else ():
         # With one channel a tile's weights would fill the registers; long rows' results would leave the caches.
-        fits = tile.outputs == 4 or (channels > 1 and outputs % tile.outputs == 0 and g.out_width <= _WIDE_ROW)
-        if fits and -(-outputs // tile.outputs) * -(-g.blocks // tile.blocks) >= units:
+        suits = tile.outputs == 4 or (channels > 1 and outputs % tile.outputs == 0 and g.out_width <= _WIDE_ROW)
+        fits = 4 * _LANES * tile.blocks * tile.outputs * pixels <= local_bytes
+        if suits and fits and -(-outputs // tile.outputs) * -(-g.blocks // tile.blocks) >= units:
             return tile
     return _Tile(1, 4)
 
 
 def _grid(g: Geometry, channels: int, outputs: int, plane: int, device: Device) -> Grid:
     if device.is_cpu:
-        tile = _tile(g, channels, outputs, device.tuning.conv_lanes, device.compute_units)
+        tile = _tile(g, channels, outputs, device)
         return (-(-outputs // tile.outputs), -(-g.blocks // tile.blocks)), (1, 1)
     groups = -(-g.images * plane // _GROUP)
     return (groups * _GROUP, -(-outputs // device.tuning.conv_outputs)), (_GROUP, 1)
