@@ -90,9 +90,9 @@ def test_another_hosts_clock_is_measured(two_hosts: TwoHosts, tmp_path):
             (2, 2),
             r"rank 3 \(stopped by SIGSTOP or a debugger, was in no collective but at multihost/late.py:\d+ in main",
         ),
-        ((1, 1), r"rank 1 \(nobody on its host answers\)"),
+        ((1, 1), r"rank 1 \(no rank on its host answers\)"),
     ],
-    ids=["its neighbour tells", "nobody tells"],
+    ids=["its neighbour answers", "no rank answers"],
 )
 def test_a_rank_of_the_other_host_that_does_not_come_is_named(two_hosts: TwoHosts, tmp_path, ranks, told):
     command = two_hosts.command(ranks, ["-m", "tests.multihost.late"])
