@@ -61,7 +61,7 @@ def _registers_of(path: Path) -> set[str]:
     return set(re.findall(r"vfm\w+ps\s.*%([yz]mm)\d+$", code, re.MULTILINE))
 
 
-@pytest.mark.parametrize("tile", tuning.CHOICES["cpu"]["gemm_tile"], ids=str)
+@pytest.mark.parametrize("tile", [(6, 16, 8), (12, 32, 16)], ids=str)
 def test_products_are_summed_in_registers_of_the_tiles_width(tile, tmp_path) -> None:
     assert registers(PRODUCT, tile, ("gemm",), tmp_path) == {"gemm": {"zmm" if tile[2] == 16 else "ymm"}}
 
