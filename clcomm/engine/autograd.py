@@ -73,9 +73,13 @@ class Context(Node):
     Attributes:
         needs: whether each input needs a gradient.
         saved: the arguments of `save`.
+        mask: the result of an op that ends in ReLU: the gradient does not count where it is not positive or NaN.
+        is_masked: whether the gradient is 0 there already.
     """
 
     op: type[Op]
+    mask: Tensor | None = None
+    is_masked = False
 
     def __init__(self, inputs: tuple[Tensor | None, ...], needs: tuple[bool, ...]):
         self.inputs = inputs
@@ -98,6 +102,18 @@ class Context(Node):
             if claimed is not None:
                 return claimed
         return empty(source.device, source.shape if shape is None else shape)
+
+
+    def mask_of(self, index: int) -> Tensor | None:
+        """Return the mask of the op that made input `index`, if this gradient is the only one that it receives.
+
+        The caller has to set the gradient to 0 where the mask is not positive or NaN.
+        """
+        producer = self.inputs[index]._node  # type: ignore[index,union-attr]
+        if producer is None or producer.mask is None or producer.grad is not None:
+            return None
+        producer.is_masked = True
+        return producer.mask
 
 
 class Op:
@@ -214,7 +230,7 @@ def _run_node(node: Any, uses: dict[int, int]) -> None:
             uses[id(x)] -= 1
             if not uses[id(x)]:
                 _run_hooks(x)
-    node.inputs = node.grad = None
+    node.inputs = node.grad = node.mask = None
     node.saved = ()
 
 
@@ -234,7 +250,9 @@ def _accumulate(leaf: Tensor, grad: Tensor) -> None:
 def _add_to_node(node: Any, grad: Tensor) -> None:
     if node.grad is None:
         node.grad = grad
-    elif node.owns_grad:
+        return
+    node.is_masked = False
+    if node.owns_grad:
         _add_into(node.grad, grad)
     else:  # the first gradient may be shared with another node
         total = empty(grad.device, grad.shape)

@@ -260,10 +260,22 @@ def copy_into(target: Tensor, source: Tensor) -> None:
     device.launch(device.kernel("elementwise", "copy"), *device.grid(size), target.buffer, source.buffer, size)
 
 
+def _constant_key(value: float) -> tuple[str, str]:
+    return "constant", repr(value)
+
+
+_ONE = _constant_key(1.0)
+
+
 def constant(device: Device, value: float) -> Tensor:
     """Return a tensor of shape () that holds `value`; its buffer is the device's, shared by all equal constants."""
-    buffer = device.keep(("constant", repr(value)), lambda: np.array(value, FLOAT32))
+    buffer = device.keep(_constant_key(value), lambda: np.array(value, FLOAT32))
     return wrap(device, buffer, ())
+
+
+def is_one(tensor: Tensor) -> bool:
+    """Return whether a tensor is the `constant` 1.0, from which backward() of a loss starts."""
+    return tensor.buffer is tensor.device.kept.get(_ONE)
 
 
 def float_tensor(name: str, value: Any) -> Tensor:

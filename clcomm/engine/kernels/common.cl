@@ -49,6 +49,24 @@ inline float lanes_sum(lanes value) {
     return (half_sum.x + half_sum.z) + (half_sum.y + half_sum.w);
 }
 
+/* The sum of `count` numbers, in an order that depends on `count` alone. */
+inline float sum_run(__global const float *x, int count) {
+    float8 s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
+    int i = 0;
+    for (; i + 32 <= count; i += 32) {
+        s0 += load8(x + i);
+        s1 += load8(x + i + 8);
+        s2 += load8(x + i + 16);
+        s3 += load8(x + i + 24);
+    }
+    for (; i + 8 <= count; i += 8) s0 += load8(x + i);
+    s0 = (s0 + s1) + (s2 + s3);
+    const float4 quarter = s0.lo + s0.hi;
+    float total = (quarter.x + quarter.z) + (quarter.y + quarter.w);
+    for (; i < count; ++i) total += x[i];
+    return total;
+}
+
 inline float lanes_max(lanes value) {
     const float4 half_max = LARGER(value.lo, value.hi);
     const float2 quarter_max = LARGER(half_max.lo, half_max.hi);
@@ -115,6 +133,12 @@ typedef float lanes;
 INLINE int smaller(int a, int b) { return a < b ? a : b; }
 INLINE int larger(int a, int b) { return a > b ? a : b; }
 #define UNROLL _Pragma("unroll")
+
+/* Helpers that take or return wide vectors are always inlined, so it does not matter how a processor without such
+   registers would pass them. */
+#ifdef __clang__
+#pragma clang diagnostic ignored "-Wpsabi"
+#endif
 
 /* For kernels of 16 lanes: LLVM cuts some of their vectors in two unless a function asks for 512 bits. */
 #if defined(__has_attribute)

@@ -67,11 +67,12 @@ INLINE void pack_panel(
 }
 
 /* Sums a tile of `rows` rows by `sides` vectors; rows after `valid` read the last one and are not stored. B is read
-   from the panel; with `fills_panel` it is read from B itself and copied to the panel. */
+   from the panel; with `fills_panel` it is read from B itself and copied to the panel. With `has_mask` sums are zero
+   where the mask, of C's shape, is not positive: ReLU's gradient from its result. */
 INLINE void tile(
     __global const float *a, long a_row, long a_column, __global const float *b, long b_row, vector *panel,
-    __global float *c, int c_row, __global const float *bias, int depth, int columns, int valid, int is_first,
-    int is_last, const int rows, const int sides, const int fills_panel)
+    __global float *c, int c_row, __global const float *bias, __global const float *mask, int has_mask, int depth,
+    int columns, int valid, int is_first, int is_last, const int rows, const int sides, const int fills_panel)
 {
     vector sum[TILE_ROWS][SIDES];
     long row[TILE_ROWS];
@@ -97,10 +98,12 @@ INLINE void tile(
         const int count = columns - TILE_LANES * side;
         const vector start = HAS_BIAS && is_first ? load_vector(bias + TILE_LANES * side, count) : zero;
         UNROLL for (int r = 0; r < TILE_ROWS; ++r) if (r < rows && r < valid) {
-            __global float *to = c + r * c_row + TILE_LANES * side;
+            const int place = r * c_row + TILE_LANES * side;
+            __global float *to = c + place;
             vector value = sum[r][side];
             if (HAS_BIAS || !is_first) value += is_first ? start : load_vector(to, count);
             if (HAS_RELU && is_last) value = value <= zero ? zero : value;
+            if (has_mask) value = load_vector(mask + place, count) <= zero ? zero : value;
             store_vector(value, to, count);
         }
     }
@@ -126,8 +129,8 @@ __kernel void gemm(
         pack_panel(panel, b + (long)k * b_row + (long)n * b_column, b_row, b_column, run, width);
         __global const float *left = a + (long)k * a_column;
 #define TILE(columns_, valid, rows_, sides) \
-    tile(left + (long)m * a_row, a_row, a_column, b, 0, panel, c + (long)m * columns + n, columns, bias + n, run, \
-         columns_, valid, k == 0, k + run == depth, rows_, sides, 0)
+    tile(left + (long)m * a_row, a_row, a_column, b, 0, panel, c + (long)m * columns + n, columns, bias + n, 0, 0, \
+         run, columns_, valid, k == 0, k + run == depth, rows_, sides, 0)
         int m = first;
         if (width == PANEL) /* columns are not checked */
             for (const int end = full_tiles_end(first, last); m + TILE_ROWS <= end; m += TILE_ROWS)
@@ -136,41 +139,6 @@ __kernel void gemm(
             for (; m < last; m += TILE_ROWS) TILE(width, smaller(TILE_ROWS, last - m), TILE_ROWS, 1);
         for (; m < last; m += SHORT_ROWS) TILE(width, smaller(SHORT_ROWS, last - m), SHORT_ROWS, SIDES);
     }
-}
-
-/* C = A B where B is not transposed, A has few rows, but at least SHORT_ROWS, and sums have at most DEPTH terms: a
-   work-item processes many panels, and the first tile of each also copies it. Other cases are left out, as telling them
-   apart takes as long as a small product. */
-INLINE void few_rows(
-    __global const float *a, __global const float *b, __global float *c, int rows, int columns, int depth, long a_row,
-    long a_column)
-{
-    vector panel[SIDES * DEPTH];
-    FOR_EACH(i, columns / PANEL) {
-        __global const float *right = b + i * PANEL;
-        __global float *to = c + i * PANEL;
-#define FULL_TILE(m, rows_, fills_panel) \
-    tile(a + (m) * a_row, a_row, a_column, right, columns, panel, to + (m) * columns, columns, 0, depth, PANEL, \
-         rows_, 1, 1, rows_, SIDES, fills_panel)
-        int m = rows < TILE_ROWS ? SHORT_ROWS : TILE_ROWS;
-        if (rows < TILE_ROWS) FULL_TILE(0, SHORT_ROWS, 1);
-        else FULL_TILE(0, TILE_ROWS, 1);
-        for (const int end = full_tiles_end(m, rows); m + TILE_ROWS <= end; m += TILE_ROWS) FULL_TILE(m, TILE_ROWS, 0);
-        for (; m < rows; m += SHORT_ROWS) /* the last tile repeats rows if too few remain */
-            FULL_TILE(smaller(m, rows - SHORT_ROWS), SHORT_ROWS, 0);
-    }
-}
-
-__kernel void gemm_few_rows(
-    __global const float *a, __global const float *b, __global float *c, int rows, int columns, int depth)
-{
-    few_rows(a, b, c, rows, columns, depth, depth, 1);
-}
-
-__kernel void gemm_few_rows_transposed(
-    __global const float *a, __global const float *b, __global float *c, int rows, int columns, int depth)
-{
-    few_rows(a, b, c, rows, columns, depth, 1, rows);
 }
 
 /* to[columns][rows] = from[rows][columns]. Sixteen rows at a time fill whole cache lines of `to`. */
@@ -191,10 +159,10 @@ __kernel void transpose(__global const float *from, __global float *to, int rows
 
 #define SUM_COLUMNS 16
 
-/* sums[column] = sum of matrix[row, column] over the rows, top to bottom. */
-__kernel void column_sums(__global const float *matrix, __global float *sums, int rows, int columns)
+/* Sums up to SUM_COLUMNS columns of a matrix, from column `n` on, top to bottom. */
+INLINE void sum_columns(__global const float *matrix, __global float *sums, int rows, int columns, int n)
 {
-    const int n = get_global_id(0) * SUM_COLUMNS, width = smaller(SUM_COLUMNS, columns - n);
+    const int width = smaller(SUM_COLUMNS, columns - n);
     float8 left = 0.0f, right = 0.0f;
     for (int row = 0; row < rows; ++row) {
         left += load_lanes(matrix + (long)row * columns + n, width, 0.0f);
@@ -202,6 +170,53 @@ __kernel void column_sums(__global const float *matrix, __global float *sums, in
     }
     store_lanes(left, sums + n, width);
     if (width > 8) store_lanes(right, sums + n + 8, width - 8);
+}
+
+/* sums[column] = sum of matrix[row, column] over the rows. */
+__kernel void column_sums(__global const float *matrix, __global float *sums, int rows, int columns)
+{
+    sum_columns(matrix, sums, rows, columns, get_global_id(0) * SUM_COLUMNS);
+}
+
+/* C = A B where B is not transposed, A has few rows, but at least SHORT_ROWS, and sums have at most DEPTH terms: a
+   work-item processes many panels, and the first tile of each also copies it. Other cases are left out, as telling them
+   apart takes as long as a small product. */
+INLINE void few_rows(
+    __global const float *a, __global const float *b, __global float *c, __global const float *mask, int has_mask,
+    int rows, int columns, int depth, long a_row, long a_column)
+{
+    vector panel[SIDES * DEPTH];
+    FOR_EACH(i, columns / PANEL) {
+        __global const float *right = b + i * PANEL;
+        __global float *to = c + i * PANEL;
+        __global const float *positive = mask + i * PANEL;
+#define FULL_TILE(m, rows_, fills_panel) \
+    tile(a + (m) * a_row, a_row, a_column, right, columns, panel, to + (m) * columns, columns, 0, \
+         positive + (m) * columns, has_mask, depth, PANEL, rows_, 1, 1, rows_, SIDES, fills_panel)
+        int m = rows < TILE_ROWS ? SHORT_ROWS : TILE_ROWS;
+        if (rows < TILE_ROWS) FULL_TILE(0, SHORT_ROWS, 1);
+        else FULL_TILE(0, TILE_ROWS, 1);
+        for (const int end = full_tiles_end(m, rows); m + TILE_ROWS <= end; m += TILE_ROWS) FULL_TILE(m, TILE_ROWS, 0);
+        for (; m < rows; m += SHORT_ROWS) /* the last tile repeats rows if too few remain */
+            FULL_TILE(smaller(m, rows - SHORT_ROWS), SHORT_ROWS, 0);
+    }
+}
+
+__kernel void gemm_few_rows(
+    __global const float *a, __global const float *b, __global float *c, __global const float *mask, int has_mask,
+    int rows, int columns, int depth)
+{
+    few_rows(a, b, c, mask, has_mask, rows, columns, depth, depth, 1);
+}
+
+/* The first work-item also writes the sums of the columns of A^T, if asked for. */
+__kernel void gemm_few_rows_transposed(
+    __global const float *a, __global const float *b, __global float *c, __global float *sums, int has_sums,
+    int rows, int columns, int depth)
+{
+    if (has_sums && get_global_id(0) == 0)
+        for (int n = 0; n < rows; n += SUM_COLUMNS) sum_columns(a, sums, depth, rows, n);
+    few_rows(a, b, c, a, 0, rows, columns, depth, 1, rows);
 }
 
 #else

@@ -1,25 +1,6 @@
 /* Sums over one run of dimensions of x[outer, axis, inner]. Each work unit sums a block of fixed length, so the order
    of additions depends on the shape alone; partial sums are summed by the same kernel again. */
 
-#ifdef ON_CPU
-inline float sum_run(__global const float *x, int count) {
-    float8 s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
-    int i = 0;
-    for (; i + 32 <= count; i += 32) {
-        s0 += load8(x + i);
-        s1 += load8(x + i + 8);
-        s2 += load8(x + i + 16);
-        s3 += load8(x + i + 24);
-    }
-    for (; i + 8 <= count; i += 8) s0 += load8(x + i);
-    s0 = (s0 + s1) + (s2 + s3);
-    const float4 quarter = s0.lo + s0.hi;
-    float total = (quarter.x + quarter.z) + (quarter.y + quarter.w);
-    for (; i < count; ++i) total += x[i];
-    return total;
-}
-#endif
-
 /* inner == 1: out[row, b] = scale * sum of x[row, b * block ...] */
 __kernel void sum_rows(__global float *restrict out, __global const float *restrict x, int rows, int columns, int block,
                        int blocks, float scale) {

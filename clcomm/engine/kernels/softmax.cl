@@ -78,31 +78,33 @@ __kernel void log_softmax_grad(__global float *restrict dx, __global const float
     }
 }
 
-/* losses[row] = log(sum(exp(x))) - x[target], and the probabilities for the gradient. A target that is not a class
-   gives NaN instead of a read outside the row. */
-__kernel void cross_entropy(__global float *restrict losses, __global float *restrict probabilities,
-                            __global const float *restrict x, __global const int *restrict targets, int rows,
-                            int columns) {
+/* losses[row] = log(sum(exp(x))) - x[target], and dx = scale * (probabilities - one_hot(target)). A target that is not a
+   class gives NaN instead of a read outside the row. With `sums_losses` a CPU's only work-item sums the losses too:
+   total = scale * sum(losses). */
+__kernel void cross_entropy(__global float *restrict losses, __global float *restrict total, __global float *restrict dx,
+                            __global const float *restrict x, __global const int *restrict targets, float scale,
+                            int rows, int columns, int sums_losses) {
     GROUP_SCRATCH(scratch);
     FOR_ROWS(row, rows) {
         __global const float *from = x + row * columns;
-        __global float *to = probabilities + row * columns;
+        __global float *to = dx + row * columns;
         const float top = row_maximum(from, columns, scratch);
-        const float total = row_softmax(to, from, top, columns, scratch);
-        if (GROUP_LEADER) {
-            const int target = targets[row];
-            losses[row] = target >= 0 && target < columns ? log(total) - (from[target] - top) : NAN;
-        }
+        const float divisor = row_softmax(to, from, top, columns, scratch);
+        const int target = targets[row];
+        FOR_COLUMNS(i, columns) to[i] = scale * (to[i] - (i == target ? 1.0f : 0.0f));
+        if (GROUP_LEADER) losses[row] = target >= 0 && target < columns ? log(divisor) - (from[target] - top) : NAN;
     }
+#ifdef ON_CPU
+    if (sums_losses) *total = scale * sum_run(losses, rows);
+#endif
 }
 
-/* dx = (probabilities - one_hot(target)) * scale * g, where g is one number (g_step 0) or one per row (g_step 1) */
-__kernel void cross_entropy_grad(__global float *restrict dx, __global const float *restrict g,
-                                 __global const float *restrict probabilities, __global const int *restrict targets,
-                                 int g_step, float scale, int rows, int columns) {
+/* out[row] = g * x[row], where g is one number (g_step 0) or one per row (g_step 1) */
+__kernel void scale_rows(__global float *restrict out, __global const float *restrict g, __global const float *restrict x,
+                         int g_step, int rows, int columns) {
     FOR_ROWS(row, rows) {
-        const float factor = g[row * g_step] * scale;
-        const int start = row * columns, target = targets[row];
-        FOR_COLUMNS(i, columns) dx[start + i] = factor * (probabilities[start + i] - (i == target ? 1.0f : 0.0f));
+        const float factor = g[row * g_step];
+        const int start = row * columns;
+        FOR_COLUMNS(i, columns) out[start + i] = factor * x[start + i];
     }
 }

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.autograd import Op
-from clcomm.engine.ops.reduce import sum_over
-from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor, wrap
+from clcomm.engine.ops.reduce import ROW_BLOCK, sum_over
+from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor, is_one, wrap
 from clcomm.errors import ArgumentError
 
 _BLOCK = 4096  # elements that one work unit of the squared error sums
@@ -16,32 +16,38 @@ _REDUCTIONS = ("mean", "sum", "none")
 
 
 class CrossEntropy(Op):
-    """Cross-entropy of logits [rows, classes] against class indices [rows]."""
+    """Cross-entropy of logits [rows, classes] against class indices [rows].
+
+    The forward kernel also writes the gradient for a loss that counts once, as backward() of a loss has it.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, *, targets: Tensor, reduction: str) -> Tensor:
         device = logits.device
         rows, columns = logits.shape
-        losses, probabilities = empty(device, (rows,)), empty(device, logits.shape)
-        kernel = device.kernel("softmax", "cross_entropy")
+        losses, dx = empty(device, (rows,)), empty(device, logits.shape)
+        scale = 1.0 / rows if reduction == "mean" else 1.0
         grid = device.row_grid(rows, columns)
-        device.launch(kernel, *grid, losses, probabilities, logits, targets, rows, columns)
-        ctx.save(probabilities, targets)
-        ctx.scale = 1.0 / rows if reduction == "mean" else 1.0
-        if reduction == "none":
-            return losses
-        return wrap(device, sum_over(losses, (0,), ctx.scale).buffer, ())
+        sums_losses = reduction != "none" and device.is_cpu and grid[0] == (1,) and rows <= ROW_BLOCK
+        total = empty(device, ()) if sums_losses else losses
+        kernel = device.kernel("softmax", "cross_entropy")
+        device.launch(kernel, *grid, losses, total, dx, logits, targets, scale, rows, columns, int(sums_losses))
+        ctx.save(dx)
+        if reduction == "none" or sums_losses:
+            return total
+        return wrap(device, sum_over(losses, (0,), scale).buffer, ())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        probabilities, targets = ctx.saved
-        device = probabilities.device
-        rows, columns = probabilities.shape
-        dx, g_step = ctx.out(0), len(grad.shape)
-        kernel = device.kernel("softmax", "cross_entropy_grad")
-        grid = device.row_grid(rows, columns)
-        device.launch(kernel, *grid, dx, grad, probabilities, targets, g_step, ctx.scale, rows, columns)
-        return (dx,)
+        (dx,) = ctx.saved
+        if is_one(grad):
+            return (dx,)
+        device = dx.device
+        rows, columns = dx.shape
+        scaled = ctx.out(0)
+        kernel = device.kernel("softmax", "scale_rows")
+        device.launch(kernel, *device.row_grid(rows, columns), scaled, grad, dx, len(grad.shape), rows, columns)
+        return (scaled,)
 
 
 class SquaredError(Op):

@@ -56,25 +56,26 @@ class LinearOp(Op):
         """Queue the product, with bias and ReLU fused into it."""
         out = empty(x.device, (x.shape[0], weight.shape[0]))
         multiply(x, weight, out, transpose_b=True, bias=bias, relu=relu)
-        ctx.save(x, weight, out if relu else None)
+        activated = out.detach() if relu else None
+        ctx.save(x, weight, activated)
+        ctx.mask = activated
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """dx = dy W, dW = dy^T x, db = the column sums of dy."""
         x, weight, activated = ctx.saved
-        if activated is not None:
+        if activated is not None and not ctx.is_masked:
             grad = _masked(grad, activated)
         dx = dw = db = None
         if ctx.needs[2]:
             db = ctx.out(2)
-            _column_sums(grad, db)
         if ctx.needs[1]:
             dw = ctx.out(1)
-            multiply(grad, x, dw, transpose_a=True)
+        _parameter_gradients(grad, x, dw, db)
         if ctx.needs[0]:
             dx = ctx.out(0)
-            multiply(grad, weight, dx)
+            _multiply_masked(grad, weight, dx, ctx.mask_of(0))
         return dx, dw, db
 
 
@@ -128,7 +129,7 @@ def multiply(
         if transpose_a and min(rows, columns, depth) >= device.tuning.transpose_from:
             a, transpose_a = _transposed(a), False
         plain = bias is None and not relu and not transpose_b
-        if plain and rows in _FEW_ROWS and depth <= _DEPTH and columns % device.tuning.gemm_tile[1] == 0:
+        if plain and _has_few_rows(out, depth):
             _multiply_few_rows(a, b, out, depth, transpose_a)
             return
     transposed = _A_TRANSPOSED * transpose_a + _B_TRANSPOSED * transpose_b
@@ -159,13 +160,51 @@ def _multiply_dots(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, relu:
     device.launch(kernel, grid, (1,), a, b, out, a if bias is None else bias, rows, columns, depth)
 
 
-def _multiply_few_rows(a: Tensor, b: Tensor, out: Tensor, depth: int, transpose_a: bool) -> None:
-    """Queue out = op(a) b for few rows and whole panels."""
+def _has_few_rows(out: Tensor, depth: int) -> bool:
+    """Return whether the kernels of `_multiply_few_rows` take a product of A, or of A^T, with B."""
+    device = out.device
+    rows, columns = out.shape
+    return device.is_cpu and rows in _FEW_ROWS and depth <= _DEPTH and columns % device.tuning.gemm_tile[1] == 0
+
+
+def _multiply_few_rows(
+    a: Tensor, b: Tensor, out: Tensor, depth: int, transpose_a: bool = False, extra: Tensor | None = None
+) -> None:
+    """Queue out = op(a) b for few rows and whole panels.
+
+    `extra`: with `transpose_a` the vector for the sums of a's columns, else the mask of the result.
+    """
     device = out.device
     rows, columns = out.shape
     kernel = _kernel(device, "gemm_few_rows_transposed" if transpose_a else "gemm_few_rows")
     grid = (min(columns // device.tuning.gemm_tile[1], device.compute_units),)
-    device.launch(kernel, grid, (1,), a, b, out, rows, columns, depth)
+    has_extra = int(extra is not None)
+    device.launch(kernel, grid, (1,), a, b, out, out if extra is None else extra, has_extra, rows, columns, depth)
+
+
+def _multiply_masked(a: Tensor, b: Tensor, out: Tensor, mask: Tensor | None) -> None:
+    """Queue out = a b; with a mask, 0 where it is not positive or NaN."""
+    if mask is None:
+        multiply(a, b, out)
+    elif _has_few_rows(out, a.shape[1]):
+        _multiply_few_rows(a, b, out, a.shape[1], extra=mask)
+    else:
+        product = empty(out.device, out.shape)
+        multiply(a, b, product)
+        _mask(product, mask, out)
+
+
+def _parameter_gradients(grad: Tensor, x: Tensor, dw: Tensor | None, db: Tensor | None) -> None:
+    """Queue dw = grad^T x and db = the column sums of grad, in one launch where a kernel does both."""
+    depth = grad.shape[0]
+    if dw is not None and db is not None and _has_few_rows(dw, depth):
+        if min(*dw.shape, depth) < dw.device.tuning.transpose_from:
+            _multiply_few_rows(grad, x, dw, depth, transpose_a=True, extra=db)
+            return
+    if db is not None:
+        _column_sums(grad, db)
+    if dw is not None:
+        multiply(grad, x, dw, transpose_a=True)
 
 
 def _transposed(matrix: Tensor) -> Tensor:
@@ -204,10 +243,14 @@ def _column_sums(matrix: Tensor, sums: Tensor) -> None:
 def _masked(grad: Tensor, activated: Tensor) -> Tensor:
     """Return grad where ReLU's result is positive or NaN, else 0."""
     out = empty(grad.device, grad.shape)
+    _mask(grad, activated, out)
+    return out
+
+
+def _mask(grad: Tensor, activated: Tensor, out: Tensor) -> None:
     device, size = grad.device, grad.size
     kernel = _kernel(device, "relu_gradient")
     device.launch(kernel, *device.grid(size), grad, activated, out, size)
-    return out
 
 
 def _matrix(function: str, name: str, value: Tensor) -> None:

@@ -11,8 +11,8 @@ from clcomm.engine.ops.broadcasting import expand
 from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor, wrap
 from clcomm.errors import ArgumentError
 
-# Elements that one work unit sums; constants, so that results do not depend on the device.
-_ROW_BLOCK = 4096
+#: Elements of a row, and of a column, that one work unit sums; constants, so that results do not depend on the device.
+ROW_BLOCK = 4096
 _COLUMN_BLOCK = 256
 
 
@@ -60,7 +60,7 @@ def _adjacent_runs(axes: Shape) -> list[tuple[int, int]]:
 def _sum_run(x: Tensor, outer: int, axis: int, inner: int, shape: Shape, scale: float, out: Tensor | None) -> Tensor:
     """Return scale * x, seen as [outer, axis, inner], summed over `axis`, in `shape` or in `out` if given."""
     device = x.device
-    block = _ROW_BLOCK if inner == 1 else _COLUMN_BLOCK
+    block = ROW_BLOCK if inner == 1 else _COLUMN_BLOCK
     while True:
         blocks = -(-axis // block)
         if blocks > 1:
