@@ -10,7 +10,7 @@ FAMILIES = {
     family.name: family
     for family in (
         convolutions.CONVOLUTION, convolutions.CONVOLUTION_OF_ONE_WIDTH, pools.POOLING,
-        products.PLAIN_PRODUCT, products.PRODUCT, products.LINEAR,
+        products.PLAIN_PRODUCT, products.PRODUCT, products.LINEAR, products.CHAIN,
         rows.SOFTMAX, rows.SQUARED_ERROR, rows.REDUCTION,
         elements.ARITHMETIC, elements.TRANSPOSE, elements.ACTIVATIONS, elements.OPTIMIZERS,
         host.FOLD, host.CODING, host.FACTORS, host.HASH,
@@ -20,4 +20,5 @@ FAMILIES = {
 WIDE = Tuning(gemm_tile=(12, 32, 16), conv_lanes=16)
 WIDE_FAMILIES = (
     "convolution", "convolution of one width", "plain product", "product", "linear layer",
+    "layers after ReLU",
 )  # fmt: skip

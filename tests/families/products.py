@@ -89,6 +89,51 @@ def check_layer(device: Device, case: Case) -> None:
         assert_equal(bias.grad, passed.sum(0), "gradient of the bias")
 
 
+class Chain(NamedTuple):
+    """A layer with ReLU of `hidden` outputs, and what takes its result: up to two layers and a product with numbers."""
+
+    rows: int
+    inputs: int
+    hidden: int
+    outputs: tuple[int, ...]
+    scaled: bool
+    seed: int
+
+
+def draw_chain(rng: np.random.Generator, longest: int, number: int) -> Chain:
+    """Draw a chain; half of them have hidden layers of whole panels, whose gradient takes in ReLU's."""
+    rows, inputs, hidden, *outputs = (int(n) for n in rng.integers(1, longest, 5))
+    if number % 2:
+        rows, hidden = rows + 3, int(rng.choice([16, 32, 64]))
+    takers = number // 2 % 3
+    return Chain(
+        rows, inputs, hidden, tuple(outputs[:takers]), takers == 0 or number % 5 == 0, int(rng.integers(1 << 30))
+    )
+
+
+def check_chain(device: Device, case: Chain) -> None:
+    """Compare the gradients of a layer with ReLU with those by its definition, whoever uses its result."""
+    x, weight, factors = (
+        whole_numbers(case.seed + number, *shape)
+        for number, shape in enumerate([(case.rows, case.inputs), (case.hidden, case.inputs), (case.rows, case.hidden)])
+    )
+    above = [whole_numbers(case.seed + 9 + number, n, case.hidden) for number, n in enumerate(case.outputs)]
+    leaves = leaf(device, x), leaf(device, weight)
+    hidden = F.linear(*leaves, relu=True)
+    results = [F.linear(hidden, leaf(device, each)) for each in above]
+    results += [hidden * leaf(device, factors, False)] if case.scaled else []
+    total, grad = results[0].sum(), np.zeros((case.rows, case.hidden))
+    for each in results[1:]:
+        total = total + each.sum()
+    total.backward()
+    for each in above:
+        grad += each.sum(0)
+    grad = (grad + factors * case.scaled) * (x @ weight.T > 0)
+    assert_equal(leaves[0].grad, grad @ weight, "gradient of x")
+    assert_equal(leaves[1].grad, grad.T @ x, "gradient of the weight")
+
+
+CHAIN = Family("layers after ReLU", drawn(draw_chain), check_chain)
 PRODUCT = Family("product", drawn(draw), check)
 PLAIN_PRODUCT = Family("plain product", drawn(draw), check_plain)
 LINEAR = Family("linear layer", drawn(draw), check_layer)

@@ -52,7 +52,12 @@ def check_softmax(device: Device, case: Rows) -> None:
     assert_near(loss, losses if case.reduction == "none" else losses.sum() * factor, "cross_entropy")
     loss.backward(Tensor(seed, device))
     one_hot = np.arange(case.columns) == targets[:, None]
-    assert_near(x.grad, (share - one_hot) * factor * np.reshape(seed, (-1, 1)), "cross_entropy: gradient")
+    slope = (share - one_hot) * factor
+    assert_near(x.grad, slope * np.reshape(seed, (-1, 1)), "cross_entropy: gradient")
+    if case.reduction != "none":
+        x = leaf(device, host)
+        F.cross_entropy(x, Tensor(targets, device), case.reduction).backward()
+        assert_near(x.grad, slope, "cross_entropy: gradient of one loss")
 
 
 def check_squared_error(device: Device, case: Rows) -> None:
