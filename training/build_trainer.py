@@ -42,13 +42,14 @@ def make_loader(options: TrainingOptions, comm: Communicator, train: ArrayDatase
     sampler_class = ContiguousSampler if options.sharding == "contiguous" else DistributedSampler
     sampler = sampler_class(len(train), comm.rank, comm.size, seed=options.seed, pad=options.uneven_inputs == "pad")
     prefetch = default_prefetch(comm.cores)
+    held = min(options.grad_accumulation, -(-sampler.longest_shard // options.batch_size))
     image_bytes = np.dtype(np.float32).itemsize * math.prod(train.image_shape)
     try:
-        loader = Loader(train, sampler, options.batch_size, prefetch=prefetch)
+        loader = Loader(train, sampler, options.batch_size, prefetch=prefetch, held=held)
     except ArgumentError as error:
         size = format_size(options.batch_size * image_bytes)
         raise ArgumentError(f"{error}; its images alone would take {size} a rank") from None
-    needed_bytes = min(options.batch_size, sampler.longest_shard) * image_bytes * (1 + prefetch)
+    needed_bytes = min(options.batch_size, sampler.longest_shard) * image_bytes * (held + 1 + prefetch)
     require_memory("batch_size", options.batch_size, needed_bytes, comm.local_size)
     return loader
 

@@ -200,6 +200,11 @@ class Device(LaunchQueue):
             self._uploads.popleft()
         return buffer
 
+    @staticmethod
+    def lies_on(array: np.ndarray, buffer: Any) -> bool:
+        """Return whether a buffer of `upload` lies on top of this array."""
+        return getattr(buffer, "array", None) is array
+
     def keep(self, key: Any, make: Callable[[], np.ndarray]) -> Any:
         """Return the buffer of the constant values of a key, which `make()` returns; uploaded at first use."""
         buffer = self.kept.get(key)

@@ -31,9 +31,9 @@ class Late:
     def __len__(self):
         return len(self._dataset)
 
-    def batch(self, indices: np.ndarray):
+    def batch(self, indices: np.ndarray, *out):
         time.sleep(LATE_S)
-        return self._dataset.batch(indices)
+        return self._dataset.batch(indices, *out)
 
 
 @contextmanager

@@ -58,14 +58,21 @@ class ArrayDataset:
         """The shape of one image: (C, H, W)."""
         return self.images.shape[1:]
 
-    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return fresh arrays: normalised float32 images (B, C, H, W) and int32 labels (B,)."""
+    def new_batch(self, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return memory for a batch, uninitialised: images (size, C, H, W) and labels (size,)."""
+        return aligned_empty((size, *self.images.shape[1:]), np.float32), aligned_empty((size,), np.int32)
+
+    def batch(
+        self, indices: np.ndarray, out: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return normalised float32 images (B, C, H, W) and int32 labels (B,), in fresh arrays or in those of `out`."""
+        images, labels = self.new_batch(len(indices)) if out is None else out
         # Three passes over a batch, which fits the cache, are 3 to 4 times as fast as a look-up table of 256 entries.
-        images = aligned_empty((len(indices), *self.images.shape[1:]), np.float32)
         images[...] = self.images[indices]
         images *= self._scale
         images += self._shift
-        return images, self.labels[indices]
+        self.labels.take(indices, out=labels, mode="clip")  # the look-up above has checked the indices
+        return images, labels
 
 
 @dataclass(frozen=True)

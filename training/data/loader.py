@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -17,9 +17,14 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 
 class BatchSource(Protocol):
-    """The interface that a loader needs of a dataset, such as training.data.datasets.ArrayDataset."""
+    """The interface that a loader needs of a dataset, such as training.data.datasets.ArrayDataset.
 
-    def batch(self, indices: np.ndarray) -> Batch: ...
+    `batch(indices)` is enough for a loader whose batches are all in new memory.
+    """
+
+    def new_batch(self, size: int) -> Batch: ...
+
+    def batch(self, indices: np.ndarray, out: Batch | None = None) -> Batch: ...
 
 
 def default_prefetch(cores: int) -> int:
@@ -28,7 +33,7 @@ def default_prefetch(cores: int) -> int:
 
 
 class Loader:
-    """Batches of (images float32 (B, C, H, W), labels int32 (B,)) in new memory that the caller owns.
+    """Batches of (images float32 (B, C, H, W), labels int32 (B,)).
 
     Args:
         dataset: returns a batch for an array of indices.
@@ -36,8 +41,10 @@ class Loader:
         batch_size: samples of a batch.
         prefetch: how many batches a thread keeps ready; 0: they are gathered in the caller. The batches are the same.
         drop_last: leave out the last batch of an epoch if it is shorter than the others.
+        held: how many batches the caller uses at a time; the memory of earlier ones is used again, which is faster, as
+            it is mapped, in the cache and known to the device. 0: each is in new memory that the caller owns.
 
-    Raises ArgumentError for a batch larger than a rank's shard, and for a negative `prefetch`.
+    Raises ArgumentError for a batch larger than a rank's shard, and for a negative `prefetch` or `held`.
     """
 
     def __init__(
@@ -48,12 +55,17 @@ class Loader:
         *,
         prefetch: int = 2,
         drop_last: bool = False,
+        held: int = 0,
     ) -> None:
         sampler.check_batch_size(batch_size)
         if not isinstance(prefetch, int) or prefetch < 0:
             raise ArgumentError(f"prefetch: expected a number of batches from 0 up, got {prefetch!r}")
+        if not isinstance(held, int) or held < 0:
+            raise ArgumentError(f"held: expected a number of batches from 0 up, got {held!r}")
         self.dataset, self.sampler = dataset, sampler
         self.batch_size, self.prefetch, self.drop_last = int(batch_size), prefetch, drop_last
+        self._held = held
+        self._memory: list[Batch] = []
         self.data_wait_s = 0.0  # time that the caller has waited for batches; may be set to 0
 
     def __len__(self) -> int:
@@ -86,19 +98,35 @@ class Loader:
             indices[number * self.batch_size : (number + 1) * self.batch_size]
             for number in range(start_batch, len(self))
         ]
-        return self._ahead(parts) if self.prefetch else self._inline(parts)
+        gathered = self._gathered(parts)
+        return self._ahead(gathered, len(parts)) if self.prefetch else self._inline(gathered)
 
-    def _inline(self, parts: list[np.ndarray]) -> Generator[Batch, None, None]:
-        for part in parts:
-            begin = time.perf_counter()
-            batch = self.dataset.batch(part)
+    def _gathered(self, parts: list[np.ndarray]) -> Iterator[Batch]:
+        """Yield the batch of each part of the order."""
+        # One more is being gathered while `prefetch` wait and the caller uses its own.
+        places = self._held + (self.prefetch + 1 if self.prefetch else 0)
+        for number, part in enumerate(parts):
+            if self._held and len(part) == self.batch_size:
+                yield self.dataset.batch(part, self._place(number % places))
+            else:
+                yield self.dataset.batch(part)
+
+    def _place(self, number: int) -> Batch:
+        while number >= len(self._memory):
+            self._memory.append(self.dataset.new_batch(self.batch_size))
+        return self._memory[number]
+
+    def _inline(self, gathered: Iterator[Batch]) -> Generator[Batch, None, None]:
+        begin = time.perf_counter()
+        for batch in gathered:
             self.data_wait_s += time.perf_counter() - begin
             yield batch
+            begin = time.perf_counter()
 
-    def _ahead(self, parts: list[np.ndarray]) -> Generator[Batch, None, None]:
-        producer = _Producer(self.dataset, parts, self.prefetch)
+    def _ahead(self, gathered: Iterator[Batch], count: int) -> Generator[Batch, None, None]:
+        producer = _Producer(gathered, self.prefetch)
         try:
-            for _ in parts:
+            for _ in range(count):
                 begin = time.perf_counter()
                 batch = producer.take()
                 self.data_wait_s += time.perf_counter() - begin
@@ -108,10 +136,10 @@ class Loader:
 
 
 class _Producer:
-    """A thread that gathers batches, of which at most `ahead` wait in a queue."""
+    """A thread that takes batches from an iterator, of which at most `ahead` wait in a queue."""
 
-    def __init__(self, dataset: BatchSource, parts: list[np.ndarray], ahead: int) -> None:
-        self._dataset, self._parts = dataset, parts
+    def __init__(self, gathered: Iterator[Batch], ahead: int) -> None:
+        self._gathered = gathered
         self._ready: queue.Queue[Batch | BaseException] = queue.Queue(ahead)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="clcomm-loader", daemon=True)
@@ -133,8 +161,7 @@ class _Producer:
 
     def _produce(self) -> None:
         try:
-            for part in self._parts:
-                batch = self._dataset.batch(part)
+            for batch in self._gathered:
                 if self._stopped.is_set():
                     return
                 self._ready.put(batch)

@@ -32,7 +32,8 @@ class Parts:
     forward_backward: forward_backward(x, y, weight) -> loss with `item()`; adds `weight` times the gradients.
     make_optimizer: make_optimizer(name, lr, momentum=, nesterov=, weight_decay=) -> optimizer with `step()`,
         `zero_grad()`, a settable `lr`, and state like the model's; `momentum` is for sgd and rmsprop only.
-    prepare: images (N, C, H, W) and integer labels (N,) -> inputs of model and loss_fn.
+    prepare: images (N, C, H, W) and integer labels (N,) -> inputs of model and loss_fn, which may lie in the arrays'
+        memory: it must not change until the step's results were read.
     predict: images -> logits (N, classes), without a tape.
     device: the engine and its device, in words.
     profile: a `with` block that times the kernels queued within it; None: the engine cannot.
@@ -120,13 +121,37 @@ def _native(model: str, in_shape: Shape, classes: int, seed: int, device: Any) -
         loss_fn=loss_fn,
         forward_backward=Replay(_forward_backward(module, loss_fn)),
         make_optimizer=lambda name, lr, **settings: make_native_optimizer(module, name, lr, **settings),
-        prepare=lambda images, labels: (Tensor(images, chosen, copy=False), Tensor(labels, chosen)),
+        prepare=InputTensors(chosen),
         predict=predict,
         device=f"native engine on {chosen.kind} {chosen.name}",
         profile=chosen.profile,
         opencl=chosen,
         rehearse=lambda *run: _rehearse(Rehearsal(chosen), kinds[model], in_shape, classes, *run),
     )
+
+
+class InputTensors:
+    """Makes tensors of batches; where the device computes in the arrays' memory, arrays that come again keep theirs."""
+
+    _MOST = 16  # arrays
+
+    def __init__(self, device: Device):
+        self._device = device
+        self._kept: dict[int, tuple[np.ndarray, Tensor]] = {}
+
+    def __call__(self, images: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
+        return self._tensor(images), self._tensor(labels)
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        kept = self._kept.get(id(array))
+        if kept is not None:
+            return kept[1]
+        tensor = Tensor(array, self._device, copy=False)
+        if self._device.lies_on(array, tensor.buffer):
+            if len(self._kept) >= self._MOST:
+                del self._kept[next(iter(self._kept))]
+            self._kept[id(array)] = array, tensor  # with the array, so that no other gets its id
+        return tensor
 
 
 def _rehearse(
