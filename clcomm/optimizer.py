@@ -124,10 +124,10 @@ class Optimizer:
         self._find_trained()
         self.steps += 1
         device = self.space.device
-        for first, count, missed in self._runs:
+        for (first, count, missed), launch in zip(self._runs, self._launches, strict=True):
             name, arguments = self._kernel_call(self.steps - missed)
             kernel = device.kernel("optim", name)
-            device.launch(kernel, *device.grid(count), self._params(), gradients, *arguments, first, count)
+            launch(kernel, *device.grid(count), self._params(), gradients, *arguments, first, count)
         for parameter in self._frozen:
             self._missed[parameter] = self._missed.get(parameter, 0) + 1
 
@@ -176,6 +176,7 @@ class Optimizer:
             if self._runs and sum(self._runs[-1][:2]) == first and self._runs[-1][2] == missed:
                 first = self._runs.pop()[0]
             self._runs.append((first, last - self._start - first, missed))
+        self._launches = [self.space.device.repeated_launch() for _ in self._runs]
 
     def _move(self, space: FlatSpace) -> None:
         """Move the state to another flat space, which has the same parameters and more."""
@@ -219,7 +220,8 @@ class Optimizer:
         A copy trains the same parameters with its own state; a deep copy also has its own parameters. Copied together
         with the model, it trains the copied model.
         """
-        kept = {name: value for name, value in self.__dict__.items() if name not in ("_trained", "_frozen", "_runs")}
+        found_anew = ("_trained", "_frozen", "_runs", "_launches")
+        kept = {name: value for name, value in self.__dict__.items() if name not in found_anew}
         kept |= {"_hyper": dict(self._hyper), "_missed": dict(self._missed), "_own_params": (None, None)}
         if "_state" in kept:
             kept["_state"] = self._read_state()

@@ -9,7 +9,7 @@ from functools import cached_property
 from threading import RLock, get_ident
 from typing import TYPE_CHECKING, Any
 
-from clcomm.engine import pocl_cache
+from clcomm.engine import pocl_cache, program
 from clcomm.engine.recorder import Recorder
 from clcomm.errors import DeviceError, ShortageError
 
@@ -62,6 +62,10 @@ class LaunchQueue:
             self.recorder.launch(kernel, (global_size, local_size), values)
         if self.note is not None:
             self.note((kernel, global_size, event))
+
+    def repeated_launch(self) -> RepeatedLaunch:
+        """Return a function like `launch`, for a kernel that is launched again and again with few changes."""
+        return RepeatedLaunch(self)
 
     def launch_all(self, launches: Iterable[tuple[Any, tuple[int, ...], tuple[int, ...] | None]]) -> None:
         """Queue kernels whose arguments are set: (kernel, global size, local size) of each."""
@@ -161,7 +165,44 @@ class LaunchQueue:
             self.recorder = recorder
         recorder.begin_segment()
 
+    @property
+    def is_observed(self) -> bool:
+        """Whether launches are recorded, or noted one by one."""
+        return self.note is not None or bool(self._recorders and self.recorder is not None)
+
     def not_replayable(self, what: str) -> None:
         """Notify a recording under way, if any, of something that a replay cannot do."""
         if self.recorder is not None:
             self.recorder.refuse(f"it {what}")
+
+
+class RepeatedLaunch:
+    """Launches one kernel again and again; only arguments that are other objects than the last time are set."""
+
+    def __init__(self, device: LaunchQueue):
+        import pyopencl as cl
+
+        self._device, self._kernel_class = device, cl.Kernel
+        self._kernel: Any = None  # the one of which `_bound` is a copy
+        self._bound: Any = None
+        self._args: tuple[Any, ...] = ()
+
+    def __call__(
+        self, kernel: Any, global_size: tuple[int, ...], local_size: tuple[int, ...] | None, *args: Any
+    ) -> None:
+        """Queue the kernel; `args` are buffers and numbers."""
+        device = self._device
+        if device.is_observed or not isinstance(kernel, self._kernel_class):
+            device.launch(kernel, global_size, local_size, *args)
+            return
+        with device.launching:
+            if kernel is not self._kernel:
+                self._kernel, self._bound = kernel, program.bound_copy(kernel, args)
+                self._types = program.argument_types(kernel)
+            else:
+                for index, (now, before) in enumerate(zip(args, self._args, strict=True)):
+                    if now is not before:
+                        kind = self._types[index]
+                        self._bound.set_arg(index, now if kind is None else kind(now))
+            self._args = args  # a kernel does not keep its arguments alive
+            device.launch_all(((self._bound, global_size, local_size),))

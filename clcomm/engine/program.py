@@ -99,11 +99,16 @@ def typed_kernel(program: cl.Program, name: str) -> Any:
     with _making:
         kernel = cl.Kernel(program, name)
         try:
-            types = [_argument_type(kernel, index) for index in range(kernel.num_args)]
+            types = argument_types(kernel)
         except cl.Error:  # the driver has no argument information
             return _UntypedKernel(kernel)
         kernel.set_arg_types(types)
     return kernel
+
+
+def argument_types(kernel: Any) -> list[Any]:
+    """Return the NumPy type of each scalar argument, None for buffers; raises cl.Error where the driver lacks them."""
+    return [_argument_type(kernel, index) for index in range(kernel.num_args)]
 
 
 def _argument_type(kernel: Any, index: int) -> Any:
@@ -130,7 +135,7 @@ def bound_copy(kernel: Any, args: Sequence[Any], spare: list[cl.Kernel] | None =
         kernel, args = kernel.kernel, [_as_argument(arg) for arg in args]
         types = [None] * len(args)
     else:
-        types = [_argument_type(kernel, index) for index in range(kernel.num_args)]
+        types = argument_types(kernel)
     if spare:
         copy = spare.pop()
     else:
