@@ -42,7 +42,7 @@ FOR_BENCH := $(VENV)/.has-$(SETUP),bench
 OCLGRIND := $(VENV)/oclgrind
 
 .DELETE_ON_ERROR:
-.PHONY: ulfm options help mnist test test-plain test-mpi tables figures fuzz soak courses proofs orders families oclgrind lint format bench
+.PHONY: ulfm options help mnist test test-plain test-mpi tables figures fuzz soak courses proofs orders families oclgrind lint format bench bench-quick
 .PHONY: pages example-report elastic faults clean
 
 help: ## list the targets and their variables
@@ -120,6 +120,9 @@ format: $(FOR_LINT) ## rewrite the sources in the house's style
 
 bench: $(FOR_BENCH) ## measure, side by side with others: BENCH="all_reduce kernels peers"
 	@set -e; for name in $(BENCH); do echo "== $$name =="; $(BIN)/python -m benchmarks.$$name $(ARGS); done
+
+bench-quick: $(FOR_BENCH) ## under two minutes: this machine's speed beside PyTorch DDP, and that of the examples
+	$(BIN)/python -m benchmarks.peers --model convnet mlp --peers ddp --ranks $(RANKS) --windows 3 --window-s 1 --example $(ARGS)
 
 example-report: $(FOR_BENCH) ## take the figures of docs/reading-a-report.md anew
 	$(BIN)/python -m benchmarks.example_report

@@ -185,6 +185,14 @@ class Report:
             console.print(line, highlight=False)
         for bar in self.bars:
             console.print(str(bar), style="green" if bar.reached else "bold red", highlight=False)
+        if self.bars:
+            console.print(self.verdict(), highlight=False)
+
+    def verdict(self) -> str:
+        """Return one line: how many bars hold on this machine, and which do not."""
+        missed = [bar.what for bar in self.bars if not bar.reached]
+        held = f"on this machine ({describe_machine()}) {len(self.bars) - len(missed)} of {len(self.bars)} bars hold"
+        return f"{held}; missed: {'; '.join(missed)}" if missed else held
 
     def markdown(self, today: date | None = None) -> str:
         """Return the report as a section of RESULTS.md, with date, machine, versions and command."""

@@ -23,7 +23,7 @@ from clcomm.job import run
 
 PROGRAM = "benchmarks.startup"
 JOB = ("examples.mnist", "--max-steps", "1")
-WARM_TARGET_S, COLD_TARGET_S, MEMORY_TARGET_MB = 2.0, 8.0, 200.0
+WARM_TARGET_S, COLD_TARGET_S, MEMORY_TARGET_MB = 1.5, 6.0, 200.0
 
 
 def main() -> None:

@@ -28,10 +28,12 @@ _OVERLAP: dict[str, bool | str] = {"auto": "auto", "on": True, "off": False}
 
 def build_model(options: TrainingOptions, comm: Communicator, train: ArrayDataset) -> Parts:
     """Return the engine's parts for images of the training set, on this rank's device."""
-    return build_parts(
+    parts = build_parts(
         options.engine, options.model, train.image_shape, train.classes, options.seed,
         device=Placement(options.device, comm.local_rank, comm.local_size, comm.cores),
     )  # fmt: skip
+    train.prepare_gather = parts.prepare_gather
+    return parts
 
 
 def make_loader(options: TrainingOptions, comm: Communicator, train: ArrayDataset) -> Loader:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 #: A measured step waits for the device at both ends. Every 10th step is measured until there are 20 samples, then every
 #: 50th, so that a short run has enough samples and a long one loses little time.
 SAMPLE_EVERY, LATER_EVERY, ENOUGH = 10, 50, 20
 _KEPT_SAMPLES = 401
+_UNMEASURED = nullcontext()
 
 
 class Overhead:
@@ -32,16 +33,18 @@ class Overhead:
         self._kernels_s: deque[float] = deque(maxlen=_KEPT_SAMPLES)
         self._launches_s: deque[float] = deque(maxlen=_KEPT_SAMPLES)
 
-    @contextmanager
-    def sampled(self) -> Iterator[None]:
+    def sampled(self) -> AbstractContextManager[None]:
         """Return a context for a step without its wait for data, which measures the step when it is due."""
         self._steps += 1
         every = SAMPLE_EVERY if len(self._kernels_s) < ENOUGH else LATER_EVERY
         if self._profile is None or self._steps % every:
-            yield
-            return
+            return _UNMEASURED
+        return self._measured(self._profile())
+
+    @contextmanager
+    def _measured(self, profiled: AbstractContextManager[Any]) -> Iterator[None]:
         before = self._communicated()
-        with self._profile() as profile:
+        with profiled as profile:
             yield
         own_s = profile.seconds - (self._communicated() - before)
         self._kernels_s.append(profile.kernel_s)

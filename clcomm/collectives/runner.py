@@ -85,7 +85,8 @@ class CollectiveRunner:
 
         figures: shown with it in a timeline, such as step=7 and epoch=1.
         """
-        return TimedPhase(self.notify_phase, self.communicated, name, label, bucket, tuple(figures.items()))
+        shown = tuple(figures.items()) if figures else ()
+        return TimedPhase(self.notify_phase, self.communicated, name, label, bucket, shown)
 
     def communicated(self) -> float:
         """Return the seconds that this rank has spent blocked in collectives and packing for them."""

@@ -75,6 +75,10 @@ class HostKernels:
 
     def _buffers(self, arguments: Sequence[Any]) -> dict[int, Any]:
         """Return a buffer on top of each array, by the array's address."""
-        flags = self._cl.mem_flags.READ_WRITE | self._cl.mem_flags.USE_HOST_PTR
         arrays = {each.ctypes.data: each for each in arguments if isinstance(each, np.ndarray)}
-        return {at: self._cl.Buffer(self.device.context, flags, hostbuf=array) for at, array in arrays.items()}
+        return {at: self._buffer(array) for at, array in arrays.items()}
+
+    def _buffer(self, array: np.ndarray) -> Any:
+        flags = self._cl.mem_flags
+        access = flags.READ_WRITE if array.flags.writeable else flags.READ_ONLY
+        return self._cl.Buffer(self.device.context, access | flags.USE_HOST_PTR, hostbuf=array)

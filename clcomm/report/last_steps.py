@@ -21,6 +21,7 @@ WAIT, MOVE, EITHER, HIDDEN = "wait", "move", "either", "hidden"
 OTHER_LABELS = (CHECKS, TUNING, CLIPPING)
 #: Phases within steps that a timeline shows; clipping is a label as well.
 PHASES = ("data", "forward_backward", "sync", "loss", CLIPPING, "optimizer", *PACKING)
+_KEPT = frozenset(PHASES)
 #: Every kind of span.
 KINDS = (STEP, *PHASES, CHECKS, TUNING, WAIT, MOVE, EITHER, HIDDEN)
 
@@ -52,7 +53,7 @@ class LastSteps:
         if phase.name == STEP:
             self._steps.append((phase, [event for event in self._events if event.began_s >= phase.began_s]))
             self._events.clear()
-        elif phase.name in PHASES:
+        elif phase.name in _KEPT:
             self._events.append(phase)
 
     def spans(self) -> Iterator[Span]:

@@ -106,9 +106,13 @@ class TimedPhase:
         self._began_s = time.perf_counter()
 
     def __exit__(self, *error: object) -> None:
-        seconds = time.perf_counter() - self._began_s
-        within_s = min(seconds, self._communicated() - self._communicated_s)
-        self._notify(Phase(self._name, self._began_s, seconds, self._label, self._bucket, within_s, self._figures))
+        began_s = self._began_s
+        seconds = time.perf_counter() - began_s
+        within_s = self._communicated() - self._communicated_s
+        within_s = within_s if within_s < seconds else seconds
+        # tuple.__new__ takes half the time of Phase(...)
+        fields = self._name, began_s, seconds, self._label, self._bucket, within_s, self._figures
+        self._notify(tuple.__new__(Phase, fields))
 
 
 class Observer(Protocol):

@@ -20,6 +20,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from clcomm.errors import DataError
+from clcomm.host_arrays import aligned_empty
 from clcomm.storage.files import replacing
 from clcomm.units import format_size
 
@@ -56,7 +57,7 @@ def read_idx(
         found, dimensions = _header(path, stream)
         _check_expected(path, found, dimensions, shape, dtype)
         _check_size(path, dimensions, found.itemsize, max_bytes)
-        array = np.empty(dimensions, found)
+        array = aligned_empty(tuple(dimensions), found)  # a device can read it in place
         _fill(path, stream, array)
     return array if array.dtype.isnative else array.astype(found.newbyteorder("="))
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from clcomm import optim
-from clcomm.engine import CrossEntropyLoss, Device, Replay, Tensor, codec, fold, no_grad
+from clcomm.engine import CrossEntropyLoss, Device, Replay, Tensor, codec, fold, gather, no_grad
+from clcomm.engine.gather import DeviceGather
 from clcomm.engine.rehearsal import Rehearsal
 from clcomm.errors import ArgumentError
 from clcomm.host_arrays import aligned_zeros
@@ -38,6 +39,7 @@ class Parts:
     device: the engine and its device, in words.
     profile: a `with` block that times the kernels queued within it; None: the engine cannot.
     opencl: the device of the native engine.
+    prepare_gather: see training.data.datasets.ArrayDataset; None: the engine gathers no batches.
     rehearse: rehearse(batch sizes, optimizer name, lr, its settings, rows, divisor, compression) -> the kernels that a
         run needs, if the engine builds kernels: training with the first batch size, prediction with all of them, sums
         of `rows` ranks' gradients over `divisor`, and the compression.
@@ -52,6 +54,7 @@ class Parts:
     device: str
     profile: Callable[[], AbstractContextManager[Any]] | None = None
     opencl: Device | None = None
+    prepare_gather: Callable[..., Any] | None = None
     rehearse: Callable[..., Rehearsal] | None = None
 
 
@@ -126,6 +129,7 @@ def _native(model: str, in_shape: Shape, classes: int, seed: int, device: Any) -
         device=f"native engine on {chosen.kind} {chosen.name}",
         profile=chosen.profile,
         opencl=chosen,
+        prepare_gather=DeviceGather.on(chosen),
         rehearse=lambda *run: _rehearse(Rehearsal(chosen), kinds[model], in_shape, classes, *run),
     )
 
@@ -169,6 +173,7 @@ def _rehearse(
     with no_grad():
         for batch in inputs:
             module(batch)
+    gather.rehearse(device)
     fold.rehearse(device, rows, divisor)
     codec.rehearse(device, compression)
     return device
