@@ -203,20 +203,31 @@ INLINE void few_rows(
 }
 
 __kernel void gemm_few_rows(
-    __global const float *a, __global const float *b, __global float *c, __global const float *mask, int has_mask,
-    int rows, int columns, int depth)
+    __global const float *a, __global const float *b, __global float *c, int rows, int columns, int depth)
 {
-    few_rows(a, b, c, mask, has_mask, rows, columns, depth, depth, 1);
+    few_rows(a, b, c, a, 0, rows, columns, depth, depth, 1);
 }
 
-/* The first work-item also writes the sums of the columns of A^T, if asked for. */
 __kernel void gemm_few_rows_transposed(
-    __global const float *a, __global const float *b, __global float *c, __global float *sums, int has_sums,
-    int rows, int columns, int depth)
+    __global const float *a, __global const float *b, __global float *c, int rows, int columns, int depth)
 {
-    if (has_sums && get_global_id(0) == 0)
-        for (int n = 0; n < rows; n += SUM_COLUMNS) sum_columns(a, sums, depth, rows, n);
     few_rows(a, b, c, a, 0, rows, columns, depth, 1, rows);
+}
+
+#define WITH_SUMS 1
+#define WITH_INPUTS 2
+#define WITH_MASK 4
+
+/* The gradients of a layer y[rows, outputs] = x[rows, inputs] weight[outputs, inputs]^T + bias in one launch: those of
+   the weight, and as `parts` says those of the bias, the sums of dy's columns, and of x, zero where the mask is. */
+__kernel void linear_gradients(
+    __global const float *dy, __global const float *x, __global const float *weight, __global const float *mask,
+    __global float *dw, __global float *db, __global float *dx, int parts, int rows, int inputs, int outputs)
+{
+    if (parts & WITH_SUMS && get_global_id(0) == 0)
+        for (int n = 0; n < outputs; n += SUM_COLUMNS) sum_columns(dy, db, rows, outputs, n);
+    few_rows(dy, x, dw, dy, 0, outputs, inputs, rows, 1, outputs);
+    if (parts & WITH_INPUTS) few_rows(dy, weight, dx, mask, parts & WITH_MASK, rows, inputs, outputs, outputs, 1);
 }
 
 #else

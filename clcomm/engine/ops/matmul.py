@@ -18,6 +18,7 @@ _MOST_DOTS, _LEAST_DEPTH = 10, 64  # columns, and terms of a sum, for which lane
 _DOT_ROWS = 16  # rows for each CPU work-item
 _FEW_ROWS = range(4, 257)  # at least a short tile; above, packing panels separately costs little
 _A_TRANSPOSED, _B_TRANSPOSED = 1, 2  # `transposed` in gemm.cl
+_WITH_SUMS, _WITH_INPUTS, _WITH_MASK = 1, 2, 4  # `parts` in gemm.cl
 _SUM_COLUMNS = 16  # columns that one CPU work-item sums, as in gemm.cl
 
 Grid = tuple[tuple[int, int], tuple[int, int]]
@@ -67,15 +68,17 @@ class LinearOp(Op):
         x, weight, activated = ctx.saved
         if activated is not None and not ctx.is_masked:
             grad = _masked(grad, activated)
-        dx = dw = db = None
-        if ctx.needs[2]:
-            db = ctx.out(2)
-        if ctx.needs[1]:
-            dw = ctx.out(1)
-        _parameter_gradients(grad, x, dw, db)
-        if ctx.needs[0]:
-            dx = ctx.out(0)
-            _multiply_masked(grad, weight, dx, ctx.mask_of(0))
+        dx, dw, db = (ctx.out(index) if needed else None for index, needed in enumerate(ctx.needs))
+        mask = ctx.mask_of(0) if dx is not None else None
+        if dw is not None and _is_one_launch(dw, dx, grad):
+            _all_gradients(grad, x, weight, mask, dw, db, dx)
+            return dx, dw, db
+        if db is not None:
+            _column_sums(grad, db)
+        if dw is not None:
+            multiply(grad, x, dw, transpose_a=True)
+        if dx is not None:
+            _multiply_masked(grad, weight, dx, mask)
         return dx, dw, db
 
 
@@ -167,44 +170,47 @@ def _has_few_rows(out: Tensor, depth: int) -> bool:
     return device.is_cpu and rows in _FEW_ROWS and depth <= _DEPTH and columns % device.tuning.gemm_tile[1] == 0
 
 
-def _multiply_few_rows(
-    a: Tensor, b: Tensor, out: Tensor, depth: int, transpose_a: bool = False, extra: Tensor | None = None
-) -> None:
-    """Queue out = op(a) b for few rows and whole panels.
-
-    `extra`: with `transpose_a` the vector for the sums of a's columns, else the mask of the result.
-    """
+def _multiply_few_rows(a: Tensor, b: Tensor, out: Tensor, depth: int, transpose_a: bool) -> None:
+    """Queue out = op(a) b for few rows and whole panels."""
     device = out.device
     rows, columns = out.shape
     kernel = _kernel(device, "gemm_few_rows_transposed" if transpose_a else "gemm_few_rows")
-    grid = (min(columns // device.tuning.gemm_tile[1], device.compute_units),)
-    has_extra = int(extra is not None)
-    device.launch(kernel, grid, (1,), a, b, out, out if extra is None else extra, has_extra, rows, columns, depth)
+    device.launch(kernel, *_few_rows_grid(device, columns), a, b, out, rows, columns, depth)
+
+
+def _few_rows_grid(device: Device, columns: int) -> tuple[tuple[int], tuple[int]]:
+    return (min(columns // device.tuning.gemm_tile[1], device.compute_units),), (1,)
 
 
 def _multiply_masked(a: Tensor, b: Tensor, out: Tensor, mask: Tensor | None) -> None:
     """Queue out = a b; with a mask, 0 where it is not positive or NaN."""
     if mask is None:
         multiply(a, b, out)
-    elif _has_few_rows(out, a.shape[1]):
-        _multiply_few_rows(a, b, out, a.shape[1], extra=mask)
     else:
         product = empty(out.device, out.shape)
         multiply(a, b, product)
         _mask(product, mask, out)
 
 
-def _parameter_gradients(grad: Tensor, x: Tensor, dw: Tensor | None, db: Tensor | None) -> None:
-    """Queue dw = grad^T x and db = the column sums of grad, in one launch where a kernel does both."""
-    depth = grad.shape[0]
-    if dw is not None and db is not None and _has_few_rows(dw, depth):
-        if min(*dw.shape, depth) < dw.device.tuning.transpose_from:
-            _multiply_few_rows(grad, x, dw, depth, transpose_a=True, extra=db)
-            return
-    if db is not None:
-        _column_sums(grad, db)
-    if dw is not None:
-        multiply(grad, x, dw, transpose_a=True)
+def _is_one_launch(dw: Tensor, dx: Tensor | None, grad: Tensor) -> bool:
+    """Return whether the kernel of `_all_gradients` takes a layer of these gradients."""
+    rows, outputs = grad.shape
+    is_transposed = min(*dw.shape, rows) >= dw.device.tuning.transpose_from  # as `multiply` would do it
+    return not is_transposed and _has_few_rows(dw, rows) and (dx is None or _has_few_rows(dx, outputs))
+
+
+def _all_gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, mask: Tensor | None, dw: Tensor, db: Tensor | None, dx: Tensor | None
+) -> None:
+    """Queue all gradients of a layer in one launch."""
+    device = dw.device
+    rows, outputs = grad.shape
+    inputs = dw.shape[1]
+    parts = _WITH_SUMS * (db is not None) + _WITH_INPUTS * (dx is not None) + _WITH_MASK * (mask is not None)
+    unused = dw  # for what is not asked for
+    outs = dw, unused if db is None else db, unused if dx is None else dx
+    kernel, grid = _kernel(device, "linear_gradients"), _few_rows_grid(device, inputs)
+    device.launch(kernel, *grid, grad, x, weight, unused if mask is None else mask, *outs, parts, rows, inputs, outputs)
 
 
 def _transposed(matrix: Tensor) -> Tensor:
