@@ -63,9 +63,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def profile(
-    system: Native, steps: int, clock: Callable[[], float]
-) -> tuple[float, float, list[tuple[str, float]]]:
+def profile(system: Native, steps: int, clock: Callable[[], float]) -> tuple[float, float, list[tuple[str, float]]]:
     """Return the seconds of a step, of its kernels, and (kernel, seconds) of each launch: lower quartiles."""
     device = system.device
     walls: list[float] = []

@@ -73,13 +73,9 @@ class Context(Node):
     Attributes:
         needs: whether each input needs a gradient.
         saved: the arguments of `save`.
-        mask: the result of an op that ends in ReLU: the gradient does not count where it is not positive or NaN.
-        is_masked: whether the gradient is 0 there already.
     """
 
     op: type[Op]
-    mask: Tensor | None = None
-    is_masked = False
 
     def __init__(self, inputs: tuple[Tensor | None, ...], needs: tuple[bool, ...]):
         self.inputs = inputs
@@ -102,7 +98,6 @@ class Context(Node):
             if claimed is not None:
                 return claimed
         return empty(source.device, source.shape if shape is None else shape)
-
 
     def mask_of(self, index: int) -> Tensor | None:
         """Return the mask of the op that made input `index`, if this gradient is the only one that it receives.

@@ -31,6 +31,8 @@ class Node:
     order: int
     grad: Tensor | None = None  # the gradient of the result, as far as it is accumulated
     owns_grad = False  # whether `grad` is this node's alone
+    mask: Tensor | None = None  # the result of an op that ends in ReLU: where it is not positive or NaN, `grad` is void
+    is_masked = False  # whether `grad` is 0 there already
 
 
 class Tensor(TensorOperators["Tensor"]):

@@ -14,8 +14,8 @@ from clcomm.usable_cores import usable_cores
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 #: Phases that contain other phases, for which the waits are counted.
 _OUTER = ("step", "epoch")
-#: Shorter phases are not measured: a thread that has to wait for a core waits about a millisecond or more, the length of
-#: Linux's time slices, and reading the file takes microseconds.
+#: Shorter phases are not measured: a thread that has to wait for a core waits about a millisecond or more, the length
+#: of Linux's time slices, and reading the file takes microseconds.
 _SHORTEST_S = 5e-4
 
 
