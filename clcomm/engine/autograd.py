@@ -103,7 +103,6 @@ class Context(Node):
                 return claimed
         return empty(source.device, source.shape if shape is None else shape)
 
-
     def mask_of(self, index: int) -> Tensor | None:
         """Return the mask of the op that made input `index`, if this gradient is the only one that it receives.
 

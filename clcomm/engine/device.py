@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from clcomm.engine import program, selection, timing
+from clcomm.engine import program, selection, sub_groups, timing
 from clcomm.engine.launch_queue import LaunchQueue
 from clcomm.engine.memory import Memory
 from clcomm.engine.pocl_target import name_processor
@@ -59,6 +59,7 @@ class Device(LaunchQueue):
         self.tuning = _load_tuning(cl_device, self.kind) if tuning is None else tuning
         self.group = 1 if self.is_cpu else min(self.tuning.group, cl_device.max_work_group_size)
         self.row_group = 1 if self.is_cpu else min(_GPU_ROW_GROUP, cl_device.max_work_group_size)  # a power of two
+        self.sub_groups = 0 if self.is_cpu else sub_groups.working(self.queue, self.row_group)
         self.memory = Memory(self.context, self.queue, self.name)
         self.memory.on_release = self.keep_while_queued
         self.buffer_alignment = max(128, cl_device.mem_base_addr_align // 8)  # bytes, of sub-buffers
@@ -129,6 +130,7 @@ class Device(LaunchQueue):
             options = [f"-D{name}={value}" for name, value in sorted(defines.items())]
             options += [f"-DGROUP={self.group}", f"-DROW_GROUP={self.row_group}"]
             options += ["-DON_CPU"] if self.is_cpu else []
+            options += [f"-DSUB_GROUPS={self.sub_groups}"] if self.sub_groups else []
             options += ["-cl-fast-relaxed-math"] if fast_math else []
             self._programs[key] = program.build(self.context, file, options)
         return self._programs[key]
