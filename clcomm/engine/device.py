@@ -5,7 +5,6 @@ Calls queue work and return; only those that bring values to the host wait.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -68,7 +67,6 @@ class Device(LaunchQueue):
         self.spare_kernels: dict[Any, list[Any]] = {}  # of released recordings, by the kernel that they are copies of
         self._grids: dict[int, tuple[tuple[int], tuple[int]]] = {}
         self.kept: dict[Any, Any] = {}  # buffers of constant values, by key
-        self._uploads: deque[tuple[Any, np.ndarray]] = deque()
 
     @staticmethod
     def select(
@@ -186,8 +184,6 @@ class Device(LaunchQueue):
 
         With `copy` False it lies on top of the array if the device can use that memory.
         """
-        import pyopencl as cl
-
         self.not_replayable("brings values to the device")
         if self.shares_host_memory:
             if copy or not array.flags.writeable or array.__array_interface__["data"][0] % HOST_POINTER_ALIGNMENT:
@@ -195,11 +191,7 @@ class Device(LaunchQueue):
             self.limit_kept_arrays()
             return self.memory.exact(on_top_of=array)
         buffer = self.allocate(array.nbytes)
-        staged = array.copy()
-        self._uploads.append((cl.enqueue_copy(self.queue, buffer, staged, is_blocking=False), staged))
-        complete = cl.command_execution_status.COMPLETE
-        while self._uploads and self._uploads[0][0].command_execution_status == complete:
-            self._uploads.popleft()
+        self.transfers.write(buffer, array)
         return buffer
 
     @staticmethod
@@ -222,10 +214,16 @@ class Device(LaunchQueue):
         return buffer
 
     def write(self, buffer: Any, array: np.ndarray, offset: int = 0) -> None:
-        """Copy a C-contiguous host array into a buffer at byte `offset`; waits."""
+        """Copy a C-contiguous host array into a buffer at byte `offset`.
+
+        Waits on devices that share the host's memory; from others it returns once the array may change.
+        """
         import pyopencl as cl
 
         self.not_replayable("brings values to the device")
+        if not self.shares_host_memory:
+            self.transfers.write(buffer, array, offset)
+            return
         with self.in_turn:
             cl.enqueue_copy(self.queue, buffer, array, dst_offset=offset, is_blocking=True)
 
