@@ -1,4 +1,7 @@
-"""Whether a device's work-groups can use sub-groups, whose items exchange registers: see common.cl."""
+"""Whether a device has sub-groups, whose items exchange registers: what common.cl sums and compares rows with.
+
+OpenCL 3.0 extension specification, cl_khr_subgroup_shuffle; cl_intel_subgroups.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clcomm.engine import program
-from clcomm.errors import DeviceError
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -23,19 +25,20 @@ def working(queue: cl.CommandQueue, row_group: int) -> int:
     What a driver lists is tried: the sum of a work-group of `row_group` items has to have the bits of the tree in local
     memory, so that no driver's error changes a result.
     """
-    cl_device = queue.context.devices[0]
-    listed = cl_device.extensions.split()
+    import pyopencl as cl
+
+    listed = queue.context.devices[0].extensions.split()
     values = np.random.default_rng(0).standard_normal(row_group).astype(np.float32)
     for extension, number in EXTENSIONS.items():
         if extension in listed:
-            with contextlib.suppress(DeviceError):
-                if _summed(queue, values, number) == _tree(values):
+            with contextlib.suppress(cl.Error):  # listed, but its functions are missing
+                if _summed(queue, values, number) == tree_sum(values):
                     return number
     return 0
 
 
-def _tree(values: np.ndarray) -> np.float32:
-    """Return the sum in the order of common.cl."""
+def tree_sum(values: np.ndarray) -> np.float32:
+    """Return the sum of float32 values, as many as a work-group has items, in the order of common.cl."""
     while len(values) > 1:
         values = values[: len(values) // 2] + values[len(values) // 2 :]
     return np.float32(values[0])
@@ -44,16 +47,12 @@ def _tree(values: np.ndarray) -> np.float32:
 def _summed(queue: cl.CommandQueue, values: np.ndarray, number: int) -> np.float32:
     import pyopencl as cl
 
-    count, total = len(values), np.empty(1, np.float32)
+    count, total, flags = len(values), np.empty(1, np.float32), cl.mem_flags
     options = [f"-DROW_GROUP={count}", f"-DGROUP={count}", f"-DSUB_GROUPS={number}"]
-    try:
-        kernel = cl.Kernel(program.build(queue.context, "reduce", options), "sum_rows")
-        flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
-        given = cl.Buffer(queue.context, flags, hostbuf=values)
-        out = cl.Buffer(queue.context, cl.mem_flags.WRITE_ONLY, total.nbytes)
-        sizes = map(np.int32, (1, count, count, 1))  # rows, columns, block, blocks
-        kernel(queue, (count,), (count,), out, given, *sizes, np.float32(1))
-        cl.enqueue_copy(queue, total, out)
-    except cl.Error as error:
-        raise DeviceError(str(error)) from None
+    kernel = cl.Kernel(cl.Program(queue.context, program.source_of("reduce")).build(options), "sum_rows")
+    given = cl.Buffer(queue.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=values)
+    out = cl.Buffer(queue.context, flags.WRITE_ONLY, total.nbytes)
+    sizes = map(np.int32, (1, count, count, 1))  # rows, columns, block, blocks
+    kernel(queue, (count,), (count,), out, given, *sizes, np.float32(1))
+    cl.enqueue_copy(queue, total, out)
     return total[0]

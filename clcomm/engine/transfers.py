@@ -2,9 +2,9 @@
 
 To the device an array passes through pieces of pinned host memory, which the device reads by itself. A second queue
 moves a piece to a landing place on the device as soon as it is filled, whatever the kernels' queue is doing; the
-
-So kernels that were queued before still see the old values, and the memory of a buffer that they use can be given out
-again. To the host a third queue fills pinned pieces, from which the host copies one while the next is on its way.
+kernels' queue then moves it from there to its buffer, in order. That is within the device's memory, and takes next to
+no time. So kernels that were queued before still see the old values, and memory that they use can be given out again.
+To the host a third queue fills pinned pieces, from which the host copies one while the next is on its way.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def multiply(
         kernel = _kernel(device, "gemm", bias, relu)
         global_size, local_size = _panel_grid(device.compute_units, *device.tuning.gemm_tile[:2], rows, columns)
     else:
-        block = _chosen_block(device.tuning.gemm_block, device.compute_units, _limits(device), rows, columns)
+        block = chosen_block(device.tuning.gemm_block, device.compute_units, _limits(device), rows, columns)
         kernel = device.kernel("gemm_gpu", "gemm", **block._asdict(), **_epilogue(bias, relu))
         global_size, local_size = block.grid(rows, columns)
     added = a if bias is None else bias
@@ -199,10 +199,14 @@ def _multiply_masked(a: Tensor, b: Tensor, out: Tensor, mask: Tensor | None) -> 
 def _parameter_gradients(grad: Tensor, x: Tensor, dw: Tensor | None, db: Tensor | None) -> None:
     """Queue dw = grad^T x and db = the column sums of grad, in one launch where a kernel does both."""
     depth = grad.shape[0]
-    if dw is not None and db is not None and _has_few_rows(dw, depth):
-        if min(*dw.shape, depth) < dw.device.tuning.transpose_from:
-            _multiply_few_rows(grad, x, dw, depth, transpose_a=True, extra=db)
-            return
+    if (
+        dw is not None
+        and db is not None
+        and _has_few_rows(dw, depth)
+        and min(*dw.shape, depth) < dw.device.tuning.transpose_from
+    ):
+        _multiply_few_rows(grad, x, dw, depth, transpose_a=True, extra=db)
+        return
     if db is not None:
         _column_sums(grad, db)
     if dw is not None:
@@ -258,7 +262,7 @@ def _limits(device: Device) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1024)
-def _chosen_block(tuned: tuple[int, int, int], units: int, limits: tuple[int, int], rows: int, columns: int) -> Block:
+def chosen_block(tuned: tuple[int, int, int], units: int, limits: tuple[int, int], rows: int, columns: int) -> Block:
     """Return the largest block, from the tuned one down, with which every compute unit has a group."""
     largest = Block(*tuned)
     for block in (largest, *(block for block in _SMALLER_BLOCKS if block.width <= largest.width)):
