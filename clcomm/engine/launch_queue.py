@@ -92,7 +92,7 @@ class LaunchQueue:
     @cached_property
     def transfers(self) -> Transfers:
         """Copies in queues of their own, which do not wait for everything in this one."""
-        return Transfers(self)
+        return Transfers(self.context, lambda: self.queue, self.in_turn)
 
     @cached_property
     def timed_queue(self) -> cl.CommandQueue:

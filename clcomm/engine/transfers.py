@@ -10,15 +10,17 @@ To the host a third queue fills pinned pieces, from which the host copies one wh
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clcomm.errors import ArgumentError
+
 if TYPE_CHECKING:
     import pyopencl as cl
-
-    from clcomm.engine.launch_queue import LaunchQueue
 
 PIECE_NBYTES = 1 << 20  # a few tens of microseconds on a PCIe bus, far more than a command costs
 MOST_PIECES = 64  # on their way to the device; then the host waits
@@ -26,26 +28,31 @@ _MOST_READ = 4  # on their way to the host
 
 
 class Transfers:
-    """The copies of one device. Threads may share it.
+    """The copies of one device. Threads may share it. Its memory is at most 64 MiB on either side, uncounted.
+
+    Args:
+        kernels_queue: returns the queue in which kernels are at the moment.
+        in_turn: held by one thread at a time that uses the device, where it has to be.
 
     Attributes:
         queue: the queue in which arrays are brought to the device.
     """
 
-    def __init__(self, device: LaunchQueue):
+    def __init__(
+        self, context: cl.Context, kernels_queue: Callable[[], cl.CommandQueue], in_turn: AbstractContextManager[Any]
+    ):
         import pyopencl as cl
 
-        self._cl, self._device = cl, device
-        self.queue = cl.CommandQueue(device.context)
-        self._read_queue = cl.CommandQueue(device.context)
+        self._cl, self._context, self._kernels_queue, self._in_turn = cl, context, kernels_queue, in_turn
+        self.queue, self._read_queue = cl.CommandQueue(context), cl.CommandQueue(context)
         self._pieces: deque[_Piece] = deque()  # in the order of their use
         self._read_pieces: list[np.ndarray] = []
         self._writing, self._reading = Lock(), Lock()
 
     def write(self, buffer: Any, array: np.ndarray, offset: int = 0) -> None:
         """Queue a copy of a C-contiguous array into a buffer from byte `offset` on; the array may change afterwards."""
-        values = array.reshape(-1).view(np.uint8)
-        with self._writing, self._device.in_turn:
+        values = _bytes_of(array)
+        with self._writing, self._in_turn:
             for first in range(0, values.size, PIECE_NBYTES):
                 self._send(buffer, values[first : first + PIECE_NBYTES], offset + first)
 
@@ -55,10 +62,11 @@ class Transfers:
         pinned[...] = values
         piece.sent = enqueue(self.queue, piece.landing, pinned, is_blocking=False, wait_for=piece.placed)
         self.queue.flush()  # nothing else starts a queue whose commands another one waits for
+        kernels = self._kernels_queue()
         placed = enqueue(
-            self._device.queue, buffer, piece.landing, byte_count=values.size, dst_offset=offset, wait_for=[piece.sent]
+            kernels, buffer, piece.landing, byte_count=values.size, dst_offset=offset, wait_for=[piece.sent]
         )
-        self._device.queue.flush()
+        kernels.flush()
         piece.placed = [placed]
         self._pieces.append(piece)
 
@@ -67,7 +75,7 @@ class Transfers:
         complete = self._cl.command_execution_status.COMPLETE
         is_free = self._pieces and self._pieces[0].placed[0].command_execution_status == complete
         if not is_free and len(self._pieces) < MOST_PIECES:
-            return _Piece(self._device.context, self.queue)
+            return _Piece(self._context, self.queue)
         piece = self._pieces.popleft()
         piece.sent.wait()
         return piece
@@ -77,7 +85,7 @@ class Transfers:
 
         Kernels continue, and must not write to that range.
         """
-        values = array.reshape(-1).view(np.uint8)
+        values = _bytes_of(array)
         coming: deque[tuple[Any, np.ndarray, np.ndarray]] = deque()
         with self._reading:
             for number, first in enumerate(range(0, values.size, PIECE_NBYTES)):
@@ -95,7 +103,7 @@ class Transfers:
 
     def _read_piece(self, index: int) -> np.ndarray:
         while len(self._read_pieces) <= index:
-            self._read_pieces.append(_pinned(self._device.context, self._read_queue))
+            self._read_pieces.append(_pinned(self._context, self._read_queue))
         return self._read_pieces[index]
 
 
@@ -109,6 +117,13 @@ class _Piece:
         self.landing = cl.Buffer(context, cl.mem_flags.READ_WRITE, PIECE_NBYTES)
         self.sent: Any = None
         self.placed: Any = None
+
+
+def _bytes_of(array: np.ndarray) -> np.ndarray:
+    """Return the array's memory; raises ArgumentError unless it is contiguous, as a copy would be filled instead."""
+    if not array.flags.c_contiguous:
+        raise ArgumentError(f"array: expected a C-contiguous one, got strides {array.strides} of shape {array.shape}")
+    return array.reshape(-1).view(np.uint8)
 
 
 def _pinned(context: cl.Context, queue: cl.CommandQueue) -> np.ndarray:

@@ -16,6 +16,7 @@ from clcomm.engine import Tensor, transfers
 from clcomm.engine.device import Device
 from clcomm.engine.queue_mark import QueueMark
 from clcomm.engine.tensor import empty
+from clcomm.errors import ArgumentError
 
 PIECE = 4096
 
@@ -115,6 +116,12 @@ def test_values_before_a_mark_come_to_the_host_while_kernels_after_it_wait(apart
         mark.read(doubled.buffer, got, 4 * (count // 3))
         assert got.tobytes() == (host[count // 3 :] * 2).tobytes()
     assert later.numpy().tobytes() == (host * 4).tobytes()
+
+
+def test_an_array_with_gaps_is_refused(apart: Device) -> None:
+    x = Tensor(numbers(0, 8), apart)
+    with pytest.raises(ArgumentError, match=r"array: expected a C-contiguous one, got strides \(8,\) of shape \(4,\)"):
+        QueueMark(apart).read(x.buffer, np.empty(8, np.float32)[::2], 0)
 
 
 def test_threads_bring_values_at_once(apart: Device) -> None:

@@ -108,7 +108,7 @@ def kernels_in_source() -> set[str]:
     for path in KERNELS.glob("*.cl"):
         text = path.read_text(encoding="utf-8")
         names = re.findall(
-            r"(?:__kernel(?:(?!__kernel)[^;{])*?\bvoid|^KERNEL)\s+(\w+)(?:##\w+)?\s*\(", text, re.MULTILINE
+            r"(?:__kernel(?:(?!__kernel)[^;{#])*?\bvoid|^KERNEL)\s+(\w+)(?:##\w+)?\s*\(", text, re.MULTILINE
         )
         names = [name for name in names if name != "NAME"] + re.findall(r"^BINARY\((\w+)", text, re.MULTILINE)
         found |= {f"{path.stem}.{name}" for name in names}
