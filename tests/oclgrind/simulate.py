@@ -17,8 +17,9 @@ import numpy as np
 
 from clcomm.engine import Tensor, selection
 from clcomm.engine.device import Device
+from clcomm.engine.fold import MOST_ROWS
 from clcomm.engine.tuning import Tuning, choices
-from tests.families import convolutions, products
+from tests.families import convolutions, host, products
 from tests.families.every import FAMILIES, WIDE, WIDE_FAMILIES
 from tests.families.memory import ExactMemory
 
@@ -49,10 +50,13 @@ NARROW_PRODUCTS = [
     *(("product", case._replace(rows=5, columns=3, depth=64, transposed=(False, True))) for _, case in PRODUCTS),
     *(("plain product", products.Case(5, 96, 3, (turned, False), False, False, 0)) for turned in (False, True)),
 ]
+#: Of each number of rows that one kernel adds up, divided and not.
+FOLDS = [("fold", host.Case(18, rows, 3, rows)) for rows in range(2, MOST_ROWS + 1)]
+ONE_CHANNEL = convolutions.Case(3, 1, 5, 1, convolutions.Axis(3, 1, 4), convolutions.Axis(3, 1, 5), 0)
 #: With a gradient that fills tiles of 8 outputs.
 STRIDED = convolutions.Case(9, 8, 8, 2, convolutions.Axis(3, 1, 3), convolutions.Axis(3, 1, 3), 0)
 RUNS = {
-    "cpu": Run("cpu", chosen=[*PRODUCTS, *NARROW_PRODUCTS]),
+    "cpu": Run("cpu", chosen=[*PRODUCTS, *NARROW_PRODUCTS, *FOLDS, ("convolution of one width", ONE_CHANNEL)]),
     "cpu, tracked": Run("cpu", [name for name in FAMILIES if name not in UNTRACKED]),
     "cpu, vectors of 16": Run(
         "cpu", WIDE_FAMILIES, [replace(SMALL, gemm_tile=WIDE.gemm_tile, conv_lanes=WIDE.conv_lanes)],

@@ -24,7 +24,7 @@ from tests.oclgrind.simulate import CASE, PLANTED, RUNS
 
 CASES = os.environ.get("CLCOMM_OCLGRIND_CASES")
 #: Cases of each family, and their longest side: a GPU's work-groups take long to simulate.
-SIZES = {"cpu": (int(CASES or 12), 9), "gpu": (int(CASES or 4), 4)}
+SIZES = {"cpu": (int(CASES or 8), 9), "gpu": (int(CASES or 4), 4)}
 #: Runs in which Oclgrind also tracks what is initialised.
 TRACKED = ("cpu, tracked", "gpu", "gpu, blocks", "gpu, outputs")
 KERNELS = Path(program.__file__).with_name("kernels")
@@ -63,6 +63,7 @@ def simulate(platform: Path, what: str) -> tuple[str, list[str]]:
     environment = os.environ | {
         "OCL_ICD_VENDORS": str(platform),
         "OCLGRIND_DATA_RACES": "1",
+        "OCLGRIND_LOCAL_MEM_SIZE": "65536",  # for the largest block of a product
         # Oclgrind's compiler gets some choices between vectors wrong where it optimises.
         "PYOPENCL_BUILD_OPTIONS": "-cl-opt-disable",
     }
