@@ -1,4 +1,7 @@
-"""`python -m benchmarks.kernels`: GFLOP/s of one thread by op and shape, beside PyTorch, NumPy and the core's peak."""
+"""`python -m benchmarks.kernels`: GFLOP/s of one thread by op and shape, beside PyTorch, NumPy and the core's peak.
+
+With --device gpu that of a GPU, beside PyTorch's on it, where PyTorch has it, and its measured peak.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from functools import partial
 
 from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
-from benchmarks.kernels.cases import KINDS, Case, make_cases
-from benchmarks.kernels.peak import PEAK
+from benchmarks.kernels.cases import CUBES, GPU_CUBES, KINDS, Case, make_cases
+from benchmarks.kernels.peak import peak_of
 from benchmarks.workers import Job
 from clcomm.job import run
 
@@ -20,6 +23,7 @@ OURS, TORCH, NUMPY = "clcomm", "PyTorch", "NumPy"
 _MODULES = {OURS: "engine", TORCH: "pytorch", NUMPY: "numpy_blas"}
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 GEMM_TARGET = 0.9
+GPU_PEAK_TARGET = 0.6
 #: The bars as multiples of PyTorch's speed, by case.
 TORCH_TARGETS = {
     "conv2 forward+backward, batch 64": 0.9,
@@ -33,18 +37,26 @@ Results = dict[str, dict[str, Samples]]
 def main() -> None:
     options, console = parse(), harness.make_console()
     report = Report("kernels on one thread", harness.command_line(PROGRAM))
-    cases = make_cases(options.only, options.batch)
+    peak = peak_of(options.on_gpu)
+    cases = make_cases(options.only, options.batch, options.side or (GPU_CUBES if options.on_gpu else CUBES))
+    arguments = (options.device, "as gpu" if options.as_gpu else "") if options.device else ()
     with ExitStack() as stack, console.status("starting") as status:
         jobs = {
-            name: stack.enter_context(Job(f"benchmarks.kernels.{module}", mpi=False, environment=_ONE_THREAD))
+            name: stack.enter_context(
+                Job(f"benchmarks.kernels.{module}", *arguments, mpi=False, environment=_ONE_THREAD)
+            )
             for name, module in _MODULES.items()
             if name in options.systems
         }
         results: Results = {}
-        for number, case in enumerate([PEAK, *cases]):
+        for number, case in enumerate([peak, *cases]):
             status.update(f"{case.name} ({number} of {len(cases)})")
             results[case.name] = measure(case, jobs, options)
-    fill(report, cases, results)
+        if options.device:
+            answers = {name: job.ask(case=asdict(cases[0]), repeats=1)[0] for name, job in jobs.items()}
+            where = {name: answer["device"] for name, answer in answers.items() if answer}
+            report.title = "kernels on " + ", ".join(f"{device} ({name})" for name, device in where.items())
+    fill(report, cases, results, options.on_gpu)
     harness.conclude(report, console, options.record)
 
 
@@ -52,10 +64,20 @@ def parse() -> argparse.Namespace:
     parser = harness.parser(PROGRAM, "Kernels and steps on one thread.", windows=5, window_s=0.1)
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of cases; default: all")
     parser.add_argument("--batch", nargs="+", type=harness.positive, default=[16, 64, 256], help="default: 16 64 256")
+    parser.add_argument(
+        "--side", nargs="+", type=harness.positive,
+        help=f"of square products; default: {' '.join(map(str, CUBES))}, on a GPU {' '.join(map(str, GPU_CUBES))}",
+    )  # fmt: skip
+    parser.add_argument("--device", help="a whole device, as CLCOMM_DEVICE names it; default: a core of the CPU")
+    parser.add_argument("--as-gpu", action="store_true", help="a CPU --device runs the kernels of GPUs")
     parser.add_argument("--systems", nargs="+", choices=list(_MODULES), default=list(_MODULES), help="default: all")
     harness.add_clock(parser)
     options = parser.parse_args()
-    options.systems = [OURS, *(name for name in options.systems if name != OURS)]
+    if options.as_gpu and not options.device:
+        parser.error("--as-gpu: expected with --device, got no device; do: --device cpu --as-gpu")
+    options.on_gpu = options.as_gpu or (options.device is not None and not options.device.startswith("cpu"))
+    left_out = {OURS, NUMPY} if options.device else {OURS}
+    options.systems = [OURS, *(name for name in options.systems if name not in left_out)]
     return options
 
 
@@ -76,12 +98,13 @@ def measure(case: Case, jobs: dict[str, Job], options: argparse.Namespace) -> di
     return harness.alternate({name: partial(speed, name) for name in repeats}, options.windows)
 
 
-def fill(report: Report, cases: list[Case], results: Results) -> None:
+def fill(report: Report, cases: list[Case], results: Results, on_gpu: bool) -> None:
     """Add the figures to the report: a table for each kind of case."""
-    peak = results[PEAK.name][OURS]
+    name = peak_of(on_gpu).name
+    peak = results[name][OURS]
     report.notes.append(
-        f"one core's measured peak: {peak.median:.1f} GFLOP/s ({peak.low:.1f}-{peak.high:.1f}), "
-        f"{PEAK.name} in OpenCL; 'of peak' is clcomm's share of it"
+        f"{'the GPU' if on_gpu else 'one core'}'s measured peak: {peak.median:.1f} GFLOP/s "
+        f"({peak.low:.1f}-{peak.high:.1f}), {name} in OpenCL; 'of peak' is clcomm's share of it"
     )
     for kind in dict.fromkeys(case.kind for case in cases):
         grid = Grid(f"GFLOP/s, {kind}", ("case", "ms", OURS, TORCH, NUMPY, "of peak", "to PyTorch", "to NumPy"))
@@ -89,7 +112,7 @@ def fill(report: Report, cases: list[Case], results: Results) -> None:
             if case.kind == kind:
                 add_row(grid, case, results[case.name], peak)
         report.grids.append(grid)
-    report.bars = bars(cases, results)
+    report.bars = gpu_bars(cases, results, peak) if on_gpu else bars(cases, results)
 
 
 def add_row(grid: Grid, case: Case, samples: dict[str, Samples], peak: Samples) -> None:
@@ -100,6 +123,16 @@ def add_row(grid: Grid, case: Case, samples: dict[str, Samples], peak: Samples) 
     time_ms = case.flops / ours.median / 1e6
     share = f"{ours.median / peak.median:.0%}"
     grid.add(case.name, f"{time_ms:.3f}", f"{ours.median:.1f}", *medians, share, *ratios)
+
+
+def gpu_bars(cases: list[Case], results: Results, peak: Samples) -> list[Bar]:
+    """Return the bar of the largest products, each way that their operands lie: their share of the peak."""
+    largest = max((case.flops for case in cases if case.kind == "gemm"), default=0.0)
+    return [
+        Bar(f"{case.name}, of the peak", results[case.name][OURS].median / peak.median, GPU_PEAK_TARGET)
+        for case in cases
+        if case.kind == "gemm" and case.flops == largest
+    ]
 
 
 def bars(cases: list[Case], results: Results) -> list[Bar]:

@@ -5,14 +5,16 @@ M N K: a product's result is M x N and its sums run over K. B: images of a batch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 KINDS = ("gemm", "conv", "block", "step")
 #: The models' layers: inputs and outputs of the products, (channels, side, outputs) of the 3x3 convolutions.
 _LINEAR = {"convnet": ((1568, 128), (128, 10)), "mlp": ((784, 128), (128, 128), (128, 10))}
 _CONV = {"conv1": (1, 28, 16), "conv2": (16, 14, 32)}
-_CUBES = (512, 1024)
+#: Sides of the square products, and those that fill a GPU.
+CUBES, GPU_CUBES = (512, 1024), (1024, 2048, 4096)
 _TAPS = 9
 
 
@@ -33,15 +35,20 @@ class Case:
     first: bool = False
 
 
-def make_cases(kinds: Sequence[str], batches: Sequence[int]) -> list[Case]:
+def make_cases(kinds: Sequence[str], batches: Sequence[int], cubes: Sequence[int] = CUBES) -> list[Case]:
     """Return the cases of the given kinds at the given batch sizes, without duplicates."""
-    makers = {"gemm": _products, "conv": _convolutions, "block": _blocks, "step": _steps}
+    makers: dict[str, Callable[[Sequence[int]], Iterator[Case]]] = {
+        "gemm": partial(_products, cubes=cubes),
+        "conv": _convolutions,
+        "block": _blocks,
+        "step": _steps,
+    }
     cases = {case.name: case for kind in kinds for case in makers[kind](batches)}
     return list(cases.values())
 
 
-def _products(batches: Sequence[int]) -> Iterator[Case]:
-    for side in _CUBES:
+def _products(batches: Sequence[int], cubes: Sequence[int]) -> Iterator[Case]:
+    for side in cubes:
         for variant in ("NN", "NT", "TN"):
             yield _product(variant, side, side, side)
     for batch in batches:

@@ -1,4 +1,4 @@
-"""The cases in this project's engine, on one thread: one core's share of the CPU, or CLCOMM_DEVICE.
+"""The cases in this project's engine, on one thread: one core's share of the CPU, or on the device that is named.
 
 Products and steps are replayed, as in the Trainer: a product counts with the cost of a launch within a step, without
 the Python that chose the launch when the step was recorded.
@@ -6,6 +6,7 @@ the Python that chose the launch when the step was recorded.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -119,8 +120,12 @@ def _each(once: Callable[[], object]) -> Runner:
 
 
 def main() -> None:
-    device = Device.select(cores=1)
-    work(lambda case: make(device, case))
+    spec, as_gpu = sys.argv[2:] or ("", "")
+    device = Device.select(spec) if spec else Device.select(cores=1)
+    if as_gpu and device.is_cpu:
+        device = Device(device.cl_device, kind="gpu")
+    name = f"{device.name}, {device.driver}" + (" as a GPU" if as_gpu else "")
+    work(lambda case: make(device, case), name)
 
 
 if __name__ == "__main__":

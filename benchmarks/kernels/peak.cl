@@ -1,4 +1,4 @@
-// Multiply-adds on registers alone: CHAINS independent ones, enough to hide their latency. What a core can do at most.
+// Multiply-adds on registers alone: CHAINS independent ones, enough to hide their latency. What a core or a GPU can do at most.
 #define CHAINS 12
 
 #if defined(__has_attribute)

@@ -1,7 +1,9 @@
-"""The cases in PyTorch, on one thread."""
+"""The cases in PyTorch, on one thread, or on the GPU that PyTorch has."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from benchmarks.kernels.worker import Runner, work
 from training.engines import torch_engine
 
 
-def make(case: Case) -> Runner | None:
+def make(case: Case, synchronize: Callable[[], None]) -> Runner | None:
     """Return a runner of a case."""
     makers: dict[str, Any] = {"gemm": _product, "conv": _convolution, "block": _convolution, "step": _step}
     if case.kind not in makers:
@@ -22,6 +24,7 @@ def make(case: Case) -> Runner | None:
     def run(repeats: int) -> None:
         for _ in range(repeats):
             once()
+        synchronize()
 
     return run
 
@@ -60,7 +63,7 @@ def _convolution(case: Case) -> Any:
 
 def _step(case: Case) -> Any:
     batch = case.sizes["batch"]
-    model = torch_engine.make_module(case.variant, (1, 28, 28), 10, seed=0)
+    model = torch_engine.make_module(case.variant, (1, 28, 28), 10, seed=0).to(torch.get_default_device())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x, y = torch.randn(batch, 1, 28, 28), torch.arange(batch) % 10
 
@@ -73,8 +76,16 @@ def _step(case: Case) -> Any:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    work(make)
+    if not any(sys.argv[2:]):
+        torch.set_num_threads(1)
+        work(lambda case: make(case, lambda: None))
+    elif torch.accelerator.is_available():
+        found = torch.accelerator.current_accelerator()
+        torch.set_default_device(found)
+        torch.backends.cudnn.allow_tf32 = False  # as its products are by default: all of a float32
+        work(lambda case: make(case, torch.accelerator.synchronize), str(found))
+    else:
+        work(lambda case: None)
 
 
 if __name__ == "__main__":

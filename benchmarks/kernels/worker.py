@@ -14,8 +14,11 @@ from benchmarks.workers import serve
 Runner = Callable[[int], None]
 
 
-def work(make: Callable[[Case], Runner | None]) -> None:
-    """Answer {"case": a Case as dict, "repeats": n} with {"wall": s, "cpu": s}, or {} where `make` returns None."""
+def work(make: Callable[[Case], Runner | None], device: str = "") -> None:
+    """Answer {"case": a Case as dict, "repeats": n} with {"wall": s, "cpu": s, "device": its name}.
+
+    Or with {} where `make` returns None.
+    """
     current: dict[str, Any] = {}
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
@@ -28,6 +31,6 @@ def work(make: Callable[[Case], Runner | None]) -> None:
             return {}
         wall, cpu = time.perf_counter(), time.process_time()
         runner(request["repeats"])
-        return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+        return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu, "device": device}
 
     serve(sys.argv[1], 0, handle)

@@ -5,14 +5,13 @@ Calls queue work and return; only those that bring values to the host wait.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from clcomm.engine import program, selection, timing
+from clcomm.engine import program, selection, sub_groups, timing
 from clcomm.engine.launch_queue import LaunchQueue
 from clcomm.engine.memory import Memory
 from clcomm.engine.pocl_target import name_processor
@@ -59,6 +58,7 @@ class Device(LaunchQueue):
         self.tuning = _load_tuning(cl_device, self.kind) if tuning is None else tuning
         self.group = 1 if self.is_cpu else min(self.tuning.group, cl_device.max_work_group_size)
         self.row_group = 1 if self.is_cpu else min(_GPU_ROW_GROUP, cl_device.max_work_group_size)  # a power of two
+        self.sub_groups = 0 if self.is_cpu else sub_groups.working(self.queue, self.row_group)
         self.memory = Memory(self.context, self.queue, self.name)
         self.memory.on_release = self.keep_while_queued
         self.buffer_alignment = max(128, cl_device.mem_base_addr_align // 8)  # bytes, of sub-buffers
@@ -67,7 +67,6 @@ class Device(LaunchQueue):
         self.spare_kernels: dict[Any, list[Any]] = {}  # of released recordings, by the kernel that they are copies of
         self._grids: dict[int, tuple[tuple[int], tuple[int]]] = {}
         self.kept: dict[Any, Any] = {}  # buffers of constant values, by key
-        self._uploads: deque[tuple[Any, np.ndarray]] = deque()
 
     @staticmethod
     def select(
@@ -129,6 +128,7 @@ class Device(LaunchQueue):
             options = [f"-D{name}={value}" for name, value in sorted(defines.items())]
             options += [f"-DGROUP={self.group}", f"-DROW_GROUP={self.row_group}"]
             options += ["-DON_CPU"] if self.is_cpu else []
+            options += [f"-DSUB_GROUPS={self.sub_groups}"] if self.sub_groups else []
             options += ["-cl-fast-relaxed-math"] if fast_math else []
             self._programs[key] = program.build(self.context, file, options)
         return self._programs[key]
@@ -184,8 +184,6 @@ class Device(LaunchQueue):
 
         With `copy` False it lies on top of the array if the device can use that memory.
         """
-        import pyopencl as cl
-
         self.not_replayable("brings values to the device")
         if self.shares_host_memory:
             if copy or not array.flags.writeable or array.__array_interface__["data"][0] % HOST_POINTER_ALIGNMENT:
@@ -193,11 +191,7 @@ class Device(LaunchQueue):
             self.limit_kept_arrays()
             return self.memory.exact(on_top_of=array)
         buffer = self.allocate(array.nbytes)
-        staged = array.copy()
-        self._uploads.append((cl.enqueue_copy(self.queue, buffer, staged, is_blocking=False), staged))
-        complete = cl.command_execution_status.COMPLETE
-        while self._uploads and self._uploads[0][0].command_execution_status == complete:
-            self._uploads.popleft()
+        self.transfers.write(buffer, array)
         return buffer
 
     @staticmethod
@@ -220,10 +214,16 @@ class Device(LaunchQueue):
         return buffer
 
     def write(self, buffer: Any, array: np.ndarray, offset: int = 0) -> None:
-        """Copy a C-contiguous host array into a buffer at byte `offset`; waits."""
+        """Copy a C-contiguous host array into a buffer at byte `offset`.
+
+        Waits on devices that share the host's memory; from others it returns once the array may change.
+        """
         import pyopencl as cl
 
         self.not_replayable("brings values to the device")
+        if not self.shares_host_memory:
+            self.transfers.write(buffer, array, offset)
+            return
         with self.in_turn:
             cl.enqueue_copy(self.queue, buffer, array, dst_offset=offset, is_blocking=True)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from clcomm.engine import pocl_cache, program
 from clcomm.engine.recorder import Recorder
+from clcomm.engine.transfers import Transfers
 from clcomm.errors import DeviceError, ShortageError
 
 if TYPE_CHECKING:
@@ -89,11 +90,9 @@ class LaunchQueue:
         return DeviceError(f"kernel {kernel.function_name} on {self.name}: {text}")
 
     @cached_property
-    def side_queue(self) -> cl.CommandQueue:
-        """A second queue, for copies that do not wait for everything in the first."""
-        import pyopencl as cl
-
-        return cl.CommandQueue(self.context)
+    def transfers(self) -> Transfers:
+        """Copies in queues of their own, which do not wait for everything in this one."""
+        return Transfers(self.context, lambda: self.queue, self.in_turn)
 
     @cached_property
     def timed_queue(self) -> cl.CommandQueue:

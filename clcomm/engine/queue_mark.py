@@ -39,7 +39,4 @@ class QueueMark:
 
         The copy is in another queue: kernels queued after the mark continue, and must not write to that range.
         """
-        import pyopencl as cl
-
-        queue = self._device.side_queue
-        cl.enqueue_copy(queue, array, buffer, src_offset=offset, is_blocking=True, wait_for=[self._event])
+        self._device.transfers.read(buffer, array, offset, [self._event])

@@ -36,15 +36,14 @@ class Tuning:
     transpose_from: int = 192  # the least of M, N and K from which columns of A evict each other from the caches
     near_cache: int = 24 * 1024  # bytes of the L1 cache for rows of a weight gradient
     conv_lanes: int = 8  # floats in a CPU's vectors of convolutions: 8 or 16
-    gemm_block: tuple[int, int, int] = (16, 4, 16)  # items per side of a group, sums per side of an item, slice of K
+    gemm_block: tuple[int, int, int] = (16, 8, 8)  # items per side of a group, sums per side of an item, slice of K
     group: int = 256  # work-items of a group of an elementwise kernel
     conv_outputs: int = 8  # output channels that an item of a convolution computes
 
     def defines(self, file: str) -> dict[str, int]:
         """Return the build options of `kernels/<file>.cl` that these sizes decide."""
         if file == "gemm":
-            names = ("TILE_ROWS", "PANEL", "TILE_LANES", "SIDE", "EACH", "SLICE")
-            return dict(zip(names, (*self.gemm_tile, *self.gemm_block), strict=True))
+            return dict(zip(("TILE_ROWS", "PANEL", "TILE_LANES"), self.gemm_tile, strict=True))
         return {"OUTPUTS": self.conv_outputs} if file == "conv2d_gpu" else {}
 
 
@@ -59,12 +58,12 @@ CHOICES: dict[str, dict[str, tuple[Value, ...]]] = {
         "conv_lanes": (8, 16),
     },
     "gpu": {
-        "gemm_block": ((16, 4, 16), (16, 4, 8), (16, 4, 32), (16, 2, 16), (16, 8, 8), (8, 4, 16), (8, 8, 8)),
+        "gemm_block": ((16, 8, 8), (16, 8, 16), (16, 4, 16), (16, 4, 32), (8, 8, 8), (8, 8, 16), (8, 4, 16)),
         "group": (256, 64, 128, 512),
         "conv_outputs": (8, 4, 16),
     },
 }
-_SMALL_GROUP: dict[str, Any] = {"gemm_block": (8, 4, 16), "group": 64}  # for devices without groups of 256
+_SMALL_GROUP: dict[str, Any] = {"gemm_block": (8, 8, 8), "group": 64}  # for devices without groups of 256
 
 
 class Identity(NamedTuple):

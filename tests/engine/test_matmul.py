@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clcomm.engine.device import Device
-from clcomm.engine.ops.matmul import linear, matmul
-from clcomm.engine.tensor import Tensor
+from clcomm.engine.ops.matmul import chosen_block, linear, matmul, multiply
+from clcomm.engine.tensor import Tensor, empty
+from clcomm.engine.tuning import Tuning, choices
 from clcomm.errors import ArgumentError
 from tests.engine.slopes import assert_gradients_are_slopes
 
@@ -118,6 +121,47 @@ def test_relu_lets_nan_through(device: Device) -> None:
     np.testing.assert_array_equal(y.numpy(), [[np.nan], [0], [2]])
     y.backward(1.0)
     np.testing.assert_array_equal(x.grad.numpy(), [[1], [0], [1]])
+
+
+@pytest.mark.parametrize("sizes", [(131, 150, 77), (64, 10, 33), (257, 3, 40)])
+@pytest.mark.parametrize("turned", [(False, False), (False, True), (True, False), (True, True)])
+def test_no_block_of_a_gpu_changes_a_bit(device: Device, sizes: tuple[int, ...], turned: tuple[bool, bool]) -> None:
+    rows, columns, depth = sizes
+    pairs = zip([(rows, depth), (depth, columns)], turned, strict=True)
+    shapes = [shape[::-1] if turn else shape for shape, turn in pairs]
+    found = set()
+    for block in choices("gpu")["gemm_block"]:
+        own = device_of_block(device, block)
+        a, b = (Tensor(drawn(seed, *shape), own) for seed, shape in enumerate(shapes))
+        out = empty(own, (rows, columns))
+        multiply(a, b, out, transpose_a=turned[0], transpose_b=turned[1])
+        found.add(out.numpy().tobytes())
+    assert len(found) == 1
+
+
+@cache
+def device_of_block(device: Device, block: tuple[int, int, int]) -> Device:
+    own = Device(device.cl_device, kind="gpu", tuning=Tuning(gemm_block=block))
+    own.compute_units = 1  # takes the block for any size
+    return own
+
+
+@pytest.mark.parametrize(
+    ("units", "limits", "rows", "columns", "width"),
+    [
+        (1, (256, 32768), 128, 128, 128),
+        (100, (256, 32768), 4096, 4096, 128),
+        (100, (256, 32768), 1024, 640, 64),  # 80 blocks of 128
+        (100, (256, 32768), 64, 128, 32),
+        (1, (64, 32768), 128, 128, 64),  # no groups of 256
+        (1, (256, 16384), 128, 128, 64),  # no local memory for 128
+    ],
+)
+def test_a_gpu_takes_the_largest_block_that_fits_and_feeds_it(
+    units: int, limits: tuple[int, int], rows: int, columns: int, width: int
+) -> None:
+    block = chosen_block((16, 8, 8), units, limits, rows, columns)
+    assert block.width == width and limits[0] >= block.SIDE**2 and block.local_bytes <= limits[1]
 
 
 def test_same_bits_every_time_and_on_any_number_of_cores(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

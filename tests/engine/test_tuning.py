@@ -290,7 +290,7 @@ def test_the_command_stores_what_later_devices_take(cache, monkeypatch, capsys):
     *_, last = out.splitlines()
     (path,) = (cache / "tuning").iterdir()
     assert last == f"stored in {path}"
-    assert re.search(r"gemm_tile: (6x16x8|12x32x16) 1.00", out) or "gemm_block: 16x4x16 1.00" in out
+    assert re.search(r"gemm_tile: (6x16x8|12x32x16) 1.00", out) or "gemm_block: 16x8x8 1.00" in out
     listed = subprocess.run([sys.executable, "-m", "clcomm", "devices"], capture_output=True, text=True, timeout=120)
     assert "tuned" in listed.stdout
     cli.main(["tune-kernels", "--reset"])

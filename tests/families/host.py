@@ -14,6 +14,7 @@ from clcomm.compression.coding import Coding, chars_nbytes, largest_nbytes
 from clcomm.engine.codec import DeviceCodec
 from clcomm.engine.device import Device
 from clcomm.engine.fold import MOST_ROWS, DeviceFold
+from clcomm.engine.gather import DeviceGather
 from clcomm.engine.hashing import hash_buffer
 from clcomm.hashing import hash_words
 from clcomm.host_arrays import aligned_empty
@@ -151,7 +152,23 @@ def check_hash(device: Device, case: Case) -> None:
     assert hash_buffer(device, device.upload(data), data.size) == hash_words(data)
 
 
+def check_gather(device: Device, case: Case) -> None:
+    """Compare chosen images, scaled and shifted, with NumPy's, bit by bit; with a scale for each channel or for all."""
+    rng, arrays = np.random.default_rng(case.seed), Arrays()
+    samples, channels, count = case.rows, 1 + case.divisor % 3, 1 + case.size % 5
+    pixels = arrays.holding(rng.integers(0, 256, (samples, channels, 3, 1 + case.size % 17)).astype(np.uint8))
+    planes = (channels, 1, 1) if case.seed % 2 else ()
+    scale, shift = rng.standard_normal((2, *planes)).astype(np.float32)
+    out, chosen = arrays.empty((count, *pixels.shape[1:])), rng.integers(-samples, samples, count)
+    gather = DeviceGather(device)(pixels, np.asarray(scale), np.asarray(shift), out)
+    assert gather is not None
+    gather(chosen)
+    assert out.tobytes() == (pixels[chosen].astype(np.float32) * scale + shift).tobytes()
+    arrays.check()
+
+
 FOLD = Family("fold", drawn(draw), check_fold, ("cpu",))
 CODING = Family("coding", drawn(draw), check_coding, ("cpu",))
 FACTORS = Family("factors", drawn(draw), check_factors, ("cpu",))
 HASH = Family("hash", drawn(draw), check_hash)
+GATHER = Family("gather", drawn(draw), check_gather, ("cpu",))

@@ -34,6 +34,8 @@ DECLARE_WHOLE(uint)
 DECLARE_WHOLE(long)
 DECLARE_WHOLE(ulong)
 
+float4 READS vload4(size_t, const __global float *);
+
 #define DECLARE_MEMORY(SPACE)                     \
     float8 READS vload8(size_t, const SPACE float *); \
     void WRITES vstore8(float8, size_t, SPACE float *);

@@ -85,29 +85,47 @@ inline float lanes_max(lanes value) {
 
 #else
 
-inline float group_sum(float value, __local float *scratch) {
-    const int lane = get_local_id(0);
-    barrier(CLK_LOCAL_MEM_FENCE);
-    scratch[lane] = value;
-    for (int half_size = ROW_GROUP / 2; half_size > 0; half_size /= 2) {
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (lane < half_size) scratch[lane] += scratch[lane + half_size];
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    return scratch[0];
-}
+/* Sums and maxima over a work-group combine item i with item i + half, for half = ROW_GROUP / 2, ... 2, 1: a tree that
+   depends on ROW_GROUP alone. With SUB_GROUPS the last levels, which fit into a sub-group, exchange registers instead of
+   local memory and need no barrier: the items i and i ^ half are the same pairs, in the same order, so that every bit is
+   the same. Each sub-group does so for the first items, so that all items have the result. SUB_GROUPS is 1 for
+   cl_khr_subgroup_shuffle and 2 for cl_intel_subgroups. */
+#ifdef SUB_GROUPS
+#if SUB_GROUPS == 1
+#define EXCHANGED(value, half) sub_group_shuffle_xor(value, (uint)(half))
+#else
+#define EXCHANGED(value, half) intel_sub_group_shuffle_xor(value, (uint)(half))
+#endif
+/* 1, for a tree in local memory alone, where sub-groups do not divide the group into equal parts. */
+#define SUB_GROUP_SIZE \
+    ((get_max_sub_group_size() & (get_max_sub_group_size() - 1)) == 0 ? min((int)get_max_sub_group_size(), ROW_GROUP) : 1)
+#define PLACE(size) ((size) == 1 ? 0 : (int)get_sub_group_local_id())
+#else
+#define EXCHANGED(value, half) (value)
+#define SUB_GROUP_SIZE 1
+#define PLACE(size) 0
+#endif
 
-inline float group_max(float value, __local float *scratch) {
-    const int lane = get_local_id(0);
-    barrier(CLK_LOCAL_MEM_FENCE);
-    scratch[lane] = value;
-    for (int half_size = ROW_GROUP / 2; half_size > 0; half_size /= 2) {
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (lane < half_size) scratch[lane] = LARGER(scratch[lane], scratch[lane + half_size]);
+#define GROUP_TREE(NAME, COMBINED)                                                                     \
+    inline float NAME(float value, __local float *scratch) {                                           \
+        const int item = get_local_id(0), size = SUB_GROUP_SIZE, place = PLACE(size);                  \
+        barrier(CLK_LOCAL_MEM_FENCE);                                                                  \
+        scratch[item] = value;                                                                         \
+        for (int half_size = ROW_GROUP / 2; half_size >= size; half_size /= 2) {                       \
+            barrier(CLK_LOCAL_MEM_FENCE);                                                              \
+            if (item < half_size) scratch[item] = COMBINED(scratch[item], scratch[item + half_size]);  \
+        }                                                                                              \
+        barrier(CLK_LOCAL_MEM_FENCE);                                                                  \
+        value = scratch[place];                                                                        \
+        for (int half_size = size / 2; half_size > 0; half_size /= 2) {                                \
+            const float other = EXCHANGED(value, half_size);                                           \
+            value = place & half_size ? COMBINED(other, value) : COMBINED(value, other);               \
+        }                                                                                              \
+        return value;                                                                                  \
     }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    return scratch[0];
-}
+#define ADDED(a, b) ((a) + (b))
+GROUP_TREE(group_sum, ADDED)
+GROUP_TREE(group_max, LARGER)
 
 typedef float lanes;
 #define LANES 1

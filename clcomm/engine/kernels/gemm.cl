@@ -8,8 +8,6 @@
     const int a_row = transposed & A_TRANSPOSED ? 1 : depth, a_column = transposed & A_TRANSPOSED ? rows : 1, \
               b_row = transposed & B_TRANSPOSED ? 1 : columns, b_column = transposed & B_TRANSPOSED ? depth : 1
 
-#ifdef ON_CPU
-
 /* A work-item takes a panel of PANEL columns of B and a run of rows of A. It copies DEPTH rows of the panel into the
    order in which they are read, so that they stay in the L1 cache, and processes the rows of A in tiles of
    TILE_ROWS x PANEL sums, in vectors of TILE_LANES: 6 x 16 are 12 vectors of 8 lanes, the most that 16 registers hold
@@ -229,68 +227,6 @@ __kernel void linear_gradients(
     few_rows(dy, x, dw, dy, 0, outputs, inputs, rows, 1, outputs);
     if (parts & WITH_INPUTS) few_rows(dy, weight, dx, mask, parts & WITH_MASK, rows, inputs, outputs, outputs, 1);
 }
-
-#else
-
-/* A work-group of SIDE x SIDE items computes a block of BLOCK x BLOCK; both operands pass through local memory in
-   slices of SLICE, and each item keeps EACH x EACH sums. Elements outside the matrices are read as zero, and the sums
-   they reach are not stored. */
-
-#define BLOCK (SIDE * EACH)
-
-INLINE void load_slice(
-    __local float (*slice)[BLOCK + 1], __global const float *from, long stride, long k_stride, int first, int count,
-    int k, int depth, int item)
-{
-    for (int i = item; i < BLOCK * SLICE; i += SIDE * SIDE) {
-        /* Neighbouring items read neighbouring addresses, whether the matrix is transposed or not. */
-        const int x = k_stride == 1 ? i / SLICE : i % BLOCK;
-        const int z = k_stride == 1 ? i % SLICE : i / BLOCK;
-        const int is_inside = first + x < count && k + z < depth;
-        slice[z][x] = is_inside ? from[(first + x) * stride + (k + z) * k_stride] : 0.0f;
-    }
-}
-
-__kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void gemm(
-    __global const float *a, __global const float *b, __global float *c, __global const float *bias,
-    int rows, int columns, int depth, int transposed)
-{
-    STRIDES;
-    __local float left[SLICE][BLOCK + 1], right[SLICE][BLOCK + 1];
-    const int x = get_local_id(0), y = get_local_id(1), item = y * SIDE + x;
-    const int n = get_group_id(0) * BLOCK, m = get_group_id(1) * BLOCK;
-    float sum[EACH][EACH];
-    UNROLL for (int i = 0; i < EACH; ++i) UNROLL for (int j = 0; j < EACH; ++j) sum[i][j] = 0.0f;
-    for (int k = 0; k < depth; k += SLICE) {
-        load_slice(left, a, a_row, a_column, m, rows, k, depth, item);
-        load_slice(right, b, b_column, b_row, n, columns, k, depth, item);
-        barrier(CLK_LOCAL_MEM_FENCE);
-        for (int z = 0; z < smaller(SLICE, depth - k); ++z)
-            UNROLL for (int i = 0; i < EACH; ++i)
-                UNROLL for (int j = 0; j < EACH; ++j) sum[i][j] += left[z][y + i * SIDE] * right[z][x + j * SIDE];
-        barrier(CLK_LOCAL_MEM_FENCE);
-    }
-    for (int i = 0; i < EACH; ++i)
-        for (int j = 0; j < EACH; ++j) {
-            const int row = m + y + i * SIDE, column = n + x + j * SIDE;
-            if (row >= rows || column >= columns) continue;
-            float value = sum[i][j] + (HAS_BIAS ? bias[column] : 0.0f);
-            if (HAS_RELU && value <= 0.0f) value = 0.0f;
-            c[(long)row * columns + column] = value;
-        }
-}
-
-/* sums[column] = sum of matrix[row, column] over the rows, top to bottom. */
-__kernel void column_sums(__global const float *matrix, __global float *sums, int rows, int columns)
-{
-    FOR_EACH(column, columns) {
-        float sum = 0.0f;
-        for (int row = 0; row < rows; ++row) sum += matrix[(long)row * columns + column];
-        sums[column] = sum;
-    }
-}
-
-#endif
 
 /* ReLU's gradient from its result; NaN passes through, as in PyTorch. */
 __kernel void relu_gradient(__global const float *grad, __global const float *activated, __global float *out, int count)

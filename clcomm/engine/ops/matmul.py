@@ -6,10 +6,11 @@ M N K: the result is M x N and the sums run over K.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from clcomm.engine.autograd import Op
 from clcomm.engine.device import Device
+from clcomm.engine.ops.reduce import sum_over
 from clcomm.engine.tensor import Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
@@ -136,12 +137,13 @@ def multiply(
             _multiply_few_rows(a, b, out, depth, transpose_a)
             return
     transposed = _A_TRANSPOSED * transpose_a + _B_TRANSPOSED * transpose_b
-    kernel = _kernel(device, "gemm", bias, relu)
-    tuning, units = device.tuning, device.compute_units
     if device.is_cpu:
-        global_size, local_size = _panel_grid(units, *tuning.gemm_tile[:2], rows, columns)
+        kernel = _kernel(device, "gemm", bias, relu)
+        global_size, local_size = _panel_grid(device.compute_units, *device.tuning.gemm_tile[:2], rows, columns)
     else:
-        global_size, local_size = _block_grid(*tuning.gemm_block[:2], rows, columns)
+        block = chosen_block(device.tuning.gemm_block, device.compute_units, _limits(device), rows, columns)
+        kernel = device.kernel("gemm_gpu", "gemm", **block._asdict(), **_epilogue(bias, relu))
+        global_size, local_size = block.grid(rows, columns)
     added = a if bias is None else bias
     device.launch(kernel, global_size, local_size, a, b, out, added, rows, columns, depth, transposed)
 
@@ -231,19 +233,54 @@ def _panel_grid(units: int, tile_rows: int, panel: int, rows: int, columns: int)
     return (panels, -(-rows // rows_each)), (1, 1)
 
 
+class Block(NamedTuple):
+    """What a GPU's work-group of SIDE x SIDE items computes: EACH x EACH sums an item, SLICE terms at a time."""
+
+    SIDE: int
+    EACH: int
+    SLICE: int
+
+    @property
+    def width(self) -> int:
+        """Rows and columns of C that a group computes."""
+        return self.SIDE * self.EACH
+
+    @property
+    def local_bytes(self) -> int:
+        """Local memory of a group: two slices of both operands, whose rows are padded by four floats."""
+        return 2 * 2 * self.SLICE * 4 * (self.width + 4)
+
+    def grid(self, rows: int, columns: int) -> Grid:
+        """Return (global size, local size)."""
+        return (-(-columns // self.width) * self.SIDE, -(-rows // self.width) * self.SIDE), (self.SIDE, self.SIDE)
+
+
+_SMALLER_BLOCKS = (Block(16, 4, 16), Block(8, 8, 8), Block(8, 4, 16))
+
+
+def _limits(device: Device) -> tuple[int, int]:
+    """Return the most work-items of a group, and the bytes of its local memory."""
+    return device.cl_device.max_work_group_size, device.local_bytes
+
+
 @lru_cache(maxsize=1024)
-def _block_grid(side: int, each: int, rows: int, columns: int) -> Grid:
-    """Return (global size, local size) for groups of `side` x `side` items with `each` x `each` sums per item."""
-    block = side * each
-    return (-(-columns // block) * side, -(-rows // block) * side), (side, side)
+def chosen_block(tuned: tuple[int, int, int], units: int, limits: tuple[int, int], rows: int, columns: int) -> Block:
+    """Return the largest block, from the tuned one down, with which every compute unit has a group."""
+    largest = Block(*tuned)
+    for block in (largest, *(block for block in _SMALLER_BLOCKS if block.width <= largest.width)):
+        fits = limits[0] >= block.SIDE**2 and block.local_bytes <= limits[1]
+        if fits and -(-rows // block.width) * -(-columns // block.width) >= units:
+            return block
+    return _SMALLER_BLOCKS[-1]
 
 
 def _column_sums(matrix: Tensor, sums: Tensor) -> None:
     device = sums.device
+    if not device.is_cpu:
+        sum_over(matrix, (0,), out=sums)
+        return
     rows, columns = matrix.shape
-    kernel = _kernel(device, "column_sums")
-    global_size, local_size = ((-(-columns // _SUM_COLUMNS),), (1,)) if device.is_cpu else device.grid(columns)
-    device.launch(kernel, global_size, local_size, matrix, sums, rows, columns)
+    device.launch(_kernel(device, "column_sums"), (-(-columns // _SUM_COLUMNS),), (1,), matrix, sums, rows, columns)
 
 
 def _masked(grad: Tensor, activated: Tensor) -> Tensor:
@@ -255,8 +292,10 @@ def _masked(grad: Tensor, activated: Tensor) -> Tensor:
 
 def _mask(grad: Tensor, activated: Tensor, out: Tensor) -> None:
     device, size = grad.device, grad.size
-    kernel = _kernel(device, "relu_gradient")
-    device.launch(kernel, *device.grid(size), grad, activated, out, size)
+    if device.is_cpu:  # in gemm.cl, which is built anyway
+        device.launch(_kernel(device, "relu_gradient"), *device.grid(size), grad, activated, out, size)
+    else:
+        device.launch(device.kernel("activation", "relu_grad"), *device.grid(size), out, grad, activated, size)
 
 
 def _matrix(function: str, name: str, value: Tensor) -> None:
