@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 
+from rich.console import Console
+
 from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
 from benchmarks.kernels.cases import KINDS, Case, make_cases
@@ -34,18 +36,24 @@ def main() -> None:
     options, console = parse(), harness.make_console()
     report = Report("kernels on one thread", harness.command_line(PROGRAM))
     cases = make_cases(options.only, options.batch)
+    results = measure_all(cases, options, console)
+    fill(report, cases, results)
+    harness.conclude(report, console, options.record)
+
+
+def measure_all(cases: list[Case], options: argparse.Namespace, console: Console) -> Results:
+    """Return the GFLOP/s of the systems in `options.systems`, by case; the core's peak is the first one."""
+    results: Results = {}
     with ExitStack() as stack, console.status("starting") as status:
         jobs = {
             name: stack.enter_context(Job(f"benchmarks.kernels.{module}", mpi=False, environment=_ONE_THREAD))
             for name, module in _MODULES.items()
             if name in options.systems
         }
-        results: Results = {}
         for number, case in enumerate([PEAK, *cases]):
             status.update(f"{case.name} ({number} of {len(cases)})")
             results[case.name] = measure(case, jobs, options)
-    fill(report, cases, results)
-    harness.conclude(report, console, options.record)
+    return results
 
 
 def parse() -> argparse.Namespace:
