@@ -42,9 +42,11 @@ class Tuning:
 
     def defines(self, file: str) -> dict[str, int]:
         """Return the build options of `kernels/<file>.cl` that these sizes decide."""
+        tile = dict(zip(("TILE_ROWS", "PANEL", "TILE_LANES"), self.gemm_tile, strict=True))
         if file == "gemm":
-            names = ("TILE_ROWS", "PANEL", "TILE_LANES", "SIDE", "EACH", "SLICE")
-            return dict(zip(names, (*self.gemm_tile, *self.gemm_block), strict=True))
+            return {**tile, **dict(zip(("SIDE", "EACH", "SLICE"), self.gemm_block, strict=True))}
+        if file == "conv2d_products":
+            return tile
         return {"OUTPUTS": self.conv_outputs} if file == "conv2d_gpu" else {}
 
 

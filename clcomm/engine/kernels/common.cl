@@ -138,6 +138,32 @@ INLINE int larger(int a, int b) { return a > b ? a : b; }
    registers would pass them. */
 #ifdef __clang__
 #pragma clang diagnostic ignored "-Wpsabi"
+#if defined(ON_CPU) && defined(TILE_LANES)
+
+/* A vector of sums in the registers of a product's tile. */
+#if TILE_LANES == 16
+typedef float16 vector;
+typedef int16 vector_mask;
+#else
+typedef float8 vector;
+typedef int8 vector_mask;
+#endif
+typedef vector __attribute__((aligned(4))) unaligned_vector;
+
+INLINE vector load_vector(__global const float *from, int left)
+{
+    if (left >= TILE_LANES) return *(__global const unaligned_vector *)from;
+    vector value = 0.0f;
+    for (int i = 0; i < left; ++i) ((float *)&value)[i] = from[i];
+    return value;
+}
+
+INLINE void store_vector(vector value, __global float *to, int left)
+{
+    if (left >= TILE_LANES) *(__global unaligned_vector *)to = value;
+    else for (int i = 0; i < left; ++i) to[i] = ((float *)&value)[i];
+}
+
 #endif
 
 /* For kernels of 16 lanes: LLVM cuts some of their vectors in two unless a function asks for 512 bits. */

@@ -19,27 +19,6 @@
 #define SHORT_ROWS (TILE_ROWS < 4 ? TILE_ROWS : 4)
 #define SIDES (PANEL / TILE_LANES)
 
-#if TILE_LANES == 16
-typedef float16 vector;
-#else
-typedef float8 vector;
-#endif
-typedef vector __attribute__((aligned(4))) unaligned_vector;
-
-INLINE vector load_vector(__global const float *from, int left)
-{
-    if (left >= TILE_LANES) return *(__global const unaligned_vector *)from;
-    vector value = 0.0f;
-    for (int i = 0; i < left; ++i) ((float *)&value)[i] = from[i];
-    return value;
-}
-
-INLINE void store_vector(vector value, __global float *to, int left)
-{
-    if (left >= TILE_LANES) *(__global unaligned_vector *)to = value;
-    else for (int i = 0; i < left; ++i) to[i] = ((float *)&value)[i];
-}
-
 /* Columns after the last one repeat it or are zero: their sums are never stored, but old values, which may be denormal
    numbers, would take a hundred times as long. */
 INLINE void pack_panel(
