@@ -22,7 +22,7 @@ SIZES = {"cpu": (int(CASES or 12), 9), "gpu": (int(CASES or 4), 4)}
 #: Files of kernels that devices of a kind have no use for.
 FOR_OTHERS = {
     "cpu": {"conv2d_gpu"},
-    "gpu": {"conv2d", "conv2d_weights", "pack", "gemm_dots", "fold", "codec", "factors"},
+    "gpu": {"conv2d", "conv2d_products", "conv2d_weights", "pack", "gemm_dots", "fold", "codec", "factors"},
 }
 KERNELS = Path(program.__file__).with_name("kernels")
 pytestmark = pytest.mark.timeout(0 if CASES else 300)

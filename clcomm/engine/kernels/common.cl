@@ -138,6 +138,8 @@ INLINE int larger(int a, int b) { return a > b ? a : b; }
    registers would pass them. */
 #ifdef __clang__
 #pragma clang diagnostic ignored "-Wpsabi"
+#endif
+
 #if defined(ON_CPU) && defined(TILE_LANES)
 
 /* A vector of sums in the registers of a product's tile. */

@@ -1,15 +1,16 @@
-/* Convolutions on CPUs as sums of matrix products, one for each tap of the kernel, with pixels in the lanes:
-       y[n,o,oy,ox] = bias[o] + sum over i,j of (sum over c of weight[o,c,i,j] * x[n,c,iy,ix])
-   where iy = oy*stride + (i + shift_h) / dilation, likewise ix. It needs no images to fill its vectors and reads many
-   channels in order, where conv2d.cl needs blocks of 8 images and few channels.
+/* Convolutions on CPUs as matrix products, with pixels in the lanes:
+       y[n,o,oy,ox] = bias[o] + sum over i,j,c of weight[o,c,i,j] * x[n,c,iy,ix]
+   where iy = oy*stride + i + shift_h, likewise ix. They need no images to fill their vectors and read many channels in
+   order, where conv2d.cl needs blocks of 8 images and few channels. A term of the sum is a tap of the kernel and a
+   channel: term = (i*kernel_w + j)*channels + c.
 
-   A work-item takes PANELS panels of PANEL pixels. For each tap it copies the pixels that the tap sees into the panels,
-   DEPTH channels at a time, and adds the products with tiles of TILE_ROWS outputs, whose weights lie in the order of
-   their use. Pixels outside x are left out: their lanes keep the old sums. Each sum has a lane of its own, so that no
-   size of a tile or panel changes a bit.
+   A work-item takes PANELS panels of PANEL pixels. It copies what DEPTH terms read into the panels, and adds the products
+   with tiles of TILE_ROWS outputs, whose weights lie in the order of their use. Each sum has a lane of its own, so that
+   no size of a tile or panel changes a bit. Pixels outside x are zeros in the panels. Where a weight is infinite or NaN
+   that would be wrong: then each tap is added by itself, and lanes outside x keep their old sums.
 
    The data gradient is the convolution of dy with the reversed kernel. With a stride, pixels of dx whose rows and
-   columns leave the same remainders see the same taps: each such phase is a convolution with a dilation, and
+   columns leave the same remainders see the same taps: each such phase is a convolution with a part of the kernel, and
    `join_phases` puts them together. */
 
 #define SIDES (PANEL / TILE_LANES)
@@ -81,67 +82,75 @@ INLINE void add_tile(
         }
 }
 
-/* packed[taps][rows / TILE_ROWS][depth][TILE_ROWS] = weight[row * w_row + k * w_depth + tap], taps reversed or not. */
+/* packed[rows / TILE_ROWS][terms][TILE_ROWS] of the taps first_tap + i*tap_i + j*tap_j; row and channel of a weight are
+   w_row and w_channel apart. is_finite[tile] is 0 if a weight of the tile is infinite or NaN. */
 __kernel void pack_weights(
-    __global const float *weight, __global float *packed, int rows, int depth, int taps, int w_row, int w_depth,
-    int is_reversed)
+    __global const float *weight, __global float *packed, __global int *is_finite, int rows, int channels,
+    int kernel_h, int kernel_w, int first_tap, int tap_i, int tap_j, int w_row, int w_channel)
 {
     const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
-    FOR_EACH(tile, tiles)
-        for (int k = 0; k < depth; ++k)
-            for (int tap = 0; tap < taps; ++tap) {
-                __global float *to = packed + (((long)tap * tiles + tile) * depth + k) * TILE_ROWS;
-                __global const float *from = weight + (long)k * w_depth + (is_reversed ? taps - 1 - tap : tap);
-                UNROLL for (int r = 0; r < TILE_ROWS; ++r)
-                    to[r] = from[(long)smaller(tile * TILE_ROWS + r, rows - 1) * w_row];
-            }
+    FOR_EACH(tile, tiles) {
+        uint largest = 0; /* of the weights' bits without their signs */
+        __global float *to_tile = packed + (long)tile * kernel_h * kernel_w * channels * TILE_ROWS;
+        for (int c = 0; c < channels; ++c)
+            for (int i = 0; i < kernel_h; ++i)
+                for (int j = 0; j < kernel_w; ++j) {
+                    __global float *to = to_tile + ((long)(i * kernel_w + j) * channels + c) * TILE_ROWS;
+                    __global const float *from = weight + (long)c * w_channel + first_tap + i * tap_i + j * tap_j;
+                    UNROLL for (int r = 0; r < TILE_ROWS; ++r) {
+                        to[r] = from[(long)smaller(tile * TILE_ROWS + r, rows - 1) * w_row];
+                        const uint bits = as_uint(to[r]) & 0x7fffffffu;
+                        largest = bits > largest ? bits : largest;
+                    }
+                }
+        is_finite[tile] = largest < 0x7f800000u;
+    }
 }
 
 __kernel void convolve_products(
-    __global const float *images_x, __global const float *packed, __global const float *bias, __global float *images_y,
-    int first_y, int channels, int height, int width, int outputs, int out_height, int out_width, int kernel_h,
-    int kernel_w, int stride, int dilation, int shift_h, int shift_w, int has_bias)
+    __global const float *images_x, __global const float *packed, __global const int *is_finite,
+    __global const float *bias, __global float *images_y, int first_y, int channels, int height, int width, int outputs,
+    int out_height, int out_width, int kernel_h, int kernel_w, int stride, int shift_h, int shift_w, int has_bias)
 {
     vector panels[PANELS * SIDES * DEPTH];
     vector_mask inside[PANELS * SIDES];
-    Eight seen[PANELS * EIGHTS];
     const Planes planes = {channels, height, width};
     const int pixels = out_height * out_width, first = get_global_id(0) * PANELS * PANEL;
     const int last = smaller(first + PANELS * PANEL, pixels), tiles = (outputs + TILE_ROWS - 1) / TILE_ROWS;
+    const int terms = kernel_h * kernel_w * channels;
     __global const float *x = images_x + (long)get_global_id(1) * channels * height * width;
     __global float *y = images_y + first_y + (long)get_global_id(1) * outputs * pixels;
+    int all_finite = 1;
+    for (int t = 0; t < tiles; ++t) all_finite &= is_finite[t];
     for (int o = 0; o < outputs; ++o) {
         const float start = has_bias ? bias[o] : 0.0f;
         for (int p = first; p < last; ++p) y[(long)o * pixels + p] = start;
     }
-    for (int i = 0; i < kernel_h; ++i)
-        for (int j = 0; j < kernel_w; ++j) {
-            if ((i + shift_h) % dilation || (j + shift_w) % dilation) continue;
-            for (int e = 0; first + 8 * e < last; ++e) {
-                seen[e] = seen_pixels(planes, first + 8 * e, last, out_width, stride, (i + shift_h) / dilation,
-                                      (j + shift_w) / dilation);
-                ((int8 *)inside)[e] = seen[e].inside;
-            }
-            for (int k = 0; k < channels; k += DEPTH) {
-                const int run = smaller(DEPTH, channels - k);
-                for (int e = 0; first + 8 * e < last; ++e) {
-                    float *to = (float *)(panels + e / EIGHTS * SIDES * DEPTH) + e % EIGHTS * 8;
-                    for (int c = 0; c < run; ++c)
-                        *(float8 *)(to + c * PANEL) = eight_of(x + (long)(k + c) * height * width, seen + e);
-                }
-                for (int t = 0; t < tiles; ++t)
-                    for (int g = 0, p = first; p < last; ++g, p += PANEL) {
-                        const int valid = smaller(TILE_ROWS, outputs - t * TILE_ROWS);
-#define ADD_TILE(columns, sides) \
-    add_tile(packed + (((long)(i * kernel_w + j) * tiles + t) * channels + k) * TILE_ROWS, 1, TILE_ROWS, \
-             panels + g * SIDES * DEPTH, y + (long)t * TILE_ROWS * pixels + p, pixels, inside + g * SIDES, run, \
-             columns, valid, sides)
-                        if (last - p >= PANEL) ADD_TILE(PANEL, SIDES);
-                        else if (last - p > TILE_LANES) ADD_TILE(last - p, SIDES);
-                        else ADD_TILE(last - p, 1);
-                    }
+    for (int k = 0, run; k < terms; k += run) {
+        run = smaller(DEPTH, all_finite ? terms - k : channels - k % channels);
+        for (int e = 0; first + 8 * e < last; ++e) {
+            float *to = (float *)(panels + e / EIGHTS * SIDES * DEPTH) + e % EIGHTS * 8;
+            for (int term = k, next; term < k + run; term = next) {
+                const int tap = term / channels, c = term - tap * channels;
+                const Eight seen = seen_pixels(planes, first + 8 * e, last, out_width, stride, tap / kernel_w + shift_h,
+                                               tap % kernel_w + shift_w);
+                next = smaller(k + run, term - c + channels);
+                ((int8 *)inside)[e] = all_finite ? (int8)-1 : seen.inside;
+                for (int i = 0; i < next - term; ++i)
+                    *(float8 *)(to + (term - k + i) * PANEL) = eight_of(x + (long)(c + i) * height * width, &seen);
             }
         }
+        for (int t = 0; t < tiles; ++t)
+            for (int g = 0, p = first; p < last; ++g, p += PANEL) {
+                const int valid = smaller(TILE_ROWS, outputs - t * TILE_ROWS);
+#define ADD_TILE(columns, sides) \
+    add_tile(packed + ((long)t * terms + k) * TILE_ROWS, 1, TILE_ROWS, panels + g * SIDES * DEPTH, \
+             y + (long)t * TILE_ROWS * pixels + p, pixels, inside + g * SIDES, run, columns, valid, sides)
+                if (last - p >= PANEL) ADD_TILE(PANEL, SIDES);
+                else if (last - p > TILE_LANES) ADD_TILE(last - p, SIDES);
+                else ADD_TILE(last - p, 1);
+            }
+    }
 }
 
 /* x[n][c] from the phases[stride][stride] of its rows and columns, each [n][c] of its own size; `planes` is n * c. */
@@ -162,26 +171,34 @@ __kernel void join_phases(
     }
 }
 
-/* Packs pixels [first, first + count) of `columns` channels from `channel` on, as a tap sees them. */
+/* Packs what `columns` terms from `first_term` on read for the pixels [first, first + count). */
 INLINE void pack_pixels(
-    float *to, __global const float *x, Planes planes, int channel, int columns, int first, int count, int pixels,
-    int out_width, int stride, int shift_h, int shift_w)
+    float *to, __global const float *x, Planes planes, int first_term, int columns, int first, int count, int pixels,
+    int out_width, int kernel_w, int stride, int pad_h, int pad_w)
 {
+#define SEEN seen_pixels(planes, first + p, pixels, out_width, stride, tap / kernel_w - pad_h, tap % kernel_w - pad_w)
     for (int p = 0; p < count; p += 8) {
-        const Eight seen = seen_pixels(planes, first + p, pixels, out_width, stride, shift_h, shift_w);
-        for (int c = 0; c < columns; c += 8) {
+        int tap = first_term / planes.channels, c = first_term - tap * planes.channels;
+        Eight seen = SEEN;
+        for (int k = 0; k < columns; k += 8) {
             float8 block[8];
-            UNROLL for (int i = 0; i < 8; ++i)
-                block[i] = eight_of(
-                    x + (long)smaller(channel + c + i, planes.channels - 1) * planes.height * planes.width, &seen);
+            UNROLL for (int i = 0; i < 8; ++i) {
+                if (c == planes.channels) {
+                    ++tap;
+                    c = 0;
+                    seen = SEEN;
+                }
+                block[i] = eight_of(x + (long)c * planes.height * planes.width, &seen);
+                c += k + i + 1 < columns; /* surplus columns repeat the last one */
+            }
             transpose8(block);
-            UNROLL for (int i = 0; i < 8; ++i) *(float8 *)(to + (p + i) * PANEL + c) = block[i];
+            UNROLL for (int i = 0; i < 8; ++i) *(float8 *)(to + (p + i) * PANEL + k) = block[i];
         }
     }
 }
 
-/* sums[taps][O][C]: the weight gradient. A work-item takes PANELS panels, each of a tap and PANEL channels, and adds the
-   products of rows of dy with the pixels that the tap sees, in runs of `run` of them. */
+/* sums[O][terms]: the weight gradient. A work-item takes PANELS panels of PANEL terms, and adds the products of rows of
+   dy with what the terms read, in runs of `run` pixels. */
 __kernel void weight_products(
     __global const float *images_x, __global const float *images_dy, __global float *sums, int images, int channels,
     int height, int width, int outputs, int out_height, int out_width, int kernel_h, int kernel_w, int stride,
@@ -190,53 +207,44 @@ __kernel void weight_products(
     vector panels[PANELS * SIDES * DEPTH];
     vector_mask inside[SIDES];
     const Planes planes = {channels, height, width};
-    const int pixels = out_height * out_width, each = (channels + PANEL - 1) / PANEL;
-    const int first = get_global_id(0) * PANELS, last = smaller(first + PANELS, each * kernel_h * kernel_w);
+    const int pixels = out_height * out_width, terms = kernel_h * kernel_w * channels;
+    const int first = get_global_id(0) * PANELS * PANEL, last = smaller(first + PANELS * PANEL, terms);
     UNROLL for (int side = 0; side < SIDES; ++side) inside[side] = -1;
-    for (int g = first; g < last; ++g) {
-        const int channel = g % each * PANEL, columns = smaller(PANEL, channels - channel);
-        for (int o = 0; o < outputs; ++o)
-            for (int c = 0; c < columns; ++c) sums[((long)(g / each) * outputs + o) * channels + channel + c] = 0.0f;
-    }
+    for (int o = 0; o < outputs; ++o)
+        for (int k = first; k < last; ++k) sums[(long)o * terms + k] = 0.0f;
     for (int n = 0; n < images; ++n)
         for (int p = 0; p < pixels; p += run) {
             const int count = smaller(run, pixels - p);
-            for (int g = first; g < last; ++g) {
-                const int tap = g / each, channel = g % each * PANEL;
-                pack_pixels((float *)(panels + (g - first) * SIDES * DEPTH), images_x + (long)n * channels * height * width,
-                            planes, channel, smaller(PANEL, channels - channel), p, count, pixels, out_width, stride,
-                            tap / kernel_w - pad_h, tap % kernel_w - pad_w);
-            }
+            for (int k = first; k < last; k += PANEL)
+                pack_pixels((float *)(panels + (k - first) / PANEL * SIDES * DEPTH),
+                            images_x + (long)n * channels * height * width, planes, k, smaller(PANEL, last - k), p, count,
+                            pixels, out_width, kernel_w, stride, pad_h, pad_w);
             for (int o = 0; o < outputs; o += TILE_ROWS)
-                for (int g = first; g < last; ++g) {
-                    const int channel = g % each * PANEL, columns = smaller(PANEL, channels - channel);
+                for (int k = first; k < last; k += PANEL) {
 #define ADD_ROWS(columns, sides) \
-    add_tile(images_dy + ((long)n * outputs + o) * pixels + p, pixels, 1, panels + (g - first) * SIDES * DEPTH, \
-             sums + ((long)(g / each) * outputs + o) * channels + channel, channels, inside, count, columns, \
-             smaller(TILE_ROWS, outputs - o), sides)
-                    if (columns == PANEL) ADD_ROWS(PANEL, SIDES);
-                    else if (columns > TILE_LANES) ADD_ROWS(columns, SIDES);
-                    else ADD_ROWS(columns, 1);
+    add_tile(images_dy + ((long)n * outputs + o) * pixels + p, pixels, 1, panels + (k - first) / PANEL * SIDES * DEPTH, \
+             sums + (long)o * terms + k, terms, inside, count, columns, smaller(TILE_ROWS, outputs - o), sides)
+                    if (last - k >= PANEL) ADD_ROWS(PANEL, SIDES);
+                    else if (last - k > TILE_LANES) ADD_ROWS(last - k, SIDES);
+                    else ADD_ROWS(last - k, 1);
                 }
         }
 }
 
-/* gradient[row][tap] = sums[tap][row] */
-__kernel void order_taps(__global const float *sums, __global float *gradient, int rows, int taps)
+/* gradient[o][channel][tap] = sums[o][tap][channel] */
+__kernel void order_terms(__global const float *sums, __global float *gradient, int outputs, int channels, int taps)
 {
-    FOR_EACH(row, rows)
-        for (int tap = 0; tap < taps; ++tap) gradient[(long)row * taps + tap] = sums[(long)tap * rows + row];
+    FOR_EACH(row, outputs * channels)
+        for (int tap = 0; tap < taps; ++tap)
+            gradient[(long)row * taps + tap] = sums[((long)(row / channels) * taps + tap) * channels + row % channels];
 }
 
 /* sums[o] = the sum of channel o of dy over pixels, then images. */
 __kernel void channel_sums(__global const float *dy, __global float *sums, int images, int outputs, int pixels)
 {
     FOR_EACH(o, outputs) {
-        float8 lanes[2] = {0.0f, 0.0f};
-        for (int n = 0; n < images; ++n) {
-            __global const float *from = dy + ((long)n * outputs + o) * pixels;
-            for (int p = 0; p < pixels; p += 8) lanes[p / 8 % 2] += load_lanes(from + p, pixels - p, 0.0f);
-        }
-        sums[o] = lanes_sum(lanes[0] + lanes[1]);
+        float sum = 0.0f;
+        for (int n = 0; n < images; ++n) sum += sum_run(dy + ((long)n * outputs + o) * pixels, pixels);
+        sums[o] = sum;
     }
 }
