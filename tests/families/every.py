@@ -17,8 +17,8 @@ FAMILIES = {
     )
 }  # fmt: skip
 #: The sizes of CPUs with vectors of 16 floats, and the families whose kernels they change.
-WIDE = Tuning(gemm_tile=(12, 32, 16), conv_lanes=16)
+WIDE = Tuning(gemm_tile=(12, 32, 16), conv_lanes=16, loop_lanes=16)
 WIDE_FAMILIES = (
     "convolution", "convolution of one width", "convolution as products", "plain product", "product", "linear layer",
-    "layers after ReLU",
+    "layers after ReLU", "squared error", "arithmetic", "activations", "optimizers", "fold", "coding", "factors",
 )  # fmt: skip

@@ -34,6 +34,7 @@ TUNED: dict[str, tuple[Family, ...]] = {
     "transpose_from": (products.PLAIN_PRODUCT,),
     "near_cache": (convolutions.CONVOLUTION,),
     "conv_lanes": (convolutions.CONVOLUTION,),
+    "loop_lanes": (elements.ARITHMETIC, elements.ACTIVATIONS, elements.OPTIMIZERS),
     "gemm_block": (products.PLAIN_PRODUCT,),
     "group": (elements.ARITHMETIC,),
     "conv_outputs": (convolutions.CONVOLUTION,),

@@ -36,7 +36,7 @@ def simulator(kind: str, is_wide: bool) -> Device:
     # Sides of 8 are transposed first; small groups are as good as large ones, and sooner simulated.
     tuning = Tuning(transpose_from=8, gemm_block=(8, 4, 16), group=64)
     if is_wide:
-        tuning = replace(tuning, gemm_tile=WIDE_TUNING.gemm_tile, conv_lanes=WIDE_TUNING.conv_lanes)
+        tuning = replace(WIDE_TUNING, transpose_from=8)
     device = Device(only.cl_device, kind=kind, tuning=tuning)
     device.memory = ExactMemory(device)
     return device

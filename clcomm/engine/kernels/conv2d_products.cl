@@ -15,6 +15,7 @@
 
 #define SIDES (PANEL / TILE_LANES)
 #define EIGHTS (PANEL / 8)
+#define UNROLL_4 _Pragma("unroll 4")
 
 typedef struct {
     int channels, height, width;
@@ -27,7 +28,8 @@ typedef struct {
 } Eight;
 
 /* The pixels that follow `first` in rows of `width`, times `stride`, plus the shifts; from `count` on none is inside. */
-INLINE Eight seen_pixels(Planes x, int first, int count, int width, int stride, int shift_h, int shift_w)
+INLINE void find_seen(
+    Eight *seen, Planes x, int first, int count, int width, int stride, int shift_h, int shift_w)
 {
     const int8 place = (int8)(0, 1, 2, 3, 4, 5, 6, 7);
     int8 row = first / width, column = place + first % width;
@@ -37,12 +39,10 @@ INLINE Eight seen_pixels(Planes x, int first, int count, int width, int stride, 
         column = wraps ? column - width : column;
     }
     const int8 iy = row * stride + shift_h, ix = column * stride + shift_w;
-    Eight seen;
-    seen.inside = (iy >= 0) & (iy < x.height) & (ix >= 0) & (ix < x.width) & (place + first < count);
     const int start = iy.s0 * x.width + ix.s0;
-    seen.is_run = stride == 1 && width == x.width && start >= 0 && start + 8 <= x.height * x.width;
-    seen.at = seen.is_run ? place + start : seen.inside ? iy * x.width + ix : 0;
-    return seen;
+    seen->inside = (iy >= 0) & (iy < x.height) & (ix >= 0) & (ix < x.width) & (place + first < count);
+    seen->is_run = stride == 1 && width == x.width && start >= 0 && start + 8 <= x.height * x.width;
+    seen->at = seen->is_run ? place + start : seen->inside ? iy * x.width + ix : 0;
 }
 
 INLINE float8 eight_of(__global const float *plane, const Eight *seen)
@@ -52,6 +52,22 @@ INLINE float8 eight_of(__global const float *plane, const Eight *seen)
     if (seen->is_run) value = load8(plane + seen->at.s0);
     else UNROLL for (int i = 0; i < 8; ++i) ((float *)&value)[i] = plane[((const int *)&seen->at)[i]];
     return seen->inside ? value : zero;
+}
+
+/* Packs what a tap sees of eight pixels in `count` channels. */
+INLINE void pack_eight(float *to, __global const float *x, int plane, int count, const Eight *seen)
+{
+    const float8 zero = 0.0f;
+    if (seen->is_run) {
+        x += seen->at.s0;
+        UNROLL_4 for (int c = 0; c < count; ++c) {
+            *(float8 *)to = seen->inside ? load8(x) : zero;
+            to += PANEL;
+            x += plane;
+        }
+    } else {
+        for (int c = 0; c < count; ++c) *(float8 *)(to + c * PANEL) = eight_of(x + (long)c * plane, seen);
+    }
 }
 
 /* Adds the products of a tile of A with `depth` rows of a panel to `valid` rows of c, in lanes that are inside. */
@@ -132,12 +148,12 @@ __kernel void convolve_products(
             float *to = (float *)(panels + e / EIGHTS * SIDES * DEPTH) + e % EIGHTS * 8;
             for (int term = k, next; term < k + run; term = next) {
                 const int tap = term / channels, c = term - tap * channels;
-                const Eight seen = seen_pixels(planes, first + 8 * e, last, out_width, stride, tap / kernel_w + shift_h,
-                                               tap % kernel_w + shift_w);
+                Eight seen;
+                find_seen(&seen, planes, first + 8 * e, last, out_width, stride, tap / kernel_w + shift_h,
+                          tap % kernel_w + shift_w);
                 next = smaller(k + run, term - c + channels);
                 ((int8 *)inside)[e] = all_finite ? (int8)-1 : seen.inside;
-                for (int i = 0; i < next - term; ++i)
-                    *(float8 *)(to + (term - k + i) * PANEL) = eight_of(x + (long)(c + i) * height * width, &seen);
+                pack_eight(to + (term - k) * PANEL, x + (long)c * height * width, height * width, next - term, &seen);
             }
         }
         for (int t = 0; t < tiles; ++t)
@@ -176,19 +192,25 @@ INLINE void pack_pixels(
     float *to, __global const float *x, Planes planes, int first_term, int columns, int first, int count, int pixels,
     int out_width, int kernel_w, int stride, int pad_h, int pad_w)
 {
-#define SEEN seen_pixels(planes, first + p, pixels, out_width, stride, tap / kernel_w - pad_h, tap % kernel_w - pad_w)
+#define FIND_SEEN \
+    find_seen(&seen, planes, first + p, pixels, out_width, stride, tap / kernel_w - pad_h, tap % kernel_w - pad_w)
+#define NEXT_TAP if (c == planes.channels) { ++tap; c = 0; FIND_SEEN; }
+    const int plane = planes.height * planes.width;
     for (int p = 0; p < count; p += 8) {
         int tap = first_term / planes.channels, c = first_term - tap * planes.channels;
-        Eight seen = SEEN;
+        Eight seen;
+        FIND_SEEN;
         for (int k = 0; k < columns; k += 8) {
             float8 block[8];
-            UNROLL for (int i = 0; i < 8; ++i) {
-                if (c == planes.channels) {
-                    ++tap;
-                    c = 0;
-                    seen = SEEN;
-                }
-                block[i] = eight_of(x + (long)c * planes.height * planes.width, &seen);
+            NEXT_TAP
+            if (seen.is_run && c + 8 <= planes.channels && k + 8 <= columns) {
+                const float8 zero = 0.0f;
+                __global const float *from = x + (long)c * plane + seen.at.s0;
+                UNROLL for (int i = 0; i < 8; ++i) block[i] = seen.inside ? load8(from + (long)i * plane) : zero;
+                c += 8;
+            } else UNROLL for (int i = 0; i < 8; ++i) {
+                NEXT_TAP
+                block[i] = eight_of(x + (long)c * plane, &seen);
                 c += k + i + 1 < columns; /* surplus columns repeat the last one */
             }
             transpose8(block);

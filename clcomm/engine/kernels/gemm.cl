@@ -263,5 +263,5 @@ __kernel void column_sums(__global const float *matrix, __global float *sums, in
 /* ReLU's gradient from its result; NaN passes through, as in PyTorch. */
 __kernel void relu_gradient(__global const float *grad, __global const float *activated, __global float *out, int count)
 {
-    FOR_EACH(i, count) out[i] = activated[i] <= 0.0f ? 0.0f : grad[i];
+    FOR_ELEMENTS(i, count) out[i] = activated[i] <= 0.0f ? 0.0f : grad[i];
 }

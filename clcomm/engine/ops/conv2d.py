@@ -122,11 +122,11 @@ def conv2d(
 def conv_relu_pool(x: Tensor, weight: Tensor, bias: Tensor | None = None, padding: int | tuple[int, int] = 0) -> Tensor:
     """Return max_pool2d(relu(conv2d(x, weight, bias, padding=padding)), 2), in one kernel where possible.
 
-    That is on a CPU if the convolution keeps the width; see `can_fuse_pool`. Arguments and errors are those of conv2d
-    and max_pool2d.
+    That is on a CPU if the convolution keeps the width, see `can_fuse_pool`, and is not computed as products. Arguments
+    and errors are those of conv2d and max_pool2d.
     """
     geometry = _checked("conv_relu_pool", x, weight, bias, 1, padding)
-    if convolution.can_fuse_pool(geometry, x.device):
+    if convolution.can_fuse_pool(geometry, x.device) and not convolution_products.suit(geometry, x.device):
         return ConvReluPoolOp.apply(x, weight, bias, geometry=geometry)
     return max_pool2d(relu(Conv2dOp.apply(x, weight, bias, geometry=geometry)), 2)
 
