@@ -88,4 +88,5 @@ def test_convolutions_are_summed_in_registers_of_their_width(lanes, tmp_path) ->
 def test_loops_over_elements_are_vectorised_in_their_width(lanes, tmp_path) -> None:
     kernels = ("mul", "add", "relu")
     found = registers(LOOPS, (lanes,), kernels, tmp_path, r"v(?:mul|add|cmp\w*|movu)ps")
-    assert found == dict.fromkeys(kernels, {"zmm" if lanes == 16 else "ymm"})
+    expected = {"zmm" if lanes == 16 else "ymm"}
+    assert found == dict.fromkeys(kernels, expected)
