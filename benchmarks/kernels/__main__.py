@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 
+from rich.console import Console
+
 from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
 from benchmarks.kernels.cases import CUBES, GPU_CUBES, KINDS, Case, make_cases
@@ -37,9 +39,21 @@ Results = dict[str, dict[str, Samples]]
 def main() -> None:
     options, console = parse(), harness.make_console()
     report = Report("kernels on one thread", harness.command_line(PROGRAM))
-    peak = peak_of(options.on_gpu)
     cases = make_cases(options.only, options.batch, options.side or (GPU_CUBES if options.on_gpu else CUBES))
     arguments = (options.device, "as gpu" if options.as_gpu else "") if options.device else ()
+    results, devices = measure_all(cases, options, console, arguments, options.on_gpu)
+    if options.device:
+        report.title = "kernels on " + ", ".join(f"{device} ({name})" for name, device in devices.items())
+    fill(report, cases, results, options.on_gpu)
+    harness.conclude(report, console, options.record)
+
+
+def measure_all(
+    cases: list[Case], options: argparse.Namespace, console: Console, arguments: tuple[str, ...] = (),
+    on_gpu: bool = False,
+) -> tuple[Results, dict[str, str]]:  # fmt: skip
+    """Return the GFLOP/s of the systems in `options.systems`, by case, and their devices; the peak is the first one."""
+    results: Results = {}
     with ExitStack() as stack, console.status("starting") as status:
         jobs = {
             name: stack.enter_context(
@@ -48,16 +62,11 @@ def main() -> None:
             for name, module in _MODULES.items()
             if name in options.systems
         }
-        results: Results = {}
-        for number, case in enumerate([peak, *cases]):
+        for number, case in enumerate([peak_of(on_gpu), *cases]):
             status.update(f"{case.name} ({number} of {len(cases)})")
             results[case.name] = measure(case, jobs, options)
-        if options.device:
-            answers = {name: job.ask(case=asdict(cases[0]), repeats=1)[0] for name, job in jobs.items()}
-            where = {name: answer["device"] for name, answer in answers.items() if answer}
-            report.title = "kernels on " + ", ".join(f"{device} ({name})" for name, device in where.items())
-    fill(report, cases, results, options.on_gpu)
-    harness.conclude(report, console, options.record)
+        answers = {name: job.ask(case=asdict(cases[0]), repeats=1)[0] for name, job in jobs.items()}
+    return results, {name: answer["device"] for name, answer in answers.items() if answer}
 
 
 def parse() -> argparse.Namespace:

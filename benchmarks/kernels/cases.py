@@ -23,7 +23,7 @@ class Case:
     """One computation, which every system implements in its own way.
 
     flops: floating-point operations of one run. sizes: its sizes, for the runner. first: whether the input's gradient
-    is left out. passes: "forward" or "forward+backward".
+    is left out. passes: "forward" or "forward+backward". Convolutions are padded by half their kernel.
     """
 
     kind: str
@@ -73,7 +73,7 @@ def _conv_case(kind: str, batch: int, layer: str, passes: str, name: str) -> Cas
     channels, side, outputs = _CONV[layer]
     first = layer == "conv1"
     times = 1 if passes == "forward" else 2 if first else 3  # each gradient is as much work as the forward pass
-    sizes = {"batch": batch, "channels": channels, "side": side, "outputs": outputs}
+    sizes = {"batch": batch, "channels": channels, "side": side, "outputs": outputs, "kernel": 3, "stride": 1}
     return Case(kind, name, times * _conv_flops(batch, layer), sizes, layer, passes, first)
 
 

@@ -67,16 +67,16 @@ def _product(device: Device, case: Case) -> Any:
 
 
 def _convolution(device: Device, case: Case) -> Any:
-    sizes = case.sizes
+    sizes, side, kernel = case.sizes, case.sizes["side"], case.sizes["kernel"]
     needs = case.passes != "forward"
-    x = _random(device, sizes["batch"], sizes["channels"], sizes["side"], sizes["side"], needs=needs and not case.first)
-    weight = _random(device, sizes["outputs"], sizes["channels"], 3, 3, needs=needs)
+    x = _random(device, sizes["batch"], sizes["channels"], side, side, needs=needs and not case.first)
+    weight = _random(device, sizes["outputs"], sizes["channels"], kernel, kernel, needs=needs)
     bias = _random(device, sizes["outputs"], needs=needs)
 
     def forward() -> Tensor:
         if case.kind == "block":
-            return F.conv_relu_pool(x, weight, bias, padding=1)
-        return F.conv2d(x, weight, bias, padding=1)
+            return F.conv_relu_pool(x, weight, bias, padding=kernel // 2)
+        return F.conv2d(x, weight, bias, stride=sizes["stride"], padding=kernel // 2)
 
     if not needs:
         return _each(no_grad()(forward))

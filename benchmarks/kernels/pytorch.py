@@ -39,15 +39,15 @@ def _product(case: Case) -> Any:
 
 
 def _convolution(case: Case) -> Any:
-    sizes = case.sizes
+    sizes, side, kernel = case.sizes, case.sizes["side"], case.sizes["kernel"]
     needs = case.passes != "forward"
-    x = torch.randn(sizes["batch"], sizes["channels"], sizes["side"], sizes["side"])
+    x = torch.randn(sizes["batch"], sizes["channels"], side, side)
     x.requires_grad_(needs and not case.first)
-    weight = torch.randn(sizes["outputs"], sizes["channels"], 3, 3, requires_grad=needs)
+    weight = torch.randn(sizes["outputs"], sizes["channels"], kernel, kernel, requires_grad=needs)
     bias = torch.randn(sizes["outputs"], requires_grad=needs)
 
     def forward() -> torch.Tensor:
-        result = F.conv2d(x, weight, bias, padding=1)
+        result = F.conv2d(x, weight, bias, stride=sizes["stride"], padding=kernel // 2)
         return F.max_pool2d(torch.relu(result), 2) if case.kind == "block" else result
 
     if not needs:

@@ -204,6 +204,7 @@ WORKLOADS: dict[str, list[Workload]] = {
         convolution(*_CONVOLUTION, ("convolve", "weight_gradient")),
         convolution(16, 64, 14, 64, ("convolve", "weight_gradient")),
     ],
+    "loop_lanes": [elementwise(1 << 11), elementwise(1 << 16)],
     "gemm_block": [*_PRODUCTS, product("NN", 1024, 1024, 1024)],
     "group": [elementwise(1 << 16), elementwise(1 << 22)],
     "conv_outputs": [convolution(*_CONVOLUTION, ("convolve", "weight_gradient"))],

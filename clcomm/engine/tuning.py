@@ -30,21 +30,25 @@ Value = int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Tuning:
-    """Kernel sizes: those up to conv_lanes are for CPUs, the others for other devices."""
+    """Kernel sizes: those up to loop_lanes are for CPUs, the others for other devices."""
 
     gemm_tile: tuple[int, int, int] = (6, 16, 8)  # rows, columns and lanes of a vector of sums in a CPU's registers
     transpose_from: int = 192  # the least of M, N and K from which columns of A evict each other from the caches
     near_cache: int = 24 * 1024  # bytes of the L1 cache for rows of a weight gradient
     conv_lanes: int = 8  # floats in a CPU's vectors of convolutions: 8 or 16
+    loop_lanes: int = 8  # floats in a CPU's vectors of loops over single elements: 8 or 16
     gemm_block: tuple[int, int, int] = (16, 8, 8)  # items per side of a group, sums per side of an item, slice of K
     group: int = 256  # work-items of a group of an elementwise kernel
     conv_outputs: int = 8  # output channels that an item of a convolution computes
 
     def defines(self, file: str) -> dict[str, int]:
         """Return the build options of `kernels/<file>.cl` that these sizes decide."""
-        if file == "gemm":
-            return dict(zip(("TILE_ROWS", "PANEL", "TILE_LANES"), self.gemm_tile, strict=True))
-        return {"OUTPUTS": self.conv_outputs} if file == "conv2d_gpu" else {}
+        found = {"LOOP_LANES": self.loop_lanes}
+        if file in ("gemm", "conv2d_products"):
+            found |= zip(("TILE_ROWS", "PANEL", "TILE_LANES"), self.gemm_tile, strict=True)
+        if file == "conv2d_gpu":
+            found["OUTPUTS"] = self.conv_outputs
+        return found
 
 
 _NARROW_TILES = ((6, 16, 8), (4, 16, 8), (4, 24, 8), (12, 8, 8), (8, 24, 8), (6, 32, 8))
@@ -56,6 +60,7 @@ CHOICES: dict[str, dict[str, tuple[Value, ...]]] = {
         "transpose_from": (192, 96, 384, 1024),
         "near_cache": (24 * 1024, 12 * 1024, 40 * 1024),
         "conv_lanes": (8, 16),
+        "loop_lanes": (8, 16),
     },
     "gpu": {
         "gemm_block": ((16, 8, 8), (16, 8, 16), (16, 4, 16), (16, 4, 32), (8, 8, 8), (8, 8, 16), (8, 4, 16)),
@@ -99,7 +104,9 @@ def defaults(cl_device: cl.Device) -> Tuning:
     built_in = Tuning()
     if cl_device.max_work_group_size < built_in.group:
         built_in = replace(built_in, **_SMALL_GROUP)
-    return replace(built_in, gemm_tile=_WIDE_TILES[0], conv_lanes=16) if has_wide_vectors(cl_device) else built_in
+    if has_wide_vectors(cl_device):
+        built_in = replace(built_in, gemm_tile=_WIDE_TILES[0], conv_lanes=16, loop_lanes=16)
+    return built_in
 
 
 def has_wide_vectors(cl_device: cl.Device) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,13 +11,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from clcomm.engine import tuning
 from clcomm.engine.device import Device
-from clcomm.engine.ops import convolution
+from clcomm.engine.ops import convolution, convolution_products
 from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool
 from clcomm.engine.ops.pool import max_pool2d
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 from tests.engine.slopes import assert_gradients_are_slopes
+from tests.helpers import cpu_device
 
 Pair = tuple[int, int]
 
@@ -151,7 +154,11 @@ def test_a_nan_pixel_reaches_its_windows_and_nothing_else(device: Device) -> Non
     np.testing.assert_array_equal(np.isnan(y), expected)
 
 
-def test_an_infinite_weight_does_not_spoil_borders_through_padding(device: Device) -> None:
+@pytest.mark.parametrize("as_products", [False, True])
+def test_an_infinite_weight_does_not_spoil_borders_through_padding(
+    device: Device, monkeypatch: pytest.MonkeyPatch, as_products: bool
+) -> None:
+    monkeypatch.setattr(convolution_products, "suit", lambda g, device: as_products and device.is_cpu)
     x, w = np.ones((1, 1, 4, 4), np.float32), np.zeros((1, 1, 3, 3), np.float32)
     w[0, 0, 0, 0] = np.inf
     leaf = Tensor(x, device, requires_grad=True)
@@ -183,6 +190,25 @@ def test_same_bits_every_time_and_on_any_number_of_cores(
         assert bits() == first
     monkeypatch.setattr(device, "local_bytes", 16 * 1024)
     assert bits() == first
+
+
+@pytest.mark.parametrize(
+    ("x_shape", "outputs", "kernel", "stride"),
+    [((3, 70, 9, 9), 31, 3, 1), ((2, 17, 20, 20), 50, 3, 2), ((1, 300, 7, 7), 20, 1, 1), ((5, 3, 17, 19), 64, 5, 3)],
+)
+def test_products_have_the_same_bits_with_every_tile_and_number_of_cores(x_shape, outputs, kernel, stride) -> None:
+    hosts = drawn(1, *x_shape), drawn(2, outputs, x_shape[1], kernel, kernel), drawn(3, outputs)
+    bits = set()
+    for number, tile in enumerate(tuning.CHOICES["cpu"]["gemm_tile"]):
+        device = Device(cpu_device("cpu").cl_device, tuning=replace(tuning.Tuning(), gemm_tile=tile))
+        device.compute_units = 1 + number % 3
+        geometry = convolution.Geometry(*x_shape, outputs, kernel, kernel, stride, 1, 1)
+        assert convolution_products.suit(geometry, device)
+        leaves = [Tensor(host, device, requires_grad=True) for host in hosts]
+        y = conv2d(*leaves, stride=stride, padding=1)
+        y.backward(Tensor(drawn(4, *y.shape), device))
+        bits.add(tuple(t.numpy().tobytes() for t in (y, *(leaf.grad for leaf in leaves))))
+    assert len(bits) == 1
 
 
 @pytest.mark.parametrize("width", [5, 14, 28, 64, 65, 200, 256])

@@ -219,6 +219,7 @@ SMALL_WORKLOADS = {
     "transpose_from": [product("TN", 200, 194, 200)],
     "near_cache": [convolution(9, 3, 30, 6, ("weight_gradient",)), convolution(3, 1, 40, 6, ("weight_gradient",))],
     "conv_lanes": [convolution(19, 3, 9, 8, ("convolve", "weight_gradient"))],
+    "loop_lanes": [elementwise(77)],
     "gemm_block": [product("NT", 20, 33, 65), product("TN", 130, 70, 40), product("NN", 9, 70, 50)],
     "group": [elementwise(5000)],
     "conv_outputs": [convolution(3, 3, 6, 10, ("convolve", "weight_gradient"))],

@@ -39,10 +39,21 @@ y = F.conv2d(tensor(64, 16, 14, 14), tensor(32, 16, 3, 3), tensor(32), padding=1
 y.backward(tensor(*y.shape, needs=False))
 device.finish()
 """
+LOOPS = """
+device = device_of(loop_lanes=int(sys.argv[1]))
+x = tensor(4096)
+F.sum(x * x + F.relu(x)).backward()
+device.finish()
+"""
 
 
-def registers(program: str, sizes: tuple[int, ...], kernels: tuple[str, ...], cache: Path) -> dict[str, set[str]]:
-    """Return the kinds of registers in which each kernel multiplies and adds; skip where the code cannot be read."""
+def registers(
+    program: str, sizes: tuple[int, ...], kernels: tuple[str, ...], cache: Path, instruction: str = r"vfm\w+ps"
+) -> dict[str, set[str]]:
+    """Return the kinds of registers in which each kernel multiplies and adds, or runs another instruction.
+
+    Skip where the code cannot be read.
+    """
     if not tuning.has_wide_vectors(cpu_device("cpu").cl_device) or platform.machine() != "x86_64":
         pytest.skip("the CPU has no full-speed vectors of 16 floats")
     if shutil.which("objdump") is None:
@@ -53,12 +64,12 @@ def registers(program: str, sizes: tuple[int, ...], kernels: tuple[str, ...], ca
     found = {name: list(cache.rglob(f"{name}/**/*.so")) for name in kernels}
     if not any(found.values()):
         pytest.skip("the driver keeps no machine code")
-    return {name: set().union(*map(_registers_of, paths)) for name, paths in found.items()}
+    return {name: set().union(*(_registers_of(path, instruction) for path in paths)) for name, paths in found.items()}
 
 
-def _registers_of(path: Path) -> set[str]:
+def _registers_of(path: Path, instruction: str) -> set[str]:
     code = subprocess.run(["objdump", "-d", str(path)], capture_output=True, text=True, check=True).stdout
-    return set(re.findall(r"vfm\w+ps\s.*%([yz]mm)\d+$", code, re.MULTILINE))
+    return set(re.findall(rf"{instruction}\s.*%([yz]mm)\d+(?:{{.*)?$", code, re.MULTILINE))
 
 
 @pytest.mark.parametrize("tile", [(6, 16, 8), (12, 32, 16)], ids=str)
@@ -71,3 +82,11 @@ def test_convolutions_are_summed_in_registers_of_their_width(lanes, tmp_path) ->
     kernels = ("convolve", "weight_gradient")
     expected = {"zmm" if lanes == 16 else "ymm"}
     assert registers(CONVOLUTION, (lanes,), kernels, tmp_path) == dict.fromkeys(kernels, expected)
+
+
+@pytest.mark.parametrize("lanes", tuning.CHOICES["cpu"]["loop_lanes"])
+def test_loops_over_elements_are_vectorised_in_their_width(lanes, tmp_path) -> None:
+    kernels = ("mul", "add", "relu")
+    found = registers(LOOPS, (lanes,), kernels, tmp_path, r"v(?:mul|add|cmp\w*|movu)ps")
+    expected = {"zmm" if lanes == 16 else "ymm"}
+    assert found == dict.fromkeys(kernels, expected)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from clcomm.engine.device import Device
-from clcomm.engine.ops import convolution
+from clcomm.engine.ops import convolution, convolution_products
 from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool
 from tests.families.family import Family, assert_equal, leaf, whole_numbers
 
@@ -134,24 +134,32 @@ def pooled(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 @contextmanager
-def _builds_from(work: int) -> Iterator[None]:
-    """Have convolutions of so many multiplications and more take the build for their width, where they keep it."""
-    kept, convolution._WORTH_A_BUILD = convolution._WORTH_A_BUILD, work
+def _way(*, products: bool = False, builds_from: int = 1 << 60) -> Iterator[None]:
+    """Choose how convolutions are computed: as products, or in a build for their width from so many multiplications."""
+    suit, work = convolution_products.suit, convolution._WORTH_A_BUILD
+    convolution_products.suit = lambda g, device: products and device.is_cpu
+    convolution._WORTH_A_BUILD = builds_from
     try:
         yield
     finally:
-        convolution._WORTH_A_BUILD = kept
+        convolution_products.suit, convolution._WORTH_A_BUILD = suit, work
 
 
 def check(device: Device, case: Case) -> None:
     """Compare the result and the gradients of the build that takes every size."""
-    with _builds_from(1 << 60):
+    with _way():
+        _check_alone(device, case)
+
+
+def check_as_products(device: Device, case: Case) -> None:
+    """The same for convolutions as sums of products."""
+    with _way(products=True):
         _check_alone(device, case)
 
 
 def check_of_one_width(device: Device, case: Case) -> None:
     """The same for the build for one width, and fused with ReLU and pool."""
-    with _builds_from(0):
+    with _way(builds_from=0):
         _check_alone(device, case)
         if case.rows.size + 2 * case.rows.padding - case.rows.kernel >= 1:
             for needs_dx in (False, True):
@@ -203,3 +211,4 @@ def _check_fused(device: Device, case: Case, needs_dx: bool) -> None:
 
 CONVOLUTION = Family("convolution", every, check)
 CONVOLUTION_OF_ONE_WIDTH = Family("convolution of one width", of_one_width, check_of_one_width, ("cpu",))
+CONVOLUTION_AS_PRODUCTS = Family("convolution as products", every, check_as_products, ("cpu",))

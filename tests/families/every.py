@@ -9,16 +9,16 @@ from tests.families import convolutions, elements, host, pools, products, rows
 FAMILIES = {
     family.name: family
     for family in (
-        convolutions.CONVOLUTION, convolutions.CONVOLUTION_OF_ONE_WIDTH, pools.POOLING,
-        products.PLAIN_PRODUCT, products.PRODUCT, products.LINEAR, products.CHAIN,
+        convolutions.CONVOLUTION, convolutions.CONVOLUTION_OF_ONE_WIDTH, convolutions.CONVOLUTION_AS_PRODUCTS,
+        pools.POOLING, products.PLAIN_PRODUCT, products.PRODUCT, products.LINEAR, products.CHAIN,
         rows.SOFTMAX, rows.SQUARED_ERROR, rows.REDUCTION,
         elements.ARITHMETIC, elements.TRANSPOSE, elements.ACTIVATIONS, elements.OPTIMIZERS,
         host.FOLD, host.CODING, host.FACTORS, host.HASH, host.GATHER,
     )
 }  # fmt: skip
 #: The sizes of CPUs with vectors of 16 floats, and the families whose kernels they change.
-WIDE = Tuning(gemm_tile=(12, 32, 16), conv_lanes=16)
+WIDE = Tuning(gemm_tile=(12, 32, 16), conv_lanes=16, loop_lanes=16)
 WIDE_FAMILIES = (
-    "convolution", "convolution of one width", "plain product", "product", "linear layer",
-    "layers after ReLU",
+    "convolution", "convolution of one width", "convolution as products", "plain product", "product", "linear layer",
+    "layers after ReLU", "squared error", "arithmetic", "activations", "optimizers", "fold", "coding", "factors",
 )  # fmt: skip

@@ -59,7 +59,8 @@ RUNS = {
     "cpu": Run("cpu", chosen=[*PRODUCTS, *NARROW_PRODUCTS, *FOLDS, ("convolution of one width", ONE_CHANNEL)]),
     "cpu, tracked": Run("cpu", [name for name in FAMILIES if name not in UNTRACKED]),
     "cpu, vectors of 16": Run(
-        "cpu", WIDE_FAMILIES, [replace(SMALL, gemm_tile=WIDE.gemm_tile, conv_lanes=WIDE.conv_lanes)],
+        "cpu", WIDE_FAMILIES,
+        [replace(SMALL, gemm_tile=WIDE.gemm_tile, conv_lanes=WIDE.conv_lanes, loop_lanes=WIDE.loop_lanes)],
         [*PRODUCTS, *NARROW_PRODUCTS, ("convolution", STRIDED)],
     ),
     "gpu": Run("gpu"),

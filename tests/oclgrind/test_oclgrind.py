@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(0 if CASES else 300)
 #: Build options that choose a kernel's code, rather than a size in it.
 CHOOSING = {
     "HAS_BIAS", "HAS_RELU", "SIDE", "EACH", "SLICE", "TILE_LANES", "DILATED", "WIDTH", "ONE_CHANNEL", "BLOCKS",
-    "TILE_OUTPUTS", "POOLED", "OUTPUTS", "ROWS", "DIVIDES",
+    "TILE_OUTPUTS", "POOLED", "OUTPUTS", "ROWS", "DIVIDES", "LOOP_LANES",
 }  # fmt: skip
 #: Of those, the ones whose value is only a size.
 ANY_VALUE = {"WIDTH", "POOLED"}
@@ -143,6 +143,8 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
     ],
     "conv2d_gpu.convolve": [{"OUTPUTS": outputs} for outputs in choices("gpu")["conv_outputs"]],
     "conv2d_gpu.weight_gradient": [{"OUTPUTS": outputs} for outputs in choices("gpu")["conv_outputs"]],
+    "elementwise.mul": [{"LOOP_LANES": lanes} for lanes in (8, 16)],
+    "optim.sgd_momentum": [{"LOOP_LANES": lanes} for lanes in (8, 16)],
     "fold.fold": [{"ROWS": rows, **by} for rows in range(2, MOST_ROWS + 1) for by in ({}, {"DIVIDES": 1})],
 }  # fmt: skip
 

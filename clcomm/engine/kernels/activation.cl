@@ -1,12 +1,12 @@
 /* ReLU, sigmoid and tanh with their gradients, as functions of the result y. NaN passes through. */
 
 __kernel void relu(__global float *restrict y, __global const float *restrict x, int count) {
-    FOR_EACH(i, count) y[i] = x[i] <= 0.0f ? 0.0f : x[i];
+    FOR_ELEMENTS(i, count) y[i] = x[i] <= 0.0f ? 0.0f : x[i];
 }
 
 __kernel void relu_grad(__global float *restrict dx, __global const float *restrict g, __global const float *restrict y,
                         int count) {
-    FOR_EACH(i, count) dx[i] = y[i] <= 0.0f ? 0.0f : g[i];
+    FOR_ELEMENTS(i, count) dx[i] = y[i] <= 0.0f ? 0.0f : g[i];
 }
 
 __kernel void sigmoid(__global float *restrict y, __global const float *restrict x, int count) {
@@ -15,7 +15,7 @@ __kernel void sigmoid(__global float *restrict y, __global const float *restrict
 
 __kernel void sigmoid_grad(__global float *restrict dx, __global const float *restrict g,
                            __global const float *restrict y, int count) {
-    FOR_EACH(i, count) dx[i] = g[i] * y[i] * (1.0f - y[i]);
+    FOR_ELEMENTS(i, count) dx[i] = g[i] * y[i] * (1.0f - y[i]);
 }
 
 /* A kernel cannot be named `tanh`, which is a built-in function. */
@@ -25,5 +25,5 @@ __kernel void hyperbolic_tangent(__global float *restrict y, __global const floa
 
 __kernel void hyperbolic_tangent_grad(__global float *restrict dx, __global const float *restrict g,
                                       __global const float *restrict y, int count) {
-    FOR_EACH(i, count) dx[i] = g[i] * (1.0f - y[i] * y[i]);
+    FOR_ELEMENTS(i, count) dx[i] = g[i] * (1.0f - y[i] * y[i]);
 }

@@ -27,31 +27,31 @@ inline float float_of(uint half_bits) {
 }
 
 __kernel void to_halves(__global const float *values, __global ushort *restrict halves, float divisor, int count) {
-    FOR_EACH(i, count) halves[i] = (ushort)half_of(values[i] / divisor);
+    FOR_ELEMENTS(i, count) halves[i] = (ushort)half_of(values[i] / divisor);
 }
 
 __kernel void from_halves(__global const ushort *halves, __global float *restrict values, int count) {
-    FOR_EACH(i, count) values[i] = float_of(halves[i]);
+    FOR_ELEMENTS(i, count) values[i] = float_of(halves[i]);
 }
 
 /* The total stays a half, rounded after each row. Two halves' sum as floats is exact, or rounds as if it were. */
 __kernel void add_halves(__global const ushort *halves, __global float *restrict total, int count) {
-    FOR_EACH(i, count) total[i] = float_of(half_of(total[i] + float_of(halves[i])));
+    FOR_ELEMENTS(i, count) total[i] = float_of(half_of(total[i] + float_of(halves[i])));
 }
 
 __kernel void to_bfloat16(__global const float *values, __global ushort *restrict halves, float divisor, int count) {
-    FOR_EACH(i, count) {
+    FOR_ELEMENTS(i, count) {
         const uint bits = as_uint(values[i] / divisor), rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
         halves[i] = (ushort)((bits & 0x7fffffffu) > INFINITE ? (bits >> 16) | 0x40u : rounded >> 16);
     }
 }
 
 __kernel void from_bfloat16(__global const ushort *halves, __global float *restrict values, int count) {
-    FOR_EACH(i, count) values[i] = as_float((uint)halves[i] << 16);
+    FOR_ELEMENTS(i, count) values[i] = as_float((uint)halves[i] << 16);
 }
 
 __kernel void add_bfloat16(__global const ushort *halves, __global float *restrict total, int count) {
-    FOR_EACH(i, count) total[i] += as_float((uint)halves[i] << 16);
+    FOR_ELEMENTS(i, count) total[i] += as_float((uint)halves[i] << 16);
 }
 
 /* Elements are processed in blocks, so that the compiler has short loops over consecutive ones. */

@@ -2,7 +2,8 @@
    elsewhere there is a work-item for each element and a work-group of ROW_GROUP items for each row.
 
    `lanes` is the vector type of loops that compilers for CPUs do not vectorise by themselves: sums, maxima, calls of
-   exp, tanh or sqrt. The last load of a run is padded with `filler`. */
+   exp, tanh or sqrt. It is the same on every device, as the order of sums and the functions' last bits depend on it.
+   The last load of a run is padded with `filler`. */
 
 /* The larger of two floats, or of vectors lane by lane; `a` where `b` is NaN, so that a maximum ignores NaN. */
 #define LARGER(a, b) ((b) > (a) ? (b) : (a))
@@ -18,6 +19,12 @@ inline int run_first(int count) { return min((int)get_global_id(0) * run_length(
 inline int run_last(int count) { return min((int)get_global_id(0) * run_length(count) + run_length(count), count); }
 
 #define FOR_EACH(i, count) for (int i = run_first(count), i##_last = run_last(count); i < i##_last; ++i)
+/* For loops over single elements, which compilers vectorise by themselves: in vectors of LOOP_LANES. */
+#if LOOP_LANES == 16
+#define FOR_ELEMENTS(i, count) _Pragma("clang loop vectorize_width(16)") FOR_EACH(i, count)
+#else
+#define FOR_ELEMENTS(i, count) FOR_EACH(i, count)
+#endif
 #define FOR_ROWS(row, rows) FOR_EACH(row, rows)
 #define FOR_COLUMNS(column, columns) for (int column = 0; column < (columns); ++column)
 
@@ -137,6 +144,7 @@ typedef float lanes;
 #define FOR_COLUMN_LANES FOR_COLUMNS
 
 #define FOR_EACH(i, count) for (int i = get_global_id(0); i < (count); i += (int)get_global_size(0))
+#define FOR_ELEMENTS FOR_EACH
 #define FOR_ROWS(row, rows) for (int row = get_group_id(0); row < (rows); row += (int)get_num_groups(0))
 #define FOR_COLUMNS(column, columns) for (int column = get_local_id(0); column < (columns); column += ROW_GROUP)
 #define GROUP_SCRATCH(name) __local float name[ROW_GROUP]
@@ -158,6 +166,34 @@ INLINE int larger(int a, int b) { return a > b ? a : b; }
 #pragma clang diagnostic ignored "-Wpsabi"
 #endif
 
+#if defined(ON_CPU) && defined(TILE_LANES)
+
+/* A vector of sums in the registers of a product's tile. */
+#if TILE_LANES == 16
+typedef float16 vector;
+typedef int16 vector_mask;
+#else
+typedef float8 vector;
+typedef int8 vector_mask;
+#endif
+typedef vector __attribute__((aligned(4))) unaligned_vector;
+
+INLINE vector load_vector(__global const float *from, int left)
+{
+    if (left >= TILE_LANES) return *(__global const unaligned_vector *)from;
+    vector value = 0.0f;
+    for (int i = 0; i < left; ++i) ((float *)&value)[i] = from[i];
+    return value;
+}
+
+INLINE void store_vector(vector value, __global float *to, int left)
+{
+    if (left >= TILE_LANES) *(__global unaligned_vector *)to = value;
+    else for (int i = 0; i < left; ++i) to[i] = ((float *)&value)[i];
+}
+
+#endif
+
 /* For kernels of 16 lanes: LLVM cuts some of their vectors in two unless a function asks for 512 bits. */
 #if defined(__has_attribute)
 #if __has_attribute(min_vector_width)
@@ -166,6 +202,9 @@ INLINE int larger(int a, int b) { return a > b ? a : b; }
 #endif
 #ifndef WIDE_VECTORS
 #define WIDE_VECTORS
+#endif
+#if LOOP_LANES == 16
+#define __kernel __kernel WIDE_VECTORS
 #endif
 
 /* Transposes 8 x 8 floats in three rounds of pairwise shuffles. */

@@ -34,7 +34,7 @@
 
 #define BINARY(NAME, EXPRESSION)                                                                     \
     __kernel void NAME(__global float *restrict out, __global const float *a, __global const float *b, int count) { \
-        FOR_EACH(i, count) {                                                                         \
+        FOR_ELEMENTS(i, count) {                                                                     \
             const float x = a[i], y = b[i];                                                          \
             out[i] = EXPRESSION;                                                                     \
         }                                                                                            \
@@ -58,33 +58,33 @@ __kernel void expand(__global float *restrict out, __global const float *a, __gl
 /* Gradient of x / y for y: -g x / y^2. */
 __kernel void div_grad(__global float *restrict out, __global const float *g, __global const float *x,
                        __global const float *y, int count) {
-    FOR_EACH(i, count) out[i] = -g[i] * (x[i] / y[i]) / y[i];
+    FOR_ELEMENTS(i, count) out[i] = -g[i] * (x[i] / y[i]) / y[i];
 }
 
 /* out = scale * x + shift */
 __kernel void affine(__global float *restrict out, __global const float *x, float scale, float shift, int count) {
-    FOR_EACH(i, count) out[i] = scale * x[i] + shift;
+    FOR_ELEMENTS(i, count) out[i] = scale * x[i] + shift;
 }
 
 /* out = number / x, and its gradient -g out / x */
 __kernel void divide_number(__global float *restrict out, __global const float *x, float number, int count) {
-    FOR_EACH(i, count) out[i] = number / x[i];
+    FOR_ELEMENTS(i, count) out[i] = number / x[i];
 }
 
 __kernel void divide_number_grad(__global float *restrict dx, __global const float *g, __global const float *out,
                                  __global const float *x, int count) {
-    FOR_EACH(i, count) dx[i] = -g[i] * out[i] / x[i];
+    FOR_ELEMENTS(i, count) dx[i] = -g[i] * out[i] / x[i];
 }
 
 __kernel void copy(__global float *restrict out, __global const float *restrict x, int count) {
-    FOR_EACH(i, count) out[i] = x[i];
+    FOR_ELEMENTS(i, count) out[i] = x[i];
 }
 
 /* x may be total itself */
 __kernel void add_into(__global float *total, __global const float *x, int count) {
-    FOR_EACH(i, count) total[i] += x[i];
+    FOR_ELEMENTS(i, count) total[i] += x[i];
 }
 
 __kernel void fill(__global float *out, float value, int count) {
-    FOR_EACH(i, count) out[i] = value;
+    FOR_ELEMENTS(i, count) out[i] = value;
 }

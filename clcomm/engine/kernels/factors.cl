@@ -20,14 +20,14 @@ __kernel void transposed_times(__global const float *matrix, __global const floa
                                __global float *restrict thin, int rank, int rows, int count) {
     for (int k = 0; k < rank; ++k) {
         __global float *restrict sums = thin + (size_t)k * count;
-        FOR_EACH(i, count) sums[i] = 0;
+        FOR_ELEMENTS(i, count) sums[i] = 0;
     }
     for (int row = 0; row < rows; ++row) {
         __global const float *values = matrix + (size_t)row * count;
         for (int k = 0; k < rank; ++k) {
             __global float *restrict sums = thin + (size_t)k * count;
             const float weight = factor[(size_t)k * rows + row];
-            FOR_EACH(i, count) sums[i] += values[i] * weight;
+            FOR_ELEMENTS(i, count) sums[i] += values[i] * weight;
         }
     }
 }

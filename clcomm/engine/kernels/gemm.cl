@@ -17,27 +17,6 @@
 #define SHORT_ROWS (TILE_ROWS < 4 ? TILE_ROWS : 4)
 #define SIDES (PANEL / TILE_LANES)
 
-#if TILE_LANES == 16
-typedef float16 vector;
-#else
-typedef float8 vector;
-#endif
-typedef vector __attribute__((aligned(4))) unaligned_vector;
-
-INLINE vector load_vector(__global const float *from, int left)
-{
-    if (left >= TILE_LANES) return *(__global const unaligned_vector *)from;
-    vector value = 0.0f;
-    for (int i = 0; i < left; ++i) ((float *)&value)[i] = from[i];
-    return value;
-}
-
-INLINE void store_vector(vector value, __global float *to, int left)
-{
-    if (left >= TILE_LANES) *(__global unaligned_vector *)to = value;
-    else for (int i = 0; i < left; ++i) to[i] = ((float *)&value)[i];
-}
-
 /* Columns after the last one repeat it or are zero: their sums are never stored, but old values, which may be denormal
    numbers, would take a hundred times as long. */
 INLINE void pack_panel(
@@ -231,5 +210,5 @@ __kernel void linear_gradients(
 /* ReLU's gradient from its result; NaN passes through, as in PyTorch. */
 __kernel void relu_gradient(__global const float *grad, __global const float *activated, __global float *out, int count)
 {
-    FOR_EACH(i, count) out[i] = activated[i] <= 0.0f ? 0.0f : grad[i];
+    FOR_ELEMENTS(i, count) out[i] = activated[i] <= 0.0f ? 0.0f : grad[i];
 }

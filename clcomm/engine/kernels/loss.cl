@@ -18,16 +18,16 @@ __kernel void squared_error(__global float *restrict out, __global const float *
 
 __kernel void squared_difference(__global float *restrict out, __global const float *x, __global const float *y,
                                  int count) {
-    FOR_EACH(i, count) out[i] = (x[i] - y[i]) * (x[i] - y[i]);
+    FOR_ELEMENTS(i, count) out[i] = (x[i] - y[i]) * (x[i] - y[i]);
 }
 
 /* dx = 2 scale g (x - y), where g is one number (g_step 0) or one per element (g_step 1) */
 __kernel void squared_error_grad(__global float *restrict dx, __global const float *g, __global const float *x,
                                  __global const float *y, int g_step, float scale, int count) {
     if (g_step) {
-        FOR_EACH(i, count) dx[i] = 2.0f * scale * g[i] * (x[i] - y[i]);
+        FOR_ELEMENTS(i, count) dx[i] = 2.0f * scale * g[i] * (x[i] - y[i]);
     } else {
         const float factor = 2.0f * scale * g[0];
-        FOR_EACH(i, count) dx[i] = factor * (x[i] - y[i]);
+        FOR_ELEMENTS(i, count) dx[i] = factor * (x[i] - y[i]);
     }
 }

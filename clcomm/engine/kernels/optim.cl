@@ -4,7 +4,7 @@
 __kernel void sgd(__global float *restrict p, __global const float *restrict g, float lr, float weight_decay,
                   int first, int count) {
     p += first, g += first;
-    FOR_EACH(i, count) p[i] -= lr * (g[i] + weight_decay * p[i]);
+    FOR_ELEMENTS(i, count) p[i] -= lr * (g[i] + weight_decay * p[i]);
 }
 
 __kernel void sgd_momentum(__global float *restrict p, __global const float *restrict g,
@@ -12,14 +12,14 @@ __kernel void sgd_momentum(__global float *restrict p, __global const float *res
                            int nesterov, int first, int count) {
     p += first, g += first, velocity += first;
     if (nesterov) {
-        FOR_EACH(i, count) {
+        FOR_ELEMENTS(i, count) {
             const float d = g[i] + weight_decay * p[i];
             const float v = momentum * velocity[i] + d;
             velocity[i] = v;
             p[i] -= lr * (d + momentum * v);
         }
     } else {
-        FOR_EACH(i, count) {
+        FOR_ELEMENTS(i, count) {
             const float v = momentum * velocity[i] + (g[i] + weight_decay * p[i]);
             velocity[i] = v;
             p[i] -= lr * v;

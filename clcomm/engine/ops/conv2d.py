@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from clcomm.engine.autograd import Op
-from clcomm.engine.ops import convolution
+from clcomm.engine.ops import convolution, convolution_products
 from clcomm.engine.ops.activation import relu
 from clcomm.engine.ops.convolution import Geometry
 from clcomm.engine.ops.matmul import check_bias, same_device
@@ -24,19 +24,27 @@ class Conv2dOp(Op):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *, geometry: Geometry) -> Tensor:
         """Queue the convolution."""
         g = geometry
-        packed = convolution.pack(x)
         y = empty(x.device, (g.images, g.outputs, g.out_height, g.out_width))
-        convolution.convolve(g, packed, weight, bias, y)
         ctx.geometry = g
-        ctx.save(packed if ctx.needs[1] else None, weight)
+        if convolution_products.suit(g, x.device):
+            convolution_products.convolve(g, x, weight, bias, y)
+            ctx.save(x if ctx.needs[1] else None, weight)
+        else:
+            packed = convolution.pack(x)
+            convolution.convolve(g, packed, weight, bias, y)
+            ctx.save(packed if ctx.needs[1] else None, weight)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Queue dx, dy convolved with the reversed kernel; dw, the correlation of x with dy; and db, the sums of dy."""
         db = ctx.out(2) if ctx.needs[2] else None
+        if convolution_products.suit(ctx.geometry, grad.device):
+            if db is not None:
+                convolution_products.bias_gradient(ctx.geometry, grad, db)
+            return *_product_gradients(convolution_products, ctx, grad, *ctx.saved), db
         packed_grad = convolution.pack_gradient(ctx.geometry, grad, db)
-        return *_product_gradients(ctx, packed_grad, *ctx.saved), db
+        return *_product_gradients(convolution, ctx, packed_grad, *ctx.saved), db
 
 
 class ConvReluPoolOp(Op):
@@ -64,7 +72,7 @@ class ConvReluPoolOp(Op):
         db = ctx.out(2) if ctx.needs[2] else None
         if ctx.needs[0] or not convolution.can_unpool_locally(g):
             packed_grad = convolution.unpool_gradient(g, grad, places, db)
-            return *_product_gradients(ctx, packed_grad, packed, weight), db
+            return *_product_gradients(convolution, ctx, packed_grad, packed, weight), db
         packed_grad = convolution.pack_pooled_gradient(g, grad, places, db)
         dw = None
         if ctx.needs[1]:
@@ -73,15 +81,15 @@ class ConvReluPoolOp(Op):
         return None, dw, db
 
 
-def _product_gradients(ctx: Any, packed_grad: Tensor, packed: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:
-    """Return dx and dw, None where not needed."""
+def _product_gradients(way: Any, ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:
+    """Return dx and dw, None where not needed, from dy and x as this way of computing, a module, has them."""
     dx = dw = None
     if ctx.needs[1]:
         dw = ctx.out(1)
-        convolution.weight_gradient(ctx.geometry, packed, packed_grad, dw)
+        way.weight_gradient(ctx.geometry, x, grad, dw)
     if ctx.needs[0]:
         dx = ctx.out(0)
-        convolution.data_gradient(ctx.geometry, packed_grad, weight, dx)
+        way.data_gradient(ctx.geometry, grad, weight, dx)
     return dx, dw
 
 
@@ -114,11 +122,11 @@ def conv2d(
 def conv_relu_pool(x: Tensor, weight: Tensor, bias: Tensor | None = None, padding: int | tuple[int, int] = 0) -> Tensor:
     """Return max_pool2d(relu(conv2d(x, weight, bias, padding=padding)), 2), in one kernel where possible.
 
-    That is on a CPU if the convolution keeps the width; see `can_fuse_pool`. Arguments and errors are those of conv2d
-    and max_pool2d.
+    That is on a CPU if the convolution keeps the width, see `can_fuse_pool`, and is not computed as products. Arguments
+    and errors are those of conv2d and max_pool2d.
     """
     geometry = _checked("conv_relu_pool", x, weight, bias, 1, padding)
-    if convolution.can_fuse_pool(geometry, x.device):
+    if convolution.can_fuse_pool(geometry, x.device) and not convolution_products.suit(geometry, x.device):
         return ConvReluPoolOp.apply(x, weight, bias, geometry=geometry)
     return max_pool2d(relu(Conv2dOp.apply(x, weight, bias, geometry=geometry)), 2)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from clcomm.engine.device import Device
 from clcomm.engine.tensor import Tensor, empty
 
-_LANES = 8  # images in a CPU vector, as in conv2d.cl
+LANES = 8  # images in a CPU vector, as in conv2d.cl
 _TILE_OUTPUTS, _TILE_PIXELS = 4, 3  # of a weight gradient, and pixels of any tile
 _SEGMENT = 48  # pixels of a row that a work-item computes at a time, in the build for every width
 _WIDE_ROW = 64  # the longest row whose results, of 8 outputs and 16 images, stay in the L2 cache
@@ -57,7 +57,7 @@ class Geometry(NamedTuple):
     @property
     def blocks(self) -> int:
         """Blocks of 8 images that share vectors on a CPU."""
-        return -(-self.images // _LANES)
+        return -(-self.images // LANES)
 
     @property
     def keeps_width(self) -> bool:
@@ -72,8 +72,8 @@ def pack(x: Tensor) -> Tensor:
     if not device.is_cpu:
         return x
     images, features = x.shape[0], x.size // x.shape[0]
-    blocks = -(-images // _LANES)
-    packed = empty(device, (blocks, *x.shape[1:], _LANES))
+    blocks = -(-images // LANES)
+    packed = empty(device, (blocks, *x.shape[1:], LANES))
     grid = (-(-features // _PACK_RUN), blocks)
     device.launch(device.kernel("pack", "pack_lanes"), grid, (1, 1), x, packed, images, features, _PACK_RUN)
     return packed
@@ -87,8 +87,8 @@ def pack_gradient(g: Geometry, grad: Tensor, db: Tensor | None) -> Tensor:
             kernel, group = device.kernel("conv2d_gpu", "bias_gradient"), device.row_group
             device.launch(kernel, (g.outputs * group,), (group,), grad, db, g.images, g.outputs, plane)
         return grad
-    packed = empty(device, (g.blocks, *grad.shape[1:], _LANES))
-    partial = empty(device, (g.blocks, g.outputs, _LANES))
+    packed = empty(device, (g.blocks, *grad.shape[1:], LANES))
+    partial = empty(device, (g.blocks, g.outputs, LANES))
     kernel = device.kernel("pack", "pack_gradient")
     device.launch(kernel, (g.outputs, g.blocks), (1, 1), grad, packed, partial, g.images, g.outputs, plane)
     if db is not None:
@@ -133,7 +133,7 @@ def weight_gradient(g: Geometry, packed: Tensor, packed_grad: Tensor, dw: Tensor
         kernel = device.kernel("conv2d_gpu", "weight_gradient")
         device.launch(kernel, grid, (group, 1), packed, packed_grad, dw, g.images, *sizes)
         return
-    chunk = _CHUNK_IMAGES // _LANES
+    chunk = _CHUNK_IMAGES // LANES
     rows = _rows_each(device.tuning.near_cache, min(g.channels, _TILE_PIXELS), g.width, g.out_width, g.stride)
     inputs: tuple[Any, ...] = ()
     defines: dict[str, Any] = {"EACH": 2 if device.tuning.conv_lanes == 16 and g.channels > 1 else 1}
@@ -141,7 +141,7 @@ def weight_gradient(g: Geometry, packed: Tensor, packed_grad: Tensor, dw: Tensor
         rows = max(2, min(rows, _POOLED_ROOM // g.out_width) // 2 * 2)
         inputs, defines = (places,), {**defines, "POOLED": _POOLED_ROOM}
     chunks = -(-g.blocks // chunk)
-    partial = empty(device, (chunks, dw.size, _LANES))
+    partial = empty(device, (chunks, dw.size, LANES))
     device.launch(
         device.kernel("conv2d_weights", "weight_gradient", **defines), (-(-g.outputs // _TILE_OUTPUTS), chunks), (1, 1),
         packed, packed_grad, partial, *inputs, g.blocks, chunk, rows, *sizes,
@@ -157,7 +157,7 @@ def can_fuse_pool(g: Geometry, device: Device) -> bool:
 def convolve_relu_pool(g: Geometry, packed: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> Any:
     """Queue y = the 2 x 2 maxima of relu(conv2d(x, weight) + bias); return the buffer of their places."""
     device = y.device
-    places = device.allocate(g.blocks * _LANES * y.size // g.images)
+    places = device.allocate(g.blocks * LANES * y.size // g.images)
     device.launch(
         device.kernel("conv2d", "convolve_relu_pool", **_build(g, g.channels, g.outputs, device, one_width=True)),
         *_grid(g, g.channels, g.outputs, 0, device),
@@ -174,8 +174,8 @@ def can_unpool_locally(g: Geometry) -> bool:
 def pack_pooled_gradient(g: Geometry, grad: Tensor, places: Any, db: Tensor | None) -> Tensor:
     """Return dy of `convolve_relu_pool`, packed but not unpooled, and fill the bias gradient."""
     device = grad.device
-    packed = empty(device, (g.blocks, *grad.shape[1:], _LANES))
-    partial = empty(device, (g.blocks, g.outputs, _LANES))
+    packed = empty(device, (g.blocks, *grad.shape[1:], LANES))
+    partial = empty(device, (g.blocks, g.outputs, LANES))
     kernel, plane = device.kernel("pack", "pack_pooled_gradient"), grad.shape[2] * grad.shape[3]
     device.launch(kernel, (g.outputs, g.blocks), (1, 1), grad, places, packed, partial, g.images, g.outputs, plane)
     if db is not None:
@@ -186,8 +186,8 @@ def pack_pooled_gradient(g: Geometry, grad: Tensor, places: Any, db: Tensor | No
 def unpool_gradient(g: Geometry, grad: Tensor, places: Any, db: Tensor | None) -> Tensor:
     """Return the packed gradient of the convolution inside `convolve_relu_pool`, and fill the bias gradient."""
     device = grad.device
-    packed = empty(device, (g.blocks, g.outputs, g.out_height, g.out_width, _LANES))
-    partial = empty(device, (g.blocks, g.outputs, _LANES))
+    packed = empty(device, (g.blocks, g.outputs, g.out_height, g.out_width, LANES))
+    partial = empty(device, (g.blocks, g.outputs, LANES))
     kernel = device.kernel("pack", "unpool_lanes")
     grid = (g.outputs, g.blocks)
     device.launch(kernel, grid, (1, 1), grad, places, packed, partial, g.images, *packed.shape[1:4])
@@ -248,10 +248,10 @@ def _tile(g: Geometry, channels: int, outputs: int, device: Device) -> _Tile:
 def _chosen_tile(g: Geometry, channels: int, outputs: int, lanes: int, units: int, local_bytes: int) -> _Tile:
     """Return the largest tile with which every core has a work-item; no choice changes a bit."""
     pixels = max(_SEGMENT, 5 * max(g.width, g.out_width) // 2) + 16  # whose results wait in local memory
-    for tile in (_Tile(2, 8), _Tile(2, 4)) if lanes == 2 * _LANES else ():
+    for tile in (_Tile(2, 8), _Tile(2, 4)) if lanes == 2 * LANES else ():
         # With one channel a tile's weights would fill the registers; long rows' results would leave the caches.
         suits = tile.outputs == 4 or (channels > 1 and outputs % tile.outputs == 0 and g.out_width <= _WIDE_ROW)
-        fits = 4 * _LANES * tile.blocks * tile.outputs * pixels <= local_bytes
+        fits = 4 * LANES * tile.blocks * tile.outputs * pixels <= local_bytes
         if suits and fits and -(-outputs // tile.outputs) * -(-g.blocks // tile.blocks) >= units:
             return tile
     return _Tile(1, 4)
@@ -268,7 +268,7 @@ def _grid(g: Geometry, channels: int, outputs: int, plane: int, device: Device) 
 @lru_cache(maxsize=256)
 def _rows_each(near_cache: int, channels: int, width: int, out_width: int, stride: int) -> int:
     """Return how many rows of a tile's dy, with the rows of x that they use, fit into `near_cache` bytes."""
-    row_bytes = 4 * _LANES * (_TILE_OUTPUTS * out_width + channels * width * stride)
+    row_bytes = 4 * LANES * (_TILE_OUTPUTS * out_width + channels * width * stride)
     return max(1, near_cache // row_bytes)
 
 

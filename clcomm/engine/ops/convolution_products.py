@@ -1,0 +1,140 @@
+"""The launches of conv2d as sums of matrix products, one for each tap: the kernels of conv2d_products.cl, for CPUs.
+
+N C H W: images, input channels, rows, columns. O: output channels. Kernels are [O, C, kernel_h, kernel_w].
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from clcomm.engine.device import Device
+from clcomm.engine.ops.convolution import LANES, Geometry
+from clcomm.engine.tensor import Tensor, empty
+
+_DEPTH = 256  # terms added in registers; not tunable, as it decides where long sums are split
+_PANELS = 4  # panels that a work-item holds, while a tile of weights is in the L1 cache
+_LEAST_TAP, _MANY_CHANNELS = 16, 64
+_FULL = 3 / 4  # of conv2d.cl's vectors of images
+
+
+class _Part(NamedTuple):
+    """A part of the kernel, with every `step`-th tap, as a phase of the data gradient sees it: one direction."""
+
+    first: int
+    taps: int
+    shift: int
+
+
+def suit(g: Geometry, device: Device) -> bool:
+    """Return whether products are the faster way: with many channels, or too few images for conv2d.cl's vectors.
+
+    It depends on the shapes alone, as the two ways differ in the order of their sums.
+    """
+    fewest = min(g.channels, g.outputs)
+    is_full = g.images >= _FULL * g.blocks * LANES
+    if is_full:
+        return device.is_cpu and fewest >= (_LEAST_TAP if g.taps == 1 else _MANY_CHANNELS)
+    return device.is_cpu and g.outputs >= _LEAST_TAP and g.channels * g.taps >= _LEAST_TAP
+
+
+def convolve(g: Geometry, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:
+    """Queue y = conv2d(x, weight) + bias."""
+    layout = (0, g.kernel_w, 1, g.channels * g.taps, g.taps)
+    packed = _pack_weights(weight, g.outputs, g.channels, (g.kernel_h, g.kernel_w), layout)
+    sizes = (g.channels, g.height, g.width, g.outputs, g.out_height, g.out_width)
+    _convolve(g, x, packed, bias, y, 0, (*sizes, g.kernel_h, g.kernel_w, g.stride, -g.pad_h, -g.pad_w))
+
+
+def data_gradient(g: Geometry, grad: Tensor, weight: Tensor, dx: Tensor) -> None:
+    """Queue dx: dy convolved with the reversed kernel, once for each phase of the stride."""
+    phases = dx if g.stride == 1 else empty(dx.device, dx.shape)
+    first = 0
+    for row in range(g.stride):
+        for column in range(g.stride):
+            size = -(-(g.height - row) // g.stride), -(-(g.width - column) // g.stride)
+            down = _part(g.kernel_h, g.pad_h, row, g.stride)
+            along = _part(g.kernel_w, g.pad_w, column, g.stride)
+            taps = (down.taps, along.taps)
+            # Tap i of the reversed kernel is tap kernel - 1 - i.
+            tap = g.taps - 1 - down.first * g.kernel_w - along.first
+            layout = (tap, -g.stride * g.kernel_w, -g.stride, g.taps, g.channels * g.taps)
+            packed = _pack_weights(weight, g.channels, g.outputs, taps, layout)
+            sizes = (g.outputs, g.out_height, g.out_width, g.channels, *size)
+            _convolve(g, grad, packed, None, phases, first, (*sizes, *taps, 1, down.shift, along.shift))
+            first += g.images * g.channels * size[0] * size[1]
+    if g.stride > 1:
+        planes = g.images * g.channels
+        kernel = _kernel(dx.device, "join_phases")
+        dx.device.launch(kernel, *dx.device.grid(dx.size), phases, dx, planes, g.height, g.width, g.stride)
+
+
+def _part(kernel: int, pad: int, phase: int, stride: int) -> _Part:
+    """Return the taps i of the reversed kernel that see dy: those for which phase + i - (kernel - 1 - pad) is a
+    multiple of the stride, that times the shift of the first one.
+    """
+    shift = phase - (kernel - 1 - pad)
+    first = -shift % stride
+    return _Part(first, max(0, -(-(kernel - first) // stride)), (shift + first) // stride)
+
+
+def weight_gradient(g: Geometry, x: Tensor, grad: Tensor, dw: Tensor) -> None:
+    """Queue dw: the product of dy with what each term of a sum reads in x."""
+    device = dw.device
+    sums = dw if g.taps == 1 else empty(device, dw.shape)
+    pixels = g.out_height * g.out_width
+    runs = -(-pixels // _DEPTH)
+    device.launch(
+        _kernel(device, "weight_products"), _grid(device, g.channels * g.taps), (1,), x, grad, sums,
+        g.images, g.channels, g.height, g.width, g.outputs, g.out_height, g.out_width,
+        g.kernel_h, g.kernel_w, g.stride, g.pad_h, g.pad_w, -(-pixels // (8 * runs)) * 8,
+    )  # fmt: skip
+    if g.taps > 1:
+        kernel = _kernel(device, "order_terms")
+        device.launch(kernel, *device.grid(dw.size), sums, dw, g.outputs, g.channels, g.taps)
+
+
+def bias_gradient(g: Geometry, grad: Tensor, db: Tensor) -> None:
+    """Queue db: the sums of dy over images and pixels."""
+    device, pixels = db.device, g.out_height * g.out_width
+    grid = device.row_grid(g.outputs, g.images * pixels)
+    device.launch(_kernel(device, "channel_sums"), *grid, grad, db, g.images, g.outputs, pixels)
+
+
+def _kernel(device: Device, name: str) -> Any:
+    return device.kernel("conv2d_products", name, DEPTH=_DEPTH, PANELS=_PANELS)
+
+
+def _grid(device: Device, columns: int) -> tuple[int]:
+    """Return the number of work-items for so many columns of panels."""
+    return (-(-columns // (_PANELS * device.tuning.gemm_tile[1])),)
+
+
+class _Packed(NamedTuple):
+    """Weights in the order in which tiles read them, and which tiles are finite."""
+
+    values: Tensor
+    is_finite: Any
+
+
+def _pack_weights(weight: Tensor, rows: int, channels: int, taps: tuple[int, int], layout: tuple[int, ...]) -> _Packed:
+    """Return the packed weights; `layout` is first_tap, tap_i, tap_j, w_row and w_channel of the kernel."""
+    device = weight.device
+    tile = device.tuning.gemm_tile[0]
+    tiles = -(-rows // tile)
+    packed = _Packed(empty(device, (tiles * max(1, channels * taps[0] * taps[1] * tile),)), device.allocate(4 * tiles))
+    grid = (min(tiles, device.compute_units),)
+    kernel = _kernel(device, "pack_weights")
+    device.launch(kernel, grid, (1,), weight, *packed, rows, channels, *taps, *layout)
+    return packed
+
+
+def _convolve(
+    g: Geometry, x: Tensor, packed: _Packed, bias: Tensor | None, y: Tensor, first: int, sizes: tuple[int, ...]
+) -> None:
+    """Queue the convolution of a phase of y, from its element `first` on; `sizes` are the kernel's, from channels."""
+    device = y.device
+    pixels = sizes[4] * sizes[5]
+    if pixels:
+        added = packed.values if bias is None else bias
+        kernel, grid = _kernel(device, "convolve_products"), (*_grid(device, pixels), g.images)
+        device.launch(kernel, grid, (1, 1), x, *packed, added, y, first, *sizes, int(bias is not None))
