@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clcomm.engine import pocl_cache
+from clcomm.engine import pocl_cache, program_cache
 from clcomm.errors import DeviceError, ShortageError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _SCALARS = {
 _LOG_LIMIT = 800  # characters of a build log in a message
 #: Builds of one program at the same time in several processes may collide in PoCL's cache, so a failed one is repeated.
 _TRIES = 2
-#: PyOpenCL generates Python code as it makes a kernel, which is not thread-safe.
+#: PyOpenCL generates Python code as it makes a kernel, and Python keeps filters of warnings: neither is thread-safe.
 _making = threading.Lock()
 
 
@@ -55,11 +55,30 @@ def build(context: cl.Context, file: str, options: list[str]) -> cl.Program:
         with contextlib.suppress(cl.Error):
             return cl.Program(context, _text_of("builtins") + source).build([*options, "-D_OPENCL_H_"])
     try:
+        if program_cache.serves(context.devices[0]):
+            return _built_once(context, source, options)
         program = cl.Program(context, source).build(options)
     except cl.Error as error:
         raise _build_failure(file, options, source, str(error)) from None
     if skips_header:
         warnings.warn(f"kernels/{file}.cl: declare what it uses in kernels/builtins.cl, it builds faster", stacklevel=2)
+    return program
+
+
+def _built_once(context: cl.Context, source: str, options: list[str]) -> cl.Program:
+    """Return a program from the cache, else build and store it; raises cl.Error."""
+    import pyopencl as cl
+
+    (cl_device,) = context.devices
+    stored = program_cache.CachedProgram(cl_device, source, options)
+    with _making, warnings.catch_warnings():
+        warnings.simplefilter("ignore", cl.CompilerWarning)  # Intel's compiler says at each build that it has built
+        binary = stored.read()
+        if binary is not None:
+            with contextlib.suppress(cl.Error):  # the driver takes it for another's
+                return cl.Program(context, [cl_device], [binary]).build(options)
+        program = cl.Program(context, source).build(options)
+    stored.write(program.get_info(cl.program_info.BINARIES)[0])
     return program
 
 
