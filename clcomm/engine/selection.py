@@ -100,12 +100,12 @@ def candidates() -> list[Candidate]:
             "or install your GPU vendor's OpenCL driver"
         )
     found: list[Candidate] = []
-    # Last, so that another runtime's device is cpu:0 whether this one is loaded or not.
-    for platform in sorted(platforms, key=lambda each: each.name.strip() == intel_runtime.PLATFORM):
-        for cl_device in _devices_of(platform):
-            kind = device_kind(cl_device)
-            index = sum(other.kind == kind for other in found)
-            found.append(Candidate(f"{kind}:{index}", kind, cl_device))
+    devices = [cl_device for platform in platforms for cl_device in _devices_of(platform)]
+    # Intel's last, so that another runtime's device is cpu:0 whether this one is loaded or not.
+    for cl_device in sorted(devices, key=intel_runtime.is_intel):
+        kind = device_kind(cl_device)
+        index = sum(other.kind == kind for other in found)
+        found.append(Candidate(f"{kind}:{index}", kind, cl_device))
     return found
 
 
