@@ -267,7 +267,8 @@ __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void gemm(
         barrier(CLK_LOCAL_MEM_FENCE);
         for (int z = 0; z < smaller(SLICE, depth - k); ++z)
             UNROLL for (int i = 0; i < EACH; ++i)
-                UNROLL for (int j = 0; j < EACH; ++j) sum[i][j] += left[z][y + i * SIDE] * right[z][x + j * SIDE];
+                UNROLL for (int j = 0; j < EACH; ++j)
+                    sum[i][j] = MULTIPLY_ADD(left[z][y + i * SIDE], right[z][x + j * SIDE], sum[i][j]);
         barrier(CLK_LOCAL_MEM_FENCE);
     }
     for (int i = 0; i < EACH; ++i)
