@@ -1,8 +1,8 @@
 """`python -m benchmarks.startup`: from the shell to the end of a one-step job, warm and cold, and memory a rank.
 
-Warm: kernels are in the cache from a run before. Cold: empty caches each time (POCL_CACHE_DIR, CLCOMM_CACHE_DIR). Python
-keeps its compiled files, as it does unless PYTHONDONTWRITEBYTECODE is set. Starts take turns. `-- --device intel` starts
-on Intel's runtime.
+Warm: kernels are in the cache from a run before. Cold: empty caches each time (POCL_CACHE_DIR, CLCOMM_CACHE_DIR).
+Python keeps its compiled files, as it does unless PYTHONDONTWRITEBYTECODE is set. Starts take turns. What follows `--`
+goes to the job, such as `-- --device intel`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ def cpu_device(kind: str) -> Device:
 
     CLCOMM_TEST_DEVICE names another than the first.
     """
-    return Device.select(os.environ.get("CLCOMM_TEST_DEVICE", "cpu")) if kind == "cpu" else Device(cpu_device("cpu").cl_device, kind=kind)
+    if kind == "cpu":
+        return Device.select(os.environ.get("CLCOMM_TEST_DEVICE", "cpu"))
+    return Device(cpu_device("cpu").cl_device, kind=kind)
 
 
 def one_line(caught) -> str:

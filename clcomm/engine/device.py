@@ -49,7 +49,7 @@ class Device(LaunchQueue):
         name: str = cl_device.name.strip()
         self.kind = kind or selection.device_kind(cl_device)
         is_cpu, is_intel = self.kind == "cpu", intel_runtime.is_intel(cl_device)
-        self.compute_units: int = intel_runtime.compute_units(cl_device) if is_intel else cl_device.max_compute_units
+        self.compute_units: int = selection.compute_units(cl_device)
         in_caller = is_cpu and name.startswith("basic")  # PoCL's driver without worker threads
         properties = 0
         name += f" ({intel_runtime.PLATFORM})" if is_intel else ""

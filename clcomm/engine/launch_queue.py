@@ -29,7 +29,7 @@ class LaunchQueue:
     Args:
         name: the device's name in messages.
         is_cpu: whether the device computes on the host's cores.
-        runs_in_caller: whether kernels run in the thread that queues them or waits for them, as on PoCL's `basic` device.
+        runs_in_caller: whether kernels run in the thread that queues or awaits them, as on PoCL's `basic` device.
         queue_properties: OpenCL's properties of each queue of the device.
     """
 

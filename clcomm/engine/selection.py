@@ -63,7 +63,7 @@ def core_share(local_size: int) -> int:
     return len(usable_cores()) // max(local_size, 1)
 
 
-def prepare_environment(cores: int, spec: str | None = None) -> None:
+def prepare_environment(cores: int, spec: str | None = None, *, every: bool = False) -> None:
     """Prepare OpenCL's CPU devices, before they are loaded; variables that the user has set are left unchanged.
 
     Each is limited to `cores`. With one core or less, PoCL's `basic` driver runs kernels in the calling thread, without
@@ -71,12 +71,13 @@ def prepare_environment(cores: int, spec: str | None = None) -> None:
     worker.
 
     Intel's runtime is loaded only where it may be meant, as that takes time and 100 MB: where `spec`, or else
-    CLCOMM_DEVICE, is a name or a number other than 0, or where PyPI's PoCL is not installed. Raises what
-    `pocl_cache.prepare` raises.
+    CLCOMM_DEVICE, is a name or a number other than 0, where `every` device is asked for, or where PyPI's PoCL is not
+    installed. Raises what `pocl_cache.prepare` raises.
     """
     pocl_cache.prepare()
     intel_runtime.limit(cores)
-    if not _KIND_OR_FIRST.fullmatch(_asked(spec)[0] or "cpu") or not find_spec("pocl_binary_distribution"):
+    is_first = _KIND_OR_FIRST.fullmatch(_asked(spec)[0] or "cpu") is not None
+    if every or not is_first or not find_spec("pocl_binary_distribution"):
         intel_runtime.announce()
     if cores <= 1 and find_spec("pocl_binary_distribution"):
         os.environ.setdefault("POCL_DEVICES", "basic")
@@ -127,6 +128,14 @@ def device_kind(cl_device: Any) -> str:
     return "cpu" if cl_device.type & cl.device_type.CPU else "accelerator"
 
 
+def compute_units(cl_device: Any) -> int:
+    """Return the compute units that a device may use: of a CPU, as far as that is known, the process's share."""
+    if intel_runtime.is_intel(cl_device):
+        return intel_runtime.compute_units(cl_device)
+    units: int = cl_device.max_compute_units
+    return units
+
+
 def choose(spec: str | None, local_rank: int) -> Candidate:
     """Return the device for a process.
 
@@ -144,8 +153,15 @@ def choose(spec: str | None, local_rank: int) -> Candidate:
     if not matches:
         present = ", ".join(f"{c.label} ({c.description})" for c in found) or "none: this machine's platforms have none"
         asked = f"{source}={spec!r}" if spec is not None else source
-        raise DeviceError(f"{asked}: expected one of {present}, or part of such a name")
+        raise DeviceError(f"{asked}: expected one of {present}, or part of such a name{_unloaded(found)}")
     return matches[local_rank % len(matches)]
+
+
+def _unloaded(found: list[Candidate]) -> str:
+    """Return what to do for Intel's runtime where it is installed and was not loaded; else ""."""
+    if intel_runtime.library() is None or any(intel_runtime.is_intel(each.cl_device) for each in found):
+        return ""
+    return "; Intel's runtime is installed, and loaded if CLCOMM_DEVICE names it before the first device is selected"
 
 
 def _asked(spec: str | None) -> tuple[str | None, str]:
@@ -163,7 +179,9 @@ def _by_kind(found: list[Candidate]) -> list[Candidate]:
 def _of_kind(found: list[Candidate], kind: str) -> list[Candidate]:
     """Return the devices of a kind; of CPUs only the first platform's, as others have the same cores."""
     matches = [candidate for candidate in found if candidate.kind == kind]
-    return [each for each in matches if kind != "cpu" or each.cl_device.platform.name == matches[0].cl_device.platform.name]
+    if kind != "cpu":
+        return matches
+    return [each for each in matches if each.cl_device.platform.name == matches[0].cl_device.platform.name]
 
 
 def _by_spec(found: list[Candidate], spec: str) -> list[Candidate]:

@@ -1,7 +1,7 @@
 """Fixtures of the engine's tests: devices, and a comparison with a float64 reference.
 
-By default that is the CPU device twice, with the CPU's kernels and with those for GPUs. CLCOMM_TEST_DEVICE names another
-device than the first; CLCOMM_TEST_DEVICES=all adds every other OpenCL device present.
+By default that is the CPU device twice, with the CPU's kernels and with those for GPUs. CLCOMM_TEST_DEVICE names
+another device than the first; CLCOMM_TEST_DEVICES=all adds every other OpenCL device present.
 """
 
 from __future__ import annotations
