@@ -59,7 +59,7 @@ DEVICE_RANK_TESTS ?= tests/test_gradient_path.py tests/test_averaged_gradients.p
   tests/test_replayed_synchronisation.py tests/sync/test_overlap.py tests/training/test_build_together.py
 
 .DELETE_ON_ERROR:
-.PHONY: ulfm options help mnist test test-plain test-mpi test-device tables figures fuzz soak courses proofs orders families oclgrind lint format bench bench-quick
+.PHONY: ulfm options help mnist test test-plain test-mpi test-device intel tables figures fuzz soak courses proofs orders families oclgrind lint format bench bench-quick
 .PHONY: pages example-report elastic faults clean
 
 help: ## list the targets and their variables
@@ -93,6 +93,8 @@ test-mpi: export UCX_HANDLE_ERRORS ?= bt
 test-device: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS)$(if $(filter intel,$(DEVICE)),$(comma)intel) ## the engine's tests on DEVICE: intel, gpu:1, part of a name
 	CLCOMM_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest $(DEVICE_TESTS) $(TEST_ARGS)
 	CLCOMM_TEST_DEVICE=$(DEVICE) $(MAKE) test-mpi TEST_RANKS="$(DEVICE_RANKS)" TEST_ARGS="$(DEVICE_RANK_TESTS)"
+
+intel: $(VENV)/.has-intel ## install Intel's OpenCL runtime, beside what is there
 
 tables: $(FOR_TEST) ## every table at every width from 40 to 200, with values of 1 to 15 digits: a minute
 	CLCOMM_TABLE_FAMILY=1 $(BIN)/python -m pytest tests/console/test_tables.py
