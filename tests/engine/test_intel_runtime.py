@@ -197,7 +197,7 @@ _JOB = """
 import sys
 import numpy as np
 import pyopencl as cl
-from clcomm.engine import Device, Tensor, selection
+from clcomm.engine import Device, Tensor, program, selection
 from clcomm.engine import functional as F
 
 sources = []  # of each program, whether it was made from source
@@ -212,6 +212,8 @@ values = np.random.default_rng(0).standard_normal((40, 50), np.float32)
 x = Tensor(values, device, requires_grad=True)
 y = F.softmax(x @ Tensor(values.T.copy(), device))
 y.backward(Tensor(np.ones((40, 40), np.float32), device))
+kernels = [program.argument_types(kernel) for kernel in device._kernels.values()]
+assert any(kind is np.int32 for types in kernels for kind in types)
 labels = [candidate.label for candidate in selection.candidates()]
 print(device.runs_in_caller, device.compute_units, sum(sources), len(sources), labels)
 print(y.numpy().tobytes().hex(), x.grad.numpy().tobytes().hex())
