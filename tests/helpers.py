@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +15,13 @@ from clcomm.sync import auto_buckets, bucket_tuning
 
 @cache
 def cpu_device(kind: str) -> Device:
-    """Return this process's CPU device, treated as one of `kind`; a new one would compile its kernels again."""
-    return Device.select("cpu") if kind == "cpu" else Device(cpu_device("cpu").cl_device, kind=kind)
+    """Return this process's CPU device, treated as one of `kind`; a new one would compile its kernels again.
+
+    CLCOMM_TEST_DEVICE names another than the first.
+    """
+    if kind == "cpu":
+        return Device.select(os.environ.get("CLCOMM_TEST_DEVICE", "cpu"))
+    return Device(cpu_device("cpu").cl_device, kind=kind)
 
 
 def one_line(caught) -> str:

@@ -21,10 +21,12 @@ from benchmarks.machine import cores
 from benchmarks.peers.batches import default_data, write_batches
 from benchmarks.peers.example import Example
 from benchmarks.peers.systems import (
+    INTEL,
     NETCL,
     NETCL_HELPED,
     OURS,
     OURS_ALONE,
+    OURS_ON_INTEL,
     OURS_SHARDED,
     PEERS,
     System,
@@ -57,7 +59,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", nargs="+", choices=("convnet", "mlp"), default=["convnet"])
     parser.add_argument("--batch", nargs="+", type=harness.positive, default=[64], help="of a rank; default: 64")
     parser.add_argument("--ranks", type=harness.positive, default=4, help="default: %(default)s")
-    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS), help="default: all")
+    parser.add_argument(
+        "--peers", nargs="*", choices=(*PEERS, INTEL), default=list(PEERS),
+        help="default: ddp lizardist netcl; intel: this project there too"
+    )  # fmt: skip
     parser.add_argument("--data", default=default_data(), help="as for the examples; default here: %(default)s")
     parser.add_argument("--example", action="store_true", help=f"measure `{Example.name}` too")
     parser.add_argument(
@@ -150,7 +155,7 @@ def example_row(ranks: int, batch: int, samples: dict[str, Samples]) -> tuple[st
 def bars(model: str, batch: int, ranks: int, systems: list[System], samples: dict[str, Samples]) -> list[Bar]:
     """Return the bars with their figures."""
     result: list[Bar] = []
-    not_peers: Any = (OURS, OURS_SHARDED, OURS_ALONE, NETCL, NETCL_HELPED)
+    not_peers: Any = (OURS, OURS_SHARDED, OURS_ALONE, OURS_ON_INTEL, NETCL, NETCL_HELPED)
     peers = [system.name for system in systems if system.name not in not_peers]
     label = f"{model}, batch {batch}"
     if peers:

@@ -26,9 +26,10 @@ class Native:
     """
 
     def __init__(
-        self, model: str, shape: tuple[int, ...], batches: list[Batch], comm: Communicator, sharded: bool = False
-    ):
-        self.device = Device.select(local_rank=comm.local_rank, local_size=comm.local_size, cores=comm.cores)
+        self, model: str, shape: tuple[int, ...], batches: list[Batch], comm: Communicator, sharded: bool = False,
+        device: str | None = None,
+    ):  # fmt: skip
+        self.device = Device.select(device, local_rank=comm.local_rank, local_size=comm.local_size, cores=comm.cores)
         self.parts = build_parts("native", model, shape, 10, seed=0, device=self.device)
         self.comm, self.batches = comm, batches
         self.sync = Synchronizer(comm)
@@ -108,7 +109,8 @@ def _no_time() -> dict[str, dict[str, float]]:
 
 def main() -> None:
     given, comm = options(), Communicator()
-    work(given, comm.rank, lambda batches: Native(given.model, tuple(given.shape), batches, comm, given.sharded))
+    shape = tuple(given.shape)
+    work(given, comm.rank, lambda batches: Native(given.model, shape, batches, comm, given.sharded, given.device))
 
 
 if __name__ == "__main__":

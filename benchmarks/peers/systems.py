@@ -12,7 +12,10 @@ from benchmarks.workers import Job
 
 OURS, OURS_SHARDED, OURS_ALONE = "clcomm", "clcomm, sharded update", "clcomm, 1 rank"
 NETCL, NETCL_HELPED = "netcl as published", "netcl under clcomm's adapter"
+OURS_ON_INTEL = "clcomm, Intel's OpenCL"
 PEERS = ("ddp", "lizardist", "netcl")
+#: Ourselves on Intel's runtime, where that is installed and asked for.
+INTEL = "intel"
 
 
 @dataclass
@@ -56,6 +59,8 @@ def start(peers: list[str], ranks: int, batch: int, arguments: list[str]) -> Ite
         systems = [System(OURS, job("engine"), batch)]
         if ranks > 1:
             systems.append(System(OURS_SHARDED, job("engine", ranks, True, "--sharded"), batch))
+        if INTEL in peers:
+            systems.append(System(OURS_ON_INTEL, job("engine", ranks, True, "--device", INTEL), batch))
         if "ddp" in peers:
             systems.append(System("PyTorch DDP, gloo", job("ddp", mpi=False), batch, {"threads": 1}))
         if "lizardist" in peers:

@@ -40,6 +40,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--batches", required=True)
     parser.add_argument("--shape", type=int, nargs=3, required=True)
     parser.add_argument("--sharded", action="store_true", help="this project's sharded update")
+    parser.add_argument("--device", help="this project's device")
     return parser.parse_args()
 
 

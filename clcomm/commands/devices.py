@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from clcomm.commands.command import Command
 from clcomm.console.table import Column, TextTable
-from clcomm.engine import selection, tuning
+from clcomm.engine import pace, selection, tuning
+from clcomm.engine.device import Device
 from clcomm.units import format_size
 
 COLUMNS = (
@@ -25,13 +27,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print the devices and mark this rank's; raises DeviceError if there are none, or none that --device names."""
+    """Print the devices and mark this rank's; raises DeviceError if there are none, or none that --device names.
+
+    Where several runtimes have a device for the CPU, they are timed.
+    """
     rank, size = selection.local_place()
-    selection.prepare_environment(selection.core_share(size))
-    taken = selection.choose(options.device, rank)
-    rows = [row(candidate, candidate == taken) for candidate in selection.candidates()]
-    print(TextTable(COLUMNS, rows, dropped_first=_DROPPED_FIRST))
+    cores = selection.core_share(size)
+    selection.prepare_environment(cores, every=True)
+    taken, found = selection.choose(options.device, rank), selection.candidates()
+    print(TextTable(COLUMNS, [row(candidate, candidate == taken) for candidate in found], dropped_first=_DROPPED_FIRST))
     print(f"* what local rank {rank} of {size} takes; ranks of a host take the devices of one kind in turn")
+    cpus = [candidate for candidate in found if candidate.kind == "cpu" and not candidate.is_simulator]
+    if len(cpus) > 1:
+        print(comparison(cpus, pace.training_rates([Device(each.cl_device) for each in cpus]), max(cores, 1)))
+
+
+def comparison(cpus: Sequence[selection.Candidate], rates: Sequence[float], cores: int) -> str:
+    """Return which of a CPU's devices trains faster, by the images a second of each, in two sentences."""
+    each = ", ".join(f"{cpu.label} {rate:,.0f} images/s" for cpu, rate in zip(cpus, rates, strict=True))
+    rate, fastest = max(zip(rates, cpus, strict=True), key=lambda pair: pair[0])
+    gain = rate / sorted(rates)[-2]
+    on = f"on {cores} core" + ("s" if cores > 1 else "")
+    return (
+        f"a small ConvNet's gradients {on}: {each}; {fastest.label} ({fastest.cl_device.platform.name.strip()}) is "
+        f"{gain:.2f}x as fast\nCLCOMM_DEVICE or --device chooses another, such as CLCOMM_DEVICE={cpus[-1].label}"
+    )
 
 
 def row(candidate: selection.Candidate, is_taken: bool) -> tuple[str, ...]:
@@ -42,7 +62,7 @@ def row(candidate: selection.Candidate, is_taken: bool) -> tuple[str, ...]:
         device.name.strip(),
         device.platform.name.strip(),
         device.driver_version.strip(),
-        str(device.max_compute_units),
+        str(selection.compute_units(device)),
         format_size(device.global_mem_size),
         "tuned" if tuning.is_stored(device, candidate.kind) else "built-in sizes",
     )

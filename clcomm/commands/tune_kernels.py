@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> None:
     """
     if selection.local_place()[0] != 0:
         return
-    selection.prepare_environment(1)  # a CPU's sizes are those of one core
+    selection.prepare_environment(1, options.device)  # a CPU's sizes are those of one core
     candidate = selection.choose(options.device, 0)
     identity = tuning.Identity.of(candidate.cl_device, candidate.kind)
     if options.reset:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from clcomm.engine import program, selection, sub_groups, timing
+from clcomm.engine import intel_runtime, program, selection, sub_groups, timing
 from clcomm.engine.launch_queue import LaunchQueue
 from clcomm.engine.memory import Memory
 from clcomm.engine.pocl_target import name_processor
@@ -47,13 +47,19 @@ class Device(LaunchQueue):
         name_processor(cl_device)
         name: str = cl_device.name.strip()
         self.kind = kind or selection.device_kind(cl_device)
-        is_cpu = self.kind == "cpu"
+        is_cpu, is_intel = self.kind == "cpu", intel_runtime.is_intel(cl_device)
+        self.compute_units: int = selection.compute_units(cl_device)
         in_caller = is_cpu and name.startswith("basic")  # PoCL's driver without worker threads
-        super().__init__(cl.Context([cl_device]), name, is_cpu=is_cpu, runs_in_caller=in_caller)
+        properties = 0
+        name += f" ({intel_runtime.PLATFORM})" if is_intel else ""
+        if is_cpu and self.compute_units == 1 and intel_runtime.can_run_in_caller(cl_device):
+            in_caller, properties = True, intel_runtime.IN_CALLER
+        super().__init__(
+            cl.Context([cl_device]), name, is_cpu=is_cpu, runs_in_caller=in_caller, queue_properties=properties
+        )
         self.cl_device = cl_device
         self.driver = f"{cl_device.platform.name.strip()} {cl_device.driver_version.strip()}"
         self.shares_host_memory = self.is_cpu
-        self.compute_units: int = cl_device.max_compute_units
         self.local_bytes: int = cl_device.local_mem_size
         self.tuning = _load_tuning(cl_device, self.kind) if tuning is None else tuning
         self.group = 1 if self.is_cpu else min(self.tuning.group, cl_device.max_work_group_size)
@@ -94,7 +100,7 @@ class Device(LaunchQueue):
         if spec is not None and not isinstance(spec, str):
             raise ArgumentError(f"device: expected a Device or a name such as 'gpu:0', got {spec!r}")
         rank, size = selection.local_place(local_rank, local_size)
-        selection.prepare_environment(selection.core_share(size) if cores is None else cores)
+        selection.prepare_environment(selection.core_share(size) if cores is None else cores, spec)
         return Device(selection.choose(spec, rank).cl_device)
 
     def __copy__(self) -> Device:

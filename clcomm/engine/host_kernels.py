@@ -34,7 +34,7 @@ class HostKernels:
 
         self.device = device
         self._cl = cl
-        self._queue = cl.CommandQueue(device.context)
+        self._queue = device.new_queue()
 
     def takes(self, array: np.ndarray) -> bool:
         """Return whether the device can compute on an array in place."""

@@ -18,7 +18,7 @@ from clcomm.storage.files import open_regular, read_regular, remove_tree
 _MOST_BYTES = 1 << 22
 #: PoCL touches this file of a program's folder at each use. File times may be a clock tick, a few milliseconds, too
 #: early, for which _TICK_S is ample.
-_TOUCHED, _TICK_S = "last_accessed", 1.0
+TOUCHED, _TICK_S = "last_accessed", 1.0
 _PIECE_BYTES = 1 << 20
 
 #: Folders by relative name; in each, [length, digest] of its files by relative name.
@@ -27,7 +27,7 @@ Seal = dict[str, dict[str, list]]
 
 def used_since(cache: Path, since: float) -> list[Path]:
     """Return the folders of programs used since a time (seconds of the epoch) or shortly before it."""
-    folders = [path.parent for path in cache.glob(f"*/*/{_TOUCHED}") if path.lstat().st_mtime >= since - _TICK_S]
+    folders = [path.parent for path in cache.glob(f"*/*/{TOUCHED}") if path.lstat().st_mtime >= since - _TICK_S]
     return [folder for folder in folders if _is_inside(cache, folder)]
 
 
@@ -88,7 +88,7 @@ def _digests(folder: Path) -> dict[str, list]:
     for directory, _, names in os.walk(folder):
         for name in names:
             path = Path(directory, name)
-            if name != _TOUCHED:
+            if name != TOUCHED:
                 with suppress(OSError):  # deleted meanwhile, or unreadable for PoCL too
                     found[str(path.relative_to(folder))] = _digest(path)
     return found

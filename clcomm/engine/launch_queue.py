@@ -30,15 +30,19 @@ class LaunchQueue:
     Args:
         name: the device's name in messages.
         is_cpu: whether the device computes on the host's cores.
-        runs_in_caller: whether kernels run in the thread that waits for them, as on PoCL's `basic` device.
+        runs_in_caller: whether kernels run in the thread that queues or awaits them, as on PoCL's `basic` device.
+        queue_properties: OpenCL's properties of each queue of the device.
     """
 
-    def __init__(self, context: cl.Context, name: str, *, is_cpu: bool, runs_in_caller: bool):
+    def __init__(
+        self, context: cl.Context, name: str, *, is_cpu: bool, runs_in_caller: bool, queue_properties: int = 0
+    ):
         import pyopencl as cl
 
         self.context, self.name = context, name
         self.is_cpu, self.runs_in_caller = is_cpu, runs_in_caller
-        self.queue = cl.CommandQueue(context)
+        self._queue_properties = queue_properties
+        self.queue = self.new_queue()
         self.launching = RLock()  # held while a kernel's arguments are set and it is queued, as threads share kernels
         # Where kernels run in the calling thread, PoCL lets a thread run kernels that others have queued, and two
         # threads may then wait for each other's events. So one thread at a time uses such a device.
@@ -99,7 +103,13 @@ class LaunchQueue:
         """A queue whose events have the times at which kernels ran."""
         import pyopencl as cl
 
-        return cl.CommandQueue(self.context, properties=cl.command_queue_properties.PROFILING_ENABLE)
+        return self.new_queue(cl.command_queue_properties.PROFILING_ENABLE)
+
+    def new_queue(self, properties: int = 0) -> cl.CommandQueue:
+        """Return another in-order queue of the device, with further properties of OpenCL's."""
+        import pyopencl as cl
+
+        return cl.CommandQueue(self.context, properties=self._queue_properties | int(properties))
 
     def finish(self) -> None:
         """Wait until everything queued is done."""

@@ -5,7 +5,6 @@ PoCL's own default for a process without HOME is /tmp/pocl/kcache, even if anoth
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from clcomm.errors import DeviceError
 from clcomm.storage.cache import user_cache
-from clcomm.storage.private import exposure, make_private, private_temporary
+from clcomm.storage.private import first_private, unfit
 
 #: The least that building a kernel needs: open descriptors, and bytes of object and intermediate code.
 _DESCRIPTORS, _KERNEL_BYTES = 16, 1 << 20
@@ -51,7 +50,7 @@ def shortage() -> str:
 def _checked(given: str) -> str:
     """Return the directory with links resolved, as others could change a link."""
     directory = Path(os.path.realpath(given))
-    problem = _problem(directory, chosen=True)
+    problem = unfit(directory, chosen=True)
     if problem:
         raise DeviceError(
             f"POCL_CACHE_DIR: expected a directory that only this user can write to, as PoCL runs the code in it; got "
@@ -63,18 +62,4 @@ def _checked(given: str) -> str:
 def _own_directory() -> Path:
     """Return the first private directory of PoCL's default, one of clcomm's, and a temporary one."""
     cache = Path(os.path.realpath(user_cache()))
-    for directory in (cache / "pocl" / "kcache", cache / "clcomm" / "pocl"):
-        if not _problem(directory):
-            return directory
-    directory = private_temporary() / "pocl"
-    make_private(directory)
-    return directory
-
-
-def _problem(directory: Path, chosen: bool = False) -> str:
-    try:
-        make_private(directory)
-        can_write = os.access(directory, os.W_OK)
-        return exposure(directory, chosen=chosen) or ("" if can_write else os.strerror(errno.EACCES))
-    except OSError as error:
-        return error.strerror or str(error)
+    return first_private((cache / "pocl" / "kcache", cache / "clcomm" / "pocl"), "pocl")

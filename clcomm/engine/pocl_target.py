@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import platform
 from collections.abc import Iterable
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def name_processor(cl_device: Any) -> bool:
         return False
     duplicate = ctypes.CDLL(None).strdup  # in C's heap, as PoCL may free it
     duplicate.restype, duplicate.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
-    field.value = duplicate(nearest_processor(_features()).encode())
+    field.value = duplicate(nearest_processor(processor_features()).encode())
     return True
 
 
@@ -60,7 +61,8 @@ def _is_unnamed(cl_device: Any) -> bool:
     )
 
 
-def _features() -> list[str]:
+@cache
+def processor_features() -> list[str]:
     """Return the features of this machine's processor, as Linux names them; none if it lists none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()

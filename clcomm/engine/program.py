@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import tempfile
 import threading
 import warnings
@@ -11,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clcomm.engine import pocl_cache
+from clcomm.engine import pocl_cache, program_cache
 from clcomm.errors import DeviceError, ShortageError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _SCALARS = {
 _LOG_LIMIT = 800  # characters of a build log in a message
 #: Builds of one program at the same time in several processes may collide in PoCL's cache, so a failed one is repeated.
 _TRIES = 2
-#: PyOpenCL generates Python code as it makes a kernel, which is not thread-safe.
+#: PyOpenCL generates Python code as it makes a kernel, and Python keeps filters of warnings: neither is thread-safe.
 _making = threading.Lock()
 
 
@@ -55,12 +56,40 @@ def build(context: cl.Context, file: str, options: list[str]) -> cl.Program:
         with contextlib.suppress(cl.Error):
             return cl.Program(context, _text_of("builtins") + source).build([*options, "-D_OPENCL_H_"])
     try:
+        if program_cache.serves(context.devices[0]):
+            return _built_once(context, source, options)
         program = cl.Program(context, source).build(options)
     except cl.Error as error:
         raise _build_failure(file, options, source, str(error)) from None
     if skips_header:
         warnings.warn(f"kernels/{file}.cl: declare what it uses in kernels/builtins.cl, it builds faster", stacklevel=2)
     return program
+
+
+def _built_once(context: cl.Context, source: str, options: list[str]) -> cl.Program:
+    """Return a program from the cache, else build and store it; raises cl.Error."""
+    import pyopencl as cl
+
+    (cl_device,) = context.devices
+    stored = program_cache.CachedProgram(cl_device, source, options)
+    with _making, warnings.catch_warnings():
+        warnings.simplefilter("ignore", cl.CompilerWarning)  # Intel's compiler says at each build that it has built
+        types, _, binary = (stored.read() or b"").partition(b"\n")
+        if binary:
+            with contextlib.suppress(cl.Error):  # the driver takes it for another's
+                program = cl.Program(context, [cl_device], [binary]).build(options)
+                program.scalar_types = json.loads(types)
+                return program
+        program = cl.Program(context, source).build(options)
+        program.scalar_types = {name: _scalar_types(cl.Kernel(program, name)) for name in _kernels_of(program)}
+    binary = program.get_info(cl.program_info.BINARIES)[0]
+    stored.write(json.dumps(program.scalar_types).encode() + b"\n" + binary)
+    return program
+
+
+def _kernels_of(program: cl.Program) -> list[str]:
+    names: str = program.kernel_names
+    return names.split(";")
 
 
 def _can_skip_header(device: cl.Device) -> bool:
@@ -98,6 +127,9 @@ def typed_kernel(program: cl.Program, name: str) -> Any:
 
     with _making:
         kernel = cl.Kernel(program, name)
+        known = getattr(program, "scalar_types", None)  # of a stored program: binaries have no argument information
+        if known is not None:
+            kernel.scalar_types = known[name]
         try:
             types = argument_types(kernel)
         except cl.Error:  # the driver has no argument information
@@ -107,18 +139,27 @@ def typed_kernel(program: cl.Program, name: str) -> Any:
 
 
 def argument_types(kernel: Any) -> list[Any]:
-    """Return the NumPy type of each scalar argument, None for buffers; raises cl.Error where the driver lacks them."""
-    return [_argument_type(kernel, index) for index in range(kernel.num_args)]
+    """Return the NumPy type of each scalar argument, None for buffers; raises cl.Error where the driver lacks them.
 
-
-def _argument_type(kernel: Any, index: int) -> Any:
+    `kernel` comes from `typed_kernel`.
+    """
     import numpy as np
+
+    known = getattr(kernel, "scalar_types", None)
+    return [name and np.dtype(name).type for name in (_scalar_types(kernel) if known is None else known)]
+
+
+def _scalar_types(kernel: Any) -> list[str | None]:
+    """Return the name of the NumPy type of each scalar argument, None for buffers, as the driver has them."""
     import pyopencl as cl
 
-    private = cl.kernel_arg_address_qualifier.PRIVATE
-    if kernel.get_arg_info(index, cl.kernel_arg_info.ADDRESS_QUALIFIER) != private:
-        return None
-    return np.dtype(_SCALARS[kernel.get_arg_info(index, cl.kernel_arg_info.TYPE_NAME)]).type
+    def name_of(index: int) -> str | None:
+        private = cl.kernel_arg_address_qualifier.PRIVATE
+        if kernel.get_arg_info(index, cl.kernel_arg_info.ADDRESS_QUALIFIER) != private:
+            return None
+        return _SCALARS[kernel.get_arg_info(index, cl.kernel_arg_info.TYPE_NAME)]
+
+    return [name_of(index) for index in range(kernel.num_args)]
 
 
 def bound_copy(kernel: Any, args: Sequence[Any], spare: list[cl.Kernel] | None = None) -> cl.Kernel:

@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from clcomm.engine import program
+from clcomm.engine import program, program_cache
 from clcomm.engine.device import Device
 
 Program = tuple[Any, ...]
@@ -112,10 +112,16 @@ class Rehearsal(Device):
 
 
 def shared_cache(device: Device) -> Path | None:
-    """Return PoCL's cache of kernels for CPUs, which this user's processes share; None for other drivers."""
-    if not device.is_cpu or device.cl_device.platform.name.strip() != "Portable Computing Language":
+    """Return the cache of kernels for CPUs that this user's processes share: PoCL's, or clcomm's for Intel's runtime.
+
+    None for other drivers.
+    """
+    if not device.is_cpu:
         return None
-    if os.environ.get("POCL_KERNEL_CACHE", "1") == "0":
+    if program_cache.serves(device.cl_device):
+        return program_cache.directory()
+    is_pocl = device.cl_device.platform.name.strip() == "Portable Computing Language"
+    if not is_pocl or os.environ.get("POCL_KERNEL_CACHE", "1") == "0":
         return None
     directory = os.environ.get("POCL_CACHE_DIR")  # as selection.prepare_environment sets it
     return Path(directory) if directory else None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from clcomm.engine import pocl_cache
+from clcomm.engine import intel_runtime, pocl_cache
 from clcomm.errors import DeviceError
 from clcomm.usable_cores import usable_cores
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 KINDS = ("gpu", "cpu", "accelerator")
 #: Platforms that are used only when named.
 SIMULATORS = ("Oclgrind",)
+#: What names a kind, or the first device of one.
+_KIND_OR_FIRST = re.compile(rf"\s*({'|'.join(KINDS)})(:0*)?\s*", re.IGNORECASE)
 _RANK_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
 
@@ -60,14 +63,22 @@ def core_share(local_size: int) -> int:
     return len(usable_cores()) // max(local_size, 1)
 
 
-def prepare_environment(cores: int) -> None:
-    """Limit PoCL, before it is loaded, to `cores`; variables that the user has set are left unchanged.
+def prepare_environment(cores: int, spec: str | None = None, *, every: bool = False) -> None:
+    """Prepare OpenCL's CPU devices, before they are loaded; variables that the user has set are left unchanged.
 
-    With one core or less, PoCL's `basic` driver runs kernels in the calling thread, without a worker to wake. PoCL from
-    PyPI has a driver of that name; other builds may have renamed it, so they get a single worker. Raises what
-    `pocl_cache.prepare` raises.
+    Each is limited to `cores`. With one core or less, PoCL's `basic` driver runs kernels in the calling thread, without
+    a worker to wake. PoCL from PyPI has a driver of that name; other builds may have renamed it, so they get a single
+    worker.
+
+    Intel's runtime is loaded only where it may be meant, as that takes time and 100 MB: where `spec`, or else
+    CLCOMM_DEVICE, is a name or a number other than 0, where `every` device is asked for, or where PyPI's PoCL is not
+    installed. Raises what `pocl_cache.prepare` raises.
     """
     pocl_cache.prepare()
+    intel_runtime.limit(cores)
+    is_first = _KIND_OR_FIRST.fullmatch(_asked(spec)[0] or "cpu") is not None
+    if every or not is_first or not find_spec("pocl_binary_distribution"):
+        intel_runtime.announce()
     if cores <= 1 and find_spec("pocl_binary_distribution"):
         os.environ.setdefault("POCL_DEVICES", "basic")
     os.environ.setdefault("POCL_MAX_PTHREAD_COUNT", str(max(cores, 1)))
@@ -90,11 +101,12 @@ def candidates() -> list[Candidate]:
             "or install your GPU vendor's OpenCL driver"
         )
     found: list[Candidate] = []
-    for platform in platforms:
-        for cl_device in _devices_of(platform):
-            kind = device_kind(cl_device)
-            index = sum(other.kind == kind for other in found)
-            found.append(Candidate(f"{kind}:{index}", kind, cl_device))
+    devices = [cl_device for platform in platforms for cl_device in _devices_of(platform)]
+    # Intel's last, so that another runtime's device is cpu:0 whether this one is loaded or not.
+    for cl_device in sorted(devices, key=intel_runtime.is_intel):
+        kind = device_kind(cl_device)
+        index = sum(other.kind == kind for other in found)
+        found.append(Candidate(f"{kind}:{index}", kind, cl_device))
     return found
 
 
@@ -116,6 +128,14 @@ def device_kind(cl_device: Any) -> str:
     return "cpu" if cl_device.type & cl.device_type.CPU else "accelerator"
 
 
+def compute_units(cl_device: Any) -> int:
+    """Return the compute units that a device may use: of a CPU, as far as that is known, the process's share."""
+    if intel_runtime.is_intel(cl_device):
+        return intel_runtime.compute_units(cl_device)
+    units: int = cl_device.max_compute_units
+    return units
+
+
 def choose(spec: str | None, local_rank: int) -> Candidate:
     """Return the device for a process.
 
@@ -127,31 +147,47 @@ def choose(spec: str | None, local_rank: int) -> Candidate:
     Raises:
         DeviceError: no device fits; the message lists those present.
     """
-    source = "device"
-    if spec is None and os.environ.get("CLCOMM_DEVICE"):
-        spec, source = os.environ["CLCOMM_DEVICE"], "CLCOMM_DEVICE"
+    spec, source = _asked(spec)
     found = candidates()
     matches = _by_kind(found) if spec is None else _by_spec(found, spec.strip().lower())
     if not matches:
         present = ", ".join(f"{c.label} ({c.description})" for c in found) or "none: this machine's platforms have none"
         asked = f"{source}={spec!r}" if spec is not None else source
-        raise DeviceError(f"{asked}: expected one of {present}, or part of such a name")
+        raise DeviceError(f"{asked}: expected one of {present}, or part of such a name{_unloaded(found)}")
     return matches[local_rank % len(matches)]
+
+
+def _unloaded(found: list[Candidate]) -> str:
+    """Return what to do for Intel's runtime where it is installed and was not loaded; else ""."""
+    if intel_runtime.library() is None or any(intel_runtime.is_intel(each.cl_device) for each in found):
+        return ""
+    return "; Intel's runtime is installed, and loaded if CLCOMM_DEVICE names it before the first device is selected"
+
+
+def _asked(spec: str | None) -> tuple[str | None, str]:
+    """Return what a device is chosen by, `spec` or else CLCOMM_DEVICE, and the name of that in messages."""
+    if spec is None and os.environ.get("CLCOMM_DEVICE"):
+        return os.environ["CLCOMM_DEVICE"], "CLCOMM_DEVICE"
+    return spec, "device"
 
 
 def _by_kind(found: list[Candidate]) -> list[Candidate]:
     real = [candidate for candidate in found if not candidate.is_simulator] or found
-    for kind in KINDS:
-        matches = [candidate for candidate in real if candidate.kind == kind]
-        if matches:
-            return matches
-    return []
+    return next((matches for kind in KINDS if (matches := _of_kind(real, kind))), [])
+
+
+def _of_kind(found: list[Candidate], kind: str) -> list[Candidate]:
+    """Return the devices of a kind; of CPUs only the first platform's, as others have the same cores."""
+    matches = [candidate for candidate in found if candidate.kind == kind]
+    if kind != "cpu":
+        return matches
+    return [each for each in matches if each.cl_device.platform.name == matches[0].cl_device.platform.name]
 
 
 def _by_spec(found: list[Candidate], spec: str) -> list[Candidate]:
     kind, _, index = spec.partition(":")
     if kind in KINDS and not index:
-        return [candidate for candidate in found if candidate.kind == kind]
+        return _of_kind(found, kind)
     if kind in KINDS and index.isdigit():
         return [candidate for candidate in found if candidate.label == f"{kind}:{int(index)}"]
     return [candidate for candidate in found if spec and spec in candidate.description.lower()][:1]

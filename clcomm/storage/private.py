@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from clcomm.errors import ArgumentError
@@ -49,6 +51,34 @@ def make_private(directory: Path) -> None:
             except FileExistsError:
                 if not each.is_dir():
                     raise
+
+
+def unfit(directory: Path, *, chosen: bool = False) -> str:
+    """Return why a directory, which is created if missing, cannot hold code that this user runs; "" if it can.
+
+    Args:
+        directory: an absolute path without links.
+        chosen: whether the user named it, as for `exposure`.
+    """
+    try:
+        make_private(directory)
+        can_write = os.access(directory, os.W_OK)
+        return exposure(directory, chosen=chosen) or ("" if can_write else os.strerror(errno.EACCES))
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def first_private(candidates: Iterable[Path], name: str) -> Path:
+    """Return the first candidate that can hold code that this user runs, else a temporary directory of that name.
+
+    Raises ArgumentError, as `private_temporary` does, where there is none.
+    """
+    for directory in candidates:
+        if not unfit(directory):
+            return directory
+    directory = private_temporary() / name
+    make_private(directory)
+    return directory
 
 
 def private_temporary() -> Path:

@@ -1,7 +1,7 @@
 """Fixtures of the engine's tests: devices, and a comparison with a float64 reference.
 
-By default that is the CPU device twice, with the CPU's kernels and with those for GPUs; CLCOMM_TEST_DEVICES=all adds
-every other OpenCL device present.
+By default that is the CPU device twice, with the CPU's kernels and with those for GPUs. CLCOMM_TEST_DEVICE names
+another device than the first; CLCOMM_TEST_DEVICES=all adds every other OpenCL device present.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from clcomm.engine.tensor import Tensor
 
 def _present() -> list[tuple[str, Any, str | None]]:
     """Return (test id, OpenCL device, kind to treat it as) of the devices to test on."""
-    selection.prepare_environment(selection.core_share(1))
+    named = os.environ.get("CLCOMM_TEST_DEVICE")
+    selection.prepare_environment(selection.core_share(1), named)
     found = selection.candidates()
-    chosen = found if os.environ.get("CLCOMM_TEST_DEVICES") == "all" else [selection.choose(None, 0)]
+    chosen = found if os.environ.get("CLCOMM_TEST_DEVICES") == "all" else [selection.choose(named, 0)]
     devices = [(candidate.label, candidate.cl_device, None) for candidate in chosen]
     grouped = [(f"{c.label}-as-gpu", c.cl_device, "gpu") for c in chosen if c.kind == "cpu"]
     return [*devices, *grouped]

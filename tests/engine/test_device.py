@@ -184,7 +184,7 @@ def test_kernels_without_argument_information(device, monkeypatch):
     def unavailable(*_):
         raise cl.RuntimeError("clGetKernelArgInfo failed: KERNEL_ARG_INFO_NOT_AVAILABLE")
 
-    monkeypatch.setattr(program, "_argument_type", unavailable)
+    monkeypatch.setattr(program, "argument_types", unavailable)
     fresh = Device(device.cl_device, kind=device.kind)
     assert isinstance(fresh.kernel("elementwise", "affine"), program._UntypedKernel)
     assert (Tensor([1.0, 2.0], fresh) * 3 + 0.5).numpy().tolist() == [3.5, 6.5]

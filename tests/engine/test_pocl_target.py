@@ -50,7 +50,7 @@ def test_every_set_of_features_has_the_best_processor_that_fits():
 
 
 def test_a_processor_without_a_name_gets_one(monkeypatch):
-    monkeypatch.setattr(pocl_target, "_features", lambda: list(PROCESSORS[0][1]))
+    monkeypatch.setattr(pocl_target, "processor_features", lambda: list(PROCESSORS[0][1]))
     device = FakeDevice(b"generic")
     assert name_processor(device)
     assert device.processor == b"znver3"

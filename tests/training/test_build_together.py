@@ -37,7 +37,7 @@ class Pretended:
 
 @pytest.fixture
 def device():
-    return Device.select("cpu")
+    return Device.select(os.environ.get("CLCOMM_TEST_DEVICE", "cpu"))
 
 
 def use_cache(monkeypatch, comm, tmp_path):

@@ -21,6 +21,7 @@ void __attribute__((overloadable, convergent)) barrier(cl_mem_fence_flags);
     REAL READS_NOTHING fabs(REAL);      \
     REAL READS_NOTHING fmin(REAL, REAL); \
     REAL READS_NOTHING fmax(REAL, REAL); \
+    REAL READS_NOTHING fma(REAL, REAL, REAL); \
     WHOLE READS_NOTHING isnan(REAL);
 DECLARE_MATH(float, int)
 DECLARE_MATH(float4, int4)

@@ -32,7 +32,7 @@ __kernel void convolve(
             if (y_scaled < 0 || iy >= height || iy * dilation != y_scaled) continue;
             if (x_scaled < 0 || ix >= width || ix * dilation != x_scaled) continue;
             const float value = x[((long)(k / taps) * height + iy) * width + ix];
-            UNROLL for (int i = 0; i < OUTPUTS; ++i) sum[i] += factors[k - first][i] * value;
+            UNROLL for (int i = 0; i < OUTPUTS; ++i) sum[i] = MULTIPLY_ADD(factors[k - first][i], value, sum[i]);
         }
     }
     for (int i = 0; is_inside && i < OUTPUTS && o + i < outputs; ++i)
@@ -57,7 +57,8 @@ __kernel void weight_gradient(
         if (iy < 0 || iy >= height || ix < 0 || ix >= width) continue;
         const float value = x[(((long)image * channels + c) * height + iy) * width + ix];
         UNROLL for (int k = 0; k < OUTPUTS; ++k)
-            if (o + k < outputs) sum[k] += grad[((long)image * outputs + o + k) * out_plane + place] * value;
+            if (o + k < outputs)
+                sum[k] = MULTIPLY_ADD(grad[((long)image * outputs + o + k) * out_plane + place], value, sum[k]);
     }
     for (int k = 0; k < OUTPUTS; ++k) {
         const float total = GROUP_SUM(sum[k], scratch);

@@ -78,10 +78,10 @@ INLINE void add_terms(float4 sum[EACH][RUNS], __local const float4 *left, __loca
     UNROLL for (int run = 0; run < RUNS; ++run) row[run] = left[run * SIDE], column[run] = right[run * SIDE];
     UNROLL for (int i = 0; i < RUNS; ++i)
         UNROLL for (int j = 0; j < RUNS; ++j) {
-            sum[4 * i][j] += row[i].x * column[j];
-            sum[4 * i + 1][j] += row[i].y * column[j];
-            sum[4 * i + 2][j] += row[i].z * column[j];
-            sum[4 * i + 3][j] += row[i].w * column[j];
+            sum[4 * i][j] = MULTIPLY_ADD((float4)(row[i].x), column[j], sum[4 * i][j]);
+            sum[4 * i + 1][j] = MULTIPLY_ADD((float4)(row[i].y), column[j], sum[4 * i + 1][j]);
+            sum[4 * i + 2][j] = MULTIPLY_ADD((float4)(row[i].z), column[j], sum[4 * i + 2][j]);
+            sum[4 * i + 3][j] = MULTIPLY_ADD((float4)(row[i].w), column[j], sum[4 * i + 3][j]);
         }
 }
 

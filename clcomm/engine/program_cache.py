@@ -1,0 +1,101 @@
+"""Built programs of drivers that store none themselves: OpenCL's binaries, in a directory of this user's alone.
+
+The directory's layout is PoCL's: a folder for each program, in which the file `last_accessed` tells its last use. So
+`kernel_cache` seals and clears the programs of both.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from functools import cache
+from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clcomm.engine import intel_runtime
+from clcomm.engine.kernel_cache import TOUCHED
+from clcomm.engine.pocl_target import processor_features
+from clcomm.errors import ClcommError
+from clcomm.storage.cache import cache_directory
+from clcomm.storage.files import read_regular, replacing
+from clcomm.storage.private import first_private
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+_MOST_BYTES = 1 << 26  # of a file
+_DIGEST_BYTES = 32
+#: Variables of the driver and of PyOpenCL that change code start so.
+_VARIABLES = ("CL_CONFIG_", "PYOPENCL_BUILD_OPTIONS")
+
+
+def serves(cl_device: Any) -> bool:
+    """Return whether programs of a device are kept here: Intel's runtime has no cache of its own."""
+    return intel_runtime.is_intel(cl_device)
+
+
+def directory() -> Path | None:
+    """Return the directory of programs; None where no directory is this user's alone."""
+    with suppress(ClcommError, OSError):
+        return _directory_in(Path(os.path.realpath(cache_directory())))
+    return None
+
+
+@cache
+def _directory_in(caches: Path) -> Path:
+    return first_private([caches / "programs"], "programs")
+
+
+class CachedProgram:
+    """The place of a program in the cache, by all that its code depends on.
+
+    Args:
+        options: of its build.
+    """
+
+    def __init__(self, cl_device: cl.Device, source: str, options: list[str]):
+        self._folder: Path | None = None
+        found = directory()
+        if found is not None:
+            key = sha256("\0".join([*_identity(cl_device), source, *options]).encode()).hexdigest()[:40]
+            self._folder = found / key[:2] / key[2:]
+
+    def read(self) -> bytes | None:
+        """Return the stored binary; None if there is none, or if it is damaged."""
+        if self._folder is None:
+            return None
+        with suppress(OSError):
+            content = read_regular(self._folder / "program", _MOST_BYTES)
+            digest, binary = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+            if binary and _digest(binary) == digest:
+                self._touch()
+                return binary
+        return None
+
+    def write(self, binary: bytes) -> None:
+        """Store a binary atomically; nothing is stored on a full disk."""
+        if self._folder is None or not binary:
+            return
+        with suppress(OSError):
+            with replacing(self._folder / "program") as file:
+                file.write(_digest(binary) + binary)
+            self._touch()
+
+    def _touch(self) -> None:
+        assert self._folder is not None
+        (self._folder / TOUCHED).touch(mode=0o600)
+
+
+def _digest(binary: bytes) -> bytes:
+    return blake2b(binary, digest_size=_DIGEST_BYTES).digest()
+
+
+def _identity(cl_device: cl.Device) -> list[str]:
+    """Return what code depends on besides source and options: driver, processor, and the driver's variables."""
+    platform = cl_device.platform
+    set_here = sorted(item for item in os.environ.items() if item[0].startswith(_VARIABLES))
+    return [
+        platform.name, platform.version, cl_device.name, cl_device.version, cl_device.driver_version,
+        repr(sorted(processor_features())), repr(set_here),
+    ]  # fmt: skip
