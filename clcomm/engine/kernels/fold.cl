@@ -69,19 +69,24 @@ __kernel void fold(__global float *out, float factor, int streams,
    counter, and from `boards` on two boards of `board_words` words, used in turn, which begin with a tag and a time.
    The words of `call` are listed in transport/fused.py. A rank that polls in vain for long returns. */
 
-enum { TAG, ARRIVED_NS, POLLS, STATE, WAITED_NS, LAST_RANK, LATE_NS };
+enum { TAG, ARRIVED_NS, POLLS, STATE, WAITED_NS, LAST_RANK, LATE_NS, SPARE };
 enum { COMPLETE, NOT_MET, DIFFERENT, NOT_LEFT };
 
-/* What was written before the counter is visible to whoever has read it. */
-#define ANNOUNCE(counter, number) __atomic_store_n(&(counter), number, __ATOMIC_RELEASE)
-#define READ(counter) __atomic_load_n(&(counter), __ATOMIC_ACQUIRE)
-/* Non-temporal stores are in no order with others. */
-#define FENCE() __sync_synchronize()
+/* A fence of the processor, as other processes read this memory: mem_fence is none in PoCL, an atomic operation is. */
+#define FENCE(call) atomic_add((__global volatile int *)((call) + SPARE), 0)
 
-inline int all_reached(__global long *cells, int stride, long number, long polls) {
+/* Whoever sees the counter sees all that was written before. */
+inline void announce(__global long *call, __global volatile long *counter, long number) {
+    FENCE(call);
+    *counter = number;
+}
+
+inline int all_reached(__global long *call, __global const volatile long *cells, int stride, long number) {
+    long polls = call[POLLS];
     for (int rank = 0; rank < ROWS; ++rank)
-        while (READ(cells[rank * stride]) < number)
+        while (cells[rank * stride] < number)
             if (--polls < 0) return 0;
+    FENCE(call);
     return 1;
 }
 
@@ -108,19 +113,18 @@ __kernel void meet_and_fold(__global long *call, __global long *cells, int strid
                             int rank, __global float *out, float factor, int streams,
                             __global const float *row0 OTHER_ROWS(ROWS, PARAMETER), int first, int last, int count) {
     if (!count) return;
-    const long tag = call[TAG], polls = call[POLLS], number = cells[rank * stride] + 1;
+    const long tag = call[TAG], number = cells[rank * stride] + 1;
     __global long *board = cells + boards + (number & 1) * board_words;
     board[rank * stride] = tag;
     board[rank * stride + 1] = call[ARRIVED_NS];
-    ANNOUNCE(cells[rank * stride], number);
+    announce(call, cells + rank * stride, number);
     call[STATE] = NOT_MET;
-    if (!all_reached(cells, stride, number, polls)) return;
+    if (!all_reached(call, cells, stride, number)) return;
     note_arrivals(call, board + 1, stride, call[ARRIVED_NS]);
     call[STATE] = DIFFERENT;
     for (int other = 0; other < ROWS; ++other)
         if (board[other * stride] != tag) return;
     fold_range(out + first, factor, streams, row0 + first OTHER_ROWS(ROWS, ARGUMENT_FROM), last - first);
-    if (streams) FENCE();
-    ANNOUNCE(cells[rank * stride], number + 1);
-    call[STATE] = all_reached(cells, stride, number + 1, polls) ? COMPLETE : NOT_LEFT;
+    announce(call, cells + rank * stride, number + 1);
+    call[STATE] = all_reached(call, cells, stride, number + 1) ? COMPLETE : NOT_LEFT;
 }
