@@ -18,6 +18,7 @@ PACKAGES = (
     "pocl-binary-distribution",
     "intel-opencl-rt",
     "torch",
+    "deepspeed",
     "netcl",
 )
 

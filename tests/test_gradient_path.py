@@ -151,6 +151,7 @@ def steps_of(sync: Synchronizer, device, within: str = "") -> tuple[Traced, Trac
 def test_the_hot_path_is_the_pages(auto, device):
     if not device.runs_in_caller:
         pytest.skip("this device computes by itself")
+    auto._shared._point.polls = False  # as where ranks outnumber their cores
     path, beside = hops("The hot path"), {file for file, _ in hops("Beside it")}
     backward, synchronisation, step = steps_of(Synchronizer(auto), device, "engine/ops/matmul.py: LinearOp.backward")
     first, *middle, last = [file for file, _ in path]
@@ -161,6 +162,15 @@ def test_the_hot_path_is_the_pages(auto, device):
     assert crossed - beside == {first, *middle, last}
     assert beside - crossed <= {WAITING}
     assert everything.misses([*path, *(hop for hop in hops("Beside it") if hop.file != WAITING)]) == []
+
+
+@pytest.mark.mpi(min_size=2)
+def test_with_a_core_for_each_rank_one_kernel_reduces(auto, device):
+    if not device.runs_in_caller or not auto._shared._point.polls:
+        pytest.skip("ranks share cores, or this device computes by itself")
+    _, synchronisation, _ = steps_of(Synchronizer(auto), device)
+    (row,) = (hop for hop in hops("Other cases") if hop.functions == ["CollectiveRunner._run_fused"])
+    assert synchronisation.misses([row]) == []
 
 
 @pytest.mark.mpi(min_size=2)

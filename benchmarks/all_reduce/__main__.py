@@ -2,7 +2,9 @@
 
 clcomm averages a buffer of `Communicator.allocate` into one of `allocate_common` with a prepared all-reduce, as the
 Synchronizer does: summed by the rank's device, where that runs in the calling thread, and by NumPy; and with an
-all-reduce that is not prepared. MPI and gloo sum in place. For comparison each rank copies as many bytes in its memory.
+all-reduce that is not prepared. MPI, gloo and DeepSpeed sum in place. For comparison each rank copies as many bytes in
+its memory. Every rank writes its buffer before each call, which is not counted. It runs with a core for each rank, and
+with two ranks on each core.
 """
 
 from __future__ import annotations
@@ -11,8 +13,12 @@ import argparse
 from contextlib import ExitStack
 from functools import partial
 
+from rich.console import Console
+
 from benchmarks import harness
+from benchmarks.all_reduce import deepspeed
 from benchmarks.harness import Bar, Grid, Ratio, Report, Samples
+from benchmarks.machine import cores
 from benchmarks.workers import Job
 from clcomm.job import run
 from clcomm.units import format_size, parse_size
@@ -20,14 +26,17 @@ from clcomm.units import format_size, parse_size
 PROGRAM = "benchmarks.all_reduce"
 SIZES = ("256", "4KiB", "16KiB", "64KiB", "256KiB", "827688", "1MiB", "8MiB", "64MiB")
 OURS, BY_NUMPY, UNPREPARED = "clcomm", "by NumPy", "unprepared"
-MPI, GLOO, COPY = "MPI Allreduce", "gloo", "copy"
-GLOO_TARGET, SMALL_TARGET, COPY_TARGET = 15.0, 1.0, 0.7
-#: The bars by size in bytes, as multiples of MPI's speed; up to 16 KiB it must not be slower.
-MPI_TARGETS = {1 << 18: 5.0, 1 << 20: 5.0, 1 << 23: 5.0, 1 << 26: 5.0}
+MPI, GLOO, DEEPSPEED, COPY = "MPI Allreduce", "gloo", "DeepSpeed", "copy"
+GLOO_TARGET, COPY_TARGET = 15.0, 0.7
+#: From a size on, how many times as fast as MPI it has to be: with a core for each rank, and with less.
+MPI_TARGETS = {1 << 18: (3.0, 5.0), 0: (1.0, 1.0)}
+#: From which size on it must not be slower than DeepSpeed.
+DEEPSPEED_FROM = 1 << 12
 #: The systems on the MPI ranks, by their worker's names.
 ON_MPI = {OURS: "clcomm", BY_NUMPY: "by NumPy", UNPREPARED: "unprepared", MPI: "mpi", COPY: "copy"}
-_TIMED = (OURS, BY_NUMPY, UNPREPARED, MPI, GLOO)
-_SMALL = 1 << 14
+#: PyTorch's, each in a worker of its own.
+ON_TORCH = {GLOO: "gloo", DEEPSPEED: "deepspeed"}
+_TIMED = (OURS, BY_NUMPY, UNPREPARED, MPI, DEEPSPEED, GLOO)
 _COPY_FROM = 1 << 26
 
 Results = dict[int, dict[str, Samples]]
@@ -36,28 +45,47 @@ Results = dict[int, dict[str, Samples]]
 def main() -> None:
     options, console = parse(), harness.make_console()
     report = Report("all-reduce of a flat buffer", harness.command_line(PROGRAM))
-    sizes = [parse_size(text, "size") // 4 * 4 for text in options.sizes]
-    with ExitStack() as stack, console.status("starting") as status:
-        ranks = options.ranks
-        on_mpi = stack.enter_context(Job("benchmarks.all_reduce.mpi", ranks=ranks))
-        systems = {name: (on_mpi, way) for name, way in ON_MPI.items()}
-        if not options.no_gloo:
-            systems[GLOO] = (stack.enter_context(Job("benchmarks.all_reduce.gloo", ranks=ranks, mpi=False)), "gloo")
-        results: Results = {}
-        for nbytes in sizes:
-            status.update(format_size(nbytes))
-            results[nbytes] = measure(nbytes, systems, options)
-    report.grids.append(table(results, options.ranks))
-    report.bars = bars(results, options.ranks)
+    rivals = [] if options.no_torch else rivals_here(report)
+    for ranks in options.ranks:
+        results = measure_all(ranks, rivals, options, console)
+        report.grids.append(table(results, ranks))
+        report.bars += bars(results, ranks)
     harness.conclude(report, console, options.record)
 
 
 def parse() -> argparse.Namespace:
-    parser = harness.parser(PROGRAM, "All-reduce by size, beside MPI and gloo.", windows=5, window_s=0.2)
-    parser.add_argument("--ranks", type=harness.positive, default=4, help="default: %(default)s")
+    parser = harness.parser(PROGRAM, "All-reduce by size, beside MPI, DeepSpeed and gloo.", windows=5, window_s=0.2)
+    both = [cores(), 2 * cores()]
+    parser.add_argument("--ranks", nargs="+", type=harness.positive, default=both, help="default: %(default)s")
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="SIZE", help=f"default: {' '.join(SIZES)}")
-    parser.add_argument("--no-gloo", action="store_true", help="leave PyTorch out")
+    parser.add_argument("--no-torch", action="store_true", help="leave gloo and DeepSpeed out")
     return parser.parse_args()
+
+
+def rivals_here(report: Report) -> list[str]:
+    """Return PyTorch's systems that can run here; the report notes that one is left out."""
+    lacking = deepspeed.missing()
+    if not lacking:
+        return [*ON_TORCH]
+    report.notes.append(f"Without {DEEPSPEED}, which needs {lacking}: pip install '.[anchors]', and a compiler")
+    return [name for name in ON_TORCH if name != DEEPSPEED]
+
+
+def measure_all(ranks: int, rivals: list[str], options: argparse.Namespace, console: Console) -> Results:
+    """Return the samples of every size on this number of ranks."""
+    sizes = [parse_size(text, "size") // 4 * 4 for text in options.sizes]
+    with ExitStack() as stack, console.status("starting") as status:
+        on_mpi = stack.enter_context(Job("benchmarks.all_reduce.mpi", ranks=ranks))
+        systems = {name: (on_mpi, way) for name, way in ON_MPI.items()}
+        for name in rivals:
+            worker = ON_TORCH[name]
+            job = stack.enter_context(Job(f"benchmarks.all_reduce.{worker}", ranks=ranks, mpi=False))
+            systems[name] = job, worker
+        results: Results = {}
+        for nbytes in sizes:
+            status.update(f"{ranks} ranks, {format_size(nbytes)}")
+            results[nbytes] = measure(nbytes, systems, options)
+    return results
 
 
 def measure(nbytes: int, systems: dict[str, tuple[Job, str]], options: argparse.Namespace) -> dict[str, Samples]:
@@ -66,7 +94,8 @@ def measure(nbytes: int, systems: dict[str, tuple[Job, str]], options: argparse.
     def speed(name: str, repeats: int) -> float:
         job, system = systems[name]
         answers = job.ask(system=system, nbytes=nbytes, repeats=repeats)
-        return repeats / (max(a["stop"] for a in answers) - min(a["start"] for a in answers))
+        seconds = max(a["stop"] for a in answers) - min(a["start"] for a in answers)
+        return repeats / max(1e-9, seconds - sum(a["altering"] for a in answers) / len(answers))
 
     repeats: dict[str, int] = {}
     for name in systems:
@@ -77,11 +106,12 @@ def measure(nbytes: int, systems: dict[str, tuple[Job, str]], options: argparse.
 
 def table(results: Results, ranks: int) -> Grid:
     """Return times of a call, ratios, and the memory traffic in bytes a second."""
-    columns = ["size", *(f"{name}, us" for name in _TIMED), "to MPI", "to gloo", "GB/s", "copy GB/s"]
-    grid = Grid(f"all-reduce, {ranks} ranks, float32", columns)
+    rivals = (MPI, DEEPSPEED, GLOO)
+    columns = ["size", *(f"{name}, us" for name in _TIMED), *(f"to {name}" for name in rivals), "GB/s", "copy GB/s"]
+    grid = Grid(f"all-reduce, {ranks} ranks on {cores()} cores, float32", columns)
     for nbytes, samples in results.items():
         times = [f"{1e6 / samples[name].median:.1f}" if name in samples else "" for name in _TIMED]
-        ratios = [str(Ratio.of(samples[OURS], samples[name])) if name in samples else "" for name in (MPI, GLOO)]
+        ratios = [str(Ratio.of(samples[OURS], samples[name])) if name in samples else "" for name in rivals]
         moved, copied = bandwidths(nbytes, samples, ranks)
         grid.add(format_size(nbytes), *times, *ratios, f"{moved / 1e9:.1f}", f"{copied / 1e9:.1f}")
     return grid
@@ -97,13 +127,15 @@ def bandwidths(nbytes: int, samples: dict[str, Samples], ranks: int) -> tuple[fl
 
 def bars(results: Results, ranks: int) -> list[Bar]:
     """Return the bars of the measured sizes."""
+    shares_cores = ranks > cores()
     found: list[Bar] = []
     for nbytes, samples in results.items():
-        size, ours = format_size(nbytes), samples[OURS]
-        target = SMALL_TARGET if nbytes <= _SMALL else MPI_TARGETS.get(nbytes)
-        if target is not None:
-            found.append(Bar(f"{size} against MPI's Allreduce", Ratio.of(ours, samples[MPI]).value, target))
-        if GLOO in samples:
+        size, ours = f"{ranks} ranks, {format_size(nbytes)}", samples[OURS]
+        target = next(targets[shares_cores] for least, targets in MPI_TARGETS.items() if nbytes >= least)
+        found.append(Bar(f"{size} against MPI's Allreduce", Ratio.of(ours, samples[MPI]).value, target))
+        if DEEPSPEED in samples and nbytes >= DEEPSPEED_FROM:
+            found.append(Bar(f"{size} against DeepSpeed", Ratio.of(ours, samples[DEEPSPEED]).value, 1.0))
+        if GLOO in samples and shares_cores:
             found.append(Bar(f"{size} against gloo", Ratio.of(ours, samples[GLOO]).value, GLOO_TARGET))
         if nbytes >= _COPY_FROM:
             moved, copied = bandwidths(nbytes, samples, ranks)

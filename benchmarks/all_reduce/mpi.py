@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.all_reduce.worker import Once, expected_sum, rank_values, timed
+from benchmarks.all_reduce.worker import Measured, expected_sum, rank_values, timed
 from benchmarks.workers import serve
 from clcomm import Communicator
 from clcomm.engine import Device
@@ -41,23 +41,23 @@ class Buffers:
         self.allreduce()
         np.testing.assert_array_equal(self.plain, expected)
         self.comm.barrier()
-        self.grads[...] = self.plain[...] = 0  # repeated sums of zeros do not overflow
 
     def allreduce(self) -> None:
         from mpi4py import MPI
 
         self.comm.comm.Allreduce(MPI.IN_PLACE, self.plain)
 
-    def once(self, system: str) -> Once:
-        """Return a function that runs a system once: "clcomm", "by NumPy", "unprepared", "mpi" or "copy"."""
-        ways: dict[str, Once] = {
-            "clcomm": self.prepared,
-            "by NumPy": self.by_numpy,
-            "unprepared": lambda: self.comm.all_reduce(self.grads, "mean", out=self.reduced),
-            "mpi": self.allreduce,
-            "copy": lambda: np.copyto(self.other, self.plain),
+    def measured(self, system: str) -> Measured:
+        """Return a system at this size: "clcomm", "by NumPy", "unprepared", "mpi" or "copy"."""
+        ours = self.grads, self.reduced, 1.0
+        systems = {
+            "clcomm": Measured(self.prepared, *ours),
+            "by NumPy": Measured(self.by_numpy, *ours),
+            "unprepared": Measured(lambda: self.comm.all_reduce(self.grads, "mean", out=self.reduced), *ours),
+            "mpi": Measured(self.allreduce, self.plain, self.plain, self.comm.size),
+            "copy": Measured(lambda: np.copyto(self.other, self.plain), self.plain, self.other, 1.0),
         }
-        return ways[system]
+        return systems[system]
 
 
 def main() -> None:
@@ -70,7 +70,7 @@ def main() -> None:
         if nbytes not in buffers:
             buffers[nbytes] = Buffers(comm, nbytes, fold)
             buffers[nbytes].check()
-        return timed(buffers[nbytes].once(request["system"]), request["repeats"])
+        return timed(buffers[nbytes].measured(request["system"]), request["repeats"])
 
     serve(sys.argv[1], comm.rank, handle)
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 #: Runs one all-reduce, or another measured call, and returns when this rank can read the result.
 Once = Callable[[], object]
 _ALIGNING_CALLS = 3
+
+
+class Measured(NamedTuple):
+    """A system at one size: its call, this rank's operand, and its result."""
+
+    once: Once
+    operand: np.ndarray
+    result: np.ndarray
+    #: What the result is, as a multiple of the ranks' values where all are equal.
+    factor: float
 
 
 def rank_values(count: int, rank: int) -> np.ndarray:
@@ -23,11 +33,25 @@ def expected_sum(count: int, ranks: int) -> np.ndarray:
     return (np.arange(count) % 1000 * ranks + ranks * (ranks - 1) // 2).astype(np.float32)
 
 
-def timed(once: Once, repeats: int) -> dict[str, Any]:
-    """Return the begin and the end of `repeats` calls in a row, by the host's monotonic clock."""
-    for _ in range(_ALIGNING_CALLS + repeats // 2):  # until the scheduler has placed the woken ranks
+def timed(system: Measured, repeats: int) -> dict[str, Any]:
+    """Return the begin and the end of `repeats` calls, by the host's monotonic clock, and the seconds of `altering`.
+
+    Before each call every rank writes its whole operand, as backward does, so that no cache holds what another rank
+    read in the call before. `altering` is what those writes take alone. Raises AssertionError for a wrong result.
+    """
+    once, alter = system.once, system.operand.fill
+    for number in range(_ALIGNING_CALLS + repeats // 2):  # until the scheduler has placed the woken ranks
+        alter(number & 3)
         once()
     start = time.monotonic()
-    for _ in range(repeats):
+    for number in range(repeats):
+        alter(number & 3)
+    altering = time.monotonic() - start
+    once()
+    start = time.monotonic()
+    for number in range(repeats):
+        alter(number & 3)
         once()
-    return {"start": start, "stop": time.monotonic()}
+    stop = time.monotonic()
+    assert (system.result == system.factor * (repeats - 1 & 3)).all(), "a wrong sum"
+    return {"start": start, "stop": stop, "altering": altering}

@@ -104,10 +104,8 @@ class AllReduces(CollectiveRunner):
         self._prepared += 1
         call, chosen = self._plan(source, target, op, label, nbytes, bucket, self._prepared)
         prepare = partial(chosen.prepare_all_reduce, source, target, op)
-        run = partial(
-            self._run_counted, call, self._compare_and_move(call, self._sequence, time.perf_counter(), prepare, ())
-        )
-        return _with_references(run, source, target)
+        move = self._compare_and_move(call, self._sequence, time.perf_counter(), prepare, ())
+        return _with_references(self._repeatable(call, move), source, target)
 
     def all_reduce_async(
         self,

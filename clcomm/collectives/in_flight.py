@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from clcomm.collectives.exposed_time import ExposedTime, intersection
 from clcomm.stats.call import Call
-from clcomm.stats.events import Collective, last_of
+from clcomm.stats.events import Collective
 from clcomm.transport import Pending
+from clcomm.transport.meeting import UNKNOWN, last_of
 
 
 class _Started(NamedTuple):
@@ -62,9 +63,7 @@ class InFlightTimes:
         self._idle_from_s = end
         exposed = self._exposed.take(turn, end)
         waits = intersection(exposed, pending.waits or ())
-        last_rank, late_s = -1, 0.0
-        if pending.arrivals is not None:
-            last_rank, late_s = last_of(pending.arrivals)
+        last_rank, late_s = UNKNOWN if pending.arrivals is None else last_of(pending.arrivals)
         return Collective(
             call.operation, call.label, call.nbytes, end - turn, call.transport, started.sequence, pending.failed, None,
             call.bucket, turn, None if pending.waits is None else sum(stop - begin for begin, stop in waits),

@@ -47,6 +47,27 @@ class DeviceFold:
                 return self._kernels.prepare(partial(self._launches_of_16_bit, name, rows, out))
         return None
 
+    def with_meetings(
+        self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int, part: slice, own: int, cells: np.ndarray,
+        boards: tuple[int, int], call: np.ndarray,
+    ) -> Callable[[], None] | None:  # fmt: skip
+        """Return a function that meets the other ranks, folds a part of the rows as `__call__` does, and meets again.
+
+        Only for float32, and up to MOST_ROWS ranks; see `clcomm.transport.fused.MeetingFold` for the arguments.
+        """
+        arrays = [out, *rows]
+        fits = 2 <= len(rows) <= MOST_ROWS and all(array.dtype == np.float32 for array in arrays)
+        if not (fits and all(map(self._kernels.takes, (*arrays, cells, call)))):
+            return None
+        streams = int(self._exceeds_cache(len(rows), (part.stop - part.start) * out.itemsize))
+
+        def launches() -> list[HostLaunch]:
+            kernel, factor = _kernel(self._device, len(rows), divisor, "meet_and_fold")
+            meeting = [call, cells, cells.shape[1], *boards, own]
+            return [HostLaunch(kernel, [*meeting, out, factor, streams, *rows, part.start, part.stop, out.size])]
+
+        return self._kernels.prepare(launches)
+
     def _launches(self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int) -> list[HostLaunch]:
         streams = int(self._exceeds_cache(len(rows), out.nbytes))
         launches, taken = [], 0
@@ -93,9 +114,9 @@ def _cuts(rows: int, divisor: int) -> list[tuple[int, int]]:
     return [*((count, 1) for count in counts[:-1]), (counts[-1], divisor)]
 
 
-def _kernel(device: Device, rows: int, divisor: int) -> tuple[Any, float]:
-    """Return the kernel for this number of rows, and its factor or divisor."""
+def _kernel(device: Device, rows: int, divisor: int, name: str = "fold") -> tuple[Any, float]:
+    """Return a kernel for this number of rows, and its factor or divisor."""
     # The reciprocal of a power of two is exact: same bits as dividing, and faster.
     if divisor & (divisor - 1) == 0:
-        return device.kernel("fold", "fold", ROWS=rows), 1 / divisor
-    return device.kernel("fold", "fold", ROWS=rows, DIVIDES=1), float(divisor)
+        return device.kernel("fold", name, ROWS=rows), 1 / divisor
+    return device.kernel("fold", name, ROWS=rows, DIVIDES=1), float(divisor)

@@ -53,14 +53,21 @@ class HostKernels:
         enqueue, queue, finish = self._cl.enqueue_nd_range_kernel, self._queue, self._queue.finish
         in_turn = self.device.in_turn
         sized = [(kernel, *launch.sizes) for kernel, launch in zip(kernels, planned, strict=True)]
+        first, *others = sized
+        kernel, items, group = first
 
-        def run(_memory: Any = (planned, buffers)) -> None:  # kernels do not keep their arguments' memory alive
+        def run_one(_memory: Any = (planned, buffers)) -> None:  # kernels do not keep their arguments' memory alive
+            with in_turn:
+                enqueue(queue, kernel, items, group)
+                finish()
+
+        def run(_memory: Any = (planned, buffers)) -> None:
             with in_turn:
                 for kernel, items, group in sized:
                     enqueue(queue, kernel, items, group)
                 finish()
 
-        return run
+        return run if others else run_one
 
     def _bound(self, launch: HostLaunch, buffers: dict[int, Any]) -> Any:
         """Return the kernel with its arguments set; it runs on no elements first, since drivers compile it then."""

@@ -8,12 +8,15 @@ integers add up to the same whatever their order, so ranks' stats merge exactly.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from time import thread_time_ns
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from clcomm.stats.events import Collective, Observer, Phase
 from clcomm.stats.histogram import Histogram
-from clcomm.stats.tally import Tally
+from clcomm.stats.tally import Tally, to_ns
 
 if TYPE_CHECKING:
     from clcomm.console.table import TextTable
@@ -30,7 +33,7 @@ OTHER_LABELS = "(other labels)"
 STEPPED = ("gradients", "")
 #: Number of events that are counted together: after a training step this code is no longer in the processor's caches,
 #: and counting a single event takes ten times as long as counting one of a batch.
-BATCH = 64
+BATCH = 512
 
 
 def bus_factor(operation: str, world_size: int) -> float:
@@ -44,6 +47,9 @@ def bus_factor(operation: str, world_size: int) -> float:
 
 #: Operation or phase, label, bucket.
 Key = tuple[str, str, int]
+
+_key_of = itemgetter(0, 1, 8)  # of a Collective
+_COLLECTIVE_FIELDS = len(Collective._fields)  # a Phase has fewer
 
 
 class CommStats:
@@ -83,33 +89,41 @@ class CommStats:
             return
         began_ns = thread_time_ns()
         events, self._uncounted = self._uncounted, []
+        alike: dict[Key, list[Collective]] = {}
         for event in events:
-            if isinstance(event, Collective):
-                self._count(event)
+            if len(event) == _COLLECTIVE_FIELDS:
+                key = _key_of(event)
+                if key in alike:
+                    alike[key].append(event)  # type: ignore[arg-type]
+                else:
+                    alike[key] = [event]  # type: ignore[list-item]
             else:
-                self._count_phase(event)
+                self._count_phase(event)  # type: ignore[arg-type]
+        for key, each in alike.items():
+            self._count(key, each)
         self.events += len(events)
         self.counting_ns += thread_time_ns() - began_ns
 
-    def _count(self, event: Collective) -> None:
-        operation, label, bucket = key = event[0], event[1], event[8]
+    def _count(self, key: Key, events: list[Collective]) -> None:
         tally = self.tallies.get(key)
         if tally is None:
-            tally = self._new_tally(operation, label, bucket, event.transport)
-        tally.add(event)
-        nbytes, last_rank = event[2], event[12]
-        if last_rank >= 0 and nbytes and label in STEPPED:  # barriers and objects have no bytes
-            self._count_late(last_rank, int(event[13] * 1e9 + 0.5))
+            tally = self._new_tally(*key, events[0].transport)
+        tally.add(events)
+        if key[1] in STEPPED:
+            self._count_late(events)
 
-    def _count_late(self, rank: int, late_ns: int) -> None:
-        late = self.late.get(rank)
-        if late is None:
-            self.late[rank] = [1, late_ns, late_ns]
+    def _count_late(self, events: list[Collective]) -> None:
+        moved = [(event[12], event[13]) for event in events if event[2]]  # barriers and objects have no bytes
+        if not moved:
             return
-        late[0] += 1
-        late[1] += late_ns
-        if late_ns > late[2]:
-            late[2] = late_ns
+        last, late_s = zip(*moved, strict=True)
+        ranks, late_ns = np.array(last), to_ns(late_s)
+        for rank in {*last} - {-1}:
+            mine = late_ns[ranks == rank]
+            counts = self.late.setdefault(rank, [0, 0, 0])
+            counts[0] += len(mine)
+            counts[1] += int(mine.sum())
+            counts[2] = max(counts[2], int(mine.max()))
 
     def _new_tally(self, operation: str, label: str, bucket: int, transport: str) -> Tally:
         key = (operation, label, bucket)

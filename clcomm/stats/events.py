@@ -51,12 +51,6 @@ class Collective(NamedTuple):
     waits: tuple[tuple[float, float], ...] = ()
 
 
-def last_of(arrivals: list[int]) -> tuple[int, float]:
-    """Return the rank that arrived last, and how many seconds after the one before it; arrivals: in ns, by rank."""
-    *_, next_ns, last_ns = sorted(arrivals)
-    return arrivals.index(last_ns), (last_ns - next_ns) * 1e-9
-
-
 #: Phases that copy gradients to the memory in which they are reduced, and back.
 PACKING = ("pack", "unpack")
 

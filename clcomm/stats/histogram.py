@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,6 +23,13 @@ class Histogram:
         """Count a duration; one outside the bins' range counts in the first or the last."""
         position = int(math.log(seconds) * self._BINS_PER_E - self._LOWEST) if seconds > self._LOWEST_S else 0
         self.counts[position if position < self._BINS else -1] += 1
+
+    def add_all(self, times: Sequence[float]) -> None:
+        """Count durations in seconds, as `add` does, many at a time."""
+        places = np.log(np.maximum(times, self._LOWEST_S)) * self._BINS_PER_E - self._LOWEST
+        bins = np.clip(places.astype(np.int64), 0, self._BINS - 1)
+        mine = np.asarray(self.counts)
+        mine += np.bincount(bins, minlength=self._BINS).astype(mine.dtype)
 
     def percentile(self, share: float) -> float:
         """Return the seconds below which this share (0 to 1) of all durations lies, to within a bin; 0 without any."""

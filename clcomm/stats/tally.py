@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from clcomm.stats.events import Collective
 from clcomm.stats.histogram import Histogram
+
+
+def to_ns(seconds: Sequence[float]) -> np.ndarray:
+    """Return durations in whole nanoseconds."""
+    return (np.array(seconds, np.float64) * 1e9 + 0.5).astype(np.int64)
 
 
 class Tally:
@@ -33,28 +40,33 @@ class Tally:
         self.ns = self.wait_ns = self.wait_unknown_ns = self.hidden_ns = self.max_ns = 0
         self.histogram = Histogram()
 
-    def add(self, event: Collective) -> None:
-        """Count a collective; of one that failed, only the failure."""
-        _, _, nbytes, seconds, transport, _, failed, wire_nbytes, _, _, wait_s, exposed_s, *_ = event
-        if transport != self.transport:
-            self.transport = _joined(self.transport, transport)
-        if failed:
-            self.failures += 1
+    def add(self, events: Sequence[Collective]) -> None:
+        """Count collectives; of those that failed, only the failures."""
+        _, _, sizes, seconds, transports, _, failed, wires, _, _, waits, exposed, *_ = zip(*events, strict=True)
+        for name in {*transports} - {self.transport}:
+            self.transport = _joined(self.transport, name)
+        if True in failed:
+            self.failures += failed.count(True)
+            events = [event for event in events if not event.failed]
+            if events:
+                self.add(events)
             return
-        ns = int(seconds * 1e9 + 0.5)
-        self.calls += 1
-        self.nbytes += nbytes
-        self.wire_nbytes += nbytes if wire_nbytes is None else wire_nbytes
-        self.ns += ns
-        exposed_ns = ns if exposed_s is None else min(ns, int(exposed_s * 1e9 + 0.5))
-        self.hidden_ns += ns - exposed_ns
-        if wait_s is None:
-            self.wait_unknown_ns += exposed_ns
-        elif wait_s:
-            self.wait_ns += min(exposed_ns, int(wait_s * 1e9 + 0.5))
-        if ns > self.max_ns:
-            self.max_ns = ns
-        self.histogram.add(seconds)
+        ns = exposed_ns = to_ns(seconds)
+        if exposed.count(None) < len(exposed):
+            given = [whole if part is None else part for whole, part in zip(seconds, exposed, strict=True)]
+            exposed_ns = np.minimum(ns, to_ns(given))
+            self.hidden_ns += int((ns - exposed_ns).sum())
+        if None in waits:
+            is_known = np.array([wait is not None for wait in waits])
+            self.wait_unknown_ns += int(exposed_ns[~is_known].sum())
+            waits, exposed_ns = tuple(wait for wait in waits if wait is not None), exposed_ns[is_known]
+        self.calls += len(ns)
+        self.nbytes += sum(sizes)
+        self.wire_nbytes += sum(size if wire is None else wire for size, wire in zip(sizes, wires, strict=True))
+        self.ns += int(ns.sum())
+        self.wait_ns += int(np.minimum(exposed_ns, to_ns(waits)).sum())
+        self.max_ns = max(self.max_ns, int(ns.max()))
+        self.histogram.add_all(seconds)
 
     def absorb(self, other: Tally) -> None:
         """Add another Tally's counts."""

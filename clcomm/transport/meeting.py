@@ -23,6 +23,19 @@ from clcomm.transport.bell import Bell
 #: Words (int64) of a cell: the counter on a cache line of its own, then two boards of tag, arrival and 14 words.
 _COUNTER_WORDS, _BOARD_WORDS, _FIRST_WORD = 8, 16, 2
 _CELL_WORDS = _COUNTER_WORDS + 2 * _BOARD_WORDS
+#: Where a cell's boards begin, and how long each is.
+BOARDS = _COUNTER_WORDS, _BOARD_WORDS
+#: No rank is known to have arrived last.
+UNKNOWN = -1, 0.0
+
+
+def last_of(arrivals: list[int]) -> tuple[int, float]:
+    """Return the rank that arrived last, and how many seconds after the one before it; arrivals: in ns, by rank."""
+    in_order = sorted(arrivals)
+    if len(in_order) < 2:
+        return UNKNOWN
+    last_ns = in_order[-1]
+    return arrivals.index(last_ns), (last_ns - in_order[-2]) * 1e-9
 
 
 class DifferentOperations(MismatchError):
@@ -41,9 +54,9 @@ class Meeting(Protocol):
     tag: int
     #: Nanoseconds that this rank has waited in meetings since `announce`.
     waited_ns: int
-    #: Each rank's arrival at the first meeting since `announce` (perf_counter_ns); None if not known, as on several
-    #: hosts.
-    arrivals: list[int] | None
+    #: The rank that arrived last at the first meeting since `announce`, and how many seconds after the one before it;
+    #: UNKNOWN before that, and on several hosts.
+    last: tuple[int, float]
 
     def announce(self, tag: int) -> None:
         """Set this rank's operation, which all following meetings compare."""
@@ -83,7 +96,7 @@ class MeetingPoint:
     ):
         cells, bell = np.split(memory, [world_size * _CELL_WORDS * 8])
         self._bell = Bell(bell, rank, world_size, fence, progress, sleeps)
-        cells = cells.view(np.int64).reshape(world_size, _CELL_WORDS)
+        self.cells = cells = cells.view(np.int64).reshape(world_size, _CELL_WORDS)
         self.counters = cells[:, 0].data  # a memoryview: reading one word takes 20 ns
         starts = _COUNTER_WORDS, _COUNTER_WORDS + _BOARD_WORDS
         self._boards = [cells[:, start : start + _BOARD_WORDS] for start in starts]
@@ -92,9 +105,10 @@ class MeetingPoint:
         self._rank, self._ranks = rank, world_size
         self._others = [other for other in range(world_size) if other != rank]
         self._fence = fence
-        self._count = 0
+        #: Whether ranks have a core each, so that a short wait is best spent polling.
+        self.polls = not sleeps
         self.tag = self.waited_ns = 0
-        self.arrivals: list[int] | None = None
+        self.last = UNKNOWN
 
     @staticmethod
     def nbytes(world_size: int) -> int:
@@ -107,44 +121,54 @@ class MeetingPoint:
 
         Late ranks may still read the other buffer.
         """
-        return (self._count + 1) & 1
+        return (self.counters[self._rank] + 1) & 1
 
     def announce(self, tag: int) -> None:
-        self.tag, self.waited_ns, self.arrivals = tag, 0, None
+        self.tag, self.waited_ns, self.last = tag, 0, UNKNOWN
 
     def barrier(self, kind: int = 0) -> None:
-        self._count = count = self._count + 1
-        tags, arrivals = self._columns[count & 1]
         rank = self._rank
+        count = self.counters[rank] + 1
+        tags, arrivals = self._columns[count & 1]
         tags[rank] = tag = self.tag + kind
         arrivals[rank] = arrived_ns = perf_counter_ns()
-        self._arrive(count, arrived_ns)
-        if self.arrivals is None:
-            self.arrivals = arrivals.tolist()
-        if tags.tolist().count(tag) != self._ranks:
-            raise DifferentOperations
+        self._arrive(count)
+        self.wait(arrived_ns)
+        self.compare(tag)
 
     def leave(self) -> None:
         """Block until every rank has arrived: a barrier without comparison, later in the same operation."""
-        self._count = count = self._count + 1
-        self._arrive(count, perf_counter_ns())
+        arrived_ns = perf_counter_ns()
+        self._arrive(self.counters[self._rank] + 1)
+        self.wait(arrived_ns)
 
-    def _arrive(self, count: int, arrived_ns: int) -> None:
-        """Advance this rank's counter and wait for the others; the last rank to arrive wakes the sleeping ones."""
-        fence, counters = self._fence, self.counters
-        fence()
-        counters[self._rank] = count
-        fence()
+    def _arrive(self, count: int) -> None:
+        """Advance this rank's counter."""
+        self._fence()
+        self.counters[self._rank] = count
+        self._fence()
+
+    def wait(self, arrived_ns: int) -> None:
+        """Wait until all counters have reached this rank's; the last rank to arrive wakes the sleeping ones."""
+        counters, count = self.counters, self.counters[self._rank]
         waited = False
         for other in self._others:
             if counters[other] < count:
                 self._bell.wait(counters, other, count)
                 waited = True
-        fence()
+        self._fence()
         if waited:
             self.waited_ns += perf_counter_ns() - arrived_ns
         else:
             self._bell.ring()
+
+    def compare(self, tag: int) -> None:
+        """Note the arrivals at this meeting, unless it is a later one of the operation, and compare the tags."""
+        tags, arrivals = self._columns[self.counters[self._rank] & 1]
+        if self.last is UNKNOWN:
+            self.last = last_of(arrivals.tolist())
+        if tags.tolist().count(tag) != self._ranks:
+            raise DifferentOperations
 
     def exchange(self, words: Sequence[int], kind: int = 0) -> np.ndarray:
         """Return every rank's words, int64, (world_size, len(words)); up to 14 of them."""
@@ -165,18 +189,18 @@ class WorldMeeting:
     def __init__(self, alike: Callable[[int, int], tuple[bool, list[int] | None]], fence: Callable[[], Any]):
         self._alike, self._fence = alike, fence
         self.tag = self.waited_ns = 0
-        self.arrivals: list[int] | None = None
+        self.last = UNKNOWN
 
     def announce(self, tag: int) -> None:
-        self.tag, self.waited_ns, self.arrivals = tag, 0, None
+        self.tag, self.waited_ns, self.last = tag, 0, UNKNOWN
 
     def barrier(self, kind: int = 0) -> None:
         arrived_ns = perf_counter_ns()
         self._fence()
         same, arrivals = self._alike(self.tag + kind, arrived_ns)
         self._fence()
-        if self.arrivals is None:
-            self.arrivals = arrivals
+        if arrivals is not None and self.last is UNKNOWN:
+            self.last = last_of(arrivals)
         self.waited_ns += perf_counter_ns() - arrived_ns
         if not same:
             raise DifferentOperations
@@ -186,7 +210,7 @@ class NoMeeting:
     """No comparison: for a world of one rank, or where checks are off."""
 
     tag = waited_ns = 0
-    arrivals: list[int] | None = None
+    last = UNKNOWN
 
     def announce(self, tag: int) -> None:
         pass

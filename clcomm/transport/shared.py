@@ -18,8 +18,9 @@ import numpy as np
 
 from clcomm.host_arrays import aligned_empty
 from clcomm.transport.base import require_aligned, shards
+from clcomm.transport.fused import FusedReduction
 from clcomm.transport.host_memory import KEPT, HostMemory, MemoryTransport, require_alike
-from clcomm.transport.meeting import MeetingPoint, length_and_dtype
+from clcomm.transport.meeting import BOARDS, MeetingPoint, length_and_dtype
 from clcomm.transport.mpi_failures import revoke
 from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import Fold, prepared_reduction, reduce_in_rank_order
@@ -83,6 +84,9 @@ class SharedTransport(MemoryTransport):
 
     def prepare_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], None]:
         everyone = self._point.exchange(self.memory.places(source, out), length_and_dtype(source))
+        fused = self._fused_reduction(source, out, op, everyone)
+        if fused is not None:
+            return fused
         if 0 < source.nbytes <= SMALL_ARRAY_BYTES:
             return partial(self._slot_reduction(source, op), source, out)
         meet, leave = self._point.barrier, self._point.leave
@@ -94,6 +98,26 @@ class SharedTransport(MemoryTransport):
             leave()
 
         return run
+
+    def _fused_reduction(
+        self, source: np.ndarray, out: np.ndarray, op: str, everyone: np.ndarray
+    ) -> FusedReduction | None:
+        """Return the all-reduce in one kernel; None unless every rank's fold can prepare it. Collective."""
+        if not self._point.polls:
+            return None
+        sources, targets = self.memory.counterparts((source, out), everyone)
+        prepare, fused = getattr(self.fold, "with_meetings", None), None
+        if prepare is not None and op in ("sum", "mean") and len(self.memory.distinct(targets)) == 1:
+            part, divisor = shards(source, self.world_size)[self.rank], self.world_size if op == "mean" else 1
+            meeting = part, self.rank, self._point.cells, BOARDS
+            fused = FusedReduction(
+                self._point,
+                length_and_dtype(source),
+                lambda words: prepare(sources, targets[0], divisor, *meeting, words),
+                self._shard_reduction(source, out, op, everyone),
+            )
+        works = fused is not None and fused.launch is not None
+        return fused if self._point.exchange([works])[:, 0].all() else None
 
     def _slot_reduction(self, like: np.ndarray, op: str) -> Callable[[np.ndarray, np.ndarray], None]:
         """Return a function that reduces small arrays like this one with a single meeting; each rank folds all slots.

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
 from clcomm import Communicator
+from clcomm.engine.device import Device
+from clcomm.engine.fold import DeviceFold
 from clcomm.errors import ArgumentError, MismatchError
+from clcomm.stats.events import Collective
+from clcomm.transport.fused import FusedReduction
+from clcomm.usable_cores import usable_cores
 
 SIZES = (1, 17, 4096, 4097, 70_001)  # elements of float32: through slots up to 4,096, by shards above
 
@@ -122,3 +129,82 @@ def test_the_latest_fold_reduces(auto: Communicator) -> None:
     for array in arrays:
         auto.all_reduce(array)
     assert not asked
+
+
+class Watcher:
+    """Keeps the events."""
+
+    def __init__(self) -> None:
+        self.events: list[Collective] = []
+        self.collective_finished = self.events.append
+
+
+def on_this_device(comm: Communicator) -> bool:
+    """Sum on this rank's device from now on; return whether prepared all-reduces are then one kernel on each rank."""
+    fold = DeviceFold.on(Device.select("cpu", local_rank=comm.local_rank, local_size=comm.local_size, cores=1))
+    comm.fold_with(fold)
+    return fold is not None and 1 < comm.size <= len(usable_cores())
+
+
+@pytest.mark.parametrize("op", ["mean", "sum"])
+@pytest.mark.parametrize("size", [*SIZES, 3, 64, 4099])
+def test_one_kernel_has_the_bits_and_the_counts_of_python(auto: Communicator, size: int, op: str) -> None:
+    """Ranks arrive together or late, so that the kernel completes the all-reduce, or Python after it."""
+    own, out = auto.allocate(4 * size).view(np.float32), auto.allocate_common(4 * size).view(np.float32)
+    is_fused = on_this_device(auto)
+    reduce = auto.all_reduce_init(own, op, out=out, label="fused")
+    assert isinstance(reduce.args[1], FusedReduction) == is_fused
+    watcher = Watcher()
+    auto.add_observer(watcher)
+    for turn in range(12):
+        values = rows(size, auto.size, turn)
+        own[:] = values[auto.rank]
+        late = turn % (auto.size + 1)
+        auto.barrier()
+        if turn % 3 and auto.rank == late:
+            time.sleep(0.01)
+        reduce()
+        factor = np.float32(auto.size if op == "sum" else 1)
+        if op == "mean" or auto.size & (auto.size - 1) == 0:
+            assert out.tobytes() == (mean_in_rank_order(values) * factor).tobytes()
+        event = next(event for event in reversed(watcher.events) if event.label)
+        assert (event.operation, event.label, event.nbytes, event.failed) == ("all_reduce", "fused", 4 * size, False)
+        assert 0 <= (event.wait_s or 0) <= event.seconds + 1e-6
+        if turn % 3 and late < auto.size and is_fused:
+            assert event.last_rank == late and event.late_s > 0.005
+            assert (event.wait_s > 0.005) == (auto.rank != late)
+        auto.barrier()
+    assert auto.stats.total("all_reduce", "fused")["calls"] == 12
+
+
+def test_one_kernel_on_some_ranks_is_none(auto: Communicator) -> None:
+    """Ranks may sum in different ways; what they prepare is then of one kind all the same."""
+    own, out = auto.allocate(400).view(np.float32), auto.allocate_common(400).view(np.float32)
+    on_this_device(auto)
+    if auto.rank == 0:
+        auto.fold_with(None)
+    reduce = auto.all_reduce_init(own, "sum", out=out)
+    assert auto.size == 1 or not isinstance(reduce.args[1], FusedReduction)
+    own[:] = auto.rank + 1
+    reduce()
+    assert (out == auto.size * (auto.size + 1) / 2).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_one_kernel_finds_out_that_others_are_elsewhere(auto: Communicator) -> None:
+    own, out = auto.allocate(400).view(np.float32), auto.allocate_common(400).view(np.float32)
+    on_this_device(auto)
+    first, second = (auto.all_reduce_init(own, op, out=out) for op in ("sum", "mean"))
+    for turn in range(6):
+        with pytest.raises(MismatchError, match="rank 1 in"):
+            if auto.rank != 1:
+                first()
+            elif turn % 3 == 0:
+                second()
+            elif turn % 3 == 1:
+                auto.barrier()
+            else:
+                auto.broadcast(np.zeros(3))
+        own[:] = 1
+        first()
+        assert (out == auto.size).all()

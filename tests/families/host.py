@@ -18,6 +18,20 @@ from clcomm.engine.gather import DeviceGather
 from clcomm.engine.hashing import hash_buffer
 from clcomm.hashing import hash_words
 from clcomm.host_arrays import aligned_empty
+from clcomm.transport.fused import (
+    ARRIVED_NS,
+    COMPLETE,
+    DIFFERENT,
+    LAST_RANK,
+    LATE_NS,
+    NOT_LEFT,
+    NOT_MET,
+    POLLS,
+    STATE,
+    TAG,
+    WAITED_NS,
+)
+from clcomm.transport.meeting import last_of
 from tests.families.family import Family, assert_equal, assert_near, drawn, whole_numbers
 
 _GUARD = 4096
@@ -82,6 +96,42 @@ def check_fold(device: Device, case: Case) -> None:
         _run(fold(rows, out, 1))
         assert out.tobytes() == to_half(total.astype(np.float32)).tobytes(), dtype
         arrays.check()
+
+
+def check_meeting(device: Device, case: Case) -> None:
+    """Compare a whole all-reduce, for each way in which the other ranks' counters and tags can stand."""
+    ranks, stride = 2 + case.rows % (MOST_ROWS - 1), 40
+    hosts = [whole_numbers(case.seed + row, case.size) for row in range(ranks)]
+    total = np.sum(hosts, 0, dtype=np.float64) / case.divisor
+    own, other, number = case.seed % ranks, (case.seed + 1) % ranks, case.seed // 7
+    ends = sorted((case.seed % (case.size + 1), case.seed // 3 % (case.size + 1)))
+    arrived = [100 + (case.seed >> rank) % 50 for rank in range(ranks)]
+    for state, reached in ((COMPLETE, 2), (NOT_MET, 0), (DIFFERENT, 2), (NOT_LEFT, 1)):
+        arrays = Arrays()
+        rows, out = [arrays.holding(host) for host in hosts], arrays.empty((case.size,))
+        cells = arrays.holding(np.full((ranks, stride), 7))
+        call = arrays.holding(np.zeros(16, np.int64))
+        cells[:, 0], cells[own, 0], cells[other, 0] = number + 2, number, number + reached
+        board = cells[:, 8 + 16 * ((number + 1) % 2) :]
+        board[:, 0], board[:, 1] = 5, arrived
+        board[other, 0] += state == DIFFERENT
+        call[[TAG, ARRIVED_NS, POLLS]] = 5, arrived[own], 3
+        _run(DeviceFold(device).with_meetings(
+            rows, out, case.divisor, slice(*ends), own, cells, (8, 16), call
+        ))  # fmt: skip
+        arrays.check()
+        assert call[STATE] == state
+        has_summed = state in (COMPLETE, NOT_LEFT)
+        assert cells[own, 0] == number + 1 + has_summed
+        assert board[own, :2].tolist() == [5, arrived[own]]
+        inside = slice(*ends) if has_summed else slice(0, 0)
+        if out[inside].size:
+            assert_near(out[inside], total[inside], "meet_and_fold", 1e-6)
+        assert np.isnan(np.delete(out, np.r_[inside])).all(), "it wrote outside its part"
+        if state != NOT_MET:
+            last_rank, late_s = last_of(arrived)
+            noted = call[[WAITED_NS, LAST_RANK, LATE_NS]].tolist()
+            assert noted == [max(arrived) - arrived[own], last_rank, round(late_s * 1e9)]
 
 
 def _to_bfloat16(host: np.ndarray) -> np.ndarray:
@@ -168,6 +218,7 @@ def check_gather(device: Device, case: Case) -> None:
 
 
 FOLD = Family("fold", drawn(draw), check_fold, ("cpu",))
+MEETING = Family("meeting", drawn(draw), check_meeting, ("cpu",))
 CODING = Family("coding", drawn(draw), check_coding, ("cpu",))
 FACTORS = Family("factors", drawn(draw), check_factors, ("cpu",))
 HASH = Family("hash", drawn(draw), check_hash)

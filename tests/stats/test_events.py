@@ -1,21 +1,11 @@
-"""Events: the rank that arrived last, and the time of a phase."""
+"""Events: the time of a phase."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from clcomm.stats import events
-from clcomm.stats.events import Phase, TimedPhase, last_of
-
-
-@pytest.mark.parametrize("seed", range(50))
-def test_the_last_rank_and_how_late_it_was(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    arrivals = [int(each) for each in rng.integers(0, 1_000 if seed % 2 else 5, rng.integers(2, 9))]
-    last, late_s = last_of(arrivals)
-    assert all(each <= arrivals[last] for each in arrivals)
-    assert late_s == pytest.approx(min(arrivals[last] - each for i, each in enumerate(arrivals) if i != last) * 1e-9)
+from clcomm.stats.events import Phase, TimedPhase
 
 
 @pytest.mark.parametrize("raises", [False, True])

@@ -11,11 +11,15 @@ from clcomm.stats.comm_stats import Histogram
 from tests.stats_events import durations, event, stats_of
 
 
-@given(st.lists(durations, min_size=1, max_size=300), st.sampled_from([0.0, 0.5, 0.95, 0.99, 1.0]))
-def test_percentiles_are_numpys_to_within_a_bin(values, share):
+@pytest.mark.parametrize("at_once", [True, False])
+@given(values=st.lists(durations, min_size=1, max_size=300), share=st.sampled_from([0.0, 0.5, 0.95, 0.99, 1.0]))
+def test_percentiles_are_numpys_to_within_a_bin(at_once, values, share):
     histogram = Histogram()
-    for value in values:
-        histogram.add(value)
+    if at_once:
+        histogram.add_all(values)
+    else:
+        for value in values:
+            histogram.add(value)
     lower, higher = (np.percentile(values, share * 100, method=m) for m in ("lower", "higher"))
     assert lower / 1.02 <= histogram.percentile(share) <= higher * 1.02
 
@@ -23,8 +27,7 @@ def test_percentiles_are_numpys_to_within_a_bin(values, share):
 def test_percentiles_of_many_durations():
     values = np.random.default_rng(0).lognormal(-7, 1, 20_000)
     histogram = Histogram()
-    for value in values:
-        histogram.add(value)
+    histogram.add_all(values)
     for share in (0.5, 0.95, 0.99):
         assert histogram.percentile(share) == pytest.approx(np.quantile(values, share), rel=0.02)
 

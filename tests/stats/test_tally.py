@@ -45,8 +45,8 @@ def drawn(seed: int) -> tuple[list[Collective], dict[str, int]]:
 
 def tally_of(calls: list[Collective], transport: str = "solo") -> Tally:
     tally = Tally(transport)
-    for call in calls:
-        tally.add(call)
+    if calls:
+        tally.add(calls)
     return tally
 
 

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from clcomm.transport.meeting import DifferentOperations, MeetingPoint
+from clcomm.transport.meeting import UNKNOWN, DifferentOperations, MeetingPoint, last_of
 
 RANKS = 3
 
@@ -76,23 +76,31 @@ def test_ranks_that_come_for_different_things_all_learn_of_it() -> None:
     assert on_threads(body) == [[True, True, False]] * RANKS
 
 
-def test_the_last_rank_and_the_others_waiting_time() -> None:
-    def body(point: MeetingPoint, rank: int) -> tuple[list[int] | None, int, int]:
-        point.announce(1)
-        time.sleep(0.05 if rank == 2 else 0.0)
-        came_ns = time.perf_counter_ns()
-        point.barrier()
-        first = point.arrivals
-        point.barrier()
-        assert point.arrivals is first, "the first meeting after the announcement counts"
-        return first, point.waited_ns, came_ns
+@pytest.mark.parametrize("seed", range(50))
+def test_the_last_rank_and_how_late_it_was(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    arrivals = [int(each) for each in rng.integers(0, 1_000 if seed % 2 else 5, rng.integers(2, 9))]
+    last, late_s = last_of(arrivals)
+    assert all(each <= arrivals[last] for each in arrivals)
+    assert late_s == pytest.approx(min(arrivals[last] - each for i, each in enumerate(arrivals) if i != last) * 1e-9)
 
-    arrivals, waited_ns, came_ns = zip(*on_threads(body), strict=True)
-    assert arrivals[0] == arrivals[1] == arrivals[2]
-    assert all(came <= arrived for came, arrived in zip(came_ns, arrivals[0], strict=True))
-    assert max(arrivals[0]) == arrivals[0][2]
-    for rank in (0, 1):
-        assert waited_ns[rank] >= arrivals[0][2] - arrivals[0][rank]
+
+def test_the_last_rank_and_the_others_waiting_time() -> None:
+    def body(point: MeetingPoint, rank: int) -> tuple[tuple[int, float], int]:
+        point.announce(1)
+        assert point.last == UNKNOWN
+        time.sleep(0.05 if rank == 2 else 0.0)
+        point.barrier()
+        first = point.last
+        point.barrier()
+        assert point.last is first, "the first meeting after the announcement counts"
+        return first, point.waited_ns
+
+    last, waited_ns = zip(*on_threads(body), strict=True)
+    assert last[0] == last[1] == last[2]
+    rank, late_s = last[0]
+    assert rank == 2
+    assert 0 < late_s * 1e9 <= min(waited_ns[:2]) + 1
 
 
 def test_parity_alternates_with_the_meetings() -> None:

@@ -44,6 +44,8 @@ DECLARE_MEMORY(__global)
 DECLARE_MEMORY(__local)
 DECLARE_MEMORY(__private)
 
+int WRITES atomic_add(volatile __global int *, int);
+
 int8 READS_NOTHING convert_int8(uchar8);
 float8 READS_NOTHING convert_float8(uchar8);
 uchar8 READS_NOTHING convert_uchar8(int8);
