@@ -168,3 +168,15 @@ def test_a_job_that_never_starts_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(LaunchError, match="no such thing"):
         workers.Job("broken_worker", ranks=1, mpi=False)
+
+
+def test_the_last_line_counts_the_bars_that_hold_here():
+    report = Report("a title", "a command")
+    report.bars = [Bar("as fast", 1.5, 1.0), Bar("as small", 3.0, 2.0, "%", at_least=False), Bar("far", 0.0, 1.0)]
+    where = f"on this machine ({machine.describe_machine()})"
+    assert report.verdict() == f"{where} 1 of 3 bars hold; missed: as small; far"
+    text = StringIO()
+    report.show(Console(file=text, soft_wrap=True, width=300))
+    assert text.getvalue().splitlines()[-1] == report.verdict()
+    report.bars = report.bars[:1]
+    assert report.verdict() == f"{where} 1 of 1 bars hold"

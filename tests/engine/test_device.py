@@ -240,3 +240,21 @@ def test_importing_the_engine_does_not_load_opencl():
     code = "import sys, clcomm.engine, clcomm.optim, models; sys.exit('pyopencl' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=120).returncode == 0
+
+
+def test_a_repeated_launch_sets_what_changed_and_is_recorded_as_any_other(device):
+    repeated, count = device.repeated_launch(), 37
+    values = [np.random.default_rng(seed).standard_normal(count).astype(np.float32) for seed in range(3)]
+    kernel = device.kernel("optim", "sgd")
+    for number, (gradient, rate, decay) in enumerate([(1, 0.5, 0.0), (1, 0.25, 0.0), (2, 0.25, 0.0), (2, 0.25, 0.125)]):
+        ours, theirs = device.upload(values[0]), device.upload(values[0])
+        arguments = device.upload(values[gradient]), rate, decay, 0, count
+        repeated(kernel, *device.grid(count), ours, *arguments)
+        device.launch(kernel, *device.grid(count), theirs, *arguments)
+        found = [np.empty(count, np.float32) for _ in range(2)]
+        for buffer, array in zip((ours, theirs), found, strict=True):
+            device.read(buffer, array)
+        assert found[0].tobytes() == found[1].tobytes(), number
+    with device.profile() as timed:
+        repeated(kernel, *device.grid(count), ours, *arguments)
+    assert [launch.name for launch in timed.launches] == ["sgd"]

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from clcomm.engine import Linear, Replay, Tensor, measure_overhead, timing
+from clcomm.engine import Linear, ReLU, Replay, Sequential, Tensor, measure_overhead, timing
 from clcomm.engine import functional as F
 from tests.engine.twin import Twin, repeats
+from tests.helpers import cpu_device
 
 
 def test_memory_does_not_grow_over_ten_thousand_steps(device):
@@ -156,3 +157,24 @@ def test_a_real_step_has_kernels_and_is_left_as_it_was(device):
     assert overhead.kernel_s > 0 and overhead.step_s > 0
     twin.step()
     twin.assert_same_gradients()
+
+
+def test_a_recorded_step_of_an_mlp_is_few_launches():
+    device = cpu_device("cpu")
+    model = Sequential(Linear(64, 128, device=device), ReLU(), Linear(128, 10, device=device))
+    space = model.flat_space()
+    x, y = Tensor(np.ones((32, 64)), device), Tensor(np.zeros(32, int), device)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    replay = Replay(step)
+    for _ in range(4):
+        with device.profile() as timed:
+            replay(x, y)
+        space.zero_grad()
+    assert repeats(replay) == 2
+    names = [launch.name for launch in timed.launches]
+    assert names == ["gemm", "gemm_dots", "cross_entropy", "linear_gradients", "linear_gradients"]

@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clcomm.engine.gather import DeviceGather
 from clcomm.errors import DataError
+from clcomm.host_arrays import aligned_empty
+from tests.helpers import cpu_device
 from training.data import datasets
 from training.data.datasets import ArrayDataset, load_digits, load_mnist, load_synthetic, mean_and_std
 from training.data.idx import write_idx
@@ -57,6 +60,42 @@ def test_normalisation_is_torchvisions():
     got, _ = ArrayDataset(values, np.zeros(1, int), name="set", mean=0.1307, std=0.3081).batch(np.array([0]))
     want = torch.from_numpy(values.copy()).to(torch.float32).div(255).sub(0.1307).div(0.3081)
     np.testing.assert_allclose(got, want.numpy(), rtol=1e-6, atol=2e-7)
+
+
+@pytest.mark.parametrize(("mean", "std"), [(0.3, 0.7), ((0.1, 0.2, 0.3), (0.5, 0.6, 0.7))])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_device_gathers_the_same_batches_into_memory_that_is_used_again(mean, std, read_only):
+    images = aligned_empty(IMAGES.shape, np.uint8)
+    images[...] = IMAGES
+    images.flags.writeable = not read_only  # as memory of another rank is
+    dataset, plain = (ArrayDataset(images, LABELS, name="set", mean=mean, std=std) for _ in range(2))
+    prepared: list[np.ndarray] = []
+    gather = DeviceGather(cpu_device("cpu"))
+
+    def prepare(*arguments):
+        prepared.append(arguments[-1])
+        return gather(*arguments)
+
+    dataset.prepare_gather = prepare
+    places = [dataset.new_batch(6) for _ in range(2)]
+    for number in range(7):
+        indices = np.random.default_rng(number).integers(-len(IMAGES), len(IMAGES), 6)
+        got, want = dataset.batch(indices, places[number % 2]), plain.batch(indices)
+        assert got[0] is places[number % 2][0]
+        assert [each.tobytes() for each in got] == [each.tobytes() for each in want]
+    assert len(prepared) == 2  # by NumPy the first time, by the device from then on
+    for outside in (-len(IMAGES) - 1, len(IMAGES)):
+        with pytest.raises(IndexError):
+            dataset.batch(np.array([0, 0, 0, 0, 0, outside]), places[0])
+
+
+def test_images_that_a_device_does_not_take_are_gathered_by_numpy():
+    images = np.random.default_rng(2).normal(size=(6, 1, 2, 2)).astype(np.float32)
+    dataset = ArrayDataset(images, np.zeros(6, int), name="set")
+    dataset.prepare_gather = DeviceGather(cpu_device("cpu"))
+    place = dataset.new_batch(2)
+    for _ in range(3):
+        np.testing.assert_array_equal(dataset.batch(np.array([5, 0]), place)[0], images[[5, 0]])
 
 
 def test_float_images_and_batches_that_are_nobody_elses_memory():

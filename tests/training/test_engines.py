@@ -10,6 +10,7 @@ import pytest
 
 from clcomm import Communicator, Synchronizer
 from clcomm.errors import ArgumentError, CheckpointError, DeviceError
+from clcomm.host_arrays import aligned_empty
 from tests.helpers import cpu_device
 from training.engines.parts import build_parts
 
@@ -38,6 +39,21 @@ def batch(seed=0, rows=BATCH):
 def loss_of(parts, images, labels):
     inputs, targets = parts.prepare(images, labels)
     return parts.loss_fn(parts.model(inputs), targets)
+
+
+def test_arrays_that_come_again_keep_their_tensors_and_their_new_values_count():
+    parts = build("native")
+    places = [(aligned_empty((BATCH, *SHAPE), np.float32), aligned_empty((BATCH,), np.int32)) for _ in range(2)]
+    seen = {}
+    for number in range(6):
+        images, labels = places[number % 2]
+        images[...], labels[...] = batch(number)
+        tensors = parts.prepare(images, labels)
+        assert [each.numpy().tobytes() for each in tensors] == [images.tobytes(), labels.tobytes()]
+        assert seen.setdefault(number % 2, tensors)[0] is tensors[0]
+        fresh = parts.prepare(*(each.copy() for each in (images, labels)))
+        assert parts.loss_fn(parts.model(tensors[0]), tensors[1]).item() == loss_of(parts, *batch(number)).item()
+        assert fresh[0] is not tensors[0]
 
 
 def gradients(parts):

@@ -90,6 +90,26 @@ def test_four_ranks_see_together_what_one_rank_sees():
         assert sorted(alone[1]) == sorted(np.concatenate([labels for _, labels in parts]))
 
 
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("held", [1, 2, 5])
+def test_memory_is_used_again_once_a_batch_is_no_longer_held(prefetch, held):
+    loader = Loader(numbered(50), DistributedSampler(50, 0, 1), 4, prefetch=prefetch, held=held)
+    places = held + (prefetch + 1 if prefetch else 0)
+    for epoch in range(2):
+        seen, taken = [], []
+        for images, labels in loader.epoch(epoch):
+            taken.append((images, labels, labels.copy()))
+            time.sleep(0.001)  # a thread that gathers ahead may run now
+            for batch, numbers, copy in taken[-held:]:
+                np.testing.assert_array_equal(numbers, copy)
+                np.testing.assert_array_equal(batch[:, 0, 0, 0], copy)
+            seen.append(labels.copy())
+        whole = [id(images) for images, labels, _ in taken if len(labels) == 4]
+        assert len(set(whole)) == min(places, len(whole)) and len(taken[-1][1]) == 2
+        loader.sampler.set_epoch(epoch)
+        np.testing.assert_array_equal(np.concatenate(seen), loader.sampler.indices())
+
+
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_batch_handed_out_is_never_overwritten(prefetch):
     loader = Loader(numbered(), DistributedSampler(40, 0, 1), 4, prefetch=prefetch)
@@ -172,6 +192,8 @@ def test_bad_arguments_are_named():
         Loader(numbered(), DistributedSampler(40, 1, 2), 21)
     with pytest.raises(ArgumentError, match="prefetch: expected a number of batches from 0 up, got -1"):
         Loader(numbered(), DistributedSampler(40, 0, 1), 4, prefetch=-1)
+    with pytest.raises(ArgumentError, match="held: expected a number of batches from 0 up, got -1"):
+        Loader(numbered(), DistributedSampler(40, 0, 1), 4, held=-1)
 
 
 def test_one_core_needs_no_thread():
