@@ -13,8 +13,11 @@ from clcomm.stats.histogram import Histogram
 
 
 def to_ns(seconds: Sequence[float]) -> np.ndarray:
-    """Return durations in whole nanoseconds."""
-    return (np.array(seconds, np.float64) * 1e9 + 0.5).astype(np.int64)
+    """Return durations in whole nanoseconds, as Python's integers where int64 does not hold one."""
+    whole = np.array(seconds, np.float64) * 1e9 + 0.5
+    if whole.max(initial=0.0) >= 2.0**63:
+        return np.array([int(each) for each in whole], object)
+    return whole.astype(np.int64)
 
 
 class Tally:
