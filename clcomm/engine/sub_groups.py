@@ -6,6 +6,7 @@ OpenCL 3.0 extension specification, cl_khr_subgroup_shuffle; cl_intel_subgroups.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,7 +50,10 @@ def _summed(queue: cl.CommandQueue, values: np.ndarray, number: int) -> np.float
 
     count, total, flags = len(values), np.empty(1, np.float32), cl.mem_flags
     options = [f"-DROW_GROUP={count}", f"-DGROUP={count}", f"-DSUB_GROUPS={number}"]
-    kernel = cl.Kernel(cl.Program(queue.context, program.source_of("reduce")).build(options), "sum_rows")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", cl.CompilerWarning)  # Intel's compiler says at each build that it has built
+        built = cl.Program(queue.context, program.source_of("reduce")).build(options)
+    kernel = cl.Kernel(built, "sum_rows")
     given = cl.Buffer(queue.context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=values)
     out = cl.Buffer(queue.context, flags.WRITE_ONLY, total.nbytes)
     sizes = map(np.int32, (1, count, count, 1))  # rows, columns, block, blocks
