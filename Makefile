@@ -146,7 +146,7 @@ format: $(FOR_LINT) ## rewrite the sources in the house's style
 bench: $(FOR_BENCH) ## measure, side by side with others: BENCH="all_reduce kernels peers"
 	@set -e; for name in $(BENCH); do echo "== $$name =="; $(BIN)/python -m benchmarks.$$name $(ARGS); done
 
-bench-quick: $(FOR_BENCH) ## under two minutes: this machine's speed beside PyTorch DDP, and that of the examples
+bench-quick: $(FOR_BENCH) ## a few minutes: this machine's speed beside PyTorch DDP, and that of the examples
 	$(BIN)/python -m benchmarks.peers --model convnet mlp --peers ddp --ranks $(RANKS) --windows 3 --window-s 1 --example $(ARGS)
 
 example-report: $(FOR_BENCH) ## take the figures of docs/reading-a-report.md anew

@@ -205,13 +205,13 @@ class RepeatedLaunch:
             device.launch(kernel, global_size, local_size, *args)
             return
         with device.launching:
-            if kernel is not self._kernel:
-                self._kernel, self._bound = kernel, program.bound_copy(kernel, args)
-                self._types = program.argument_types(kernel)
+            known, self._kernel = self._kernel, None  # bound anew if an argument is refused
+            if kernel is not known:
+                self._bound, self._types = program.bound_copy(kernel, args), program.argument_types(kernel)
             else:
                 for index, (now, before) in enumerate(zip(args, self._args, strict=True)):
                     if now is not before:
                         kind = self._types[index]
                         self._bound.set_arg(index, now if kind is None else kind(now))
-            self._args = args  # a kernel does not keep its arguments alive
+            self._kernel, self._args = kernel, args  # a kernel does not keep its arguments alive
             device.launch_all(((self._bound, global_size, local_size),))

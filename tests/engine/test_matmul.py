@@ -15,13 +15,10 @@ from clcomm.engine.tensor import Tensor, empty
 from clcomm.engine.tuning import Tuning, choices
 from clcomm.errors import ArgumentError
 from tests.engine.slopes import assert_gradients_are_slopes
+from tests.engine.values import drawn
 
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([47, 48, 49, 64, 67, 97, 128, 203]))
 DEPTHS = st.one_of(SIZES, st.sampled_from([511, 512, 513, 1031]))
-
-
-def drawn(seed: int, *shape: int) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def assert_product(actual: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:

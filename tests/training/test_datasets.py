@@ -92,10 +92,12 @@ def test_a_device_gathers_the_same_batches_into_memory_that_is_used_again(mean, 
 def test_images_that_a_device_does_not_take_are_gathered_by_numpy():
     images = np.random.default_rng(2).normal(size=(6, 1, 2, 2)).astype(np.float32)
     dataset = ArrayDataset(images, np.zeros(6, int), name="set")
-    dataset.prepare_gather = DeviceGather(cpu_device("cpu"))
+    asked, gather = [], DeviceGather(cpu_device("cpu"))
+    dataset.prepare_gather = lambda *arguments: (asked.append(arguments), gather(*arguments))[1]
     place = dataset.new_batch(2)
     for _ in range(3):
         np.testing.assert_array_equal(dataset.batch(np.array([5, 0]), place)[0], images[[5, 0]])
+    assert len(asked) == 1
 
 
 def test_float_images_and_batches_that_are_nobody_elses_memory():

@@ -91,7 +91,9 @@ class ArrayDataset:
         images += self._shift
         if is_kept and self.prepare_gather is not None and len(self._gathers) < _MOST_GATHERS:
             gather = self.prepare_gather(self.images, self._scale, self._shift, images)
-            if gather is not None:
+            if gather is None:
+                self.prepare_gather = None  # it takes no others either
+            else:
                 self._gathers[id(images)] = images, gather
 
 
