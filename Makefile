@@ -12,6 +12,8 @@ ARGS ?=
 TEST_EXTRAS ?= test
 TEST_RANKS ?= 2 3 4
 TEST_ARGS ?=
+# Processes among which the files of the plain tests are divided; many of them start several ranks.
+TEST_WORKERS ?= 2
 # Seconds that one MPI test run may take.
 TEST_LIMIT_S ?= 1200
 RUNS ?= 20
@@ -75,7 +77,7 @@ mnist: $(FOR_MNIST) ## train on MNIST: RANKS ranks, ARGS passed on
 test: test-plain test-mpi ## the whole suite: plain, then on TEST_RANKS ranks
 
 test-plain: $(FOR_TEST) | $(OCLGRIND) ## the tests that need no mpiexec
-	$(BIN)/python -m pytest $(TEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
 
 # Under --with-mpi only tests marked mpi are collected (tests/conftest.py). The ranks would share one test cache.
 test-mpi: $(FOR_TEST) ## the tests marked mpi, on TEST_RANKS ranks

@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, settings
 from tests.caches import use_own_caches
 
 use_own_caches()
+for name in ("COLUMNS", "LINES"):  # of no terminal: readline sets them in pytest-xdist's workers
+    os.environ.pop(name, None)
 
 from clcomm import Communicator  # noqa: E402 - after the environment is set
 from tests.helpers import cpu_device  # noqa: E402

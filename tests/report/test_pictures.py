@@ -83,7 +83,7 @@ def a_legend_lies_below_its_chart(axes: Any, chart: Bars | Timeline) -> None:
 
 def test_curves_over_any_span_have_ticks_to_read() -> None:
     rng = np.random.default_rng(0)
-    for _ in range(100):
+    for _ in range(40):
         low, decades = 10 ** rng.uniform(-3, 3), rng.uniform(0.01, 6)
         values = [float(low * 10 ** (decades * share)) for share in (0, *rng.uniform(0, 1, 10), 1)]
         chart = Curves("Steps", range(12), [Curve(name, values) for name in ("loss", "step (ms)", "more (ms)")])
