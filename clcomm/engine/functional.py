@@ -7,6 +7,9 @@ import sys
 from clcomm.engine.ops.activation import relu, sigmoid, tanh
 from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool
 from clcomm.engine.ops.elementwise import add, div, mul, sub
+from clcomm.engine.ops.embedding import embedding
+from clcomm.engine.ops.gated import gelu, leaky_relu, silu
+from clcomm.engine.ops.layer_norm import layer_norm
 from clcomm.engine.ops.loss import cross_entropy, mse_loss
 from clcomm.engine.ops.matmul import linear, matmul
 from clcomm.engine.ops.pool import avg_pool2d, max_pool2d
@@ -23,7 +26,11 @@ __all__ = [
     "conv_relu_pool",
     "cross_entropy",
     "div",
+    "embedding",
     "flatten",
+    "gelu",
+    "layer_norm",
+    "leaky_relu",
     "linear",
     "log_softmax",
     "matmul",
@@ -34,6 +41,7 @@ __all__ = [
     "relu",
     "reshape",
     "sigmoid",
+    "silu",
     "softmax",
     "sub",
     "sum",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,6 +101,7 @@ def check_activations(device: Device, case: Shaped) -> None:
         (F.relu, np.maximum(x, 0), (x > 0) * 1.0),
         (F.sigmoid, sigmoid, sigmoid * (1 - sigmoid)),
         (F.tanh, np.tanh(x), 1 - np.tanh(x) ** 2),
+        *_gated(x),
         (lambda t: 3 * t - 0.5, 3 * x - 0.5, np.full(x.shape, 3)),
         (lambda t: 2 / t, 2 / x, -2 / x**2),
         (lambda t: t * t + t, x * x + x, 2 * x + 1),  # gradients add up
@@ -110,6 +112,22 @@ def check_activations(device: Device, case: Shaped) -> None:
         assert_near(y, expected, f"activation {number}")
         y.backward(leaf(device, grad, False))
         assert_near(t.grad, slope * grad, f"activation {number}: gradient")
+
+
+def _gated(x: np.ndarray) -> list[tuple[Any, np.ndarray, np.ndarray]]:
+    """Return GELU, SiLU and leaky ReLU with their values and slopes at x."""
+    cumulative = 0.5 * np.vectorize(math.erfc, otypes=[np.float64])(-x / math.sqrt(2))
+    density = np.exp(-0.5 * x**2) / math.sqrt(2 * math.pi)
+    root = math.sqrt(2 / math.pi)
+    gate = 0.5 * (1 + np.tanh(root * (x + 0.044715 * x**3)))
+    gate_slope = 2 * gate * (1 - gate) * root * (1 + 3 * 0.044715 * x**2)
+    logistic = 1 / (1 + np.exp(-x))
+    return [
+        (F.gelu, x * cumulative, cumulative + x * density),
+        (lambda t: F.gelu(t, "tanh"), x * gate, gate + x * gate_slope),
+        (F.silu, x * logistic, logistic * (1 + x * (1 - logistic))),
+        (lambda t: F.leaky_relu(t, 0.25), np.where(x > 0, x, 0.25 * x), np.where(x > 0, 1.0, 0.25)),
+    ]
 
 
 class Updated(NamedTuple):

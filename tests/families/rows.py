@@ -60,6 +60,47 @@ def check_softmax(device: Device, case: Rows) -> None:
         assert_near(x.grad, slope, "cross_entropy: gradient of one loss")
 
 
+def check_layer_norm(device: Device, case: Rows) -> None:
+    """Compare layer norm without parameters, with a weight, and with a bias too, and all their gradients."""
+    rng = np.random.default_rng(case.seed)
+    shape, parameters = (case.rows, case.columns), case.seed % 3
+    hosts = [rng.uniform(-3, 3, each).astype(np.float32) for each in (shape, shape[1:], shape[1:])]
+    grad = rng.uniform(-1, 1, shape).astype(np.float32)
+    exact = [host.astype(np.float64) for host in hosts]
+    apart = exact[0] - exact[0].mean(1, keepdims=True)
+    scale = 1 / np.sqrt((apart**2).mean(1, keepdims=True) + 0.01)
+    normal = apart * scale
+    weight, bias = exact[1] if parameters > 0 else 1.0, exact[2] if parameters > 1 else 0.0
+    leaves = [leaf(device, host) for host in hosts[: 1 + parameters]]
+    y = F.layer_norm(leaves[0], case.columns, *leaves[1:], eps=0.01)
+    assert_near(y, normal * weight + bias, "layer_norm")
+    y.backward(leaf(device, grad, False))
+    up = grad * weight
+    slope = scale * (up - up.mean(1, keepdims=True) - normal * (up * normal).mean(1, keepdims=True))
+    expected = slope, (grad * normal).sum(0), grad.sum(0, dtype=np.float64)
+    for each, gradient, name in zip(leaves, expected, ("data", "weight", "bias"), strict=False):
+        assert_near(each.grad, gradient, f"layer_norm: {name} gradient", 3e-5)
+
+
+def check_embedding(device: Device, case: Rows) -> None:
+    """Compare rows of a table and the table's gradient, with indices that repeat, and some of no row."""
+    rng = np.random.default_rng(case.seed)
+    entries, columns = 1 + case.rows // 2, case.columns
+    table, indices = whole_numbers(case.seed, entries, columns), rng.integers(-1, entries + 1, case.rows)
+    padding = int(rng.integers(entries)) if case.seed % 2 else None
+    t = leaf(device, table)
+    y = F.embedding(Tensor(indices.astype(np.int32), device), t, padding)
+    is_there = (indices >= 0) & (indices < entries)
+    assert_equal(y, np.where(is_there[:, None], table[np.where(is_there, indices, 0)], np.nan), "embedding")
+    grad = whole_numbers(case.seed + 1, case.rows, columns)
+    y.backward(leaf(device, grad, False))
+    expected = np.zeros((entries, columns))
+    np.add.at(expected, indices[is_there], grad[is_there])
+    if padding is not None:
+        expected[padding] = 0
+    assert_equal(t.grad, expected, "embedding: gradient")
+
+
 def check_squared_error(device: Device, case: Rows) -> None:
     """Compare the squared error and both of its gradients."""
     hosts = whole_numbers(case.seed, case.rows, case.columns), whole_numbers(case.seed + 1, case.rows, case.columns)
@@ -116,5 +157,7 @@ def check_reduced(device: Device, case: Reduced) -> None:
 
 
 SOFTMAX = Family("softmax", drawn(draw_rows), check_softmax)
+EMBEDDING = Family("embedding", drawn(draw_rows), check_embedding)
+LAYER_NORM = Family("layer norm", drawn(draw_rows), check_layer_norm)
 SQUARED_ERROR = Family("squared error", drawn(draw_rows), check_squared_error)
 REDUCTION = Family("reduction", drawn(draw_reduced), check_reduced)

@@ -18,6 +18,7 @@ void __attribute__((overloadable, convergent)) barrier(cl_mem_fence_flags);
     REAL READS_NOTHING log(REAL);       \
     REAL READS_NOTHING sqrt(REAL);      \
     REAL READS_NOTHING tanh(REAL);      \
+    REAL READS_NOTHING erf(REAL);       \
     REAL READS_NOTHING fabs(REAL);      \
     REAL READS_NOTHING fmin(REAL, REAL); \
     REAL READS_NOTHING fmax(REAL, REAL); \

@@ -2,27 +2,36 @@
 
 from clcomm.engine.nn.init import Generator, manual_seed
 from clcomm.engine.nn.layers import (
+    GELU,
     AvgPool2d,
     Conv2d,
+    Embedding,
     Flatten,
+    LeakyReLU,
     Linear,
     LogSoftmax,
     MaxPool2d,
     ReLU,
     Sigmoid,
+    SiLU,
     Softmax,
     Tanh,
 )
 from clcomm.engine.nn.losses import CrossEntropyLoss, MSELoss
 from clcomm.engine.nn.module import Module
+from clcomm.engine.nn.norms import LayerNorm
 from clcomm.engine.nn.sequential import Sequential
 
 __all__ = [
+    "GELU",
     "AvgPool2d",
     "Conv2d",
     "CrossEntropyLoss",
+    "Embedding",
     "Flatten",
     "Generator",
+    "LayerNorm",
+    "LeakyReLU",
     "Linear",
     "LogSoftmax",
     "MSELoss",
@@ -30,6 +39,7 @@ __all__ = [
     "Module",
     "ReLU",
     "Sequential",
+    "SiLU",
     "Sigmoid",
     "Softmax",
     "Tanh",

@@ -35,6 +35,41 @@ class Generator:
         # PyTorch's unit * width + low is one fused float32 operation: rounded once, as the sum in float64 is here.
         return (unit * np.float64(width32) + np.float64(low32)).astype(np.float32).reshape(shape)
 
+    def normal(self, shape: Shape) -> np.ndarray:
+        """Return float32 values from N(0, 1): those of `torch.empty(shape).normal_()` but for rounding, about 1e-6.
+
+        Uniform values become normal ones by Box and Muller's transform, 16 at a time; fewer than 16 in all are pairs of
+        draws of 53 bits. Source: Box and Muller, "A Note on the Generation of Random Normal Deviates", 1958.
+        """
+        count = math.prod(shape)
+        if count < _NORMAL_BLOCK:
+            return self._normal_pairs(count).astype(np.float32).reshape(shape)
+        values = self.uniform((count,), 0.0, 1.0)
+        whole = count - count % _NORMAL_BLOCK
+        result = np.empty(count, np.float32)
+        result[:whole] = _box_muller(values[:whole])
+        if whole < count:  # the last 16, of which some are done, are drawn anew
+            result[-_NORMAL_BLOCK:] = _box_muller(self.uniform((_NORMAL_BLOCK,), 0.0, 1.0))
+        return result.reshape(shape)
+
+    def _normal_pairs(self, count: int) -> np.ndarray:
+        pairs = -(-count // 2)
+        draws = self._engine.randint(0, 1 << 32, size=4 * pairs, dtype=np.uint32).astype(np.uint64).reshape(-1, 2)
+        unit = (draws[:, 0] << np.uint64(32) | draws[:, 1]) & np.uint64((1 << 53) - 1)
+        first, second = (unit * 2.0**-53).reshape(pairs, 2).T
+        radius, angle = np.sqrt(-2 * np.log1p(-second)), 2 * np.pi * first
+        return np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).reshape(-1)[:count]
+
+
+_NORMAL_BLOCK = 16
+
+
+def _box_muller(uniform: np.ndarray) -> np.ndarray:
+    """Return normal values of uniform ones in [0, 1), in blocks of 16: 8 radii and 8 angles each."""
+    radii, angles = uniform.reshape(-1, 2, _NORMAL_BLOCK // 2).astype(np.float64).transpose(1, 0, 2)
+    radius, angle = np.sqrt(-2 * np.log1p(-radii)), 2 * np.pi * angles
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).reshape(-1)
+
 
 _generator = Generator()
 
@@ -42,6 +77,11 @@ _generator = Generator()
 def manual_seed(seed: int) -> None:
     """Seed the generator that layers without `rng=` take their initial values from."""
     _generator.manual_seed(seed)
+
+
+def normal_values(shape: Shape, rng: Generator | None) -> np.ndarray:
+    """Return the initial values of an embedding; `rng` None: the generator that `manual_seed` seeds."""
+    return (_generator if rng is None else rng).normal(shape)
 
 
 def layer_values(weight_shape: Shape, bias: bool, rng: Generator | None) -> tuple[np.ndarray, np.ndarray | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
-from clcomm.engine.nn.init import Generator, layer_values
+from clcomm.engine.nn.init import Generator, layer_values, normal_values
 from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
@@ -79,6 +79,40 @@ class Conv2d(Module):
         return F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
 
 
+class Embedding(Module):
+    """Indices [...] -> rows of a table [..., embedding_dim]; initial values are drawn from N(0, 1), as PyTorch's.
+
+    Args:
+        num_embeddings: the rows of the table.
+        embedding_dim: the values of a row.
+        padding_idx: a row that begins as zeros and gets no gradient; a negative one counts from the end.
+        device: where the table is; by default `default_device()`.
+        rng: the source of the initial values; by default the one that `manual_seed` seeds.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        device: Device | str | None = None,
+        rng: Generator | None = None,
+    ):
+        _positive(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
+        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
+            last = num_embeddings - 1
+            raise ArgumentError(f"padding_idx: expected from {-num_embeddings} to {last}, got {padding_idx!r}")
+        values = normal_values((num_embeddings, embedding_dim), rng)
+        if padding_idx is not None:
+            values[padding_idx] = 0
+        self.padding_idx = padding_idx
+        self.weight = Parameter(values, device)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        return F.embedding(indices, self.weight, self.padding_idx)
+
+
 class _Pool(Module):
     """A pooling layer's sizes: each is one number for both directions, or (vertical, horizontal)."""
 
@@ -124,6 +158,35 @@ class Tanh(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.tanh(x)
+
+
+class GELU(Module):
+    """x times the normal distribution's cumulative function at x; with `approximate` "tanh" as GPT-2 computes it."""
+
+    def __init__(self, approximate: str = "none"):
+        if approximate not in ("none", "tanh"):
+            raise ArgumentError(f"GELU: expected approximate 'none' or 'tanh', got {approximate!r}")
+        self.approximate = approximate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x, self.approximate)
+
+
+class SiLU(Module):
+    """x / (1 + exp(-x))"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(x)
+
+
+class LeakyReLU(Module):
+    """x where it is positive, else negative_slope * x."""
+
+    def __init__(self, negative_slope: float = 0.01):
+        self.negative_slope = negative_slope
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.leaky_relu(x, self.negative_slope)
 
 
 class Softmax(Module):

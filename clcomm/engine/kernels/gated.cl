@@ -1,0 +1,59 @@
+/* Activations y = x * gate(x), with their gradients as functions of x: GELU, whose gate is the normal distribution's
+   cumulative function or its approximation by tanh, SiLU, whose gate is the sigmoid, and leaky ReLU, whose gate is a
+   step. NaN passes through.
+   Sources: Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016; Elfwing, Uchibe and Doya, "Sigmoid-weighted linear
+   units", 2018. */
+
+#define SQRT_HALF 0.70710678118654752f      /* 1 / sqrt(2) */
+#define DENSITY_AT_0 0.39894228040143268f   /* 1 / sqrt(2 pi) */
+#define SQRT_2_OVER_PI 0.79788456080286536f /* sqrt(2 / pi) */
+#define CUBIC 0.044715f
+
+#define GRADIENT(NAME, SLOPE)                                                                                \
+    __kernel void NAME##_grad(__global float *restrict dx, __global const float *restrict g,                 \
+                              __global const float *restrict x, int count) {                                 \
+        FOR_LANES(i, count) {                                                                                \
+            const int left = count - i;                                                                      \
+            const lanes v = load_lanes(x + i, left, 0.0f);                                                   \
+            store_lanes(load_lanes(g + i, left, 0.0f) * (SLOPE), dx + i, left);                              \
+        }                                                                                                    \
+    }
+
+#define ACTIVATION(NAME, RESULT)                                                                             \
+    __kernel void NAME(__global float *restrict y, __global const float *restrict x, int count) {            \
+        FOR_LANES(i, count) {                                                                                \
+            const lanes v = load_lanes(x + i, count - i, 0.0f);                                              \
+            store_lanes(RESULT, y + i, count - i);                                                           \
+        }                                                                                                    \
+    }
+
+INLINE lanes normal_cumulative(lanes v) { return 0.5f * (1.0f + erf(v * SQRT_HALF)); }
+INLINE lanes normal_density(lanes v) { return DENSITY_AT_0 * exp(-0.5f * v * v); }
+
+ACTIVATION(gelu, v * normal_cumulative(v))
+GRADIENT(gelu, normal_cumulative(v) + v * normal_density(v))
+
+INLINE lanes logistic(lanes v) { return 1.0f / (1.0f + exp(-v)); }
+
+/* 0.5 * (1 + tanh(u)) is logistic(2 u), which reaches 0 and 1 where tanh of some drivers stops an ulp before 1. */
+INLINE lanes tanh_gate(lanes v) { return logistic(2.0f * SQRT_2_OVER_PI * (v + CUBIC * v * v * v)); }
+
+INLINE lanes gelu_tanh_slope(lanes v) {
+    const lanes gate = tanh_gate(v);
+    return gate + v * gate * (1.0f - gate) * (2.0f * SQRT_2_OVER_PI * (1.0f + 3.0f * CUBIC * v * v));
+}
+
+ACTIVATION(gelu_tanh, v * tanh_gate(v))
+GRADIENT(gelu_tanh, gelu_tanh_slope(v))
+
+ACTIVATION(silu, v / (1.0f + exp(-v)))
+GRADIENT(silu, logistic(v) * (1.0f + v * (1.0f - logistic(v))))
+
+__kernel void leaky_relu(__global float *restrict y, __global const float *restrict x, float slope, int count) {
+    FOR_ELEMENTS(i, count) y[i] = x[i] > 0.0f ? x[i] : slope * x[i];
+}
+
+__kernel void leaky_relu_grad(__global float *restrict dx, __global const float *restrict g,
+                              __global const float *restrict x, float slope, int count) {
+    FOR_ELEMENTS(i, count) dx[i] = x[i] > 0.0f ? g[i] : slope * g[i];
+}
