@@ -9,27 +9,53 @@ from clcomm.engine.tensor import Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
 
-class Gated(Op):
-    """y = x * gate(x), element by element; `name` is the kernel, `<name>_grad` its gradient's.
+class _Gated(Op):
+    """y = x * gate(x), element by element; `kernel_name` names the kernel, and `<kernel_name>_grad` its gradient's.
 
     `settings` are the kernels' numbers between the arrays and the count.
     """
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *, name: str, settings: tuple[float, ...] = ()) -> Tensor:
+    kernel_name: str
+
+    @classmethod
+    def forward(cls, ctx: Any, x: Tensor, *, settings: tuple[float, ...] = ()) -> Tensor:
         device, size, y = x.device, x.size, empty(x.device, x.shape)
-        device.launch(device.kernel("gated", name), *device.grid(size), y, x, *settings, size)
-        ctx.name, ctx.settings = name, settings
+        device.launch(device.kernel("gated", cls.kernel_name), *device.grid(size), y, x, *settings, size)
+        ctx.settings = settings
         ctx.save(x)
         return y
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    @classmethod
+    def backward(cls, ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved
         device, size, dx = x.device, x.size, ctx.out(0)
-        kernel = device.kernel("gated", ctx.name + "_grad")
+        kernel = device.kernel("gated", cls.kernel_name + "_grad")
         device.launch(kernel, *device.grid(size), dx, grad, x, *ctx.settings, size)
         return (dx,)
+
+
+class Gelu(_Gated):
+    """x times the normal distribution's cumulative function at x."""
+
+    kernel_name = "gelu"
+
+
+class GeluTanh(_Gated):
+    """GELU with tanh in place of that function."""
+
+    kernel_name = "gelu_tanh"
+
+
+class Silu(_Gated):
+    """x / (1 + exp(-x))"""
+
+    kernel_name = "silu"
+
+
+class LeakyRelu(_Gated):
+    """x where it is positive, else slope * x."""
+
+    kernel_name = "leaky_relu"
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
@@ -38,10 +64,10 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     `approximate` "tanh" computes that function as 0.5 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))), as GPT-2 does.
     Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016. Raises ArgumentError for another approximation.
     """
-    kernels = {"none": "gelu", "tanh": "gelu_tanh"}
-    if approximate not in kernels:
+    ops = {"none": Gelu, "tanh": GeluTanh}
+    if approximate not in ops:
         raise ArgumentError(f"gelu: expected approximate 'none' or 'tanh', got {approximate!r}")
-    return Gated.apply(float_tensor("gelu", x), name=kernels[approximate])
+    return ops[approximate].apply(float_tensor("gelu", x))
 
 
 def silu(x: Tensor) -> Tensor:
@@ -49,9 +75,9 @@ def silu(x: Tensor) -> Tensor:
 
     Source: Elfwing, Uchibe and Doya, "Sigmoid-weighted linear units for neural network function approximation", 2018.
     """
-    return Gated.apply(float_tensor("silu", x), name="silu")
+    return Silu.apply(float_tensor("silu", x))
 
 
 def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
     """Return x where it is positive, else `negative_slope` * x, of each element; NaN stays NaN."""
-    return Gated.apply(float_tensor("leaky_relu", x), name="leaky_relu", settings=(float(negative_slope),))
+    return LeakyRelu.apply(float_tensor("leaky_relu", x), settings=(float(negative_slope),))
