@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from clcomm.engine.ops.activation import relu, sigmoid, tanh
+from clcomm.engine.ops.blocks import concat, pad, split, stack, take
 from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool
 from clcomm.engine.ops.elementwise import add, div, mul, sub
 from clcomm.engine.ops.embedding import embedding
@@ -22,6 +23,7 @@ __all__ = [
     "add",
     "argmax",
     "avg_pool2d",
+    "concat",
     "conv2d",
     "conv_relu_pool",
     "cross_entropy",
@@ -38,13 +40,17 @@ __all__ = [
     "mean",
     "mse_loss",
     "mul",
+    "pad",
     "relu",
     "reshape",
     "sigmoid",
     "silu",
     "softmax",
+    "split",
+    "stack",
     "sub",
     "sum",
+    "take",
     "tanh",
     "transpose",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -44,6 +44,14 @@ class TensorOperators(Generic[AnyTensor]):
 
     def __matmul__(self, other: AnyTensor) -> AnyTensor:
         return self._functional.matmul(self, other)
+
+    def __getitem__(self, index: Any) -> AnyTensor:
+        """Return a part of the tensor as NumPy does, as a copy: whole numbers, slices with any step, `...` and None."""
+        return self._functional.take(self, index)
+
+    def __iter__(self) -> Iterator[AnyTensor]:
+        """Yield the parts along the first dimension; raises TypeError for a tensor without dimensions."""
+        return (self[number] for number in range(len(self)))  # type: ignore[arg-type]
 
     #: With a NumPy array on the left, Python calls the methods above, which raise an error.
     __array_ufunc__ = None

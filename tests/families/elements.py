@@ -91,6 +91,36 @@ def check_transpose(device: Device, case: Shaped) -> None:
     assert_equal(x.grad, grad.transpose(np.argsort(case.order)), "transpose: gradient")
 
 
+def check_blocks(device: Device, case: Shaped) -> None:
+    """Compare a part with any steps, a concatenation of parts and a padding, with their gradients."""
+    rng = np.random.default_rng(case.seed)
+    host, axis = whole_numbers(case.seed, *case.shape), int(rng.integers(len(case.shape)))
+    index: list[Any] = []
+    for n in case.shape:
+        step, begin = int(rng.choice([-3, -2, -1, 1, 1, 2])), int(rng.integers(n))
+        index.append(begin if rng.integers(4) == 0 else slice(begin, None, step))
+    widths = [(int(before), int(after)) for before, after in rng.integers(0, 3, (len(case.shape), 2))]
+    cut = int(rng.integers(1, case.shape[axis] + 1))
+    sizes = [cut, case.shape[axis] - cut] if cut < case.shape[axis] else [cut]
+    inside = tuple(slice(before, before + n) for n, (before, _) in zip(case.shape, widths, strict=True))
+    turned = np.concatenate(np.split(host, [cut], axis)[::-1], axis)
+    x = leaf(device, host)
+    part, joined = x[tuple(index)], F.concat(F.split(x, sizes, axis)[::-1], axis)
+    padded = F.pad(x, widths, 5.0)
+    for y, expected in (
+        (part, host[tuple(index)]),
+        (joined, turned),
+        (padded, np.pad(host, widths, constant_values=5)),
+    ):
+        assert_equal(y, expected, "part, concatenation and padding")
+    grads = [whole_numbers(case.seed + number, *y.shape) for number, y in enumerate((part, joined, padded), 1)]
+    for y, grad in zip((part, joined, padded), grads, strict=True):
+        y.backward(leaf(device, grad, False))
+    expected = grads[2][inside] + np.concatenate(np.split(grads[1], [case.shape[axis] - cut], axis)[::-1], axis)
+    expected[tuple(index)] += grads[0]
+    assert_equal(x.grad, expected, "parts: gradient")
+
+
 def check_activations(device: Device, case: Shaped) -> None:
     """Compare activations, and arithmetic with a number, with their gradients."""
     rng = np.random.default_rng(case.seed)
@@ -215,5 +245,6 @@ class _Formula:
 
 ARITHMETIC = Family("arithmetic", drawn(draw_pair), check_arithmetic)
 TRANSPOSE = Family("transpose", drawn(draw_shaped), check_transpose)
+BLOCKS = Family("blocks", drawn(draw_shaped), check_blocks)
 ACTIVATIONS = Family("activations", drawn(draw_shaped), check_activations)
 OPTIMIZERS = Family("optimizers", drawn(draw_updated), check_update)

@@ -12,7 +12,7 @@ FAMILIES = {
         convolutions.CONVOLUTION, convolutions.CONVOLUTION_OF_ONE_WIDTH, convolutions.CONVOLUTION_AS_PRODUCTS,
         pools.POOLING, products.PLAIN_PRODUCT, products.PRODUCT, products.LINEAR, products.CHAIN,
         rows.SOFTMAX, rows.LAYER_NORM, rows.EMBEDDING, rows.SQUARED_ERROR, rows.REDUCTION,
-        elements.ARITHMETIC, elements.TRANSPOSE, elements.ACTIVATIONS, elements.OPTIMIZERS,
+        elements.ARITHMETIC, elements.TRANSPOSE, elements.BLOCKS, elements.ACTIVATIONS, elements.OPTIMIZERS,
         host.FOLD, host.MEETING, host.CODING, host.FACTORS, host.HASH, host.GATHER,
     )
 }  # fmt: skip

@@ -1,0 +1,257 @@
+"""Parts of tensors, and tensors of parts: indexing, concat, stack, split and pad."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from types import EllipsisType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clcomm.engine.autograd import Op
+from clcomm.engine.ops.shape import reshape
+from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor
+from clcomm.errors import ArgumentError
+
+Index = int | slice | EllipsisType | None
+
+
+class Block(NamedTuple):
+    """A part of a tensor: the place of its first element, and its strides, in elements."""
+
+    first: int
+    strides: tuple[int, ...]
+
+
+def _strides(shape: Shape) -> tuple[int, ...]:
+    return tuple([math.prod(shape[d + 1 :]) for d in range(len(shape))])
+
+
+def _part(shape: Shape, starts: Sequence[int], steps: Sequence[int] | None = None) -> Block:
+    """Return the part of a tensor of `shape` that begins at `starts` and takes every `steps`-th element."""
+    strides = _strides(shape)
+    first = sum(start * stride for start, stride in zip(starts, strides, strict=True))
+    return Block(first, strides if steps is None else tuple(map(math.prod, zip(steps, strides, strict=True))))
+
+
+@lru_cache(maxsize=1024)
+def _plan(sizes: Shape, out: tuple[int, ...], x: tuple[int, ...]) -> tuple[np.ndarray, int]:
+    """Return sizes, strides of out and strides of x, dimensions merged where possible, and their number."""
+    merged: list[list[int]] = []
+    for size, out_stride, x_stride in zip(sizes, out, x, strict=True):
+        if size == 1:
+            continue
+        if merged and merged[-1][1:] == [out_stride * size, x_stride * size]:
+            merged[-1] = [merged[-1][0] * size, out_stride, x_stride]
+        else:
+            merged.append([size, out_stride, x_stride])
+    plan = np.array(merged or [[1, 1, 1]], np.int32)
+    return np.ascontiguousarray(plan.T).reshape(-1), len(plan)
+
+
+def _copy(sizes: Shape, out: Tensor, to: Block, x: Tensor, part: Block) -> None:
+    """Queue a copy of a part of x to a part of out, both of `sizes`."""
+    device = x.device
+    plan, dims = _plan(sizes, to.strides, part.strides)
+    buffer = device.keep(("block", sizes, to.strides, part.strides), lambda: plan)
+    inner = int(plan[dims - 1])
+    rows = math.prod(sizes) // inner
+    grid = device.row_grid(rows, inner) if device.is_cpu else device.grid(rows * inner)
+    kernel = device.kernel("shape", "copy_block")
+    device.launch(kernel, *grid, out, x, buffer, dims, to.first, part.first, rows, inner)
+
+
+def _fill(x: Tensor, value: float) -> None:
+    x.device.launch(x.device.kernel("elementwise", "fill"), *x.device.grid(x.size), x.buffer, value, x.size)
+
+
+class Slice(Op):
+    """The part of x that begins at `starts`, of `sizes`, with every `steps`-th element."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *, starts: Shape, steps: Shape, sizes: Shape) -> Tensor:
+        out = empty(x.device, sizes)
+        ctx.part = _part(x.shape, starts, steps)
+        _copy(sizes, out, _part(sizes, [0] * len(sizes)), x, ctx.part)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        dx = ctx.out(0)
+        if grad.size != dx.size:
+            _fill(dx, 0.0)
+        _copy(grad.shape, dx, ctx.part, grad, _part(grad.shape, [0] * grad.ndim))
+        return (dx,)
+
+
+class Concat(Op):
+    """The inputs one after the other along `axis`."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor, axis: int) -> Tensor:
+        first = inputs[0]
+        length = sum(each.shape[axis] for each in inputs)
+        out = empty(first.device, (*first.shape[:axis], length, *first.shape[axis + 1 :]))
+        ctx.starts = [sum(each.shape[axis] for each in inputs[:number]) for number in range(len(inputs))]
+        ctx.axis = axis
+        for each, part in zip(inputs, Concat._parts(ctx, out.shape), strict=True):
+            _copy(each.shape, out, part, each, _part(each.shape, [0] * each.ndim))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        gradients: list[Tensor | None] = []
+        for index, part in enumerate(Concat._parts(ctx, grad.shape)):
+            dx = ctx.out(index) if ctx.needs[index] else None
+            if dx is not None:
+                _copy(dx.shape, dx, _part(dx.shape, [0] * dx.ndim), grad, part)
+            gradients.append(dx)
+        return tuple(gradients)
+
+    @staticmethod
+    def _parts(ctx: Any, shape: Shape) -> list[Block]:
+        return [_part(shape, [start * (d == ctx.axis) for d in range(len(shape))]) for start in ctx.starts]
+
+
+class Pad(Op):
+    """x within a tensor of `shape` that holds `value` elsewhere; x begins at `starts`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *, starts: Shape, shape: Shape, value: float) -> Tensor:
+        out, ctx.part = empty(x.device, shape), _part(shape, starts)
+        _fill(out, value)
+        _copy(x.shape, out, ctx.part, x, _part(x.shape, [0] * x.ndim))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        dx = ctx.out(0)
+        _copy(dx.shape, dx, _part(dx.shape, [0] * dx.ndim), grad, ctx.part)
+        return (dx,)
+
+
+def take(x: Tensor, index: Index | tuple[Index, ...]) -> Tensor:
+    """Return x[index] as NumPy does, as a copy: whole numbers, slices with any step, `...` and None.
+
+    Raises ArgumentError for other indices, for one outside its dimension, for too many, and where nothing is left.
+    """
+    float_tensor("index", x)
+    given = index if isinstance(index, tuple) else (index,)
+    starts, steps, sizes, shape = _resolve(x.shape, given)
+    if (starts, steps, sizes) == ((0,) * x.ndim, (1,) * x.ndim, x.shape):
+        return reshape(x, shape)
+    return reshape(Slice.apply(x, starts=starts, steps=steps, sizes=sizes), shape)
+
+
+def _resolve(shape: Shape, given: tuple[Index, ...]) -> tuple[Shape, Shape, Shape, Shape]:
+    """Return for each dimension the start, step and number of elements, and the shape of the result."""
+    if given.count(Ellipsis) > 1:
+        raise ArgumentError("index: expected at most one ..., got several")
+    used = sum(each is not None and each is not Ellipsis for each in given)
+    if used > len(shape):
+        raise ArgumentError(f"index: expected at most {len(shape)} for a tensor of shape {shape}, got {used}")
+    rest: tuple[Index, ...] = (slice(None),) * (len(shape) - used)
+    at = given.index(Ellipsis) if Ellipsis in given else len(given)
+    entries = (*given[:at], *rest, *given[at + 1 :])
+    parts: list[tuple[int, int, int]] = []
+    kept: list[int] = []
+    for entry in entries:
+        if entry is None:
+            kept.append(1)
+            continue
+        start, step, size = _range(entry, shape[len(parts)], len(parts))
+        parts.append((start, step, size))
+        if isinstance(entry, slice):
+            kept.append(size)
+    starts, steps, sizes = zip(*parts, strict=True) if parts else ((), (), ())
+    return starts, steps, sizes, tuple(kept)
+
+
+def _range(entry: Any, length: int, dimension: int) -> tuple[int, int, int]:
+    if isinstance(entry, slice):
+        try:
+            start, stop, step = entry.indices(length)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"index: dimension {dimension}: {error}") from None
+        size = len(range(start, stop, step))
+        if not size:
+            raise ArgumentError(f"index: expected elements in dimension {dimension} of length {length}, got {entry}")
+        return start, step, size
+    if not isinstance(entry, (int, np.integer)) or isinstance(entry, bool):
+        raise ArgumentError(f"index: expected a whole number, a slice, ... or None, got {type(entry).__name__}")
+    if not -length <= entry < length:
+        raise ArgumentError(f"index: expected {-length} to {length - 1} in dimension {dimension}, got {entry}")
+    return int(entry) % length, 1, 1
+
+
+def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Return tensors one after the other along `axis`; their other dimensions are equal. ArgumentError otherwise."""
+    own = _several("concat", tensors)
+    first = own[0]
+    if not -first.ndim <= axis < first.ndim:
+        raise ArgumentError(f"concat: axis {axis} does not fit a tensor of shape {first.shape}")
+    axis %= first.ndim
+    for each in own:
+        if each.ndim != first.ndim or each.shape[:axis] + each.shape[axis + 1 :] != _without(first.shape, axis):
+            raise ArgumentError(f"concat: shapes {first.shape} and {each.shape} do not fit along axis {axis}")
+    return Concat.apply(*own, axis=axis)
+
+
+def _without(shape: Shape, axis: int) -> Shape:
+    return shape[:axis] + shape[axis + 1 :]
+
+
+def _several(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    own = [float_tensor(name, each) for each in tensors]
+    if not own:
+        raise ArgumentError(f"{name}: expected at least one tensor, got none")
+    if any(each.device is not own[0].device for each in own):
+        raise ArgumentError(f"{name}: expected tensors on one device, got several")
+    return own
+
+
+def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Return tensors of one shape along a new dimension `axis`; ArgumentError for several shapes."""
+    own = _several("stack", tensors)
+    shape = own[0].shape
+    if any(each.shape != shape for each in own):
+        raise ArgumentError(f"stack: expected one shape, got {sorted({each.shape for each in own})}")
+    if not -len(shape) - 1 <= axis <= len(shape):
+        raise ArgumentError(f"stack: axis {axis} does not fit tensors of shape {shape}")
+    axis %= len(shape) + 1
+    return concat([reshape(each, (*shape[:axis], 1, *shape[axis:])) for each in own], axis)
+
+
+def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
+    """Return the parts of x along `axis`: of `sizes`, or all of one size but for a shorter last one.
+
+    Raises ArgumentError where the sizes do not add up to the dimension.
+    """
+    float_tensor("split", x)
+    if not -x.ndim <= axis < x.ndim:
+        raise ArgumentError(f"split: axis {axis} does not fit a tensor of shape {x.shape}")
+    axis %= x.ndim
+    length = x.shape[axis]
+    if isinstance(sizes, int):
+        if sizes < 1:
+            raise ArgumentError(f"split: expected a size of at least 1, got {sizes}")
+        sizes = [min(sizes, length - start) for start in range(0, length, sizes)]
+    if min(sizes, default=0) < 1 or sum(sizes) != length:
+        raise ArgumentError(f"split: expected sizes from 1 up whose sum is {length}, got {list(sizes)}")
+    before: tuple[Index, ...] = (slice(None),) * axis
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    return [take(x, (*before, slice(start, start + size))) for start, size in zip(starts, sizes, strict=True)]
+
+
+def pad(x: Tensor, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Tensor:
+    """Return x with (before, after) elements of `value` around each dimension; ArgumentError for negative widths."""
+    float_tensor("pad", x)
+    pairs = [tuple(each) for each in widths]
+    if len(pairs) != x.ndim or any(len(pair) != 2 or min(pair) < 0 for pair in pairs):
+        raise ArgumentError(f"pad: expected {x.ndim} pairs (before, after) from 0 up, got {list(widths)}")
+    shape = tuple([before + n + after for n, (before, after) in zip(x.shape, pairs, strict=True)])
+    if shape == x.shape:
+        return x
+    return Pad.apply(x, starts=tuple([before for before, _ in pairs]), shape=shape, value=float(value))
