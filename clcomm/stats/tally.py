@@ -16,9 +16,9 @@ from clcomm.stats.histogram import Histogram
 Fields = tuple[tuple[Any, ...], ...]
 
 
-def to_ns(seconds: Sequence[float]) -> np.ndarray:
+def to_ns(seconds: Sequence[float] | np.ndarray) -> np.ndarray:
     """Return durations in whole nanoseconds, as Python's integers where int64 does not hold one."""
-    whole = np.array(seconds, np.float64) * 1e9 + 0.5
+    whole = np.asarray(seconds, np.float64) * 1e9 + 0.5
     if whole.max(initial=0.0) >= 2.0**63:
         return np.array([int(each) for each in whole], object)
     return whole.astype(np.int64)
@@ -57,7 +57,8 @@ class Tally:
             if not all(failed):
                 self.add(tuple(tuple(compress(values, map(not_, failed))) for values in fields))
             return
-        ns = exposed_ns = to_ns(seconds)
+        times = np.array(seconds, np.float64)
+        ns = exposed_ns = to_ns(times)
         if exposed.count(None) < len(exposed):
             given = [whole if part is None else part for whole, part in zip(seconds, exposed, strict=True)]
             exposed_ns = np.minimum(ns, to_ns(given))
@@ -75,7 +76,7 @@ class Tally:
         self.ns += int(ns.sum())
         self.wait_ns += int(np.minimum(exposed_ns, to_ns(waits)).sum())
         self.max_ns = max(self.max_ns, int(ns.max()))
-        self.histogram.add_all(seconds)
+        self.histogram.add_all(times)
 
     def absorb(self, other: Tally) -> None:
         """Add another Tally's counts."""

@@ -20,7 +20,7 @@ from clcomm.host_arrays import aligned_empty
 from clcomm.transport.base import require_aligned, shards
 from clcomm.transport.fused import FusedReduction
 from clcomm.transport.host_memory import KEPT, HostMemory, MemoryTransport, require_alike
-from clcomm.transport.meeting import BOARDS, MeetingPoint, length_and_dtype
+from clcomm.transport.meeting import MeetingPoint, length_and_dtype
 from clcomm.transport.mpi_failures import revoke
 from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import Fold, prepared_reduction, reduce_in_rank_order
@@ -109,11 +109,10 @@ class SharedTransport(MemoryTransport):
         prepare, fused = getattr(self.fold, "with_meetings", None), None
         if prepare is not None and op in ("sum", "mean") and len(self.memory.distinct(targets)) == 1:
             part, divisor = shards(source, self.world_size)[self.rank], self.world_size if op == "mean" else 1
-            meeting = part, self.rank, self._point.cells, BOARDS
             fused = FusedReduction(
                 self._point,
                 length_and_dtype(source),
-                lambda words: prepare(sources, targets[0], divisor, *meeting, words),
+                lambda words: prepare(sources, targets[0], divisor, part, self._point.cells, words),
                 self._shard_reduction(source, out, op, everyone),
             )
         works = fused is not None and fused.launch is not None
