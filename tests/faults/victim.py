@@ -64,6 +64,7 @@ def reduce_in_one_kernel(comm: Communicator) -> None:
     for turn in range(20):
         if turn == 10:
             within(IN_KERNEL, comm)
+        if turn == 11:
             disagree(IN_KERNEL, comm)
         own[:] = turn + comm.rank
         reduce()
