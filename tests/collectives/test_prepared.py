@@ -16,7 +16,8 @@ from clcomm.errors import ArgumentError, MismatchError
 from clcomm.stats.events import Collective
 from clcomm.usable_cores import usable_cores
 
-SIZES = (1, 17, 4096, 4097, 70_001)  # elements of float32: through slots up to 4,096, by shards above
+#: Elements of float32: through slots up to 2,048, or 8,192 of 4 ranks that share cores; by shards above.
+SIZES = (1, 17, 2048, 2049, 8192, 8193, 70_001)
 
 
 def rows(size: int, ranks: int, turn: int) -> list[np.ndarray]:
