@@ -125,7 +125,8 @@ def _cuts(rows: int, divisor: int) -> list[tuple[int, int]]:
 
 def _kernel(device: Device, rows: int, divisor: int, name: str = "fold") -> tuple[Any, float]:
     """Return a kernel for this number of rows, and its factor or divisor."""
+    options: dict[str, Any] = {"ROWS": rows} | ({"IN_CALLER": 1} if device.runs_in_caller else {})
     # The reciprocal of a power of two is exact: same bits as dividing, and faster.
     if divisor & (divisor - 1) == 0:
-        return device.kernel("fold", name, ROWS=rows), 1 / divisor
-    return device.kernel("fold", name, ROWS=rows, DIVIDES=1), float(divisor)
+        return device.kernel("fold", name, **options), 1 / divisor
+    return device.kernel("fold", name, **options, DIVIDES=1), float(divisor)

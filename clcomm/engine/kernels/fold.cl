@@ -1,5 +1,6 @@
 /* The sum over ranks of one range, ((row0 + row1) + row2) + ..., times `factor` or divided by it: every byte is read
-   once and written once. ROWS, 2 to 8, is the number of rows. `out` may be row 0, but no other row. */
+   once and written once. ROWS, 2 to 8, is the number of rows. `out` may be row 0, but no other row. IN_CALLER is
+   defined where kernels run in the calling thread. */
 
 #define ROWS_2(EACH) EACH(1)
 #define ROWS_3(EACH) ROWS_2(EACH) EACH(2)
@@ -76,8 +77,8 @@ enum { COMPLETE, NOT_MET, DIFFERENT, NOT_LEFT };
 #define FENCE(call) atomic_add((__global volatile int *)((call) + SPARE), 0)
 
 /* Whoever sees a counter sees all that was written before. A fence, which the processor waits for, is not needed where
-   stores and loads can have an order of their own. */
-#if defined(__has_builtin) && __has_builtin(__atomic_store_n)
+   stores and loads can have an order of their own, as they do in code for the host's processor. */
+#ifdef IN_CALLER
 #define PUBLISH(call, counter, number) __atomic_store_n(counter, number, __ATOMIC_RELEASE)
 #define SEEN(counter) __atomic_load_n(counter, __ATOMIC_ACQUIRE)
 #define AFTER_SEEING(call)
@@ -150,6 +151,7 @@ __kernel void meet_and_fold(__global long *call, __global long *cells, __global 
     if (count) meet_fold_leave(call, cells, out, factor, row0 OTHER_ROWS(ROWS, ARGUMENT));
 }
 
+#ifdef IN_CALLER
 #define ADDRESSED(n) , (__global const float *)call[ROW_0 + n]
 
 /* The same where kernels run in the caller's address space: all else is in the words of the call, whose address this is.
@@ -160,3 +162,4 @@ __kernel void meet_and_fold_at(ulong address, int count) {
         meet_fold_leave(call, (__global long *)call[CELLS], (__global float *)call[OUT], as_float((int)call[FACTOR]),
                         (__global const float *)call[ROW_0] OTHER_ROWS(ROWS, ADDRESSED));
 }
+#endif
