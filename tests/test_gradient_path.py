@@ -169,7 +169,7 @@ def test_with_a_core_for_each_rank_one_kernel_reduces(auto, device):
     if not device.runs_in_caller or not auto._shared._point.polls:
         pytest.skip("ranks share cores, or this device computes by itself")
     _, synchronisation, _ = steps_of(Synchronizer(auto), device)
-    (row,) = (hop for hop in hops("Other cases") if hop.functions == ["CollectiveRunner._run_fused"])
+    (row,) = (hop for hop in hops("Other cases") if hop.functions == ["CollectiveRunner._fused"])
     assert synchronisation.misses([row]) == []
 
 

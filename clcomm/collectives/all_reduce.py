@@ -296,7 +296,7 @@ class AllReduces(CollectiveRunner):
         return source, target, finish
 
 
-def _with_references(prepared: partial, *arrays: np.ndarray) -> partial:
+def _with_references(prepared: Callable[..., Any], *arrays: np.ndarray) -> Callable[..., Any]:
     """Keep references to a prepared call's arrays: shared memory is freed when no array refers to it."""
     prepared.arrays = arrays  # type: ignore[attr-defined]
     return prepared

@@ -142,49 +142,51 @@ class CollectiveRunner:
         self._report(call, sequence, begin)
         return result
 
-    def _repeatable(self, call: Call, move: Callable[[], Any]) -> partial:
+    def _repeatable(self, call: Call, move: Callable[[], Any]) -> Callable[[], Any]:
         """Return a function that runs a prepared collective: `_run_counted` with these arguments."""
         if isinstance(move, FusedReduction) and move.launch is not None and self._checked:
-            name = call.operation, call.label, call.nbytes
-            return partial(
-                self._run_fused, call, move, call.tag, move.launch, move.words, name, call.transport, call.bucket
-            )
+            return self._fused(call, move, move.launch)
         return partial(self._run_counted, call, move)
 
-    def _run_fused(
-        self, call: Call, move: FusedReduction, tag: int, launch: Callable[[], None], words: memoryview,
-        name: tuple[str, str, int], transport: str, bucket: int,
-    ) -> None:  # fmt: skip
-        """Run an all-reduce that one kernel does, meetings included; one that it cannot complete ends as others do.
+    def _fused(self, call: Call, move: FusedReduction, launch: Callable[[], None]) -> Callable[[], None]:
+        """Return a function that runs an all-reduce that one kernel does, meetings included.
 
-        This is `_run_counted` for small arrays, where look-ups and calls in Python took longer than the sum.
+        One that the kernel cannot complete ends as others do. The function is `_run_counted` for small arrays, where
+        look-ups and calls in Python took longer than the sum.
         """
-        if self._pending or self._finalized:
-            self._complete_in_flight()
-        self._sequence = sequence = self._sequence + 1
-        begin_ns = perf_counter_ns()
-        begin = begin_ns * 1e-9
-        self.current = call, sequence, begin
-        words[TAG], words[ARRIVED_NS] = tag + sequence, begin_ns
-        try:
-            launch()
-        except BaseException:
+        tag, words = call.tag, move.words
+        name, transport, bucket = (call.operation, call.label, call.nbytes), call.transport, call.bucket
+
+        def run() -> None:
+            if self._pending or self._finalized:
+                self._complete_in_flight()
+            self._sequence = sequence = self._sequence + 1
+            begin_ns = perf_counter_ns()
+            begin = begin_ns * 1e-9
+            self.current = call, sequence, begin
+            words[TAG] = tag + sequence
+            words[ARRIVED_NS] = begin_ns
+            try:
+                launch()
+            except BaseException:
+                self.current = None
+                self._meeting.announce(tag + sequence)  # without a wait or a last rank
+                self._report(call, sequence, begin, failed=True)
+                raise
+            if words[STATE] != COMPLETE:
+                self._run_numbered(call, sequence, begin, move.complete, ())
+                return
             self.current = None
-            self._meeting.announce(tag + sequence)  # without a wait or a last rank
-            self._report(call, sequence, begin, failed=True)
-            raise
-        if words[STATE] != COMPLETE:
-            self._run_numbered(call, sequence, begin, move.complete, ())
-            return
-        self.current = None
-        seconds = perf_counter() - begin
-        self._blocked_s += seconds
-        event = _new(Collective, (
-            *name, seconds, transport, sequence, False, None, bucket, begin, words[WAITED_NS] * 1e-9, None,
-            words[LAST_RANK], words[LATE_NS] * 1e-9, 0.0, (), (),
-        ))  # fmt: skip
-        for finished in self._finished:
-            finished(event)
+            seconds = perf_counter() - begin
+            self._blocked_s += seconds
+            event = _new(Collective, (
+                *name, seconds, transport, sequence, False, None, bucket, begin,
+                words[WAITED_NS] * 1e-9, None, words[LAST_RANK], words[LATE_NS] * 1e-9, 0.0, (), (),
+            ))  # fmt: skip
+            for finished in self._finished:
+                finished(event)
+
+        return run
 
     def _run_uncounted(self, operation: str, move: Callable[..., Any], *args: Any) -> Any:
         """Run a collective that precedes `operation`, such as a comparison of arguments; it is not counted."""

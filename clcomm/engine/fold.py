@@ -13,6 +13,9 @@ from clcomm.engine.device import Device
 from clcomm.engine.host_kernels import ONE_ITEM, HostKernels, HostLaunch
 from clcomm.host_arrays import aligned_empty
 
+#: Words of a call that DeviceFold sets, as kernels/fold.cl has them: the part's ends, whether stores stream, addresses
+#: of cells and result, the bits of the factor, and the addresses of the rows. transport/fused.py has those before.
+FIRST, LAST, STREAMS, CELLS, OUT, FACTOR, ROW_0 = range(10, 17)
 #: The most rows that one kernel reads; further ones are added to its result by another.
 MOST_ROWS = 8
 
@@ -48,8 +51,8 @@ class DeviceFold:
         return None
 
     def with_meetings(
-        self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int, part: slice, own: int, cells: np.ndarray,
-        boards: tuple[int, int], call: np.ndarray,
+        self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int, part: slice, cells: np.ndarray,
+        call: np.ndarray,
     ) -> Callable[[], None] | None:  # fmt: skip
         """Return a function that meets the other ranks, folds a part of the rows as `__call__` does, and meets again.
 
@@ -59,12 +62,18 @@ class DeviceFold:
         fits = 2 <= len(rows) <= MOST_ROWS and all(array.dtype == np.float32 for array in arrays)
         if not (fits and all(map(self._kernels.takes, (*arrays, cells, call)))):
             return None
-        streams = int(self._exceeds_cache(len(rows), (part.stop - part.start) * out.itemsize))
+        call[FIRST], call[LAST] = part.start, part.stop
+        call[STREAMS] = self._exceeds_cache(len(rows), (part.stop - part.start) * out.itemsize)
 
         def launches() -> list[HostLaunch]:
-            kernel, factor = _kernel(self._device, len(rows), divisor, "meet_and_fold")
-            meeting = [call, cells, cells.shape[1], *boards, own]
-            return [HostLaunch(kernel, [*meeting, out, factor, streams, *rows, part.start, part.stop, out.size])]
+            if not self._device.runs_in_caller:
+                kernel, factor = _kernel(self._device, len(rows), divisor, "meet_and_fold")
+                return [HostLaunch(kernel, [call, cells, out, factor, *rows, out.size])]
+            kernel, factor = _kernel(self._device, len(rows), divisor, "meet_and_fold_at")
+            call[CELLS], call[OUT] = cells.ctypes.data, out.ctypes.data
+            call[FACTOR] = np.float32(factor).view(np.int32)
+            call[ROW_0 : ROW_0 + len(rows)] = [row.ctypes.data for row in rows]
+            return [HostLaunch(kernel, [call.ctypes.data, out.size], used=[call, cells, *arrays])]
 
         return self._kernels.prepare(launches)
 
@@ -116,7 +125,8 @@ def _cuts(rows: int, divisor: int) -> list[tuple[int, int]]:
 
 def _kernel(device: Device, rows: int, divisor: int, name: str = "fold") -> tuple[Any, float]:
     """Return a kernel for this number of rows, and its factor or divisor."""
+    options: dict[str, Any] = {"ROWS": rows} | ({"IN_CALLER": 1} if device.runs_in_caller else {})
     # The reciprocal of a power of two is exact: same bits as dividing, and faster.
     if divisor & (divisor - 1) == 0:
-        return device.kernel("fold", name, ROWS=rows), 1 / divisor
-    return device.kernel("fold", name, ROWS=rows, DIVIDES=1), float(divisor)
+        return device.kernel("fold", name, **options), 1 / divisor
+    return device.kernel("fold", name, **options, DIVIDES=1), float(divisor)

@@ -21,6 +21,8 @@ class HostLaunch(NamedTuple):
     kernel: Any
     arguments: Sequence[Any]
     sizes: tuple[tuple[int, ...], tuple[int, ...]] = ONE_ITEM
+    #: Arrays whose addresses the kernel has.
+    used: Sequence[np.ndarray] = ()
 
 
 class HostKernels:

@@ -7,8 +7,7 @@ integers add up to the same whatever their order, so ranks' stats merge exactly.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from operator import itemgetter
+from collections.abc import Iterable, Mapping, Sequence
 from time import thread_time_ns
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from clcomm.stats.events import Collective, Observer, Phase
 from clcomm.stats.histogram import Histogram
-from clcomm.stats.tally import Tally, to_ns
+from clcomm.stats.tally import Fields, Tally, to_ns
 
 if TYPE_CHECKING:
     from clcomm.console.table import TextTable
@@ -48,9 +47,6 @@ def bus_factor(operation: str, world_size: int) -> float:
 #: Operation or phase, label, bucket.
 Key = tuple[str, str, int]
 
-_key_of = itemgetter(0, 1, 8)  # of a Collective
-_COLLECTIVE_FIELDS = len(Collective._fields)  # a Phase has fewer
-
 
 class CommStats:
     """Counts of every operation of one Communicator since the last reset, and of the phases around them.
@@ -69,7 +65,8 @@ class CommStats:
         self.phases: dict[Key, list[int]] = {}  # (name, label, bucket): calls, ns, ns of that communicating, longest ns
         self.late: dict[int, list[int]] = {}  # rank: times it was last, ns after the rank before it, most ns
         self.events = self.counting_ns = 0
-        self._uncounted: list[Collective | Phase] = []
+        self._uncounted: list[Collective] = []
+        self._uncounted_phases: list[Phase] = []
 
     # --- counting: this runs at every collective ---
 
@@ -79,46 +76,52 @@ class CommStats:
             self.flush()
 
     def phase_finished(self, phase: Phase) -> None:
-        self._uncounted.append(phase)
-        if len(self._uncounted) >= BATCH:
+        self._uncounted_phases.append(phase)
+        if len(self._uncounted_phases) >= BATCH:
             self.flush()
 
     def flush(self) -> None:
         """Count the events of the current batch; call it before reading `tallies`, `phases` or `late`."""
-        if not self._uncounted:
+        if not (self._uncounted or self._uncounted_phases):
             return
         began_ns = thread_time_ns()
         events, self._uncounted = self._uncounted, []
-        alike: dict[Key, list[Collective]] = {}
-        for event in events:
-            if len(event) == _COLLECTIVE_FIELDS:
-                key = _key_of(event)
-                if key in alike:
-                    alike[key].append(event)  # type: ignore[arg-type]
-                else:
-                    alike[key] = [event]  # type: ignore[list-item]
-            else:
-                self._count_phase(event)  # type: ignore[arg-type]
-        for key, each in alike.items():
-            self._count(key, each)
-        self.events += len(events)
+        phases, self._uncounted_phases = self._uncounted_phases, []
+        for phase in phases:
+            self._count_phase(phase)
+        if events:
+            self._count_all(events)
+        self.events += len(events) + len(phases)
         self.counting_ns += thread_time_ns() - began_ns
 
-    def _count(self, key: Key, events: list[Collective]) -> None:
+    def _count_all(self, events: list[Collective]) -> None:
+        fields = tuple(zip(*events, strict=True))
+        keys = tuple(zip(fields[0], fields[1], fields[8], strict=True))
+        if len({*keys}) == 1:  # one prepared call again and again
+            self._count(keys[0], fields)
+            return
+        alike: dict[Key, list[Collective]] = {}
+        for key, event in zip(keys, events, strict=True):
+            if key in alike:
+                alike[key].append(event)
+            else:
+                alike[key] = [event]
+        for key, each in alike.items():
+            self._count(key, tuple(zip(*each, strict=True)))
+
+    def _count(self, key: Key, fields: Fields) -> None:
         tally = self.tallies.get(key)
         if tally is None:
-            tally = self._new_tally(*key, events[0].transport)
-        tally.add(events)
+            tally = self._new_tally(*key, fields[4][0])
+        tally.add(fields)
         if key[1] in STEPPED:
-            self._count_late(events)
+            self._count_late(fields[2], fields[12], fields[13])
 
-    def _count_late(self, events: list[Collective]) -> None:
-        moved = [(event[12], event[13]) for event in events if event[2]]  # barriers and objects have no bytes
-        if not moved:
-            return
-        last, late_s = zip(*moved, strict=True)
+    def _count_late(self, sizes: Sequence[int], last: Sequence[int], late_s: Sequence[float]) -> None:
         ranks, late_ns = np.array(last), to_ns(late_s)
-        for rank in {*last} - {-1}:
+        if 0 in sizes:  # barriers and objects have no bytes
+            ranks[np.array(sizes) == 0] = -1
+        for rank in {*ranks.tolist()} - {-1}:
             mine = late_ns[ranks == rank]
             counts = self.late.setdefault(rank, [0, 0, 0])
             counts[0] += len(mine)

@@ -24,7 +24,7 @@ class Histogram:
         position = int(math.log(seconds) * self._BINS_PER_E - self._LOWEST) if seconds > self._LOWEST_S else 0
         self.counts[position if position < self._BINS else -1] += 1
 
-    def add_all(self, times: Sequence[float]) -> None:
+    def add_all(self, times: Sequence[float] | np.ndarray) -> None:
         """Count durations in seconds, as `add` does, many at a time."""
         places = np.log(np.maximum(times, self._LOWEST_S)) * self._BINS_PER_E - self._LOWEST
         bins = np.clip(places.astype(np.int64), 0, self._BINS - 1)

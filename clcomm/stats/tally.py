@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import compress
+from operator import not_
 from typing import Any
 
 import numpy as np
 
-from clcomm.stats.events import Collective
 from clcomm.stats.histogram import Histogram
 
+#: Of several Collectives: the values of each field, in the order of Collective's.
+Fields = tuple[tuple[Any, ...], ...]
 
-def to_ns(seconds: Sequence[float]) -> np.ndarray:
+
+def to_ns(seconds: Sequence[float] | np.ndarray) -> np.ndarray:
     """Return durations in whole nanoseconds, as Python's integers where int64 does not hold one."""
-    whole = np.array(seconds, np.float64) * 1e9 + 0.5
+    whole = np.asarray(seconds, np.float64) * 1e9 + 0.5
     if whole.max(initial=0.0) >= 2.0**63:
         return np.array([int(each) for each in whole], object)
     return whole.astype(np.int64)
@@ -43,18 +47,18 @@ class Tally:
         self.ns = self.wait_ns = self.wait_unknown_ns = self.hidden_ns = self.max_ns = 0
         self.histogram = Histogram()
 
-    def add(self, events: Sequence[Collective]) -> None:
+    def add(self, fields: Fields) -> None:
         """Count collectives; of those that failed, only the failures."""
-        _, _, sizes, seconds, transports, _, failed, wires, _, _, waits, exposed, *_ = zip(*events, strict=True)
+        _, _, sizes, seconds, transports, _, failed, wires, _, _, waits, exposed, *_ = fields
         for name in {*transports} - {self.transport}:
             self.transport = _joined(self.transport, name)
         if True in failed:
             self.failures += failed.count(True)
-            events = [event for event in events if not event.failed]
-            if events:
-                self.add(events)
+            if not all(failed):
+                self.add(tuple(tuple(compress(values, map(not_, failed))) for values in fields))
             return
-        ns = exposed_ns = to_ns(seconds)
+        times = np.array(seconds, np.float64)
+        ns = exposed_ns = to_ns(times)
         if exposed.count(None) < len(exposed):
             given = [whole if part is None else part for whole, part in zip(seconds, exposed, strict=True)]
             exposed_ns = np.minimum(ns, to_ns(given))
@@ -65,11 +69,14 @@ class Tally:
             waits, exposed_ns = tuple(wait for wait in waits if wait is not None), exposed_ns[is_known]
         self.calls += len(ns)
         self.nbytes += sum(sizes)
-        self.wire_nbytes += sum(size if wire is None else wire for size, wire in zip(sizes, wires, strict=True))
+        if wires.count(None) == len(wires):
+            self.wire_nbytes += sum(sizes)
+        else:
+            self.wire_nbytes += sum(size if wire is None else wire for size, wire in zip(sizes, wires, strict=True))
         self.ns += int(ns.sum())
         self.wait_ns += int(np.minimum(exposed_ns, to_ns(waits)).sum())
         self.max_ns = max(self.max_ns, int(ns.max()))
-        self.histogram.add_all(seconds)
+        self.histogram.add_all(times)
 
     def absorb(self, other: Tally) -> None:
         """Add another Tally's counts."""

@@ -17,12 +17,13 @@ import numpy as np
 from clcomm.host_arrays import aligned_empty
 from clcomm.transport.meeting import DifferentOperations, MeetingPoint
 
-#: Words (int64) of a call, as kernels/fold.cl has them. The caller sets tag, time of arrival and how often to poll. The
-#: kernel sets how far it came, how long this rank waited for the last one, which that was, and how late it was.
-TAG, ARRIVED_NS, POLLS, STATE, WAITED_NS, LAST_RANK, LATE_NS = range(7)
+#: Words (int64) of a call, as kernels/fold.cl has them. The caller sets tag, time of arrival and how often to poll, and
+#: once this rank's number and the words of a cell. The kernel sets how far it came, how long this rank waited for the
+#: last one, which that was, and how late it was.
+TAG, ARRIVED_NS, POLLS, STATE, WAITED_NS, LAST_RANK, LATE_NS, _, RANK, STRIDE = range(10)
 #: How far it came: to the end; the others had not arrived; they are in other operations; they have not summed yet.
 COMPLETE, NOT_MET, DIFFERENT, NOT_LEFT = range(4)
-_WORDS = 16
+_WORDS = 32
 #: Polls of a kernel, which take about 10 us.
 MOST_POLLS = 1 << 13
 
@@ -31,8 +32,8 @@ class MeetingFold(Protocol):
     """Prepares whole all-reduces."""
 
     def with_meetings(
-        self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int, part: slice, own: int, cells: np.ndarray,
-        boards: tuple[int, int], call: np.ndarray,
+        self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int, part: slice, cells: np.ndarray,
+        call: np.ndarray,
     ) -> Callable[[], None] | None:  # fmt: skip
         """Return a function that meets the other ranks, folds a part of the rows, and meets them again; or None.
 
@@ -41,10 +42,8 @@ class MeetingFold(Protocol):
             out: receives ((rows[0] + rows[1]) + ...) / divisor; rows[0], or memory apart from all rows.
             divisor: see there.
             part: the elements that this rank folds.
-            own: this rank's row.
             cells: of the ranks' MeetingPoint.
-            boards: where a cell's first board begins, and how long a board is, in words.
-            call: the words of a call.
+            call: the words of a call; this sets those after STRIDE.
         """
 
 
@@ -67,7 +66,7 @@ class FusedReduction:
     ):
         words = aligned_empty((_WORDS,), np.int64)
         words[:] = 0
-        words[POLLS] = MOST_POLLS
+        words[POLLS], words[RANK], words[STRIDE] = MOST_POLLS, point.rank, point.cells.shape[1]
         self.words = words.data
         self._point, self._kind, self._fold = point, kind, fold
         self.launch = prepare(words)

@@ -1,8 +1,9 @@
 """Meetings of ranks before data moves: a barrier that also compares the operations of all ranks.
 
-On one host it uses shared memory, several times faster than MPI's barrier. Each rank has a cell: a counter that it
-alone advances, and two boards, used in turn, that it alone writes: a tag, its arrival time and a few words. A rank
-advances its counter and waits until all counters have reached it; all earlier writes are then visible to all ranks.
+On one host it uses shared memory, several times faster than MPI's barrier. Each rank has a cell that it alone writes: a
+counter, a tag and its arrival time, which are on one cache line, and a board of a few words; of all but the counter
+there are two, used in turn. A rank advances its counter and waits until all counters have reached it; all earlier
+writes are then visible to all ranks.
 Through MPI a meeting is a small all-reduce of the tag, or on one host an all-gather of tag and arrival time.
 
 The tag identifies a rank's operation. All ranks compare all tags, so a mismatch is raised on every rank.
@@ -20,11 +21,10 @@ import numpy as np
 from clcomm.errors import MismatchError
 from clcomm.transport.bell import Bell
 
-#: Words (int64) of a cell: the counter on a cache line of its own, then two boards of tag, arrival and 14 words.
-_COUNTER_WORDS, _BOARD_WORDS, _FIRST_WORD = 8, 16, 2
-_CELL_WORDS = _COUNTER_WORDS + 2 * _BOARD_WORDS
-#: Where a cell's boards begin, and how long each is.
-BOARDS = _COUNTER_WORDS, _BOARD_WORDS
+#: Words (int64) of a cell: the counter, tag and arrival of even meetings, those of odd ones, and three that are unused;
+#: then two boards. kernels/fold.cl has the first five words too.
+_LINE_WORDS, _BOARD_WORDS = 8, 16
+_CELL_WORDS = _LINE_WORDS + 2 * _BOARD_WORDS
 #: No rank is known to have arrived last.
 UNKNOWN = -1, 0.0
 
@@ -98,11 +98,11 @@ class MeetingPoint:
         self._bell = Bell(bell, rank, world_size, fence, progress, sleeps)
         self.cells = cells = cells.view(np.int64).reshape(world_size, _CELL_WORDS)
         self.counters = cells[:, 0].data  # a memoryview: reading one word takes 20 ns
-        starts = _COUNTER_WORDS, _COUNTER_WORDS + _BOARD_WORDS
+        starts = _LINE_WORDS, _LINE_WORDS + _BOARD_WORDS
         self._boards = [cells[:, start : start + _BOARD_WORDS] for start in starts]
-        self._columns = [(board[:, 0].data, board[:, 1].data) for board in self._boards]
-        self._own_words = [board[rank, _FIRST_WORD:].data for board in self._boards]
-        self._rank, self._ranks = rank, world_size
+        self._columns = [(cells[:, 1 + 2 * side].data, cells[:, 2 + 2 * side].data) for side in (0, 1)]
+        self._own_words = [board[rank].data for board in self._boards]
+        self.rank, self._ranks = rank, world_size
         self._others = [other for other in range(world_size) if other != rank]
         self._fence = fence
         #: Whether ranks have a core each, so that a short wait is best spent polling.
@@ -121,13 +121,13 @@ class MeetingPoint:
 
         Late ranks may still read the other buffer.
         """
-        return (self.counters[self._rank] + 1) & 1
+        return (self.counters[self.rank] + 1) & 1
 
     def announce(self, tag: int) -> None:
         self.tag, self.waited_ns, self.last = tag, 0, UNKNOWN
 
     def barrier(self, kind: int = 0) -> None:
-        rank = self._rank
+        rank = self.rank
         count = self.counters[rank] + 1
         tags, arrivals = self._columns[count & 1]
         tags[rank] = tag = self.tag + kind
@@ -139,18 +139,18 @@ class MeetingPoint:
     def leave(self) -> None:
         """Block until every rank has arrived: a barrier without comparison, later in the same operation."""
         arrived_ns = perf_counter_ns()
-        self._arrive(self.counters[self._rank] + 1)
+        self._arrive(self.counters[self.rank] + 1)
         self.wait(arrived_ns)
 
     def _arrive(self, count: int) -> None:
         """Advance this rank's counter."""
         self._fence()
-        self.counters[self._rank] = count
+        self.counters[self.rank] = count
         self._fence()
 
     def wait(self, arrived_ns: int) -> None:
         """Wait until all counters have reached this rank's; the last rank to arrive wakes the sleeping ones."""
-        counters, count = self.counters, self.counters[self._rank]
+        counters, count = self.counters, self.counters[self.rank]
         waited = False
         for other in self._others:
             if counters[other] < count:
@@ -164,18 +164,18 @@ class MeetingPoint:
 
     def compare(self, tag: int) -> None:
         """Note the arrivals at this meeting, unless it is a later one of the operation, and compare the tags."""
-        tags, arrivals = self._columns[self.counters[self._rank] & 1]
+        tags, arrivals = self._columns[self.counters[self.rank] & 1]
         if self.last is UNKNOWN:
             self.last = last_of(arrivals.tolist())
         if tags.tolist().count(tag) != self._ranks:
             raise DifferentOperations
 
     def exchange(self, words: Sequence[int], kind: int = 0) -> np.ndarray:
-        """Return every rank's words, int64, (world_size, len(words)); up to 14 of them."""
+        """Return every rank's words, int64, (world_size, len(words)); up to 16 of them."""
         parity, count = self.parity, len(words)
         self._own_words[parity][:count] = array("l", words)
         self.barrier(kind)
-        return self._boards[parity][:, _FIRST_WORD : _FIRST_WORD + count].copy()
+        return self._boards[parity][:, :count].copy()
 
 
 class WorldMeeting:

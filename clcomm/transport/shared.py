@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.host_arrays import aligned_empty
+from clcomm.host_arrays import PAGE, aligned_empty
 from clcomm.transport.base import require_aligned, shards
 from clcomm.transport.fused import FusedReduction
 from clcomm.transport.host_memory import KEPT, HostMemory, MemoryTransport, require_alike
-from clcomm.transport.meeting import BOARDS, MeetingPoint, length_and_dtype
+from clcomm.transport.meeting import MeetingPoint, length_and_dtype
 from clcomm.transport.mpi_failures import revoke
 from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import Fold, prepared_reduction, reduce_in_rank_order
@@ -28,6 +28,8 @@ from clcomm.transport.started import Counters, StartedReduction
 
 #: Arrays up to this size use slots, one per rank; for larger ones, a fold on every rank costs more than a meeting.
 SMALL_ARRAY_BYTES = 8 << 10
+#: The same where ranks share cores, for all ranks' arrays together: a meeting then takes several context switches.
+SHARED_CORES_SLOTS_BYTES = 128 << 10
 
 
 class SharedTransport(MemoryTransport):
@@ -56,7 +58,8 @@ class SharedTransport(MemoryTransport):
         self._pending: deque[Pending] = deque() if pending is None else pending
         self._counters = Counters(self.memory)
         # Two slots for each rank, used in turn.
-        self._slots = self.memory.desk.reshape(2, self.world_size, SMALL_ARRAY_BYTES)
+        self._slots = self.memory.desk.reshape(2, self.world_size, _slot_bytes(self.world_size))
+        self._small_bytes = SMALL_ARRAY_BYTES if self._point.polls else self._slots.shape[2]
         self._slot_reductions: dict[tuple, Callable[[np.ndarray, np.ndarray], None]] = {}
 
     @staticmethod
@@ -75,7 +78,7 @@ class SharedTransport(MemoryTransport):
         self._point.barrier()
 
     def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
-        if 0 < source.nbytes <= SMALL_ARRAY_BYTES:
+        if 0 < source.nbytes <= self._small_bytes:
             self._slot_reduction(source, op)(source, out)
             return
         everyone = self._point.exchange(self.memory.places(source, out), length_and_dtype(source))
@@ -87,7 +90,7 @@ class SharedTransport(MemoryTransport):
         fused = self._fused_reduction(source, out, op, everyone)
         if fused is not None:
             return fused
-        if 0 < source.nbytes <= SMALL_ARRAY_BYTES:
+        if 0 < source.nbytes <= self._small_bytes:
             return partial(self._slot_reduction(source, op), source, out)
         meet, leave = self._point.barrier, self._point.leave
         reduce = self._shard_reduction(source, out, op, everyone)
@@ -109,11 +112,10 @@ class SharedTransport(MemoryTransport):
         prepare, fused = getattr(self.fold, "with_meetings", None), None
         if prepare is not None and op in ("sum", "mean") and len(self.memory.distinct(targets)) == 1:
             part, divisor = shards(source, self.world_size)[self.rank], self.world_size if op == "mean" else 1
-            meeting = part, self.rank, self._point.cells, BOARDS
             fused = FusedReduction(
                 self._point,
                 length_and_dtype(source),
-                lambda words: prepare(sources, targets[0], divisor, *meeting, words),
+                lambda words: prepare(sources, targets[0], divisor, part, self._point.cells, words),
                 self._shard_reduction(source, out, op, everyone),
             )
         works = fused is not None and fused.launch is not None
@@ -232,5 +234,10 @@ class SharedTransport(MemoryTransport):
         revoke(self.memory.comm, self._second_comm)
 
 
+def _slot_bytes(world_size: int) -> int:
+    """Return the size of a slot: whole pages."""
+    return max(SMALL_ARRAY_BYTES, SHARED_CORES_SLOTS_BYTES // world_size // PAGE * PAGE)
+
+
 def _desk_bytes(world_size: int) -> int:
-    return 2 * world_size * SMALL_ARRAY_BYTES
+    return 2 * world_size * _slot_bytes(world_size)

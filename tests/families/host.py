@@ -27,7 +27,9 @@ from clcomm.transport.fused import (
     NOT_LEFT,
     NOT_MET,
     POLLS,
+    RANK,
     STATE,
+    STRIDE,
     TAG,
     WAITED_NS,
 )
@@ -100,7 +102,7 @@ def check_fold(device: Device, case: Case) -> None:
 
 def check_meeting(device: Device, case: Case) -> None:
     """Compare a whole all-reduce, for each way in which the other ranks' counters and tags can stand."""
-    ranks, stride = 2 + case.rows % (MOST_ROWS - 1), 40
+    ranks, stride = 2 + case.rows % (MOST_ROWS - 1), 5 + case.seed % 40
     hosts = [whole_numbers(case.seed + row, case.size) for row in range(ranks)]
     total = np.sum(hosts, 0, dtype=np.float64) / case.divisor
     own, other, number = case.seed % ranks, (case.seed + 1) % ranks, case.seed // 7
@@ -110,14 +112,14 @@ def check_meeting(device: Device, case: Case) -> None:
         arrays = Arrays()
         rows, out = [arrays.holding(host) for host in hosts], arrays.empty((case.size,))
         cells = arrays.holding(np.full((ranks, stride), 7))
-        call = arrays.holding(np.zeros(16, np.int64))
+        call = arrays.holding(np.zeros(32, np.int64))
         cells[:, 0], cells[own, 0], cells[other, 0] = number + 2, number, number + reached
-        board = cells[:, 8 + 16 * ((number + 1) % 2) :]
+        board = cells[:, 1 + 2 * ((number + 1) % 2) :]
         board[:, 0], board[:, 1] = 5, arrived
         board[other, 0] += state == DIFFERENT
-        call[[TAG, ARRIVED_NS, POLLS]] = 5, arrived[own], 3
+        call[[TAG, ARRIVED_NS, POLLS, RANK, STRIDE]] = 5, arrived[own], 3, own, stride
         _run(DeviceFold(device).with_meetings(
-            rows, out, case.divisor, slice(*ends), own, cells, (8, 16), call
+            rows, out, case.divisor, slice(*ends), cells, call
         ))  # fmt: skip
         arrays.check()
         assert call[STATE] == state

@@ -9,7 +9,7 @@ from tests.faults.launch import END_S
 PLACES = ("start-up", "forward", "collective", "checkpoint", "exit")
 RANKS = (0, 1)
 #: The newest step that is certainly saved when a fault happens at a place.
-SAVED = {"start-up": 0, "forward": 4, "collective": 4, "checkpoint": 4, "exit": 8, "end": 8}
+SAVED = {"start-up": 0, "forward": 4, "collective": 4, "one kernel": 4, "checkpoint": 4, "exit": 8, "end": 8}
 
 
 @dataclass(frozen=True)
@@ -104,20 +104,25 @@ THEN = r"(.*\n)*"
 PASSED_OVER = r"damaged.*going on from .*run.npz.1"
 REBUILT = r"kernel cache .*: damaged; building anew"
 UNWRITTEN = r"clcomm: checkpoint .*could not be written \("
+#: A prepared all-reduce of float32, which is one kernel of each rank where there is a core for each.
+IN_KERNEL = "one kernel"
+KERNEL_ENDINGS = ("exception", "sys.exit", "os._exit", "SIGKILL", "SIGSEGV", "SIGTERM", "SIGINT")
 #: Mismatched calls, and where the victim makes them.
 MISMATCHES = ("mismatched shapes", "mismatched order", "missing call")
-MISMATCH_PLACES = ("start-up", "collective", "checkpoint", "exit")
+MISMATCH_PLACES = ("start-up", "collective", IN_KERNEL, "checkpoint", "exit")
 
 
 def all_cases() -> list[Case]:
     """Return the whole matrix."""
     cases = [ending(fault, place, rank) for fault in ENDINGS for place in PLACES for rank in RANKS]
     cases += [ending(fault, place, rank) for fault in PLAIN_EXITS for place in PLAIN_PLACES for rank in RANKS]
-    cases += [Case(fault, place, rank, FINISHED, 0) for fault in HARMLESS for place in PLACES for rank in RANKS]
+    cases += [ending(fault, IN_KERNEL, rank) for fault in KERNEL_ENDINGS for rank in RANKS]
+    places = (*PLACES, IN_KERNEL)
+    cases += [Case(fault, place, rank, FINISHED, 0) for fault in HARMLESS for place in places for rank in RANKS]
     for fault in MISMATCHES:
         for place in MISMATCH_PLACES:
             cases += [Case(fault, place, rank, r"clcomm: collective: .*rank {rank}\b", 2) for rank in RANKS]
-    cases += [stopped(place, rank) for place in PLACES for rank in RANKS]
+    cases += [stopped(place, rank) for place in places for rank in RANKS]
     for fault, (pattern, code) in GROUP_SIGNALS.items():
         cases += [Case(fault, place, 1, pattern, code) for place in PLACES if place != "start-up"]
     for fault, cause in STAYS.items():
@@ -157,8 +162,8 @@ def all_cases() -> list[Case]:
 def ending(fault: str, place: str, rank: int) -> Case:
     """Return the case of a rank's end of this kind at this place."""
     pattern, code = {**ENDINGS, **PLAIN_EXITS}[fault]
-    step = {"start-up": "", "forward": " at step 5", "collective": " at step 5", "checkpoint": " at step 6"}
-    pattern = pattern.replace("{step}", step.get(place, " at step 8"))
+    step = {"start-up": "", "checkpoint": " at step 6", "exit": " at step 8", "end": " at step 8"}
+    pattern = pattern.replace("{step}", step.get(place, " at step 5"))
     if place == "start-up" and fault.startswith(("SIGKILL", "SIGSEGV", "SIGTERM")):
         # Only the launcher knows the rank, and reports it.
         return Case(fault, place, rank, r"(?i)signal (9|11|15)\b", None, leaves=MPI_STARTING)
@@ -194,7 +199,8 @@ SAMPLE = (
     "exception:collective:1", "SIGSTOP:forward:1", "exception in a thread:forward:0", "sys.exit:start-up:1",
     "os._exit(0):exit:1", "os._exit:start-up:1", "sys.exit, plain script:collective:1",
     "SIGKILL:checkpoint:0", "SIGTERM:collective:1", "mismatched order:collective:1",
-    "missing call:checkpoint:0", "NaN:forward:1", "flipped bit:forward:1", "truncated checkpoint:start-up:0",
+    "SIGKILL:one kernel:1", "mismatched order:one kernel:0", "missing call:checkpoint:0",
+    "NaN:forward:1", "flipped bit:forward:1", "truncated checkpoint:start-up:0",
     "clock jump:collective:0", "disk full:checkpoint:0", "read-only directory:checkpoint:0",
     "truncated kernel cache:start-up:0", "SIGTERM to all twice:collective:1", "thread that stays:end:1",
     "exception:collective:1:ulfm4", "SIGKILL:collective:1:ulfm8", "SIGSTOP:collective:1:ulfm3",

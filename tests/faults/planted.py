@@ -1,7 +1,8 @@
 """The fault that a rank of victim.py causes: CLCOMM_TEST_FAULT=FAULT:PLACE:RANK.
 
 Places: "start-up" before the rank has a Communicator, "forward" in step 5, "collective" while it reduces step 5's
-gradients, "checkpoint" while step 6 is saved, "exit" after the last step, "end" after the last collective.
+gradients, "one kernel" before that, in an all-reduce that is one kernel of each rank, "checkpoint" while step 6 is
+saved, "exit" after the last step, "end" after the last collective.
 """
 
 from __future__ import annotations

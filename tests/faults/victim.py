@@ -13,6 +13,8 @@ from clcomm import Communicator, Synchronizer
 from clcomm.checkpoint import Checkpoint
 from clcomm.checkpoint_series import CheckpointSeries, is_there, load_newest
 from clcomm.job import endings
+from clcomm.usable_cores import usable_cores
+from tests.faults.cases import IN_KERNEL
 from tests.faults.planted import (
     ACTS,
     DISKS,
@@ -47,6 +49,27 @@ def use_kernels(comm: Communicator) -> None:
 
     build_together(comm, device, rehearse, "faults")
     assert np.array_equal((Tensor(left, device) @ Tensor(right, device)).relu().numpy(), left @ right)
+
+
+def reduce_in_one_kernel(comm: Communicator) -> None:
+    """Sum float32 with a prepared all-reduce that is one kernel of each rank, where there is a core for each."""
+    from clcomm.engine.device import Device
+    from clcomm.engine.fold import DeviceFold
+
+    own, total = comm.allocate(400).view(np.float32), comm.allocate_common(400).view(np.float32)
+    device = Device.select("cpu", local_rank=comm.local_rank, local_size=comm.local_size, cores=1)
+    comm.fold_with(DeviceFold.on(device))
+    reduce = comm.all_reduce_init(own, "sum", out=total, label="one kernel")
+    assert comm.size > len(usable_cores()) or "_fused" in getattr(reduce, "__qualname__", "")
+    for turn in range(20):
+        if turn == 10:
+            within(IN_KERNEL, comm)
+        if turn == 11:
+            disagree(IN_KERNEL, comm)
+        own[:] = turn + comm.rank
+        reduce()
+        assert (total == comm.size * turn + sum(range(comm.size))).all()
+        comm.barrier()  # before anyone's next sum
 
 
 class Model:
@@ -120,6 +143,8 @@ def train(comm: Communicator, sync: Synchronizer, model: Model, step: int) -> No
     if faulty:
         within("collective", comm)
         disagree("collective", comm)
+        if PLACE == IN_KERNEL:
+            reduce_in_one_kernel(comm)
     sync.sync_gradients(model)
     for _, part in model.parts:
         part.data -= 0.1 * part.grad

@@ -99,8 +99,8 @@ def test_every_kernel_of_every_file_was_launched(platform: Path, launched) -> No
         for file, kernel in json.loads(simulate(platform, what)[0])["there"]
     }
     ran = {(kind, kernel) for kind, kernel, _ in launched}
-    assert sorted(there - ran) == []
-    assert sorted(kernels_in_source() - {kernel for _, kernel in ran}) == []
+    assert sorted((kind, kernel) for kind, kernel in there - ran if kernel not in NOT_SIMULATED) == []
+    assert sorted(kernels_in_source() - {kernel for _, kernel in ran}) == sorted(NOT_SIMULATED)
 
 
 def kernels_in_source() -> set[str]:
@@ -121,6 +121,8 @@ def test_kernels_are_found_in_their_sources() -> None:
     assert some <= kernels_in_source()
 
 
+#: Gets addresses in place of buffers, of which alone Oclgrind knows; `meet_and_fold` does the same with buffers.
+NOT_SIMULATED = {"fold.meet_and_fold_at"}
 EPILOGUES = [{"HAS_BIAS": bias, "HAS_RELU": relu} for bias in (0, 1) for relu in (0, 1)]
 BLOCKS = [dict(zip(("SIDE", "EACH", "SLICE"), block, strict=True)) for block in choices("gpu")["gemm_block"]]
 ROW_KINDS: list[dict[str, Any]] = [{"WIDTH": ...}, {"WIDTH": ..., "ONE_CHANNEL": 1}]

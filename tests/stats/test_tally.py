@@ -46,7 +46,7 @@ def drawn(seed: int) -> tuple[list[Collective], dict[str, int]]:
 def tally_of(calls: list[Collective], transport: str = "solo") -> Tally:
     tally = Tally(transport)
     if calls:
-        tally.add(calls)
+        tally.add(tuple(zip(*calls, strict=True)))
     return tally
 
 

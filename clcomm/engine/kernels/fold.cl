@@ -1,5 +1,6 @@
 /* The sum over ranks of one range, ((row0 + row1) + row2) + ..., times `factor` or divided by it: every byte is read
-   once and written once. ROWS, 2 to 8, is the number of rows. `out` may be row 0, but no other row. */
+   once and written once. ROWS, 2 to 8, is the number of rows. `out` may be row 0, but no other row. IN_CALLER is
+   defined where kernels run in the calling thread. */
 
 #define ROWS_2(EACH) EACH(1)
 #define ROWS_3(EACH) ROWS_2(EACH) EACH(2)
@@ -64,34 +65,40 @@ __kernel void fold(__global float *out, float factor, int streams,
     fold_range(out, factor, streams, row0 OTHER_ROWS(ROWS, ARGUMENT), count);
 }
 
-/* A whole all-reduce of ranks that share memory, by one work-item of each: the ranks meet, this one folds elements
-   `first` to `last` of the rows, and they meet again. Row r is rank r's. `cells` has `stride` words for each rank: a
-   counter, and from `boards` on two boards of `board_words` words, used in turn, which begin with a tag and a time.
-   The words of `call` are listed in transport/fused.py. A rank that polls in vain for long returns. */
+/* Whole all-reduces of ranks that share memory, by one work-item of each. Row r is rank r's. `cells` has STRIDE words for
+   each rank, as transport/meeting.py has them: a counter, then tag and time of arrival at even meetings, and at odd
+   ones. The words of `call` are listed in transport/fused.py. A rank that polls in vain for long returns. */
 
-enum { TAG, ARRIVED_NS, POLLS, STATE, WAITED_NS, LAST_RANK, LATE_NS, SPARE };
+enum { TAG, ARRIVED_NS, POLLS, STATE, WAITED_NS, LAST_RANK, LATE_NS, SPARE, RANK, STRIDE, FIRST, LAST, STREAMS,
+       CELLS, OUT, FACTOR, ROW_0 };
 enum { COMPLETE, NOT_MET, DIFFERENT, NOT_LEFT };
 
 /* A fence of the processor, as other processes read this memory: mem_fence is none in PoCL, an atomic operation is. */
 #define FENCE(call) atomic_add((__global volatile int *)((call) + SPARE), 0)
 
-/* Whoever sees the counter sees all that was written before. */
-inline void announce(__global long *call, __global volatile long *counter, long number) {
-    FENCE(call);
-    *counter = number;
-}
+/* Whoever sees a counter sees all that was written before. A fence, which the processor waits for, is not needed where
+   stores and loads can have an order of their own, as they do in code for the host's processor. */
+#ifdef IN_CALLER
+#define PUBLISH(call, counter, number) __atomic_store_n(counter, number, __ATOMIC_RELEASE)
+#define SEEN(counter) __atomic_load_n(counter, __ATOMIC_ACQUIRE)
+#define AFTER_SEEING(call)
+#else
+#define PUBLISH(call, counter, number) (FENCE(call), *(__global volatile long *)(counter) = (number))
+#define SEEN(counter) (*(__global volatile long *)(counter))
+#define AFTER_SEEING(call) FENCE(call)
+#endif
 
-inline int all_reached(__global long *call, __global const volatile long *cells, int stride, long number) {
+inline int all_reached(__global long *call, __global long *cells, int stride, long number) {
     long polls = call[POLLS];
     for (int rank = 0; rank < ROWS; ++rank)
-        while (cells[rank * stride] < number)
+        while (SEEN(cells + rank * stride) < number)
             if (--polls < 0) return 0;
-    FENCE(call);
+    AFTER_SEEING(call);
     return 1;
 }
 
-/* Who arrived last, how long after the one before, and how long `own` waited for it. */
-inline void note_arrivals(__global long *call, __global const long *times, int stride, long own_ns) {
+/* Who arrived last, how long after the one before, and how long this rank waited for it. */
+inline void note_arrivals(__global long *call, __global const long *times, int stride) {
     long last_ns = times[0], before_ns = 0;
     int last_rank = 0;
     for (int rank = 1; rank < ROWS; ++rank) {
@@ -104,27 +111,55 @@ inline void note_arrivals(__global long *call, __global const long *times, int s
             before_ns = time_ns;
         }
     }
-    call[WAITED_NS] = last_ns - own_ns;
+    call[WAITED_NS] = last_ns - call[ARRIVED_NS];
     call[LAST_RANK] = last_rank;
     call[LATE_NS] = last_ns - before_ns;
 }
 
-__kernel void meet_and_fold(__global long *call, __global long *cells, int stride, int boards, int board_words,
-                            int rank, __global float *out, float factor, int streams,
-                            __global const float *row0 OTHER_ROWS(ROWS, PARAMETER), int first, int last, int count) {
-    if (!count) return;
-    const long tag = call[TAG], number = cells[rank * stride] + 1;
-    __global long *board = cells + boards + (number & 1) * board_words;
-    board[rank * stride] = tag;
-    board[rank * stride + 1] = call[ARRIVED_NS];
-    announce(call, cells + rank * stride, number);
-    call[STATE] = NOT_MET;
-    if (!all_reached(call, cells, stride, number)) return;
-    note_arrivals(call, board + 1, stride, call[ARRIVED_NS]);
-    call[STATE] = DIFFERENT;
-    for (int other = 0; other < ROWS; ++other)
-        if (board[other * stride] != tag) return;
-    fold_range(out + first, factor, streams, row0 + first OTHER_ROWS(ROWS, ARGUMENT_FROM), last - first);
-    announce(call, cells + rank * stride, number + 1);
-    call[STATE] = all_reached(call, cells, stride, number + 1) ? COMPLETE : NOT_LEFT;
+/* Meet the other ranks as number `number`, and return how far it came: COMPLETE if all are in the same operation. */
+inline int meet(__global long *call, __global long *cells, long number) {
+    const int stride = call[STRIDE], side = 1 + 2 * (number & 1);
+    const long tag = call[TAG];
+    __global long *own = cells + call[RANK] * stride;
+    own[side] = tag;
+    own[side + 1] = call[ARRIVED_NS];
+    PUBLISH(call, own, number);
+    if (!all_reached(call, cells, stride, number)) return NOT_MET;
+    note_arrivals(call, cells + side + 1, stride);
+    for (int rank = 0; rank < ROWS; ++rank)
+        if (cells[rank * stride + side] != tag) return DIFFERENT;
+    return COMPLETE;
 }
+
+/* The ranks meet, this one folds its part of the rows, and they meet again. */
+inline void meet_fold_leave(__global long *call, __global long *cells, __global float *out, float factor,
+                            __global const float *row0 OTHER_ROWS(ROWS, PARAMETER)) {
+    const int stride = call[STRIDE], streams = call[STREAMS], first = call[FIRST];
+    __global long *own = cells + call[RANK] * stride;
+    const long number = *own + 1;
+    const int state = meet(call, cells, number);
+    call[STATE] = state;
+    if (state != COMPLETE) return;
+    fold_range(out + first, factor, streams, row0 + first OTHER_ROWS(ROWS, ARGUMENT_FROM), call[LAST] - first);
+    if (streams) FENCE(call); /* non-temporal stores have no order */
+    PUBLISH(call, own, number + 1);
+    if (!all_reached(call, cells, stride, number + 1)) call[STATE] = NOT_LEFT;
+}
+
+__kernel void meet_and_fold(__global long *call, __global long *cells, __global float *out, float factor,
+                            __global const float *row0 OTHER_ROWS(ROWS, PARAMETER), int count) {
+    if (count) meet_fold_leave(call, cells, out, factor, row0 OTHER_ROWS(ROWS, ARGUMENT));
+}
+
+#ifdef IN_CALLER
+#define ADDRESSED(n) , (__global const float *)call[ROW_0 + n]
+
+/* The same where kernels run in the caller's address space: all else is in the words of the call, whose address this is.
+   A driver looks at each buffer among a kernel's arguments; for small arrays that takes as long as the kernel. */
+__kernel void meet_and_fold_at(ulong address, int count) {
+    __global long *call = (__global long *)address;
+    if (count)
+        meet_fold_leave(call, (__global long *)call[CELLS], (__global float *)call[OUT], as_float((int)call[FACTOR]),
+                        (__global const float *)call[ROW_0] OTHER_ROWS(ROWS, ADDRESSED));
+}
+#endif
