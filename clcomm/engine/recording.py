@@ -140,7 +140,7 @@ class Recording:
                 kernel = program.bound_copy(launch.kernel, set_once, spare)
                 self._note_varying(kernel, args)
                 self._kept += args
-                launches.append((kernel, *launch.sizes))
+                launches.append((kernel, *_fewest_sizes(*launch.sizes)))
             self._bound.append((launches, segment.states, segment.function, segment.args))
 
     def _note_varying(self, kernel: Any, args: list[Any]) -> None:
@@ -196,6 +196,11 @@ class Recording:
         if self._is_tuple:
             return tuple(tensors)
         return tensors[0] if tensors else None
+
+
+def _fewest_sizes(global_size: Any, local_size: Any) -> tuple[Any, Any]:
+    """Return a launch's sizes; a single work-item is a group by itself, and a size less makes the launch cheaper."""
+    return global_size, None if set(global_size) == {1} else local_size
 
 
 def _varies(arg: Any) -> bool:
