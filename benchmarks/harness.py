@@ -23,6 +23,7 @@ from clcomm.errors import ArgumentError
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 _FILE_WIDTH = 160
+_FILLED = 0.8  # of a window: enough to tell how many repetitions fill it
 _RESULTS_HEADING = (
     "# Results\n\nThe latest of each command on a machine, newest last. Ratios are what counts: each section was "
     "measured side by side, in one run.\n"
@@ -54,7 +55,10 @@ class Samples:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One system's figure over another's: the ratio of medians, and the range over single rounds."""
+    """One system's figure over another's in the same round: the median over the rounds, and their range.
+
+    Load of others that lasts longer than a round slows both sides of it, but not the medians of both alike.
+    """
 
     value: float
     low: float
@@ -68,7 +72,7 @@ class Ratio:
                 f"samples: expected as many on both sides, got {len(mine.values)}, {len(theirs.values)}"
             )
         rounds = [a / b for a, b in zip(mine.values, theirs.values, strict=True)]
-        return cls(mine.median / theirs.median, min(rounds), max(rounds))
+        return cls(statistics.median(rounds), min(rounds), max(rounds))
 
     def __str__(self) -> str:
         return f"{self.value:.2f}x ({self.low:.2f}-{self.high:.2f})"
@@ -106,6 +110,18 @@ def rotated(names: list[str], by: int) -> list[str]:
 def repeats_for(seconds_each: float, window_s: float, least: int = 3) -> int:
     """Return the number of repetitions that fills a window."""
     return max(least, round(window_s / seconds_each)) if seconds_each > 0 else least
+
+
+def repeats_that_fill(seconds: Callable[[int], float], window_s: float) -> int:
+    """Return the number of repetitions that fills a window; `seconds` measures any number of them.
+
+    What only the first runs cost, as the recording of a step does, does not count: of two runs the shorter one does.
+    """
+    repeats, elapsed = 1, min(seconds(1), seconds(1))
+    while elapsed < _FILLED * window_s:
+        repeats = max(repeats + 1, min(10 * repeats, repeats_for(elapsed / repeats, window_s)))
+        elapsed = min(seconds(repeats), seconds(repeats))
+    return repeats_for(elapsed / repeats, window_s, least=1)
 
 
 def best_of(samples: Mapping[str, Samples], names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from clcomm.engine import intel_runtime, program, selection, sub_groups, timing
+from clcomm.engine import host_addresses, intel_runtime, program, selection, sub_groups, timing
 from clcomm.engine.launch_queue import LaunchQueue
 from clcomm.engine.memory import Memory
 from clcomm.engine.pocl_target import name_processor
@@ -55,8 +55,9 @@ class Device(LaunchQueue):
         if is_cpu and self.compute_units == 1 and intel_runtime.can_run_in_caller(cl_device):
             in_caller, properties = True, intel_runtime.IN_CALLER
         super().__init__(
-            cl.Context([cl_device]), name, is_cpu=is_cpu, runs_in_caller=in_caller, queue_properties=properties
-        )
+            cl.Context([cl_device]), name, is_cpu=is_cpu, runs_in_caller=in_caller,
+            takes_addresses=is_cpu and host_addresses.are_taken(cl_device), queue_properties=properties,
+        )  # fmt: skip
         self.cl_device = cl_device
         self.driver = f"{cl_device.platform.name.strip()} {cl_device.driver_version.strip()}"
         self.shares_host_memory = self.is_cpu

@@ -31,16 +31,18 @@ class LaunchQueue:
         name: the device's name in messages.
         is_cpu: whether the device computes on the host's cores.
         runs_in_caller: whether kernels run in the thread that queues or awaits them, as on PoCL's `basic` device.
+        takes_addresses: whether kernels take the address of a buffer in its place, see host_addresses.py.
         queue_properties: OpenCL's properties of each queue of the device.
     """
 
     def __init__(
-        self, context: cl.Context, name: str, *, is_cpu: bool, runs_in_caller: bool, queue_properties: int = 0
-    ):
+        self, context: cl.Context, name: str, *, is_cpu: bool, runs_in_caller: bool, takes_addresses: bool = False,
+        queue_properties: int = 0,
+    ):  # fmt: skip
         import pyopencl as cl
 
         self.context, self.name = context, name
-        self.is_cpu, self.runs_in_caller = is_cpu, runs_in_caller
+        self.is_cpu, self.runs_in_caller, self.takes_addresses = is_cpu, runs_in_caller, takes_addresses
         self._queue_properties = queue_properties
         self.queue = self.new_queue()
         self.launching = RLock()  # held while a kernel's arguments are set and it is queued, as threads share kernels

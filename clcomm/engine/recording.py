@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from clcomm.engine import arena, program
+from clcomm.engine import arena, host_addresses, program
 from clcomm.engine.device import Device
 from clcomm.engine.grad_slot import NONE
 from clcomm.engine.guards import Guards
@@ -136,10 +136,11 @@ class Recording:
             for launch in segment.launches:
                 args = [places.get(id(arg), arg) for arg in launch.args]
                 spare = self.device.spare_kernels.get(launch.kernel, [])
-                kernel = program.bound_copy(launch.kernel, [None if _varies(arg) else arg for arg in args], spare)
+                set_once = [None if _varies(arg) else host_addresses.argument(self.device, arg) for arg in args]
+                kernel = program.bound_copy(launch.kernel, set_once, spare)
                 self._note_varying(kernel, args)
                 self._kept += args
-                launches.append((kernel, *launch.sizes))
+                launches.append((kernel, *_fewest_sizes(*launch.sizes)))
             self._bound.append((launches, segment.states, segment.function, segment.args))
 
     def _note_varying(self, kernel: Any, args: list[Any]) -> None:
@@ -195,6 +196,11 @@ class Recording:
         if self._is_tuple:
             return tuple(tensors)
         return tensors[0] if tensors else None
+
+
+def _fewest_sizes(global_size: Any, local_size: Any) -> tuple[Any, Any]:
+    """Return a launch's sizes; a single work-item is a group by itself, and a size less makes the launch cheaper."""
+    return global_size, None if set(global_size) == {1} else local_size
 
 
 def _varies(arg: Any) -> bool:

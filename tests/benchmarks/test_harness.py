@@ -24,10 +24,10 @@ def test_samples_need_a_value():
         Samples(())
 
 
-def test_ratio_is_that_of_the_medians_with_the_range_of_the_rounds():
+def test_ratio_is_the_median_of_the_rounds_with_their_range():
     ratio = Ratio.of(Samples((10.0, 30.0, 20.0)), Samples((10.0, 10.0, 4.0)))
-    assert (ratio.value, ratio.low, ratio.high) == (2.0, 1.0, 5.0)
-    assert str(ratio) == "2.00x (1.00-5.00)"
+    assert (ratio.value, ratio.low, ratio.high) == (3.0, 1.0, 5.0)
+    assert str(ratio) == "3.00x (1.00-5.00)"
 
 
 def test_ratio_needs_the_same_rounds():
@@ -62,6 +62,20 @@ def test_no_windows_are_refused():
 @pytest.mark.parametrize(("each_s", "expected"), [(0.1, 10), (0.3, 3), (5.0, 2), (0.0, 2)])
 def test_repeats_fill_a_window(each_s, expected):
     assert harness.repeats_for(each_s, 1.0, least=2) == expected
+
+
+@pytest.mark.parametrize("each_s", [1e-6, 3e-4, 0.004, 2.0])
+@pytest.mark.parametrize("first_s", [0.0, 0.03, 5.0])
+def test_repeats_that_fill_a_window_leave_out_what_first_runs_cost(each_s, first_s):
+    """Every other run costs more, however many repetitions it has."""
+    counts: list[int] = []
+
+    def seconds(repeats: int) -> float:
+        counts.append(repeats)
+        return repeats * each_s + first_s * (len(counts) % 2)
+
+    assert harness.repeats_that_fill(seconds, 0.02) == max(1, round(0.02 / each_s))
+    assert sum(counts) * each_s <= max(0.08, 2 * each_s), "few windows in all"
 
 
 def test_best_has_the_highest_median():

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clcomm.engine.device import Device
-from clcomm.engine.ops.matmul import chosen_block, linear, matmul, multiply
+from clcomm.engine.ops.matmul import _transposed, chosen_block, linear, matmul, multiply
 from clcomm.engine.tensor import Tensor, empty
 from clcomm.engine.tuning import Tuning, choices
 from clcomm.errors import ArgumentError
@@ -110,6 +110,18 @@ def test_nan_and_inf_reach_their_row_and_column_and_nothing_else(device: Device,
     assert np.isfinite(product[:12]).all()
     right = matmul(Tensor(b.T.copy(), device), Tensor(a.T.copy(), device)).numpy()
     assert np.isfinite(right[:, :12]).all() and not np.isfinite(right[:, 12]).any()
+
+
+@given(rows=SIZES, columns=SIZES)
+@example(rows=16, columns=16)
+@example(rows=48, columns=31)
+@example(rows=33, columns=64)
+def test_columns_of_a_are_turned_bit_for_bit(device: Device, rows: int, columns: int) -> None:
+    """As before a large product whose A is transposed, on the CPU's kernels."""
+    if device.is_cpu:
+        matrix = drawn(5, rows, columns)
+        matrix[rows // 2, columns // 2] = np.nan
+        assert _transposed(Tensor(matrix, device)).numpy().tobytes() == matrix.T.tobytes()
 
 
 def test_relu_lets_nan_through(device: Device) -> None:

@@ -15,6 +15,7 @@
 
 #define SIDES (PANEL / TILE_LANES)
 #define EIGHTS (PANEL / 8)
+#define SHORT_ROWS (TILE_ROWS < 4 ? TILE_ROWS : 4) /* of a last tile that has no more */
 #define UNROLL_4 _Pragma("unroll 4")
 
 typedef struct {
@@ -70,19 +71,20 @@ INLINE void pack_eight(float *to, __global const float *x, int plane, int count,
     }
 }
 
-/* Adds the products of a tile of A with `depth` rows of a panel to `valid` rows of c, in lanes that are inside. */
+/* Adds the products of a tile of A of `rows` rows with `depth` rows of a panel to `valid` rows of c, in lanes that are
+   inside. */
 INLINE void add_tile(
     __global const float *a, const long a_row, const long a_column, const vector *panel, __global float *c, long c_row,
-    const vector_mask *inside, int depth, int columns, int valid, const int sides)
+    const vector_mask *inside, int depth, int columns, int valid, const int rows, const int sides)
 {
     vector sum[TILE_ROWS][SIDES];
     long row[TILE_ROWS];
-    UNROLL for (int r = 0; r < TILE_ROWS; ++r) {
+    UNROLL for (int r = 0; r < TILE_ROWS; ++r) if (r < rows) {
         UNROLL for (int side = 0; side < SIDES; ++side) sum[r][side] = 0.0f;
         row[r] = a_row == 1 ? r : smaller(r, valid - 1) * a_row;
     }
     for (int k = 0; k < depth; ++k) {
-        UNROLL for (int r = 0; r < TILE_ROWS; ++r) {
+        UNROLL for (int r = 0; r < TILE_ROWS; ++r) if (r < rows) {
             const float value = a[row[r]];
             UNROLL for (int side = 0; side < SIDES; ++side)
                 if (side < sides) sum[r][side] += value * panel[SIDES * k + side];
@@ -90,7 +92,7 @@ INLINE void add_tile(
         a += a_column;
     }
     UNROLL for (int side = 0; side < SIDES; ++side) if (side < sides)
-        UNROLL for (int r = 0; r < TILE_ROWS; ++r) if (r < valid) {
+        UNROLL for (int r = 0; r < TILE_ROWS; ++r) if (r < rows && r < valid) {
             __global float *to = c + r * c_row + TILE_LANES * side;
             const int count = columns - TILE_LANES * side;
             const vector old = load_vector(to, count);
@@ -159,12 +161,13 @@ __kernel void convolve_products(
         for (int t = 0; t < tiles; ++t)
             for (int g = 0, p = first; p < last; ++g, p += PANEL) {
                 const int valid = smaller(TILE_ROWS, outputs - t * TILE_ROWS);
-#define ADD_TILE(columns, sides) \
+#define ADD_TILE(columns, rows, sides) \
     add_tile(packed + ((long)t * terms + k) * TILE_ROWS, 1, TILE_ROWS, panels + g * SIDES * DEPTH, \
-             y + (long)t * TILE_ROWS * pixels + p, pixels, inside + g * SIDES, run, columns, valid, sides)
-                if (last - p >= PANEL) ADD_TILE(PANEL, SIDES);
-                else if (last - p > TILE_LANES) ADD_TILE(last - p, SIDES);
-                else ADD_TILE(last - p, 1);
+             y + (long)t * TILE_ROWS * pixels + p, pixels, inside + g * SIDES, run, columns, valid, rows, sides)
+                if (last - p >= PANEL && valid > SHORT_ROWS) ADD_TILE(PANEL, TILE_ROWS, SIDES);
+                else if (last - p >= PANEL) ADD_TILE(PANEL, SHORT_ROWS, SIDES);
+                else if (last - p > TILE_LANES) ADD_TILE(last - p, TILE_ROWS, SIDES);
+                else ADD_TILE(last - p, TILE_ROWS, 1);
             }
     }
 }
@@ -243,12 +246,14 @@ __kernel void weight_products(
                             pixels, out_width, kernel_w, stride, pad_h, pad_w);
             for (int o = 0; o < outputs; o += TILE_ROWS)
                 for (int k = first; k < last; k += PANEL) {
-#define ADD_ROWS(columns, sides) \
+                    const int valid = smaller(TILE_ROWS, outputs - o);
+#define ADD_ROWS(columns, rows, sides) \
     add_tile(images_dy + ((long)n * outputs + o) * pixels + p, pixels, 1, panels + (k - first) / PANEL * SIDES * DEPTH, \
-             sums + (long)o * terms + k, terms, inside, count, columns, smaller(TILE_ROWS, outputs - o), sides)
-                    if (last - k >= PANEL) ADD_ROWS(PANEL, SIDES);
-                    else if (last - k > TILE_LANES) ADD_ROWS(last - k, SIDES);
-                    else ADD_ROWS(last - k, 1);
+             sums + (long)o * terms + k, terms, inside, count, columns, valid, rows, sides)
+                    if (last - k >= PANEL && valid > SHORT_ROWS) ADD_ROWS(PANEL, TILE_ROWS, SIDES);
+                    else if (last - k >= PANEL) ADD_ROWS(PANEL, SHORT_ROWS, SIDES);
+                    else if (last - k > TILE_LANES) ADD_ROWS(last - k, TILE_ROWS, SIDES);
+                    else ADD_ROWS(last - k, TILE_ROWS, 1);
                 }
         }
 }

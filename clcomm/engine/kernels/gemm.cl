@@ -118,18 +118,40 @@ __kernel void gemm(
     }
 }
 
-/* to[columns][rows] = from[rows][columns]. Sixteen rows at a time fill whole cache lines of `to`. */
+#define BLOCK 16 /* floats of a cache line */
+
+/* Transposes BLOCK x BLOCK floats. Whole lines are read and written at once: where rows are a power of two apart, their
+   lines share a set of the cache, which holds fewer than BLOCK of them. */
+INLINE void transpose_block(__global const float *from, __global float *to, long from_row, long to_row)
+{
+    float8 turned[BLOCK][BLOCK / 8];
+    UNROLL for (int row = 0; row < BLOCK; row += 8) {
+        float8 left[8], right[8];
+        UNROLL for (int i = 0; i < 8; ++i) {
+            left[i] = load8(from + (row + i) * from_row);
+            right[i] = load8(from + (row + i) * from_row + 8);
+        }
+        transpose8(left);
+        transpose8(right);
+        UNROLL for (int i = 0; i < 8; ++i) {
+            turned[i][row / 8] = left[i];
+            turned[i + 8][row / 8] = right[i];
+        }
+    }
+    UNROLL for (int i = 0; i < BLOCK; ++i) {
+        store8(turned[i][0], to + i * to_row);
+        store8(turned[i][1], to + i * to_row + 8);
+    }
+}
+
+/* to[columns][rows] = from[rows][columns]. A work-item takes BLOCK rows. */
 __kernel void transpose(__global const float *from, __global float *to, int rows, int columns)
 {
-    const int first = get_global_id(0) * 16, last = smaller(first + 16, rows);
+    const int first = get_global_id(0) * BLOCK, last = smaller(first + BLOCK, rows);
     int column = 0;
-    for (; first + 16 == last && column + 8 <= columns; column += 8)
-        for (int row = first; row < last; row += 8) {
-            float8 block[8];
-            UNROLL for (int i = 0; i < 8; ++i) block[i] = load8(from + (long)(row + i) * columns + column);
-            transpose8(block);
-            UNROLL for (int i = 0; i < 8; ++i) store8(block[i], to + (long)(column + i) * rows + row);
-        }
+    for (; first + BLOCK == last && column + BLOCK <= columns; column += BLOCK)
+        transpose_block(
+            from + (long)first * columns + column, to + (long)column * rows + first, columns, rows);
     for (; column < columns; ++column)
         for (int row = first; row < last; ++row) to[(long)column * rows + row] = from[(long)row * columns + column];
 }
