@@ -56,7 +56,7 @@ def save(
 
 
 def load(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """Return the arrays of a file, sorted by name. CheckpointError where it is missing, truncated or otherwise damaged."""
+    """Return the arrays of a file, sorted by name. CheckpointError where it is missing, truncated or damaged."""
     library = _library()
     try:
         with open_regular(path) as file:
