@@ -5,6 +5,7 @@ The number of samples stays open. What a model computes outside the tape, in Num
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,8 +15,11 @@ import numpy as np
 from clcomm.engine.autograd import Op
 from clcomm.engine.nn import Module
 from clcomm.engine.ops.activation import Relu, Sigmoid, Tanh
+from clcomm.engine.ops.blocks import Concat
 from clcomm.engine.ops.conv2d import Conv2dOp, ConvReluPoolOp
 from clcomm.engine.ops.elementwise import Add, Div, Mul, Sub
+from clcomm.engine.ops.gated import Gelu, GeluTanh, LeakyRelu, Silu
+from clcomm.engine.ops.layer_norm import LayerNorm
 from clcomm.engine.ops.matmul import LinearOp, MatMul
 from clcomm.engine.ops.pool import AvgPool2dOp, MaxPool2dOp
 from clcomm.engine.ops.shape import Reshape, Transpose
@@ -121,6 +125,10 @@ class _Graph:
         self._weights.append(self._onnx.numpy_helper.from_array(values, name))
         return name
 
+    def number(self, value: float, shape: tuple[int, ...] = ()) -> str:
+        """Add a number, as often as a shape has elements, and return its name."""
+        return self.constant(f"number_{len(self._weights)}", np.full(shape, value, np.float32))
+
     def sizes(self, shape: tuple[int, ...]) -> str:
         """Add a shape whose first size is that of the samples, and return its name."""
         return self.constant(f"shape_{len(self._weights)}", np.array([-1, *shape[1:]], np.int64))
@@ -177,6 +185,47 @@ def _reshape(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> 
     return graph.node("Reshape", [*inputs, graph.sizes(tensor.shape)])
 
 
+def _concat(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+    if context.axis == 0:
+        raise ArgumentError("model: expected samples to stay apart for ONNX, got a concat along the first dimension")
+    return graph.node("Concat", inputs, axis=context.axis)
+
+
+def _gelu(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+    (x,) = inputs
+    gate = graph.node("Erf", [graph.node("Mul", [x, graph.number(math.sqrt(0.5))])])
+    return _half_gated(graph, x, gate)
+
+
+def _gelu_tanh(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+    (x,) = inputs
+    cube = graph.node("Mul", [graph.node("Mul", [x, x]), x])
+    inner = graph.node("Add", [x, graph.node("Mul", [cube, graph.number(0.044715)])])
+    return _half_gated(graph, x, graph.node("Tanh", [graph.node("Mul", [inner, graph.number(math.sqrt(2 / math.pi))])]))
+
+
+def _half_gated(graph: _Graph, x: str, gate: str) -> str:
+    """Return x * (1 + gate) / 2."""
+    both = graph.node("Mul", [x, graph.node("Add", [gate, graph.number(1.0)])])
+    return graph.node("Mul", [both, graph.number(0.5)])
+
+
+def _silu(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+    return graph.node("Mul", [*inputs, graph.node("Sigmoid", inputs)])
+
+
+def _leaky_relu(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+    return graph.node("LeakyRelu", inputs, alpha=context.settings[0])
+
+
+def _layer_norm(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+    first = next(d for d in range(tensor.ndim - 1, -1, -1) if math.prod(tensor.shape[d:]) == context.columns)
+    shape = tensor.shape[first:]
+    x, weight, bias = inputs[0], *(None if each is None else graph.name(each) for each in context.inputs[1:])
+    weight = weight or graph.number(1.0, shape)
+    return graph.node("LayerNormalization", [x, weight, *([bias] if bias else [])], axis=first, epsilon=context.eps)
+
+
 def _simple(kind: str, **attributes: Any) -> _Writer:
     return lambda graph, inputs, context, tensor: graph.node(kind, inputs, **attributes)
 
@@ -199,6 +248,12 @@ _WRITERS: dict[type[Op], _Writer] = {
     Sub: _simple("Sub"),
     Mul: _simple("Mul"),
     Div: _simple("Div"),
+    Gelu: _gelu,
+    GeluTanh: _gelu_tanh,
+    Silu: _silu,
+    LeakyRelu: _leaky_relu,
+    LayerNorm: _layer_norm,
+    Concat: _concat,
     Reshape: _reshape,
     Transpose: lambda graph, inputs, context, tensor: graph.node("Transpose", inputs, perm=list(context.axes)),
 }

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from clcomm.engine import (
+    GELU,
     AvgPool2d,
     Conv2d,
     Flatten,
+    LayerNorm,
+    LeakyReLU,
     Linear,
     LogSoftmax,
     MaxPool2d,
     ReLU,
     Sequential,
     Sigmoid,
+    SiLU,
     Softmax,
     Tanh,
 )
@@ -24,12 +28,15 @@ ARCHITECTURES = {
     "fused": ((1, 8, 8), [("Conv2d", 1, 4, 3, 1, 1), ("ReLU",), ("MaxPool2d", 2), ("Flatten",), ("Linear", 64, 3)]),
     "strided": ((3, 9, 7), [("Conv2d", 3, 5, 3, 2, 1), ("Tanh",), ("AvgPool2d", 2), ("Flatten",), ("LogSoftmax",)]),
     "padded pools": ((2, 7, 7), [("MaxPool2d", 3, 2, 1), ("AvgPool2d", 3, 1, 1), ("Conv2d", 2, 3, 1), ("Flatten",)]),
+    "gates": ((5,), [("Linear", 5, 6), ("GELU",), ("SiLU",), ("Linear", 6, 4), ("LeakyReLU", 0.2), ("GELU", "tanh")]),
+    "norms": ((3, 4), [("LayerNorm", 4), ("LayerNorm", (3, 4), 1e-2), ("Flatten",), ("LayerNorm", 12, 1e-5, False)]),
     "images": ((2, 6, 6), [("Conv2d", 2, 3, (3, 1), 1, (1, 0)), ("ReLU",), ("Conv2d", 3, 2, 3)]),
 }
-_OURS = {
-    kind.__name__: kind
-    for kind in (AvgPool2d, Conv2d, Flatten, Linear, LogSoftmax, MaxPool2d, ReLU, Sigmoid, Softmax, Tanh)
-}
+_LAYERS = (
+    AvgPool2d, Conv2d, Flatten, GELU, LayerNorm, LeakyReLU, Linear, LogSoftmax, MaxPool2d, ReLU, Sigmoid, SiLU, Softmax,
+    Tanh,
+)  # fmt: skip
+_OURS = {kind.__name__: kind for kind in _LAYERS}
 
 
 def ours(name):
