@@ -17,7 +17,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("clcomm/job",),
     ("clcomm/collectives",),
     ("clcomm/trace", "clcomm/costs", "clcomm/compression"),
-    ("clcomm/measure", "clcomm/adapters"),
+    ("clcomm/measure", "clcomm/adapters", "clcomm/weights"),
     ("clcomm/sync", "clcomm/summary"),
     ("clcomm/report", "clcomm/lizardist"),
     ("clcomm/commands", "models"),

@@ -19,6 +19,8 @@ try:
 except ImportError:
     raise ArgumentError("PyTorch is not installed; do: pip install 'clcomm[torch]'") from None
 
+from clcomm.adapters.torch_slots import ModuleTree, Slot, real, tensor_on, values
+
 if TYPE_CHECKING:
     from clcomm.adapters.adapter import FlatArrays, Mark, OnComplete
 
@@ -33,6 +35,11 @@ _FLAT_DTYPES = {
 
 class TorchAdapter:
     """A `torch.nn.Module` with parameters on any devices and of any floating dtypes.
+
+    A gradient that the program keeps from step to step, as `zero_grad(set_to_none=False)` does, moves into `grads` at
+    its second synchronisation: from then on backward adds to the memory that the other ranks read. Other gradients are
+    copied there and back. The mean is copied from `reduced` in any case, as a program may write to its gradients, which
+    must not change another rank's.
 
     In the flat space float16 and bfloat16 are float32: widening is exact, so a broadcast keeps every bit, and
     gradients are averaged in float32 and rounded once. Complex parameters appear as pairs of reals (..., 2).
@@ -51,9 +58,13 @@ class TorchAdapter:
         if not self._parameters:
             raise ArgumentError("model: expected at least one parameter with requires_grad, got none")
         self.specs = tuple(_spec(name, parameter) for name, parameter in self._parameters.items())
+        self._slots = {name: Slot(parameter) for name, parameter in self._parameters.items()}
+        self._tree = ModuleTree(model)
 
     def require_unchanged(self) -> None:
         """Raise ArgumentError where parameters were replaced, frozen or unfrozen."""
+        if self._tree.is_unchanged():
+            return
         now = dict(self._model.named_parameters())
         require_same_parameters(now, self._members)
         trained = (name for name, parameter in now.items() if parameter.requires_grad)
@@ -61,60 +72,62 @@ class TorchAdapter:
 
     def attach(self, layout: FlatLayout, arrays: FlatArrays) -> None:
         """Wrap each parameter's slices of the flat arrays in tensors."""
-        names = list(self._parameters)
-        self._params = {name: torch.from_numpy(layout.view(arrays.params, name)) for name in names}
-        self._grads = {name: torch.from_numpy(layout.view(arrays.grads, name)) for name in names}
-        self._reduced = {name: layout.view(arrays.reduced, name) for name in names}
+        for name, slot in self._slots.items():
+            slot.attach(name, layout, arrays)
+        first = arrays.grads.ctypes.data
+        self._addresses = range(first, first + arrays.grads.nbytes)
 
     @torch.no_grad()
     def pull_parameters(self) -> None:
         """Copy the model's parameters into the flat space."""
-        for name, parameter in self._parameters.items():
-            self._params[name].copy_(_real(parameter))
+        for slot in self._slots.values():
+            slot.value.copy_(real(slot.parameter))
 
     @torch.no_grad()
     def push_parameters(self) -> None:
         """Copy the flat space's parameters into the model."""
-        for name, parameter in self._parameters.items():
-            _real(parameter).copy_(self._params[name])
+        for slot in self._slots.values():
+            real(slot.parameter).copy_(slot.value)
 
-    @torch.no_grad()
     def pull_gradients(self, bucket: Bucket) -> None:
-        """Copy a bucket's gradients into the flat space; a missing one counts as zero."""
-        for place in bucket.opening:
-            gradient = self._parameters[place.name].grad
-            if gradient is None:
-                self._grads[place.name].zero_()
-            else:
-                self._grads[place.name].copy_(_real(gradient.to_dense() if gradient.is_sparse else gradient))
+        """Copy a bucket's gradients into the flat space, except those that lie there; a missing one counts as zero."""
+        if bucket.index == 0:
+            self._separate()
+        lasting = [slot for place in bucket.opening if (slot := self._slots[place.name]).pull()]
+        for slot in lasting:
+            slot.move_in()
+
+    def _separate(self) -> None:
+        """Give a gradient that lies in another parameter's range of `grads` memory of its own, before any is copied."""
+        for slot in self._slots.values():
+            gradient = slot.parameter.grad
+            if gradient is None or gradient is slot.own or gradient.layout != torch.strided:
+                continue
+            if gradient.data_ptr() in self._addresses:
+                slot.parameter.grad = gradient.detach().clone()
 
     def send_gradients(self, bucket: Bucket, mark: Mark | None) -> None:
-        """Copy a bucket's gradients into the flat space."""
+        """Copy a bucket's gradients like `pull_gradients`."""
         self.pull_gradients(bucket)
 
-    @torch.no_grad()
     def push_gradients(self, bucket: Bucket) -> None:
         """Copy a bucket's averaged gradients into the model, missing ones included.
 
         So every rank's optimizer has the same set of gradients, and applies momentum and weight decay to the same.
         """
         for place in bucket.closing:
-            parameter = self._parameters[place.name]
-            if parameter.grad is None or not _writable(parameter.grad):
-                parameter.grad = torch.empty_like(parameter)
-            _real(parameter.grad).copy_(_tensor(self._reduced[place.name]))
+            self._slots[place.name].push()
 
     @torch.no_grad()
     def pull_written(self) -> tuple[str, ...]:
         """Copy gradients that differ from the averaged ones into the flat space; return their names."""
         written = []
-        for name, parameter in self._parameters.items():
-            if parameter.grad is None:
+        for name, slot in self._slots.items():
+            if slot.parameter.grad is None:
                 continue
-            gradient = _real(parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad)
-            averaged = _tensor(self._reduced[name])
-            if not torch.equal(gradient, averaged.to(gradient.device, gradient.dtype)):
-                self._grads[name].copy_(gradient)
+            gradient = values(slot.parameter.grad)
+            if not torch.equal(gradient, slot.averaged.to(gradient.device, gradient.dtype)):
+                slot.own.copy_(gradient)
                 written.append(name)
         return tuple(written)
 
@@ -122,10 +135,11 @@ class TorchAdapter:
     def push_written(self, names: Sequence[str]) -> None:
         """Copy these gradients from the flat space into the model."""
         for name in names:
-            _real(self._parameters[name].grad).copy_(self._grads[name])
+            slot = self._slots[name]
+            real(slot.parameter.grad).copy_(slot.own)
 
     def moves_in_place(self) -> None:
-        """Return None: gradients are copied."""
+        """Return None: the mean is copied, and most gradients are."""
 
     def watch_gradients(self, complete: OnComplete, begins: Callable[[], None] | None = None) -> Callable[[], None]:
         """Call `complete(name)` when backward has accumulated a parameter's gradient, then the returned action.
@@ -164,7 +178,7 @@ class TorchAdapter:
     def load_extra_state(self, state: dict[str, np.ndarray]) -> None:
         """Set frozen parameters and buffers to another rank's bits."""
         for name, tensor in self._untrained():
-            _bits(tensor).copy_(_tensor(np.asarray(state[name])))
+            _bits(tensor).copy_(tensor_on(np.asarray(state[name])))
 
     def _untrained(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._model.named_parameters():
@@ -182,26 +196,10 @@ def _spec(name: str, parameter: torch.nn.Parameter) -> ParameterSpec:
         raise ArgumentError(f"parameter {name!r}: expected a shape, got a lazy one; run one batch through the model")
     if parameter.is_meta:
         raise ArgumentError(f"parameter {name!r}: expected values, got one on the meta device; use model.to_empty()")
-    real = _real(parameter.detach())
-    if real.dtype not in _FLAT_DTYPES:
+    values = real(parameter.detach())
+    if values.dtype not in _FLAT_DTYPES:
         raise ArgumentError(f"parameter {name!r}: expected a floating-point dtype, got {parameter.dtype}")
-    return ParameterSpec(name, tuple(real.shape), _FLAT_DTYPES[real.dtype])
-
-
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _writable(gradient: torch.Tensor) -> bool:
-    """Return whether each element has memory of its own: the tensor is neither sparse nor expanded."""
-    if gradient.layout != torch.strided:
-        return False
-    return not any(stride == 0 and length > 1 for stride, length in zip(gradient.stride(), gradient.shape, strict=True))
-
-
-def _tensor(array: np.ndarray) -> torch.Tensor:
-    # PyTorch warns about tensors on read-only memory, even where they are only read.
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    return ParameterSpec(name, tuple(values.shape), _FLAT_DTYPES[values.dtype])
 
 
 _SAME_SIZE: dict[int, Any] = {1: torch.uint8, 2: torch.int16}

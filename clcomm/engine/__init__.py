@@ -7,7 +7,7 @@ from clcomm.engine.flat import FlatSpace
 from clcomm.engine.nn import *  # noqa: F403 - the names in its __all__
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.replay import Replay
-from clcomm.engine.tensor import Tensor
+from clcomm.engine.tensor import Tensor, from_dlpack
 from clcomm.engine.timing import measure_overhead
 from clcomm.errors import ArgumentError, DeviceError
 
@@ -22,6 +22,7 @@ __all__ = [
     "Replay",
     "Tensor",
     "default_device",
+    "from_dlpack",
     "functional",
     "measure_overhead",
     "nn",

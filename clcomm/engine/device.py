@@ -242,6 +242,22 @@ class Device(LaunchQueue):
         with self.in_turn:
             cl.enqueue_copy(self.queue, array, buffer, src_offset=offset, is_blocking=True)
 
+    def host_address(self, buffer: Any, nbytes: int) -> int:
+        """Return the address of a buffer's first `nbytes`, on a device that shares the host's memory; waits.
+
+        Such a device maps a buffer where it is, so the address holds as long as the buffer.
+        """
+        import pyopencl as cl
+
+        self.not_replayable("hands memory to the host")
+        flags = cl.map_flags.READ | cl.map_flags.WRITE
+        with self.in_turn:
+            array, _ = cl.enqueue_map_buffer(self.queue, buffer, flags, 0, (nbytes,), np.uint8, is_blocking=True)
+            address = array.__array_interface__["data"][0]
+            array.base.release(self.queue)
+            self.queue.finish()
+        return address
+
     def copy(self, target: Any, source: Any, nbytes: int) -> None:
         """Queue a copy of the first `nbytes` of one buffer to another."""
         import pyopencl as cl

@@ -55,6 +55,10 @@ class Gradient(Tensor):
         self.device.read(self._slot.current().buffer, array)
         return array
 
+    def _as_host_array(self) -> np.ndarray:
+        """Return a copy: the gradient's memory holds the next one, and the average's belongs to all ranks."""
+        return self.numpy()
+
     def copy_from(self, array_like: Any) -> None:
         self._slot.require_not_sent()
         super().copy_from(array_like)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from clcomm.engine.device import Device, default_device
+from clcomm.engine.host_exchange import HostExchange, array_from_dlpack
 from clcomm.engine.tensor_operators import TensorOperators
 from clcomm.errors import ArgumentError
 
@@ -35,7 +36,7 @@ class Node:
     is_masked = False  # whether `grad` is 0 there already
 
 
-class Tensor(TensorOperators["Tensor"]):
+class Tensor(TensorOperators["Tensor"], HostExchange):
     """A float32 (or, from integers, int32) array on a device.
 
     Args:
@@ -237,6 +238,27 @@ class Tensor(TensorOperators["Tensor"]):
     def alias(self, shape: Shape) -> Tensor:
         """Return a tensor of another shape and as many elements, on the same memory, that is not on the tape."""
         return wrap(self.device, self.buffer, shape, self.dtype)
+
+
+def from_dlpack(exporter: Any, device: Device | str | None = None, *, copy: bool | None = None) -> Tensor:
+    """Return a tensor of another library's, from its `__dlpack__`.
+
+    Args:
+        exporter: a float32 or int32 tensor in the host's memory.
+        device: as for Tensor.
+        copy: None: share the memory where the device can use it: a CPU device, and a contiguous tensor that can be
+            written to and starts at a multiple of 128 bytes. False: raise ArgumentError where it cannot. True: copy.
+
+    The memory lives as long as the tensor; it must not change while kernels use it.
+    """
+    array = array_from_dlpack(exporter)
+    tensor = Tensor(array, device, copy=bool(copy))
+    if copy is False and not tensor.device.lies_on(array, tensor.buffer):
+        raise ArgumentError(
+            "from_dlpack: expected a contiguous, writable tensor that starts at a multiple of 128 bytes, and a CPU "
+            "device, with copy=False; use copy=None"
+        )
+    return tensor
 
 
 def wrap(device: Device, buffer: Any, shape: Shape, dtype: np.dtype = FLOAT32) -> Tensor:

@@ -140,10 +140,12 @@ class Overlap:
             self._begin_all(plan, None if end is None else lambda: not end.is_reached)
             for handle in self._handles:
                 handle.wait()
-            plan.push_all()
-            if check_finite:
-                for prepared in plan.prepared:
-                    plan.require_finite(prepared)
+            try:
+                if check_finite:
+                    for prepared in plan.prepared:
+                        plan.require_finite(prepared)
+            finally:  # not before: this rank's own gradients, which it may replace, tell where NaN came from
+                plan.push_all()
         finally:
             self._start_over()  # so that a caller who catches the error can run backward again
 

@@ -22,7 +22,7 @@ class LayerNorm(Op):
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, columns: int, eps: float) -> Tensor:
         device, rows = x.device, x.size // columns
         y, means, scales = empty(device, x.shape), empty(device, (rows,)), empty(device, (rows,))
-        ctx.parameters = (weight is not None) + (bias is not None)
+        ctx.columns, ctx.eps, ctx.parameters = columns, eps, (weight is not None) + (bias is not None)
         device.launch(
             device.kernel("layer_norm", "layer_norm"), *device.row_grid(rows, columns),
             y, means, scales, x, x if weight is None else weight, x if bias is None else bias,

@@ -1,0 +1,103 @@
+"""Tensors as host arrays on the same memory, for NumPy, PyTorch and others: DLPack and NumPy's array interface."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clcomm.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from clcomm.engine.device import Device
+
+#: DLPack's kDLCPU, and the number of the only such device.
+_CPU = 1, 0
+
+
+class HostExchange:
+    """What other libraries call on a tensor of a CPU device; a base of Tensor.
+
+    Nothing is copied: the tensor and what they make of it are one memory, which lives as long as either is used. The
+    queue is finished before the memory is handed out; who writes to it, or reads what kernels write later, has to wait
+    for them: `tensor.device.finish()`. A parameter moves to other memory when its module's flat space is made, at the
+    first optimizer or Synchronizer; an array from before keeps the values of then.
+    """
+
+    __slots__ = ()
+
+    device: Device
+    buffer: Any
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's name of the host's memory; BufferError for a device with memory of its own."""
+        self._require_host_memory()
+        return _CPU
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Return the tensor as a DLPack capsule (https://dmlc.github.io/dlpack); arguments as in the array API.
+
+        Raises BufferError for a device with memory of its own, and for a `stream` or a `dl_device` other than the host.
+        """
+        self._require_host_memory()
+        options: dict[str, Any] = {"stream": stream}
+        if np.lib.NumpyVersion(np.__version__) >= "2.1.0":
+            options |= {"max_version": max_version, "dl_device": dl_device, "copy": copy}
+        return self._as_host_array().__dlpack__(**options)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """NumPy's array interface, version 3; AttributeError for a device with memory of its own."""
+        if not self.device.shares_host_memory:
+            raise AttributeError("__array_interface__: the tensor is in a device's own memory; use numpy()")
+        array = self._as_host_array()
+        # As an object the memory is kept by whoever reads this, also where the tensor gets another buffer.
+        return {**array.__array_interface__, "data": array}
+
+    def _require_host_memory(self) -> None:
+        if not self.device.shares_host_memory:
+            raise BufferError(f"tensor: expected one in the host's memory, got one on {self.device}; use numpy()")
+
+    def _as_host_array(self) -> np.ndarray:
+        """Return an array on the tensor's memory; waits for the queue."""
+        address = self.device.host_address(self.buffer, math.prod(self.shape) * self.dtype.itemsize)
+        return np.asarray(_Memory(self.buffer, address, self.shape, self.dtype))
+
+
+class _Memory:
+    """The memory of a buffer, which arrays on it keep alive."""
+
+    __slots__ = ("__array_interface__", "buffer")
+
+    def __init__(self, buffer: Any, address: int, shape: tuple[int, ...], dtype: np.dtype):
+        self.buffer = buffer
+        self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": dtype.str, "version": 3}
+
+
+def array_from_dlpack(exporter: Any) -> np.ndarray:
+    """Return another library's tensor in the host's memory as an array on that memory.
+
+    Raises ArgumentError for what has no `__dlpack__`, is on another device, or is neither float32 nor int32.
+    """
+    if not hasattr(exporter, "__dlpack__"):
+        raise ArgumentError(f"from_dlpack: expected an object with __dlpack__, got {type(exporter).__name__}")
+    try:
+        array = np.from_dlpack(exporter)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ArgumentError(
+            f"from_dlpack: expected a tensor in the host's memory that can be shared: {reason}"
+        ) from None
+    if array.dtype not in (np.float32, np.int32):
+        raise ArgumentError(f"from_dlpack: expected float32 or int32, got {array.dtype}; convert it first")
+    return array

@@ -1,0 +1,259 @@
+"""A native model as an ONNX graph (https://onnx.ai/onnx/operators), from the tape of one forward pass.
+
+The number of samples stays open. What a model computes outside the tape, in NumPy for example, is not seen.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from clcomm.engine.autograd import Op
+from clcomm.engine.nn import Module
+from clcomm.engine.ops.activation import Relu, Sigmoid, Tanh
+from clcomm.engine.ops.blocks import Concat
+from clcomm.engine.ops.conv2d import Conv2dOp, ConvReluPoolOp
+from clcomm.engine.ops.elementwise import Add, Div, Mul, Sub
+from clcomm.engine.ops.gated import Gelu, GeluTanh, LeakyRelu, Silu
+from clcomm.engine.ops.layer_norm import LayerNorm
+from clcomm.engine.ops.matmul import LinearOp, MatMul
+from clcomm.engine.ops.pool import AvgPool2dOp, MaxPool2dOp
+from clcomm.engine.ops.shape import Reshape, Transpose
+from clcomm.engine.ops.softmax import LogSoftmax, Softmax
+from clcomm.engine.tensor import Tensor
+from clcomm.errors import ArgumentError, CheckpointWriteError
+from clcomm.storage.files import replacing
+
+#: Versions that are read by every onnxruntime of the last years.
+_OPSET, _IR_VERSION = 17, 8
+#: Samples of the pass that is followed: a number that no layer's size is likely to be.
+_SAMPLES = 3
+
+
+def export_onnx(model: Module, path: str | os.PathLike, in_shape: Iterable[int]) -> None:
+    """Write a model as an ONNX file with the input "x", float32 [N, *in_shape], and the output "y".
+
+    Args:
+        model: any module of the engine whose forward takes one tensor.
+        path: of the file.
+        in_shape: the shape of one sample.
+
+    Raises:
+        ArgumentError: onnx is not installed, the model does not take such samples, or computes what has no form here.
+        CheckpointWriteError: the file could not be written; an old one is kept.
+    """
+    try:
+        import onnx
+    except ImportError:
+        raise ArgumentError("onnx is not installed; do: pip install 'clcomm[onnx]'") from None
+    sample = tuple(in_shape)
+    graph = _Graph(onnx, model, sample)
+    data = graph.finish(sample).SerializeToString()
+    try:
+        with replacing(path) as file:
+            file.write(data)
+    except OSError as error:
+        raise CheckpointWriteError(
+            f"model {os.fspath(path)}: could not be written ({error.strerror or error}); an old file is kept"
+        ) from None
+
+
+class _Graph:
+    """The nodes and values of a graph, made by walking from a result back to the input."""
+
+    def __init__(self, onnx: Any, model: Module, in_shape: tuple[int, ...]):
+        parameters = list(model.named_parameters())
+        device = parameters[0][1].device if parameters else None
+        x = Tensor(np.zeros((_SAMPLES, *in_shape), np.float32), device, requires_grad=True)
+        self._onnx = onnx
+        self._names: dict[int, str] = {id(x): "x"}
+        self._kept: list[Tensor] = [x]  # an id means nothing without its tensor
+        self._parameters = {id(parameter): name for name, parameter in parameters}
+        self._nodes: list[Any] = []
+        self._weights: list[Any] = []
+        self._result = model(x)
+        for tensor in _in_order(self._result):
+            self._add(tensor)
+
+    def finish(self, in_shape: tuple[int, ...]) -> Any:
+        """Return the checked model."""
+        helper, floats = self._onnx.helper, self._onnx.TensorProto.FLOAT
+        self.node("Identity", [self.name(self._result)], out="y")
+        graph = helper.make_graph(
+            self._nodes,
+            "clcomm",
+            [helper.make_tensor_value_info("x", floats, ["N", *in_shape])],
+            [helper.make_tensor_value_info("y", floats, ["N", *self._result.shape[1:]])],
+            self._weights,
+        )
+        whole = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], producer_name="clcomm")
+        whole.ir_version = _IR_VERSION
+        self._onnx.checker.check_model(whole, full_check=True)
+        return whole
+
+    def _add(self, tensor: Tensor) -> None:
+        context: Any = tensor._node
+        write = _WRITERS.get(context.op)
+        if write is None:
+            known = ", ".join(sorted(op.__name__ for op in _WRITERS))
+            raise ArgumentError(f"model: expected operations among {known} for ONNX, got {context.op.__name__}")
+        inputs = [self.name(each) for each in context.inputs if each is not None]
+        self._kept.append(tensor)
+        self._names[id(tensor)] = write(self, inputs, context, tensor)
+
+    def node(self, kind: str, inputs: list[str], out: str = "", **attributes: Any) -> str:
+        """Add a node and return the name of its result."""
+        name = out or f"{kind.lower()}_{len(self._nodes)}"
+        self._nodes.append(self._onnx.helper.make_node(kind, inputs, [name], **attributes))
+        return name
+
+    def name(self, tensor: Tensor) -> str:
+        """Return a tensor's name; a parameter or a constant becomes part of the graph when it is first used."""
+        if id(tensor) not in self._names:
+            self._kept.append(tensor)
+            name = self._parameters.get(id(tensor), f"constant_{len(self._weights)}")
+            free = f"{name}.values" if name in ("x", "y") else name
+            self._names[id(tensor)] = self.constant(free, tensor.numpy())
+        return self._names[id(tensor)]
+
+    def constant(self, name: str, values: np.ndarray) -> str:
+        """Add values under a name, and return it."""
+        self._weights.append(self._onnx.numpy_helper.from_array(values, name))
+        return name
+
+    def number(self, value: float, shape: tuple[int, ...] = ()) -> str:
+        """Add a number, as often as a shape has elements, and return its name."""
+        return self.constant(f"number_{len(self._weights)}", np.full(shape, value, np.float32))
+
+    def sizes(self, shape: tuple[int, ...]) -> str:
+        """Add a shape whose first size is that of the samples, and return its name."""
+        return self.constant(f"shape_{len(self._weights)}", np.array([-1, *shape[1:]], np.int64))
+
+
+def _in_order(result: Tensor) -> list[Tensor]:
+    """Return the tensors from which a result was computed, and itself, in the order in which they were."""
+    found: dict[int, Tensor] = {}
+    waiting = [result]
+    while waiting:
+        tensor = waiting.pop()
+        if tensor._node is not None and id(tensor) not in found:
+            found[id(tensor)] = tensor
+            waiting += [each for each in tensor._node.inputs or () if each is not None]
+    return sorted(found.values(), key=lambda tensor: tensor._node.order)  # type: ignore[union-attr]
+
+
+def _linear(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+    product = graph.node("Gemm", inputs, transB=1)
+    return graph.node("Relu", [product]) if context.mask is not None else product
+
+
+def _convolution(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+    g = context.geometry
+    return graph.node(
+        "Conv", inputs, kernel_shape=[g.kernel_h, g.kernel_w], strides=[g.stride, g.stride],
+        pads=[g.pad_h, g.pad_w, g.pad_h, g.pad_w],
+    )  # fmt: skip
+
+
+def _convolution_relu_pool(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+    rectified = graph.node("Relu", [_convolution(graph, inputs, context, tensor)])
+    return graph.node("MaxPool", [rectified], kernel_shape=[2, 2], strides=[2, 2])
+
+
+def _pooling(kind: str, **more: Any) -> _Writer:
+    def write(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+        *_, kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w = context.window
+        return graph.node(
+            kind, inputs, kernel_shape=[kernel_h, kernel_w], strides=[stride_h, stride_w],
+            pads=[pad_h, pad_w, pad_h, pad_w], **more,
+        )  # fmt: skip
+
+    return write
+
+
+def _reshape(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+    before = context.inputs[0].shape
+    if before[:1] != (_SAMPLES,) or tensor.shape[:1] != (_SAMPLES,):
+        raise ArgumentError(
+            f"model: expected the samples to stay the first dimension for ONNX, got a reshape from {before} to "
+            f"{tensor.shape} with {_SAMPLES} samples"
+        )
+    return graph.node("Reshape", [*inputs, graph.sizes(tensor.shape)])
+
+
+def _concat(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+    if context.axis == 0:
+        raise ArgumentError("model: expected samples to stay apart for ONNX, got a concat along the first dimension")
+    return graph.node("Concat", inputs, axis=context.axis)
+
+
+def _gelu(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+    (x,) = inputs
+    gate = graph.node("Erf", [graph.node("Mul", [x, graph.number(math.sqrt(0.5))])])
+    return _half_gated(graph, x, gate)
+
+
+def _gelu_tanh(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+    (x,) = inputs
+    cube = graph.node("Mul", [graph.node("Mul", [x, x]), x])
+    inner = graph.node("Add", [x, graph.node("Mul", [cube, graph.number(0.044715)])])
+    return _half_gated(graph, x, graph.node("Tanh", [graph.node("Mul", [inner, graph.number(math.sqrt(2 / math.pi))])]))
+
+
+def _half_gated(graph: _Graph, x: str, gate: str) -> str:
+    """Return x * (1 + gate) / 2."""
+    both = graph.node("Mul", [x, graph.node("Add", [gate, graph.number(1.0)])])
+    return graph.node("Mul", [both, graph.number(0.5)])
+
+
+def _silu(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+    return graph.node("Mul", [*inputs, graph.node("Sigmoid", inputs)])
+
+
+def _leaky_relu(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+    return graph.node("LeakyRelu", inputs, alpha=context.settings[0])
+
+
+def _layer_norm(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+    first = next(d for d in range(tensor.ndim - 1, -1, -1) if math.prod(tensor.shape[d:]) == context.columns)
+    shape = tensor.shape[first:]
+    x, weight, bias = inputs[0], *(None if each is None else graph.name(each) for each in context.inputs[1:])
+    weight = weight or graph.number(1.0, shape)
+    return graph.node("LayerNormalization", [x, weight, *([bias] if bias else [])], axis=first, epsilon=context.eps)
+
+
+def _simple(kind: str, **attributes: Any) -> _Writer:
+    return lambda graph, inputs, context, tensor: graph.node(kind, inputs, **attributes)
+
+
+#: Adds an operation's nodes: (graph, names of its inputs, its place on the tape, its result) -> name of the result.
+_Writer = Callable[[_Graph, list[str], Any, Tensor], str]
+_WRITERS: dict[type[Op], _Writer] = {
+    LinearOp: _linear,
+    MatMul: _simple("MatMul"),
+    Conv2dOp: _convolution,
+    ConvReluPoolOp: _convolution_relu_pool,
+    MaxPool2dOp: _pooling("MaxPool"),
+    AvgPool2dOp: _pooling("AveragePool", count_include_pad=1),
+    Relu: _simple("Relu"),
+    Sigmoid: _simple("Sigmoid"),
+    Tanh: _simple("Tanh"),
+    Softmax: _simple("Softmax", axis=-1),
+    LogSoftmax: _simple("LogSoftmax", axis=-1),
+    Add: _simple("Add"),
+    Sub: _simple("Sub"),
+    Mul: _simple("Mul"),
+    Div: _simple("Div"),
+    Gelu: _gelu,
+    GeluTanh: _gelu_tanh,
+    Silu: _silu,
+    LeakyRelu: _leaky_relu,
+    LayerNorm: _layer_norm,
+    Concat: _concat,
+    Reshape: _reshape,
+    Transpose: lambda graph, inputs, context, tensor: graph.node("Transpose", inputs, perm=list(context.axes)),
+}

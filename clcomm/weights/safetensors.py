@@ -1,0 +1,112 @@
+"""Weights as safetensors files (https://huggingface.co/docs/safetensors), which many libraries read and write.
+
+Names, shapes and the order of elements are PyTorch's for the same layers, so a file goes either way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from clcomm.errors import ArgumentError, CheckpointError, CheckpointWriteError
+from clcomm.storage.files import open_regular, replacing
+
+
+class Model(Protocol):
+    """A module of the engine, or any other whose state is arrays by name."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return all weights by name."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Any:
+        """Set all weights."""
+
+
+def save(
+    path: str | os.PathLike, weights: Mapping[str, Any] | Model, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write weights, atomically.
+
+    Args:
+        path: of the file; a regular file there is replaced.
+        weights: a model, or its `state_dict()`: arrays, or PyTorch's tensors, by name.
+        metadata: texts to store beside them.
+
+    Raises:
+        ArgumentError: safetensors is not installed, or has no such dtype.
+        CheckpointWriteError: the file could not be written; an old one is kept.
+    """
+    state = weights if isinstance(weights, Mapping) else weights.state_dict()
+    arrays = {name: _array(name, values) for name, values in state.items()}
+    library = _library()
+    try:
+        data = library.numpy.save(arrays, dict(metadata) if metadata else None)
+    except (library.SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ArgumentError(f"weights: expected numbers and texts that safetensors can store: {_line(error)}") from None
+    try:
+        with replacing(path) as file:
+            file.write(data)
+    except OSError as error:
+        raise CheckpointWriteError(
+            f"weights {os.fspath(path)}: could not be written ({error.strerror or error}); an old file is kept"
+        ) from None
+
+
+def load(path: str | os.PathLike) -> dict[str, np.ndarray]:
+    """Return the arrays of a file, sorted by name. CheckpointError where it is missing, truncated or damaged."""
+    library = _library()
+    try:
+        with open_regular(path) as file:
+            return dict(sorted(library.numpy.load(file.read()).items()))
+    except OSError as error:
+        raise CheckpointError(f"weights {os.fspath(path)}: could not be read ({error.strerror or error})") from None
+    except (library.SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"weights {os.fspath(path)}: expected a safetensors file, got a damaged or another one: {_line(error)}"
+        ) from None
+
+
+def load_into(model: Model, path: str | os.PathLike) -> None:
+    """Set a model's weights to those of a file.
+
+    Raises CheckpointError, changing nothing, where a name is missing or unexpected, or a shape or dtype differs.
+    """
+    found = load(path)
+    own = {name: _array(name, values) for name, values in model.state_dict().items()}
+    for name in dict.fromkeys([*own, *found]):
+        expected, got = _described(own.get(name)), _described(found.get(name))
+        if expected != got:
+            raise CheckpointError(
+                f"weights {os.fspath(path)}: {name!r}: expected {expected}, got {got}; load the file of such a model"
+            )
+    model.load_state_dict(found)
+
+
+def _described(array: np.ndarray | None) -> str:
+    return "no such name" if array is None else f"{array.dtype} of shape {array.shape}"
+
+
+def _array(name: str, values: Any) -> np.ndarray:
+    """Return weights as a contiguous array: safetensors writes the memory of an array as it lies."""
+    try:
+        host = values.detach().cpu().numpy() if hasattr(values, "cpu") else values
+        array = np.asarray(host)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"weights: {name!r}: expected an array of numbers: {_line(error)}") from None
+    return np.ascontiguousarray(array).reshape(array.shape)
+
+
+def _library() -> Any:
+    try:
+        import safetensors
+        import safetensors.numpy
+    except ImportError:
+        raise ArgumentError("safetensors is not installed; do: pip install 'clcomm[safetensors]'") from None
+    return safetensors
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())
