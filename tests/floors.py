@@ -20,7 +20,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("clcomm/measure", "clcomm/adapters", "clcomm/weights"),
     ("clcomm/sync", "clcomm/summary"),
     ("clcomm/report", "clcomm/lizardist", "clcomm/launch"),
-    ("clcomm/commands", "models"),
+    ("clcomm/commands", "clcomm/horovod", "models"),
     ("training/data", "training/engines"),
     ("training/comparison",),
     ("examples", "benchmarks"),
