@@ -227,7 +227,9 @@ def sparse_allreduce_async(
     def work(comm: Communicator) -> torch.Tensor:
         indices = movement.all_gather(comm, host_tensor(own.indices().t()), name or "")
         values = movement.all_gather(comm, host_tensor(own.values()), name or "")
-        total = torch.sparse_coo_tensor(indices.t(), values, own.shape, device=own.device).coalesce()
+        total = torch.sparse_coo_tensor(
+            indices.t(), values, own.shape, device=own.device, check_invariants=True
+        ).coalesce()
         return total / comm.size if op is Average else total
 
     return start(process_set, work)
