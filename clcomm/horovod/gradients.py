@@ -81,6 +81,9 @@ class GradientBuckets:
         self._bucket_of = {name: index for index, names in enumerate(self._names) for name in names}
         self._starts = [self._prepared(bucket, own, result, op) for bucket in self.buckets]
         self._sparse_dims: dict[str, int] = {}
+        self._full = 1.0 if op == "mean" else float(comm.size)
+        #: Whether all ranks had gradients at the last `finish`; the same on all that had.
+        self.all_took_part = True
         self._start_over()
 
     def _prepared(self, bucket: Bucket, own: Any, result: Any, op: str) -> Any:
@@ -113,6 +116,7 @@ class GradientBuckets:
         """Begin the rest, a missing gradient being zero, and replace all gradients by the reduced ones; collective."""
         try:
             self._complete()
+            self.all_took_part = float(self._reduced[_PRESENCE][0]) == self._full
             for bucket in self.buckets:
                 self._unpack(bucket.index)
         finally:

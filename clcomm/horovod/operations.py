@@ -27,6 +27,7 @@ Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
 
 def start(process_set: ProcessSet, work: Callable[[Communicator], Any]) -> Handle:
     """Queue an operation on a set's ranks."""
+    world.require_all()
     return handles.start(partial(work, process_set.communicator()))
 
 

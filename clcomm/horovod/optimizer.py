@@ -121,6 +121,7 @@ class Reduction:
             self._prepare()
             if self._buckets is not None:
                 self._buckets.finish()
+                world.note_joined(not self._buckets.all_took_part)
             else:
                 self._reduce_compressed()
             self.start_over()
@@ -350,5 +351,6 @@ def join(device: int = -1) -> int:
         while reduction.buckets.take_part():
             steps += 1
         reduction.start_over()
+    world.note_joined(False)
     waited = comm.all_gather_object(steps, label="join")
     return max(rank for rank in range(comm.size) if waited[rank] == min(waited))

@@ -20,6 +20,7 @@ class _World:
     comm: Communicator | None = None
     generation = 0
     is_homogeneous = True
+    some_joined = False
     recording: Recording | None = None
     registers_exit = False
 
@@ -46,7 +47,7 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | None = None) -> 
 
 
 def _open(comm: Communicator) -> None:
-    _World.comm, _World.generation = comm, _World.generation + 1
+    _World.comm, _World.generation, _World.some_joined = comm, _World.generation + 1, False
     _World.is_homogeneous = len(set(comm.all_gather_object(comm.local_size, label="init"))) == 1
     _World.recording = Recording.wanted(comm)
 
@@ -75,6 +76,20 @@ def _at_exit() -> None:
     """Write what was asked for, at the end of a program that did not call `shutdown`."""
     if _World.comm is not None and _World.recording is not None:
         _World.recording.write()
+
+
+def note_joined(some_joined: bool) -> None:
+    """Note whether ranks have joined, which take part in the optimizer's steps alone."""
+    _World.some_joined = some_joined
+
+
+def require_all() -> None:
+    """Raise ArgumentError where ranks have joined: they would not meet this one in another operation."""
+    if _World.some_joined:
+        raise ArgumentError(
+            "join: expected steps of the DistributedOptimizer alone while ranks have joined, got another operation; "
+            "call it after join(), or before the ranks' batches differ"
+        )
 
 
 def communicator() -> Communicator:

@@ -299,6 +299,23 @@ def test_joined_ranks_count_as_zero_until_all_have_joined(hvd, op, order):
         assert same_bits(bits_of(model), bits_of(twin))
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+def test_another_operation_while_ranks_have_joined_is_an_error(hvd, op):
+    model = net()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), op=getattr(hvd, op))
+    for step in range(2 if hvd.rank() else 1):
+        optimizer.zero_grad()
+        model(batch_of(hvd.rank(), step)).square().sum().backward()
+        optimizer.step()
+        if step:
+            with pytest.raises(ArgumentError) as caught:
+                hvd.allreduce(torch.ones(2))
+            assert "while ranks have joined" in one_line(caught)
+    assert hvd.join() == hvd.size() - 1
+    assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2
+
+
 def test_a_state_and_a_schedule_made_before_are_kept(hvd):
     model = net()
     plain = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
