@@ -75,7 +75,7 @@ class GradientBuckets:
         own, result = own_comm.allocate(layout.span), own_comm.allocate_common(layout.span)
         names = [*parameters, _PRESENCE]
         self._own = {name: torch.from_numpy(layout.view(own, name)) for name in names}
-        self._reduced = {name: layout.view(result, name) for name in names}
+        self._reduced = {name: torch.from_numpy(layout.view(result, name)) for name in names}
         self.buckets = layout.buckets(comm.bucket_size)
         self._names = [[place.name for place in bucket.opening if place.name != _PRESENCE] for bucket in self.buckets]
         self._bucket_of = {name: index for index, names in enumerate(self._names) for name in names}
@@ -122,6 +122,13 @@ class GradientBuckets:
         finally:
             self._start_over()  # so that a caller who catches the error can run backward again
 
+    def drop(self) -> None:
+        """Complete what ranks have begun, and change no gradient; collective."""
+        try:
+            self._complete()
+        finally:
+            self._start_over()
+
     def take_part(self) -> bool:
         """Reduce with zeros in place of this rank's gradients; return whether another rank has some. Collective."""
         for own in self._own.values():
@@ -167,7 +174,7 @@ class GradientBuckets:
     def _unpack(self, index: int) -> None:
         began_s = time.perf_counter()
         for name in self._names[index]:
-            parameter, reduced = self.parameters[name], torch.from_numpy(self._reduced[name])
+            parameter, reduced = self.parameters[name], self._reduced[name]
             if self._predivide != 1.0:
                 reduced = reduced * self._predivide
             gradient = parameter.grad

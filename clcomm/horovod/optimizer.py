@@ -79,6 +79,8 @@ class Reduction:
         trained = self.trained()
         if self._generation == world.generation() and trained.keys() == self._left_names:
             return
+        if self._buckets is not None and self._generation == world.generation():
+            self._buckets.drop()
         self._generation, self._left_names = world.generation(), set(trained)
         self.start_over()
         for parameter in trained.values():
@@ -104,7 +106,8 @@ class Reduction:
         """Note a gradient that backward has completed."""
         if not self.is_needed or self.op is Adasum:
             return
-        self._prepare()
+        if self._generation != world.generation() or parameter not in self._left:
+            self._prepare()
         left = self._left.get(parameter, self.passes)
         if left == 0:
             raise UsageError(

@@ -11,7 +11,9 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
+from clcomm.horovod.handles import complete_started
 from clcomm.horovod.recording import Recording
+from clcomm.job import endings
 
 
 class _World:
@@ -63,6 +65,7 @@ def shutdown() -> None:
     """Finish what was started and close the Communicator; collective. Files of CLCOMM_REPORT are written now."""
     if _World.comm is None:
         return
+    complete_started()
     if _World.recording is not None:
         _World.recording.write()
         _World.recording = None
@@ -74,7 +77,7 @@ def shutdown() -> None:
 
 def _at_exit() -> None:
     """Write what was asked for, at the end of a program that did not call `shutdown`."""
-    if _World.comm is not None and _World.recording is not None:
+    if _World.comm is not None and _World.recording is not None and not endings.is_reported():
         _World.recording.write()
 
 
