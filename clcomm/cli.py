@@ -29,7 +29,7 @@ class Listed(NamedTuple):
 
 #: In the order in which the help shows them.
 COMMANDS: tuple[Listed | Command, ...] = (
-    Listed("run", "start a job, and again from its newest checkpoint when it fails"),
+    Listed("run", "start a script on some ranks, or a job again from its newest checkpoint when it fails"),
     Listed("devices", "list the OpenCL devices and which one a rank takes"),
     Listed("tune-kernels", "measure the kernels' sizes on a device and store the fastest"),
     Listed("bench", "time collectives by size, through one transport or several"),

@@ -33,7 +33,7 @@ AUTO = "auto"
 _DEFAULT_BUCKET_SIZE = "1MiB"
 _log = logging.getLogger("clcomm")
 
-if mpi_runtime.launched_ranks() > 1:
+if mpi_runtime.launched_ranks() > 1 or mpi_runtime.processes_without_mpi() > 1:
     exits.hook_exits()  # at import, so that a rank that fails before it has a Communicator ends the others too
 
 

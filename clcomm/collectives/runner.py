@@ -93,6 +93,10 @@ class CollectiveRunner:
         for finished in self._phase_finished:
             finished(phase)
 
+    def notify_collective(self, event: Collective) -> None:
+        """Notify the observers of a collective of another Communicator, which counts as this one's."""
+        self._notify(event)
+
     def phase(self, name: str, label: str = "", bucket: int = -1, **figures: float) -> TimedPhase:
         """Return a context manager that reports its block as a phase: "step", "forward_backward" or any name.
 

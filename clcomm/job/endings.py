@@ -51,12 +51,14 @@ def shell_code(code: int) -> int:
     return code & 0xFF or int(code != 0)
 
 
-def run(main: Callable[[], int | None]) -> NoReturn:
+def run(main: Callable[[], int | None], tidy: Callable[[BaseException], None] | None = None) -> NoReturn:
     """Call `main` and end the process with its return value, or its exception's code, as exit code.
 
     A ClcommError is printed as one line, once for all ranks that raise the same one; CLCOMM_TRACEBACK=1 prints the
     traceback too. Any other exception is printed with its rank, its step where known, and its traceback, once for all
     ranks that raise the same one. In both cases the other ranks are ended.
+
+    tidy: changes an exception before it is reported, such as by cutting a launcher's frames.
     """
     process = os.getpid()
     try:
@@ -64,6 +66,8 @@ def run(main: Callable[[], int | None]) -> NoReturn:
     except BaseException as error:
         if os.getpid() != process and mpi_runtime.is_running():
             raise  # a forked child is not a rank
+        if tidy is not None:
+            tidy(error)
         code = fail(error)
     _flush(sys.stdout)
     sys.exit(code)

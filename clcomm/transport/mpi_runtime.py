@@ -19,13 +19,14 @@ def world() -> Any:
     Raises:
         ArgumentError: after MPI.Finalize().
         LaunchError: the launcher's environment variables promise several ranks but MPI has one: mpiexec and the library
-            that mpi4py loaded belong to different MPIs, or there is no library.
+            that mpi4py loaded belong to different MPIs, there is no library, or torchrun started the job.
         ImportError: without a launcher, no library was found.
     """
+    promised = launched_ranks()
+    _require_no_torchrun()
     MPI = load_mpi()
     require_not_finalized()
     size = MPI.COMM_WORLD.Get_size()
-    promised = launched_ranks()
     if size == 1 and promised > 1:
         raise LaunchError(
             f"mpiexec: expected a world of {promised} ranks (its environment says so), but {library()}, "
@@ -81,6 +82,26 @@ def launched_rank() -> str:
     """Return this process's rank according to the launcher's environment variables; "?" without them."""
     names = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID")
     return next((os.environ[name] for name in names if name in os.environ), "?")
+
+
+def processes_without_mpi() -> int:
+    """Return the number of processes that torchrun, or a program like it, started without MPI; 1 for none."""
+    processes = os.environ.get("WORLD_SIZE", "")
+    if launched_ranks() > 1 or "RANK" not in os.environ or not processes.isdigit():
+        return 1
+    return max(1, int(processes))
+
+
+def _require_no_torchrun() -> None:
+    processes = processes_without_mpi()
+    if processes == 1:
+        return
+    script = os.path.basename(sys.argv[0]) if sys.argv[0].endswith(".py") else "train.py"
+    starter = "torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "RANK and WORLD_SIZE"
+    raise LaunchError(
+        f"{starter}: expected ranks that MPI connects, got {processes} processes that it knows nothing of; "
+        f"start the job with: clcomm run -n {processes} {script}"
+    )
 
 
 def _own_mpiexec() -> str:

@@ -1,0 +1,199 @@
+"""A model's gradients in buckets, which ranks begin to reduce while backward goes on.
+
+The buckets have a Communicator of their own: a program may call other operations between backward and the optimizer's
+step, and ranks whose backwards left out different parameters have begun different buckets by then. What happens on it
+is counted by the program's Communicator too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from clcomm.collectives.handle import Handle
+from clcomm.communicator import Communicator
+from clcomm.flat_space.buckets import Bucket
+from clcomm.flat_space.layout import FlatLayout
+from clcomm.flat_space.parameters import ParameterSpec
+from clcomm.stats.events import Collective, Phase
+from clcomm.sync.agreement import require_agreement
+from clcomm.synchronizer import GRADIENTS
+
+#: Half precision has too few bits for a sum over ranks; `Compression.fp16` asks for it all the same.
+_SUMMED_AS = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float32",
+    torch.bfloat16: "float32",
+    torch.complex64: "float32",
+    torch.complex128: "float64",
+}
+#: One more number in the first bucket: 1 from a rank with gradients, 0 from one that has joined.
+_PRESENCE = "a rank takes part"
+
+
+class _Forwarding:
+    """Tells the observers of one Communicator what happens on another."""
+
+    def __init__(self, comm: Communicator):
+        self._comm = comm
+
+    def collective_finished(self, event: Collective) -> None:
+        self._comm.notify_collective(event)
+
+    def phase_finished(self, phase: Phase) -> None:
+        self._comm.notify_phase(phase)
+
+
+class GradientBuckets:
+    """The buckets of a model's gradients; making one is collective.
+
+    Args:
+        comm: the ranks.
+        parameters: those with gradients, by name, in the same order on every rank.
+        op: "mean" or "sum".
+        halves: whether gradients travel as float16.
+        predivide: by what gradients are divided before the reduction, and multiplied afterwards.
+
+    Raises MismatchError on every rank where names, shapes or dtypes differ.
+    """
+
+    def __init__(
+        self, comm: Communicator, parameters: Mapping[str, torch.Tensor], op: str, halves: bool, predivide: float
+    ):
+        self.parameters, self._predivide = dict(parameters), predivide
+        specs = [_spec(name, parameter, halves) for name, parameter in parameters.items()]
+        lines = [f"{spec.name} {spec.shape} {spec.dtype}" for spec in specs]
+        lines.append(f"op {op}, predivided by {predivide}")
+        require_agreement(comm, "gradients", lines, "wrap the same optimizer and model on every rank")
+        layout = FlatLayout([*specs, ParameterSpec(_PRESENCE, (1,), specs[-1].dtype)])
+        self.comm = own_comm = Communicator(comm.comm, **comm.settings())
+        own_comm.add_observer(_Forwarding(comm))
+        own, result = own_comm.allocate(layout.span), own_comm.allocate_common(layout.span)
+        names = [*parameters, _PRESENCE]
+        self._own = {name: torch.from_numpy(layout.view(own, name)) for name in names}
+        self._reduced = {name: torch.from_numpy(layout.view(result, name)) for name in names}
+        self.buckets = layout.buckets(comm.bucket_size)
+        self._names = [[place.name for place in bucket.opening if place.name != _PRESENCE] for bucket in self.buckets]
+        self._bucket_of = {name: index for index, names in enumerate(self._names) for name in names}
+        self._starts = [self._prepared(bucket, own, result, op) for bucket in self.buckets]
+        self._sparse_dims: dict[str, int] = {}
+        self._full = 1.0 if op == "mean" else float(comm.size)
+        #: Whether all ranks had gradients at the last `finish`; the same on all that had.
+        self.all_took_part = True
+        self._start_over()
+
+    def _prepared(self, bucket: Bucket, own: Any, result: Any, op: str) -> Any:
+        part = slice(bucket.start, bucket.stop)
+        source, target = own[part].view(bucket.dtype), result[part].view(bucket.dtype)
+        return self.comm.all_reduce_async_init(
+            source, op, out=target, label=GRADIENTS, nbytes=bucket.nbytes, bucket=bucket.index
+        )
+
+    def _start_over(self) -> None:
+        self._missing = [set(names) for names in self._names]
+        self._handles: list[Handle] = []
+        self._present = 1.0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a gradient was added since the last `finish`."""
+        return any(len(missing) < len(names) for missing, names in zip(self._missing, self._names, strict=True))
+
+    def add(self, name: str) -> None:
+        """Note that a gradient is complete, and begin the buckets that are, in their order."""
+        self._missing[self._bucket_of[name]].discard(name)
+        before = len(self._handles)
+        while len(self._handles) < len(self.buckets) and not self._missing[len(self._handles)]:
+            self._begin()
+        if len(self._handles) > before:
+            self._handles[-1].done()  # fold the buckets that all ranks have begun
+
+    def finish(self) -> None:
+        """Begin the rest, a missing gradient being zero, and replace all gradients by the reduced ones; collective."""
+        try:
+            self._complete()
+            self.all_took_part = float(self._reduced[_PRESENCE][0]) == self._full
+            for bucket in self.buckets:
+                self._unpack(bucket.index)
+        finally:
+            self._start_over()  # so that a caller who catches the error can run backward again
+
+    def drop(self) -> None:
+        """Complete what ranks have begun, and change no gradient; collective."""
+        try:
+            self._complete()
+        finally:
+            self._start_over()
+
+    def take_part(self) -> bool:
+        """Reduce with zeros in place of this rank's gradients; return whether another rank has some. Collective."""
+        for own in self._own.values():
+            own.zero_()
+        self._present = 0.0
+        try:
+            self._complete()
+            return bool(self._reduced[_PRESENCE][0] > 0)
+        finally:
+            self._start_over()
+
+    def _complete(self) -> None:
+        while len(self._handles) < len(self.buckets):
+            self._begin()
+        for handle in self._handles:
+            handle.wait()
+
+    def _begin(self) -> None:
+        """Copy the next bucket's gradients and begin its all-reduce."""
+        index, began_s = len(self._handles), time.perf_counter()
+        if index == 0:
+            self._own[_PRESENCE].fill_(self._present)
+        if self._present:
+            for name in self._names[index]:
+                self._pack(name)
+            self._note("pack", began_s, index)
+        self._handles.append(self._starts[index]())
+
+    @torch.no_grad()
+    def _pack(self, name: str) -> None:
+        gradient, own = self.parameters[name].grad, self._own[name]
+        if gradient is None:
+            own.zero_()
+            return
+        if gradient.is_sparse:
+            self._sparse_dims[name] = gradient.sparse_dim()
+            gradient = gradient.to_dense()
+        own.copy_(_real(gradient))
+        if self._predivide != 1.0:
+            own.mul_(1.0 / self._predivide)
+
+    @torch.no_grad()
+    def _unpack(self, index: int) -> None:
+        began_s = time.perf_counter()
+        for name in self._names[index]:
+            parameter, reduced = self.parameters[name], self._reduced[name]
+            if self._predivide != 1.0:
+                reduced = reduced * self._predivide
+            gradient = parameter.grad
+            if gradient is None or gradient.is_sparse:
+                gradient = torch.empty_like(parameter)
+            _real(gradient).copy_(reduced)
+            parameter.grad = gradient if name not in self._sparse_dims else gradient.to_sparse(self._sparse_dims[name])
+        self._note("unpack", began_s, index)
+
+    def _note(self, name: str, began_s: float, index: int) -> None:
+        self.comm.notify_phase(Phase(name, began_s, time.perf_counter() - began_s, GRADIENTS, index))
+
+
+def _spec(name: str, parameter: torch.Tensor, halves: bool) -> ParameterSpec:
+    shape = tuple(parameter.shape) + ((2,) if parameter.dtype.is_complex else ())
+    dtype = "float16" if halves and not parameter.dtype.is_complex else _SUMMED_AS[parameter.dtype]
+    return ParameterSpec(name, shape, dtype)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's values as reals, a complex one's as pairs; a view."""
+    return torch.view_as_real(tensor) if tensor.dtype.is_complex else tensor

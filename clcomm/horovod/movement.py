@@ -1,0 +1,194 @@
+"""What Horovod's calls move: dense host tensors through a Communicator, at once; the calls themselves queue and check.
+
+An all-reduce is copied to a stage in shared memory, which grows to the largest one so far. It grows after a call of
+that size has succeeded, so all ranks agree on the size; the first such call goes through MPI, with the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from clcomm.communicator import Communicator
+from clcomm.errors import ArgumentError, MismatchError
+from clcomm.horovod.adasum import adasum
+from clcomm.horovod.tensors import as_array, as_tensor, divided, scaled
+
+#: The stage grows in powers of two, from the first number of bytes up to the second.
+_LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 28
+#: How many dimensions a header of `gathered_shapes` holds.
+_MOST_DIMENSIONS = 30
+
+
+class ReduceOp(Enum):
+    """What an all-reduce computes; the value is the Communicator's name of it."""
+
+    Average = "mean"
+    Sum = "sum"
+    Adasum = "adasum"
+    Min = "min"
+    Max = "max"
+    Product = "prod"
+
+
+class _Stage:
+    """Shared memory of a Communicator for one all-reduce: this rank's operand, and the result in common."""
+
+    def __init__(self, comm: Communicator):
+        self._own = self._result = np.empty(0, np.uint8)
+
+    def all_reduce(self, comm: Communicator, array: np.ndarray, op: str, label: str) -> np.ndarray:
+        """Return the result as a new array; `array` is kept."""
+        if comm.size == 1 or array.nbytes > self._own.nbytes:
+            reduced = comm.all_reduce(array.copy(), op, label=label)
+            if comm.size > 1 and array.nbytes <= _MOST_BYTES:
+                nbytes = max(_LEAST_BYTES, 1 << (array.nbytes - 1).bit_length())
+                self._own, self._result = comm.allocate(nbytes), comm.allocate_common(nbytes)
+            return reduced
+        own, result = (memory[: array.nbytes].view(array.dtype) for memory in (self._own, self._result))
+        own[...] = array
+        comm.all_reduce(own, op, out=result, label=label)
+        return result.copy()
+
+
+_stages: WeakKeyDictionary[Communicator, _Stage] = WeakKeyDictionary()
+
+
+def all_reduce(
+    comm: Communicator,
+    tensors: Sequence[torch.Tensor],
+    op: ReduceOp,
+    label: str,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+) -> list[torch.Tensor]:
+    """Return the reduced tensors, new ones of the same shapes; those of one dtype are reduced together."""
+    found: dict[int, torch.Tensor] = {}
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        places = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        chosen = [scaled(tensors[index], prescale) for index in places]
+        reduced = _adasum(comm, chosen, label) if op is ReduceOp.Adasum else _reduce(comm, chosen, op, label)
+        found |= dict(zip(places, (scaled(tensor, postscale) for tensor in reduced), strict=True))
+    return [found[index] for index in range(len(tensors))]
+
+
+def _reduce(comm: Communicator, tensors: list[torch.Tensor], op: ReduceOp, label: str) -> list[torch.Tensor]:
+    first = tensors[0]
+    arrays = [as_array(tensor) for tensor in tensors]
+    whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    averages_integers = op is ReduceOp.Average and whole.dtype.kind in "biu"
+    stage = _stages.get(comm)
+    if stage is None:
+        stage = _stages[comm] = _Stage(comm)
+    reduced = as_tensor(stage.all_reduce(comm, whole, "sum" if averages_integers else op.value, label), first)
+    if averages_integers:
+        reduced = divided(reduced, comm.size)
+    parts = reduced.split([tensor.numel() for tensor in tensors])
+    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _adasum(comm: Communicator, tensors: list[torch.Tensor], label: str) -> list[torch.Tensor]:
+    """Return the adaptive sum of each tensor: of whole tensors, as they are vectors of their own."""
+    found = []
+    for tensor in tensors:
+        if not tensor.dtype.is_floating_point:
+            raise ArgumentError(f"op: Adasum needs a real floating dtype, got {tensor.dtype}")
+        rows = as_tensor(comm.all_gather(as_array(tensor), label=label).reshape(-1), tensor).reshape(comm.size, -1)
+        total = adasum(list(rows.to(torch.float64).numpy()))
+        found.append(torch.from_numpy(total).to(tensor.dtype).reshape(tensor.shape))
+    return found
+
+
+def gathered_shapes(comm: Communicator, tensor: torch.Tensor, label: str) -> list[list[int]]:
+    """Return every rank's shape, in rank order; collective.
+
+    Raises MismatchError on every rank where dtypes, numbers of dimensions or lengths beyond the first dimension differ.
+    """
+    if tensor.dim() > _MOST_DIMENSIONS:
+        raise ArgumentError(f"tensor: expected at most {_MOST_DIMENSIONS} dimensions, got {tensor.dim()}")
+    kind = int.from_bytes(str(tensor.dtype).removeprefix("torch.").encode()[:7], "little")
+    header = np.zeros(_MOST_DIMENSIONS + 2, np.int64)
+    header[: tensor.dim() + 2] = [kind, tensor.dim(), *tensor.shape]
+    headers = comm.all_gather(header, label=label)
+    shapes = [[int(length) for length in row[2 : 2 + row[1]]] for row in headers]
+    for rank, shape in enumerate(shapes):
+        if headers[rank][0] != headers[0][0] or len(shape) != len(shapes[0]) or shape[1:] != shapes[0][1:]:
+            raise MismatchError(
+                f"tensor: expected the same dtype and shape, but for the first dimension, on every rank, "
+                f"got {shapes[0]} of {_dtype_named(headers[0][0])} on rank 0, {shape} of "
+                f"{_dtype_named(headers[rank][0])} on rank {rank}"
+            )
+    return shapes
+
+
+def _dtype_named(kind: int) -> str:
+    return int(kind).to_bytes(8, "little").rstrip(b"\0").decode()
+
+
+def all_gather(comm: Communicator, tensor: torch.Tensor, label: str) -> torch.Tensor:
+    """Return all ranks' tensors, concatenated along the first dimension, which may differ; a number is one row."""
+    own = tensor.reshape(1) if tensor.dim() == 0 else tensor
+    lengths = [shape[0] for shape in gathered_shapes(comm, own, label)]
+    rows = _gathered_rows(comm, own, max(lengths), label)
+    return torch.cat([row[:length] for row, length in zip(rows, lengths, strict=True)])
+
+
+def _gathered_rows(comm: Communicator, own: torch.Tensor, length: int, label: str) -> torch.Tensor:
+    """Return all ranks' tensors, filled up to `length` in the first dimension, stacked."""
+    if own.shape[0] < length:
+        own = torch.cat([own, own.new_zeros((length - own.shape[0], *own.shape[1:]))])
+    return as_tensor(comm.all_gather(as_array(own), label=label).reshape(-1), own).reshape(comm.size, *own.shape)
+
+
+def all_to_all(
+    comm: Communicator, tensor: torch.Tensor, splits: Sequence[int], label: str
+) -> tuple[torch.Tensor, list[int]]:
+    """Return the parts that the other ranks have for this one, in rank order, and how many rows each of them has.
+
+    splits: how many rows go to each rank; their sum is the tensor's first dimension.
+    """
+    shapes = gathered_shapes(comm, tensor, label)
+    table = comm.all_gather(np.array(splits, np.int64), label=label)
+    rows = _gathered_rows(comm, tensor, max(shape[0] for shape in shapes), label)
+    starts = table.cumsum(1) - table
+    parts = [
+        row[int(start[comm.rank]) : int(start[comm.rank] + count[comm.rank])]
+        for row, start, count in zip(rows, starts, table, strict=True)
+    ]
+    return torch.cat(parts), [int(count) for count in table[:, comm.rank]]
+
+
+def reduce_scatter(comm: Communicator, tensor: torch.Tensor, op: ReduceOp, label: str) -> torch.Tensor:
+    """Return this rank's rows of the reduced tensor; the first ranks have one more where they cannot be equal."""
+    length, integers = tensor.shape[0], not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+    if length % comm.size or not tensor.numel():
+        start, stop = rows_of(length, comm.rank, comm.size)
+        return all_reduce(comm, [tensor], op, label)[0][start:stop].clone()
+    averages_integers = op is ReduceOp.Average and integers
+    shape = (length // comm.size, *tensor.shape[1:])
+    source = as_array(tensor).reshape(length, -1)
+    reduced = comm.reduce_scatter(source, "sum" if averages_integers else op.value, label=label)
+    found = as_tensor(reduced.reshape(-1), tensor).reshape(shape)
+    return divided(found, comm.size) if averages_integers else found
+
+
+def rows_of(length: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Return the range of rows that a rank gets of `length`; of n left over the first n ranks get one more each."""
+    least, more = divmod(length, ranks)
+    return rank * least + min(rank, more), (rank + 1) * least + min(rank + 1, more)
+
+
+def broadcast(comm: Communicator, tensors: Sequence[torch.Tensor], root: int, label: str) -> list[torch.Tensor]:
+    """Return root's tensors, new ones; those of one dtype are sent together."""
+    found: dict[int, torch.Tensor] = {}
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        places = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        chosen = [tensors[index] for index in places]
+        whole = np.concatenate([as_array(tensor) for tensor in chosen])
+        sent = as_tensor(comm.broadcast(whole, root, label=label), chosen[0]).split([each.numel() for each in chosen])
+        found |= {at: part.reshape(tensors[at].shape) for at, part in zip(places, sent, strict=True)}
+    return [found[index] for index in range(len(tensors))]

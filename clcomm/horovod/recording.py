@@ -1,0 +1,67 @@
+"""A run's figures and timeline without a line in the program: CLCOMM_REPORT and HOROVOD_TIMELINE name the files."""
+
+from __future__ import annotations
+
+import os
+
+from clcomm.communicator import Communicator
+from clcomm.report.record import gather_records, run_document, write_document
+from clcomm.stats.events import Phase
+from clcomm.trace import Trace
+
+REPORT, TIMELINE = "CLCOMM_REPORT", "HOROVOD_TIMELINE"
+
+
+class Recording:
+    """Counts steps, and writes a report and a timeline.
+
+    Args:
+        comm: the ranks.
+        report: the file for `clcomm report`; "": none.
+    """
+
+    def __init__(self, comm: Communicator, report: str):
+        self._comm, self._report = comm, report
+        self._trace: Trace | None = None
+        self._steps, self._training_s = 0, 0.0
+        comm.add_observer(self)
+
+    @classmethod
+    def wanted(cls, comm: Communicator) -> Recording | None:
+        """Return a recording where the environment asks for one; collective."""
+        report, timeline = comm.broadcast_object((os.environ.get(REPORT, ""), os.environ.get(TIMELINE, "")))
+        if not report and not timeline:
+            return None
+        recording = cls(comm, report)
+        if timeline:
+            recording.start_trace(timeline)
+        return recording
+
+    def collective_finished(self, event: object) -> None:
+        """Collectives are in the Communicator's stats."""
+
+    def phase_finished(self, phase: Phase) -> None:
+        """Count a step."""
+        if phase.name == "step":
+            self._steps += 1
+            self._training_s += phase.seconds
+
+    def start_trace(self, path: str) -> None:
+        """Begin a timeline; collective."""
+        if self._trace is None:
+            self._trace = Trace(self._comm, path)
+
+    def stop_trace(self) -> None:
+        """Write the timeline; collective."""
+        if self._trace is not None:
+            self._trace.close()
+            self._trace = None
+
+    def write(self) -> None:
+        """Write what was asked for; collective."""
+        self.stop_trace()
+        if self._report:
+            records = gather_records(self._comm, steps=self._steps, training_s=self._training_s)
+            document = run_document(records, engine="torch", steps=self._steps, bucket_size=self._comm.bucket_size)
+            write_document(self._report, document, self._comm, REPORT)
+            self._report = ""

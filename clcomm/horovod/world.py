@@ -1,0 +1,316 @@
+"""The ranks of a Horovod program: one Communicator for all of them, and one for each process set."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from clcomm.communicator import Communicator
+from clcomm.errors import ArgumentError
+from clcomm.horovod.handles import complete_started
+from clcomm.horovod.recording import Recording
+from clcomm.job import endings
+
+
+class _World:
+    """What `init` made; `generation` counts the Communicators, so that what was prepared for an older one is known."""
+
+    comm: Communicator | None = None
+    generation = 0
+    is_homogeneous = True
+    some_joined = False
+    recording: Recording | None = None
+    registers_exit = False
+
+
+def init(comm: Any = None, process_sets: Iterable[ProcessSet] | None = None) -> None:
+    """Create the Communicator of all ranks; collective. A second call does nothing.
+
+    Args:
+        comm: an mpi4py communicator of the ranks; None or []: COMM_WORLD.
+        process_sets: sets to add, as by `add_process_set`.
+
+    Raises ArgumentError for a list of ranks that are not all: use process sets.
+    """
+    if _World.comm is None:
+        ranks = comm if isinstance(comm, Sequence) else None
+        _open(Communicator(None if ranks is not None else comm))
+        if ranks and list(ranks) != list(range(size())):
+            raise ArgumentError(f"comm: expected all ranks, got {list(ranks)}; for some of them use process_sets")
+        if not _World.registers_exit:
+            _World.registers_exit = True
+            atexit.register(_at_exit)
+    for each in process_sets or ():
+        add_process_set(each)
+
+
+def _open(comm: Communicator) -> None:
+    _World.comm, _World.generation, _World.some_joined = comm, _World.generation + 1, False
+    _World.is_homogeneous = len(set(comm.all_gather_object(comm.local_size, label="init"))) == 1
+    _World.recording = Recording.wanted(comm)
+
+
+def replace_communicator(comm: Communicator) -> None:
+    """Go on with the Communicator of the ranks that are left; collective over these. Process sets are dropped."""
+    for each in list(_sets()):
+        each._drop()
+    _open(comm)
+
+
+def shutdown() -> None:
+    """Finish what was started and close the Communicator; collective. Files of CLCOMM_REPORT are written now."""
+    if _World.comm is None:
+        return
+    complete_started()
+    if _World.recording is not None:
+        _World.recording.write()
+        _World.recording = None
+    for each in list(_sets()):
+        each._close()
+    _World.comm.finalize()
+    _World.comm = None
+
+
+def _at_exit() -> None:
+    """Write what was asked for, at the end of a program that did not call `shutdown`."""
+    if _World.comm is not None and _World.recording is not None and not endings.is_reported():
+        _World.recording.write()
+
+
+def note_joined(some_joined: bool) -> None:
+    """Note whether ranks have joined, which take part in the optimizer's steps alone."""
+    _World.some_joined = some_joined
+
+
+def require_all() -> None:
+    """Raise ArgumentError where ranks have joined: they would not meet this one in another operation."""
+    if _World.some_joined:
+        raise ArgumentError(
+            "join: expected steps of the DistributedOptimizer alone while ranks have joined, got another operation; "
+            "call it after join(), or before the ranks' batches differ"
+        )
+
+
+def communicator() -> Communicator:
+    """Return the Communicator of all ranks, for its stats, observers and clcomm's other calls.
+
+    Raises ArgumentError before `init`.
+    """
+    if _World.comm is None:
+        raise ArgumentError("horovod: expected hvd.init() before any other call, got none")
+    return _World.comm
+
+
+def generation() -> int:
+    """Return the number of Communicators so far."""
+    return _World.generation
+
+
+def is_initialized() -> bool:
+    """Return whether `init` was called, and `shutdown` not since."""
+    return _World.comm is not None
+
+
+def rank() -> int:
+    """Return this process's rank."""
+    return communicator().rank
+
+
+def size() -> int:
+    """Return the number of ranks."""
+    return communicator().size
+
+
+def local_rank() -> int:
+    """Return this process's rank among those of its host."""
+    return communicator().local_rank
+
+
+def local_size() -> int:
+    """Return the number of ranks on this host."""
+    return communicator().local_size
+
+
+def cross_rank() -> int:
+    """Return the index of this host."""
+    return communicator().host
+
+
+def cross_size() -> int:
+    """Return the number of hosts."""
+    return communicator().hosts
+
+
+def is_homogeneous() -> bool:
+    """Return whether all hosts have equally many ranks."""
+    communicator()
+    return _World.is_homogeneous
+
+
+def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> None:
+    """Record a timeline from now on, for ui.perfetto.dev; collective. `mark_cycles`: there are no cycles here."""
+    recording = _World.recording = _World.recording or Recording(communicator(), "")
+    recording.start_trace(os.fspath(file_path))
+
+
+def stop_timeline() -> None:
+    """Write the timeline that `start_timeline` began; collective."""
+    communicator()
+    if _World.recording is not None:
+        _World.recording.stop_trace()
+
+
+# --- process sets ---
+
+
+class ProcessSet:
+    """Some of the ranks; a member of all collectives' arguments once `add_process_set` has made its Communicator.
+
+    Args:
+        ranks_or_comm: numbers of ranks, in any order.
+    """
+
+    process_set_id: int | None = None
+
+    def __init__(self, ranks_or_comm: Iterable[int]):
+        if not isinstance(ranks_or_comm, Iterable):
+            raise ArgumentError(
+                f"process set: expected numbers of ranks, got {type(ranks_or_comm).__name__}; an mpi4py communicator "
+                "is taken by hvd.init alone"
+            )
+        self.ranks: list[int] | None = sorted(set(ranks_or_comm))
+        self._comm: Communicator | None = None
+
+    def _require_added(self) -> list[int]:
+        if self.process_set_id is None or self.ranks is None:
+            raise ArgumentError("process_set: expected one that add_process_set has registered, got another")
+        return self.ranks
+
+    def included(self) -> bool:
+        """Return whether this rank belongs to it."""
+        return rank() in self._require_added()
+
+    def size(self) -> int:
+        """Return the number of its ranks."""
+        return len(self._require_added())
+
+    def rank(self) -> int:
+        """Return this process's rank in it; ArgumentError for a rank that does not belong to it."""
+        return self.communicator().rank
+
+    def communicator(self) -> Communicator:
+        """Return its Communicator; ArgumentError for a rank that does not belong to it."""
+        ranks = self._require_added()
+        if self._comm is None:
+            raise ArgumentError(f"process_set: expected a call by its ranks {ranks} alone, got one by rank {rank()}")
+        return self._comm
+
+    def _drop(self) -> None:
+        self.process_set_id, self._comm = None, None
+        _ADDED.pop(id(self), None)
+
+    def _close(self) -> None:
+        if self._comm is not None:
+            self._comm.finalize()
+        self._drop()
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+
+class _GlobalSet(ProcessSet):
+    """All ranks."""
+
+    process_set_id = 0
+
+    def __init__(self) -> None:
+        super().__init__([])
+
+    def _require_added(self) -> list[int]:
+        return list(range(size()))
+
+    def communicator(self) -> Communicator:
+        return communicator()
+
+    def __str__(self) -> str:
+        return "ProcessSet(process_set_id=0, all ranks)"
+
+
+global_process_set = _GlobalSet()
+_ADDED: dict[int, ProcessSet] = {}
+_numbers = iter(range(1, 1 << 30))
+
+
+def _sets() -> Iterable[ProcessSet]:
+    return _ADDED.values()
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Register a set of ranks and return it; collective over all ranks, which pass the same numbers.
+
+    Raises ArgumentError for numbers that are no ranks, and for a set that was added already.
+    """
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    comm, ranks = communicator(), added.ranks
+    if added.process_set_id is not None or not ranks or ranks[0] < 0 or ranks[-1] >= comm.size:
+        comm.refuse(f"process_set: expected new ranks from 0 to {comm.size - 1}, got {added}")
+    own = np.frombuffer(",".join(map(str, ranks)).encode().ljust(64)[:64], np.uint8)
+    if not (comm.all_gather(own, label="process set") == own).all():
+        comm.refuse(f"process_set: expected the same ranks on every rank, got {added}")
+    if comm.comm is None or len(ranks) == comm.size:
+        added._comm = Communicator(comm.comm, **comm.settings()) if comm.comm is not None else comm
+    else:
+        part = comm.comm.Split(int(comm.rank in ranks), comm.rank)
+        if comm.rank in ranks:
+            added._comm = Communicator(part, **comm.settings())
+        else:
+            part.Free()
+    added.process_set_id = next(_numbers)
+    _ADDED[id(added)] = added
+    return added
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Close a set and return whether it was registered; collective over all ranks."""
+    if id(process_set) not in _ADDED:
+        return False
+    process_set._close()
+    return True
+
+
+# --- what Horovod was built with ---
+
+
+def mpi_threads_supported() -> bool:
+    """Return whether several threads may call MPI: clcomm calls it from one."""
+    communicator()
+    return False
+
+
+def mpi_enabled() -> bool:
+    """Return whether MPI connects the ranks: always."""
+    communicator()
+    return True
+
+
+def mpi_built() -> bool:
+    """Return True: clcomm uses MPI."""
+    return True
+
+
+def _without(name: str) -> Callable[[], Any]:
+    def answer() -> Any:
+        return 0 if name == "nccl" else False
+
+    answer.__doc__ = f"Return {'0' if name == 'nccl' else 'False'}: clcomm does not use {name}."
+    answer.__name__ = answer.__qualname__ = f"{name}_built"
+    return answer
+
+
+gloo_built, gloo_enabled = _without("gloo"), _without("gloo")
+nccl_built, ddl_built, ccl_built = _without("nccl"), _without("ddl"), _without("ccl")
+cuda_built, rocm_built = _without("cuda"), _without("rocm")

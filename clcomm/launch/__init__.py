@@ -1,0 +1,4 @@
+"""`clcomm run -n 4 train.py`: the MPI's launcher, and what each rank does before the script.
+
+Nothing is imported here: a rank sets the number of its threads before anything loads NumPy.
+"""

