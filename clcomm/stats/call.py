@@ -43,7 +43,7 @@ class Call:
     def tag(self) -> int:
         """A 62-bit hash, equal on two ranks whose calls match."""
         alike = (self.operation, self.label, self.transport, self.op, self.count, str(self.dtype), self.bucket)
-        text = repr((*alike, self.root, self.prepared, self.is_aligned))
+        text = repr((*alike, self.nbytes if self.op else 0, self.root, self.prepared, self.is_aligned))
         return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 2
 
     def describe(self, sequence: int) -> str:
