@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, ClcommError
 from clcomm.torch.staging import Staging
-from clcomm.torch.tensors import SUMMED_AS, array_of, bytes_of, give_back, on_host
+from clcomm.torch.tensors import SUMMED_AS, array_of, bytes_of, flat, give_back, on_host
 
 _NOTHING = np.empty(0, np.uint8)
 
@@ -48,7 +48,7 @@ class TensorCollectives:
             if not self.comm.shares_memory or not array.size or self.comm.holds(array):
                 run(array)
                 return
-        values = values.view(-1)
+        values = flat(values)
         if not self.comm.shares_memory:
             wide = values.to(summed)
             run(array_of(wide), nbytes=values.nbytes)
@@ -56,9 +56,7 @@ class TensorCollectives:
             return
         self._reduce_staged(values, summed, run, label, bucket)
 
-    def _reduce_staged(
-        self, values: torch.Tensor, summed: torch.dtype, run: partial, label: str, bucket: int
-    ) -> None:
+    def _reduce_staged(self, values: torch.Tensor, summed: torch.dtype, run: partial, label: str, bucket: int) -> None:
         count, nbytes = values.numel(), values.nbytes
 
         def purpose() -> str:
@@ -81,11 +79,11 @@ class TensorCollectives:
         if count <= pair.count:
             reduce(values)
         else:
-            self.comm.run_as_all_reduce(reduce_pieces, label=label, nbytes=nbytes, bucket=bucket)
+            self.comm.run_as_all_reduce(reduce_pieces, label=run.keywords["label"], nbytes=nbytes, bucket=bucket)
 
     def all_reduce_coalesced(self, tensors: Sequence[torch.Tensor], op: str) -> None:
         """Reduce several tensors of one dtype in one all-reduce."""
-        values = [self._checked(on_host, tensor).view(-1) for tensor in tensors]
+        values = [flat(self._checked(on_host, tensor)) for tensor in tensors]
         if len({each.dtype for each in values}) > 1:
             self.comm.refuse(f"tensors: expected one dtype, got {', '.join(_name(each.dtype) for each in values)}")
         together = torch.cat(values)
@@ -103,10 +101,13 @@ class TensorCollectives:
             raise ArgumentError(f"tensor: expected one shape on all ranks, got {[shape for *_, shape in parts]}")
         total = None
         for indices, values, shape in parts:
-            part = torch.sparse_coo_tensor(torch.from_numpy(indices), torch.from_numpy(values), shape)
+            part = torch.sparse_coo_tensor(
+                torch.from_numpy(indices), torch.from_numpy(values), shape, check_invariants=True
+            )
             total = part if total is None else total + part
         assert total is not None
-        tensor.detach().copy_(total.coalesce())
+        with torch.no_grad():
+            tensor.copy_(total.coalesce())
 
     def reduce(self, tensor: torch.Tensor, op: str, root: int) -> None:
         """Reduce a tensor over the ranks into root's; the others' stay as they are."""
@@ -119,14 +120,14 @@ class TensorCollectives:
 
     def reduce_scatter(self, output: torch.Tensor, inputs: Sequence[torch.Tensor], op: str) -> None:
         """Reduce block r of the ranks' inputs into the output of rank r; inputs: one for each rank, of any lengths."""
-        blocks = [self._checked(on_host, each).view(-1) for each in inputs]
+        blocks = [flat(self._checked(on_host, each)) for each in inputs]
         summed = SUMMED_AS.get(output.dtype, output.dtype)
         together = torch.cat(blocks) if len(blocks) > 1 else blocks[0].clone()
         self._reduce_blocks(output, together.to(summed), [each.numel() for each in blocks], op)
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, op: str) -> None:
         """Reduce block r of the ranks' tensors into the output of rank r; world_size blocks of equal length."""
-        values = self._checked(on_host, source).view(-1)
+        values = flat(self._checked(on_host, source))
         if values.numel() != output.numel() * self.comm.size:
             self.comm.refuse(
                 f"input: expected {self.comm.size} times the {output.numel():,} elements of output, "
@@ -243,7 +244,7 @@ class TensorCollectives:
 
     # --- refusals, on every rank ---
 
-    def _checked(self, convert, tensor: torch.Tensor) -> torch.Tensor:  # type: ignore[no-untyped-def]
+    def _checked(self, convert: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
         try:
             return convert(tensor)
         except ClcommError as error:

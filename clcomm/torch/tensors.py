@@ -42,7 +42,7 @@ def is_same_memory(values: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 def array_of(values: torch.Tensor) -> np.ndarray:
     """Return a contiguous tensor's memory as a flat array; where NumPy lacks its dtype, as bits."""
-    values = values.view(-1)
+    values = flat(values)
     if values.dtype == torch.bfloat16:
         return values.view(torch.int16).numpy().view(BFLOAT16)
     try:
@@ -53,4 +53,9 @@ def array_of(values: torch.Tensor) -> np.ndarray:
 
 def bytes_of(values: torch.Tensor) -> np.ndarray:
     """Return a contiguous tensor's memory as a flat array of bytes."""
-    return values.view(-1).view(torch.uint8).numpy()
+    return flat(values).view(torch.uint8).numpy()
+
+
+def flat(values: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor as one dimension of stride 1, which a single element may lack."""
+    return values.as_strided((values.numel(),), (1,))

@@ -76,7 +76,9 @@ class Message:
                     return False
             except Exception as error:
                 if self._expected:
-                    raise MismatchError(f"recv: expected {sum(self._expected):,} bytes, got an error: {error}") from None
+                    raise MismatchError(
+                        f"recv: expected {sum(self._expected):,} bytes, got an error: {error}"
+                    ) from None
                 raise
             self._left -= 1
             self._check(at)
@@ -110,7 +112,9 @@ def exchange(comm: Any, sends: Sequence[np.ndarray], receives: Sequence[np.ndarr
             f"all_to_all: expected {receives[own].nbytes:,} bytes for this rank from itself, got {sends[own].nbytes:,}"
         )
     started = [
-        messages.receive(array, rank, _EXCHANGE_TAG) for rank, array in enumerate(receives) if rank != own and array.size
+        messages.receive(array, rank, _EXCHANGE_TAG)
+        for rank, array in enumerate(receives)
+        if rank != own and array.size
     ]
     started += [
         messages.send(array, rank, _EXCHANGE_TAG) for rank, array in enumerate(sends) if rank != own and array.size
