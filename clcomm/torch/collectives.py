@@ -10,7 +10,7 @@ import torch
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, ClcommError
-from clcomm.torch.staging import Staging
+from clcomm.torch.staging import MOST_BYTES, Staging
 from clcomm.torch.tensors import SUMMED_AS, array_of, bytes_of, flat, give_back, on_host
 
 _NOTHING = np.empty(0, np.uint8)
@@ -41,8 +41,8 @@ class TensorCollectives:
 
     def _reduce(self, values: torch.Tensor, op: str, label: str = "", bucket: int = -1) -> None:
         summed = SUMMED_AS.get(values.dtype, values.dtype)
-        name = label if summed is values.dtype else f"{label} {_name(values.dtype)}".strip()
-        run = partial(self.comm.all_reduce, op=op, label=name, bucket=bucket)
+        # A rank that has joined (DistributedDataParallel.join) calls the others' all-reduces outside of a backward.
+        run = partial(self.comm.all_reduce, op=op, label=label, bucket=bucket, compared=_name(values.dtype))
         if summed is values.dtype:
             array = array_of(values)
             if not self.comm.shares_memory or not array.size or self.comm.holds(array):
@@ -79,7 +79,7 @@ class TensorCollectives:
         if count <= pair.count:
             reduce(values)
         else:
-            self.comm.run_as_all_reduce(reduce_pieces, label=run.keywords["label"], nbytes=nbytes, bucket=bucket)
+            self.comm.run_as_all_reduce(reduce_pieces, label=label, nbytes=nbytes, bucket=bucket)
 
     def all_reduce_coalesced(self, tensors: Sequence[torch.Tensor], op: str) -> None:
         """Reduce several tensors of one dtype in one all-reduce."""
@@ -142,7 +142,7 @@ class TensorCollectives:
             self.comm.refuse(f"output: expected {lengths[rank]:,} elements as input {rank}, got {output.numel():,}")
         if len(set(lengths)) > 1:
             whole = values.clone()
-            self.comm.all_reduce(array_of(whole), op, label="reduce_scatter")
+            self.comm.all_reduce(array_of(whole), op, label="reduce_scatter", compared="reduce_scatter")
             give_back(whole.split(lengths)[rank], output)
             return
         mine = torch.empty(lengths[0], dtype=values.dtype)
@@ -170,7 +170,7 @@ class TensorCollectives:
             self._exchange("all_gather", [own] * self.comm.size, parts)
         else:
             gathered = torch.empty((self.comm.size, own.numel()), dtype=own.dtype)
-            self.comm.all_gather(array_of(own), out=array_of(gathered))
+            self._gather_all(own, gathered)
             parts = list(gathered)
         for part, output in zip(parts, outputs, strict=True):
             give_back(part, output)
@@ -184,8 +184,19 @@ class TensorCollectives:
                 f"got {output.numel():,} {_name(output.dtype)}"
             )
         gathered = self._checked(on_host, output)
-        self.comm.all_gather(array_of(own), out=array_of(gathered))
+        self._gather_all(own, gathered)
         give_back(gathered, output)
+
+    def _gather_all(self, own: torch.Tensor, gathered: torch.Tensor) -> None:
+        """Copy all ranks' tensors to one, of which `own` may be a part (as FullyShardedDataParallel calls it)."""
+        sent = bytes_of(own)
+        if self.comm.shares_memory and 0 < sent.nbytes <= MOST_BYTES:
+            pair = self._staging.pair(sent.nbytes, torch.uint8, lambda: f"all_gather of {sent.nbytes:,} bytes")
+            pair.row_array[: sent.nbytes] = sent
+            sent = pair.row_array[: sent.nbytes]
+        elif np.may_share_memory(sent, bytes_of(gathered)):
+            sent = sent.copy()
+        self.comm.all_gather(sent, out=bytes_of(gathered))
 
     def gather(self, outputs: Sequence[torch.Tensor], source: torch.Tensor, root: int) -> None:
         """Copy rank r's tensor to output r on root; the other ranks give no outputs."""

@@ -77,6 +77,7 @@ def run_tests(backend: str, names: list[str], results: str) -> None:
             note(results, world.Get_rank(), name, outcome if outcome == "fail" else "fail", reason)
             time.sleep(1)  # for the others' notes
             world.Abort(1)
+            time.sleep(MEET_S)  # which ends this process meanwhile
         note(results, world.Get_rank(), name, outcome, reason)
 
 
