@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -11,8 +12,9 @@ import torch
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, ClcommError
 from clcomm.torch.staging import MOST_BYTES, Staging
-from clcomm.torch.tensors import SUMMED_AS, array_of, bytes_of, flat, give_back, on_host
+from clcomm.torch.tensors import array_of, bytes_of, flat, give_back, on_host, summed_as
 
+_Converted = TypeVar("_Converted")
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -40,7 +42,7 @@ class TensorCollectives:
         give_back(values, tensor)
 
     def _reduce(self, values: torch.Tensor, op: str, label: str = "", bucket: int = -1) -> None:
-        summed = SUMMED_AS.get(values.dtype, values.dtype)
+        summed = self._checked(summed_as, values.dtype)
         # A rank that has joined (DistributedDataParallel.join) calls the others' all-reduces outside of a backward.
         run = partial(self.comm.all_reduce, op=op, label=label, bucket=bucket, compared=_name(values.dtype))
         if summed is values.dtype:
@@ -121,7 +123,7 @@ class TensorCollectives:
     def reduce_scatter(self, output: torch.Tensor, inputs: Sequence[torch.Tensor], op: str) -> None:
         """Reduce block r of the ranks' inputs into the output of rank r; inputs: one for each rank, of any lengths."""
         blocks = [flat(self._checked(on_host, each)) for each in inputs]
-        summed = SUMMED_AS.get(output.dtype, output.dtype)
+        summed = self._checked(summed_as, output.dtype)
         together = torch.cat(blocks) if len(blocks) > 1 else blocks[0].clone()
         self._reduce_blocks(output, together.to(summed), [each.numel() for each in blocks], op)
 
@@ -133,7 +135,7 @@ class TensorCollectives:
                 f"input: expected {self.comm.size} times the {output.numel():,} elements of output, "
                 f"got {values.numel():,}"
             )
-        summed = SUMMED_AS.get(values.dtype, values.dtype)
+        summed = self._checked(summed_as, values.dtype)
         self._reduce_blocks(output, values.to(summed), [output.numel()] * self.comm.size, op)
 
     def _reduce_blocks(self, output: torch.Tensor, values: torch.Tensor, lengths: list[int], op: str) -> None:
@@ -255,9 +257,10 @@ class TensorCollectives:
 
     # --- refusals, on every rank ---
 
-    def _checked(self, convert: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    def _checked(self, convert: Callable[[Any], _Converted], value: Any) -> _Converted:
+        """Return the converted value; an error of this rank's is every rank's."""
         try:
-            return convert(tensor)
+            return convert(value)
         except ClcommError as error:
             self.comm.refuse(str(error))
 

@@ -16,6 +16,13 @@ SUMMED_AS = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _AS_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+def summed_as(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which tensors of this one are reduced; ArgumentError where that is not defined."""
+    if dtype.is_floating_point and dtype not in (torch.float32, torch.float64, *SUMMED_AS):
+        raise ArgumentError(f"tensor: expected a dtype that can be summed, got {dtype}; convert it to float16 or wider")
+    return SUMMED_AS.get(dtype, dtype)
+
+
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor's values as a contiguous tensor in the host's memory: itself, or a copy.
 

@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import torch
 from torch.distributed import Work

@@ -95,7 +95,7 @@ class Message:
                 )
 
 
-def exchange(comm: Any, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
+def exchange_arrays(comm: Any, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
     """Send array r of `sends` to rank r, and receive array r of `receives` from it; collective.
 
     Args:
@@ -121,7 +121,7 @@ def exchange(comm: Any, sends: Sequence[np.ndarray], receives: Sequence[np.ndarr
     ]
     if receives[own].size:
         np.copyto(receives[own], sends[own])
-    while not all([each.done() for each in started]):
+    while started := [each for each in started if not each.done()]:
         advance_started()
         os.sched_yield()
 

@@ -18,7 +18,7 @@ from clcomm.transport import mpi_communicators, mpi_failures
 from clcomm.transport.base import Transport, require_aligned, shards
 from clcomm.transport.host_memory import places_elsewhere, require_alike
 from clcomm.transport.meeting import Meeting, NoMeeting
-from clcomm.transport.mpi_messages import exchange
+from clcomm.transport.mpi_messages import exchange_arrays
 from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import prepared_reduction
 
@@ -175,7 +175,7 @@ class MpiTransport(Transport):
             self.comm.Scatter(None if sent is None else [sent, self._byte], [out[piece], self._byte], root)
 
     def all_to_all(self, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
-        exchange(self.comm, sends, receives)
+        exchange_arrays(self.comm, sends, receives)
 
     def revoke(self) -> None:
         mpi_failures.revoke(self.comm, self._second_comm)

@@ -22,7 +22,7 @@ from clcomm.transport.fused import FusedReduction
 from clcomm.transport.host_memory import KEPT, HostMemory, MemoryTransport, require_alike
 from clcomm.transport.meeting import MeetingPoint, length_and_dtype
 from clcomm.transport.mpi_failures import revoke
-from clcomm.transport.mpi_messages import exchange
+from clcomm.transport.mpi_messages import exchange_arrays
 from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import Fold, prepared_reduction, reduce_in_rank_order
 from clcomm.transport.started import Counters, StartedReduction
@@ -227,7 +227,7 @@ class SharedTransport(MemoryTransport):
         self._point.barrier()
 
     def all_to_all(self, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
-        exchange(self.memory.comm, sends, receives)
+        exchange_arrays(self.memory.comm, sends, receives)
 
     def close(self) -> None:
         self._counters.close()

@@ -1,4 +1,4 @@
-"""Small models and batches, and one process's training on all ranks' batches: what distributed training has to equal."""
+"""Small models and batches, and one process's training on all ranks' batches, which distributed training equals."""
 
 from __future__ import annotations
 

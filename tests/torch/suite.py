@@ -205,7 +205,7 @@ def read(results: Path, found: dict[str, tuple[str, str]], ranks: int) -> str | 
     """Add the outcomes in the file; return the test that was begun last."""
     begun, by_name = None, {}
     for line in results.read_text().splitlines():
-        rank, name, outcome, reason = json.loads(line)
+        _, name, outcome, reason = json.loads(line)
         if outcome == "begin":
             begun = name
         else:
@@ -228,7 +228,8 @@ def write_table(path: Path, found: dict[tuple[str, int], dict[str, tuple]], torc
         "",
         "Written by `make torch-suite`: the tests of `torch.testing._internal.distributed.distributed_test` "
         f"(PyTorch {torch_version},",
-        "CPU), started under mpiexec, on clcomm and on gloo. Skipped are tests that need GPUs or another number of ranks.",
+        "CPU), started under mpiexec, on clcomm and on gloo. Skipped are tests that need GPUs or another number of",
+        "ranks; tests for gloo alone run on clcomm too.",
         "",
         "| ranks | backend | pass | fail | skipped |",
         "|---|---|---|---|---|",

@@ -68,7 +68,7 @@ def test_a_long_all_reduce(members, length, dtype):
 def test_a_tensor_in_shared_memory_has_the_same_sum(groups, length):
     import clcomm.torch
 
-    ranks, group = groups["world"]
+    ranks, _ = groups["world"]
     rows = rows_of(ranks, (length,), torch.float32)
     tensor = clcomm.torch.empty(length)
     assert not tensor.any()
@@ -188,13 +188,17 @@ def test_all_to_all(members):
 
     rows = [sent(me, target) for target in range(size)]
     output = torch.zeros((sum(len(each) for each in received), 3))
-    dist.all_to_all_single(output, torch.cat(rows), [len(each) for each in received], [len(each) for each in rows], group)
+    dist.all_to_all_single(
+        output, torch.cat(rows), [len(each) for each in received], [len(each) for each in rows], group
+    )
     assert same(output, torch.cat(received))
 
     equal = drawn(me, (2 * size, 3), torch.bfloat16)
     output = strided(torch.zeros_like(equal))
     dist.all_to_all_single(output, equal, group=group)
-    assert same(output, torch.cat([drawn(rank, (2 * size, 3), torch.bfloat16)[2 * me : 2 * me + 2] for rank in range(size)]))
+    assert same(
+        output, torch.cat([drawn(rank, (2 * size, 3), torch.bfloat16)[2 * me : 2 * me + 2] for rank in range(size)])
+    )
 
 
 def test_coalesced_gathers_and_reduce_scatters(groups):

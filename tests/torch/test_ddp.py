@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 
 import pytest
 
@@ -137,7 +138,9 @@ def test_comm_hooks(world, hook):
 
 def test_powersgd_hook(world):
     model = DDP(seeded(Net).float())
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=16, start_powerSGD_iter=2, min_compression_rate=0.1)
+    state = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=16, start_powerSGD_iter=2, min_compression_rate=0.1
+    )
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     optimizer = sgd(model.parameters())
     for step in range(6):
@@ -179,4 +182,4 @@ def test_stats_name_gradients_and_buckets(world):
     comm.remove_observer(seen)
     buckets = [event.bucket for event in seen.events if event.label == "gradients"]
     assert len(buckets) > 6 and buckets.count(0) == 3
-    assert all(after in (0, before + 1) for before, after in zip(buckets, buckets[1:], strict=False))
+    assert all(after in (0, before + 1) for before, after in itertools.pairwise(buckets))
