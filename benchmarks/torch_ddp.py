@@ -74,7 +74,7 @@ class Side:
         torch.manual_seed(0)
         make, _ = MODELS[model]
         self.model = DistributedDataParallel(make(), process_group=group, gradient_as_bucket_view=True)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.001, momentum=0.9)
         generator = torch.Generator().manual_seed(dist.get_rank())
         self.images = torch.randn((batch, 1, 28, 28), generator=generator)
         self.labels = torch.randint(0, 10, (batch,), generator=generator)
