@@ -45,9 +45,9 @@ class ClcommProcessGroup(ProcessGroup):
         for device in ("cpu", "cuda", "xpu"):
             self._register_backend(torch.device(device), ProcessGroup.BackendType.CUSTOM, None)
         self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
-        self._comm: Communicator | None = comm
+        self._open: tuple[Communicator, TensorCollectives, GroupMessages] | None
+        self._open = comm, TensorCollectives(comm), GroupMessages(comm)
         self._name, self._description, self._store = name, "undefined", store
-        self._moves, self._messages = TensorCollectives(comm), GroupMessages(comm)
         self._turns = Turns(name)
         self._backward, self._bucket = -1, -1
         self._sequence = 0
@@ -74,9 +74,20 @@ class ClcommProcessGroup(ProcessGroup):
     @property
     def communicator(self) -> Communicator:
         """The group's Communicator; ArgumentError after destroy_process_group."""
-        if self._comm is None:
+        return self._parts()[0]
+
+    @property
+    def _moves(self) -> TensorCollectives:
+        return self._parts()[1]
+
+    @property
+    def _messages(self) -> GroupMessages:
+        return self._parts()[2]
+
+    def _parts(self) -> tuple[Communicator, TensorCollectives, GroupMessages]:
+        if self._open is None:
             raise ArgumentError("group: expected an open one, but destroy_process_group was called")
-        return self._comm
+        return self._open
 
     # --- what PyTorch asks ---
 
@@ -125,8 +136,7 @@ class ClcommProcessGroup(ProcessGroup):
     def shutdown(self) -> None:
         """Complete what was called, and leave the group's resources to be freed when all of its ranks have."""
         self._turns.close()
-        self._comm = None
-        del self._moves, self._messages
+        self._open = None
 
     abort = shutdown
 
@@ -139,7 +149,6 @@ class ClcommProcessGroup(ProcessGroup):
         self, name: str, outputs: list[torch.Tensor], options: Any, move: Callable[..., object], *args: Any
     ) -> Work:
         """Run a collective: in this thread if the caller waits for it, or is a backward, which calls in one order."""
-        self.communicator  # noqa: B018 - raises if there is none
         self._sequence += 1
         blocking = not getattr(options, "asyncOp", True) or torch._C._current_graph_task_id() >= 0
         return self._turns.take(CollectiveWork(outputs, name), partial(move, *args), blocking)

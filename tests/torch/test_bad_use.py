@@ -69,6 +69,13 @@ def test_without_pytorch_there_is_one_line():
     assert run("import sys, clcomm, clcomm.communicator; print('torch' in sys.modules)").stdout == "False\n"
 
 
+def test_a_group_that_was_destroyed():
+    ended = run(TRAIN + "g = dist.group.WORLD; dist.destroy_process_group(); g.barrier()")
+    assert ended.stderr.splitlines()[-1].endswith("expected an open one, but destroy_process_group was called")
+    again = "dist.destroy_process_group(); dist.init_process_group('clcomm'); dist.barrier(); print('again')"
+    assert run(TRAIN + again).stdout == "again\n"
+
+
 # --- in a group ---
 
 
