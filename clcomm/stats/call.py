@@ -58,6 +58,8 @@ class Call:
             details.append(f"{self.op + ' of ' if self.op else ''}{self.count:,} {misaligned}{dtype_name(self.dtype)}")
         if self.compared and self.dtype is not None and self.compared != dtype_name(self.dtype):
             details.append(f"from {self.compared}")
+        if self.compared and self.dtype is not None and self.nbytes > self.count * self.dtype.itemsize:
+            details.append(f"a piece of {self.nbytes:,} bytes")
         if self.bucket >= 0:
             details.append(f"bucket {self.bucket}")
         if self.root >= 0:
