@@ -62,7 +62,7 @@ DEVICE_RANK_TESTS ?= tests/test_gradient_path.py tests/test_averaged_gradients.p
 
 .DELETE_ON_ERROR:
 .PHONY: ulfm options help mnist test test-plain test-mpi test-device intel tables figures fuzz soak courses proofs orders families oclgrind lint format bench bench-quick
-.PHONY: pages example-report elastic faults clean
+.PHONY: torch-suite pages example-report elastic faults clean
 
 help: ## list the targets and their variables
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -95,6 +95,9 @@ test-mpi: export UCX_HANDLE_ERRORS ?= bt
 test-device: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS)$(if $(filter intel,$(DEVICE)),$(comma)intel) ## the engine's tests on DEVICE: intel, gpu:1, part of a name
 	CLCOMM_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest $(DEVICE_TESTS) $(TEST_ARGS)
 	CLCOMM_TEST_DEVICE=$(DEVICE) $(MAKE) test-mpi TEST_RANKS="$(DEVICE_RANKS)" TEST_ARGS="$(DEVICE_RANK_TESTS)"
+
+torch-suite: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),torch-suite ## PyTorch's own tests on clcomm and gloo, on 2, 3 and 4 ranks: about an hour; writes docs/torch-suite.md
+	$(BIN)/python -m tests.torch.suite --ranks $(TEST_RANKS) --table docs/torch-suite.md $(ARGS)
 
 intel: $(VENV)/.has-intel ## install Intel's OpenCL runtime, beside what is there
 

@@ -117,9 +117,21 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
 
     # --- memory ---
 
-    def allocate(self, nbytes: int) -> np.ndarray:
-        """Return a zeroed uint8 array of this rank, in shared memory where available. Collective."""
-        return self._allocate(nbytes, common=False)
+    @property
+    def shares_memory(self) -> bool:
+        """Whether `allocate` returns shared memory, as long as there is room."""
+        return self._shared is not None
+
+    def holds(self, array: np.ndarray) -> bool:
+        """Return whether an array is in memory of `allocate` or `allocate_common`, where collectives need no copy."""
+        return self._shared is not None and self._shared.holds(array)
+
+    def allocate(self, nbytes: int, *, purpose: str = "allocate") -> np.ndarray:
+        """Return a zeroed uint8 array of this rank, in shared memory where available. Collective.
+
+        purpose: what messages call it where ranks differ in their collectives.
+        """
+        return self._allocate(nbytes, common=False, purpose=purpose)
 
     def allocate_common(self, nbytes: int) -> np.ndarray:
         """Return a zeroed uint8 array, in memory common to all ranks of a host where available. Collective.
@@ -128,9 +140,9 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         """
         return self._allocate(nbytes, common=True)
 
-    def _allocate(self, nbytes: int, common: bool) -> np.ndarray:
+    def _allocate(self, nbytes: int, common: bool, purpose: str = "allocate") -> np.ndarray:
         self._planned.clear()
-        nbytes = agreed_size(self._run_uncounted("allocate", self._allgather, size_or_error(nbytes, "nbytes")))
+        nbytes = agreed_size(self._run_uncounted(purpose, self._allgather, size_or_error(nbytes, "nbytes")))
         if self._shared is not None:
             if self._has_room(self._shared, nbytes, common):
                 with mpi_communicators.taking_communicators():

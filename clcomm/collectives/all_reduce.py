@@ -52,6 +52,7 @@ class AllReduces(CollectiveRunner):
         label: str = "",
         nbytes: int | None = None,
         bucket: int = -1,
+        compared: str | None = None,
     ) -> np.ndarray:
         """Reduce an array over the ranks and return the result, the same bits on every rank.
 
@@ -66,13 +67,14 @@ class AllReduces(CollectiveRunner):
             label: the name under which it is counted.
             nbytes: the size to count, where part of the array is padding.
             bucket: index of the gradients' bucket, for observers.
+            compared: what ranks compare in place of label and bucket, which may then differ; None: these.
         """
         into = array if out is None else out
-        key = self._key_of(array, into, op, label, nbytes, bucket)
+        key = self._key_of(array, into, op, label, nbytes, bucket, compared)
         planned = None if key is None else self._planned.get(key)
         if planned is None:
             source, target, finish = self._reduction_operands(array, op, out)
-            call, chosen = self._plan(source, target, op, label, nbytes, bucket)
+            call, chosen = self._plan(source, target, op, label, nbytes, bucket, compared=compared)
             if key is not None:
                 if len(self._planned) >= KEPT_CALLS:
                     self._planned.clear()
@@ -266,11 +268,12 @@ class AllReduces(CollectiveRunner):
         nbytes: int | None,
         bucket: int,
         prepared: int = 0,
+        compared: str | None = None,
     ) -> tuple[Call, Transport]:
         chosen, is_aligned = self._transport_for(source, target), source.flags.aligned and target.flags.aligned
         call = self._call(
             "all_reduce", chosen, label, array=source, nbytes=nbytes, op=op, bucket=bucket, prepared=prepared,
-            is_aligned=is_aligned,
+            compared=compared, is_aligned=is_aligned,
         )  # fmt: skip
         return call, chosen
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -48,10 +48,19 @@ class ArrayCollectives(ObjectCollectives):
         self._run_counted(call, chosen.broadcast, values, root)
         return finish()
 
-    def all_gather(self, array: np.ndarray, *, label: str = "") -> np.ndarray:
-        """Return all ranks' arrays, stacked in rank order: shape (world_size, *array.shape)."""
+    def all_gather(self, array: np.ndarray, *, out: np.ndarray | None = None, label: str = "") -> np.ndarray:
+        """Return all ranks' arrays, stacked in rank order: shape (world_size, *array.shape).
+
+        out: receives them, C-contiguous; None: a new array.
+        """
         source = flat(array, "array")
-        out = np.empty((self.size, *array.shape), array.dtype)
+        if out is None:
+            out = np.empty((self.size, *array.shape), array.dtype)
+        if out.size != self.size * array.size or out.dtype != array.dtype or not out.flags.carray:
+            raise ArgumentError(
+                f"out: expected a C-contiguous array of {self.size * array.size:,} {array.dtype}, "
+                f"got {out.size:,} {out.dtype}"
+            )
         chosen = self._transport_for(source)
         call = self._call("all_gather", chosen, label, array=source, nbytes=out.nbytes)
         self._run_counted(call, chosen.all_gather, source, out.reshape(-1))
@@ -164,6 +173,29 @@ class ArrayCollectives(ObjectCollectives):
 
         call = self._call("reduce_scatter", shared, label, array=rows[0], nbytes=nbytes, op=op)
         return partial(self._run_counted, call, meet_and_reduce)
+
+    def all_to_all(
+        self, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray], *, label: str = "", operation: str = ""
+    ) -> None:
+        """Send array r of `sends` to rank r, and receive array r of `receives` from rank r.
+
+        Arrays are contiguous. Lengths may differ between ranks, and empty arrays are not sent; `sends` of a rank have
+        the lengths of the others' `receives`, else MismatchError is raised on the rank that receives.
+
+        Args:
+            sends: one array for each rank, in rank order.
+            receives: one array for each rank, in rank order.
+            label: the name under which it is counted.
+            operation: the collective that this exchange implements; "": "all_to_all".
+        """
+        for name, arrays in (("sends", sends), ("receives", receives)):
+            if len(arrays) != self.size:
+                raise ArgumentError(f"{name}: expected {self.size} arrays, one for each rank, got {len(arrays)}")
+            if not all(array.flags.c_contiguous for array in arrays):
+                raise ArgumentError(f"{name}: expected C-contiguous arrays, got strided ones")
+        nbytes = sum(array.nbytes for array in receives)
+        call = self._call(operation or "all_to_all", self._base, label, nbytes=nbytes)
+        self._run_counted(call, self._base.all_to_all, sends, receives)
 
     def gather(self, data: Any, root: int = 0, *, label: str = "") -> list | None:
         """Return the list of all ranks' data on root, None elsewhere.

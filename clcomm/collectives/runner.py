@@ -258,6 +258,21 @@ class CollectiveRunner:
         finally:
             self.current = outer
 
+    @contextmanager
+    def waiting_for(self, operation: str, label: str = "") -> Iterator[None]:
+        """Show the watchdog that this rank waits in `operation`, such as a message, unless it is in a collective.
+
+        Another thread may run a collective meanwhile.
+        """
+        mine = self._call(operation, self._base, label, is_counted=False), self._sequence, perf_counter()
+        if self.current is None:
+            self.current = mine
+        try:
+            yield
+        finally:
+            if self.current is mine:
+                self.current = None
+
     # --- what was started before ---
 
     def _complete_in_flight(self) -> None:

@@ -36,14 +36,17 @@ class Call:
     prepared: int = 0
     #: Whether it has a sequence number of its own; ranks compare arguments in collectives that have none.
     is_counted: bool = True
+    #: What ranks compare in place of label and bucket, which may then differ; None: these.
+    compared: str | None = None
     #: Whether its arrays are aligned to their dtype.
     is_aligned: bool = True
 
     @cached_property
     def tag(self) -> int:
         """A 62-bit hash, equal on two ranks whose calls match."""
-        alike = (self.operation, self.label, self.transport, self.op, self.count, str(self.dtype), self.bucket)
-        text = repr((*alike, self.root, self.prepared, self.is_aligned))
+        named = (self.label, self.bucket) if self.compared is None else self.compared
+        alike = (self.operation, named, self.transport, self.op, self.count, str(self.dtype))
+        text = repr((*alike, self.nbytes if self.op else 0, self.root, self.prepared, self.is_aligned))
         return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 2
 
     def describe(self, sequence: int) -> str:
@@ -53,6 +56,10 @@ class Call:
         if self.dtype is not None:
             misaligned = "" if self.is_aligned else "misaligned "
             details.append(f"{self.op + ' of ' if self.op else ''}{self.count:,} {misaligned}{dtype_name(self.dtype)}")
+        if self.compared and self.dtype is not None and self.compared != dtype_name(self.dtype):
+            details.append(f"from {self.compared}")
+        if self.compared and self.dtype is not None and self.nbytes > self.count * self.dtype.itemsize:
+            details.append(f"a piece of {self.nbytes:,} bytes")
         if self.bucket >= 0:
             details.append(f"bucket {self.bucket}")
         if self.root >= 0:

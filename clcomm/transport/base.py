@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -67,6 +67,10 @@ class Transport(ABC):
     @abstractmethod
     def scatter(self, source: np.ndarray | None, out: np.ndarray, root: int) -> None:
         """Put block r of the root's `source` into rank r's `out`; the other ranks pass None as `source`."""
+
+    @abstractmethod
+    def all_to_all(self, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
+        """Send array r of `sends` to rank r, and receive array r of `receives` from it; lengths may differ."""
 
     def close(self) -> None:  # noqa: B027 - optional
         """Free the transport's memory and communicators; collective."""

@@ -5,6 +5,8 @@ and delay the next rank that has work. A sleeping rank costs nothing: it waits o
 shared memory. The last rank to arrive rings the bell if another one sleeps: one system call wakes all. A wake-up from
 another core takes some 20 us, so ranks poll first.
 
+A thread beside the program's own always sleeps: its polls would take core and interpreter from the computing thread.
+
 Correctness does not depend on wake-ups: a sleep ends after NAP_NS in any case, so that signals and MPI are handled.
 Without a futex, or with a core for each rank, ranks only poll.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -46,7 +49,7 @@ class Bell:
         ranks: the number of ranks.
         fence: a full memory barrier.
         progress: advances MPI, and returns whether it has to be called again soon.
-        sleeps: whether waiting ranks sleep; the same on all ranks.
+        sleeps: whether this thread sleeps when it waits; other threads do in any case.
     """
 
     def __init__(
@@ -59,11 +62,12 @@ class Bell:
         sleeps: bool,
     ):
         self._rank, self._fence, self._progress = rank, fence, progress
+        self._sleeps, self._program = sleeps, threading.get_ident()
         self._word = memory[:4].view(np.int32).data
         self._asleep = memory[_WORD_BYTES : _WORD_BYTES + 8 * ranks].view(np.int64).data
         number = _FUTEX_CALLS.get(platform.machine())
         self._futex: Callable[..., Any] | None = None
-        if sleeps and number is not None and os.uname().sysname == "Linux":
+        if number is not None and os.uname().sysname == "Linux":
             call, address = ctypes.CDLL(None).syscall, ctypes.c_void_p(memory.__array_interface__["data"][0])
             which, nap = ctypes.c_long(number), ctypes.byref(_Timespec(*divmod(NAP_NS, 10**9)))
             self._futex = lambda operation, value: call(which, address, operation, value, nap, None, 0)
@@ -88,8 +92,9 @@ class Bell:
             count: the value to wait for; counters only grow.
         """
         polls = 0
+        sleeps = self._futex is not None and (self._sleeps or threading.get_ident() != self._program)
         while counters[other] < count:
-            if polls >= POLLS and self._futex is not None and not self._progress():
+            if sleeps and polls >= POLLS and not self._progress():
                 self._sleep(counters, other, count)
                 continue
             os.sched_yield()

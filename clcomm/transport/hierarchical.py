@@ -14,7 +14,7 @@ Before data moves, all ranks of all hosts compare their operations, and a mismat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -184,6 +184,9 @@ class HierarchicalTransport(MemoryTransport):
     def scatter(self, source: np.ndarray | None, out: np.ndarray, root: int) -> None:
         self.meeting.barrier(length_and_dtype(out))
         self.base.scatter(source, out, root)
+
+    def all_to_all(self, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
+        self.base.all_to_all(sends, receives)
 
     def close(self) -> None:
         self.memory.close()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -85,6 +85,47 @@ def world_ranks(comm: Any) -> tuple[int, ...]:
     group.Free()
     world_group.Free()
     return () if MPI.UNDEFINED in ranks else tuple(ranks)
+
+
+def of_ranks(ranks: Sequence[int], tag: int) -> Any:
+    """Return a communicator of these ranks of COMM_WORLD, in this order; collective over them alone.
+
+    Like MPI_Comm_create_group (MPI 4.1, section 7.4.2). tag: sets apart communicators that threads make at one time.
+    """
+    from mpi4py import MPI
+
+    world_group = MPI.COMM_WORLD.Get_group()
+    group = world_group.Incl(list(ranks))
+    made = MPI.COMM_WORLD.Create_group(group, tag)
+    group.Free()
+    world_group.Free()
+    return made
+
+
+class Place(NamedTuple):
+    """A rank's place in the job."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    hosts: int = 1
+
+
+def place_of(comm: Any) -> Place:
+    """Return this rank's place; None: a world of one. Collective."""
+    if comm is None:
+        return Place()
+    host = host_of(comm)
+    local_rank, local_size = host.Get_rank(), host.Get_size()
+    host.Free()
+    hosts = sum(comm.allgather(local_rank == 0))
+    return Place(comm.Get_rank(), comm.Get_size(), local_rank, local_size, hosts)
+
+
+def from_first(comm: Any, make: Callable[[], Any]) -> Any:
+    """Return what rank 0's `make` returns, on every rank; collective."""
+    return make() if comm is None else comm.bcast(make() if comm.Get_rank() == 0 else None, 0)
 
 
 def lane_of(comm: Any, lane: int | None, position: int) -> Any | None:

@@ -8,7 +8,7 @@ moves as many bytes as MPI's own algorithm for long messages (Thakur, Rabenseifn
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from clcomm.transport import mpi_communicators, mpi_failures
 from clcomm.transport.base import Transport, require_aligned, shards
 from clcomm.transport.host_memory import places_elsewhere, require_alike
 from clcomm.transport.meeting import Meeting, NoMeeting
+from clcomm.transport.mpi_messages import exchange_arrays
 from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import prepared_reduction
 
@@ -172,6 +173,9 @@ class MpiTransport(Transport):
         for piece in self._pieces(out.size, out.itemsize * self.world_size):
             sent = None if blocks is None else np.ascontiguousarray(blocks[:, piece])
             self.comm.Scatter(None if sent is None else [sent, self._byte], [out[piece], self._byte], root)
+
+    def all_to_all(self, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
+        exchange_arrays(self.comm, sends, receives)
 
     def revoke(self) -> None:
         mpi_failures.revoke(self.comm, self._second_comm)

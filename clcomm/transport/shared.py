@@ -10,7 +10,7 @@ slot, and after a single meeting folds all slots itself.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from clcomm.transport.fused import FusedReduction
 from clcomm.transport.host_memory import KEPT, HostMemory, MemoryTransport, require_alike
 from clcomm.transport.meeting import MeetingPoint, length_and_dtype
 from clcomm.transport.mpi_failures import revoke
+from clcomm.transport.mpi_messages import exchange_arrays
 from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import Fold, prepared_reduction, reduce_in_rank_order
 from clcomm.transport.started import Counters, StartedReduction
@@ -224,6 +225,9 @@ class SharedTransport(MemoryTransport):
             for rank, part in enumerate(parts):
                 np.copyto(part, source[rank * out.size : (rank + 1) * out.size])
         self._point.barrier()
+
+    def all_to_all(self, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
+        exchange_arrays(self.memory.comm, sends, receives)
 
     def close(self) -> None:
         self._counters.close()

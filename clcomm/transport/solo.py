@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -46,6 +47,9 @@ class SoloTransport(Transport):
     def scatter(self, source: np.ndarray | None, out: np.ndarray, root: int) -> None:
         assert source is not None
         _copy(source, out)
+
+    def all_to_all(self, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
+        _copy(sends[0], receives[0])
 
 
 def _copy(source: np.ndarray, out: np.ndarray) -> None:

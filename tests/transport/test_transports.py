@@ -187,6 +187,20 @@ def test_a_scatter_gives_each_rank_its_block_of_root(bench, length):
         assert same_bits(out, expected)
 
 
+@pytest.mark.parametrize("length", [0, 1, 20_011])
+def test_an_all_to_all_gives_each_pair_its_own_array(bench, length):
+    """Of lengths that differ between pairs, some of them 0."""
+
+    def sent(source, target):
+        return drawn(source, length * ((source + 2 * target) % 3), "float64", target)
+
+    sends = [sent(bench.rank, target) for target in range(bench.size)]
+    receives = [np.full_like(sent(source, bench.rank), 9.0) for source in range(bench.size)]
+    bench.transport.all_to_all(sends, receives)
+    for source, array in enumerate(receives):
+        assert same_bits(array, sent(source, bench.rank))
+
+
 def test_a_barrier_and_who_is_who(bench):
     bench.transport.barrier()
     assert 0 <= bench.rank < bench.size

@@ -1,0 +1,158 @@
+"""`python -m benchmarks.torch_ddp`: DistributedDataParallel on backend clcomm beside DistributedDataParallel on gloo.
+
+One script, two process groups of the same ranks: equal models take turns on the same batches, one wrapped with each
+group. A step counts with the slowest rank's time over a window. Communication is an all-reduce of a bucket of the
+given size alone, as DistributedDataParallel's reducer calls it, with nothing else to do. Losses have to agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks import harness
+from benchmarks.harness import Bar, Grid, Ratio, Report
+from benchmarks.on_ranks import relaunch, slowest_s
+from clcomm.units import format_size
+
+PROGRAM = "benchmarks.torch_ddp"
+BACKENDS = ("clcomm", "gloo")
+#: Bytes of the buckets whose all-reduce is measured alone: from the bar's size to DDP's largest.
+BUCKETS = (256 << 10, 1 << 20, 4 << 20, 25 << 20)
+_WARM_UP_STEPS, _COMPARED_STEPS = 3, 8
+
+
+def convnet() -> nn.Module:
+    """Return the examples' ConvNet of 206,922 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(1568, 128), nn.ReLU(), nn.Linear(128, 10),
+    )  # fmt: skip
+
+
+def mlp() -> nn.Module:
+    """Return the examples' MLP of 118,282 parameters."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
+    )
+
+
+class Transformer(nn.Module):
+    """An encoder of 10 million parameters that classifies an image by its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Linear(28, 320)
+        layer = nn.TransformerEncoderLayer(320, 8, 1280, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 8, enable_nested_tensor=False)
+        self.head = nn.Linear(320, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(self.rows(images[:, 0])).mean(1))
+
+
+#: Each model, and a rank's images in a step.
+MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "convnet": (convnet, 64),
+    "mlp": (mlp, 64),
+    "transformer": (Transformer, 4),
+}
+
+
+class Side:
+    """A model on one backend, its optimizer and its batches."""
+
+    def __init__(self, model: str, group: dist.ProcessGroup, batch: int):
+        torch.manual_seed(0)
+        make, _ = MODELS[model]
+        self.model = DistributedDataParallel(make(), process_group=group, gradient_as_bucket_view=True)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.001, momentum=0.9)
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        self.images = torch.randn((batch, 1, 28, 28), generator=generator)
+        self.labels = torch.randint(0, 10, (batch,), generator=generator)
+
+    def step(self) -> float:
+        """Train on the batch once, and return the loss."""
+        self.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.model(self.images), self.labels)
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+
+def main() -> int:
+    options, console = parse(), harness.make_console()
+    ended = relaunch(PROGRAM, options.ranks)
+    if ended is not None:
+        return ended
+    import clcomm.torch
+
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.ranks))
+    dist.init_process_group("clcomm")
+    groups = {"clcomm": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+    comm = clcomm.torch.communicator()
+    report = Report(f"PyTorch DDP on clcomm and on gloo, {comm.size} ranks", harness.command_line(PROGRAM))
+    measure_buckets(report, comm, options, groups)
+    steps = Grid("A training step", ("model", "images", "clcomm ms", "gloo ms", "images/s", "of gloo's", "loss apart"))
+    for model in options.model:
+        measure_steps(report, steps, comm, options, model, groups)
+    report.grids.append(steps)
+    if comm.rank == 0:
+        harness.conclude(report, console, options.record)
+    dist.destroy_process_group()
+    return 0
+
+
+def measure_buckets(report: Report, comm, options: argparse.Namespace, groups: dict) -> None:
+    """Time an all-reduce of each size alone."""
+    grid = Grid("An all-reduce alone", ("bucket", "clcomm ms", "gloo ms", "less"))
+    for nbytes in BUCKETS:
+        tensor = torch.zeros(nbytes // 4)
+        calls = {name: partial(dist.all_reduce, tensor, group=group) for name, group in groups.items()}
+        repeats = harness.repeats_for(slowest_s(comm, calls["gloo"], 3), options.window_s)
+        samples = harness.alternate(
+            {name: partial(slowest_s, comm, call, repeats) for name, call in calls.items()}, options.windows
+        )
+        ratio = Ratio.of(samples["gloo"], samples["clcomm"])
+        grid.add(format_size(nbytes), *(f"{samples[name].median * 1e3:.3f}" for name in BACKENDS), str(ratio))
+        report.bars.append(Bar(f"less communication for {format_size(nbytes)} on {comm.size} ranks", ratio.value, 10))
+    report.grids.append(grid)
+
+
+def measure_steps(report: Report, grid: Grid, comm, options: argparse.Namespace, model: str, groups: dict) -> None:
+    """Time a model's step on both backends, and compare its losses."""
+    batch = MODELS[model][1]
+    sides = {name: Side(model, group, batch) for name, group in groups.items()}
+    losses = {name: [side.step() for _ in range(_COMPARED_STEPS)] for name, side in sides.items()}
+    apart = max(abs(a - b) for a, b in zip(losses["clcomm"], losses["gloo"], strict=True))
+    once = slowest_s(comm, sides["gloo"].step, _WARM_UP_STEPS)
+    repeats = harness.repeats_for(once, options.window_s)
+    samples = harness.alternate(
+        {name: partial(slowest_s, comm, side.step, repeats) for name, side in sides.items()}, options.windows
+    )
+    ratio = Ratio.of(samples["gloo"], samples["clcomm"])
+    rate = batch * comm.size / samples["clcomm"].median
+    times = (f"{samples[name].median * 1e3:.2f}" for name in BACKENDS)
+    grid.add(model, str(batch * comm.size), *times, f"{rate:,.0f}", str(ratio), f"{apart:.1e}")
+    target = 1.15 if model == "convnet" else 1.0
+    report.bars.append(Bar(f"images/s of the {model} on {comm.size} ranks", ratio.value, target))
+    report.bars.append(Bar(f"losses of the {model} on {comm.size} ranks apart", apart, 1e-6, "", at_least=False))
+
+
+def parse() -> argparse.Namespace:
+    parser = harness.parser(PROGRAM, "DistributedDataParallel on clcomm and on gloo.", windows=7, window_s=0.5)
+    parser.add_argument("--ranks", type=harness.positive, default=4, help="default: %(default)s")
+    parser.add_argument("--model", nargs="+", choices=tuple(MODELS), default=list(MODELS))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,27 @@
+"""PyTorch's collectives through clcomm: `torch.distributed.init_process_group("clcomm")` in a script under mpiexec.
+
+Importing this module registers the backend, and sets the environment variables by which `env://` finds rank, world size
+and store, where they are not set.
+"""
+
+from __future__ import annotations
+
+from clcomm.errors import ArgumentError
+
+try:
+    import torch
+except ImportError:
+    raise ArgumentError("PyTorch is not installed; do: pip install 'clcomm[torch]'") from None
+
+from clcomm.torch.launch import prepare_environment
+from clcomm.torch.memory import communicator, empty
+from clcomm.torch.process_group import ClcommProcessGroup
+from clcomm.torch.tensors import DEVICES
+
+__all__ = ["ClcommProcessGroup", "communicator", "empty"]
+
+if torch.distributed.is_available() and "CLCOMM" not in torch.distributed.Backend._plugins:
+    torch.distributed.Backend.register_backend(
+        "clcomm", ClcommProcessGroup.of_options, extended_api=True, devices=list(DEVICES)
+    )
+    prepare_environment()

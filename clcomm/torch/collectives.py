@@ -1,0 +1,275 @@
+"""The collectives on tensors, as calls of a Communicator on arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from clcomm.communicator import Communicator
+from clcomm.errors import ArgumentError, ClcommError
+from clcomm.torch.staging import MOST_BYTES, Staging
+from clcomm.torch.tensors import array_of, bytes_of, flat, give_back, on_host, summed_as
+
+_Converted = TypeVar("_Converted")
+_NOTHING = np.empty(0, np.uint8)
+
+
+class TensorCollectives:
+    """Collectives on tensors of any supported device, dtype and stride; each blocks until it is complete.
+
+    Args:
+        comm: the group's Communicator.
+    """
+
+    def __init__(self, comm: Communicator):
+        self.comm = comm
+        self._staging = Staging(comm)
+
+    # --- sums ---
+
+    def all_reduce(self, tensor: torch.Tensor, op: str, label: str = "", bucket: int = -1) -> None:
+        """Reduce a tensor over the ranks, in place.
+
+        Half precision is summed in float32 and rounded once. Where the tensor is in memory of `clcomm.torch.empty`, no
+        byte is copied.
+        """
+        values = self._checked(on_host, tensor)
+        self._reduce(values, op, label, bucket)
+        give_back(values, tensor)
+
+    def _reduce(self, values: torch.Tensor, op: str, label: str = "", bucket: int = -1) -> None:
+        summed = self._checked(summed_as, values.dtype)
+        # A rank that has joined (DistributedDataParallel.join) calls the others' all-reduces outside of a backward.
+        run = partial(self.comm.all_reduce, op=op, label=label, bucket=bucket, compared=_name(values.dtype))
+        if summed is values.dtype:
+            array = array_of(values)
+            if not self.comm.shares_memory or not array.size or self.comm.holds(array):
+                run(array)
+                return
+        values = flat(values)
+        if not self.comm.shares_memory:
+            wide = values.to(summed)
+            run(array_of(wide), nbytes=values.nbytes)
+            values.copy_(wide)
+            return
+        self._reduce_staged(values, summed, run, label, bucket)
+
+    def _reduce_staged(self, values: torch.Tensor, summed: torch.dtype, run: partial, label: str, bucket: int) -> None:
+        count, nbytes = values.numel(), values.nbytes
+
+        def purpose() -> str:
+            return f"all_reduce {label!r} of {count:,} {_name(values.dtype)}"
+
+        pair = self._staging.pair(count * summed.itemsize, summed, purpose)
+        row, total, row_array, sum_array = pair.row, pair.sum, pair.row_array, pair.sum_array
+
+        def reduce(part: torch.Tensor) -> None:
+            length = part.numel()
+            row[:length].copy_(part)
+            run(row_array[:length], out=sum_array[:length], nbytes=nbytes)
+            part.copy_(total[:length])
+
+        def reduce_pieces() -> int:
+            for part in values.split(pair.count):
+                reduce(part)
+            return nbytes
+
+        if count <= pair.count:
+            reduce(values)
+        else:
+            self.comm.run_as_all_reduce(reduce_pieces, label=label, nbytes=nbytes, bucket=bucket)
+
+    def all_reduce_coalesced(self, tensors: Sequence[torch.Tensor], op: str) -> None:
+        """Reduce several tensors of one dtype in one all-reduce."""
+        values = [flat(self._checked(on_host, tensor)) for tensor in tensors]
+        if len({each.dtype for each in values}) > 1:
+            self.comm.refuse(f"tensors: expected one dtype, got {', '.join(_name(each.dtype) for each in values)}")
+        together = torch.cat(values)
+        self._reduce(together, op)
+        for part, tensor in zip(together.split([each.numel() for each in values]), tensors, strict=True):
+            give_back(part, tensor)
+
+    def all_reduce_sparse(self, tensor: torch.Tensor, op: str) -> None:
+        """Sum a sparse COO tensor over the ranks, in rank order; its indices may differ between ranks."""
+        if op != "sum":
+            self.comm.refuse(f"op: expected sum for a sparse tensor, got {op}")
+        own = tensor.detach().to("cpu").coalesce()
+        parts = self.comm.all_gather_object((own.indices().numpy(), own.values().numpy(), tuple(own.shape)))
+        if len({shape for *_, shape in parts}) > 1:
+            raise ArgumentError(f"tensor: expected one shape on all ranks, got {[shape for *_, shape in parts]}")
+        total = None
+        for indices, values, shape in parts:
+            part = torch.sparse_coo_tensor(
+                torch.from_numpy(indices), torch.from_numpy(values), shape, check_invariants=True
+            )
+            total = part if total is None else total + part
+        assert total is not None
+        with torch.no_grad():
+            tensor.copy_(total.coalesce())
+
+    def reduce(self, tensor: torch.Tensor, op: str, root: int) -> None:
+        """Reduce a tensor over the ranks into root's; the others' stay as they are."""
+        values = self._checked(on_host, tensor)
+        if self.comm.rank != root:
+            values = values.clone()
+        self._reduce(values, op, "reduce")
+        if self.comm.rank == root:
+            give_back(values, tensor)
+
+    def reduce_scatter(self, output: torch.Tensor, inputs: Sequence[torch.Tensor], op: str) -> None:
+        """Reduce block r of the ranks' inputs into the output of rank r; inputs: one for each rank, of any lengths."""
+        blocks = [flat(self._checked(on_host, each)) for each in inputs]
+        summed = self._checked(summed_as, output.dtype)
+        together = torch.cat(blocks) if len(blocks) > 1 else blocks[0].clone()
+        self._reduce_blocks(output, together.to(summed), [each.numel() for each in blocks], op)
+
+    def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, op: str) -> None:
+        """Reduce block r of the ranks' tensors into the output of rank r; world_size blocks of equal length."""
+        values = flat(self._checked(on_host, source))
+        if values.numel() != output.numel() * self.comm.size:
+            self.comm.refuse(
+                f"input: expected {self.comm.size} times the {output.numel():,} elements of output, "
+                f"got {values.numel():,}"
+            )
+        summed = self._checked(summed_as, values.dtype)
+        self._reduce_blocks(output, values.to(summed), [output.numel()] * self.comm.size, op)
+
+    def _reduce_blocks(self, output: torch.Tensor, values: torch.Tensor, lengths: list[int], op: str) -> None:
+        size, rank = self.comm.size, self.comm.rank
+        if output.numel() != lengths[rank]:
+            self.comm.refuse(f"output: expected {lengths[rank]:,} elements as input {rank}, got {output.numel():,}")
+        if len(set(lengths)) > 1:
+            whole = values.clone()
+            self.comm.all_reduce(array_of(whole), op, label="reduce_scatter", compared="reduce_scatter")
+            give_back(whole.split(lengths)[rank], output)
+            return
+        mine = torch.empty(lengths[0], dtype=values.dtype)
+        self.comm.reduce_scatter(
+            array_of(values).reshape(size, -1), op, out=array_of(mine).reshape(1, -1), nbytes=size * output.nbytes
+        )
+        give_back(mine.to(output.dtype), output)
+
+    # --- copies ---
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Copy root's tensor into that of every rank."""
+        values = self._checked(on_host, tensor)
+        self.comm.broadcast(array_of(values), root)
+        if self.comm.rank != root:
+            give_back(values, tensor)
+
+    def all_gather(self, outputs: Sequence[torch.Tensor], source: torch.Tensor) -> None:
+        """Copy rank r's tensor to output r on every rank; their shapes may differ."""
+        own = self._checked(on_host, source)
+        if own.numel() != outputs[self.comm.rank].numel() or own.dtype != outputs[self.comm.rank].dtype:
+            self._refuse_output("tensor_list", outputs[self.comm.rank], own)
+        if len({each.numel() for each in outputs}) > 1:
+            parts = [torch.empty(each.numel(), dtype=own.dtype) for each in outputs]
+            self._exchange("all_gather", [own] * self.comm.size, parts)
+        else:
+            gathered = torch.empty((self.comm.size, own.numel()), dtype=own.dtype)
+            self._gather_all(own, gathered)
+            parts = list(gathered)
+        for part, output in zip(parts, outputs, strict=True):
+            give_back(part, output)
+
+    def all_gather_single(self, output: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy all ranks' tensors, in rank order, to one output."""
+        own = self._checked(on_host, source)
+        if output.numel() != self.comm.size * own.numel() or output.dtype != own.dtype:
+            self.comm.refuse(
+                f"output_tensor: expected {self.comm.size} times {own.numel():,} {_name(own.dtype)}, "
+                f"got {output.numel():,} {_name(output.dtype)}"
+            )
+        gathered = self._checked(on_host, output)
+        self._gather_all(own, gathered)
+        give_back(gathered, output)
+
+    def _gather_all(self, own: torch.Tensor, gathered: torch.Tensor) -> None:
+        """Copy all ranks' tensors to one, of which `own` may be a part (as FullyShardedDataParallel calls it)."""
+        sent = bytes_of(own)
+        if self.comm.shares_memory and 0 < sent.nbytes <= MOST_BYTES:
+            pair = self._staging.pair(sent.nbytes, torch.uint8, lambda: f"all_gather of {sent.nbytes:,} bytes")
+            pair.row_array[: sent.nbytes] = sent
+            sent = pair.row_array[: sent.nbytes]
+        elif np.may_share_memory(sent, bytes_of(gathered)):
+            sent = sent.copy()
+        self.comm.all_gather(sent, out=bytes_of(gathered))
+
+    def gather(self, outputs: Sequence[torch.Tensor], source: torch.Tensor, root: int) -> None:
+        """Copy rank r's tensor to output r on root; the other ranks give no outputs."""
+        own = self._checked(on_host, source)
+        parts = [torch.empty(each.numel(), dtype=each.dtype) for each in outputs]
+        sends = [own if rank == root else None for rank in range(self.comm.size)]
+        self._exchange("gather", sends, parts or [None] * self.comm.size)
+        for part, output in zip(parts, outputs, strict=True):
+            give_back(part, output)
+
+    def scatter(self, output: torch.Tensor, sources: Sequence[torch.Tensor], root: int) -> None:
+        """Copy source r of root to the output of rank r; the other ranks give no sources."""
+        own = [self._checked(on_host, each) for each in sources]
+        part = torch.empty(output.numel(), dtype=output.dtype)
+        receives = [part if rank == root else None for rank in range(self.comm.size)]
+        self._exchange("scatter", own or [None] * self.comm.size, receives)
+        give_back(part, output)
+
+    def all_to_all(self, outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        """Copy source r to rank r, and what rank r sends to output r; shapes may differ."""
+        own = [self._checked(on_host, each) for each in sources]
+        parts = [torch.empty(each.numel(), dtype=each.dtype) for each in outputs]
+        self._exchange("all_to_all", own, parts)
+        for part, output in zip(parts, outputs, strict=True):
+            give_back(part, output)
+
+    def all_to_all_single(
+        self, output: torch.Tensor, source: torch.Tensor, output_rows: Sequence[int], source_rows: Sequence[int]
+    ) -> None:
+        """Copy blocks of rows to and from all ranks; rows: the number of each rank's, empty for equal blocks."""
+        own, received = self._checked(on_host, source), self._checked(on_host, output)
+        sends = self._blocks("input", own, source_rows)
+        self._exchange("all_to_all", sends, self._blocks("output", received, output_rows))
+        give_back(received, output)
+
+    def _blocks(self, name: str, values: torch.Tensor, rows: Sequence[int]) -> list[torch.Tensor]:
+        """Return a tensor's blocks of rows, one for each rank."""
+        size, length = self.comm.size, values.shape[0] if values.dim() else values.numel()
+        if not rows and length % size:
+            self.comm.refuse(f"{name}: expected a first dimension that {size} ranks divide, got {length}")
+        if rows and (len(rows) != size or sum(rows) != length):
+            self.comm.refuse(f"{name}_split_sizes: expected {size} sizes whose sum is {length}, got {list(rows)}")
+        return list(values.split(list(rows) or [length // size] * size)) if length else [values] * size
+
+    def _exchange(
+        self, operation: str, sends: Sequence[torch.Tensor | None], receives: Sequence[torch.Tensor | None]
+    ) -> None:
+        def arrays(tensors: Sequence[torch.Tensor | None]) -> list[np.ndarray]:
+            return [_NOTHING if each is None else bytes_of(each) for each in tensors]
+
+        self.comm.all_to_all(arrays(sends), arrays(receives), operation=operation)
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        self.comm.barrier()
+
+    # --- refusals, on every rank ---
+
+    def _checked(self, convert: Callable[[Any], _Converted], value: Any) -> _Converted:
+        """Return the converted value; an error of this rank's is every rank's."""
+        try:
+            return convert(value)
+        except ClcommError as error:
+            self.comm.refuse(str(error))
+
+    def _refuse_output(self, name: str, output: torch.Tensor, own: torch.Tensor) -> None:
+        self.comm.refuse(
+            f"{name}[{self.comm.rank}]: expected {own.numel():,} {_name(own.dtype)} as this rank's tensor, "
+            f"got {output.numel():,} {_name(output.dtype)}"
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,305 @@
+"""The process group that `torch.distributed` calls: its methods have c10d's names, arguments and options.
+
+PyTorch calls it from Python and, for DistributedDataParallel's reducer and the functional collectives, from C++ through
+the methods that a Python ProcessGroup can override (torch/csrc/distributed/c10d/PyProcessGroup.hpp).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup, ReduceOp, Work
+
+from clcomm.communicator import Communicator
+from clcomm.errors import ArgumentError
+from clcomm.torch.collectives import TensorCollectives
+from clcomm.torch.launch import require_same_world
+from clcomm.torch.messages import GroupMessages
+from clcomm.torch.work import CollectiveWork, Turns
+from clcomm.transport import mpi_communicators
+
+#: Label of the all-reduces that DistributedDataParallel's backward calls.
+GRADIENTS = "gradients"
+_OPS = {
+    "sum": ReduceOp.SUM, "mean": ReduceOp.AVG, "prod": ReduceOp.PRODUCT, "min": ReduceOp.MIN, "max": ReduceOp.MAX,
+    "band": ReduceOp.BAND, "bor": ReduceOp.BOR, "bxor": ReduceOp.BXOR,
+}  # fmt: skip
+
+
+class ClcommProcessGroup(ProcessGroup):
+    """A group of ranks whose collectives clcomm runs.
+
+    Args:
+        comm: the group's Communicator.
+        store: PyTorch's, of this group.
+        name: the group's.
+    """
+
+    def __init__(self, comm: Communicator, store: Any, name: str):
+        super().__init__(comm.rank, comm.size)
+        for device in ("cpu", "cuda", "xpu"):
+            self._register_backend(torch.device(device), ProcessGroup.BackendType.CUSTOM, None)
+        self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
+        self._open: tuple[Communicator, TensorCollectives, GroupMessages] | None
+        self._open = comm, TensorCollectives(comm), GroupMessages(comm)
+        self._name, self._description, self._store = name, "undefined", store
+        self._turns = Turns(name)
+        self._backward, self._bucket = -1, -1
+        self._sequence = 0
+
+    @classmethod
+    def of_options(cls, options: Any, backend_options: Any = None) -> ClcommProcessGroup:
+        """Return the group that PyTorch's options describe; collective over its ranks.
+
+        Raises:
+            LaunchError: the process was not started by MPI, or PyTorch's rank is not MPI's.
+        """
+        ranks, limit_s = options.global_ranks_in_group, options.timeout.total_seconds()
+        if not ranks:
+            require_same_world(options.group_rank, options.group_size)
+            comm = Communicator(timeout_s=limit_s)
+        elif len(ranks) == 1:
+            comm = Communicator(transport="solo")
+        else:
+            members = mpi_communicators.of_ranks(ranks, zlib.crc32(options.group_id.encode()) & 0x7FFF)
+            comm = Communicator(members, timeout_s=limit_s)
+            members.Free()
+        return cls(comm, options.store, options.group_id)
+
+    @property
+    def communicator(self) -> Communicator:
+        """The group's Communicator; ArgumentError after destroy_process_group."""
+        return self._parts()[0]
+
+    @property
+    def _moves(self) -> TensorCollectives:
+        return self._parts()[1]
+
+    @property
+    def _messages(self) -> GroupMessages:
+        return self._parts()[2]
+
+    def _parts(self) -> tuple[Communicator, TensorCollectives, GroupMessages]:
+        if self._open is None:
+            raise ArgumentError("group: expected an open one, but destroy_process_group was called")
+        return self._open
+
+    # --- what PyTorch asks ---
+
+    def getBackendName(self) -> str:
+        return "clcomm"
+
+    def name(self) -> str:
+        return "clcomm"
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    _set_group_name = setGroupName
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    _set_group_desc = setGroupDesc
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._sequence = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Do nothing: a group keeps the time limit with which it was made."""
+
+    def shutdown(self) -> None:
+        """Complete what was called, and leave the group's resources to be freed when all of its ranks have."""
+        self._turns.close()
+        self._open = None
+
+    abort = shutdown
+
+    def __repr__(self) -> str:
+        return f"<clcomm process group {self._name}: rank {self.rank()} of {self.size()}>"
+
+    # --- how a collective runs ---
+
+    def _run(
+        self, name: str, outputs: list[torch.Tensor], options: Any, move: Callable[..., object], *args: Any
+    ) -> Work:
+        """Run a collective: in this thread if the caller waits for it, or is a backward, which calls in one order."""
+        self._sequence += 1
+        blocking = not getattr(options, "asyncOp", True) or torch._C._current_graph_task_id() >= 0
+        return self._turns.take(CollectiveWork(outputs, name), partial(move, *args), blocking)
+
+    def _next_bucket(self, tensor: torch.Tensor) -> tuple[str, int]:
+        """Return label and bucket of an all-reduce: within a backward it is that of the next bucket."""
+        backward = torch._C._current_graph_task_id()
+        if backward < 0 or not tensor.is_floating_point():
+            return "", -1
+        self._bucket = self._bucket + 1 if backward == self._backward else 0
+        self._backward = backward
+        return GRADIENTS, self._bucket
+
+    # --- sums ---
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
+        tensors = _listed(tensors)
+        (tensor,) = tensors
+        move = self._moves.all_reduce_sparse if tensor.is_sparse else self._moves.all_reduce
+        place = () if tensor.is_sparse else self._next_bucket(tensor)
+        return self._run("all_reduce", tensors, opts, move, tensor, _op(opts), *place)
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+        return self._run("all_reduce", tensors, opts, self._moves.all_reduce_coalesced, tensors, _op(opts))
+
+    def reduce(self, tensors: Any, opts: Any = None) -> Work:
+        tensors = _listed(tensors)
+        return self._run("reduce", tensors, opts, self._moves.reduce, tensors[0], _op(opts), opts.rootRank)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        outputs = _listed(outputs)
+        blocks = inputs[0] if isinstance(inputs[0], (list, tuple)) else inputs
+        return self._run("reduce_scatter", outputs, opts, self._moves.reduce_scatter, outputs[0], blocks, _op(opts))
+
+    def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
+        move = self._moves.reduce_scatter_single
+        return self._run("reduce_scatter", [output], opts, move, output, source, _op(opts))
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Work:
+        def move() -> None:
+            for output, source in zip(outputs, inputs, strict=True):
+                self._moves.reduce_scatter_single(output, source, _op(opts))
+
+        return self._run("reduce_scatter", outputs, opts, move)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    # --- copies ---
+
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
+        tensors = _listed(tensors)
+        root = opts if isinstance(opts, int) else 0 if opts is None else opts.rootRank
+        return self._run("broadcast", tensors, opts, self._moves.broadcast, tensors[0], root)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        return self._run("all_gather", outputs[0], opts, self._moves.all_gather, outputs[0], inputs[0])
+
+    def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
+        return self._run("all_gather", [output], opts, self._moves.all_gather_single, output, source)
+
+    _allgather_base = all_gather_single
+
+    def allgather_coalesced(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Work:
+        """outputs: for each rank, its tensors."""
+
+        def move() -> None:
+            for index, source in enumerate(inputs):
+                self._moves.all_gather([each[index] for each in outputs], source)
+
+        return self._run("all_gather", [tensor for each in outputs for tensor in each], opts, move)
+
+    def all_gather_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Work:
+        def move() -> None:
+            for output, source in zip(outputs, inputs, strict=True):
+                self._moves.all_gather_single(output, source)
+
+        return self._run("all_gather", outputs, opts, move)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        gathered = outputs[0] if outputs else []
+        return self._run("gather", gathered, opts, self._moves.gather, gathered, inputs[0], opts.rootRank)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        scattered = inputs[0] if inputs else []
+        return self._run("scatter", outputs, opts, self._moves.scatter, outputs[0], scattered, opts.rootRank)
+
+    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Work:
+        return self._run("all_to_all", outputs, opts, self._moves.all_to_all, outputs, inputs)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        source: torch.Tensor,
+        output_rows: Sequence[int] | None,
+        source_rows: Sequence[int] | None,
+        opts: Any = None,
+    ) -> Work:
+        move, rows = self._moves.all_to_all_single, (output_rows or (), source_rows or ())
+        return self._run("all_to_all", [output], opts, move, output, source, *rows)
+
+    alltoall_base = all_to_all_single
+
+    def barrier(self, opts: Any = None) -> Work:
+        return self._run("barrier", [], opts, self._moves.barrier)
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Return when every rank has called it; the watchdog names the missing ranks."""
+        self.barrier().wait()
+
+    # --- messages ---
+
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Work:
+        return self._messages.send(tensors[0], rank, tag)
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Work:
+        return self._messages.receive(tensors[0], rank, tag)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> Work:
+        return self._messages.receive(tensors[0], None, tag)
+
+    # --- several calls as one: each runs as it is called ---
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        pass
+
+    def _end_coalescing(self, device: torch.device) -> Work:
+        return self._run("coalesced", [], None, lambda: None)
+
+
+def _listed(tensors: Any) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def _op(options: Any) -> str:
+    """Return clcomm's name of a reduction; options: c10d's, the reduction itself, or None for a sum."""
+    given = getattr(options, "reduceOp", options)
+    if given is None:
+        return "sum"
+    for name, op in _OPS.items():
+        if given == op:
+            return name
+    raise ArgumentError(f"op: expected one of {', '.join(str(op) for op in _OPS.values())}, got {given}")

@@ -1,0 +1,160 @@
+"""What a collective returns, and the order in which a group's collectives run."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+from torch.distributed import Work
+
+from clcomm.errors import ClcommError
+
+
+class CollectiveWork(Work):
+    """A collective in its turn, or done.
+
+    Args:
+        outputs: the tensors that the collective writes.
+        name: what messages call it.
+    """
+
+    def __init__(self, outputs: list[torch.Tensor], name: str):
+        super().__init__()
+        self._outputs, self._name = outputs, name
+        self._is_done = False
+        self._ended: threading.Event | None = None  # made for those that have to wait
+        self._error: BaseException | None = None
+        self._future: torch.futures.Future | None = None
+        self._lock = threading.Lock()
+
+    def run(self, move: Callable[[], object]) -> None:
+        """Run the collective in this thread; the error is raised by `wait`."""
+        try:
+            move()
+        except BaseException as error:
+            self._error = error
+        with self._lock:
+            self._is_done = True
+            ended, future = self._ended, self._future
+        if ended is not None:
+            ended.set()
+        if future is not None:
+            future.set_result((self._outputs, self._error))
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Block until it is done, and raise its error; a timeout above 0 raises one too."""
+        with self._lock:
+            if not self._is_done and self._ended is None:
+                self._ended = threading.Event()
+        if not self._is_done:
+            assert self._ended is not None
+            seconds = timeout.total_seconds()
+            if not self._ended.wait(seconds if seconds > 0 else None):
+                raise ClcommError(f"{self._name}: not complete after {seconds:g} s, which wait() allows")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        return self._is_done
+
+    def is_success(self) -> bool:
+        return self._is_done and self._error is None
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        return self._outputs
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def get_future(self) -> torch.futures.Future:
+        """Return a future of the list of outputs; if the collective fails, it has the error."""
+        with self._lock:
+            made, is_new = self._future, self._future is None
+            if made is None:
+                made = self._future = torch.futures.Future()
+            is_done = self._is_done
+        chained = made.then(_outputs_or_error)
+        if is_new and is_done:
+            made.set_result((self._outputs, self._error))
+        return chained
+
+    def __repr__(self) -> str:
+        return f"<{self._name}: {'done' if self._is_done else 'in its turn'}>"
+
+
+def _outputs_or_error(future: torch.futures.Future) -> list[torch.Tensor]:
+    outputs, error = future.value()
+    if error is not None:
+        raise error
+    return outputs
+
+
+class Turns:
+    """Runs a group's collectives one after another, in the order of the calls.
+
+    A blocking one runs in the caller's thread if nothing is before it; others run in the group's own thread, so that
+    ranks may start those of several groups in different orders.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+        self._state = threading.Condition()
+        self._runs = threading.Lock()
+        self._waiting: deque[tuple[CollectiveWork, Callable[[], object]]] = deque()
+        self._unfinished = 0
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def take(self, work: CollectiveWork, move: Callable[[], object], blocking: bool) -> CollectiveWork:
+        """Run a collective, or have it run in its turn."""
+        if threading.current_thread() is self._thread:  # called by a callback of the one that has just ended
+            work.run(move)
+            return work
+        with self._state:
+            if blocking and not self._unfinished:
+                self._runs.acquire()
+            else:
+                self._queue(work, move)
+                return work
+        try:
+            work.run(move)
+        finally:
+            self._runs.release()
+        return work
+
+    def _queue(self, work: CollectiveWork, move: Callable[[], object]) -> None:
+        self._waiting.append((work, move))
+        self._unfinished += 1
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"clcomm-{self._name}", daemon=True)
+            self._thread.start()
+        self._state.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._state:
+                while not self._waiting and not self._is_closed:
+                    self._state.wait()
+                if not self._waiting:
+                    return
+                work, move = self._waiting.popleft()
+            with self._runs:
+                work.run(move)
+            del work, move
+            with self._state:
+                self._unfinished -= 1
+
+    def close(self) -> None:
+        """Complete what has been called, and end the thread."""
+        with self._state:
+            self._is_closed = True
+            self._state.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()

@@ -1,0 +1,131 @@
+"""Messages from rank to rank, of any length, and the exchange of arrays of different lengths made of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from clcomm.errors import ArgumentError, MismatchError
+from clcomm.transport.mpi_communicators import byte
+from clcomm.transport.pending import advance_started
+
+#: The most bytes of one MPI message: MPI before version 4 of the standard counts with 32 bits.
+MOST_BYTES = 1 << 30
+#: Tags of this package's own messages; a program's tags follow.
+_EXCHANGE_TAG, FIRST_TAG = 11, 64
+
+
+class Messages:
+    """Sends and receives arrays between the ranks of a communicator, without blocking.
+
+    Args:
+        comm: an mpi4py communicator, still owned by the caller.
+    """
+
+    def __init__(self, comm: Any):
+        from mpi4py import MPI
+
+        self._comm, self._byte, self._any, self._new_status = comm, byte(), MPI.ANY_SOURCE, MPI.Status
+        self._most_tag = (comm.Get_attr(MPI.TAG_UB) or 32767) - FIRST_TAG
+
+    def send(self, array: np.ndarray, rank: int, tag: int) -> Message:
+        """Start to send a contiguous array; it may not be written before the message is complete."""
+        tag = self._own_tag(tag)
+        return Message(self, [self._comm.Isend([each, self._byte], rank, tag) for each in _pieces(array)])
+
+    def receive(self, array: np.ndarray, rank: int | None, tag: int) -> Message:
+        """Start to receive into a contiguous array; rank None: from any rank."""
+        source = self._any if rank is None else rank
+        tag, pieces = self._own_tag(tag), _pieces(array)
+        if rank is None and len(pieces) > 1:
+            raise ArgumentError(f"source: expected a rank for a message above {MOST_BYTES} bytes, got any rank")
+        requests = [self._comm.Irecv([each, self._byte], source, tag) for each in pieces]
+        return Message(self, requests, [each.nbytes for each in pieces])
+
+    def _own_tag(self, tag: int) -> int:
+        if not 0 <= tag <= self._most_tag:
+            raise ArgumentError(f"tag: expected 0 to {self._most_tag}, got {tag}")
+        return tag + FIRST_TAG
+
+
+class Message:
+    """A message on its way.
+
+    Args:
+        messages: those of its communicator.
+        requests: MPI's, one for each piece.
+        expected: of a received message, the bytes of each piece.
+    """
+
+    def __init__(self, messages: Messages, requests: list[Any], expected: Sequence[int] = ()):
+        self._messages, self._requests, self._expected = messages, requests, expected
+        self._statuses = [messages._new_status() for _ in requests]
+        self._left = len(requests)
+        #: The rank that sent it; -1 until it is received, and for a sent one.
+        self.source = -1
+
+    def done(self) -> bool:
+        """Return, without blocking, whether it is complete; MismatchError if it has another length than expected."""
+        while self._left:
+            at = len(self._requests) - self._left
+            try:
+                if not self._requests[at].Test(self._statuses[at]):
+                    return False
+            except Exception as error:
+                if self._expected:
+                    raise MismatchError(
+                        f"recv: expected {sum(self._expected):,} bytes, got an error: {error}"
+                    ) from None
+                raise
+            self._left -= 1
+            self._check(at)
+        return True
+
+    def _check(self, at: int) -> None:
+        if self._expected:
+            self.source = self._statuses[at].Get_source()
+            got = self._statuses[at].Get_count(self._messages._byte)
+            if got != self._expected[at]:
+                raise MismatchError(
+                    f"recv: expected a message of {sum(self._expected):,} bytes, got {got:,} from rank {self.source}; "
+                    f"send and receive tensors of equal shape and dtype"
+                )
+
+
+def exchange_arrays(comm: Any, sends: Sequence[np.ndarray], receives: Sequence[np.ndarray]) -> None:
+    """Send array r of `sends` to rank r, and receive array r of `receives` from it; collective.
+
+    Args:
+        comm: an mpi4py communicator.
+        sends: one contiguous array for each rank; empty ones are not sent.
+        receives: one contiguous array for each rank; the others' `sends` have equal lengths.
+
+    Raises:
+        MismatchError: a message has another length.
+    """
+    messages, own = Messages(comm), comm.Get_rank()
+    if receives[own].nbytes != sends[own].nbytes:
+        raise MismatchError(
+            f"all_to_all: expected {receives[own].nbytes:,} bytes for this rank from itself, got {sends[own].nbytes:,}"
+        )
+    started = [
+        messages.receive(array, rank, _EXCHANGE_TAG)
+        for rank, array in enumerate(receives)
+        if rank != own and array.size
+    ]
+    started += [
+        messages.send(array, rank, _EXCHANGE_TAG) for rank, array in enumerate(sends) if rank != own and array.size
+    ]
+    if receives[own].size:
+        np.copyto(receives[own], sends[own])
+    while started := [each for each in started if not each.done()]:
+        advance_started()
+        os.sched_yield()
+
+
+def _pieces(array: np.ndarray) -> list[np.ndarray]:
+    octets = array.reshape(-1).view(np.uint8)
+    return [octets[start : start + MOST_BYTES] for start in range(0, max(octets.size, 1), MOST_BYTES)]

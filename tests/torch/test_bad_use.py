@@ -1,0 +1,142 @@
+"""Bad use of backend clcomm: one line, on every rank, without a hang."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import torch.distributed as dist  # noqa: E402
+
+from clcomm.errors import ArgumentError, MismatchError  # noqa: E402
+from tests.helpers import one_line  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = "import torch, clcomm.torch, torch.distributed as dist; dist.init_process_group('clcomm'); "
+
+
+def run(code, **environment):
+    """Run a program as a user does, outside of mpiexec."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "MPI", "RANK"))}
+    for name in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "BACKEND"):
+        inherited.pop(name, None)
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_outside_of_mpiexec_there_is_a_world_of_one():
+    ended = run(TRAIN + "t = torch.ones(2); dist.all_reduce(t); print(dist.get_world_size(), t.tolist())")
+    assert ended.stdout.split(maxsplit=1) == ["1", "[1.0, 1.0]\n"], ended.stderr
+
+
+def test_torchrun_gets_a_line_that_says_what_to_use():
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
+    ended = run(TRAIN, TORCHELASTIC_RUN_ID="one", **address)
+    assert ended.returncode != 0
+    assert "torchrun: expected ranks of MPI" in ended.stderr.splitlines()[-1]
+    assert "clcomm run -n N" in ended.stderr.splitlines()[-1]
+
+
+def test_a_rank_that_is_not_mpis_is_refused():
+    ended = run(
+        "import clcomm.torch, torch.distributed as dist; "
+        "dist.init_process_group('clcomm', rank=0, world_size=1, store=dist.HashStore()); print('fine');"
+        "dist.destroy_process_group(); dist.init_process_group('clcomm', rank=1, world_size=2, store=dist.HashStore())"
+    )
+    assert ended.stdout == "fine\n"
+    assert "expected MPI's rank 0 of 1, got rank 1 of 2" in ended.stderr.splitlines()[-1]
+
+
+def test_the_users_own_variables_stay():
+    code = "import os, clcomm.torch; print(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'], os.environ['RANK'])"
+    assert run(code, MASTER_ADDR="localhost", MASTER_PORT="12345").stdout.split() == ["localhost", "12345", "0"]
+
+
+def test_without_pytorch_there_is_one_line():
+    code = "import sys; sys.modules['torch'] = None; import clcomm.torch"
+    assert run(code).stderr.splitlines()[-1].endswith("PyTorch is not installed; do: pip install 'clcomm[torch]'")
+    assert run("import sys, clcomm, clcomm.communicator; print('torch' in sys.modules)").stdout == "False\n"
+
+
+def test_a_group_that_was_destroyed():
+    ended = run(TRAIN + "g = dist.group.WORLD; dist.destroy_process_group(); g.barrier()")
+    assert ended.stderr.splitlines()[-1].endswith("expected an open one, but destroy_process_group was called")
+    again = "dist.destroy_process_group(); dist.init_process_group('clcomm'); dist.barrier(); print('again')"
+    assert run(TRAIN + again).stdout == "again\n"
+
+
+# --- in a group ---
+
+
+@pytest.mark.mpi(min_size=1)
+def test_tensors_of_unknown_devices_and_layouts(world):
+    with pytest.raises(ArgumentError) as caught:
+        dist.broadcast(torch.empty(3, device="meta"), 0)
+    assert "expected one on cpu, cuda, xpu, privateuseone, got one on meta" in one_line(caught)
+    with pytest.raises(ArgumentError) as caught:
+        dist.broadcast(torch.eye(3).to_sparse(), 0)
+    assert "use to_dense()" in one_line(caught)
+    dist.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("length", [10, 3000, 200_000, 1_500_000])
+def test_different_lengths(world, length):
+    for call in (dist.all_reduce, lambda tensor: dist.broadcast(tensor, 0)):
+        with pytest.raises(MismatchError) as caught:
+            call(torch.ones(length + (dist.get_rank() == 1)))
+        message = one_line(caught)
+        sizes = [f"{length:,}", f"{length + 1:,}"], [f"{4 * length:,} bytes", f"{4 * length + 4:,} bytes"]
+        assert any(all(size in message for size in pair) for pair in sizes) and "rank 1" in message
+    total = torch.ones(2)
+    dist.all_reduce(total)
+    assert (total == dist.get_world_size()).all()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float64), (torch.float16, torch.bfloat16)], ids=str)
+def test_different_dtypes(world, dtypes):
+    with pytest.raises(MismatchError) as caught:
+        dist.all_reduce(torch.ones(100_000, dtype=dtypes[dist.get_rank() == 1]))
+    message = one_line(caught)
+    assert all(str(dtype).removeprefix("torch.") in message for dtype in dtypes)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_different_collectives(world):
+    with pytest.raises(MismatchError) as caught:
+        dist.barrier() if dist.get_rank() == 1 else dist.all_reduce(torch.ones(3))
+    assert "barrier" in one_line(caught) and "all_reduce" in str(caught.value)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_one_ranks_bad_argument_is_every_ranks_error(world):
+    size = dist.get_world_size()
+    with pytest.raises(ArgumentError) as caught:
+        dist.all_gather_single(torch.empty(size * 3 - (dist.get_rank() == 1)), torch.ones(3))
+    assert f"expected {size} times 3 float32, got {size * 3 - 1} float32 (on rank 1)" in one_line(caught)
+
+
+@pytest.mark.mpi(min_size=1)
+def test_reductions_that_have_no_meaning(world):
+    with pytest.raises(ArgumentError) as caught:
+        dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND)
+    assert "'band' needs integers" in one_line(caught)
+    with pytest.raises(ArgumentError) as caught:
+        dist.all_reduce(torch.ones(3), dist._make_nccl_premul_sum(2.0))
+    assert "expected one of" in one_line(caught)
+    with pytest.raises(ArgumentError) as caught:
+        dist.all_reduce(torch.ones(3, dtype=torch.float8_e5m2))
+    one_line(caught)
+    dist.barrier()
