@@ -12,8 +12,8 @@ import numpy as np
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.horovod.handles import complete_started
-from clcomm.horovod.recording import Recording
 from clcomm.job import endings
+from clcomm.report.recording import Recording
 
 
 class _World:
@@ -51,7 +51,7 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | None = None) -> 
 def _open(comm: Communicator) -> None:
     _World.comm, _World.generation, _World.some_joined = comm, _World.generation + 1, False
     _World.is_homogeneous = len(set(comm.all_gather_object(comm.local_size, label="init"))) == 1
-    _World.recording = Recording.wanted(comm)
+    _World.recording = Recording.wanted(comm, "HOROVOD_TIMELINE")
 
 
 def replace_communicator(comm: Communicator) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import os
 import stat
 import struct
@@ -203,9 +204,18 @@ def print_line(line: str) -> None:
     """
     if line:
         _flush(sys.stdout)
+        stream = _error_stream()
         with contextlib.suppress(Exception):
-            sys.stderr.write(line.encode(errors="backslashreplace").decode() + "\n")
-        _flush(sys.stderr)
+            stream.write(line.encode(errors="backslashreplace").decode() + "\n")  # type: ignore[union-attr]
+        _flush(stream)
+
+
+def _error_stream() -> TextIO | None:
+    """Return sys.stderr, or the process's own in its place while a text collects what is written.
+
+    So does the excepthook of torch.distributed, which would print it after this process's end.
+    """
+    return sys.__stderr__ if type(sys.stderr) is io.StringIO else sys.stderr
 
 
 def _flush(stream: TextIO | None) -> None:

@@ -20,6 +20,7 @@ from clcomm.errors import ArgumentError
 from clcomm.torch.collectives import TensorCollectives
 from clcomm.torch.launch import require_same_world
 from clcomm.torch.messages import GroupMessages
+from clcomm.torch.recording import JobRecording
 from clcomm.torch.work import CollectiveWork, Turns
 from clcomm.transport import mpi_communicators
 
@@ -51,6 +52,7 @@ class ClcommProcessGroup(ProcessGroup):
         self._turns = Turns(name)
         self._backward, self._bucket = -1, -1
         self._sequence = 0
+        self._recording: JobRecording | None = None
 
     @classmethod
     def of_options(cls, options: Any, backend_options: Any = None) -> ClcommProcessGroup:
@@ -62,8 +64,10 @@ class ClcommProcessGroup(ProcessGroup):
         ranks, limit_s = options.global_ranks_in_group, options.timeout.total_seconds()
         if not ranks:
             require_same_world(options.group_rank, options.group_size)
-            comm = Communicator(timeout_s=limit_s)
-        elif len(ranks) == 1:
+            group = cls(Communicator(timeout_s=limit_s), options.store, options.group_id)
+            group._recording = JobRecording.wanted(group.communicator)
+            return group
+        if len(ranks) == 1:
             comm = Communicator(transport="solo")
         else:
             members = mpi_communicators.of_ranks(ranks, zlib.crc32(options.group_id.encode()) & 0x7FFF)
@@ -134,11 +138,20 @@ class ClcommProcessGroup(ProcessGroup):
         """Do nothing: a group keeps the time limit with which it was made."""
 
     def shutdown(self) -> None:
-        """Complete what was called, and leave the group's resources to be freed when all of its ranks have."""
+        """Complete what was called, and leave the group's resources to be freed when all of its ranks have.
+
+        Collective for the default group of a job whose report or timeline is wanted, which are written here.
+        """
         self._turns.close()
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            recording.write()
         self._open = None
 
-    abort = shutdown
+    def abort(self) -> None:
+        """Do what `shutdown` does, without the other ranks."""
+        self._recording = None
+        self.shutdown()
 
     def __repr__(self) -> str:
         return f"<clcomm process group {self._name}: rank {self.rank()} of {self.size()}>"

@@ -1,4 +1,4 @@
-"""A run's figures and timeline without a line in the program: CLCOMM_REPORT and HOROVOD_TIMELINE name the files."""
+"""A run's figures and timeline without a line in the program: environment variables name the files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clcomm.report.record import gather_records, run_document, write_document
 from clcomm.stats.events import Phase
 from clcomm.trace import Trace
 
-REPORT, TIMELINE = "CLCOMM_REPORT", "HOROVOD_TIMELINE"
+REPORT, TIMELINE = "CLCOMM_REPORT", "CLCOMM_TRACE"
 
 
 class Recording:
@@ -27,9 +27,14 @@ class Recording:
         comm.add_observer(self)
 
     @classmethod
-    def wanted(cls, comm: Communicator) -> Recording | None:
-        """Return a recording where the environment asks for one; collective."""
-        report, timeline = comm.broadcast_object((os.environ.get(REPORT, ""), os.environ.get(TIMELINE, "")))
+    def wanted(cls, comm: Communicator, *others: str) -> Recording | None:
+        """Return a recording where rank 0's environment asks for one; collective.
+
+        others: variables that name the timeline's file besides CLCOMM_TRACE.
+        """
+        timelines = [os.environ[name] for name in (TIMELINE, *others) if os.environ.get(name)]
+        asked = os.environ.get(REPORT, ""), timelines[0] if timelines else ""
+        report, timeline = comm.broadcast_object(asked)
         if not report and not timeline:
             return None
         recording = cls(comm, report)

@@ -1,0 +1,56 @@
+"""Report and timeline of a job that only calls torch.distributed: CLCOMM_REPORT and CLCOMM_TRACE name the files.
+
+A step ends with an optimizer's `step()`, which PyTorch reports of every optimizer.
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from clcomm.communicator import Communicator
+from clcomm.job import endings
+from clcomm.report.recording import Recording
+from clcomm.stats.events import Phase
+
+
+class JobRecording:
+    """Records what the default group's ranks do, until `write`, or else until the program ends.
+
+    Args:
+        comm: the group's Communicator.
+        recording: where it is recorded.
+    """
+
+    def __init__(self, comm: Communicator, recording: Recording):
+        self._comm, self._recording = comm, recording
+        self._began_s, self._communicated_s = time.perf_counter(), comm.communicated()
+        self._hook = register_optimizer_step_post_hook(self._step_finished)
+        atexit.register(self._at_exit)
+
+    @classmethod
+    def wanted(cls, comm: Communicator) -> JobRecording | None:
+        """Return a recording where the environment asks for one; collective."""
+        recording = Recording.wanted(comm)
+        return None if recording is None else cls(comm, recording)
+
+    def _step_finished(self, *_: Any) -> None:
+        now_s, communicated_s = time.perf_counter(), self._comm.communicated()
+        seconds = now_s - self._began_s
+        within_s = min(seconds, communicated_s - self._communicated_s)
+        self._comm.notify_phase(Phase("step", self._began_s, seconds, communication_s=within_s))
+        self._began_s, self._communicated_s = now_s, communicated_s
+
+    def write(self) -> None:
+        """Write the files; collective."""
+        self._hook.remove()
+        atexit.unregister(self._at_exit)
+        self._recording.write()
+
+    def _at_exit(self) -> None:
+        """Write them at the end of a program that did not call destroy_process_group, unless it failed."""
+        if not endings.is_reported():
+            self.write()

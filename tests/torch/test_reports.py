@@ -1,0 +1,63 @@
+"""Reports and timelines of jobs that only call torch.distributed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.faults.launch import HUNG_S, clean_environment, mpiexec
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+TRAINS = """
+import torch
+import torch.distributed as dist
+import clcomm.torch
+
+dist.init_process_group("clcomm")
+torch.manual_seed(dist.get_rank())
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(6, 3))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for step in range(6):
+    optimizer.zero_grad()
+    model(torch.randn(4, 6)).square().sum().backward()
+    optimizer.step()
+"""
+FAILS = TRAINS + "if dist.get_rank() == 1: raise ValueError('planted')\n"
+
+
+def start(folder, program):
+    (folder / "trains.py").write_text(program)
+    files = {"CLCOMM_REPORT": str(folder / "run.json"), "CLCOMM_TRACE": str(folder / "timeline.json")}
+    return subprocess.run([mpiexec(), "-n", "2", sys.executable, "trains.py"], cwd=folder,
+                          env=clean_environment(**files), capture_output=True, text=True, timeout=HUNG_S,
+                          check=False)  # fmt: skip
+
+
+@pytest.mark.parametrize("ends", ["", "dist.destroy_process_group()\n"])
+def test_the_environment_names_the_files(tmp_path, ends):
+    ended = start(tmp_path, TRAINS + ends)
+    assert ended.returncode == 0, ended.stderr
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert (run["world_size"], run["steps"]) == (2, 6)
+    for rank in run["ranks"]:
+        gradients = [each for each in rank["stats"]["tallies"] if each["label"] == "gradients"]
+        assert [(each["operation"], each["bucket"], each["calls"]) for each in gradients] == [("all_reduce", 0, 6)]
+    shown = subprocess.run([sys.executable, "-m", "clcomm", "report", "run.json"], cwd=tmp_path,
+                           env=clean_environment(), capture_output=True, text=True, timeout=HUNG_S,
+                           check=False)  # fmt: skip
+    assert shown.returncode == 0 and "gradients" in shown.stdout, shown.stderr
+    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+    names = [event.get("name", "") for event in events]
+    assert sum(name.startswith("step") for name in names) >= 12 and any("all_reduce" in name for name in names)
+
+
+def test_a_job_that_fails_ends_without_them(tmp_path):
+    ended = start(tmp_path, FAILS)
+    assert ended.returncode != 0
+    # PyTorch's excepthook collects what is printed, and would print it only after the job has ended.
+    assert ended.stderr.startswith("clcomm: rank 1 failed:\n") and ended.stderr.endswith("ValueError: planted\n")
+    assert not (tmp_path / "run.json").exists()
