@@ -30,7 +30,9 @@ class Option(NamedTuple):
     @property
     def flag(self) -> str:
         """The name that errors give it."""
-        return f"--{self.action.dest.replace('_', '-')}"
+        own = f"--{self.action.dest.replace('_', '-')}"
+        names = self.action.option_strings
+        return own if own in names else next((name for name in names if name.startswith("--")), own)
 
     def two_values(self) -> tuple[list[str], list[str]]:
         """Return two command lines that differ in this option alone."""

@@ -67,7 +67,7 @@ class AllReduces(CollectiveRunner):
             label: the name under which it is counted.
             nbytes: the size to count, where part of the array is padding.
             bucket: index of the gradients' bucket, for observers.
-            compared: what ranks compare in place of label and bucket, which may then differ; None: these.
+            compared: what ranks compare, with nbytes, in place of label and bucket, which may then differ; None: these.
         """
         into = array if out is None else out
         key = self._key_of(array, into, op, label, nbytes, bucket, compared)

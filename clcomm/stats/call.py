@@ -36,7 +36,7 @@ class Call:
     prepared: int = 0
     #: Whether it has a sequence number of its own; ranks compare arguments in collectives that have none.
     is_counted: bool = True
-    #: What ranks compare in place of label and bucket, which may then differ; None: these.
+    #: What ranks compare, with `nbytes`, in place of label and bucket, which may then differ; None: these.
     compared: str | None = None
     #: Whether its arrays are aligned to their dtype.
     is_aligned: bool = True
@@ -44,9 +44,12 @@ class Call:
     @cached_property
     def tag(self) -> int:
         """A 62-bit hash, equal on two ranks whose calls match."""
-        named = (self.label, self.bucket) if self.compared is None else self.compared
-        alike = (self.operation, named, self.transport, self.op, self.count, str(self.dtype))
-        text = repr((*alike, self.nbytes if self.op else 0, self.root, self.prepared, self.is_aligned))
+        alike: tuple[object, ...]
+        if self.compared is None:
+            alike = self.operation, self.label, self.transport, self.op, self.count, str(self.dtype), self.bucket
+        else:
+            alike = self.operation, self.compared, self.transport, self.op, self.count, str(self.dtype), self.nbytes
+        text = repr((*alike, self.root, self.prepared, self.is_aligned))
         return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 2
 
     def describe(self, sequence: int) -> str:

@@ -16,9 +16,10 @@ from clcomm.optim import SGD
 #: Methods of the Communicator and the Synchronizer that need no other rank, and work as before.
 LOCAL = {
     "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "communicated", "finalize", "fold_with",
-    "get_bucket_stats", "get_rank", "get_world_size", "is_common", "is_common_on_host", "leave_mpi", "leave_program",
-    "look_back", "notify_phase", "phase", "reduces_within_hosts", "remove_observer", "settings", "sums",
-    "total_allreduce_calls", "total_bytes_sent", "world_size",
+    "get_bucket_stats", "get_rank", "get_world_size", "holds", "is_common", "is_common_on_host", "leave_mpi",
+    "leave_program", "look_back", "notify_collective", "notify_phase", "phase", "reduces_within_hosts",
+    "remove_observer", "settings", "shares_memory", "sums", "total_allreduce_calls", "total_bytes_sent", "waiting_for",
+    "world_size",
     "attach_optimizer", "bucket_size", "check_state_dict", "completion_order", "compression", "count_synchronisation",
     "decisions", "delegate_reduction", "get_communication_stats", "load_state_dict", "no_sync", "register_comm_hook",
     "sharded_update_of", "space_for", "space_of", "state_dict", "use_bucketing",
@@ -42,6 +43,7 @@ def calls_of(comm: Communicator) -> dict[str, Callable[[], object]]:
         "all_reduce_async_init": lambda: comm.all_reduce_async_init(x),
         "all_reduce_between_hosts_init": lambda: comm.all_reduce_between_hosts_init(x, np.ones(6), lambda peers: 0),
         "all_reduce_init": lambda: comm.all_reduce_init(x),
+        "all_to_all": lambda: comm.all_to_all([x] * comm.size, [np.ones(6)] * comm.size),
         "allocate": lambda: comm.allocate(100),
         "allocate_common": lambda: comm.allocate_common(100),
         "allreduce": lambda: comm.allreduce(x, MPI.PROD),

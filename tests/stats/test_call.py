@@ -16,7 +16,7 @@ CALL = Call("all_reduce", "gradients", "shared", 4000, op="sum", count=1000, dty
 COMPARED: dict[str, list[Any]] = {
     "operation": ["broadcast", "all_reduce "], "label": ["", "gradient", "gradients'"], "transport": ["mpi"],
     "op": ["", "mean"], "count": [-1, 999, 1001], "dtype": [None, np.dtype("int32"), np.dtype("float64")],
-    "bucket": [-1, 2, 31], "root": [0, 3], "prepared": [1, 3], "is_aligned": [False],
+    "bucket": [-1, 2, 31], "root": [0, 3], "prepared": [1, 3], "is_aligned": [False], "compared": ["", "float32"],
 }  # fmt: skip
 #: Fields in which ranks may differ: sizes to count, and how ranks meet.
 FREE: dict[str, list[Any]] = {"nbytes": [0, 3999], "through_mpi": [True], "is_counted": [False]}
@@ -32,6 +32,12 @@ def test_ranks_may_differ_in_the_rest(name: str, value: Any) -> None:
     assert replace(CALL, **{name: value}).tag == CALL.tag
 
 
+def test_what_is_compared_instead_leaves_label_and_bucket_free() -> None:
+    call = replace(CALL, compared="float16")
+    assert replace(call, label="", bucket=-1).tag == call.tag
+    assert len({call.tag, replace(call, nbytes=3999).tag, replace(call, compared="float32").tag, CALL.tag}) == 4
+
+
 def test_every_field_is_compared_or_free() -> None:
     assert {*COMPARED, *FREE} == set(CALL.__dataclass_fields__)
 
@@ -39,7 +45,8 @@ def test_every_field_is_compared_or_free() -> None:
 def test_tags_are_the_same_in_every_process_and_differ_between_calls() -> None:
     """A constant shows that no seed of the process is in it; room for the sequence number is left below 2**63."""
     assert Call("barrier", "", "shared").tag == 2612732449845363411
-    values = [[getattr(CALL, name), *others] for name, others in COMPARED.items()]
-    calls = [replace(CALL, **dict(zip(COMPARED, chosen, strict=True))) for chosen in itertools.product(*values)]
+    named = {name: others for name, others in COMPARED.items() if name != "compared"}
+    values = [[getattr(CALL, name), *others] for name, others in named.items()]
+    calls = [replace(CALL, **dict(zip(named, chosen, strict=True))) for chosen in itertools.product(*values)]
     tags = {call.tag for call in calls}
     assert len(tags) == len(calls) > 10_000 and min(tags) >= 0 and max(tags) < 1 << 62
