@@ -12,7 +12,7 @@ import torch
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, ClcommError
 from clcomm.torch.staging import MOST_BYTES, Staging
-from clcomm.torch.tensors import array_of, bytes_of, flat, give_back, on_host, summed_as
+from clcomm.torch.tensors import array_of, bytes_of, copy_values, flat, give_back, on_host, summed_as
 
 _Converted = TypeVar("_Converted")
 _NOTHING = np.empty(0, np.uint8)
@@ -69,9 +69,9 @@ class TensorCollectives:
 
         def reduce(part: torch.Tensor) -> None:
             length = part.numel()
-            row[:length].copy_(part)
+            copy_values(row[:length], part)
             run(row_array[:length], out=sum_array[:length], nbytes=nbytes)
-            part.copy_(total[:length])
+            copy_values(part, total[:length])
 
         def reduce_pieces() -> int:
             for part in values.split(pair.count):

@@ -14,6 +14,7 @@ DEVICES = ("cpu", "cuda", "xpu", "privateuseone")
 SUMMED_AS = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 #: Of these NumPy has no dtype: their bits travel as integers.
 _AS_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_HOST = torch.device("cpu")
 
 
 def summed_as(dtype: torch.dtype) -> torch.dtype:
@@ -39,7 +40,20 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
 def give_back(values: torch.Tensor, tensor: torch.Tensor) -> None:
     """Copy values to the tensor that they came from, unless they are in it already."""
     if not is_same_memory(values, tensor):
-        tensor.detach().copy_(values.view(tensor.shape))
+        copy_values(tensor.detach(), values.view(tensor.shape))
+
+
+def copy_values(to: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy values to a tensor of the same shape, in this thread where NumPy can.
+
+    PyTorch divides a long copy among its threads, and these wait for each other where ranks share cores: 1 MiB then
+    takes milliseconds instead of 25 us.
+    """
+    is_plain = to.is_contiguous() and not (to.is_conj() or to.is_neg() or source.is_conj() or source.is_neg())
+    if is_plain and to.dtype == source.dtype and to.device == source.device == _HOST:
+        np.copyto(array_of(to), array_of(source.contiguous()))
+    else:
+        to.copy_(source)
 
 
 def is_same_memory(values: torch.Tensor, tensor: torch.Tensor) -> bool:
