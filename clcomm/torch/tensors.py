@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import torch
 
@@ -44,14 +46,19 @@ def give_back(values: torch.Tensor, tensor: torch.Tensor) -> None:
 
 
 def copy_values(to: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy values to a tensor of the same shape, in this thread where NumPy can.
+    """Copy values to a tensor of the same shape, in this thread where their bytes are the same.
 
     PyTorch divides a long copy among its threads, and these wait for each other where ranks share cores: 1 MiB then
-    takes milliseconds instead of 25 us.
+    takes milliseconds instead of 25 us. A NumPy array on the tensors would keep PyTorch from resizing their memory.
     """
-    is_plain = to.is_contiguous() and not (to.is_conj() or to.is_neg() or source.is_conj() or source.is_neg())
-    if is_plain and to.dtype == source.dtype and to.device == source.device == _HOST:
-        np.copyto(array_of(to), array_of(source.contiguous()))
+    are_bytes = all(
+        each.device == _HOST and each.is_contiguous() and not each.is_conj() and not each.is_neg()
+        for each in (to, source)
+    )
+    if are_bytes and to.dtype == source.dtype and to.nbytes == source.nbytes:
+        ctypes.memmove(to.data_ptr(), source.data_ptr(), to.nbytes)
+        if not to.is_inference():
+            torch.autograd.graph.increment_version(to)  # so that autograd knows of the change, as of copy_'s
     else:
         to.copy_(source)
 
