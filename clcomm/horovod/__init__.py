@@ -13,7 +13,31 @@ except ImportError:
 from typing import Any, NoReturn
 
 from clcomm.horovod import elastic
+from clcomm.horovod.all_reduces import (
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    sparse_allreduce_async,
+)
+from clcomm.horovod.calls import Adasum, Average, Max, Min, Product, ReduceOp, Sum, barrier
 from clcomm.horovod.compression import Compression, Compressor
+from clcomm.horovod.copies import (
+    allgather,
+    allgather_async,
+    alltoall,
+    alltoall_async,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
+)
 from clcomm.horovod.functions import (
     allgather_object,
     broadcast_object,
@@ -22,40 +46,14 @@ from clcomm.horovod.functions import (
     broadcast_parameters,
 )
 from clcomm.horovod.handles import poll, synchronize
-from clcomm.horovod.operations import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    ReduceOp,
-    Sum,
-    allgather,
-    allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    alltoall,
-    alltoall_async,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather,
-    grouped_allgather_async,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
+from clcomm.horovod.optimizer import DistributedOptimizer
+from clcomm.horovod.reduce_scatters import (
     grouped_reducescatter,
     grouped_reducescatter_async,
     reducescatter,
     reducescatter_async,
-    sparse_allreduce_async,
 )
-from clcomm.horovod.optimizer import DistributedOptimizer, join
+from clcomm.horovod.reduction import join
 from clcomm.horovod.sync_batch_norm import SyncBatchNorm
 from clcomm.horovod.world import (
     ProcessSet,

@@ -9,8 +9,8 @@ import torch
 
 from clcomm.errors import ArgumentError
 from clcomm.horovod import movement
+from clcomm.horovod.calls import root_in, start
 from clcomm.horovod.handles import synchronize
-from clcomm.horovod.operations import _root_in, start
 from clcomm.horovod.tensors import host_tensor
 from clcomm.horovod.world import ProcessSet, global_process_set
 from clcomm.sync.agreement import require_agreement
@@ -30,7 +30,7 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
     else:
         raise ArgumentError(f"params: expected a state_dict or parameters, got {type(params).__name__}")
     tensors = {name: each for name, each in pairs if isinstance(each, torch.Tensor)}
-    root = _root_in(process_set, root_rank)
+    root = root_in(process_set, root_rank)
 
     def work(comm: Any) -> None:
         lines = [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in tensors.items()]
@@ -55,7 +55,7 @@ def broadcast_optimizer_state(
         raise ArgumentError("optimizer: expected another than L-BFGS, whose state is no dictionary of tensors")
     own = optimizer.state_dict()
     state = broadcast_object(own, root_rank, process_set=process_set)
-    if process_set.rank() != _root_in(process_set, root_rank):
+    if process_set.rank() != root_in(process_set, root_rank):
         optimizer.load_state_dict(state)
 
 
@@ -63,7 +63,7 @@ def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """Return root's object on every rank; it is pickled. Collective."""
-    root = _root_in(process_set, root_rank)
+    root = root_in(process_set, root_rank)
     return synchronize(start(process_set, lambda comm: comm.broadcast_object(obj, root, label=name or "")))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from clcomm.horovod import world
-from clcomm.horovod.operations import Sum, allreduce
+from clcomm.horovod.all_reduces import allreduce
+from clcomm.horovod.calls import Sum
 
 
 class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):

@@ -10,7 +10,7 @@ from typing import Any
 
 from clcomm.elastic import is_lost_peer, survivors_of
 from clcomm.horovod import handles, world
-from clcomm.horovod.optimizer import abandon_reductions
+from clcomm.horovod.reduction import abandon_reductions
 
 _log = logging.getLogger("clcomm")
 

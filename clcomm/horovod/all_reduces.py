@@ -1,0 +1,189 @@
+"""Horovod's all-reduces: blocking, in place, and started to be completed later; of one tensor, several, sparse ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from clcomm.communicator import Communicator
+from clcomm.errors import ArgumentError
+from clcomm.horovod import movement
+from clcomm.horovod.calls import Average, ReduceOp, Sum, chosen_op, copied_onto, listed, single, start
+from clcomm.horovod.compression import Compression
+from clcomm.horovod.handles import Handle, synchronize
+from clcomm.horovod.tensors import host_tensor
+from clcomm.horovod.world import ProcessSet, global_process_set
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start an all-reduce of several tensors; `synchronize` returns the list of results.
+
+    Args:
+        tensors: of any dtypes, the same shapes on every rank; not to be changed until the operation is complete.
+        average: True: op=Average; False: op=Sum. Use `op`.
+        name: the label in stats and messages.
+        op: Average (the default), Sum, Min, Max, Product or Adasum.
+        prescale_factor, postscale_factor: numbers by which the operands and the result are multiplied.
+        process_set: the ranks.
+    """
+    wanted, sources = chosen_op(op, average), [host_tensor(each, "tensors") for each in listed(tensors)]
+
+    def work(comm: Communicator) -> list[torch.Tensor]:
+        found = movement.all_reduce(comm, sources, wanted, name or "", prescale_factor, postscale_factor)
+        return [each.to(tensor.device) for each, tensor in zip(found, tensors, strict=True)]
+
+    return start(process_set, work)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start an all-reduce of several tensors in place; arguments as for `grouped_allreduce_async`."""
+    wanted, targets = chosen_op(op, average), listed(tensors)
+    for each in targets:
+        host_tensor(each, "tensors")
+
+    def work(comm: Communicator) -> list[torch.Tensor]:
+        sources = [host_tensor(each) for each in targets]
+        found = movement.all_reduce(comm, sources, wanted, name or "", prescale_factor, postscale_factor)
+        return [copied_onto(target, each) for target, each in zip(targets, found, strict=True)]
+
+    return start(process_set, work)
+
+
+class _GroupedAllreduce(torch.autograd.Function):
+    """An all-reduce through which gradients flow: backward is the same all-reduce of them."""
+
+    @staticmethod
+    def forward(ctx: Any, arguments: dict[str, Any], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.arguments = arguments
+        return tuple(synchronize(grouped_allreduce_async(tensors, **arguments)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        return (None, *synchronize(grouped_allreduce_async(gradients, **ctx.arguments)))
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Return several tensors' all-reduces; differentiable. compression: `Compression.fp16` sends halves."""
+    arguments = {
+        "op": chosen_op(op, average), "name": name, "prescale_factor": prescale_factor,
+        "postscale_factor": postscale_factor, "process_set": process_set,
+    }  # fmt: skip
+    small = [compression.compress(each) for each in listed(tensors)]
+    found = _GroupedAllreduce.apply(arguments, *(each for each, _ in small))
+    return [compression.decompress(each, context) for each, (_, context) in zip(found, small, strict=True)]
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Reduce several tensors over the ranks, in place, and return them."""
+    return synchronize(
+        grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
+    )
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start an all-reduce; arguments as for `grouped_allreduce_async`, of one tensor."""
+    return single(grouped_allreduce_async([tensor], average, name, op, prescale_factor, postscale_factor, process_set))
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start an all-reduce in place; arguments as for `grouped_allreduce_async`, of one tensor."""
+    return single(grouped_allreduce_async_([tensor], average, name, op, prescale_factor, postscale_factor, process_set))
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Return a tensor's all-reduce; differentiable. Arguments as for `grouped_allreduce`, of one tensor."""
+    return grouped_allreduce([tensor], average, name, compression, op, prescale_factor, postscale_factor, process_set)[
+        0
+    ]
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Reduce a tensor over the ranks, in place, and return it."""
+    return synchronize(allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set))
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str | None = None, op: ReduceOp = Average, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start the sum, or with Average the mean, of sparse COO tensors: indices and values are gathered."""
+    if op not in (Average, Sum):
+        raise ArgumentError(f"op: expected Average or Sum for a sparse tensor, got {op}")
+    own = tensor.detach().coalesce()
+
+    def work(comm: Communicator) -> torch.Tensor:
+        indices = movement.all_gather(comm, host_tensor(own.indices().t()), name or "")
+        values = movement.all_gather(comm, host_tensor(own.values()), name or "")
+        total = torch.sparse_coo_tensor(
+            indices.t(), values, own.shape, device=own.device, check_invariants=True
+        ).coalesce()
+        return total / comm.size if op is Average else total
+
+    return start(process_set, work)

@@ -1,0 +1,194 @@
+"""Horovod's all-gathers, broadcasts and all-to-alls: blocking, in place, and started to be completed later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from clcomm.communicator import Communicator
+from clcomm.errors import ArgumentError
+from clcomm.horovod import movement, world
+from clcomm.horovod.all_reduces import allreduce
+from clcomm.horovod.calls import Average, copied_onto, listed, root_in, start
+from clcomm.horovod.handles import Handle, synchronize
+from clcomm.horovod.tensors import host_tensor
+from clcomm.horovod.world import ProcessSet, global_process_set
+
+# --- all-gather ---
+
+
+def allgather_async(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start gathering the ranks' tensors, which may differ in their first dimension; see `allgather`."""
+    source, device = host_tensor(tensor), tensor.device
+    return start(process_set, lambda comm: movement.all_gather(comm, source, name or "").to(device))
+
+
+class _Allgather(torch.autograd.Function):
+    """Backward is the part of the ranks' mean gradient that belongs to this rank's rows."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
+        ctx.shape, ctx.process_set = tensor.shape, process_set
+        return synchronize(allgather_async(tensor, name, process_set))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        rows = ctx.shape[0] if ctx.shape else 1
+        mean = allreduce(gradient, op=Average, process_set=ctx.process_set)
+        counts = allgather(torch.tensor([rows]), process_set=ctx.process_set)
+        first = int(counts[: ctx.process_set.rank()].sum())
+        return mean[first : first + rows].reshape(ctx.shape), None, None
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Return the ranks' tensors, concatenated along the first dimension in rank order; differentiable.
+
+    Raises MismatchError on every rank where they differ in dtype or in another dimension than the first.
+    """
+    return _Allgather.apply(tensor, name, process_set)
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start gathering several tensors; `synchronize` returns the list of results."""
+    given = listed(tensors)
+    sources = [host_tensor(each, "tensors") for each in given]
+
+    def work(comm: Communicator) -> list[torch.Tensor]:
+        gathered = (movement.all_gather(comm, each, name or "") for each in sources)
+        return [each.to(tensor.device) for each, tensor in zip(gathered, given, strict=True)]
+
+    return start(process_set, work)
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[torch.Tensor]:
+    """Return several tensors' `allgather`; differentiable."""
+    return [allgather(each, name, process_set) for each in listed(tensors)]
+
+
+# --- broadcast ---
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start sending root's tensor to all ranks of the set; root_rank is its rank in the world."""
+    source, root, device = host_tensor(tensor), root_in(process_set, root_rank), tensor.device
+    return start(process_set, lambda comm: movement.broadcast(comm, [source], root, name or "")[0].to(device))
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Start replacing a tensor by root's."""
+    host_tensor(tensor)
+    root = root_in(process_set, root_rank)
+
+    def work(comm: Communicator) -> torch.Tensor:
+        return copied_onto(tensor, movement.broadcast(comm, [host_tensor(tensor)], root, name or "")[0])
+
+    return start(process_set, work)
+
+
+class _Broadcast(torch.autograd.Function):
+    """Backward is the ranks' mean gradient on root, zero elsewhere."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, root: int, name: str | None, process_set: ProcessSet) -> torch.Tensor:
+        ctx.root, ctx.process_set = root, process_set
+        return synchronize(broadcast_async(tensor, root, name, process_set))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        mean = allreduce(gradient, op=Average, process_set=ctx.process_set)
+        return mean if world.rank() == ctx.root else torch.zeros_like(mean), None, None, None
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Return root's tensor on every rank; differentiable. Every rank gives one of the same shape and dtype."""
+    return _Broadcast.apply(tensor, root_rank, name, process_set)
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Replace a tensor by root's, in place, and return it."""
+    return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+
+
+# --- all-to-all ---
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start an exchange of rows; `synchronize` returns the rows received, and how many came from each rank (int32).
+
+    splits: integers, how many rows go to each rank; None: equally many, where their number allows.
+    """
+    source = host_tensor(tensor)
+    counts = _splits(source, splits, process_set.size())
+
+    def work(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, received = movement.all_to_all(comm, source, counts, name or "")
+        return rows.to(tensor.device), torch.tensor(received, dtype=torch.int32)
+
+    return start(process_set, work)
+
+
+def _splits(tensor: torch.Tensor, splits: Any, ranks: int) -> list[int]:
+    rows = tensor.shape[0] if tensor.dim() else 0
+    if tensor.dim() == 0 or (splits is None and rows % ranks):
+        raise ArgumentError(
+            f"tensor: expected a first dimension that {ranks} ranks divide, or splits, got {list(tensor.shape)}"
+        )
+    counts = [rows // ranks] * ranks if splits is None else [int(each) for each in splits]
+    if len(counts) != ranks or min(counts) < 0 or sum(counts) != rows:
+        raise ArgumentError(f"splits: expected {ranks} numbers of rows, {rows} together, got {counts}")
+    return counts
+
+
+class _Alltoall(torch.autograd.Function):
+    """Backward sends the gradients of the rows back to where these came from."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, received = synchronize(alltoall_async(tensor, splits, name, process_set))
+        ctx.received, ctx.process_set = received, process_set
+        ctx.mark_non_differentiable(received)
+        return rows, received
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple[Any, ...]:
+        rows, _received = synchronize(alltoall_async(gradient, ctx.received, process_set=ctx.process_set))
+        return rows, None, None, None
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows that the ranks send to this one, in rank order; differentiable.
+
+    With `splits` also how many came from each rank; see `alltoall_async`.
+    """
+    rows, received = _Alltoall.apply(tensor, splits, name, process_set)
+    return rows if splits is None else (rows, received)

@@ -1,0 +1,206 @@
+"""The reduction of an optimizer's gradients, as backward completes them; and `join`, for ranks without more batches."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from clcomm.errors import ArgumentError
+from clcomm.horovod import movement, world
+from clcomm.horovod.calls import Adasum, ReduceOp
+from clcomm.horovod.compression import Compression
+from clcomm.horovod.gradients import GradientBuckets
+from clcomm.horovod.tensors import host_tensor
+from clcomm.horovod.world import ProcessSet
+from clcomm.stats.events import Phase
+from clcomm.synchronizer import GRADIENTS
+
+#: Reductions of live optimizers, for `join`.
+_live: weakref.WeakSet[Reduction] = weakref.WeakSet()
+
+
+class UsageError(ArgumentError, AssertionError):
+    """Calls of a DistributedOptimizer in an order that would use wrong gradients."""
+
+
+class Reduction:
+    """The reduction of one optimizer's gradients: which are complete, and what reduces them.
+
+    Args:
+        optimizer: the wrapped optimizer.
+        names: of all its parameters.
+        compression: a Compressor.
+        passes: backwards before a step.
+        op: Average, Sum or Adasum.
+        predivide: see `DistributedOptimizer`.
+        process_set: the ranks.
+    """
+
+    def __init__(
+        self, optimizer: Any, names: Mapping[torch.Tensor, str], compression: Any, passes: int, op: ReduceOp,
+        predivide: float, process_set: ProcessSet,
+    ):  # fmt: skip
+        self.optimizer, self.compression, self.op = weakref.ref(optimizer), compression, op
+        self.passes, self._names, self._predivide, self._process_set = passes, dict(names), predivide, process_set
+        self._left: dict[torch.Tensor, int] = {}  # backwards to come, by parameter
+        self._buckets: GradientBuckets | None = None
+        self._generation, self._left_names = -1, set[str]()
+        self.synchronized, self.should_synchronize = False, True
+        self._hooked: set[torch.Tensor] = set()
+        self._step_ended_s = 0.0
+        self._communicated_s = 0.0
+        if self.is_needed:
+            self._prepare()
+        _live.add(self)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there are other ranks."""
+        return self._process_set.size() > 1
+
+    @property
+    def buckets(self) -> GradientBuckets | None:
+        """The gradients' buckets; None with Adasum and with a program's own compressor."""
+        return self._buckets
+
+    def trained(self) -> dict[str, torch.Tensor]:
+        """Return the parameters that need gradients, by name."""
+        groups = self.optimizer().param_groups  # type: ignore[union-attr]
+        return {self._name(each): each for group in groups for each in group["params"] if each.requires_grad}
+
+    def _name(self, parameter: torch.Tensor) -> str:
+        return self._names.setdefault(parameter, f"allreduce.noname.{len(self._names)}")
+
+    def _prepare(self) -> None:
+        """Make the buckets where there are none for these ranks and parameters; collective then."""
+        trained = self.trained()
+        if self._generation == world.generation() and trained.keys() == self._left_names:
+            return
+        if self._buckets is not None and self._generation == world.generation():
+            self._buckets.drop()
+        self._generation, self._left_names = world.generation(), set(trained)
+        self.start_over()
+        for parameter in trained.values():
+            if parameter not in self._hooked:
+                self._hooked.add(parameter)
+                hook = parameter.register_post_accumulate_grad_hook(partial(_completed, weakref.ref(self)))
+                weakref.finalize(self, hook.remove)  # a hook that held this object would outlive the optimizer
+        self._buckets = None
+        if self.op is not Adasum and self.compression in (Compression.none, Compression.fp16) and trained:
+            comm, halves = self._process_set.communicator(), self.compression is Compression.fp16
+            self._buckets = GradientBuckets(comm, trained, self.op.value, halves, self._predivide)
+
+    def start_over(self) -> None:
+        """Expect all backwards of a step."""
+        self._left = dict.fromkeys(self.trained().values(), self.passes)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether backward has completed gradients that are not reduced yet."""
+        return self.is_needed and self.op is not Adasum and any(left < self.passes for left in self._left.values())
+
+    def note_complete(self, parameter: torch.Tensor) -> None:
+        """Note a gradient that backward has completed."""
+        if not self.is_needed or self.op is Adasum:
+            return
+        if self._generation != world.generation() or parameter not in self._left:
+            self._prepare()
+        left = self._left.get(parameter, self.passes)
+        if left == 0:
+            raise UsageError(
+                f"gradient of {self._name(parameter)!r}: expected at most {self.passes} backward passes before step() "
+                "or synchronize(), got another; increase backward_passes_per_step"
+            )
+        self._left[parameter] = left - 1
+        if left == 1 and self._buckets is not None:
+            self._buckets.add(self._name(parameter))
+
+    def finish(self) -> None:
+        """Replace the gradients by the reduced ones; collective."""
+        if self.is_needed and self.op is not Adasum:
+            self._prepare()
+            if self._buckets is not None:
+                self._buckets.finish()
+                world.note_joined(not self._buckets.all_took_part)
+            else:
+                self._reduce_compressed()
+            self.start_over()
+        self.synchronized = True
+
+    @torch.no_grad()
+    def _reduce_compressed(self) -> None:
+        """Reduce with a program's own compressor, each gradient by itself."""
+        small, parameters = [], list(self.trained().values())
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            small.append(self.compression.compress(parameter.grad))
+        comm, sent = self._process_set.communicator(), [host_tensor(each) for each, _ in small]
+        found = movement.all_reduce(comm, sent, self.op, GRADIENTS, 1.0 / self._predivide, self._predivide)
+        for parameter, (like, context), each in zip(parameters, small, found, strict=True):
+            parameter.grad.copy_(self.compression.decompress(each.to(like.device), context))
+
+    @torch.no_grad()
+    def add_steps(self, starts: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        """Replace each rank's step by the adaptive sum of all ranks' steps; collective.
+
+        starts: the parameters' values before this rank's step.
+        """
+        parameters = list(starts)
+        small = [self.compression.compress(parameter - starts[parameter]) for parameter in parameters]
+        comm, sent = self._process_set.communicator(), [host_tensor(each) for each, _ in small]
+        found = movement.all_reduce(comm, sent, Adasum, GRADIENTS)
+        for parameter, (like, context), each in zip(parameters, small, found, strict=True):
+            parameter.copy_(starts[parameter] + self.compression.decompress(each.to(like.device), context))
+
+    def note_step(self) -> None:
+        """Report the time since the last step as a step, with its part in communication."""
+        comm, now = self._process_set.communicator(), time.perf_counter()
+        spent = comm.communicated() + (self._buckets.comm.communicated() if self._buckets else 0.0)
+        if self._step_ended_s:
+            began, seconds = self._step_ended_s, now - self._step_ended_s
+            communication_s = min(seconds, max(0.0, spent - self._communicated_s))
+            comm.notify_phase(Phase("step", began, seconds, communication_s=communication_s))
+        self._step_ended_s, self._communicated_s = now, spent
+
+
+def _completed(reduction: weakref.ref[Reduction], parameter: torch.Tensor) -> None:
+    alive = reduction()
+    if alive is not None:
+        alive.note_complete(parameter)
+
+
+def abandon_reductions() -> None:
+    """Close the Communicators of all gradients without the other ranks, of which some are lost."""
+    for reduction in _live:
+        if reduction.buckets is not None:
+            reduction.buckets.comm.abandon()
+
+
+def join(device: int = -1) -> int:
+    """Let the other ranks go on without this one, which has no more batches; return the rank that joined last.
+
+    Until all ranks have joined, this one takes part in the steps of the program's one DistributedOptimizer with zeros,
+    and makes no steps itself: send the parameters of the rank that joined last to the others afterwards. device:
+    ignored. Collective. Raises ArgumentError with several optimizers, with Adasum, and with a compressor of the
+    program's own.
+    """
+    comm = world.communicator()
+    reductions = [each for each in _live if each.optimizer() is not None and each.is_needed]
+    if comm.size > 1 and len(reductions) > 1:
+        raise ArgumentError(f"join: expected one DistributedOptimizer, got {len(reductions)}")
+    steps = 0
+    for reduction in reductions:
+        if reduction.buckets is None:
+            raise ArgumentError("join: expected op Average or Sum and no compressor of your own, got another")
+        while reduction.buckets.take_part():
+            steps += 1
+        reduction.start_over()
+    world.note_joined(False)
+    waited = comm.all_gather_object(steps, label="join")
+    return max(rank for rank in range(comm.size) if waited[rank] == min(waited))
