@@ -9,7 +9,6 @@ import contextlib
 import importlib.util
 import os
 import runpy
-import socket
 import sys
 from types import TracebackType
 
@@ -52,31 +51,13 @@ def _set_variables(address: str, port: str) -> None:
     """Set the variables that scripts for torchrun read; collective."""
     from clcomm.job.startup_watchdog import StartWatch
     from clcomm.job.time_limits import Limits
-    from clcomm.transport import mpi_communicators, mpi_runtime
+    from clcomm.launch.variables import torch_variables
+    from clcomm.transport import mpi_runtime
 
     with StartWatch(Limits.of(10.0, 300.0)):
-        comm = mpi_runtime.world()
-        host = mpi_communicators.host_of(comm)
-        local_rank, local_size = host.Get_rank(), host.Get_size()
-        host.Free()
-        rank, size = comm.Get_rank(), comm.Get_size()
-        at_rank_0 = "127.0.0.1" if local_size == size else socket.gethostname()
-        master = comm.bcast((at_rank_0, _free_port()) if rank == 0 else None, 0)
-    os.environ.update({
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(local_size),
-        "MASTER_ADDR": master[0] if address == CHOSEN else address,
-        "MASTER_PORT": str(master[1]) if port == CHOSEN else port,
-    })  # fmt: skip
-
-
-def _free_port() -> int:
-    """Return a TCP port of this host that no process uses now."""
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return listener.getsockname()[1]
+        variables = torch_variables(mpi_runtime.world())
+    given = {"MASTER_ADDR": address, "MASTER_PORT": port}
+    os.environ.update({**variables, **{name: value for name, value in given.items() if value != CHOSEN}})
 
 
 def _run_script(job: list[str]) -> None:

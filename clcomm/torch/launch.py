@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import socket
 
 from clcomm.errors import LaunchError
+from clcomm.launch.variables import torch_variables
 from clcomm.transport import mpi_communicators, mpi_runtime
 
 _INSTEAD = "start it with `clcomm run -n N script.py` or `mpiexec -n N python script.py`"
 
 
 def prepare_environment() -> None:
-    """Set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT where they are not set.
+    """Set torchrun's variables where they are not set.
 
     Collective under mpiexec. Variables of the user's own stay, and so do torchrun's, where MPI has one rank.
     """
@@ -22,17 +22,8 @@ def prepare_environment() -> None:
         world = mpi_runtime.world()
     except ImportError:  # no MPI: a world of one
         world = None
-    place = mpi_communicators.place_of(world)
-    address, port = mpi_communicators.from_first(world, lambda: _address(place.hosts))
-    for name, value in {
-        "RANK": place.rank,
-        "WORLD_SIZE": place.size,
-        "LOCAL_RANK": place.local_rank,
-        "LOCAL_WORLD_SIZE": place.local_size,
-        "MASTER_ADDR": address,
-        "MASTER_PORT": port,
-    }.items():
-        os.environ.setdefault(name, str(value))
+    for name, value in torch_variables(world).items():
+        os.environ.setdefault(name, value)
 
 
 def is_torchrun() -> bool:
@@ -58,11 +49,3 @@ def require_same_world(rank: int, size: int) -> None:
             f"init_process_group: expected MPI's rank {place.rank} of {place.size}, got rank {rank} of {size} from its "
             f"arguments or RANK and WORLD_SIZE; leave them out, and {_INSTEAD}"
         )
-
-
-def _address(hosts: int) -> tuple[str, int]:
-    """Return where rank 0 serves PyTorch's store: its host's name, and a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
-    return ("127.0.0.1" if hosts == 1 else socket.gethostname()), port

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from clcomm.launch.variables import NAMES as OF_TORCH
 from tests.faults.pace import Pace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,14 +63,10 @@ def mpiexec() -> str:
     return found
 
 
-#: Set by torchrun, by `clcomm run` and, for a test's own process, by importing clcomm.torch.
-OF_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
 def clean_environment(**extra: str) -> dict[str, str]:
     """Return the environment without launchers' variables, as in a shell."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    kept = {name: value for name, value in kept.items() if name not in OF_TORCH}
+    kept = {name: value for name, value in kept.items() if name not in OF_TORCH}  # importing clcomm.torch sets them
     kept.pop("CI", None)  # no live displays
     kept.pop("PYTHONUNBUFFERED", None)  # ranks whose every piece of a line is written at once mix their lines
     open_mpi = {

@@ -1,0 +1,31 @@
+"""The variables by which scripts for torchrun find their ranks, from MPI."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from clcomm.transport import mpi_communicators
+
+#: The names, in torchrun's documentation under "Environment Variables".
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def torch_variables(world: Any) -> dict[str, str]:
+    """Return the variables of this rank; collective.
+
+    MASTER_ADDR and MASTER_PORT are rank 0's host, and a port that is free on it now.
+
+    world: an mpi4py communicator; None: a world of one.
+    """
+    place = mpi_communicators.place_of(world)
+    address = mpi_communicators.from_first(world, lambda: _address(place.hosts))
+    values = place.rank, place.size, place.local_rank, place.local_size, *address
+    return {name: str(value) for name, value in zip(NAMES, values, strict=True)}
+
+
+def _address(hosts: int) -> tuple[str, int]:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        port = listener.getsockname()[1]
+    return ("127.0.0.1" if hosts == 1 else socket.gethostname()), port
