@@ -7,14 +7,20 @@ virtual memory (OpenCL 2.0, section 5.9.2) as it does a number. With addresses a
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
-    from clcomm.engine.launch_queue import LaunchQueue
+
+class _Device(Protocol):
+    """The part of a Device that is used here."""
+
+    takes_addresses: bool
+
+    def host_address(self, buffer: Any, nbytes: int) -> int: ...
 
 
 def are_taken(cl_device: cl.Device) -> bool:
@@ -33,7 +39,7 @@ def are_taken(cl_device: cl.Device) -> bool:
         return False
 
 
-def argument(device: LaunchQueue, value: Any) -> Any:
+def argument(device: _Device, value: Any) -> Any:
     """Return what a kernel's argument is set to for `value`: a buffer's address if the device takes it, else `value`.
 
     The caller keeps the buffer for as long as the kernel is launched.
@@ -42,15 +48,5 @@ def argument(device: LaunchQueue, value: Any) -> Any:
 
     if not device.takes_addresses or not isinstance(value, cl.MemoryObjectHolder):
         return value
-    return cl.SVM(np.frombuffer((ctypes.c_char * value.size).from_address(_address_of(device, value)), np.uint8))
-
-
-def _address_of(device: LaunchQueue, buffer: cl.MemoryObjectHolder) -> int:
-    import pyopencl as cl
-
-    access = cl.map_flags.READ | cl.map_flags.WRITE
-    with device.in_turn:
-        mapped, _ = cl.enqueue_map_buffer(device.queue, buffer, access, 0, (buffer.size,), np.uint8)
-        address: int = mapped.ctypes.data
-        mapped.base.release(device.queue)
-    return address
+    memory = (ctypes.c_char * value.size).from_address(device.host_address(value, value.size))
+    return cl.SVM(np.frombuffer(memory, np.uint8))
