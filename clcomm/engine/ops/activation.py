@@ -1,4 +1,4 @@
-"""ReLU, sigmoid and tanh; each keeps its result, from which backward computes the gradient."""
+"""Activations, element by element; ReLU, sigmoid and tanh, whose gradients follow from their results."""
 
 from __future__ import annotations
 
@@ -8,40 +8,47 @@ from clcomm.engine.autograd import Op
 from clcomm.engine.tensor import Tensor, empty, float_tensor
 
 
-class _Activation(Op):
-    """y = f(x), element by element; `kernel_name` names f's kernel, and `<kernel_name>_grad` its gradient's."""
+class Activation(Op):
+    """y = f(x), element by element; `kernel_name` names f's kernel, and `<kernel_name>_grad` its gradient's.
 
+    Backward takes y if the class `keeps_result`, else x. `settings` are the kernels' numbers between the arrays and the
+    count.
+    """
+
+    source = "activation"
     kernel_name: str
+    keeps_result = True
 
     @classmethod
-    def forward(cls, ctx: Any, x: Tensor) -> Tensor:
-        device, size = x.device, x.size
-        y = empty(device, x.shape)
-        device.launch(device.kernel("activation", cls.kernel_name), *device.grid(size), y, x, size)
-        ctx.save(y)
+    def forward(cls, ctx: Any, x: Tensor, *, settings: tuple[float, ...] = ()) -> Tensor:
+        device, size, y = x.device, x.size, empty(x.device, x.shape)
+        device.launch(device.kernel(cls.source, cls.kernel_name), *device.grid(size), y, x, *settings, size)
+        ctx.settings = settings
+        ctx.save(y if cls.keeps_result else x)
         return y
 
     @classmethod
     def backward(cls, ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (y,) = ctx.saved
+        (kept,) = ctx.saved
         device, size, dx = grad.device, grad.size, ctx.out(0)
-        device.launch(device.kernel("activation", cls.kernel_name + "_grad"), *device.grid(size), dx, grad, y, size)
+        kernel = device.kernel(cls.source, cls.kernel_name + "_grad")
+        device.launch(kernel, *device.grid(size), dx, grad, kept, *ctx.settings, size)
         return (dx,)
 
 
-class Relu(_Activation):
+class Relu(Activation):
     """max(x, 0)"""
 
     kernel_name = "relu"
 
 
-class Sigmoid(_Activation):
+class Sigmoid(Activation):
     """1 / (1 + exp(-x))"""
 
     kernel_name = "sigmoid"
 
 
-class Tanh(_Activation):
+class Tanh(Activation):
     """Hyperbolic tangent."""
 
     kernel_name = "hyperbolic_tangent"

@@ -36,6 +36,10 @@ def _part(shape: Shape, starts: Sequence[int], steps: Sequence[int] | None = Non
     return Block(first, strides if steps is None else tuple(map(math.prod, zip(steps, strides, strict=True))))
 
 
+def _whole(shape: Shape) -> Block:
+    return _part(shape, [0] * len(shape))
+
+
 @lru_cache(maxsize=1024)
 def _plan(sizes: Shape, out: tuple[int, ...], x: tuple[int, ...]) -> tuple[np.ndarray, int]:
     """Return sizes, strides of out and strides of x, dimensions merged where possible, and their number."""
@@ -74,7 +78,7 @@ class Slice(Op):
     def forward(ctx: Any, x: Tensor, *, starts: Shape, steps: Shape, sizes: Shape) -> Tensor:
         out = empty(x.device, sizes)
         ctx.part = _part(x.shape, starts, steps)
-        _copy(sizes, out, _part(sizes, [0] * len(sizes)), x, ctx.part)
+        _copy(sizes, out, _whole(sizes), x, ctx.part)
         return out
 
     @staticmethod
@@ -82,7 +86,7 @@ class Slice(Op):
         dx = ctx.out(0)
         if grad.size != dx.size:
             _fill(dx, 0.0)
-        _copy(grad.shape, dx, ctx.part, grad, _part(grad.shape, [0] * grad.ndim))
+        _copy(grad.shape, dx, ctx.part, grad, _whole(grad.shape))
         return (dx,)
 
 
@@ -97,7 +101,7 @@ class Concat(Op):
         ctx.starts = [sum(each.shape[axis] for each in inputs[:number]) for number in range(len(inputs))]
         ctx.axis = axis
         for each, part in zip(inputs, Concat._parts(ctx, out.shape), strict=True):
-            _copy(each.shape, out, part, each, _part(each.shape, [0] * each.ndim))
+            _copy(each.shape, out, part, each, _whole(each.shape))
         return out
 
     @staticmethod
@@ -106,7 +110,7 @@ class Concat(Op):
         for index, part in enumerate(Concat._parts(ctx, grad.shape)):
             dx = ctx.out(index) if ctx.needs[index] else None
             if dx is not None:
-                _copy(dx.shape, dx, _part(dx.shape, [0] * dx.ndim), grad, part)
+                _copy(dx.shape, dx, _whole(dx.shape), grad, part)
             gradients.append(dx)
         return tuple(gradients)
 
@@ -122,13 +126,13 @@ class Pad(Op):
     def forward(ctx: Any, x: Tensor, *, starts: Shape, shape: Shape, value: float) -> Tensor:
         out, ctx.part = empty(x.device, shape), _part(shape, starts)
         _fill(out, value)
-        _copy(x.shape, out, ctx.part, x, _part(x.shape, [0] * x.ndim))
+        _copy(x.shape, out, ctx.part, x, _whole(x.shape))
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         dx = ctx.out(0)
-        _copy(dx.shape, dx, _part(dx.shape, [0] * dx.ndim), grad, ctx.part)
+        _copy(dx.shape, dx, _whole(dx.shape), grad, ctx.part)
         return (dx,)
 
 

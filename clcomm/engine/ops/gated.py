@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from clcomm.engine.autograd import Op
-from clcomm.engine.tensor import Tensor, empty, float_tensor
+from clcomm.engine.ops.activation import Activation
+from clcomm.engine.tensor import Tensor, float_tensor
 from clcomm.errors import ArgumentError
 
 
-class _Gated(Op):
-    """y = x * gate(x), element by element; `kernel_name` names the kernel, and `<kernel_name>_grad` its gradient's.
+class _Gated(Activation):
+    """y = x * gate(x)"""
 
-    `settings` are the kernels' numbers between the arrays and the count.
-    """
-
-    kernel_name: str
-
-    @classmethod
-    def forward(cls, ctx: Any, x: Tensor, *, settings: tuple[float, ...] = ()) -> Tensor:
-        device, size, y = x.device, x.size, empty(x.device, x.shape)
-        device.launch(device.kernel("gated", cls.kernel_name), *device.grid(size), y, x, *settings, size)
-        ctx.settings = settings
-        ctx.save(x)
-        return y
-
-    @classmethod
-    def backward(cls, ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (x,) = ctx.saved
-        device, size, dx = x.device, x.size, ctx.out(0)
-        kernel = device.kernel("gated", cls.kernel_name + "_grad")
-        device.launch(kernel, *device.grid(size), dx, grad, x, *ctx.settings, size)
-        return (dx,)
+    source = "gated"
+    keeps_result = False
 
 
 class Gelu(_Gated):
