@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.errors import CheckpointError, CheckpointWriteError
+from clcomm.errors import CheckpointError
 from clcomm.flat_space.parameters import ParameterSpec
-from clcomm.storage.files import destination, open_regular, replacing, unused_name
+from clcomm.storage.files import destination, open_regular, replacing, saving, unused_name
 
 FORMAT, VERSION = "clcomm-checkpoint", 1
 _FACTS = "facts.json"
@@ -61,7 +61,7 @@ def save(path: str | os.PathLike, checkpoint: Checkpoint, *, keep: int = 1) -> N
     keep: number of files to keep: `path`, then path.1 (the one before), path.2, … A symbolic link is followed; only
     regular files are replaced. Raises CheckpointWriteError where it cannot be written; the old file is kept.
     """
-    try:
+    with saving("checkpoint", path):
         target = destination(path)
         for age in range(1, keep):
             destination(earlier(target, age))
@@ -72,11 +72,6 @@ def save(path: str | os.PathLike, checkpoint: Checkpoint, *, keep: int = 1) -> N
                 os.fsync(file.fileno())  # on disk before any older file is removed
                 _rotate(target, keep)
         _sync_directory(target.parent)
-    except OSError as error:
-        reason = error.strerror or error
-        raise CheckpointWriteError(
-            f"checkpoint {os.fspath(path)}: could not be written ({reason}); the old file is kept"
-        ) from None
 
 
 def earlier(path: str | os.PathLike, age: int) -> Path:

@@ -14,7 +14,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from clcomm.errors import ArgumentError, OutputError
+from clcomm.errors import ArgumentError, CheckpointWriteError, OutputError
 
 #: Suffix of a file that is not complete yet.
 PARTIAL = ".partial"
@@ -133,6 +133,20 @@ def replacing(path: str | os.PathLike, *, mode: int = 0o666) -> Iterator[BinaryI
         os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def saving(what: str, path: str | os.PathLike) -> Iterator[None]:
+    """Raise CheckpointWriteError for an OSError of this block, which replaces the file at `path`.
+
+    what: the file's content, such as "weights", with which the error begins.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointWriteError(
+            f"{what} {os.fspath(path)}: could not be written ({error.strerror or error}); the old file is kept"
+        ) from None
 
 
 def partials_of(target: Path) -> list[Path]:

@@ -9,11 +9,11 @@ from datetime import timedelta
 from typing import NoReturn
 
 import torch
-from torch.distributed import Work
 
 from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError, ClcommError
+from clcomm.errors import ArgumentError
 from clcomm.torch.tensors import bytes_of, give_back, on_host
+from clcomm.torch.work import OwnWork
 from clcomm.transport.mpi_messages import Message, Messages
 
 #: Tests of a message before the rank that waits for it gives its core away, and the pauses then.
@@ -53,7 +53,7 @@ class GroupMessages:
         raise ArgumentError("dst, src: expected another rank of the group, which has only this one")
 
 
-class MessageWork(Work):
+class MessageWork(OwnWork):
     """A message on its way.
 
     Args:
@@ -67,11 +67,9 @@ class MessageWork(Work):
     def __init__(
         self, comm: Communicator, message: Message, outputs: list[torch.Tensor], name: str, finish: Callable[[], None]
     ):
-        super().__init__()
-        self._comm, self._message, self._outputs, self._name = comm, message, outputs, name
+        super().__init__(outputs, name)
+        self._comm, self._message = comm, message
         self._finish: Callable[[], None] | None = finish
-        self._error: Exception | None = None
-        self._lock = threading.Lock()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Block until it is complete, and raise its error; a timeout above 0 raises one too."""
@@ -88,7 +86,7 @@ class MessageWork(Work):
             tests += 1
             time.sleep(0 if tests < _TESTS else _PAUSE_S)
             if 0 < seconds < time.perf_counter() - began:
-                raise ClcommError(f"{self._name}: not complete after {seconds:g} s, which wait() allows")
+                raise self._late(seconds)
 
     def is_completed(self) -> bool:
         with self._lock:
@@ -102,18 +100,6 @@ class MessageWork(Work):
                 self._error = error
             self._finish = None
             return True
-
-    def is_success(self) -> bool:
-        return self.is_completed() and self._error is None
-
-    def exception(self) -> BaseException | None:
-        return self._error
-
-    def result(self) -> list[torch.Tensor]:
-        return self._outputs
-
-    def synchronize(self) -> None:
-        self.wait()
 
     def source_rank(self) -> int:
         """Return the rank in the group that sent it."""

@@ -13,22 +13,44 @@ from torch.distributed import Work
 from clcomm.errors import ClcommError
 
 
-class CollectiveWork(Work):
-    """A collective in its turn, or done.
+class OwnWork(Work):
+    """What a call of a group returns; subclasses complete it.
 
     Args:
-        outputs: the tensors that the collective writes.
+        outputs: the tensors that belong to it.
         name: what messages call it.
     """
 
     def __init__(self, outputs: list[torch.Tensor], name: str):
         super().__init__()
         self._outputs, self._name = outputs, name
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        return self._outputs
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def _late(self, seconds: float) -> ClcommError:
+        return ClcommError(f"{self._name}: not complete after {seconds:g} s, which wait() allows")
+
+
+class CollectiveWork(OwnWork):
+    """A collective in its turn, or done; `outputs` are the tensors that it writes."""
+
+    def __init__(self, outputs: list[torch.Tensor], name: str):
+        super().__init__(outputs, name)
         self._is_done = False
         self._ended: threading.Event | None = None  # made for those that have to wait
-        self._error: BaseException | None = None
         self._future: torch.futures.Future | None = None
-        self._lock = threading.Lock()
 
     def run(self, move: Callable[[], object]) -> None:
         """Run the collective in this thread; the error is raised by `wait`."""
@@ -53,25 +75,13 @@ class CollectiveWork(Work):
             assert self._ended is not None
             seconds = timeout.total_seconds()
             if not self._ended.wait(seconds if seconds > 0 else None):
-                raise ClcommError(f"{self._name}: not complete after {seconds:g} s, which wait() allows")
+                raise self._late(seconds)
         if self._error is not None:
             raise self._error
         return True
 
     def is_completed(self) -> bool:
         return self._is_done
-
-    def is_success(self) -> bool:
-        return self._is_done and self._error is None
-
-    def exception(self) -> BaseException | None:
-        return self._error
-
-    def result(self) -> list[torch.Tensor]:
-        return self._outputs
-
-    def synchronize(self) -> None:
-        self.wait()
 
     def get_future(self) -> torch.futures.Future:
         """Return a future of the list of outputs; if the collective fails, it has the error."""

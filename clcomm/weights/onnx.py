@@ -25,8 +25,8 @@ from clcomm.engine.ops.pool import AvgPool2dOp, MaxPool2dOp
 from clcomm.engine.ops.shape import Reshape, Transpose
 from clcomm.engine.ops.softmax import LogSoftmax, Softmax
 from clcomm.engine.tensor import Tensor
-from clcomm.errors import ArgumentError, CheckpointWriteError
-from clcomm.storage.files import replacing
+from clcomm.errors import ArgumentError
+from clcomm.storage.files import replacing, saving
 
 #: Versions that are read by every onnxruntime of the last years.
 _OPSET, _IR_VERSION = 17, 8
@@ -53,13 +53,8 @@ def export_onnx(model: Module, path: str | os.PathLike, in_shape: Iterable[int])
     sample = tuple(in_shape)
     graph = _Graph(onnx, model, sample)
     data = graph.finish(sample).SerializeToString()
-    try:
-        with replacing(path) as file:
-            file.write(data)
-    except OSError as error:
-        raise CheckpointWriteError(
-            f"model {os.fspath(path)}: could not be written ({error.strerror or error}); an old file is kept"
-        ) from None
+    with saving("model", path), replacing(path) as file:
+        file.write(data)
 
 
 class _Graph:

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from clcomm.errors import ArgumentError, CheckpointError, CheckpointWriteError
-from clcomm.storage.files import open_regular, replacing
+from clcomm.errors import ArgumentError, CheckpointError
+from clcomm.storage.files import open_regular, replacing, saving
 
 
 class Model(Protocol):
@@ -46,13 +46,8 @@ def save(
         data = library.numpy.save(arrays, dict(metadata) if metadata else None)
     except (library.SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ArgumentError(f"weights: expected numbers and texts that safetensors can store: {_line(error)}") from None
-    try:
-        with replacing(path) as file:
-            file.write(data)
-    except OSError as error:
-        raise CheckpointWriteError(
-            f"weights {os.fspath(path)}: could not be written ({error.strerror or error}); an old file is kept"
-        ) from None
+    with saving("weights", path), replacing(path) as file:
+        file.write(data)
 
 
 def load(path: str | os.PathLike) -> dict[str, np.ndarray]:
