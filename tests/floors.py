@@ -16,7 +16,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("clcomm/stats",),
     ("clcomm/job",),
     ("clcomm/collectives",),
-    ("clcomm/trace", "clcomm/costs", "clcomm/compression"),
+    ("clcomm/trace", "clcomm/costs", "clcomm/compression", "clcomm/tensors"),
     ("clcomm/measure", "clcomm/adapters", "clcomm/weights"),
     ("clcomm/sync", "clcomm/summary"),
     ("clcomm/report", "clcomm/lizardist", "clcomm/launch"),

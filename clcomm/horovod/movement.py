@@ -1,14 +1,10 @@
-"""What Horovod's calls move: dense host tensors through a Communicator, at once; the calls themselves queue and check.
-
-An all-reduce is copied to a stage in shared memory, which grows to the largest one so far. It grows after a call of
-that size has succeeded, so all ranks agree on the size; the first such call goes through MPI, with the same bits.
-"""
+"""What Horovod's calls move: dense host tensors through a Communicator, at once; the calls queue and check."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, proxy
 
 import numpy as np
 import torch
@@ -16,10 +12,10 @@ import torch
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, MismatchError
 from clcomm.horovod.adasum import adasum
-from clcomm.horovod.tensors import as_array, as_tensor, divided, scaled
+from clcomm.horovod.tensors import divided, scaled
+from clcomm.tensors.arrays import array_of, as_tensor, flat, require_summable
+from clcomm.tensors.staging import Staging
 
-#: The stage grows in powers of two, from the first number of bytes up to the second.
-_LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 28
 #: How many dimensions a header of `gathered_shapes` holds.
 _MOST_DIMENSIONS = 30
 
@@ -35,27 +31,7 @@ class ReduceOp(Enum):
     Product = "prod"
 
 
-class _Stage:
-    """Shared memory of a Communicator for one all-reduce: this rank's operand, and the result in common."""
-
-    def __init__(self, comm: Communicator):
-        self._own = self._result = np.empty(0, np.uint8)
-
-    def all_reduce(self, comm: Communicator, array: np.ndarray, op: str, label: str) -> np.ndarray:
-        """Return the result as a new array; `array` is kept."""
-        if comm.size == 1 or array.nbytes > self._own.nbytes:
-            reduced = comm.all_reduce(array.copy(), op, label=label)
-            if comm.size > 1 and array.nbytes <= _MOST_BYTES:
-                nbytes = max(_LEAST_BYTES, 1 << (array.nbytes - 1).bit_length())
-                self._own, self._result = comm.allocate(nbytes), comm.allocate_common(nbytes)
-            return reduced
-        own, result = (memory[: array.nbytes].view(array.dtype) for memory in (self._own, self._result))
-        own[...] = array
-        comm.all_reduce(own, op, out=result, label=label)
-        return result.copy()
-
-
-_stages: WeakKeyDictionary[Communicator, _Stage] = WeakKeyDictionary()
+_staging: WeakKeyDictionary[Communicator, Staging] = WeakKeyDictionary()
 
 
 def all_reduce(
@@ -77,18 +53,27 @@ def all_reduce(
 
 
 def _reduce(comm: Communicator, tensors: list[torch.Tensor], op: ReduceOp, label: str) -> list[torch.Tensor]:
-    first = tensors[0]
-    arrays = [as_array(tensor) for tensor in tensors]
-    whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-    averages_integers = op is ReduceOp.Average and whole.dtype.kind in "biu"
-    stage = _stages.get(comm)
-    if stage is None:
-        stage = _stages[comm] = _Stage(comm)
-    reduced = as_tensor(stage.all_reduce(comm, whole, "sum" if averages_integers else op.value, label), first)
+    dtype, flattened = tensors[0].dtype, [flat(tensor) for tensor in tensors]
+    require_summable(dtype)
+    whole = flattened[0] if len(flattened) == 1 else torch.cat(flattened)
+    averages_integers = op is ReduceOp.Average and not (dtype.is_floating_point or dtype.is_complex)
+    name = "sum" if averages_integers else op.value
+    reduced = torch.empty_like(whole)
+    if comm.shares_memory:
+        _staging_of(comm).all_reduce(whole, reduced, name, summed=dtype, label=label)
+    else:
+        comm.all_reduce(array_of(whole), name, out=array_of(reduced), label=label)
     if averages_integers:
         reduced = divided(reduced, comm.size)
     parts = reduced.split([tensor.numel() for tensor in tensors])
     return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _staging_of(comm: Communicator) -> Staging:
+    found = _staging.get(comm)
+    if found is None:
+        found = _staging[comm] = Staging(proxy(comm))  # of a proxy, or the Communicator would never be collected
+    return found
 
 
 def _adasum(comm: Communicator, tensors: list[torch.Tensor], label: str) -> list[torch.Tensor]:
@@ -97,7 +82,7 @@ def _adasum(comm: Communicator, tensors: list[torch.Tensor], label: str) -> list
     for tensor in tensors:
         if not tensor.dtype.is_floating_point:
             raise ArgumentError(f"op: Adasum needs a real floating dtype, got {tensor.dtype}")
-        rows = as_tensor(comm.all_gather(as_array(tensor), label=label).reshape(-1), tensor).reshape(comm.size, -1)
+        rows = as_tensor(comm.all_gather(array_of(tensor), label=label).reshape(-1), tensor).reshape(comm.size, -1)
         total = adasum(list(rows.to(torch.float64).numpy()))
         found.append(torch.from_numpy(total).to(tensor.dtype).reshape(tensor.shape))
     return found
@@ -141,7 +126,7 @@ def _gathered_rows(comm: Communicator, own: torch.Tensor, length: int, label: st
     """Return all ranks' tensors, filled up to `length` in the first dimension, stacked."""
     if own.shape[0] < length:
         own = torch.cat([own, own.new_zeros((length - own.shape[0], *own.shape[1:]))])
-    return as_tensor(comm.all_gather(as_array(own), label=label).reshape(-1), own).reshape(comm.size, *own.shape)
+    return as_tensor(comm.all_gather(array_of(own), label=label).reshape(-1), own).reshape(comm.size, *own.shape)
 
 
 def all_to_all(
@@ -168,9 +153,10 @@ def reduce_scatter(comm: Communicator, tensor: torch.Tensor, op: ReduceOp, label
     if length % comm.size or not tensor.numel():
         start, stop = rows_of(length, comm.rank, comm.size)
         return all_reduce(comm, [tensor], op, label)[0][start:stop].clone()
+    require_summable(tensor.dtype)
     averages_integers = op is ReduceOp.Average and integers
     shape = (length // comm.size, *tensor.shape[1:])
-    source = as_array(tensor).reshape(length, -1)
+    source = array_of(tensor).reshape(length, -1)
     reduced = comm.reduce_scatter(source, "sum" if averages_integers else op.value, label=label)
     found = as_tensor(reduced.reshape(-1), tensor).reshape(shape)
     return divided(found, comm.size) if averages_integers else found
@@ -188,7 +174,7 @@ def broadcast(comm: Communicator, tensors: Sequence[torch.Tensor], root: int, la
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         places = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
         chosen = [tensors[index] for index in places]
-        whole = np.concatenate([as_array(tensor) for tensor in chosen])
+        whole = np.concatenate([array_of(tensor) for tensor in chosen])
         sent = as_tensor(comm.broadcast(whole, root, label=label), chosen[0]).split([each.numel() for each in chosen])
         found |= {at: part.reshape(tensors[at].shape) for at, part in zip(places, sent, strict=True)}
     return [found[index] for index in range(len(tensors))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,8 +10,9 @@ import torch
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, ClcommError
-from clcomm.torch.staging import MOST_BYTES, Staging
-from clcomm.torch.tensors import array_of, bytes_of, copy_values, flat, give_back, on_host, summed_as
+from clcomm.tensors.arrays import array_of, bytes_of, dtype_name, flat
+from clcomm.tensors.staging import MOST_BYTES, Staging
+from clcomm.torch.tensors import give_back, on_host, summed_as
 
 _Converted = TypeVar("_Converted")
 _NOTHING = np.empty(0, np.uint8)
@@ -44,50 +44,25 @@ class TensorCollectives:
     def _reduce(self, values: torch.Tensor, op: str, label: str = "", bucket: int = -1) -> None:
         summed = self._checked(summed_as, values.dtype)
         # A rank that has joined (DistributedDataParallel.join) calls the others' all-reduces outside of a backward.
-        run = partial(self.comm.all_reduce, op=op, label=label, bucket=bucket, compared=_name(values.dtype))
+        call: dict[str, Any] = {"op": op, "label": label, "bucket": bucket, "compared": dtype_name(values.dtype)}
         if summed is values.dtype:
             array = array_of(values)
             if not self.comm.shares_memory or not array.size or self.comm.holds(array):
-                run(array)
+                self.comm.all_reduce(array, **call)
                 return
         values = flat(values)
-        if not self.comm.shares_memory:
-            wide = values.to(summed)
-            run(array_of(wide), nbytes=values.nbytes)
-            values.copy_(wide)
+        if self.comm.shares_memory:
+            self._staging.all_reduce(values, values, summed=summed, **call)
             return
-        self._reduce_staged(values, summed, run, label, bucket)
-
-    def _reduce_staged(self, values: torch.Tensor, summed: torch.dtype, run: partial, label: str, bucket: int) -> None:
-        count, nbytes = values.numel(), values.nbytes
-
-        def purpose() -> str:
-            return f"all_reduce {label!r} of {count:,} {_name(values.dtype)}"
-
-        pair = self._staging.pair(count * summed.itemsize, summed, purpose)
-        row, total, row_array, sum_array = pair.row, pair.sum, pair.row_array, pair.sum_array
-
-        def reduce(part: torch.Tensor) -> None:
-            length = part.numel()
-            copy_values(row[:length], part)
-            run(row_array[:length], out=sum_array[:length], nbytes=nbytes)
-            copy_values(part, total[:length])
-
-        def reduce_pieces() -> int:
-            for part in values.split(pair.count):
-                reduce(part)
-            return nbytes
-
-        if count <= pair.count:
-            reduce(values)
-        else:
-            self.comm.run_as_all_reduce(reduce_pieces, label=label, nbytes=nbytes, bucket=bucket)
+        wide = values.to(summed)
+        self.comm.all_reduce(array_of(wide), nbytes=values.nbytes, **call)
+        values.copy_(wide)
 
     def all_reduce_coalesced(self, tensors: Sequence[torch.Tensor], op: str) -> None:
         """Reduce several tensors of one dtype in one all-reduce."""
         values = [flat(self._checked(on_host, tensor)) for tensor in tensors]
         if len({each.dtype for each in values}) > 1:
-            self.comm.refuse(f"tensors: expected one dtype, got {', '.join(_name(each.dtype) for each in values)}")
+            self.comm.refuse(f"tensors: expected one dtype, got {', '.join(dtype_name(each.dtype) for each in values)}")
         together = torch.cat(values)
         self._reduce(together, op)
         for part, tensor in zip(together.split([each.numel() for each in values]), tensors, strict=True):
@@ -182,8 +157,8 @@ class TensorCollectives:
         own = self._checked(on_host, source)
         if output.numel() != self.comm.size * own.numel() or output.dtype != own.dtype:
             self.comm.refuse(
-                f"output_tensor: expected {self.comm.size} times {own.numel():,} {_name(own.dtype)}, "
-                f"got {output.numel():,} {_name(output.dtype)}"
+                f"output_tensor: expected {self.comm.size} times {own.numel():,} {dtype_name(own.dtype)}, "
+                f"got {output.numel():,} {dtype_name(output.dtype)}"
             )
         gathered = self._checked(on_host, output)
         self._gather_all(own, gathered)
@@ -266,10 +241,6 @@ class TensorCollectives:
 
     def _refuse_output(self, name: str, output: torch.Tensor, own: torch.Tensor) -> None:
         self.comm.refuse(
-            f"{name}[{self.comm.rank}]: expected {own.numel():,} {_name(own.dtype)} as this rank's tensor, "
-            f"got {output.numel():,} {_name(output.dtype)}"
+            f"{name}[{self.comm.rank}]: expected {own.numel():,} {dtype_name(own.dtype)} as this rank's tensor, "
+            f"got {output.numel():,} {dtype_name(output.dtype)}"
         )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -12,7 +12,8 @@ import torch
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
-from clcomm.torch.tensors import bytes_of, give_back, on_host
+from clcomm.tensors.arrays import bytes_of
+from clcomm.torch.tensors import give_back, on_host
 from clcomm.torch.work import OwnWork
 from clcomm.transport.mpi_messages import Message, Messages
 

@@ -285,6 +285,8 @@ def mistakes(hvd):
             lambda: hvd.allreduce(torch.ones(2).int(), op=hvd.Adasum),
             "needs a real floating dtype",
         ),
+        "quarter precision": (lambda: hvd.allreduce(torch.ones(2).to(torch.float8_e5m2)), "that can be summed"),
+        "complex halves": (lambda: hvd.allreduce(torch.zeros(2, dtype=torch.complex32)), "that can be summed"),
         "root": (lambda: hvd.broadcast(torch.ones(2), 99), "root_rank: expected one of the ranks"),
         "splits": (lambda: hvd.alltoall(torch.ones(4), splits=[9] * hvd.size()), "splits: expected"),
         "number": (lambda: hvd.alltoall(torch.tensor(1.0)), "expected a first dimension that"),
@@ -293,6 +295,7 @@ def mistakes(hvd):
     }
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("kind", sorted(mistakes(None)))
 def test_a_mistake_is_one_line_and_harms_nothing(hvd, kind):
     call, said = mistakes(hvd)[kind]

@@ -1,0 +1,1 @@
+"""PyTorch's tensors as the arrays that a Communicator moves."""

@@ -1,0 +1,102 @@
+"""Shared memory through which ordinary tensors are reduced: one copy in, the ranks' sum, one copy out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+
+from clcomm.communicator import Communicator
+from clcomm.tensors.arrays import array_of, copy_values, dtype_name
+
+#: The size of the memory at first, and at most; longer tensors are reduced in pieces of that size, which stay in the
+#: processor's cache between copy, sum and copy.
+LEAST_BYTES, MOST_BYTES = 64 << 10, 4 << 20
+
+
+class Staging:
+    """A rank's row, which the other ranks read, and the sum, which all of them write and read; both grow as needed.
+
+    comm: a Communicator, or a weak proxy of one, that shares memory.
+    """
+
+    def __init__(self, comm: Communicator):
+        self._comm = comm
+        self._row = self._sum = np.empty(0, np.uint8)
+        self._typed: dict[torch.dtype, Pair] = {}
+
+    def all_reduce(
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        op: str,
+        *,
+        summed: torch.dtype,
+        label: str = "",
+        bucket: int = -1,
+        compared: str | None = None,
+    ) -> None:
+        """Reduce a tensor over the ranks; collective. What is longer than the memory is counted as one all-reduce too.
+
+        Args:
+            source: flat and contiguous, in the host's memory.
+            target: receives the result; of the same length, or `source` itself.
+            op, label, bucket, compared: as for `Communicator.all_reduce`.
+            summed: the dtype in which it is reduced; the result is rounded to that of `target`.
+        """
+        count, nbytes = source.numel(), source.nbytes
+        run = partial(self._comm.all_reduce, op=op, label=label, nbytes=nbytes, bucket=bucket, compared=compared)
+
+        def purpose() -> str:
+            return f"all_reduce {label!r} of {count:,} {dtype_name(source.dtype)}"
+
+        pair = self.pair(count * summed.itemsize, summed, purpose)
+        row, total, row_array, sum_array = pair.row, pair.sum, pair.row_array, pair.sum_array
+
+        def reduce(part: torch.Tensor, into: torch.Tensor) -> None:
+            length = part.numel()
+            copy_values(row[:length], part)
+            run(row_array[:length], out=sum_array[:length])
+            copy_values(into, total[:length])
+
+        def reduce_pieces() -> int:
+            for part, into in zip(source.split(pair.count), target.split(pair.count), strict=True):
+                reduce(part, into)
+            return nbytes
+
+        if count <= pair.count:
+            reduce(source, target)
+        else:
+            self._comm.run_as_all_reduce(reduce_pieces, label=label, nbytes=nbytes, bucket=bucket)
+
+    def pair(self, nbytes: int, dtype: torch.dtype, purpose: Callable[[], str]) -> Pair:
+        """Return memory for `nbytes`, or the most there is; collective where it has to grow.
+
+        Args:
+            nbytes: the same on every rank.
+            dtype: of the tensors.
+            purpose: returns what messages call the collective that it is for.
+        """
+        if max(1, nbytes) > self._row.nbytes and self._row.nbytes < MOST_BYTES:
+            self._grow(min(MOST_BYTES, max(LEAST_BYTES, 1 << (nbytes - 1).bit_length())), purpose())
+        found = self._typed.get(dtype)
+        if found is None:
+            found = self._typed[dtype] = Pair(self._row, self._sum, dtype)
+        return found
+
+    def _grow(self, nbytes: int, purpose: str) -> None:
+        row = self._comm.allocate(nbytes, purpose=purpose)
+        self._typed.clear()  # the former memory is free for the next one
+        self._row = row
+        self._sum = self._comm.allocate_common(nbytes)
+
+
+class Pair:
+    """A row and the sum as tensors of one dtype, and as arrays on the same memory."""
+
+    def __init__(self, row: np.ndarray, total: np.ndarray, dtype: torch.dtype):
+        self.row, self.sum = torch.from_numpy(row).view(dtype), torch.from_numpy(total).view(dtype)
+        self.row_array, self.sum_array = array_of(self.row), array_of(self.sum)
+        self.count = self.row.numel()
