@@ -52,7 +52,7 @@ class DeviceFold:
 
     def with_meetings(
         self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int, part: slice, cells: np.ndarray,
-        call: np.ndarray,
+        call: np.ndarray, shares: bool = False,
     ) -> Callable[[], None] | None:  # fmt: skip
         """Return a function that meets the other ranks, folds a part of the rows as `__call__` does, and meets again.
 
@@ -62,14 +62,16 @@ class DeviceFold:
         fits = 2 <= len(rows) <= MOST_ROWS and all(array.dtype == np.float32 for array in arrays)
         if not (fits and all(map(self._kernels.takes, (*arrays, cells, call)))):
             return None
+        if shares and not self._device.runs_in_caller:
+            return None
         call[FIRST], call[LAST] = part.start, part.stop
-        call[STREAMS] = self._exceeds_cache(len(rows), (part.stop - part.start) * out.itemsize)
+        call[STREAMS] = self._exceeds_cache(len(rows), out.nbytes // len(rows))
 
         def launches() -> list[HostLaunch]:
             if not self._device.runs_in_caller:
                 kernel, factor = _kernel(self._device, len(rows), divisor, "meet_and_fold")
                 return [HostLaunch(kernel, [call, cells, out, factor, *rows, out.size])]
-            kernel, factor = _kernel(self._device, len(rows), divisor, "meet_and_fold_at")
+            kernel, factor = _kernel(self._device, len(rows), divisor, f"meet_and_{'share' if shares else 'fold'}_at")
             call[CELLS], call[OUT] = cells.ctypes.data, out.ctypes.data
             call[FACTOR] = np.float32(factor).view(np.int32)
             call[ROW_0 : ROW_0 + len(rows)] = [row.ctypes.data for row in rows]

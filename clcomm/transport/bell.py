@@ -64,7 +64,9 @@ class Bell:
         self._rank, self._fence, self._progress = rank, fence, progress
         self._sleeps, self._program = sleeps, threading.get_ident()
         self._word = memory[:4].view(np.int32).data
-        self._asleep = memory[_WORD_BYTES : _WORD_BYTES + 8 * ranks].view(np.int64).data
+        #: For each rank whether it sleeps: 1 or 0.
+        self.marks = memory[_WORD_BYTES : _WORD_BYTES + 8 * ranks].view(np.int64)
+        self._asleep = self.marks.data
         number = _FUTEX_CALLS.get(platform.machine())
         self._futex: Callable[..., Any] | None = None
         if number is not None and os.uname().sysname == "Linux":

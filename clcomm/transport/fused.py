@@ -1,16 +1,19 @@
-"""A prepared all-reduce in one kernel of each rank: meeting, sum and second meeting, for ranks that have a core each.
+"""A prepared all-reduce in one kernel of each rank: meeting and sum.
 
-Where no rank waits for a core, an all-reduce of a few KiB costs as much as the Python code around its sum. The kernel
-does what MeetingPoint does, on the same counters and boards: so other ranks may be in any other operation, or do the
-same in Python, and all detect the mismatch. It polls for some 10 us at most. If the others have not arrived by then,
-this rank goes on in Python, where waiting ranks yield, advance MPI, and notice that a rank has failed.
+An all-reduce of a few KiB costs as much as the Python code around its sum. The kernel does what MeetingPoint does, on
+the same counters and boards: so other ranks may be in any other operation, or do the same in Python, and all detect the
+mismatch. If the others have not arrived soon, this rank goes on in Python, where waiting ranks yield, advance MPI, and
+notice that a rank has failed.
+
+Where each rank has a core, it polls for some 10 us, folds its own part, and meets the others again (`OwnPart`). Ranks
+that share cores do not wait for the part of one that has no core just then (`shared_work.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,8 +24,11 @@ from clcomm.transport.meeting import DifferentOperations, MeetingPoint
 #: once this rank's number and the words of a cell. The kernel sets how far it came, how long this rank waited for the
 #: last one, which that was, and how late it was.
 TAG, ARRIVED_NS, POLLS, STATE, WAITED_NS, LAST_RANK, LATE_NS, _, RANK, STRIDE = range(10)
-#: How far it came: to the end; the others had not arrived; they are in other operations; they have not summed yet.
-COMPLETE, NOT_MET, DIFFERENT, NOT_LEFT = range(4)
+#: The words of a sum that ranks share; see `shared_work.py`.
+CLAIMS, MARKS, PART, RESUMES = range(24, 28)
+#: How far it came: to the end; the others had not arrived; they are in other operations; they have not summed yet;
+#: ranks sleep that this one has to wake.
+COMPLETE, NOT_MET, DIFFERENT, NOT_LEFT, SLEEPERS = range(5)
 _WORDS = 32
 #: Polls of a kernel, which take about 10 us.
 MOST_POLLS = 1 << 13
@@ -33,7 +39,7 @@ class MeetingFold(Protocol):
 
     def with_meetings(
         self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int, part: slice, cells: np.ndarray,
-        call: np.ndarray,
+        call: np.ndarray, shares: bool = False,
     ) -> Callable[[], None] | None:  # fmt: skip
         """Return a function that meets the other ranks, folds a part of the rows, and meets them again; or None.
 
@@ -43,7 +49,8 @@ class MeetingFold(Protocol):
             divisor: see there.
             part: the elements that this rank folds.
             cells: of the ranks' MeetingPoint.
-            call: the words of a call; this sets those after STRIDE.
+            call: the words of a call; this sets those after STRIDE and before CLAIMS.
+            shares: fold parts of PART elements that no other rank has taken, in place of `part` and the second meeting.
         """
 
 
@@ -53,23 +60,13 @@ class FusedReduction:
     Args:
         point: the ranks' meeting point.
         kind: see `length_and_dtype`.
-        prepare: returns the kernel's function for the words of a call; None: the arrays are not of its kind.
-        fold: folds this rank's part, where the ranks met too late for the kernel.
+        words: of the kernel's calls, as `words_of` returns them.
+        launch: the kernel's function for these words; None: the arrays are not of its kind.
     """
 
-    def __init__(
-        self,
-        point: MeetingPoint,
-        kind: int,
-        prepare: Callable[[np.ndarray], Callable[[], None] | None],
-        fold: Callable[[], None],
-    ):
-        words = aligned_empty((_WORDS,), np.int64)
-        words[:] = 0
-        words[POLLS], words[RANK], words[STRIDE] = MOST_POLLS, point.rank, point.cells.shape[1]
-        self.words = words.data
-        self._point, self._kind, self._fold = point, kind, fold
-        self.launch = prepare(words)
+    def __init__(self, point: MeetingPoint, kind: int, words: np.ndarray, launch: Callable[[], None] | None):
+        self.words, self.launch = words.data, launch
+        self._point, self._kind = point, kind
 
     def __call__(self) -> None:
         """Run it as part of the operation that was announced last."""
@@ -80,6 +77,32 @@ class FusedReduction:
 
     def complete(self) -> None:
         """Do in Python what the kernel has left. Raises DifferentOperations as a meeting does."""
+        raise NotImplementedError
+
+    def _note_meeting(self) -> None:
+        """Note what the kernel found at the meeting. Raises DifferentOperations."""
+        point, words = self._point, self.words
+        point.waited_ns, point.last = words[WAITED_NS], (words[LAST_RANK], words[LATE_NS] * 1e-9)
+        if words[STATE] == DIFFERENT:
+            raise DifferentOperations
+
+
+def words_of(point: MeetingPoint, polls: int) -> np.ndarray:
+    """Return the words of a kernel that polls so often for the other ranks."""
+    words = aligned_empty((_WORDS,), np.int64)
+    words[:] = 0
+    words[POLLS], words[RANK], words[STRIDE] = polls, point.rank, point.cells.shape[1]
+    return words
+
+
+class OwnPart(FusedReduction):
+    """Each rank folds its own part, between two meetings; fold: does so where the ranks met too late for the kernel."""
+
+    def __init__(self, *args: Any, fold: Callable[[], None]):
+        super().__init__(*args)
+        self._fold = fold
+
+    def complete(self) -> None:
         point, words = self._point, self.words
         if words[STATE] == NOT_MET:
             point.wait(words[ARRIVED_NS])
@@ -87,8 +110,6 @@ class FusedReduction:
             self._fold()
             point.leave()
             return
-        point.waited_ns, point.last = words[WAITED_NS], (words[LAST_RANK], words[LATE_NS] * 1e-9)
-        if words[STATE] == DIFFERENT:
-            raise DifferentOperations
+        self._note_meeting()
         if words[STATE] == NOT_LEFT:
             point.wait(perf_counter_ns())

@@ -3,7 +3,8 @@
 On one host it uses shared memory, several times faster than MPI's barrier. Each rank has a cell that it alone writes: a
 counter, a tag and its arrival time, which are on one cache line, and a board of a few words; of all but the counter
 there are two, used in turn. A rank advances its counter and waits until all counters have reached it; all earlier
-writes are then visible to all ranks.
+writes are then visible to all ranks. Beside the cells are words that any rank writes, with atomic operations, to divide
+work after a meeting (`shared_work.py`).
 Through MPI a meeting is a small all-reduce of the tag, or on one host an all-gather of tag and arrival time.
 
 The tag identifies a rank's operation. All ranks compare all tags, so a mismatch is raised on every rank.
@@ -25,6 +26,8 @@ from clcomm.transport.bell import Bell
 #: then two boards. kernels/fold.cl has the first five words too.
 _LINE_WORDS, _BOARD_WORDS = 8, 16
 _CELL_WORDS = _LINE_WORDS + 2 * _BOARD_WORDS
+#: Bytes of the words that divide work: a cache line.
+_CLAIMS_BYTES = 64
 #: No rank is known to have arrived last.
 UNKNOWN = -1, 0.0
 
@@ -94,8 +97,10 @@ class MeetingPoint:
         progress: Callable[[], object],
         sleeps: bool = False,
     ):
-        cells, bell = np.split(memory, [world_size * _CELL_WORDS * 8])
+        cells, claims, bell = np.split(memory, np.cumsum([world_size * _CELL_WORDS * 8, _CLAIMS_BYTES]))
         self._bell = Bell(bell, rank, world_size, fence, progress, sleeps)
+        #: Of the ranks' work, and the marks of those that sleep: int64.
+        self.claims, self.sleepers = claims.view(np.int64), self._bell.marks
         self.cells = cells = cells.view(np.int64).reshape(world_size, _CELL_WORDS)
         self.counters = cells[:, 0].data  # a memoryview: reading one word takes 20 ns
         starts = _LINE_WORDS, _LINE_WORDS + _BOARD_WORDS
@@ -113,7 +118,7 @@ class MeetingPoint:
     @staticmethod
     def nbytes(world_size: int) -> int:
         """Return the number of bytes that a meeting point of `world_size` ranks needs."""
-        return world_size * _CELL_WORDS * 8 + Bell.nbytes(world_size)
+        return world_size * _CELL_WORDS * 8 + _CLAIMS_BYTES + Bell.nbytes(world_size)
 
     @property
     def parity(self) -> int:
@@ -161,6 +166,17 @@ class MeetingPoint:
             self.waited_ns += perf_counter_ns() - arrived_ns
         else:
             self._bell.ring()
+
+    def wait_for(self, words: memoryview, count: int) -> None:
+        """Block until a word that other ranks advance, the first of these, has reached `count`."""
+        begin_ns = perf_counter_ns()
+        self._bell.wait(words, 0, count)
+        self._fence()
+        self.waited_ns += perf_counter_ns() - begin_ns
+
+    def wake(self) -> None:
+        """Wake the ranks that sleep; call it after the write that they wait for."""
+        self._bell.ring()
 
     def compare(self, tag: int) -> None:
         """Note the arrivals at this meeting, unless it is a later one of the operation, and compare the tags."""

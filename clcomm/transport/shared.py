@@ -18,13 +18,14 @@ import numpy as np
 
 from clcomm.host_arrays import PAGE, aligned_empty
 from clcomm.transport.base import require_aligned, shards
-from clcomm.transport.fused import FusedReduction
+from clcomm.transport.fused import MOST_POLLS, FusedReduction, OwnPart, words_of
 from clcomm.transport.host_memory import KEPT, HostMemory, MemoryTransport, require_alike
 from clcomm.transport.meeting import MeetingPoint, length_and_dtype
 from clcomm.transport.mpi_failures import revoke
 from clcomm.transport.mpi_messages import exchange_arrays
 from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import Fold, prepared_reduction, reduce_in_rank_order
+from clcomm.transport.shared_work import SharedWork
 from clcomm.transport.started import Counters, StartedReduction
 
 #: Arrays up to this size use slots, one per rank; for larger ones, a fold on every rank costs more than a meeting.
@@ -107,18 +108,19 @@ class SharedTransport(MemoryTransport):
         self, source: np.ndarray, out: np.ndarray, op: str, everyone: np.ndarray
     ) -> FusedReduction | None:
         """Return the all-reduce in one kernel; None unless every rank's fold can prepare it. Collective."""
-        if not self._point.polls:
-            return None
         sources, targets = self.memory.counterparts((source, out), everyone)
-        prepare, fused = getattr(self.fold, "with_meetings", None), None
+        prepare = getattr(self.fold, "with_meetings", None)
+        fused: FusedReduction | None = None
         if prepare is not None and op in ("sum", "mean") and len(self.memory.distinct(targets)) == 1:
+            point, kind = self._point, length_and_dtype(source)
             part, divisor = shards(source, self.world_size)[self.rank], self.world_size if op == "mean" else 1
-            fused = FusedReduction(
-                self._point,
-                length_and_dtype(source),
-                lambda words: prepare(sources, targets[0], divisor, part, self._point.cells, words),
-                self._shard_reduction(source, out, op, everyone),
-            )
+            prepared = partial(prepare, sources, targets[0], divisor, part, point.cells)
+            if point.polls:
+                words = words_of(point, MOST_POLLS)
+                fold = self._shard_reduction(source, out, op, everyone)
+                fused = OwnPart(point, kind, words, prepared(words), fold=fold)
+            else:
+                fused = SharedWork(point, kind, out, partial(prepared, shares=True))
         works = fused is not None and fused.launch is not None
         return fused if self._point.exchange([works])[:, 0].all() else None
 

@@ -14,7 +14,6 @@ from clcomm.engine.device import Device
 from clcomm.engine.fold import DeviceFold
 from clcomm.errors import ArgumentError, MismatchError
 from clcomm.stats.events import Collective
-from clcomm.usable_cores import usable_cores
 
 #: Elements of float32: through slots up to 2,048, or 8,192 of 4 ranks that share cores; by shards above.
 SIZES = (1, 17, 2048, 2049, 8192, 8193, 70_001)
@@ -145,7 +144,7 @@ def on_this_device(comm: Communicator) -> bool:
     """Sum on this rank's device from now on; return whether prepared all-reduces are then one kernel on each rank."""
     fold = DeviceFold.on(Device.select("cpu", local_rank=comm.local_rank, local_size=comm.local_size, cores=1))
     comm.fold_with(fold)
-    return fold is not None and 1 < comm.size <= len(usable_cores())
+    return fold is not None and comm.size > 1
 
 
 def is_one_kernel(reduce: Callable[[], None]) -> bool:

@@ -13,7 +13,7 @@ FAMILIES = {
         pools.POOLING, products.PLAIN_PRODUCT, products.PRODUCT, products.LINEAR, products.CHAIN,
         rows.SOFTMAX, rows.LAYER_NORM, rows.EMBEDDING, rows.SQUARED_ERROR, rows.REDUCTION,
         elements.ARITHMETIC, elements.TRANSPOSE, elements.BLOCKS, elements.ACTIVATIONS, elements.OPTIMIZERS,
-        host.FOLD, host.MEETING, host.CODING, host.FACTORS, host.HASH, host.GATHER,
+        host.FOLD, host.MEETING, host.SHARED_WORK, host.CODING, host.FACTORS, host.HASH, host.GATHER,
     )
 }  # fmt: skip
 #: The sizes of CPUs with vectors of 16 floats, and the families whose kernels they change.

@@ -5,6 +5,7 @@ Arrays are followed by a guard, which holds NaN for float32.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,14 +21,19 @@ from clcomm.hashing import hash_words
 from clcomm.host_arrays import aligned_empty
 from clcomm.transport.fused import (
     ARRIVED_NS,
+    CLAIMS,
     COMPLETE,
     DIFFERENT,
     LAST_RANK,
     LATE_NS,
+    MARKS,
     NOT_LEFT,
     NOT_MET,
+    PART,
     POLLS,
     RANK,
+    RESUMES,
+    SLEEPERS,
     STATE,
     STRIDE,
     TAG,
@@ -136,6 +142,59 @@ def check_meeting(device: Device, case: Case) -> None:
             assert noted == [max(arrived) - arrived[own], last_rank, round(late_s * 1e9)]
 
 
+def check_shared_work(device: Device, case: Case) -> None:
+    """Compare an all-reduce whose parts are for whoever comes, for each way in which the others can stand.
+
+    The other ranks, which this one plays, have taken and summed some parts before it, and may sleep.
+    """
+    if not device.runs_in_caller:
+        return
+    ranks, stride = 2 + case.rows % (MOST_ROWS - 1), 5 + case.seed % 40
+    hosts = [whole_numbers(case.seed + row, case.size) for row in range(ranks)]
+    total = np.sum(hosts, 0, dtype=np.float64) / case.divisor
+    own, other, number = case.seed % ranks, (case.seed + 1) % ranks, case.seed // 7 + 1
+    part = 1 + case.seed % case.size
+    parts = -(-case.size // part)
+    taken = case.seed // 3 % (parts + 1)
+    summed = case.seed // 5 % (taken + 1)
+    for arrived, differs, asleep, begun in itertools.product((False, True), repeat=4):
+        arrays = Arrays()
+        rows, out = [arrays.holding(host) for host in hosts], arrays.empty((case.size,))
+        cells, claims = arrays.holding(np.full((ranks, stride), 7)), arrays.holding(np.zeros(8, np.int64))
+        marks, call = arrays.holding(np.zeros(ranks, np.int64)), arrays.holding(np.zeros(32, np.int64))
+        cells[:, 0], cells[own, 0], cells[other, 0] = number, number - 1, number - (not arrived)
+        board = cells[:, 1 + 2 * (number % 2) :]
+        board[:, 0], board[:, 1] = 5, 100
+        board[other, 0] += differs
+        marks[other] = asleep
+        # Of this meeting, or what an earlier one has left.
+        claims[:2] = [number << 16 | taken, number << 16 | summed] if begun else [number - 1 << 16 | 3] * 2
+        call[[TAG, ARRIVED_NS, RANK, STRIDE, PART]] = 5, 100, own, stride, part
+        call[[CLAIMS, MARKS]] = claims.ctypes.data, marks.ctypes.data
+        run = DeviceFold(device).with_meetings(
+            rows, out, case.divisor, slice(0, case.size), cells, call, shares=True
+        )  # fmt: skip
+        _run(run)
+        state = call[STATE]
+        assert cells[own, 0] == number
+        if arrived and not differs and asleep:
+            assert (state, np.isnan(out).all()) == (SLEEPERS, True), "it summed before the others were woken"
+            call[RESUMES] = 1
+            _run(run)
+            assert cells[own, 0] == number, "it came to the meeting twice"
+        arrays.check()
+        mine = slice(taken * part if begun else 0, case.size) if arrived and not differs else slice(0, 0)
+        assert np.isnan(np.delete(out, np.r_[mine])).all(), "it summed what others have taken"
+        if out[mine].size:
+            assert_near(out[mine], total[mine], "meet_and_share", 1e-6)
+        if not arrived or differs:
+            assert state == (DIFFERENT if arrived else NOT_MET)
+            continue
+        done = parts - taken + summed if begun else parts
+        assert claims[:2].tolist() == [number << 16 | parts, number << 16 | done]
+        assert call[STATE] == (NOT_LEFT if done < parts else SLEEPERS if asleep else COMPLETE)
+
+
 def _to_bfloat16(host: np.ndarray) -> np.ndarray:
     halves = np.empty(host.shape, BFLOAT16)
     halves[...] = to_bfloat16(host)
@@ -221,6 +280,7 @@ def check_gather(device: Device, case: Case) -> None:
 
 FOLD = Family("fold", drawn(draw), check_fold, ("cpu",))
 MEETING = Family("meeting", drawn(draw), check_meeting, ("cpu",))
+SHARED_WORK = Family("shared work", drawn(draw), check_shared_work, ("cpu",))
 CODING = Family("coding", drawn(draw), check_coding, ("cpu",))
 FACTORS = Family("factors", drawn(draw), check_factors, ("cpu",))
 HASH = Family("hash", drawn(draw), check_hash)

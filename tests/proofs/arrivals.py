@@ -1,7 +1,7 @@
 """Synchronisations to which the ranks come at random times: no wrong value, no hang, no growth.
 
-`python -m tests.proofs.arrivals COUNT SEED`, under mpiexec, half of them each through shared memory and through MPI,
-and of these half with overlap.
+`python -m tests.proofs.arrivals COUNT SEED device|numpy`, under mpiexec, half of them each through shared memory and
+through MPI, and of these half with overlap. The ranks' devices sum, or NumPy.
 Rank 0 prints what each rank's memory, and the files in /dev/shm, grew by after the first quarter.
 """
 
@@ -17,6 +17,8 @@ from functools import partial
 import numpy as np
 
 from clcomm import Communicator, Synchronizer
+from clcomm.engine.device import Device
+from clcomm.engine.fold import DeviceFold
 from clcomm.job.endings import run
 from tests.numpy_models import TellingModel
 
@@ -51,6 +53,9 @@ def main() -> None:
     count, seed = int(sys.argv[1]), int(sys.argv[2])
     comms = [Communicator(), Communicator(transport="mpi")]
     rank, size = comms[0].rank, comms[0].size
+    if sys.argv[3] == "device":
+        device = Device.select("cpu", local_rank=comms[0].local_rank, local_size=comms[0].local_size, cores=1)
+        comms[0].fold_with(DeviceFold.on(device))
     late = random.Random(1000 * seed + rank)
     syncs = [Synchronizer(comm, bucket_size=BUCKET_SIZE, overlap=on) for on in (False, True) for comm in comms]
     models = [TellingModel((name, np.zeros(shape, np.float32)) for name, shape in SHAPES.items()) for _ in syncs]

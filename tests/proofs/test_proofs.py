@@ -25,9 +25,9 @@ LIMIT_S = 120 + LAYOUTS * 8 + ARRIVALS / 20
 SPARE_BYTES = 1 << 20
 
 
-def on_ranks(ranks: int, module: str, count: int) -> str:
+def on_ranks(ranks: int, module: str, count: int, *options: str) -> str:
     """Run a module of this folder under mpiexec, and return what it printed."""
-    command = [mpiexec(), "-n", str(ranks), sys.executable, "-m", f"tests.proofs.{module}", str(count), SEED]
+    command = [mpiexec(), "-n", str(ranks), sys.executable, "-m", f"tests.proofs.{module}", str(count), SEED, *options]
     ended = subprocess.run(
         command, cwd=ROOT, env=memory_environment(), capture_output=True, text=True, timeout=LIMIT_S,
         stdin=subprocess.DEVNULL, check=False,
@@ -51,9 +51,10 @@ def test_the_bits_of_drawn_models_are_those_of_the_documented_order(ranks):
 
 
 @pytest.mark.timeout(LIMIT_S + 30)
-def test_ranks_that_come_at_random_times_leave_no_trace():
-    grown = json.loads(on_ranks(4, "arrivals", ARRIVALS))
-    assert len(grown) == 4
+@pytest.mark.parametrize(("ranks", "sums"), [(4, "device"), (4, "numpy"), (2, "device")])
+def test_ranks_that_come_at_random_times_leave_no_trace(ranks, sums):
+    grown = json.loads(on_ranks(ranks, "arrivals", ARRIVALS, sums))
+    assert len(grown) == ranks
     for rank, (memory, mapped, descriptors) in enumerate(grown):
         assert memory < SPARE_BYTES, f"rank {rank} grew by {memory} bytes"
         assert mapped <= 0 and descriptors <= 0, f"rank {rank}: {mapped} files in /dev/shm, {descriptors} descriptors"

@@ -70,8 +70,8 @@ __kernel void fold(__global float *out, float factor, int streams,
    ones. The words of `call` are listed in transport/fused.py. A rank that polls in vain for long returns. */
 
 enum { TAG, ARRIVED_NS, POLLS, STATE, WAITED_NS, LAST_RANK, LATE_NS, SPARE, RANK, STRIDE, FIRST, LAST, STREAMS,
-       CELLS, OUT, FACTOR, ROW_0 };
-enum { COMPLETE, NOT_MET, DIFFERENT, NOT_LEFT };
+       CELLS, OUT, FACTOR, ROW_0, CLAIMS = ROW_0 + 8, MARKS, PART, RESUMES };
+enum { COMPLETE, NOT_MET, DIFFERENT, NOT_LEFT, SLEEPERS };
 
 /* A fence of the processor, as other processes read this memory: mem_fence is none in PoCL, an atomic operation is. */
 #define FENCE(call) atomic_add((__global volatile int *)((call) + SPARE), 0)
@@ -152,6 +152,59 @@ __kernel void meet_and_fold(__global long *call, __global long *cells, __global 
 }
 
 #ifdef IN_CALLER
+/* Ranks that share cores: parts of the sum are nobody's own. Whoever runs once all have arrived takes the next part, so
+   that no rank waits for the sum of another one that has no core. Two words, `claims`, count the parts taken and the
+   parts summed, each beside the meeting's number. */
+
+#define PART_BITS 16
+#define PARTS_OF(word) ((word) & ((1L << PART_BITS) - 1))
+
+/* The number of parts taken before, and one more is; or `parts` if all are. */
+inline int advance(__global long *word, long number, int parts) {
+    long seen = __atomic_load_n(word, __ATOMIC_ACQUIRE), next;
+    do {
+        const int taken = seen >> PART_BITS == number ? (int)PARTS_OF(seen) : 0;
+        if (taken == parts) return parts;
+        next = (number << PART_BITS) + taken + 1;
+    } while (!__atomic_compare_exchange_n(word, &seen, next, 0, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE));
+    return (int)PARTS_OF(next) - 1;
+}
+
+inline int any_asleep(__global const long *marks) {
+    long asleep = 0;
+    for (int rank = 0; rank < ROWS; ++rank) asleep |= SEEN(marks + rank);
+    return asleep != 0;
+}
+
+/* The ranks meet, and take and sum parts until none is left. It goes on where it was left if `call` says so. Sleepers
+   are for the caller to wake: before the sum, which they can share, and after it. */
+inline void meet_and_share(__global long *call, __global long *cells, __global float *out, float factor,
+                           __global const float *row0 OTHER_ROWS(ROWS, PARAMETER), int count) {
+    const int part = (int)call[PART], parts = (count + part - 1) / part, streams = (int)call[STREAMS];
+    __global long *claims = (__global long *)call[CLAIMS];
+    __global const long *marks = (__global const long *)call[MARKS];
+    long number = cells[call[RANK] * call[STRIDE]];
+    if (!call[RESUMES]) {
+        const int state = meet(call, cells, ++number);
+        call[STATE] = state;
+        if (state != COMPLETE) return;
+        FENCE(call); /* the counter before the marks */
+        call[STATE] = SLEEPERS;
+        if (any_asleep(marks)) return;
+    }
+    for (int taken = advance(claims, number, parts); taken < parts; taken = advance(claims, number, parts)) {
+        const int first = taken * part;
+        fold_range(out + first, factor, streams, row0 + first OTHER_ROWS(ROWS, ARGUMENT_FROM),
+                   min(part, count - first));
+        if (streams) FENCE(call); /* non-temporal stores have no order */
+        advance(claims + 1, number, parts);
+    }
+    if (SEEN(claims + 1) != (number << PART_BITS) + parts)
+        call[STATE] = NOT_LEFT;
+    else
+        call[STATE] = any_asleep(marks) ? SLEEPERS : COMPLETE;
+}
+
 #define ADDRESSED(n) , (__global const float *)call[ROW_0 + n]
 
 /* The same where kernels run in the caller's address space: all else is in the words of the call, whose address this is.
@@ -161,5 +214,12 @@ __kernel void meet_and_fold_at(ulong address, int count) {
     if (count)
         meet_fold_leave(call, (__global long *)call[CELLS], (__global float *)call[OUT], as_float((int)call[FACTOR]),
                         (__global const float *)call[ROW_0] OTHER_ROWS(ROWS, ADDRESSED));
+}
+
+__kernel void meet_and_share_at(ulong address, int count) {
+    __global long *call = (__global long *)address;
+    if (count)
+        meet_and_share(call, (__global long *)call[CELLS], (__global float *)call[OUT], as_float((int)call[FACTOR]),
+                       (__global const float *)call[ROW_0] OTHER_ROWS(ROWS, ADDRESSED), count);
 }
 #endif
