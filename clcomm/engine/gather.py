@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,7 @@ class DeviceGather:
         factors, added = (_aligned(each) for each in (scale, shift))
         plane = out[0].size // planes
         arguments = [pixels, chosen, factors, added, out, len(pixels), planes, plane, len(out)]
-        launch = HostLaunch(self._device.kernel("gather", "gather_pixels"), arguments)
+        launch = HostLaunch(_kernel(self._device), arguments)
         run = self._kernels.prepare(lambda: [launch])
         if run is None:
             return None
@@ -69,4 +70,9 @@ def rehearse(device: Device) -> None:
     """Launch the kernel on uninitialised buffers."""
     if device.runs_in_caller:
         memory = device.allocate(4)
-        device.launch(device.kernel("gather", "gather_pixels"), (1,), (1,), *[memory] * 5, 1, 1, 1, 1)
+        device.launch(_kernel(device), (1,), (1,), *[memory] * 5, 1, 1, 1, 1)
+
+
+def _kernel(device: Device) -> Any:
+    options: dict[str, Any] = {"IN_CALLER": 1} if device.runs_in_caller else {}
+    return device.kernel("gather", "gather_pixels", **options)
