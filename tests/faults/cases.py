@@ -46,7 +46,8 @@ class Case:
     @property
     def name(self) -> str:
         """The case's unique name."""
-        return f"{self.planted}{f':ulfm{self.ranks}' if self.ulfm else ''}"
+        ranks = f":ulfm{self.ranks}" if self.ulfm else "" if self.ranks == 2 else f":{self.ranks}"
+        return self.planted + ranks
 
     @property
     def survives(self) -> bool:
@@ -104,8 +105,9 @@ THEN = r"(.*\n)*"
 PASSED_OVER = r"damaged.*going on from .*run.npz.1"
 REBUILT = r"kernel cache .*: damaged; building anew"
 UNWRITTEN = r"clcomm: checkpoint .*could not be written \("
-#: A prepared all-reduce of float32, which is one kernel of each rank where there is a core for each.
-IN_KERNEL = "one kernel"
+#: A prepared all-reduce of float32, which is one kernel of each rank: for its own part where there is a core for each,
+#: for what the others have not taken where there are more ranks.
+IN_KERNEL, MORE_RANKS = "one kernel", 4
 KERNEL_ENDINGS = ("exception", "sys.exit", "os._exit", "SIGKILL", "SIGSEGV", "SIGTERM", "SIGINT")
 #: Mismatched calls, and where the victim makes them.
 MISMATCHES = ("mismatched shapes", "mismatched order", "missing call")
@@ -123,6 +125,7 @@ def all_cases() -> list[Case]:
         for place in MISMATCH_PLACES:
             cases += [Case(fault, place, rank, r"clcomm: collective: .*rank {rank}\b", 2) for rank in RANKS]
     cases += [stopped(place, rank) for place in places for rank in RANKS]
+    cases += [replace(case, ranks=MORE_RANKS) for case in cases if case.place == IN_KERNEL]
     for fault, (pattern, code) in GROUP_SIGNALS.items():
         cases += [Case(fault, place, 1, pattern, code) for place in PLACES if place != "start-up"]
     for fault, cause in STAYS.items():
@@ -199,7 +202,7 @@ SAMPLE = (
     "exception:collective:1", "SIGSTOP:forward:1", "exception in a thread:forward:0", "sys.exit:start-up:1",
     "os._exit(0):exit:1", "os._exit:start-up:1", "sys.exit, plain script:collective:1",
     "SIGKILL:checkpoint:0", "SIGTERM:collective:1", "mismatched order:collective:1",
-    "SIGKILL:one kernel:1", "mismatched order:one kernel:0", "missing call:checkpoint:0",
+    "SIGKILL:one kernel:1", "SIGKILL:one kernel:1:4", "mismatched order:one kernel:0", "missing call:checkpoint:0",
     "NaN:forward:1", "flipped bit:forward:1", "truncated checkpoint:start-up:0",
     "clock jump:collective:0", "disk full:checkpoint:0", "read-only directory:checkpoint:0",
     "truncated kernel cache:start-up:0", "SIGTERM to all twice:collective:1", "thread that stays:end:1",

@@ -86,10 +86,10 @@ class Undisturbed:
 
 
 @functools.cache
-def undisturbed() -> Undisturbed:
+def undisturbed(ranks: int = 2) -> Undisturbed:
     """Run the job once without a fault."""
     directory = Path(tempfile.mkdtemp(prefix="clcomm-faults-"))
-    case = Case("nothing", "exit", 0, "", 0)
+    case = Case("nothing", "exit", 0, "", 0, ranks=ranks)
     code, output, _ = _run(case, directory)
     found = re.search(r"finished from step 0 with (\S+)", output)
     assert code == 0 and found, output
@@ -102,7 +102,7 @@ def run_case(case: Case, directory: Path, pace: Pace | None = None) -> Outcome:
         if not _own_mounts():
             return Outcome(case, 0, "clcomm was not tried: it needs mounts of its own, which the system refuses")
         return Outcome(case, *run_file_case(case, directory, _own_mounts()))
-    expected = undisturbed()
+    expected = undisturbed(case.ranks if case.survives else 2)
     if case.ulfm and openmpi() is None:
         return Outcome(case, 0, "clcomm was not tried: it needs Open MPI, whose Python CLCOMM_TEST_OPENMPI names")
     if (case.disk or case.damage == "shm") and not _own_mounts():
@@ -269,7 +269,8 @@ def page(outcomes: list[Outcome]) -> str:
         case = outcome.case
         line = re.sub(r"/\S*/", "", outcome.first_line()).replace("|", "\\|")
         line = line if len(line) <= LINE else f"{line[:LINE]} …"
-        rank = f"{case.rank} of {case.ranks}, ULFM" if case.ulfm else case.rank
+        rank = f"{case.rank}" if case.ranks == 2 and not case.ulfm else f"{case.rank} of {case.ranks}"
+        rank += ", ULFM" if case.ulfm else ""
         rows.append(f"| {case.fault} | {case.place} | {rank} | {outcome.code} | {f'`{line}`' if line else ''} |")
     return _PAGE_HEAD.format(end_s=END_S, count=len(outcomes)) + "\n".join(rows) + "\n"
 
