@@ -6,6 +6,8 @@ import atexit
 import os
 import shutil
 import tempfile
+import zlib
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,6 +19,7 @@ for name in ("COLUMNS", "LINES"):  # of no terminal: readline sets them in pytes
     os.environ.pop(name, None)
 
 from clcomm import Communicator  # noqa: E402 - after the environment is set
+from clcomm.transport.mpi_runtime import world  # noqa: E402
 from tests.helpers import cpu_device  # noqa: E402
 
 # Kernel builds and a busy machine make single examples slow: time is no measure of a test's result.
@@ -26,13 +29,34 @@ settings.register_profile(
 settings.load_profile("clcomm")
 
 
+#: From how many cases on a test of the whole suite is divided between three and four ranks.
+DIVIDED_FROM = 4
+
+
 def pytest_collection_modifyitems(config, items):
-    """Under mpiexec run what is about ranks alone: plain pytest runs the rest, once instead of once a rank."""
+    """Under mpiexec run what is about ranks alone: plain pytest runs the rest, once instead of once a rank.
+
+    In a run of the whole suite a test of many cases runs them all on two ranks, and each case on either three or four.
+    """
     if not config.getoption("--with-mpi", default=False):
         return
-    others = [item for item in items if item.get_closest_marker("mpi") is None]
-    config.hook.pytest_deselected(items=others)
-    items[:] = [item for item in items if item.get_closest_marker("mpi") is not None]
+    about_ranks = [item for item in items if item.get_closest_marker("mpi") is not None]
+    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
+    chosen = _divided(about_ranks, world().Get_size()) if is_whole else about_ranks
+    kept = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = chosen
+
+
+def _divided(items, ranks):
+    """Return the items that run on so many ranks; which of three and four, follows from an item's name."""
+    cases = Counter(item.nodeid.partition("[")[0] for item in items)
+
+    def runs(item):
+        is_one_of_many = cases[item.nodeid.partition("[")[0]] >= DIVIDED_FROM
+        return not is_one_of_many or zlib.crc32(item.nodeid.encode()) % 2 == ranks % 2
+
+    return items if ranks <= 2 else [item for item in items if runs(item)]
 
 
 @pytest.hookimpl(wrapper=True)
