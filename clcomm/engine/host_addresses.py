@@ -1,7 +1,7 @@
 """Addresses of buffers in the host's memory: what prepared launches take where a launch costs as much as its work.
 
 PoCL counts, locks and checks each buffer among a kernel's arguments at every launch, and copies the address of shared
-virtual memory (OpenCL 2.0, section 5.9.2) as it does a number. With addresses a launch takes a tenth less time.
+virtual memory (OpenCL 2.0, section 5.9.2) as it does a number. With addresses a launch takes less time.
 """
 
 from __future__ import annotations

@@ -1,0 +1,74 @@
+"""DistributedOptimizer used in ways that cannot give the right gradients: one line, on every rank that can tell."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from clcomm.errors import ArgumentError, MismatchError  # noqa: E402
+from tests.helpers import one_line  # noqa: E402
+from tests.horovod.training import batch_of, net  # noqa: E402
+
+pytestmark = pytest.mark.mpi(min_size=1)
+
+
+def misuses(hvd):
+    def wrapped(model, **options):
+        return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), **options)
+
+    def twice(model):
+        optimizer = wrapped(model)
+        for _ in range(2):
+            model(batch_of(0, 0)).sum().backward()
+        return optimizer
+
+    def race(model):
+        optimizer = wrapped(model)
+        model(batch_of(0, 0)).sum().backward()
+        optimizer.zero_grad()
+
+    def adasum_skip(model):
+        with wrapped(model, op=hvd.Adasum).skip_synchronize():
+            pass
+
+    return {
+        "two backwards": (twice, "increase backward_passes_per_step", True),
+        "zero_grad in flight": (race, "expected step() or synchronize() after backward()", True),
+        "skip with adasum": (adasum_skip, "expected another op than Adasum", False),
+        "no optimizer": (lambda model: hvd.DistributedOptimizer(model), "expected a torch.optim.Optimizer", False),
+        "op": (lambda model: wrapped(model, op=hvd.Max), "expected hvd.Average, hvd.Sum or hvd.Adasum", False),
+        "passes": (lambda model: wrapped(model, backward_passes_per_step=0), "a number from 1 up, got 0", False),
+        "predivide": (lambda model: wrapped(model, op=hvd.Sum, gradient_predivide_factor=2.0), "expected 1.0", False),
+        "groups": (lambda model: wrapped(model, num_groups=-1), "num_groups: expected", False),
+        "no pairs": (lambda model: wrapped(model, named_parameters=[1]), "expected pairs", False),
+        "one name": (
+            lambda model: wrapped(model, named_parameters=[("a", each) for each in model.parameters()]),
+            "expected different names, got 'a' twice", False,
+        ),
+        "nameless": (
+            lambda model: wrapped(model, named_parameters=[("a", model[0].weight)]), "got 5 without a name", False,
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", sorted(misuses(None)))
+def test_a_misuse_is_one_line(hvd, kind):
+    call, said, several = misuses(hvd)[kind]
+    if several and hvd.size() == 1:
+        call(net())  # nothing is in flight
+        return
+    with pytest.raises(ArgumentError) as caught:
+        call(net())
+    assert said in one_line(caught)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", ["shape", "number", "op"])
+def test_ranks_with_other_models_all_get_the_same_error(hvd, kind):
+    is_odd = hvd.rank() == hvd.size() - 1
+    model = torch.nn.Linear(4, 3 if is_odd and kind == "shape" else 2, bias=not (is_odd and kind == "number"))
+    with pytest.raises(MismatchError) as caught:
+        op = hvd.Sum if is_odd and kind == "op" else hvd.Average
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), op=op)
+    assert len(set(hvd.allgather_object(one_line(caught)))) == 1
