@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from contextlib import ExitStack
 from functools import partial
+from importlib.util import find_spec
 
 from rich.console import Console
 
@@ -63,7 +64,10 @@ def parse() -> argparse.Namespace:
 
 
 def rivals_here(report: Report) -> list[str]:
-    """Return PyTorch's systems that can run here; the report notes that one is left out."""
+    """Return PyTorch's systems that can run here; the report notes which are left out."""
+    if find_spec("torch") is None:
+        report.notes.append(f"Without {GLOO} and {DEEPSPEED}, which need PyTorch: pip install '.[bench]'")
+        return []
     lacking = deepspeed.missing()
     if not lacking:
         return [*ON_TORCH]
