@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from clcomm.collectives.handle import Handle
     from clcomm.communicator import Communicator
     from clcomm.errors import ClcommError
+    from clcomm.parallel import Mesh
     from clcomm.stats import Collective, CommStats, Observer
     from clcomm.synchronizer import Synchronizer
 
@@ -19,6 +20,7 @@ __all__ = [
     "CommStats",
     "Communicator",
     "Handle",
+    "Mesh",
     "Observer",
     "Synchronizer",
     "__version__",
@@ -28,7 +30,8 @@ __all__ = [
 #: The module of each name, imported at the first access, so that `clcomm --help` does not load NumPy.
 _MODULES = {
     "ClcommError": "errors", "Collective": "stats", "CommStats": "stats", "Communicator": "communicator",
-    "Handle": "collectives.handle", "Observer": "stats", "Synchronizer": "synchronizer", "clip_grad_norm": "clipping",
+    "Handle": "collectives.handle", "Mesh": "parallel", "Observer": "stats", "Synchronizer": "synchronizer",
+    "clip_grad_norm": "clipping",
 }  # fmt: skip
 
 

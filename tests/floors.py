@@ -19,7 +19,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("clcomm/trace", "clcomm/costs", "clcomm/compression", "clcomm/tensors"),
     ("clcomm/measure", "clcomm/adapters", "clcomm/weights"),
     ("clcomm/sync", "clcomm/summary"),
-    ("clcomm/report", "clcomm/lizardist", "clcomm/launch"),
+    ("clcomm/report", "clcomm/lizardist", "clcomm/launch", "clcomm/parallel"),
     ("clcomm/commands", "clcomm/horovod", "clcomm/torch", "models"),
     ("training/data", "training/engines"),
     ("training/comparison",),

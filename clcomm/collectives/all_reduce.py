@@ -13,7 +13,7 @@ from clcomm.collectives.arguments import address_of, check_op, flat, writable
 from clcomm.collectives.handle import Handle
 from clcomm.collectives.runner import KEPT_CALLS, CollectiveRunner
 from clcomm.collectives.world import World
-from clcomm.errors import ArgumentError
+from clcomm.errors import ArgumentError, RankNames
 from clcomm.stats.call import Call
 from clcomm.stats.comm_stats import Collective, Observer
 from clcomm.transport import Pending, Transport
@@ -24,8 +24,8 @@ from clcomm.transport.reduction import Fold
 class AllReduces(CollectiveRunner):
     """The Communicator's all-reduces (a base class of it)."""
 
-    def __init__(self, world: World, observers: Iterable[Observer]):
-        super().__init__(world, observers)
+    def __init__(self, world: World, observers: Iterable[Observer], name_ranks: RankNames):
+        super().__init__(world, observers, name_ranks)
         self._prepared = 0  # all-reduces prepared so far
         self._planned: dict[tuple, tuple[Call, Transport]] = {}  # valid until memory is allocated
 

@@ -13,7 +13,7 @@ import numpy as np
 from clcomm.collectives.arguments import address_of
 from clcomm.collectives.in_flight import InFlightTimes
 from clcomm.collectives.world import World
-from clcomm.errors import ArgumentError, no_copy
+from clcomm.errors import ArgumentError, RankNames, no_copy
 from clcomm.stats.call import Call, disagreement
 from clcomm.stats.comm_stats import CommStats
 from clcomm.stats.events import PACKING, Collective, Observer, Phase, TimedPhase
@@ -43,7 +43,7 @@ _new = tuple.__new__  # makes a named tuple of all its fields, in half the time
 class CollectiveRunner:
     """Runs every collective of the Communicator (a base class of it)."""
 
-    def __init__(self, world: World, observers: Iterable[Observer]):
+    def __init__(self, world: World, observers: Iterable[Observer], name_ranks: RankNames):
         self.comm, self._base, self._shared = world.comm, world.base, world.shared
         self.local_rank, self.local_size = world.local_rank, world.local_size
         self.host, self.hosts, self.cores = world.host, world.hosts, world.cores
@@ -61,9 +61,11 @@ class CollectiveRunner:
         self._measures_wait = self._checked or self.size == 1
         # Ranks in a meeting progress other Communicators' operations; without meetings these are completed first.
         self._completes_first = not self._checked and self.size > 1
+        #: Names ranks of this Communicator in messages: `RankNames`.
+        self.name_ranks = name_ranks
         #: The collective that this rank is in: call, sequence number, begin (perf_counter); None: in none.
         self.current: tuple[Call, int, float] | None = None
-        self.stats = CommStats(self.size)
+        self.stats = CommStats(self.size, name_ranks.name)
         self._observers: list[Observer] = []
         for observer in (self.stats, *observers):
             self.add_observer(observer)
@@ -93,8 +95,12 @@ class CollectiveRunner:
         for finished in self._phase_finished:
             finished(phase)
 
-    def notify_collective(self, event: Collective) -> None:
-        """Notify the observers of a collective of another Communicator, which counts as this one's."""
+    def notify_collective(self, event: Collective, *, blocked_s: float = 0.0) -> None:
+        """Notify the observers of a collective of another Communicator, which counts as this one's.
+
+        blocked_s: how long this thread could do nothing else, to be counted in `communicated`.
+        """
+        self._blocked_s += blocked_s
         self._notify(event)
 
     def phase(self, name: str, label: str = "", bucket: int = -1, **figures: float) -> TimedPhase:
@@ -185,7 +191,7 @@ class CollectiveRunner:
             self._blocked_s += seconds
             event = _new(Collective, (
                 *name, seconds, transport, sequence, False, None, bucket, begin,
-                words[WAITED_NS] * 1e-9, None, words[LAST_RANK], words[LATE_NS] * 1e-9, 0.0, (), (),
+                words[WAITED_NS] * 1e-9, None, words[LAST_RANK], words[LATE_NS] * 1e-9, 0.0, (), (), "", 0,
             ))  # fmt: skip
             for finished in self._finished:
                 finished(event)
@@ -230,8 +236,8 @@ class CollectiveRunner:
         self._sequence = max(number for number, *_ in calls)
         for rank, (*_, refusal) in enumerate(calls):
             if refusal:
-                return ArgumentError(f"{refusal} (on rank {rank})")
-        return disagreement([text for _, text, _ in calls])
+                return ArgumentError(f"{refusal} (on {self.name_ranks([rank])})")
+        return disagreement([text for _, text, _ in calls], self.name_ranks)
 
     def _report(self, call: Call, sequence: int, begin: float, failed: bool = False) -> None:
         seconds = perf_counter() - begin

@@ -51,11 +51,11 @@ Key = tuple[str, str, int]
 class CommStats:
     """Counts of every operation of one Communicator since the last reset, and of the phases around them.
 
-    Memory is bounded by MOST_TALLIES and MOST_PHASES, whatever the number of calls.
+    Memory is bounded by MOST_TALLIES and MOST_PHASES, whatever the number of calls. `name` is the Communicator's.
     """
 
-    def __init__(self, world_size: int = 1):
-        self.world_size = world_size
+    def __init__(self, world_size: int = 1, name: str = ""):
+        self.world_size, self.name = world_size, name
         self.ranks = 1
         self.reset()
 
@@ -113,6 +113,7 @@ class CommStats:
         tally = self.tallies.get(key)
         if tally is None:
             tally = self._new_tally(*key, fields[4][0])
+            tally.ranks = fields[18][0]
         tally.add(fields)
         if key[1] in STEPPED:
             self._count_late(fields[2], fields[12], fields[13])
@@ -200,7 +201,8 @@ class CommStats:
         calls, nbytes = _mean(total.calls, self.ranks), _mean(total.nbytes, self.ranks)
         parts_ns = (total.ns, total.wait_ns, total.wait_unknown_ns, total.hidden_ns)
         seconds, wait_s, wait_unknown_s, hidden_s = (ns / 1e9 / self.ranks for ns in parts_ns)
-        moves = bool(nbytes and seconds) and self.world_size > 1
+        ranks = total.ranks or self.world_size
+        moves = bool(nbytes and seconds) and ranks > 1
         algbw = nbytes / seconds if moves else None
         max_s = total.max_ns / 1e9
         percentiles = {f"p{p}_s": min(total.histogram.percentile(p / 100), max_s) for p in (50, 95, 99)}
@@ -224,7 +226,7 @@ class CommStats:
             **percentiles,
             "max_s": max_s,
             "algbw_bytes_per_s": algbw,
-            "busbw_bytes_per_s": algbw and algbw * bus_factor(operation, self.world_size),
+            "busbw_bytes_per_s": algbw and algbw * bus_factor(operation, ranks),
             "failures": total.failures,
         }
 
@@ -268,6 +270,7 @@ class CommStats:
         """
         from clcomm.stats.table import make_table  # here, as most programs need it once, at their end
 
+        title = f"{title} on {self.name}" if self.name else title
         return make_table(self.as_dict()["operations"], self.ranks, title, width)
 
     # --- several ranks ---
@@ -286,7 +289,7 @@ class CommStats:
         }
 
     @classmethod
-    def merged(cls, states: Iterable[Mapping[str, Any]], world_size: int) -> CommStats:
+    def merged(cls, states: Iterable[Mapping[str, Any]], world_size: int, name: str = "") -> CommStats:
         """Return the ranks' counts as one CommStats.
 
         Calls, bytes and seconds are means over ranks; percentiles, maxima and failures are over all ranks' calls.
@@ -294,8 +297,9 @@ class CommStats:
         Args:
             states: what each rank's `state` returned.
             world_size: the number of ranks of the Communicator.
+            name: the Communicator's.
         """
-        result = cls(world_size)
+        result = cls(world_size, name)
         result.ranks = 0
         for state in states:
             result.ranks += 1

@@ -49,6 +49,10 @@ class Collective(NamedTuple):
     exposed: tuple[tuple[float, float], ...] = ()
     #: When it waited for other ranks: (begin, end), by the same clock.
     waits: tuple[tuple[float, float], ...] = ()
+    #: The name of the part of the Communicator in which it ran (`Communicator.split`), such as a mesh's axis; "": all.
+    part: str = ""
+    #: The number of that part's ranks; 0: all of the Communicator's.
+    part_size: int = 0
 
 
 #: Phases that copy gradients to the memory in which they are reduced, and back.

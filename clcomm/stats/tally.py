@@ -25,7 +25,10 @@ def to_ns(seconds: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 class Tally:
-    """Totals of one operation, label and bucket; `transport` joins the names of several: "mpi+shared"."""
+    """Totals of one operation, label and bucket; `transport` joins the names of several: "mpi+shared".
+
+    ranks: of the part of the Communicator in which they ran; 0: all.
+    """
 
     __slots__ = (
         "calls",
@@ -35,6 +38,7 @@ class Tally:
         "max_ns",
         "nbytes",
         "ns",
+        "ranks",
         "transport",
         "wait_ns",
         "wait_unknown_ns",
@@ -42,7 +46,7 @@ class Tally:
     )  # fmt: skip
 
     def __init__(self, transport: str = "") -> None:
-        self.transport = transport
+        self.transport, self.ranks = transport, 0
         self.calls = self.nbytes = self.wire_nbytes = self.failures = 0
         self.ns = self.wait_ns = self.wait_unknown_ns = self.hidden_ns = self.max_ns = 0
         self.histogram = Histogram()
@@ -81,6 +85,7 @@ class Tally:
     def absorb(self, other: Tally) -> None:
         """Add another Tally's counts."""
         self.transport = _joined(self.transport, other.transport)
+        self.ranks = max(self.ranks, other.ranks)
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.max_ns = max(self.max_ns, other.max_ns)
@@ -88,14 +93,14 @@ class Tally:
 
     def state(self) -> dict[str, Any]:
         """Return the counts in JSON-compatible form, for `restored`."""
-        counts = {name: getattr(self, name) for name in ("transport", *_COUNTS, "max_ns")}
+        counts = {name: getattr(self, name) for name in ("transport", "ranks", *_COUNTS, "max_ns")}
         return counts | {"histogram": self.histogram.as_text()}
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Tally:
         """Return the Tally whose `state` this is; ValueError for a malformed histogram."""
         tally = cls()
-        for name in ("transport", *_COUNTS, "max_ns"):
+        for name in ("transport", "ranks", *_COUNTS, "max_ns"):
             setattr(tally, name, state[name])
         tally.histogram = Histogram.of(state["histogram"])
         return tally

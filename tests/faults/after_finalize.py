@@ -15,7 +15,8 @@ from clcomm.optim import SGD
 
 #: Methods of the Communicator and the Synchronizer that need no other rank, and work as before.
 LOCAL = {
-    "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "communicated", "finalize", "fold_with",
+    "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "collectives_begun", "communicated", "finalize",
+    "fold_with",
     "get_bucket_stats", "get_rank", "get_world_size", "holds", "is_common", "is_common_on_host", "leave_mpi",
     "leave_program", "look_back", "notify_collective", "notify_phase", "phase", "reduces_within_hosts",
     "remove_observer", "settings", "shares_memory", "sums", "total_allreduce_calls", "total_bytes_sent", "waiting_for",
@@ -62,6 +63,7 @@ def calls_of(comm: Communicator) -> dict[str, Callable[[], object]]:
         "run_as_all_reduce": lambda: comm.run_as_all_reduce(lambda: None, nbytes=1),
         "scatter": lambda: comm.scatter([1] * comm.size),
         "scatter_object": lambda: comm.scatter_object([1] * comm.size),
+        "split": lambda: comm.split(0),
     }
 
 

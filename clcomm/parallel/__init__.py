@@ -1,0 +1,5 @@
+"""Ranks laid out along axes, and models that are trained on one of them."""
+
+from clcomm.parallel.mesh import DeviceMesh, Mesh
+
+__all__ = ["DeviceMesh", "Mesh"]
