@@ -19,7 +19,7 @@ from clcomm.sync.bucket_plan import GRADIENTS, hook_name
 from clcomm.sync.decision import Decision, DecisionLog
 from clcomm.sync.divergence import ReplicaGuard
 from clcomm.sync.model_sync import ModelSync
-from clcomm.sync.parameter_broadcast import PARAMETERS, broadcast_parameters
+from clcomm.sync.parameter_broadcast import PARAMETERS, broadcast_buffers, broadcast_parameters
 from clcomm.sync.settings import SyncSettings
 from clcomm.sync.sharded_update import ShardedUpdate
 from clcomm.sync.shared_space import SharedSpace
@@ -119,11 +119,24 @@ class Synchronizer:
         broadcast_parameters(self.comm, ours.space, root)
         self.guard.require_alike(ours.space)
 
+    def broadcast_buffers(self, model: Any, root: int = 0) -> None:
+        """Give every rank root's buffers, such as running statistics, in one broadcast; collective if there are any."""
+        ours = self._model(model)
+        ours.require_unchanged()
+        broadcast_buffers(self.comm, ours.space, root)
+
     def attach_optimizer(self, model: Any, optimizer: Any) -> None:
         """Name the optimizer whose `state_dict` is sent along where a differing replica gets another's parameters."""
         self.guard.attach(model, optimizer)
 
-    def sync_gradients(self, model: Any, use_bucketing: bool | None = None, *, samples: float | None = None) -> None:
+    def sync_gradients(
+        self,
+        model: Any,
+        use_bucketing: bool | None = None,
+        *,
+        samples: float | None = None,
+        of: float | None = None,
+    ) -> None:
         """Replace each gradient by its mean over the ranks; a rank without a gradient counts as zero.
 
         Within `no_sync()` nothing happens, nor where a DistributedOptimizer reduces the model's gradients in its step.
@@ -133,6 +146,7 @@ class Synchronizer:
             use_bucketing: True: in buckets of up to `bucket_size` bytes; False: single tensors; the bits are the same.
             samples: how many samples this rank's gradient is the mean of; the result is then the mean over all ranks'
                 samples. Every rank gives its number, or none does.
+            of: the number of samples to divide by instead of all ranks' together; the same on every rank.
 
         Raises:
             NonFiniteError: on every rank, if `check_finite` is set and a mean holds NaN or Inf.
@@ -141,7 +155,7 @@ class Synchronizer:
             return
         if samples is not None:
             self._refuse_overlap()
-            self._synchronise(model, use_bucketing, gradient_weight(self.comm, samples))
+            self._synchronise(model, use_bucketing, gradient_weight(self.comm, samples, of))
         elif self._in_join:
             raise ArgumentError("samples: expected this rank's number of samples within join(), got None")
         else:
@@ -188,6 +202,7 @@ class Synchronizer:
         """
         if self._in_join:
             raise ArgumentError("join: expected to be entered once, got a join() within another")
+        self._refuse_overlap()
         self._in_join = True
         try:
             yield

@@ -15,8 +15,8 @@ from clcomm.optim import SGD
 
 #: Methods of the Communicator and the Synchronizer that need no other rank, and work as before.
 LOCAL = {
-    "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "collectives_begun", "communicated", "finalize",
-    "fold_with",
+    "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "collectives_begun", "communicated",
+    "finalize", "fold_with",
     "get_bucket_stats", "get_rank", "get_world_size", "holds", "is_common", "is_common_on_host", "leave_mpi",
     "leave_program", "look_back", "notify_collective", "notify_phase", "phase", "reduces_within_hosts",
     "remove_observer", "settings", "shares_memory", "sums", "total_allreduce_calls", "total_bytes_sent", "waiting_for",
@@ -75,6 +75,7 @@ def calls_of_synchronizer(sync: Synchronizer, model: Linear) -> dict[str, Callab
             pass
 
     return {
+        "broadcast_buffers": lambda: sync.broadcast_buffers(model),
         "broadcast_parameters": lambda: sync.broadcast_parameters(model),
         "bucket_plan": lambda: sync.bucket_plan(model, False),
         "check_replicas": lambda: sync.check_replicas(model),
