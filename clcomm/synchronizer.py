@@ -15,6 +15,7 @@ from clcomm.errors import ArgumentError, no_copy
 from clcomm.flat_space.buckets import Bucket
 from clcomm.sync import compression_state
 from clcomm.sync.agreement import require_agreement
+from clcomm.sync.algorithm_hook import AlgorithmHook
 from clcomm.sync.bucket_plan import GRADIENTS, hook_name
 from clcomm.sync.decision import Decision, DecisionLog
 from clcomm.sync.divergence import ReplicaGuard
@@ -57,6 +58,8 @@ class Synchronizer:
         compression: "none", "fp16", "bf16", "int8", "topk:SHARE" or "powersgd:RANK": the form in which gradients
             travel; all but the first change them, the last three with error feedback. `register_comm_hook` takes
             others.
+        algorithm: "ring", "halving", "tree" or "direct": reduce buckets with messages from rank to rank, to study them
+            (docs/algorithms.md); instead of compression. None: the Communicator's own all-reduce, which is faster.
     """
 
     def __init__(
@@ -72,13 +75,19 @@ class Synchronizer:
         on_divergence: str = "raise",
         check_finite: bool = False,
         compression: str = "none",
+        algorithm: str | None = None,
     ):
         self.comm = comm
         self.guard = ReplicaGuard(comm, check_replicas_every, on_divergence)
         self.check_finite = check_finite
+        hook = parse_compression(compression)
+        if algorithm is not None:
+            if hook is not None:
+                raise ArgumentError(f"algorithm: expected None with compression {compression}, got {algorithm!r}")
+            hook = AlgorithmHook(algorithm)
         self._settings = SyncSettings.of(
             comm, use_bucketing, bucket_size, first_bucket_size, split_tensors, overlap
-        ).with_hook(parse_compression(compression))
+        ).with_hook(hook)
         self._decisions = DecisionLog(comm.rank)
         self._models: dict[int, ModelSync] = {}
         self._sharded: list[tuple[FlatSpace, ShardedUpdate]] = []

@@ -11,7 +11,7 @@ PACKAGES = ("clcomm", "models", "training", "examples", "benchmarks")
 #: Packages by floor, the lowest first; a package imports only from lower floors. Modules that lie directly in clcomm/
 #: or training/ have no place of their own: each is as high as the highest package that it imports.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("clcomm/storage", "clcomm/console", "clcomm/flat_space"),
+    ("clcomm/storage", "clcomm/console", "clcomm/flat_space", "clcomm/schedules"),
     ("clcomm/transport", "clcomm/engine"),
     ("clcomm/stats",),
     ("clcomm/job",),

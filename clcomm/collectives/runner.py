@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter, perf_counter_ns
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -40,6 +40,12 @@ KEPT_CALLS = 4096
 _new = tuple.__new__  # makes a named tuple of all its fields, in half the time
 
 
+class Named(Protocol):
+    """What moves a collective's data: a Transport, or a part of one."""
+
+    name: str
+
+
 class CollectiveRunner:
     """Runs every collective of the Communicator (a base class of it)."""
 
@@ -53,6 +59,7 @@ class CollectiveRunner:
         self._blocked_s = 0.0  # time in blocking collectives and in packing for them
         self._finalized, self._closed_by = False, ""
         self._sequence = 0
+        self._sent = 0, 0  # messages and their bytes in the collective that runs, where they are counted
         self._refusal = ""  # the reason for which `refuse` ends the others' collective; "" if none
         self._calls: dict[tuple, Call] = {}
         self._address = address_of if self.comm is None else address_function()
@@ -117,7 +124,7 @@ class CollectiveRunner:
 
     # --- a collective ---
 
-    def _call(self, operation: str, transport: Transport, label: str = "", **details: Any) -> Call:
+    def _call(self, operation: str, transport: Named, label: str = "", **details: Any) -> Call:
         """Return the Call with these fields; `array` gives count, dtype and, unless given, nbytes.
 
         Calls are cached: creating one takes ten times as long as a look-up.
@@ -132,7 +139,7 @@ class CollectiveRunner:
         if call is None:
             if len(self._calls) >= KEPT_CALLS:
                 self._calls.clear()
-            through_mpi = self._checked and transport is self._base
+            through_mpi = self._checked and transport is not self._shared
             call = self._calls[key] = Call(operation, label, transport.name, through_mpi=through_mpi, **details)
         return call
 
@@ -191,7 +198,7 @@ class CollectiveRunner:
             self._blocked_s += seconds
             event = _new(Collective, (
                 *name, seconds, transport, sequence, False, None, bucket, begin,
-                words[WAITED_NS] * 1e-9, None, words[LAST_RANK], words[LATE_NS] * 1e-9, 0.0, (), (), "", 0,
+                words[WAITED_NS] * 1e-9, None, words[LAST_RANK], words[LATE_NS] * 1e-9, 0.0, (), (), "", 0, 0, 0,
             ))  # fmt: skip
             for finished in self._finished:
                 finished(event)
@@ -245,9 +252,10 @@ class CollectiveRunner:
         meeting = self._meeting
         last_rank, late_s = meeting.last
         wait_s = meeting.waited_ns * 1e-9 if self._measures_wait else None
+        (messages, message_nbytes), self._sent = self._sent, (0, 0)
         event = Collective(
             call.operation, call.label, call.nbytes, seconds, call.transport, sequence, failed, None, call.bucket,
-            begin, wait_s, None, last_rank, late_s,
+            begin, wait_s, None, last_rank, late_s, messages=messages, message_nbytes=message_nbytes,
         )  # fmt: skip
         self._notify(event)
 

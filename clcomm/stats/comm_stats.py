@@ -213,6 +213,8 @@ class CommStats:
             "calls": calls,
             "bytes": nbytes,
             "wire_bytes": _mean(total.wire_nbytes, self.ranks),
+            "messages": total.messages / self.ranks,
+            "message_bytes": total.message_nbytes / self.ranks,
             "average_bytes_per_call": nbytes / calls if calls else 0.0,
             "seconds": seconds,
             "mean_s": seconds / calls if calls else 0.0,

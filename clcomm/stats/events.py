@@ -53,6 +53,9 @@ class Collective(NamedTuple):
     part: str = ""
     #: The number of that part's ranks; 0: all of the Communicator's.
     part_size: int = 0
+    #: How many messages this rank sent to others, and their bytes, in an all-reduce by `clcomm.schedules`; 0 in others.
+    messages: int = 0
+    message_nbytes: int = 0
 
 
 #: Phases that copy gradients to the memory in which they are reduced, and back.

@@ -36,6 +36,8 @@ class Tally:
         "hidden_ns",
         "histogram",
         "max_ns",
+        "message_nbytes",
+        "messages",
         "nbytes",
         "ns",
         "ranks",
@@ -47,7 +49,7 @@ class Tally:
 
     def __init__(self, transport: str = "") -> None:
         self.transport, self.ranks = transport, 0
-        self.calls = self.nbytes = self.wire_nbytes = self.failures = 0
+        self.calls = self.nbytes = self.wire_nbytes = self.failures = self.messages = self.message_nbytes = 0
         self.ns = self.wait_ns = self.wait_unknown_ns = self.hidden_ns = self.max_ns = 0
         self.histogram = Histogram()
 
@@ -77,6 +79,8 @@ class Tally:
             self.wire_nbytes += sum(sizes)
         else:
             self.wire_nbytes += sum(size if wire is None else wire for size, wire in zip(sizes, wires, strict=True))
+        self.messages += sum(fields[19])
+        self.message_nbytes += sum(fields[20])
         self.ns += int(ns.sum())
         self.wait_ns += int(np.minimum(exposed_ns, to_ns(waits)).sum())
         self.max_ns = max(self.max_ns, int(ns.max()))
@@ -112,4 +116,7 @@ def _joined(one: str, other: str) -> str:
     return "+".join(sorted({*one.split("+"), *other.split("+")} - {""}))
 
 
-_COUNTS = ("calls", "nbytes", "wire_nbytes", "failures", "ns", "wait_ns", "wait_unknown_ns", "hidden_ns")
+_COUNTS = (
+    "calls", "nbytes", "wire_nbytes", "messages", "message_nbytes", "failures", "ns", "wait_ns", "wait_unknown_ns",
+    "hidden_ns",
+)  # fmt: skip

@@ -15,11 +15,11 @@ from clcomm.trace.part_file import TracePart
 STEPS, COMMUNICATION, DEVICE, DATA = "steps", "communication", "device", "data"
 #: Threads in the order of display.
 THREADS = (STEPS, COMMUNICATION, DEVICE, DATA)
-_THREAD_OF = {"pack": COMMUNICATION, "unpack": COMMUNICATION, "data": DATA}
+_THREAD_OF = {"pack": COMMUNICATION, "unpack": COMMUNICATION, "round": COMMUNICATION, "data": DATA}
 #: The name of the empty slice that marks when its rank arrived at a collective as the last one.
 CAME_LAST = "came last"
 #: Figures of a phase that are its numbers; others become counters.
-NUMBERS = ("step", "epoch")
+NUMBERS = ("step", "epoch", "round")
 #: The most rows of a thread.
 LANES = 10
 #: Slices that overlap by no more than this, the error of the clocks, count as consecutive.

@@ -13,7 +13,7 @@ from clcomm import ClcommError, Communicator, Synchronizer, clip_grad_norm
 from clcomm.engine import CrossEntropyLoss, Linear, Tensor
 from clcomm.optim import SGD
 
-#: Methods of the Communicator and the Synchronizer that need no other rank, and work as before.
+#: Methods of the Communicator and the Synchronizer that need no other rank (for a model without buffers).
 LOCAL = {
     "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "collectives_begun", "communicated",
     "finalize", "fold_with",
@@ -21,7 +21,8 @@ LOCAL = {
     "leave_program", "look_back", "notify_collective", "notify_phase", "phase", "reduces_within_hosts",
     "remove_observer", "settings", "shares_memory", "sums", "total_allreduce_calls", "total_bytes_sent", "waiting_for",
     "world_size",
-    "attach_optimizer", "bucket_size", "check_state_dict", "completion_order", "compression", "count_synchronisation",
+    "attach_optimizer", "broadcast_buffers", "bucket_size", "check_state_dict", "completion_order", "compression",
+    "count_synchronisation",
     "decisions", "delegate_reduction", "get_communication_stats", "load_state_dict", "no_sync", "register_comm_hook",
     "sharded_update_of", "space_for", "space_of", "state_dict", "use_bucketing",
 }  # fmt: skip
@@ -75,7 +76,6 @@ def calls_of_synchronizer(sync: Synchronizer, model: Linear) -> dict[str, Callab
             pass
 
     return {
-        "broadcast_buffers": lambda: sync.broadcast_buffers(model),
         "broadcast_parameters": lambda: sync.broadcast_parameters(model),
         "bucket_plan": lambda: sync.bucket_plan(model, False),
         "check_replicas": lambda: sync.check_replicas(model),

@@ -93,12 +93,11 @@ def sizes(monkeypatch):
     try_sizes_at_once()
 
 
-@pytest.mark.parametrize("micro", [1, 3])
+@pytest.mark.parametrize(("micro", "frozen"), [(1, False), (3, False), (1, True)])
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("overlap", [False, True, "auto"])
 @pytest.mark.parametrize("bucketing", [{}, {"bucket_size": 600}, {"bucket_size": "auto"}, {"use_bucketing": False}],
                          ids=str)  # fmt: skip
-@pytest.mark.parametrize("frozen", [False, True])
 def test_ranks_equal_one_rank_on_the_same_samples(auto, bucketing, overlap, sharded, micro, frozen):
     model = network(seed=auto.rank)  # every rank gets rank 0's
     freeze(model, frozen)
