@@ -129,10 +129,18 @@ def _stats(value: Any, name: str) -> dict[str, Any]:
 
 
 _COUNT, _INDEX = whole(), whole(-1, 1 << 31)
+
+
+def _later_count(value: Any, name: str) -> int:
+    """Return a count that older files do not have."""
+    return _COUNT(0 if value is None else value, name)
+
+
 _TALLY: dict[str, Check] = {
     "operation": text, "label": text, "bucket": _INDEX, "transport": text, "calls": _COUNT, "nbytes": _COUNT,
     "wire_nbytes": _COUNT, "failures": _COUNT, "ns": _COUNT, "wait_ns": _COUNT, "wait_unknown_ns": _COUNT,
     "hidden_ns": _COUNT, "max_ns": _COUNT, "histogram": lambda value, name: value,
+    "ranks": _later_count, "messages": _later_count, "message_nbytes": _later_count,
 }  # fmt: skip
 _STATS: dict[str, Check] = {
     "tallies": list_of(_tally, 2048),
