@@ -132,7 +132,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
             color: the part of this rank, a number from 0 up; None: it is in none, and gets None.
             key: ranks are ordered by it, and by their rank here where it is equal; None: by their rank here.
             name: the part's. Its collectives and phases are then reported to this Communicator's observers too, its
-                `stats` among them, with " on NAME" behind their label.
+                `stats` among them, with that name as their `part`.
 
         Raises:
             ArgumentError: an argument is invalid; on every rank.

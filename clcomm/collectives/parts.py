@@ -53,7 +53,7 @@ class Whole(Protocol):
 
 
 class PartEvents:
-    """An observer of a part: passes its events on to the whole, under the part's name and with the whole's ranks.
+    """An observer of a part: passes its events on to the whole, with the part's name and the whole's ranks.
 
     Args:
         whole: is not kept alive.
@@ -70,12 +70,13 @@ class PartEvents:
         if whole is not None:
             last = self._members[event.last_rank] if event.last_rank >= 0 else -1
             blocked_s = event.seconds if event.exposed_s is None else event.exposed_s
-            label = f"{event.label} on {self._name}".strip()
-            event = event._replace(label=label, last_rank=last, part=self._name, part_size=len(self._members))
+            part = f"{self._name}/{event.part}" if event.part else self._name  # of a part's part
+            size = event.part_size or len(self._members)
+            event = event._replace(last_rank=last, part=part, part_size=size)
             whole.notify_collective(event, blocked_s=blocked_s)
 
     def phase_finished(self, phase: Phase) -> None:
-        """Notify the whole's observers of a phase, under its own name."""
+        """Notify the whole's observers of a phase."""
         whole = self._whole()
         if whole is not None:
-            whole.notify_phase(phase._replace(label=f"{phase.label} on {self._name}".strip()))
+            whole.notify_phase(phase)

@@ -24,7 +24,7 @@ class Mesh:
     hosts' numbers of ranks allow, since tensor-parallel peers exchange the most. A rank's number in an axis's
     Communicator is its coordinate. The Communicators have `comm`'s settings, shared memory of their own where their
     ranks share a host, and the axis's name in stats, timelines and messages; `comm`'s observers see their events too,
-    labelled "... on dp". They are closed with `comm`.
+    as those of a part of it. They are closed with `comm`.
 
     Args:
         comm: the ranks.

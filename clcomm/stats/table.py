@@ -31,8 +31,13 @@ def _waiting(row: dict[str, Any]) -> str:
     return f"{row['wait_s'] / row['seconds']:.0%}" if row["wait_s"] else ""
 
 
+def named(row: dict[str, Any]) -> str:
+    """Return the label of a row with the part of the Communicator: "gradients on dp"."""
+    return f"{row['label']} on {row['part']}".strip() if row["part"] else row["label"]
+
+
 COLUMNS = [
-    Figure("operation", lambda row: f"{row['operation']} {row['label']}".strip(), right=False),
+    Figure("operation", lambda row: f"{row['operation']} {named(row)}".strip(), right=False),
     Figure("calls", lambda row: f"{row['calls']:,}"),
     Figure("bytes", lambda row: f"{row['bytes']:,}"),
     Figure("bytes/call", lambda row: f"{row['average_bytes_per_call']:,.0f}"),

@@ -27,7 +27,7 @@ def to_ns(seconds: Sequence[float] | np.ndarray) -> np.ndarray:
 class Tally:
     """Totals of one operation, label and bucket; `transport` joins the names of several: "mpi+shared".
 
-    ranks: of the part of the Communicator in which they ran; 0: all.
+    ranks: of the part of the Communicator in which they ran; 0: all; -1: of parts of different sizes.
     """
 
     __slots__ = (
@@ -89,7 +89,10 @@ class Tally:
     def absorb(self, other: Tally) -> None:
         """Add another Tally's counts."""
         self.transport = _joined(self.transport, other.transport)
-        self.ranks = max(self.ranks, other.ranks)
+        if not (self.calls or self.failures):
+            self.ranks = other.ranks
+        elif self.ranks != other.ranks:
+            self.ranks = -1
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.max_ns = max(self.max_ns, other.max_ns)

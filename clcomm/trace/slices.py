@@ -115,11 +115,12 @@ def _with_bytes(slices: list[Slice]) -> list[Slice]:
 def _collective(event: Collective, align: Callable[[int], int], world_size: int) -> Slice:
     begin = align(_ns(event.began_s))
     subject = f"bucket {event.bucket}" if event.bucket >= 0 else event.label
+    where = f" on {event.part}" if event.part else ""
     args: dict[str, Any] = {
         "label": event.label, "bytes": event.nbytes, "transport": event.transport, "sequence": event.sequence,
     }  # fmt: skip
     if event.part:
-        args["ranks of part"] = event.part_size
+        args |= {"part": event.part, "ranks of part": event.part_size}
     if event.bucket >= 0:
         args["bucket"] = event.bucket
     if event.nbytes and event.seconds > 0:
@@ -138,7 +139,7 @@ def _collective(event: Collective, align: Callable[[int], int], world_size: int)
         args["failed"] = True
     length = _ns(event.seconds)
     return Slice(
-        begin, begin + length, COMMUNICATION, f"{event.operation} {subject}".strip(), "communication", args,
+        begin, begin + length, COMMUNICATION, f"{event.operation} {subject}".strip() + where, "communication", args,
         wait_ns=min(length, _ns(event.wait_s or 0.0)), queued_ns=_ns(event.queued_s), last_rank=event.last_rank,
         sequence=_number(event),
         exposed=_aligned(event.exposed, align), waits=_aligned(event.waits, align),
