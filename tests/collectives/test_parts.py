@@ -16,8 +16,9 @@ from clcomm import Communicator
 from clcomm.errors import ArgumentError, ClcommError, MismatchError
 from clcomm.stats.comm_stats import bus_factor
 from clcomm.trace import Trace
+from clcomm.transport import mpi_communicators
 from tests.helpers import Recorder, one_line
-from tests.transport.references import drawn, folded, same_bits
+from tests.transport.references import drawn, folded, layout_hosts, pretended_host, same_bits
 
 #: What each rank asks for: its color and key, by its rank and their number; None: it is in no part.
 SPLITS = {
@@ -246,3 +247,18 @@ def test_a_thread_of_the_program_may_split(comm):
 def test_no_copies(comm):
     with pytest.raises(ClcommError):
         comm.split(0, name="dp").__reduce__()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("name", ["halves", "first-alone", "interleaved", "crossed"])
+def test_a_part_over_several_hosts_sums_host_by_host(monkeypatch, name):
+    monkeypatch.setattr(mpi_communicators, "host_of", lambda comm: pretended_host(name, comm))
+    whole = Communicator()
+    part = whole.split(0, -whole.rank, name="dp")
+    hosts = layout_hosts(name, part.size)
+    assert part.hosts == len(hosts)
+    rows = [drawn(rank, 5001, "float32") for rank in range(part.size)]
+    nested = len(hosts) > 1 and any(len(ranks) > 1 for ranks in hosts)
+    source = part.allocate(rows[0].nbytes).view(np.float32)
+    source[:] = rows[part.rank]
+    assert same_bits(part.all_reduce(source), folded(rows, "sum", hosts if nested else None))
