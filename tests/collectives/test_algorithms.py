@@ -72,6 +72,7 @@ def test_counted_messages_and_bytes_equal_the_formula(comm, algorithm, transport
     expected = traffic(algorithm, comm.size)
     sent = comm.all_reduce(np.array([row["messages"], row["message_bytes"]]))
     assert sent.tolist() == [3 * expected.messages, 3 * expected.volume * source.nbytes]
+    assert ("messages" in str(comm.stats.table(width=200))) == (row["messages"] > 0)
     assert row["transport"] == algorithm and row["calls"] == 3 and row["bytes"] == row["wire_bytes"]
     merged = comm.merged_stats().total("all_reduce", "x")
     assert merged["messages"] * comm.size == pytest.approx(3 * expected.messages)
