@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from clcomm.collectives.handle import Handle
     from clcomm.communicator import Communicator
     from clcomm.errors import ClcommError
+    from clcomm.parallel import DistributedDataParallel, Mesh
     from clcomm.stats import Collective, CommStats, Observer
     from clcomm.synchronizer import Synchronizer
 
@@ -18,7 +19,9 @@ __all__ = [
     "Collective",
     "CommStats",
     "Communicator",
+    "DistributedDataParallel",
     "Handle",
+    "Mesh",
     "Observer",
     "Synchronizer",
     "__version__",
@@ -28,7 +31,8 @@ __all__ = [
 #: The module of each name, imported at the first access, so that `clcomm --help` does not load NumPy.
 _MODULES = {
     "ClcommError": "errors", "Collective": "stats", "CommStats": "stats", "Communicator": "communicator",
-    "Handle": "collectives.handle", "Observer": "stats", "Synchronizer": "synchronizer", "clip_grad_norm": "clipping",
+    "DistributedDataParallel": "parallel", "Handle": "collectives.handle", "Mesh": "parallel", "Observer": "stats",
+    "Synchronizer": "synchronizer", "clip_grad_norm": "clipping",
 }  # fmt: skip
 
 

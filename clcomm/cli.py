@@ -33,6 +33,7 @@ COMMANDS: tuple[Listed | Command, ...] = (
     Listed("devices", "list the OpenCL devices and which one a rank takes"),
     Listed("tune-kernels", "measure the kernels' sizes on a device and store the fastest"),
     Listed("bench", "time collectives by size, through one transport or several"),
+    Listed("algorithms", "show what all-reduce algorithms send: messages, bytes, a drawing"),
     Listed("tune", "fit latency and bandwidth, recommend a bucket size, predict scaling"),
     Listed("report", "show a run's figures: tables, charts, a page"),
     Listed("compare", "compare runs' reports: settings, speed, communication, bytes, accuracy"),

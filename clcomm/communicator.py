@@ -15,7 +15,9 @@ from clcomm.collectives.all_reduce import AllReduces
 from clcomm.collectives.arguments import address_of, agreed_size, size_or_error
 from clcomm.collectives.arrays import ArrayCollectives
 from clcomm.collectives.lizardist import LizarDistCalls, by_position
+from clcomm.collectives.parts import PartEvents, Wanted, members_of
 from clcomm.collectives.world import NO_ROOM, open_world
+from clcomm.errors import RankNames
 from clcomm.host_arrays import aligned_zeros
 from clcomm.job import exits
 from clcomm.job.collective_watchdog import Watchdog
@@ -55,6 +57,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
             CLCOMM_STALL_WARNING_S overrides it.
         timeout_s: seconds in one collective after which a rank ends the job (docs/robustness.md); 0: never.
             CLCOMM_TIMEOUT_S overrides it.
+        name: what messages and tables call these ranks, such as a mesh's axis; "": they are named by number alone.
 
     Raises:
         ArgumentError: an argument is invalid.
@@ -73,24 +76,26 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         observers: Iterable[Observer] = (),
         stall_warning_s: float = 10.0,
         timeout_s: float = 300.0,
+        name: str = "",
     ):
         comm, bucket_size = by_position(comm, bucket_size, _DEFAULT_BUCKET_SIZE)
         self.auto_bucket_size = isinstance(bucket_size, str) and bucket_size == AUTO
         self.bucket_size = parse_size(_DEFAULT_BUCKET_SIZE if self.auto_bucket_size else bucket_size)
         self.use_bucketing = use_bucketing
-        self.transport = transport
+        self.transport, self.name = transport, name
         self._given_observers = tuple(observers)
         self._warned_fallback = False
         self.limits = limits = Limits.of(stall_warning_s, timeout_s)
         with StartWatch(limits):
-            world = open_world(
-                comm, transport, limits, {"bucket_size": bucket_size, "use_bucketing": bool(use_bucketing)}
-            )
+            compared = {"bucket_size": bucket_size, "use_bucketing": bool(use_bucketing), "name": name}
+            world = open_world(comm, transport, limits, compared)
+        self._parts: list[Communicator] = []
         self._resources = None
         if world.comm is not None:
             held = [each for each in (world.shared, world.base) if each is not None]
-            self._resources = MpiResources(self, world.comm, held, world.pending, world.number)
-        super().__init__(world, self._given_observers)
+            self._resources = MpiResources(self, world.comm, held, world.pending, world.number, name)
+        names = RankNames(name) if self._resources is None else self._resources.names
+        super().__init__(world, self._given_observers, names)
         self._elsewhere, self._watchdog = world.elsewhere, None
         if self.size > 1:
             exits.opened(self)
@@ -113,7 +118,62 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
             "observers": self._given_observers,
             "stall_warning_s": self.limits.stall_warning_s,
             "timeout_s": self.limits.timeout_s,
+            "name": self.name,
         }
+
+    # --- parts ---
+
+    def split(self, color: int | None, key: int | None = None, *, name: str = "") -> Communicator | None:
+        """Return a Communicator of the ranks with the same color, with these settings and memory of its own.
+
+        Collective. Like MPI_Comm_split (MPI 4.1, section 7.4.2). `finalize()` closes it together with this one.
+
+        Args:
+            color: the part of this rank, a number from 0 up; None: it is in none, and gets None.
+            key: ranks are ordered by it, and by their rank here where it is equal; None: by their rank here.
+            name: the part's. Its collectives and phases are then reported to this Communicator's observers too, its
+                `stats` among them, with that name as their `part`.
+
+        Raises:
+            ArgumentError: an argument is invalid; on every rank.
+            ResourceError: MPI has no communicators left.
+            MismatchError: the ranks of a part differ in its name.
+        """
+        wanted = Wanted.of(color, self.rank if key is None else key, name)
+        everyone = self._run_uncounted("split", self._allgather, wanted)
+        members = members_of(everyone, self.rank, self.name_ranks)
+        settings = self.settings() | {"observers": (), "name": name}
+        if self.comm is None:
+            part = Communicator(**settings) if members else None
+        else:
+            part = self._split_off(members, settings)
+        self._parts = [each for each in self._parts if not each._finalized]
+        if part is not None:
+            self._parts.append(part)
+            if name:
+                part.add_observer(PartEvents(self, name, members))
+        if self.size > 1:
+            exits.opened(self)  # the latest again, as it keeps its parts
+        return part
+
+    def _split_off(self, members: list[int], settings: dict[str, Any]) -> Communicator | None:
+        """Return a Communicator of these ranks, None if there are none; collective over all ranks of this one."""
+        with mpi_communicators.taking_communicators():
+            place = members.index(self.rank) if members else 0
+            lane = mpi_communicators.lane_of(self.comm, min(members, default=None), place)
+        if lane is None:
+            return None
+        try:
+            return (
+                Communicator(lane, **settings) if len(members) > 1 else Communicator(**settings | {"transport": "solo"})
+            )
+        finally:
+            lane.Free()
+
+    @property
+    def collectives_begun(self) -> int:
+        """How many collectives this rank has begun, in the Communicator's parts too."""
+        return self._sequence + sum(part.collectives_begun for part in self._parts)
 
     # --- memory ---
 
@@ -166,15 +226,18 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
 
     def merged_stats(self) -> CommStats:
         """Return the stats of a mean rank, on every rank; collective."""
-        return CommStats.merged(self._run_uncounted("merged_stats", self._allgather, self.stats.state()), self.size)
+        states = self._run_uncounted("merged_stats", self._allgather, self.stats.state())
+        return CommStats.merged(states, self.size, self.name)
 
     def finalize(self) -> None:
         """Free communicators, and shared memory without arrays; collective, and no other call may follow.
 
-        A second `finalize()` does nothing; the stats remain readable.
+        Parts that `split` made are closed first. A second `finalize()` does nothing; the stats remain readable.
         """
         if self._finalized:
             return
+        for part in self._parts:
+            part.finalize()
         self._run_uncounted("finalize", lambda: None)
         self._leave("finalize()")
         if self._resources is not None:
@@ -185,6 +248,8 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
 
         Ranks that block in one of its collectives get MPI's error. Its memory stays until the process ends.
         """
+        for part in self._parts:
+            part.abandon()
         transports = self._shared, self._base
         self._leave("abandon()")
         if self._resources is not None:

@@ -85,3 +85,25 @@ def name_ranks(ranks: Sequence[int], most: int = 8) -> str:
         return f"rank {ranks[0]}"
     last = ranks[-1] if len(ranks) <= most else f"{len(ranks) - most} more"
     return f"ranks {', '.join(map(str, ranks[: min(len(ranks) - 1, most)]))} and {last}"
+
+
+class RankNames:
+    """Names a Communicator's ranks in messages: "rank 1", or with a name of its own "dp rank 1 (world rank 3)".
+
+    Args:
+        name: the Communicator's, such as a mesh's axis; "": its ranks are named by number alone.
+        members: its ranks' numbers in the world; empty where they are not known.
+    """
+
+    def __init__(self, name: str = "", members: Sequence[int] = ()):
+        self.name, self._members = name, tuple(members)
+
+    def __call__(self, ranks: Sequence[int]) -> str:
+        if not self.name:
+            return name_ranks(ranks)
+        world = f" (world {name_ranks([self._members[rank] for rank in ranks])})" if self._members else ""
+        return f"{self.name} {name_ranks(ranks)}{world}"
+
+    def in_world(self, rank: int) -> int:
+        """Return a rank's number in the world, where it is known."""
+        return self._members[rank] if self._members else rank

@@ -15,11 +15,12 @@ from clcomm.errors import ArgumentError, no_copy
 from clcomm.flat_space.buckets import Bucket
 from clcomm.sync import compression_state
 from clcomm.sync.agreement import require_agreement
+from clcomm.sync.algorithm_hook import AlgorithmHook
 from clcomm.sync.bucket_plan import GRADIENTS, hook_name
 from clcomm.sync.decision import Decision, DecisionLog
 from clcomm.sync.divergence import ReplicaGuard
 from clcomm.sync.model_sync import ModelSync
-from clcomm.sync.parameter_broadcast import PARAMETERS, broadcast_parameters
+from clcomm.sync.parameter_broadcast import PARAMETERS, broadcast_buffers, broadcast_parameters
 from clcomm.sync.settings import SyncSettings
 from clcomm.sync.sharded_update import ShardedUpdate
 from clcomm.sync.shared_space import SharedSpace
@@ -57,6 +58,8 @@ class Synchronizer:
         compression: "none", "fp16", "bf16", "int8", "topk:SHARE" or "powersgd:RANK": the form in which gradients
             travel; all but the first change them, the last three with error feedback. `register_comm_hook` takes
             others.
+        algorithm: "ring", "halving", "tree" or "direct": reduce buckets with messages from rank to rank, to study them
+            (docs/algorithms.md); instead of compression. None: the Communicator's own all-reduce, which is faster.
     """
 
     def __init__(
@@ -72,13 +75,19 @@ class Synchronizer:
         on_divergence: str = "raise",
         check_finite: bool = False,
         compression: str = "none",
+        algorithm: str | None = None,
     ):
         self.comm = comm
         self.guard = ReplicaGuard(comm, check_replicas_every, on_divergence)
         self.check_finite = check_finite
+        hook = parse_compression(compression)
+        if algorithm is not None:
+            if hook is not None:
+                raise ArgumentError(f"algorithm: expected None with compression {compression}, got {algorithm!r}")
+            hook = AlgorithmHook(algorithm)
         self._settings = SyncSettings.of(
             comm, use_bucketing, bucket_size, first_bucket_size, split_tensors, overlap
-        ).with_hook(parse_compression(compression))
+        ).with_hook(hook)
         self._decisions = DecisionLog(comm.rank)
         self._models: dict[int, ModelSync] = {}
         self._sharded: list[tuple[FlatSpace, ShardedUpdate]] = []
@@ -119,11 +128,24 @@ class Synchronizer:
         broadcast_parameters(self.comm, ours.space, root)
         self.guard.require_alike(ours.space)
 
+    def broadcast_buffers(self, model: Any, root: int = 0) -> None:
+        """Give every rank root's buffers, such as running statistics, in one broadcast; collective if there are any."""
+        ours = self._model(model)
+        ours.require_unchanged()
+        broadcast_buffers(self.comm, ours.space, root)
+
     def attach_optimizer(self, model: Any, optimizer: Any) -> None:
         """Name the optimizer whose `state_dict` is sent along where a differing replica gets another's parameters."""
         self.guard.attach(model, optimizer)
 
-    def sync_gradients(self, model: Any, use_bucketing: bool | None = None, *, samples: float | None = None) -> None:
+    def sync_gradients(
+        self,
+        model: Any,
+        use_bucketing: bool | None = None,
+        *,
+        samples: float | None = None,
+        of: float | None = None,
+    ) -> None:
         """Replace each gradient by its mean over the ranks; a rank without a gradient counts as zero.
 
         Within `no_sync()` nothing happens, nor where a DistributedOptimizer reduces the model's gradients in its step.
@@ -133,6 +155,7 @@ class Synchronizer:
             use_bucketing: True: in buckets of up to `bucket_size` bytes; False: single tensors; the bits are the same.
             samples: how many samples this rank's gradient is the mean of; the result is then the mean over all ranks'
                 samples. Every rank gives its number, or none does.
+            of: the number of samples to divide by instead of all ranks' together; the same on every rank.
 
         Raises:
             NonFiniteError: on every rank, if `check_finite` is set and a mean holds NaN or Inf.
@@ -141,7 +164,7 @@ class Synchronizer:
             return
         if samples is not None:
             self._refuse_overlap()
-            self._synchronise(model, use_bucketing, gradient_weight(self.comm, samples))
+            self._synchronise(model, use_bucketing, gradient_weight(self.comm, samples, of))
         elif self._in_join:
             raise ArgumentError("samples: expected this rank's number of samples within join(), got None")
         else:
@@ -188,6 +211,7 @@ class Synchronizer:
         """
         if self._in_join:
             raise ArgumentError("join: expected to be entered once, got a join() within another")
+        self._refuse_overlap()
         self._in_join = True
         try:
             yield

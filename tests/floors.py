@@ -11,7 +11,7 @@ PACKAGES = ("clcomm", "models", "training", "examples", "benchmarks")
 #: Packages by floor, the lowest first; a package imports only from lower floors. Modules that lie directly in clcomm/
 #: or training/ have no place of their own: each is as high as the highest package that it imports.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("clcomm/storage", "clcomm/console", "clcomm/flat_space"),
+    ("clcomm/storage", "clcomm/console", "clcomm/flat_space", "clcomm/schedules"),
     ("clcomm/transport", "clcomm/engine"),
     ("clcomm/stats",),
     ("clcomm/job",),
@@ -19,7 +19,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("clcomm/trace", "clcomm/costs", "clcomm/compression", "clcomm/tensors"),
     ("clcomm/measure", "clcomm/adapters", "clcomm/weights"),
     ("clcomm/sync", "clcomm/summary"),
-    ("clcomm/report", "clcomm/lizardist", "clcomm/launch"),
+    ("clcomm/report", "clcomm/lizardist", "clcomm/launch", "clcomm/parallel"),
     ("clcomm/commands", "clcomm/horovod", "clcomm/torch", "models"),
     ("training/data", "training/engines"),
     ("training/comparison",),

@@ -113,3 +113,9 @@ class ModelAdapter(Protocol):
 
     def load_extra_state(self, state: dict[str, np.ndarray]) -> None:
         """Set what `extra_state` returned."""
+
+    def buffers(self) -> dict[str, np.ndarray]:
+        """Return the part of `extra_state` that forward may change, such as running statistics."""
+
+    def load_buffers(self, state: dict[str, np.ndarray]) -> None:
+        """Set what `buffers` returned."""

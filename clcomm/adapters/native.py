@@ -6,7 +6,7 @@ the host read, and the optimizer reads the averaged ones where they were reduced
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -150,3 +150,15 @@ class NativeAdapter:
     def load_extra_state(self, state: dict[str, np.ndarray]) -> None:
         """Set what `extra_state` returned."""
         self._model.load_state_dict({**self._model.state_dict(), **state})
+
+    def buffers(self) -> dict[str, np.ndarray]:
+        """Return buffers by name."""
+        return {name: buffer.numpy() for name, buffer in self._named_buffers()}
+
+    def load_buffers(self, state: dict[str, np.ndarray]) -> None:
+        """Set what `buffers` returned."""
+        for name, buffer in self._named_buffers():
+            buffer.copy_from(state[name])
+
+    def _named_buffers(self) -> Iterable[tuple[str, Any]]:
+        return self._model.named_buffers() if hasattr(self._model, "named_buffers") else ()

@@ -243,6 +243,8 @@ class NetclAdapter:
                 parameter.copy_from(state[parameter.name])
         self._model.forget_derived()
 
+    buffers, load_buffers = extra_state, load_extra_state
+
 
 def _value(result: Any) -> Any:
     return getattr(result, "value", result)

@@ -139,6 +139,8 @@ class NumpyAdapter:
         if state:
             self._model.load_extra_state(state)
 
+    buffers, load_buffers = extra_state, load_extra_state
+
 
 def _named(model: NumpyModel) -> dict[str, NumpyParameter]:
     """Return a model's parameters by name, without duplicates."""

@@ -180,6 +180,16 @@ class TorchAdapter:
         for name, tensor in self._untrained():
             _bits(tensor).copy_(tensor_on(np.asarray(state[name])))
 
+    def buffers(self) -> dict[str, np.ndarray]:
+        """Return buffers by name, bit by bit."""
+        return {name: np.array(_bits(tensor).cpu().numpy(), order="C") for name, tensor in self._model.named_buffers()}
+
+    @torch.no_grad()
+    def load_buffers(self, state: dict[str, np.ndarray]) -> None:
+        """Set buffers to another rank's bits."""
+        for name, tensor in self._model.named_buffers():
+            _bits(tensor).copy_(tensor_on(np.asarray(state[name])))
+
     def _untrained(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._model.named_parameters():
             if name not in self._parameters:

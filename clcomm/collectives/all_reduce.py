@@ -13,20 +13,23 @@ from clcomm.collectives.arguments import address_of, check_op, flat, writable
 from clcomm.collectives.handle import Handle
 from clcomm.collectives.runner import KEPT_CALLS, CollectiveRunner
 from clcomm.collectives.world import World
-from clcomm.errors import ArgumentError
+from clcomm.errors import ArgumentError, RankNames
+from clcomm.schedules import schedule_of
 from clcomm.stats.call import Call
-from clcomm.stats.comm_stats import Collective, Observer
+from clcomm.stats.comm_stats import Collective, Observer, Phase
 from clcomm.transport import Pending, Transport
 from clcomm.transport.hierarchical import HierarchicalTransport
 from clcomm.transport.reduction import Fold
+from clcomm.transport.scheduled import Round, ScheduledAllReduce
 
 
 class AllReduces(CollectiveRunner):
     """The Communicator's all-reduces (a base class of it)."""
 
-    def __init__(self, world: World, observers: Iterable[Observer]):
-        super().__init__(world, observers)
+    def __init__(self, world: World, observers: Iterable[Observer], name_ranks: RankNames):
+        super().__init__(world, observers, name_ranks)
         self._prepared = 0  # all-reduces prepared so far
+        self._scheduled: dict[str, ScheduledAllReduce] = {}  # by algorithm
         self._planned: dict[tuple, tuple[Call, Transport]] = {}  # valid until memory is allocated
 
     def fold_with(self, fold: Fold | None) -> None:
@@ -53,6 +56,7 @@ class AllReduces(CollectiveRunner):
         nbytes: int | None = None,
         bucket: int = -1,
         compared: str | None = None,
+        algorithm: str | None = None,
     ) -> np.ndarray:
         """Reduce an array over the ranks and return the result, the same bits on every rank.
 
@@ -68,7 +72,11 @@ class AllReduces(CollectiveRunner):
             nbytes: the size to count, where part of the array is padding.
             bucket: index of the gradients' bucket, for observers.
             compared: what ranks compare, with nbytes, in place of label and bucket, which may then differ; None: these.
+            algorithm: "ring", "halving", "tree" or "direct": send the messages of that algorithm from rank to rank, to
+                study it (docs/algorithms.md). The order of operands is then the algorithm's.
         """
+        if algorithm is not None:
+            return self._all_reduce_by(algorithm, array, op, out, label, nbytes, bucket)
         into = array if out is None else out
         key = self._key_of(array, into, op, label, nbytes, bucket, compared)
         planned = None if key is None else self._planned.get(key)
@@ -84,6 +92,32 @@ class AllReduces(CollectiveRunner):
         call, chosen = planned
         self._run_counted(call, chosen.all_reduce, array.reshape(-1), into.reshape(-1), op)
         return into
+
+    def _all_reduce_by(
+        self, algorithm: str, array: np.ndarray, op: str, out: np.ndarray | None, label: str, nbytes: int | None,
+        bucket: int,
+    ) -> np.ndarray:  # fmt: skip
+        self._require_open()
+        scheduled = self._scheduled.get(algorithm)
+        if scheduled is None:
+            schedule = schedule_of(algorithm, self.size)
+            scheduled = ScheduledAllReduce(self.comm, self.rank, schedule, partial(self._round_finished, algorithm))
+            self._scheduled[algorithm] = scheduled
+        source, target, finish = self._reduction_operands(array, op, out)
+        call = self._call(
+            "all_reduce", scheduled, label, array=source, nbytes=nbytes, op=op, bucket=bucket,
+            is_aligned=source.flags.aligned and target.flags.aligned,
+        )  # fmt: skip
+        self._run_counted(call, scheduled.all_reduce, source, target, op)
+        return finish()
+
+    def _round_finished(self, algorithm: str, done: Round) -> None:
+        messages, nbytes = self._sent
+        self._sent = messages + done.messages, nbytes + done.nbytes
+        if done.messages:
+            self.notify_phase(
+                Phase("round", done.began_s, done.seconds, algorithm, -1, done.seconds, (("round", done.number),))
+            )
 
     def all_reduce_init(
         self,
@@ -238,6 +272,8 @@ class AllReduces(CollectiveRunner):
             event = Collective(
                 "all_reduce", label, nbytes, seconds, transport, sequence, failed, wire, bucket, begin,
                 None if any(part.wait_s is None for part in parts) else sum(part.wait_s or 0.0 for part in parts),
+                messages=sum(part.messages for part in parts),
+                message_nbytes=sum(part.message_nbytes for part in parts),
             )  # fmt: skip
             if parts:
                 event = event._replace(last_rank=parts[0].last_rank, late_s=parts[0].late_s)

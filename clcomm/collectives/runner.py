@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter, perf_counter_ns
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from clcomm.collectives.arguments import address_of
 from clcomm.collectives.in_flight import InFlightTimes
 from clcomm.collectives.world import World
-from clcomm.errors import ArgumentError, no_copy
+from clcomm.errors import ArgumentError, RankNames, no_copy
 from clcomm.stats.call import Call, disagreement
 from clcomm.stats.comm_stats import CommStats
 from clcomm.stats.events import PACKING, Collective, Observer, Phase, TimedPhase
@@ -40,10 +40,16 @@ KEPT_CALLS = 4096
 _new = tuple.__new__  # makes a named tuple of all its fields, in half the time
 
 
+class Named(Protocol):
+    """What moves a collective's data: a Transport, or a part of one."""
+
+    name: str
+
+
 class CollectiveRunner:
     """Runs every collective of the Communicator (a base class of it)."""
 
-    def __init__(self, world: World, observers: Iterable[Observer]):
+    def __init__(self, world: World, observers: Iterable[Observer], name_ranks: RankNames):
         self.comm, self._base, self._shared = world.comm, world.base, world.shared
         self.local_rank, self.local_size = world.local_rank, world.local_size
         self.host, self.hosts, self.cores = world.host, world.hosts, world.cores
@@ -53,6 +59,7 @@ class CollectiveRunner:
         self._blocked_s = 0.0  # time in blocking collectives and in packing for them
         self._finalized, self._closed_by = False, ""
         self._sequence = 0
+        self._sent = 0, 0  # messages and their bytes in the collective that runs, where they are counted
         self._refusal = ""  # the reason for which `refuse` ends the others' collective; "" if none
         self._calls: dict[tuple, Call] = {}
         self._address = address_of if self.comm is None else address_function()
@@ -61,9 +68,11 @@ class CollectiveRunner:
         self._measures_wait = self._checked or self.size == 1
         # Ranks in a meeting progress other Communicators' operations; without meetings these are completed first.
         self._completes_first = not self._checked and self.size > 1
+        #: Names ranks of this Communicator in messages: `RankNames`.
+        self.name_ranks = name_ranks
         #: The collective that this rank is in: call, sequence number, begin (perf_counter); None: in none.
         self.current: tuple[Call, int, float] | None = None
-        self.stats = CommStats(self.size)
+        self.stats = CommStats(self.size, name_ranks.name)
         self._observers: list[Observer] = []
         for observer in (self.stats, *observers):
             self.add_observer(observer)
@@ -93,8 +102,12 @@ class CollectiveRunner:
         for finished in self._phase_finished:
             finished(phase)
 
-    def notify_collective(self, event: Collective) -> None:
-        """Notify the observers of a collective of another Communicator, which counts as this one's."""
+    def notify_collective(self, event: Collective, *, blocked_s: float = 0.0) -> None:
+        """Notify the observers of a collective of another Communicator, which counts as this one's.
+
+        blocked_s: how long this thread could do nothing else, to be counted in `communicated`.
+        """
+        self._blocked_s += blocked_s
         self._notify(event)
 
     def phase(self, name: str, label: str = "", bucket: int = -1, **figures: float) -> TimedPhase:
@@ -111,7 +124,7 @@ class CollectiveRunner:
 
     # --- a collective ---
 
-    def _call(self, operation: str, transport: Transport, label: str = "", **details: Any) -> Call:
+    def _call(self, operation: str, transport: Named, label: str = "", **details: Any) -> Call:
         """Return the Call with these fields; `array` gives count, dtype and, unless given, nbytes.
 
         Calls are cached: creating one takes ten times as long as a look-up.
@@ -126,7 +139,7 @@ class CollectiveRunner:
         if call is None:
             if len(self._calls) >= KEPT_CALLS:
                 self._calls.clear()
-            through_mpi = self._checked and transport is self._base
+            through_mpi = self._checked and transport is not self._shared
             call = self._calls[key] = Call(operation, label, transport.name, through_mpi=through_mpi, **details)
         return call
 
@@ -185,7 +198,7 @@ class CollectiveRunner:
             self._blocked_s += seconds
             event = _new(Collective, (
                 *name, seconds, transport, sequence, False, None, bucket, begin,
-                words[WAITED_NS] * 1e-9, None, words[LAST_RANK], words[LATE_NS] * 1e-9, 0.0, (), (),
+                words[WAITED_NS] * 1e-9, None, words[LAST_RANK], words[LATE_NS] * 1e-9, 0.0, (), (), "", 0, 0, 0,
             ))  # fmt: skip
             for finished in self._finished:
                 finished(event)
@@ -230,8 +243,8 @@ class CollectiveRunner:
         self._sequence = max(number for number, *_ in calls)
         for rank, (*_, refusal) in enumerate(calls):
             if refusal:
-                return ArgumentError(f"{refusal} (on rank {rank})")
-        return disagreement([text for _, text, _ in calls])
+                return ArgumentError(f"{refusal} (on {self.name_ranks([rank])})")
+        return disagreement([text for _, text, _ in calls], self.name_ranks)
 
     def _report(self, call: Call, sequence: int, begin: float, failed: bool = False) -> None:
         seconds = perf_counter() - begin
@@ -239,9 +252,10 @@ class CollectiveRunner:
         meeting = self._meeting
         last_rank, late_s = meeting.last
         wait_s = meeting.waited_ns * 1e-9 if self._measures_wait else None
+        (messages, message_nbytes), self._sent = self._sent, (0, 0)
         event = Collective(
             call.operation, call.label, call.nbytes, seconds, call.transport, sequence, failed, None, call.bucket,
-            begin, wait_s, None, last_rank, late_s,
+            begin, wait_s, None, last_rank, late_s, messages=messages, message_nbytes=message_nbytes,
         )  # fmt: skip
         self._notify(event)
 

@@ -119,7 +119,8 @@ def terms(operation: str, algorithm: str, ranks: int) -> Terms:
     """Return rounds and volume of an operation on `ranks` ranks.
 
     all_reduce: "ring" (reduce-scatter and all-gather, in `ranks - 1` rounds each, as in clcomm's mpi transport),
-    "doubling" (recursive doubling), "halving" (recursive halving, then doubling; Rabenseifner's); all_gather:
+    "doubling" (recursive doubling), "halving" (recursive halving, then doubling; Rabenseifner's), "tree" (binomial, to
+    one rank and back), "direct" (each rank sends its array to every other, one after another); all_gather:
     "ring", "doubling"; reduce_scatter: "ring", "halving"; broadcast: "tree" (binomial), "scatter" (van de Geijn's).
     If `ranks` is not a power of two, "doubling" and "halving" of an all-reduce first add the surplus ranks' arrays to
     others' and send them the result at the end: two rounds of the whole size.
@@ -157,6 +158,8 @@ _TERMS: dict[tuple[str, str], Callable[[int], Terms]] = {
     ("all_reduce", "ring"): lambda p: Terms(2 * (p - 1), 2 * (p - 1) / p),
     ("all_reduce", "doubling"): _doubling,
     ("all_reduce", "halving"): _halving,
+    ("all_reduce", "tree"): lambda p: Terms(2 * _ceil_log2(p), 2 * _ceil_log2(p)),
+    ("all_reduce", "direct"): lambda p: Terms(p - 1, p - 1),
     ("all_gather", "ring"): lambda p: Terms(p - 1, (p - 1) / p),
     ("all_gather", "doubling"): lambda p: Terms(_ceil_log2(p), (p - 1) / p),
     ("reduce_scatter", "ring"): lambda p: Terms(p - 1, (p - 1) / p),

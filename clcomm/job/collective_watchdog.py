@@ -16,6 +16,7 @@ import weakref
 from time import perf_counter, perf_counter_ns, sleep
 from typing import Any
 
+from clcomm.errors import RankNames
 from clcomm.job import endings
 from clcomm.job.last_resort import end_by_force_later
 from clcomm.job.other_hosts import DUMP, PROGRESS, OtherHosts
@@ -52,6 +53,7 @@ class Watchdog:
     ):  # fmt: skip
         self._board, self._limits, self._recorder = board, limits, recorder
         self._elsewhere, self._resources = elsewhere, resources
+        self._names = RankNames() if resources is None else resources.names
         self._program = threading.get_ident()
         self._warned_of: tuple[Any, int, float] | None = None
         self._has_dumped = False
@@ -119,7 +121,8 @@ class Watchdog:
         left = [line.rank for line in lines if line.text == LEFT and line.began_ns < sequence]
         if left and is_lowest(self._board.own, lines, LEFT_S):
             end_by_force_later(endings.FAILURE)
-            endings.end(endings.FAILURE, left_while_awaited(self._board.own, text, self.place()), left[0])
+            own = self._names([self._board.own])
+            endings.end(endings.FAILURE, left_while_awaited(own, text, self.place()), self._names.in_world(left[0]))
 
     def look_back(self, sequence: int, deadline: float) -> str:
         """Return the reason to end the job if another rank waits for this one, which has left the program.
@@ -137,7 +140,7 @@ class Watchdog:
             waiting = [line for line in others if line.state == "running" and _is_in_later(line, sequence)]
             for line in waiting:
                 if (perf_counter_ns() - line.began_ns) / 1e9 > AWAITED_S:
-                    return left_while_awaited(line.rank, line.text, line.place)
+                    return left_while_awaited(self._names([line.rank]), line.text, line.place)
             if not waiting and perf_counter() > deadline:
                 return ""
             sleep(BETWEEN_LOOKS_S)
@@ -151,7 +154,7 @@ class Watchdog:
         lines = self._everyone(PROGRESS)
         if is_lowest(self._board.own, lines, limit_s):
             end = f"; after {self._limits.timeout_s:g} s the job ends" if self._limits.timeout_s < math.inf else ""
-            endings.print_line(f"clcomm: {describe(self._board.own, lines, waited_s)}{end}")
+            endings.print_line(f"clcomm: {describe(self._board.own, lines, waited_s, self._names)}{end}")
             self._board.note_report()
 
     def _is_first_to_report(self) -> bool:
@@ -177,8 +180,8 @@ class Watchdog:
             self._wait_for_dumps()
         written = f"; what each rank did last is in {folder}/rank-*.json" if folder else ""
         endings.print_line(
-            f"clcomm: {describe(self._board.own, lines, waited_s)}; the limit is {self._limits.timeout_s:g} s, the job "
-            f"ends{written}"
+            f"clcomm: {describe(self._board.own, lines, waited_s, self._names)}; the limit is "
+            f"{self._limits.timeout_s:g} s, the job ends{written}"
         )
         endings.abort(endings.TIMED_OUT)
 
@@ -202,8 +205,8 @@ class Watchdog:
                 stack=stack_of_thread(self._program),
             )  # fmt: skip
         except OSError as error:
-            endings.print_line(f"clcomm: rank {own.rank}: its last operations could not be written: {error}")
-        endings.print_line(f"clcomm: rank {own.rank}, last operations: {self._recorder.summary()}")
+            endings.print_line(f"clcomm: {self._names([own.rank])}: its last operations could not be written: {error}")
+        endings.print_line(f"clcomm: {self._names([own.rank])}, last operations: {self._recorder.summary()}")
         self._board.note_dump()
 
     def place(self) -> str:

@@ -91,7 +91,7 @@ def _mpi_finalized() -> None:
 
 
 def _collectives_begun() -> int:
-    return 0 if _Process.latest is None else _Process.latest._sequence
+    return 0 if _Process.latest is None else _Process.latest.collectives_begun
 
 
 def _activity() -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 
 from clcomm.errors import name_ranks
@@ -16,35 +16,38 @@ LEFT = "has left the program"
 UNKNOWN = "unknown"
 
 
-def describe(own_rank: int, lines: Sequence[Progress], waited_s: float) -> str:
+def describe(
+    own_rank: int, lines: Sequence[Progress], waited_s: float, name_of: Callable[[Sequence[int]], str] = name_ranks
+) -> str:
     """Return a sentence on where a rank waits and what the missing ranks do.
 
     Args:
         own_rank: the rank that waits.
         lines: all ranks', including its own.
         waited_s: for how long it has waited.
+        name_of: returns ranks in words.
     """
     own = next(line for line in lines if line.rank == own_rank)
     missing: dict[str, list[int]] = {}
     for line in lines:
         if line.key != own.key or line.state != "running":
             missing.setdefault(_activity_of(line), []).append(line.rank)
-    listed = ", ".join(f"{name_ranks(ranks)} ({doing})" for doing, ranks in missing.items())
+    listed = ", ".join(f"{name_of(ranks)} ({doing})" for doing, ranks in missing.items())
     known = f"missing: {listed}" if missing else "no rank is missing"
     where = f", called at {own.place}" if own.place else ""
-    return f"rank {own.rank} has waited {waited_s:.1f} s in {own.text}{where}; {known}"
+    return f"{name_of([own.rank])} has waited {waited_s:.1f} s in {own.text}{where}; {known}"
 
 
-def left_while_awaited(rank: int, text: str, place: str) -> str:
+def left_while_awaited(rank: str, text: str, place: str) -> str:
     """Return the reason to end the job when a rank has left the program and another one waits for it.
 
     Args:
-        rank: the rank that waits.
+        rank: the rank that waits, in words.
         text: its collective.
         place: its source location, or "".
     """
     where = f", called at {place}" if place else ""
-    return f"left while rank {rank} waits for it in {text}{where}"
+    return f"left while {rank} waits for it in {text}{where}"
 
 
 def is_lowest(rank: int, lines: Sequence[Progress], limit_s: float) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
+from clcomm.schedules import ALGORITHMS
 
 #: Each rank's values repeat after so many elements; a prime, so that misplaced elements are detected.
 PERIOD = 97
@@ -120,6 +121,21 @@ class PreparedAllReduce(AllReduce):
         return self._prepared()
 
 
+class ScheduledAllReduce(AllReduce):
+    """The same by an algorithm of `clcomm.schedules`, with messages from rank to rank."""
+
+    algorithm: str
+
+    def once(self) -> object:
+        return self.comm.all_reduce(self.source, self.op, out=self.out, algorithm=self.algorithm)
+
+
+def _scheduled(algorithm: str) -> type[Case]:
+    """Return the case of an algorithm, such as "all_reduce_ring"."""
+    members = {"algorithm": algorithm, "operation": f"all_reduce_{algorithm}"}
+    return type(f"{algorithm.title()}AllReduce", (ScheduledAllReduce,), members)
+
+
 class Broadcast(Case):
     """In place, from rank 0."""
 
@@ -187,7 +203,9 @@ class Scatter(Case):
         return wrong_elements(result, rank_values(0, self.dtype), self.comm.rank * self.part)
 
 
+_WITHOUT_ALGORITHM: tuple[type[Case], ...] = (
+    AllReduce, PreparedAllReduce, Broadcast, AllGather, ReduceScatter, Gather, Scatter,
+)  # fmt: skip
 CASES: dict[str, type[Case]] = {
-    case.operation: case
-    for case in (AllReduce, PreparedAllReduce, Broadcast, AllGather, ReduceScatter, Gather, Scatter)
+    case.operation: case for case in (*_WITHOUT_ALGORITHM, *(_scheduled(name) for name in ALGORITHMS))
 }

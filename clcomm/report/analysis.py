@@ -33,6 +33,8 @@ class Analysis:
         self.overflows = len(self.stats.tallies) >= MOST_TALLIES
         self.sums = run.ranks[0]["sums"]
         ceiling = run_costs.ceiling_of(run.figures["ceilings"], self.reductions["transport"], self.sums)
+        if any(row["part"] and row["label"] == GRADIENTS for row in self.counts["operations"]):
+            ceiling = "gradients were reduced on a part of the ranks"
         self.ceiling = ceiling if isinstance(ceiling, run_costs.Cost) else None
         self.no_ceiling = ceiling or "no such calls were measured on rank 0's host before"
         self.own_costs = run_costs.own_costs(self.buckets)

@@ -121,7 +121,7 @@ def _tally(value: Any, name: str) -> dict[str, Any]:
 
 def _stats(value: Any, name: str) -> dict[str, Any]:
     stats = checked_fields(value, _STATS, name)
-    for what, count in (("tallies", 3), ("phases", 3), ("late", 1)):
+    for what, count in (("tallies", 4), ("phases", 3), ("late", 1)):
         keys = [tuple(e.values())[:count] if isinstance(e, dict) else tuple(e[:count]) for e in stats[what]]
         if len(set(keys)) < len(keys):
             raise ValueError(f"{name}.{what}: expected each entry once")
@@ -129,10 +129,23 @@ def _stats(value: Any, name: str) -> dict[str, Any]:
 
 
 _COUNT, _INDEX = whole(), whole(-1, 1 << 31)
+
+
+def _later_count(value: Any, name: str) -> int:
+    """Return a count that older files do not have."""
+    return _COUNT(0 if value is None else value, name)
+
+
+def _later_text(value: Any, name: str) -> str:
+    """Return a text that older files do not have."""
+    return text("" if value is None else value, name)
+
+
 _TALLY: dict[str, Check] = {
-    "operation": text, "label": text, "bucket": _INDEX, "transport": text, "calls": _COUNT, "nbytes": _COUNT,
-    "wire_nbytes": _COUNT, "failures": _COUNT, "ns": _COUNT, "wait_ns": _COUNT, "wait_unknown_ns": _COUNT,
-    "hidden_ns": _COUNT, "max_ns": _COUNT, "histogram": lambda value, name: value,
+    "operation": text, "label": text, "bucket": _INDEX, "part": _later_text, "transport": text, "calls": _COUNT,
+    "nbytes": _COUNT, "wire_nbytes": _COUNT, "failures": _COUNT, "ns": _COUNT, "wait_ns": _COUNT,
+    "wait_unknown_ns": _COUNT, "hidden_ns": _COUNT, "max_ns": _COUNT, "histogram": lambda value, name: value,
+    "ranks": _later_count, "messages": _later_count, "message_nbytes": _later_count,
 }  # fmt: skip
 _STATS: dict[str, Check] = {
     "tallies": list_of(_tally, 2048),

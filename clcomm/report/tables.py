@@ -11,6 +11,7 @@ from clcomm.report.analysis import Analysis, hidden_by_rank_s, mean_step, mean_s
 from clcomm.report.elements import Column, Table, count, with_values, written
 from clcomm.report.step_parts import HIDDEN, PART_KEYS
 from clcomm.stats.comm_stats import MOST_TALLIES
+from clcomm.stats.table import named
 from clcomm.synchronizer import GRADIENTS
 from clcomm.units import format_size
 
@@ -62,7 +63,7 @@ def operations_table(analysis: Analysis) -> Table:
     def is_rare(row: dict[str, Any]) -> bool:
         return row["calls"] < (analysis.steps or 0)
 
-    counted = analysis.counts["operations"]
+    counted = [{**row, "label": named(row)} for row in analysis.counts["operations"]]
     rows = sorted(counted, key=lambda row: (is_rare(row), -row["seconds"], row["operation"], row["label"]))
     rare = [row for row in rows if is_rare(row)]
     columns = [

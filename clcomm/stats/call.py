@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -76,12 +77,12 @@ class Call:
         )
 
 
-def disagreement(descriptions: list[str]) -> MismatchError:
+def disagreement(descriptions: Sequence[str], name_of: Callable[[Sequence[int]], str] = name_ranks) -> MismatchError:
     """Return the error for ranks that are in different collectives; descriptions: by rank."""
     sides: dict[str, list[int]] = {}
     for rank, text in enumerate(descriptions):
         sides.setdefault(text, []).append(rank)
-    found = "; ".join(f"{name_ranks(ranks)} in {text}" for text, ranks in sides.items())
+    found = "; ".join(f"{name_of(ranks)} in {text}" for text, ranks in sides.items())
     return MismatchError(
         f"collective: expected the same one with equal arrays on every rank, got {found}; "
         f"call the same collectives in the same order"

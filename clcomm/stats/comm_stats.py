@@ -44,25 +44,29 @@ def bus_factor(operation: str, world_size: int) -> float:
     return 1.0
 
 
-#: Operation or phase, label, bucket.
-Key = tuple[str, str, int]
+#: Operation, label, bucket, and the part of the Communicator ("": all of it).
+Key = tuple[str, str, int, str]
+#: Phase, label, bucket.
+PhaseKey = tuple[str, str, int]
 
 
 class CommStats:
     """Counts of every operation of one Communicator since the last reset, and of the phases around them.
 
-    Memory is bounded by MOST_TALLIES and MOST_PHASES, whatever the number of calls.
+    Memory is bounded by MOST_TALLIES and MOST_PHASES, whatever the number of calls. `name` is the Communicator's.
     """
 
-    def __init__(self, world_size: int = 1):
-        self.world_size = world_size
+    def __init__(self, world_size: int = 1, name: str = ""):
+        self.world_size, self.name = world_size, name
         self.ranks = 1
         self.reset()
 
     def reset(self) -> None:
         """Set all counts to zero, e.g. at the start of an epoch."""
         self.tallies: dict[Key, Tally] = {}
-        self.phases: dict[Key, list[int]] = {}  # (name, label, bucket): calls, ns, ns of that communicating, longest ns
+        self.phases: dict[
+            PhaseKey, list[int]
+        ] = {}  # (name, label, bucket): calls, ns, ns of that communicating, longest ns
         self.late: dict[int, list[int]] = {}  # rank: times it was last, ns after the rank before it, most ns
         self.events = self.counting_ns = 0
         self._uncounted: list[Collective] = []
@@ -96,7 +100,7 @@ class CommStats:
 
     def _count_all(self, events: list[Collective]) -> None:
         fields = tuple(zip(*events, strict=True))
-        keys = tuple(zip(fields[0], fields[1], fields[8], strict=True))
+        keys = tuple(zip(fields[0], fields[1], fields[8], fields[17], strict=True))
         if len({*keys}) == 1:  # one prepared call again and again
             self._count(keys[0], fields)
             return
@@ -113,6 +117,7 @@ class CommStats:
         tally = self.tallies.get(key)
         if tally is None:
             tally = self._new_tally(*key, fields[4][0])
+            tally.ranks = fields[18][0]
         tally.add(fields)
         if key[1] in STEPPED:
             self._count_late(fields[2], fields[12], fields[13])
@@ -128,10 +133,11 @@ class CommStats:
             counts[1] += int(mine.sum())
             counts[2] = max(counts[2], int(mine.max()))
 
-    def _new_tally(self, operation: str, label: str, bucket: int, transport: str) -> Tally:
-        key = (operation, label, bucket)
+    def _new_tally(self, operation: str, label: str, bucket: int, part: str, transport: str) -> Tally:
+        key = (operation, label, bucket, part)
         if len(self.tallies) >= MOST_TALLIES:
-            key = (operation, label, -1) if (operation, label, -1) in self.tallies else (operation, OTHER_LABELS, -1)
+            whole = (operation, label, -1, part)
+            key = whole if whole in self.tallies else (operation, OTHER_LABELS, -1, part)
         tally = self.tallies.get(key)
         if tally is None:
             tally = self.tallies[key] = Tally(transport)
@@ -162,9 +168,9 @@ class CommStats:
     def merge_buckets(self, label: str) -> None:
         """Move the counts of a label's buckets to its count without a bucket, before it is split into other buckets."""
         self.flush()
-        for operation, name, bucket in [key for key in self.tallies if key[1] == label and key[2] >= 0]:
-            tally = self.tallies.pop((operation, name, bucket))
-            self.tallies.setdefault((operation, name, -1), Tally()).absorb(tally)
+        for key in [key for key in self.tallies if key[1] == label and key[2] >= 0]:
+            operation, name, _, part = key
+            self.tallies.setdefault((operation, name, -1, part), Tally()).absorb(self.tallies.pop(key))
         for phase, name, bucket in [key for key in self.phases if key[1] == label and key[2] >= 0]:
             counts = self.phases.pop((phase, name, bucket))
             whole = self.phases.get((phase, name, -1), [0] * len(counts))
@@ -179,38 +185,45 @@ class CommStats:
     def as_dict(self) -> dict[str, Any]:
         """Return all counts as JSON-compatible values; docs/reports.md lists the fields."""
         self.flush()
-        names = sorted({key[:2] for key in self.tallies})
+        names = sorted({(key[0], key[1], key[3]) for key in self.tallies})
         buckets = [key for key in sorted(self.tallies) if key[2] >= 0]
         return {
             "schema": SCHEMA,
             "world_size": self.world_size,
             "ranks_merged": self.ranks,
             "seconds": self.seconds,
-            "operations": [self._row(*name, [key for key in self.tallies if key[:2] == name]) for name in names],
-            "buckets": [{"bucket": key[2], **self._row(key[0], key[1], [key])} for key in buckets],
+            "operations": [self._row(*name[:2], self._keys_of(*name), name[2]) for name in names],
+            "buckets": [{"bucket": key[2], **self._row(key[0], key[1], [key], key[3])} for key in buckets],
             "phases": self._phase_rows(),
             "stragglers": self._straggler_rows(),
             "stats_overhead": self._overhead(),
         }
 
-    def _row(self, operation: str, label: str, keys: list[Key]) -> dict[str, Any]:
+    def _keys_of(self, operation: str, label: str, part: str) -> list[Key]:
+        return [key for key in self.tallies if (key[0], key[1], key[3]) == (operation, label, part)]
+
+    def _row(self, operation: str, label: str, keys: list[Key], part: str = "") -> dict[str, Any]:
         total = Tally()
         for key in keys:
             total.absorb(self.tallies[key])
         calls, nbytes = _mean(total.calls, self.ranks), _mean(total.nbytes, self.ranks)
         parts_ns = (total.ns, total.wait_ns, total.wait_unknown_ns, total.hidden_ns)
         seconds, wait_s, wait_unknown_s, hidden_s = (ns / 1e9 / self.ranks for ns in parts_ns)
-        moves = bool(nbytes and seconds) and self.world_size > 1
+        ranks = total.ranks or self.world_size
+        moves = bool(nbytes and seconds) and ranks != 1
         algbw = nbytes / seconds if moves else None
         max_s = total.max_ns / 1e9
         percentiles = {f"p{p}_s": min(total.histogram.percentile(p / 100), max_s) for p in (50, 95, 99)}
         return {
             "operation": operation,
             "label": label,
+            "part": part,
             "transport": total.transport,
             "calls": calls,
             "bytes": nbytes,
             "wire_bytes": _mean(total.wire_nbytes, self.ranks),
+            "messages": total.messages / self.ranks,
+            "message_bytes": total.message_nbytes / self.ranks,
             "average_bytes_per_call": nbytes / calls if calls else 0.0,
             "seconds": seconds,
             "mean_s": seconds / calls if calls else 0.0,
@@ -224,7 +237,7 @@ class CommStats:
             **percentiles,
             "max_s": max_s,
             "algbw_bytes_per_s": algbw,
-            "busbw_bytes_per_s": algbw and algbw * bus_factor(operation, self.world_size),
+            "busbw_bytes_per_s": algbw * bus_factor(operation, ranks) if algbw and ranks > 0 else None,
             "failures": total.failures,
         }
 
@@ -268,6 +281,7 @@ class CommStats:
         """
         from clcomm.stats.table import make_table  # here, as most programs need it once, at their end
 
+        title = f"{title} on {self.name}" if self.name else title
         return make_table(self.as_dict()["operations"], self.ranks, title, width)
 
     # --- several ranks ---
@@ -277,7 +291,7 @@ class CommStats:
         self.flush()
         return {
             "tallies": [
-                {"operation": key[0], "label": key[1], "bucket": key[2], **tally.state()}
+                {"operation": key[0], "label": key[1], "bucket": key[2], "part": key[3], **tally.state()}
                 for key, tally in sorted(self.tallies.items())
             ],
             "phases": [[*key, *counts] for key, counts in sorted(self.phases.items())],
@@ -286,7 +300,7 @@ class CommStats:
         }
 
     @classmethod
-    def merged(cls, states: Iterable[Mapping[str, Any]], world_size: int) -> CommStats:
+    def merged(cls, states: Iterable[Mapping[str, Any]], world_size: int, name: str = "") -> CommStats:
         """Return the ranks' counts as one CommStats.
 
         Calls, bytes and seconds are means over ranks; percentiles, maxima and failures are over all ranks' calls.
@@ -294,13 +308,14 @@ class CommStats:
         Args:
             states: what each rank's `state` returned.
             world_size: the number of ranks of the Communicator.
+            name: the Communicator's.
         """
-        result = cls(world_size)
+        result = cls(world_size, name)
         result.ranks = 0
         for state in states:
             result.ranks += 1
             for entry in state["tallies"]:
-                key = entry["operation"], entry["label"], entry["bucket"]
+                key = entry["operation"], entry["label"], entry["bucket"], entry["part"]
                 result.tallies.setdefault(key, Tally()).absorb(Tally.restored(entry))
             for name, label, bucket, *counts in state["phases"]:
                 whole = result.phases.get((name, label, bucket), [0] * len(counts))

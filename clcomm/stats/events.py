@@ -49,6 +49,13 @@ class Collective(NamedTuple):
     exposed: tuple[tuple[float, float], ...] = ()
     #: When it waited for other ranks: (begin, end), by the same clock.
     waits: tuple[tuple[float, float], ...] = ()
+    #: The name of the part of the Communicator in which it ran (`Communicator.split`), such as a mesh's axis; "": all.
+    part: str = ""
+    #: The number of that part's ranks; 0: all of the Communicator's.
+    part_size: int = 0
+    #: How many messages this rank sent to others, and their bytes, in an all-reduce by `clcomm.schedules`; 0 in others.
+    messages: int = 0
+    message_nbytes: int = 0
 
 
 #: Phases that copy gradients to the memory in which they are reduced, and back.

@@ -57,6 +57,7 @@ def new_dump_folder() -> str:
 
 def _described(event: Collective) -> str:
     name = f"{event.operation} {event.label!r}" if event.label else event.operation
+    part = f" on {event.part}" if event.part else ""
     bucket = f" bucket {event.bucket}" if event.bucket >= 0 else ""
     failed = " (failed)" if event.failed else ""
-    return f"#{event.sequence} {name}{bucket} {event.nbytes:,} bytes in {event.seconds * 1e3:.1f} ms{failed}"
+    return f"#{event.sequence} {name}{part}{bucket} {event.nbytes:,} bytes in {event.seconds * 1e3:.1f} ms{failed}"

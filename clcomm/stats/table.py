@@ -31,11 +31,17 @@ def _waiting(row: dict[str, Any]) -> str:
     return f"{row['wait_s'] / row['seconds']:.0%}" if row["wait_s"] else ""
 
 
+def named(row: dict[str, Any]) -> str:
+    """Return the label of a row with the part of the Communicator: "gradients on dp"."""
+    return f"{row['label']} on {row['part']}".strip() if row["part"] else row["label"]
+
+
 COLUMNS = [
-    Figure("operation", lambda row: f"{row['operation']} {row['label']}".strip(), right=False),
+    Figure("operation", lambda row: f"{row['operation']} {named(row)}".strip(), right=False),
     Figure("calls", lambda row: f"{row['calls']:,}"),
     Figure("bytes", lambda row: f"{row['bytes']:,}"),
     Figure("bytes/call", lambda row: f"{row['average_bytes_per_call']:,.0f}"),
+    Figure("messages", lambda row: f"{row['messages']:,.0f}" if row["messages"] else ""),
     Figure("total", _milliseconds("seconds", 1)),
     Figure("waiting", _waiting),
     Figure("p50", _milliseconds("p50_s")),
@@ -46,7 +52,7 @@ COLUMNS = [
     Figure("failed", lambda row: str(row["failures"])),
 ]
 #: Columns in the order in which they are dropped where the table is too wide.
-DROPPED_FIRST = ("algbw", "p95", "waiting", "max", "busbw", "p50", "bytes/call", "bytes", "total")
+DROPPED_FIRST = ("algbw", "p95", "waiting", "max", "busbw", "p50", "bytes/call", "bytes", "messages", "total")
 
 
 def make_table(operations: Sequence[dict[str, Any]], ranks: int, title: str, width: int | None) -> TextTable:
@@ -61,9 +67,11 @@ def make_table(operations: Sequence[dict[str, Any]], ranks: int, title: str, wid
     whose = "" if ranks == 1 else f", mean of {ranks} ranks"
     found = sorted(operations, key=lambda row: -row["bytes"])
     failed = any(row["failures"] for row in found)
+    counted = any(row["messages"] for row in found)
+    columns = [each for each in COLUMNS if counted or each.heading != "messages"]
     return TextTable(
-        [Column(each.heading, each.right) for each in COLUMNS],
-        [[each.write(row) for each in COLUMNS] for row in found],
+        [Column(each.heading, each.right) for each in columns],
+        [[each.write(row) for each in columns] for row in found],
         title=f"{title} per rank{whose}",
         note="times in ms, bandwidths in GB/s",
         dropped_first=(*DROPPED_FIRST, "failed") if failed else ("failed", *DROPPED_FIRST),

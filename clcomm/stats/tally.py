@@ -25,7 +25,10 @@ def to_ns(seconds: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 class Tally:
-    """Totals of one operation, label and bucket; `transport` joins the names of several: "mpi+shared"."""
+    """Totals of one operation, label and bucket; `transport` joins the names of several: "mpi+shared".
+
+    ranks: of the part of the Communicator in which they ran; 0: all; -1: of parts of different sizes.
+    """
 
     __slots__ = (
         "calls",
@@ -33,8 +36,11 @@ class Tally:
         "hidden_ns",
         "histogram",
         "max_ns",
+        "message_nbytes",
+        "messages",
         "nbytes",
         "ns",
+        "ranks",
         "transport",
         "wait_ns",
         "wait_unknown_ns",
@@ -42,8 +48,8 @@ class Tally:
     )  # fmt: skip
 
     def __init__(self, transport: str = "") -> None:
-        self.transport = transport
-        self.calls = self.nbytes = self.wire_nbytes = self.failures = 0
+        self.transport, self.ranks = transport, 0
+        self.calls = self.nbytes = self.wire_nbytes = self.failures = self.messages = self.message_nbytes = 0
         self.ns = self.wait_ns = self.wait_unknown_ns = self.hidden_ns = self.max_ns = 0
         self.histogram = Histogram()
 
@@ -73,6 +79,8 @@ class Tally:
             self.wire_nbytes += sum(sizes)
         else:
             self.wire_nbytes += sum(size if wire is None else wire for size, wire in zip(sizes, wires, strict=True))
+        self.messages += sum(fields[19])
+        self.message_nbytes += sum(fields[20])
         self.ns += int(ns.sum())
         self.wait_ns += int(np.minimum(exposed_ns, to_ns(waits)).sum())
         self.max_ns = max(self.max_ns, int(ns.max()))
@@ -81,6 +89,10 @@ class Tally:
     def absorb(self, other: Tally) -> None:
         """Add another Tally's counts."""
         self.transport = _joined(self.transport, other.transport)
+        if not (self.calls or self.failures):
+            self.ranks = other.ranks
+        elif self.ranks != other.ranks:
+            self.ranks = -1
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.max_ns = max(self.max_ns, other.max_ns)
@@ -88,14 +100,14 @@ class Tally:
 
     def state(self) -> dict[str, Any]:
         """Return the counts in JSON-compatible form, for `restored`."""
-        counts = {name: getattr(self, name) for name in ("transport", *_COUNTS, "max_ns")}
+        counts = {name: getattr(self, name) for name in ("transport", "ranks", *_COUNTS, "max_ns")}
         return counts | {"histogram": self.histogram.as_text()}
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Tally:
         """Return the Tally whose `state` this is; ValueError for a malformed histogram."""
         tally = cls()
-        for name in ("transport", *_COUNTS, "max_ns"):
+        for name in ("transport", "ranks", *_COUNTS, "max_ns"):
             setattr(tally, name, state[name])
         tally.histogram = Histogram.of(state["histogram"])
         return tally
@@ -107,4 +119,7 @@ def _joined(one: str, other: str) -> str:
     return "+".join(sorted({*one.split("+"), *other.split("+")} - {""}))
 
 
-_COUNTS = ("calls", "nbytes", "wire_nbytes", "failures", "ns", "wait_ns", "wait_unknown_ns", "hidden_ns")
+_COUNTS = (
+    "calls", "nbytes", "wire_nbytes", "messages", "message_nbytes", "failures", "ns", "wait_ns", "wait_unknown_ns",
+    "hidden_ns",
+)  # fmt: skip

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from clcomm.communicator import Communicator
-from clcomm.errors import MismatchError, name_ranks
+from clcomm.errors import MismatchError
 
 #: The label under which the Communicator's stats count comparisons.
 CHECKS = "checks"
@@ -27,21 +27,21 @@ def require_agreement(comm: Communicator, what: str, lines: Sequence[str], remed
     if all_alike(comm.all_gather(own, label=CHECKS)):
         return
     everyone = comm.all_gather_object(list(lines), label=CHECKS)
-    raise MismatchError(f"{what}: {_first_difference(everyone)}; {remedy}")
+    raise MismatchError(f"{what}: {_first_difference(everyone, comm.name_ranks)}; {remedy}")
 
 
-def _first_difference(everyone: list[list[str]]) -> str:
+def _first_difference(everyone: list[list[str]], name_of: Callable[[Sequence[int]], str]) -> str:
     longest = max(len(lines) for lines in everyone)
     for index in range(longest):
         values = [lines[index] if index < len(lines) else "nothing" for lines in everyone]
         if len(set(values)) > 1:
-            sides = [f"{value!r} on {_ranks_with(value, values)}" for value in dict.fromkeys(values)]
+            sides = [f"{value!r} on {name_of(_ranks_with(value, values))}" for value in dict.fromkeys(values)]
             return f"expected the same on every rank, but entry {index} is {', '.join(sides)}"
     return "expected the same on every rank"
 
 
-def _ranks_with(value: str, values: list[str]) -> str:
-    return name_ranks([rank for rank, theirs in enumerate(values) if theirs == value])
+def _ranks_with(value: str, values: list[str]) -> list[int]:
+    return [rank for rank, theirs in enumerate(values) if theirs == value]
 
 
 def digest(data: Any) -> bytes:

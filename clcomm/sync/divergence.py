@@ -103,7 +103,7 @@ def find_divergence(comm: Communicator, space: SharedSpace, on_device: bool) -> 
     space.adapter.pull_parameters()
     by_slot = comm.all_gather(np.array(_hashes_of_slots(space), np.uint64), label=CHECKS)
     names = [place.name for place in space.layout.ranges]
-    return Divergence(describe(names, by_slot), _majority(hashes)[0])
+    return Divergence(describe(names, by_slot, comm.name_ranks), _majority(hashes)[0])
 
 
 def _hash_of(space: SharedSpace, on_device: bool) -> int:
@@ -129,18 +129,18 @@ def _majority(values: np.ndarray) -> list[int]:
     return max(groups.values(), key=len)
 
 
-def describe(names: Sequence[str], by_slot: np.ndarray) -> str:
+def describe(names: Sequence[str], by_slot: np.ndarray, name_of: Callable[[Sequence[int]], str] = name_ranks) -> str:
     """Return in words which parameters differ on which ranks; by_slot: hashes, (ranks, parameters)."""
     differing = [index for index in range(len(names)) if not all_alike(by_slot[:, index])]
-    parts = [f"{names[index]!r} {_sides(by_slot[:, index])}" for index in differing[:_MOST_NAMED]]
+    parts = [f"{names[index]!r} {_sides(by_slot[:, index], name_of)}" for index in differing[:_MOST_NAMED]]
     if len(differing) > _MOST_NAMED:
         parts.append(f"{len(differing) - _MOST_NAMED} more parameters differ")
     return f"replicas: expected the same parameters on every rank, but {', '.join(parts)}"
 
 
-def _sides(values: np.ndarray) -> str:
+def _sides(values: np.ndarray, name_of: Callable[[Sequence[int]], str]) -> str:
     majority = _majority(values)
     others = [rank for rank in range(len(values)) if rank not in majority]
     if 2 * len(majority) > len(values):
-        return f"on {name_ranks(others)} differs from {name_ranks(majority)}"
-    return f"differs between {name_ranks(range(len(values)))}"
+        return f"on {name_of(others)} differs from {name_of(majority)}"
+    return f"differs between {name_of(range(len(values)))}"

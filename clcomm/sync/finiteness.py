@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -26,7 +26,7 @@ def raise_non_finite(
     """
     found = comm.all_gather_object((_first(layout, ranges, own), _first(layout, ranges, mean)), label=CHECKS)
     in_mean = next((theirs for _, theirs in found if theirs is not None), None)
-    raise NonFiniteError(_describe([theirs for theirs, _ in found], in_mean))
+    raise NonFiniteError(_describe([theirs for theirs, _ in found], in_mean, comm.name_ranks))
 
 
 def _first(layout: FlatLayout, ranges: Sequence[ParameterRange], gradients: np.ndarray) -> NonFinite | None:
@@ -39,9 +39,9 @@ def _first(layout: FlatLayout, ranges: Sequence[ParameterRange], gradients: np.n
     return None
 
 
-def _describe(origins: list[NonFinite | None], mean: NonFinite | None) -> str:
+def _describe(origins: list[NonFinite | None], mean: NonFinite | None, name_of: Callable[[Sequence[int]], str]) -> str:
     found = [
-        f"{name!r} has {nans} NaN and {infs} Inf on rank {rank}"
+        f"{name!r} has {nans} NaN and {infs} Inf on {name_of([rank])}"
         for rank, origin in enumerate(origins)
         if origin is not None
         for name, nans, infs in [origin]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
+
 from clcomm.communicator import Communicator
 from clcomm.sync.agreement import require_agreement
 from clcomm.sync.shared_space import SharedSpace
 
-#: The label under which the Communicator's stats count parameters.
-PARAMETERS = "parameters"
+#: The labels under which the Communicator's stats count parameters and buffers.
+PARAMETERS, BUFFERS = "parameters", "buffers"
 
 
 def broadcast_parameters(comm: Communicator, space: SharedSpace, root: int) -> None:
@@ -25,3 +29,18 @@ def broadcast_parameters(comm: Communicator, space: SharedSpace, root: int) -> N
         comm.broadcast(array, root, label=PARAMETERS)
     if state:
         space.adapter.load_extra_state(state)
+
+
+def broadcast_buffers(comm: Communicator, space: SharedSpace, root: int) -> None:
+    """Give every rank root's buffers in one broadcast; collective where the model has any."""
+    state = space.adapter.buffers()
+    if not state:
+        return
+    arrays = list(state.values())
+    packed = np.concatenate([np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays])
+    comm.broadcast(packed, root, label=BUFFERS)
+    if comm.rank != root:
+        ends = list(itertools.accumulate(array.nbytes for array in arrays))
+        parts = np.split(packed, ends[:-1])
+        loaded = (part.view(array.dtype).reshape(array.shape) for part, array in zip(parts, arrays, strict=True))
+        space.adapter.load_buffers(dict(zip(state, loaded, strict=True)))

@@ -121,9 +121,10 @@ class RankEvents:
         pid = FIRST_PID + rank
         clock = self.part.rows["clocks"][-1]
         number = str(rank).zfill(len(str(header["world_size"] - 1)))  # some viewers sort by name
+        name = f"{header['name']} " if header.get("name") else ""
         labels = f"clock {clock[1] / 1000:+.1f} us, give or take {clock[2] / 1000:.1f} us"
         for kind, args in (
-            ("process_name", {"name": f"rank {number}: {header['device'] or 'no device'} on {header['host']}"}),
+            ("process_name", {"name": f"{name}rank {number}: {header['device'] or 'no device'} on {header['host']}"}),
             ("process_sort_index", {"sort_index": rank}),
             ("process_labels", {"labels": labels}),
         ):

@@ -100,7 +100,7 @@ class Trace:
     def _open_part(self, device: TimedDevice | None) -> PartWriter:
         header = {
             "job": self.comm.broadcast_object(time.time_ns(), label=LABEL),
-            "rank": self.comm.rank, "world_size": self.comm.size, "host": os.uname().nodename,
+            "rank": self.comm.rank, "name": self.comm.name, "world_size": self.comm.size, "host": os.uname().nodename,
             "device": "" if device is None else device.name, "began_ns": time.perf_counter_ns(),
             "device_uncertainty_ns": 0 if self._log is None else self._log.uncertainty_ns,
         }  # fmt: skip

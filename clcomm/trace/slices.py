@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from clcomm.stats.comm_stats import bus_factor
@@ -14,11 +15,11 @@ from clcomm.trace.part_file import TracePart
 STEPS, COMMUNICATION, DEVICE, DATA = "steps", "communication", "device", "data"
 #: Threads in the order of display.
 THREADS = (STEPS, COMMUNICATION, DEVICE, DATA)
-_THREAD_OF = {"pack": COMMUNICATION, "unpack": COMMUNICATION, "data": DATA}
+_THREAD_OF = {"pack": COMMUNICATION, "unpack": COMMUNICATION, "round": COMMUNICATION, "data": DATA}
 #: The name of the empty slice that marks when its rank arrived at a collective as the last one.
 CAME_LAST = "came last"
 #: Figures of a phase that are its numbers; others become counters.
-NUMBERS = ("step", "epoch")
+NUMBERS = ("step", "epoch", "round")
 #: The most rows of a thread.
 LANES = 10
 #: Slices that overlap by no more than this, the error of the clocks, count as consecutive.
@@ -114,16 +115,20 @@ def _with_bytes(slices: list[Slice]) -> list[Slice]:
 def _collective(event: Collective, align: Callable[[int], int], world_size: int) -> Slice:
     begin = align(_ns(event.began_s))
     subject = f"bucket {event.bucket}" if event.bucket >= 0 else event.label
+    where = f" on {event.part}" if event.part else ""
     args: dict[str, Any] = {
         "label": event.label, "bytes": event.nbytes, "transport": event.transport, "sequence": event.sequence,
     }  # fmt: skip
+    if event.part:
+        args |= {"part": event.part, "ranks of part": event.part_size}
     if event.bucket >= 0:
         args["bucket"] = event.bucket
     if event.nbytes and event.seconds > 0:
         algbw = event.nbytes / event.seconds / 1e9
         args["algbw GB/s"] = _rounded(algbw)
-        if world_size > 1:
-            args["busbw GB/s"] = _rounded(algbw * bus_factor(event.operation, world_size))
+        ranks = event.part_size or world_size
+        if ranks > 1:
+            args["busbw GB/s"] = _rounded(algbw * bus_factor(event.operation, ranks))
     if event.wire_nbytes is not None:
         args["wire bytes"] = event.wire_nbytes
     if event.exposed_s is not None:
@@ -134,11 +139,22 @@ def _collective(event: Collective, align: Callable[[int], int], world_size: int)
         args["failed"] = True
     length = _ns(event.seconds)
     return Slice(
-        begin, begin + length, COMMUNICATION, f"{event.operation} {subject}".strip(), "communication", args,
+        begin, begin + length, COMMUNICATION, f"{event.operation} {subject}".strip() + where, "communication", args,
         wait_ns=min(length, _ns(event.wait_s or 0.0)), queued_ns=_ns(event.queued_s), last_rank=event.last_rank,
-        sequence=event.sequence,
+        sequence=_number(event),
         exposed=_aligned(event.exposed, align), waits=_aligned(event.waits, align),
     )  # fmt: skip
+
+
+def _number(event: Collective) -> int:
+    """Return a number that only the ranks of this collective have for it, where its last rank is known.
+
+    The parts of a Communicator number their collectives alike; the last rank is in one of them only.
+    """
+    if not event.part or event.last_rank < 0:
+        return event.sequence
+    text = f"{event.part} {event.sequence} {event.last_rank}"
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 4
 
 
 def _speed(whole: Slice, ns: int) -> dict[str, Any]:

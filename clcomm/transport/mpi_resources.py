@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from clcomm.errors import ArgumentError, name_ranks
+from clcomm.errors import ArgumentError, RankNames, name_ranks
 from clcomm.transport import Pending, Transport, mpi_communicators, mpi_failures, mpi_runtime
 from clcomm.transport.pending import advance_started
 
@@ -42,12 +42,20 @@ class MpiResources:
         transports: are closed before `comm` is freed.
         pending: the owner's started operations; nothing is freed before they are complete.
         number: the same on all ranks, and larger than the numbers of a rank's earlier Communicators.
+        name: the owner's, for messages.
+
+    Attributes:
+        names: the owner's ranks in messages.
     """
 
-    def __init__(self, owner: Any, comm: Any, transports: Sequence[Transport], pending: deque[Pending], number: int):
+    def __init__(
+        self, owner: Any, comm: Any, transports: Sequence[Transport], pending: deque[Pending], number: int,
+        name: str = "",
+    ):  # fmt: skip
         self.comm, self._transports, self.pending = comm, transports, pending
         self.members = mpi_communicators.world_ranks(comm)
         self.key = number, self.members
+        self.names = RankNames(name, self.members)
         self._owner = weakref.ref(owner)
         self._dropped = weakref.finalize(owner, _drop, self)
         self._dropped.atexit = False
@@ -74,7 +82,12 @@ class MpiResources:
 
     @property
     def name(self) -> str:
-        """The Communicator's name, if this process has several: " of Communicator 3 (ranks 0 and 2)", else ""."""
+        """The Communicator's name: " of dp (world ranks 0 and 2)".
+
+        Without one, where this process has several: " of Communicator 3 (ranks 0 and 2)", else "".
+        """
+        if self.names.name:
+            return f" of {self.names.name}" + (f" (world {name_ranks([*self.members])})" if self.members else "")
         if sum(len(each.members) > 1 for each in list(_Process.open)) < 2:
             return ""
         number, members = self.key

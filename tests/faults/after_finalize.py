@@ -13,14 +13,16 @@ from clcomm import ClcommError, Communicator, Synchronizer, clip_grad_norm
 from clcomm.engine import CrossEntropyLoss, Linear, Tensor
 from clcomm.optim import SGD
 
-#: Methods of the Communicator and the Synchronizer that need no other rank, and work as before.
+#: Methods of the Communicator and the Synchronizer that need no other rank (for a model without buffers).
 LOCAL = {
-    "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "communicated", "finalize", "fold_with",
+    "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "collectives_begun", "communicated",
+    "finalize", "fold_with",
     "get_bucket_stats", "get_rank", "get_world_size", "holds", "is_common", "is_common_on_host", "leave_mpi",
     "leave_program", "look_back", "notify_collective", "notify_phase", "phase", "reduces_within_hosts",
     "remove_observer", "settings", "shares_memory", "sums", "total_allreduce_calls", "total_bytes_sent", "waiting_for",
     "world_size",
-    "attach_optimizer", "bucket_size", "check_state_dict", "completion_order", "compression", "count_synchronisation",
+    "attach_optimizer", "broadcast_buffers", "bucket_size", "check_state_dict", "completion_order", "compression",
+    "count_synchronisation",
     "decisions", "delegate_reduction", "get_communication_stats", "load_state_dict", "no_sync", "register_comm_hook",
     "sharded_update_of", "space_for", "space_of", "state_dict", "use_bucketing",
 }  # fmt: skip
@@ -62,6 +64,7 @@ def calls_of(comm: Communicator) -> dict[str, Callable[[], object]]:
         "run_as_all_reduce": lambda: comm.run_as_all_reduce(lambda: None, nbytes=1),
         "scatter": lambda: comm.scatter([1] * comm.size),
         "scatter_object": lambda: comm.scatter_object([1] * comm.size),
+        "split": lambda: comm.split(0),
     }
 
 

@@ -13,6 +13,8 @@ import sys
 
 import pytest
 
+from clcomm.costs.traffic import traffic
+from clcomm.schedules import ALGORITHMS
 from tests.faults.launch import ROOT, memory_environment, mpiexec
 
 LAYOUTS = int(os.environ.get("CLCOMM_PROOF_LAYOUTS", "0"))
@@ -48,6 +50,18 @@ def test_the_bits_of_drawn_models_are_those_of_the_documented_order(ranks):
     if layouts >= 1000:
         assert compared["sums"]["device"] > layouts // 3
         assert len(compared["cuts"]) == 14 and min(compared["ways"].values()) > layouts // 8
+
+
+@pytest.mark.timeout(LIMIT_S + 30)
+@pytest.mark.parametrize("ranks", range(2, 10))
+def test_messages_and_bytes_of_each_algorithm_equal_its_formula(ranks):
+    sent = json.loads(on_ranks(ranks, "messages", 0))
+    assert {name: tuple(counts) for name, counts in sent.items()} == {
+        f"{algorithm} {size}": (expected.messages, expected.volume * size * 4)
+        for algorithm in ALGORITHMS
+        for size in (0, 1, 1000, 100_003)
+        for expected in [traffic(algorithm, ranks)]
+    }
 
 
 @pytest.mark.timeout(LIMIT_S + 30)

@@ -1,0 +1,170 @@
+"""The mesh: a Communicator's ranks laid out along named axes, with a Communicator for each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from clcomm.communicator import Communicator
+from clcomm.errors import ArgumentError, MismatchError, no_copy
+from clcomm.parallel.grid import checked_sizes, in_words, innermost, layout, picture, spread_groups
+
+#: The label under which the Communicator's stats count a mesh's comparisons.
+MESH = "mesh"
+_log = logging.getLogger("clcomm")
+
+
+class Mesh:
+    """Ranks along named axes: `Mesh(comm, dp=2, tp=2)["dp"]` is a Communicator of this rank's data-parallel peers.
+
+    Creating one is collective. Ranks along "tp", or without such an axis along the last one, share a host as far as the
+    hosts' numbers of ranks allow, since tensor-parallel peers exchange the most. A rank's number in an axis's
+    Communicator is its coordinate. The Communicators have `comm`'s settings, shared memory of their own where their
+    ranks share a host, and the axis's name in stats, timelines and messages; `comm`'s observers see their events too,
+    as those of a part of it. They are closed with `comm`.
+
+    Args:
+        comm: the ranks.
+        axes: the size of each axis; the product is the number of ranks, and one may be -1: what remains.
+
+    Attributes:
+        comm: the ranks of all axes.
+        shape: the axes' sizes by name, in the order given.
+        coordinates: this rank's, by axis.
+        ranks: the rank in `comm` at each coordinate, with an axis of the array for each of the mesh.
+
+    Raises:
+        ArgumentError: sizes that are invalid or do not multiply to the number of ranks; on every rank.
+        MismatchError: ranks differ in the axes; on every rank.
+        ResourceError: MPI has no communicators left.
+    """
+
+    comm: Communicator
+    shape: dict[str, int]
+    coordinates: dict[str, int]
+    ranks: np.ndarray
+
+    def __init__(self, comm: Communicator, /, **axes: int):
+        hosts = _agreed_hosts(comm, in_words(axes))
+        sizes = checked_sizes(axes, comm.size)
+        self._open(comm, sizes, layout(sizes, hosts), hosts)
+
+    def _open(
+        self, comm: Communicator, sizes: dict[str, int], grid: np.ndarray, hosts: Sequence[Sequence[int]]
+    ) -> None:
+        self.comm, self.shape, self.ranks = comm, sizes, grid
+        place = [int(at) for at in np.argwhere(grid == comm.rank)[0]]
+        self.coordinates = dict(zip(sizes, place, strict=True))
+        self._host_of = {rank: number for number, ranks in enumerate(hosts) for rank in ranks}
+        self._axes = {name: self._split(number, name) for number, name in enumerate(sizes)}
+        inner = innermost(list(sizes))
+        spread = spread_groups(grid, list(sizes).index(inner), self._host_of)
+        if spread and comm.rank == 0:
+            _log.warning(
+                "mesh: %d of %d groups along %s have ranks on several hosts, through whose network they exchange; "
+                "a size of %s that divides each host's number of ranks keeps them together",
+                spread, grid.size // sizes[inner], inner, inner,
+            )  # fmt: skip
+
+    def _split(self, number: int, name: str) -> Communicator:
+        """Return the Communicator of this rank's group along an axis; collective."""
+        groups = np.moveaxis(self.ranks, number, -1).reshape(-1, self.ranks.shape[number])
+        group, position = (int(at) for at in np.argwhere(groups == self.comm.rank)[0])
+        part = self.comm.split(group, position, name=name)
+        assert part is not None
+        return part
+
+    def __reduce__(self) -> NoReturn:
+        raise no_copy("Mesh", "make another where one is needed")
+
+    def __getitem__(self, name: str) -> Communicator:
+        """Return the Communicator of this rank's group along an axis; ArgumentError for an unknown name."""
+        self._require_names([name])
+        return self._axes[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._axes
+
+    def rank_at(self, **coordinates: int) -> int:
+        """Return the rank in `comm` at these coordinates; of axes that are not given, at this rank's."""
+        self._require_names(coordinates)
+        for name, at in coordinates.items():
+            if not 0 <= at < self.shape[name]:
+                raise ArgumentError(f"{name}: expected a coordinate from 0 to {self.shape[name] - 1}, got {at!r}")
+        return int(self.ranks[tuple((self.coordinates | coordinates).values())])
+
+    def _require_names(self, names: Any) -> None:
+        unknown = next((name for name in names if name not in self.shape), None)
+        if unknown is not None:
+            raise ArgumentError(f"mesh: expected one of its axes {', '.join(self.shape)}, got {unknown!r}")
+
+    def close(self) -> None:
+        """Close the axes' Communicators; collective, and a second call does nothing. `comm` stays open."""
+        for part in self._axes.values():
+            part.finalize()
+
+    def __enter__(self) -> Mesh:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"Mesh({', '.join(f'{name}={size}' for name, size in self.shape.items())})"
+
+    def __str__(self) -> str:
+        return picture(self.shape, self.ranks, self._host_of)
+
+
+class DeviceMesh(Mesh):
+    """A Mesh whose ranks are given one by one, with the names of veScale's and PyTorch's DeviceMesh.
+
+    `DeviceMesh([[0, 1], [2, 3]], mesh_dim_names=("DP", "TP"))`; each rank has a device of its own, so that the device
+    type, their first argument, is left out.
+
+    Args:
+        mesh: the rank at each coordinate, each rank once.
+        mesh_dim_names: the axes, one for each dimension of `mesh`.
+        comm: the ranks; None: all of the job.
+
+    Raises:
+        ArgumentError: not each rank once, or not a name for each dimension; on every rank.
+        MismatchError: ranks differ in an argument; on every rank.
+    """
+
+    def __init__(self, mesh: Any, *, mesh_dim_names: Sequence[str], comm: Communicator | None = None):
+        comm = Communicator() if comm is None else comm
+        grid, names = np.array(mesh), [str(name) for name in mesh_dim_names]
+        hosts = _agreed_hosts(comm, f"{grid.tolist()} with the names {', '.join(names)}")
+        if grid.ndim != len(names) or len(set(names)) < len(names):
+            raise ArgumentError(
+                f"mesh_dim_names: expected a name for each of {grid.ndim} dimensions, got {', '.join(names) or 'none'}"
+            )
+        if sorted(grid.reshape(-1).tolist()) != list(range(comm.size)):
+            raise ArgumentError(f"mesh: expected each of {comm.size} ranks once, got {grid.tolist()}")
+        self._open(comm, checked_sizes(dict(zip(names, grid.shape, strict=True)), comm.size), grid, hosts)
+
+
+def _agreed_hosts(comm: Communicator, wanted: str) -> list[list[int]]:
+    """Return the ranks of each host; MismatchError on every rank where they want different meshes. Collective."""
+    if not isinstance(comm, Communicator):
+        raise ArgumentError(f"comm: expected a Communicator, got {type(comm).__name__}")
+    everyone = comm.all_gather_object((wanted, comm.host), label=MESH)
+    sides: dict[str, list[int]] = {}
+    for rank, (text, _) in enumerate(everyone):
+        sides.setdefault(text, []).append(rank)
+    if len(sides) > 1:
+        found = "; ".join(f"{text} on {comm.name_ranks(ranks)}" for text, ranks in sides.items())
+        raise MismatchError(f"mesh: expected the same on every rank, got {found}; give every rank the same axes")
+    return _by_host([host for _, host in everyone])
+
+
+def _by_host(host_of: Sequence[int]) -> list[list[int]]:
+    found: Mapping[int, list[int]] = {host: [] for host in sorted(set(host_of))}
+    for rank, host in enumerate(host_of):
+        found[host].append(rank)
+    return list(found.values())

@@ -1,0 +1,54 @@
+"""`clcomm algorithms`: the formulas' figures, the drawing in text and as a picture."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from clcomm import cli
+from clcomm.costs.traffic import traffic
+from clcomm.errors import ArgumentError
+from clcomm.schedules import ALGORITHMS, schedule_of
+from tests.helpers import one_line
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5, 8])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_table_has_the_formulas_and_the_drawing_follows(monkeypatch, capsys, ranks, algorithm):
+    monkeypatch.setenv("COLUMNS", "200")
+    cli.main(["algorithms", "--ranks", str(ranks), "--size", "1000B", "--draw", algorithm])
+    shown = capsys.readouterr().out
+    for name in ALGORITHMS:
+        expected = traffic(name, ranks)
+        cells = re.search(rf"^{name} +(\d+) +([\d,]+) +([\d,]+) ", shown, re.MULTILINE).groups()
+        assert [int(cell.replace(",", "")) for cell in cells] == [*expected[:2], 1000 * expected.volume]
+    assert shown.endswith(schedule_of(algorithm, ranks).drawing() + "\n")
+
+
+def test_the_time_is_that_of_the_cost_model(monkeypatch, capsys):
+    """A ring of 4: 6 messages of a quarter."""
+    monkeypatch.setenv("COLUMNS", "200")
+    cli.main(["algorithms", "--size", "1000000", "--link-us", "10", "--link-gb-s", "1"])
+    assert re.search(r"^ring +6 +24 +6,000,000 +1,560", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("ranks", [1, 6])
+def test_the_picture_has_an_arrow_for_each_message(monkeypatch, tmp_path, algorithm, ranks):
+    figures = pytest.importorskip("matplotlib.figure", reason="matplotlib is not installed")
+    kept, save = [], figures.Figure.savefig
+    monkeypatch.setattr(
+        figures.Figure, "savefig", lambda self, *given, **named: (kept.append(self), save(self, *given, **named))
+    )
+    path = tmp_path / "drawn.png"
+    cli.main(["algorithms", "--draw", algorithm, "--ranks", str(ranks), "--plot", str(path)])
+    assert path.read_bytes().startswith(b"\x89PNG")
+    arrows = [text for text in kept[0].axes[0].texts if text.arrow_patch is not None]
+    assert len(arrows) == schedule_of(algorithm, ranks).messages
+
+
+def test_a_picture_of_another_kind_is_refused():
+    with pytest.raises(ArgumentError, match=r"^--plot: expected a file whose name ends in \.png") as caught:
+        cli.main(["algorithms", "--plot", "x.svg"])
+    one_line(caught)

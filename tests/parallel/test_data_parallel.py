@@ -1,0 +1,436 @@
+"""DistributedDataParallel: ranks with batches of their own equal one rank with all of them, with any options."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+
+import numpy as np
+import pytest
+
+from clcomm import Communicator, DistributedDataParallel, Mesh, Synchronizer
+from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.engine import CrossEntropyLoss, Linear, ReLU, Sequential, Tensor
+from clcomm.engine.nn import Module
+from clcomm.errors import ArgumentError, MismatchError
+from clcomm.optim import SGD
+from tests.helpers import cpu_device, one_line, try_sizes_at_once
+from tests.numpy_models import Model
+
+pytestmark = pytest.mark.mpi(min_size=1)
+STEPS, BATCH, FEATURES, CLASSES = 50, 4, 6, 5
+#: The bar: relative to the parameters of one rank.
+CLOSE = 1e-4
+
+
+def batch_of(rank: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a rank's samples of a step; any rank can compute all."""
+    rng = np.random.default_rng([rank, step])
+    return rng.standard_normal((BATCH, FEATURES)).astype(np.float32), rng.integers(0, CLASSES, BATCH).astype(np.int32)
+
+
+def joined(ranks, step: int) -> tuple[np.ndarray, np.ndarray]:
+    images, labels = zip(*(batch_of(rank, step) for rank in ranks), strict=True)
+    return np.concatenate(images), np.concatenate(labels)
+
+
+def network(seed: int = 0) -> Sequential:
+    device, rng = cpu_device("cpu"), np.random.default_rng(seed)
+    model = Sequential(
+        Linear(FEATURES, 16, device=device), ReLU(), Linear(16, 16, device=device), ReLU(),
+        Linear(16, CLASSES, device=device),
+    )  # fmt: skip
+    for parameter in model.parameters():
+        parameter.copy_from(rng.standard_normal(parameter.shape).astype(np.float32) * 0.3)
+    return model
+
+
+def backward(model, images: np.ndarray, labels: np.ndarray, scale: float = 1.0) -> float:
+    loss = CrossEntropyLoss()(model(Tensor(images, cpu_device("cpu"))), Tensor(labels, cpu_device("cpu")))
+    (loss * scale).backward()
+    return loss.item()
+
+
+def trained_alone(ranks: int, steps: int = STEPS, micro: int = 1, frozen: bool = False) -> dict[str, np.ndarray]:
+    """Return the parameters of one rank that has trained on the samples of all."""
+    model = network()
+    freeze(model, frozen)
+    optimizer = SGD(model, 0.1, momentum=0.9)
+    for step in range(steps):
+        for part in range(micro):
+            backward(model, *joined(range(ranks), step * micro + part), 1 / micro)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.state_dict()
+
+
+def freeze(model, is_wanted: bool) -> None:
+    if is_wanted:
+        model[0].weight.requires_grad = False
+
+
+def require_close(state, expected) -> None:
+    assert state.keys() == expected.keys()
+    for name, values in state.items():
+        norm = np.linalg.norm(expected[name].astype(np.float64))
+        assert np.linalg.norm(values.astype(np.float64) - expected[name]) <= CLOSE * norm, name
+
+
+def require_alike(comm, state) -> None:
+    mine = [values.tobytes() for values in state.values()]
+    assert all(theirs == mine for theirs in comm.all_gather_object(mine))
+
+
+@pytest.fixture(autouse=True)
+def sizes(monkeypatch):
+    from clcomm.sync import auto_buckets, bucket_tuning
+
+    for module, name in ((bucket_tuning, "WARM_UP_STEPS"), (bucket_tuning, "TURN_STEPS"), (auto_buckets, "_BUDGET_S")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    for name in ("_FIRST_ROUND_TURNS", "_LAST_ROUND_TURNS"):
+        monkeypatch.setattr(bucket_tuning, name, getattr(bucket_tuning, name))
+    try_sizes_at_once()
+
+
+@pytest.mark.parametrize(("micro", "frozen"), [(1, False), (3, False), (1, True)])
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("overlap", [False, True, "auto"])
+@pytest.mark.parametrize("bucketing", [{}, {"bucket_size": 600}, {"bucket_size": "auto"}, {"use_bucketing": False}],
+                         ids=str)  # fmt: skip
+def test_ranks_equal_one_rank_on_the_same_samples(auto, bucketing, overlap, sharded, micro, frozen):
+    model = network(seed=auto.rank)  # every rank gets rank 0's
+    freeze(model, frozen)
+    ddp = DistributedDataParallel(
+        model, auto, overlap_grad_reduce=overlap, use_distributed_optimizer=sharded, check_finite=True, **bucketing
+    )
+    optimizer = SGD(ddp.parameters(), 0.1, momentum=0.9)
+    if sharded:
+        optimizer = DistributedOptimizer(optimizer, ddp.synchronizer)
+    for step in range(STEPS):
+        for part in range(micro):
+            with ddp.no_sync() if part < micro - 1 else contextlib.nullcontext():
+                backward(ddp, *batch_of(auto.rank, step * micro + part), 1 / micro)
+                ddp.finish_grad_sync()
+        optimizer.step()
+        optimizer.zero_grad()
+    require_close(ddp.state_dict(), trained_alone(auto.size, STEPS, micro, frozen))
+    require_alike(auto, ddp.state_dict())
+
+
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+def test_a_mesh_trains_along_its_data_parallel_axis(transport):
+    comm = Communicator(transport=transport)
+    tensor_parallel = 2 if comm.size % 2 == 0 else 1
+    mesh = Mesh(comm, tp=tensor_parallel, dp=-1)
+    for given in (mesh, mesh["dp"]):
+        ddp = DistributedDataParallel(network(seed=comm.rank), given)
+        assert ddp.comm is mesh["dp"]
+        optimizer = SGD(ddp.parameters(), 0.1, momentum=0.9)
+        for step in range(STEPS):
+            backward(ddp, *batch_of(ddp.comm.rank, step))
+            ddp.finish_grad_sync()
+            optimizer.step()
+            optimizer.zero_grad()
+        if mesh.coordinates["tp"] == 0:  # the others began with another rank's parameters
+            require_close(ddp.state_dict(), trained_alone(mesh.shape["dp"]))
+        require_alike(mesh["dp"], ddp.state_dict())
+    assert comm.stats.total("all_reduce", "gradients")["calls"] == 2 * STEPS
+
+
+# --- control flow ---
+
+
+class Branching(Module):
+    """Layers of which each forward uses those that it is told."""
+
+    def __init__(self, layers: int):
+        device = cpu_device("cpu")
+        self.names = [f"layer{number}" for number in range(layers)]
+        for name in self.names:
+            setattr(self, name, Linear(3, 2, device=device))
+
+    def forward(self, x, used):
+        results = [getattr(self, self.names[number])(x) for number in used]
+        total = results[0]
+        for result in results[1:]:
+            total = total + result
+        return total.sum()
+
+
+@pytest.mark.parametrize("overlap", [False, True, "auto"])
+@pytest.mark.parametrize("bucket_size", [1, 70, "1MiB"])
+def test_control_flow_may_differ_by_rank_and_leave_parameters_out(auto, overlap, bucket_size):
+    layers = 4
+    ddp = DistributedDataParallel(Branching(layers), auto, overlap_grad_reduce=overlap, bucket_size=bucket_size)
+
+    def used(rank: int, step: int) -> list[int]:
+        return [number for number in range(layers - 1) if (rank + step + number) % 3 == 0] or [step % (layers - 1)]
+
+    for step in range(6):
+        x = np.full((1, 3), 1.0 + auto.rank, np.float32)
+        ddp(Tensor(x, cpu_device("cpu")), used(auto.rank, step)).backward()
+        ddp.finish_grad_sync()
+        for number, name in enumerate(ddp.names):
+            share = sum((1.0 + rank) * (number in used(rank, step)) for rank in range(auto.size)) / auto.size
+            assert np.allclose(getattr(ddp.module, name).weight.grad.numpy(), share, rtol=1e-6)
+        ddp.zero_grad()
+
+
+# --- buffers ---
+
+
+class Buffer:
+    """A buffer with the two methods of the engine's tensors that are used here."""
+
+    def __init__(self, values: np.ndarray):
+        self.values = values
+
+    def numpy(self) -> np.ndarray:
+        return self.values.copy()
+
+    def copy_from(self, values: np.ndarray) -> None:
+        self.values = np.array(values)
+
+
+class Counting(Linear):
+    """A layer with buffers that each forward changes, by the rank's own data."""
+
+    def __init__(self, rank: int):
+        super().__init__(3, 2, device=cpu_device("cpu"))
+        self.mean, self.count = Buffer(np.full(2, float(rank), np.float32)), Buffer(np.array(rank, np.int64))
+
+    def named_buffers(self):
+        yield from (("mean", self.mean), ("count", self.count))
+
+    def forward(self, x):
+        self.seen = self.mean.numpy(), int(self.count.numpy())
+        self.mean.copy_from(self.mean.numpy() + x.numpy().mean())
+        self.count.copy_from(self.count.numpy() + 1)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("broadcasts", [True, False])
+def test_each_training_forward_begins_with_the_buffers_of_rank_0(auto, broadcasts):
+    model = Counting(auto.rank)
+    ddp = DistributedDataParallel(model, auto, broadcast_buffers=broadcasts)
+    x = Tensor(np.full((1, 3), 1.0 + auto.rank, np.float32), cpu_device("cpu"))
+    if auto.size > 1 and broadcasts:
+        model.mean.copy_from(np.full(2, 100.0 * auto.rank, np.float32))
+        model.count.copy_from(np.array(0))
+    start, whose = model.mean.numpy()[0], 0 if broadcasts else auto.rank
+    first = auto.bcast(start) if broadcasts else start
+    for step in range(3):
+        ddp(x).sum().backward()
+        assert model.seen[0].tolist() == [first + step * (1.0 + whose)] * 2
+        ddp.finish_grad_sync()
+    before = model.mean.numpy()
+    with ddp.no_sync():
+        ddp(x)
+    ddp.eval()
+    ddp(x)  # neither of them communicates
+    assert model.mean.numpy().tolist() == (before + 2 * (1.0 + auto.rank)).tolist()
+    sent = auto.stats.total("broadcast", "buffers")["calls"]
+    assert sent == (3 if broadcasts and auto.size > 1 else 0)
+
+
+# --- uneven inputs ---
+
+
+@pytest.mark.parametrize("by", ["all", "active", "samples"])
+@pytest.mark.parametrize("steps_too", [True, False])
+@pytest.mark.parametrize("kind", ["native", "numpy"])
+def test_ranks_may_run_out_of_batches(auto, by, steps_too, kind):
+    """SGD without momentum, so that a reference in float64 is a few lines."""
+    counts = [2 + (3 * rank) % 5 for rank in range(auto.size)]
+    model = Linear(3, 2, bias=False, device=cpu_device("cpu")) if kind == "native" else Model([("w", np.zeros((3, 2)))])
+    ddp = DistributedDataParallel(model, auto)
+    parameter = model.weight if kind == "native" else model["w"]
+    start = (parameter.numpy() if kind == "native" else parameter.data).astype(np.float64)
+    plain = SGD(model, 0.5) if kind == "native" else None
+
+    def gradient(rank: int, step: int) -> np.ndarray:
+        return np.full(start.shape, (rank + 1) * 10.0**-step)
+
+    def update() -> None:
+        if plain is not None:
+            plain.step()
+        else:
+            parameter.data -= 0.5 * parameter.grad
+        clear()
+
+    def clear() -> None:
+        parameter.grad = None
+
+    with ddp.join(divide_by_initial_world_size=by == "all", step=update if steps_too else None):
+        for step in range(counts[auto.rank]):
+            mine = gradient(auto.rank, step)
+            if kind == "native":
+                rows = Tensor(np.ones((1, start.shape[1]), np.float32), cpu_device("cpu"))
+                (model(rows) * float(mine[0, 0])).sum().backward()
+            else:
+                parameter.grad = mine
+            ddp.finish_grad_sync(samples=auto.rank + 1 if by == "samples" else None)
+            update()
+    expected = start.copy()
+    for step in range(max(counts)):
+        active = [rank for rank in range(auto.size) if step < counts[rank]]
+        weights = {rank: rank + 1.0 if by == "samples" else 1.0 for rank in active}
+        total = auto.size if by == "all" else sum(weights.values())
+        expected -= 0.5 * sum(weights[rank] * gradient(rank, step) for rank in active) / total
+    got = parameter.numpy() if kind == "native" else parameter.data
+    assert np.allclose(got, expected, rtol=1e-5, atol=1e-6)
+    require_alike(auto, {"w": np.array(got)})
+
+
+def test_ranks_that_ran_out_get_the_buffers_of_one_that_did_not(auto):
+    model = Counting(auto.rank)
+    ddp = DistributedDataParallel(model, auto)
+    with ddp.join():
+        for _ in range(1 + auto.rank):
+            x = Tensor(np.full((1, 3), 1.0 + auto.rank, np.float32), cpu_device("cpu"))
+            ddp(x).sum().backward()
+            ddp.finish_grad_sync()
+            ddp.zero_grad()
+    # Of the ranks that took a step the lowest one's mean went on: rank 0's in the first, rank 1's in the second, ...
+    assert model.mean.numpy().tolist() == [sum(1.0 + rank for rank in range(auto.size))] * 2
+    assert int(model.count.numpy()) == auto.size
+
+
+def test_join_is_refused_with_overlap_and_within_another(auto):
+    with (
+        pytest.raises(ArgumentError, match=r"^join: expected overlap_grad_reduce=False"),
+        DistributedDataParallel(network(), auto, overlap_grad_reduce=True).join(),
+    ):
+        pass
+    ddp = DistributedDataParallel(network(), auto)
+    with pytest.raises(ArgumentError, match=r"^join: expected to be entered once"), ddp.join(), ddp.join():
+        pass
+
+
+# --- hooks, clipping, other libraries ---
+
+
+def test_a_hook_reduces_the_buckets(auto):
+    called = []
+
+    def hook(gradient, comm, out, bucket) -> None:
+        called.append(bucket.index)
+        comm.all_reduce(gradient, "mean", out=out)
+
+    ddp = DistributedDataParallel(network(auto.rank), auto, bucket_size=600)
+    ddp.register_comm_hook(hook)
+    backward(ddp, *batch_of(auto.rank, 0))
+    ddp.finish_grad_sync()
+    plain = network()
+    backward(plain, *joined(range(auto.size), 0))
+    assert called == list(range(len(ddp.synchronizer.bucket_plan(ddp.module)))) and len(called) > 1
+    for ours, theirs in zip(ddp.parameters(), plain.parameters(), strict=True):
+        assert np.allclose(ours.grad.numpy(), theirs.grad.numpy(), rtol=1e-4, atol=1e-6)
+    norm = ddp.clip_grad_norm(1e-3)
+    assert norm == pytest.approx(np.sqrt(sum((p.grad.numpy() ** 2).sum() for p in plain.parameters())), rel=1e-4)
+
+
+@pytest.mark.parametrize("overlap", [False, True, "auto"])
+@pytest.mark.parametrize("bucketing", [{}, {"bucket_size": 600}, {"use_bucketing": False}], ids=str)
+def test_pytorch_modules_train_as_on_one_rank(auto, overlap, bucketing):
+    torch = pytest.importorskip("torch")
+
+    def made(seed: int):
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Linear(FEATURES, 16), torch.nn.Tanh(), torch.nn.Linear(16, CLASSES))
+
+    def step(model, optimizer, images, labels, sync) -> None:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(torch.from_numpy(images)), torch.from_numpy(labels).long())
+        loss.backward()
+        sync()
+        optimizer.step()
+
+    ddp, alone = DistributedDataParallel(made(auto.rank), auto, overlap_grad_reduce=overlap, **bucketing), made(0)
+    ours, theirs = (torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) for model in (ddp, alone))
+    for number in range(STEPS):
+        step(ddp, ours, *batch_of(auto.rank, number), ddp.finish_grad_sync)
+        step(alone, theirs, *joined(range(auto.size), number), lambda: None)
+    require_close(*({name: each.numpy() for name, each in model.state_dict().items()} for model in (ddp, alone)))
+
+
+def test_pytorch_buffers_are_those_of_rank_0(auto):
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 3), torch.nn.BatchNorm1d(3))
+    ddp = DistributedDataParallel(model, auto)
+    for number in range(3):
+        images, _ = batch_of(auto.rank, number)
+        ddp(torch.from_numpy(images)).sum().backward()
+        ddp.finish_grad_sync()
+        ddp.zero_grad()
+    ddp.synchronizer.broadcast_buffers(model)
+    state = {name: buffer.numpy() for name, buffer in model.named_buffers()}
+    require_alike(auto, state)
+    assert state["1.num_batches_tracked"] == 3
+
+
+# --- veScale's documented example, with its imports changed and "cuda" left out ---
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("sharded", [True, False])
+def test_the_example_of_vescale(auto, overlap, sharded):
+    torch = pytest.importorskip("torch")
+    from clcomm.parallel import DeviceMesh
+    from clcomm.parallel import DistributedDataParallel as DDP
+
+    mlp = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    ranks = np.arange(auto.size).reshape(-1, 2 if auto.size % 2 == 0 else 1).tolist()
+    device_mesh = DeviceMesh(ranks, mesh_dim_names=("DP", "TP"), comm=auto)
+    if sharded:  # for the engine's models
+        mlp = network()
+    dp_tp_mlp = DDP(mlp, device_mesh["DP"], overlap_grad_reduce=overlap, use_distributed_optimizer=sharded)
+    torch.manual_seed(auto.rank)
+    x = torch.rand(3, FEATURES if sharded else 4)
+    dp_tp_mlp(Tensor(x.numpy(), cpu_device("cpu")) if sharded else x).sum().backward()
+    dp_tp_mlp.finish_grad_sync()
+    gradients = {name: np.array(p.grad.numpy()) for name, p in dp_tp_mlp.named_parameters()}
+    require_alike(device_mesh["DP"], gradients)
+
+
+# --- bad use ---
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bucket_size": 600}, {"use_bucketing": False}, {"overlap_grad_reduce": True}, {"check_finite": True},
+        {"use_distributed_optimizer": True}, {"broadcast_buffers": False}, {"compression": "fp16"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_settings_that_differ_are_refused_at_construction(several, options):
+    last = several.rank == several.size - 1
+    with pytest.raises(MismatchError, match=r"^DistributedDataParallel: expected the same on every rank") as caught:
+        DistributedDataParallel(network(), several, **(options if last else {}))
+    text = one_line(caught)
+    assert several.all_gather_object(text) == [text] * several.size
+
+
+@pytest.mark.mpi(min_size=2)
+def test_models_that_differ_are_refused_at_construction(several):
+    mesh = Mesh(several, dp=-1)
+    with pytest.raises(MismatchError, match=r"on dp rank") as caught:
+        DistributedDataParallel(Linear(3, 2 + (several.rank == 0), device=cpu_device("cpu")), mesh)
+    text = one_line(caught)
+    assert several.all_gather_object(text) == [text] * several.size
+
+
+def test_other_bad_use_is_refused(auto):
+    with pytest.raises(ArgumentError, match=r"^use_distributed_optimizer: expected False for other libraries' models"):
+        DistributedDataParallel(Model([("w", np.ones(3))]), auto, use_distributed_optimizer=True)
+    with pytest.raises(ArgumentError, match=r"^comm: expected a Communicator or a Mesh, got Synchronizer$"):
+        DistributedDataParallel(network(), Synchronizer(auto))
+    ddp = DistributedDataParallel(network(), auto)
+    with pytest.raises(ArgumentError, match=r"^DistributedDataParallel: expected to stay in its process"):
+        copy.deepcopy(ddp)
+    with pytest.raises(AttributeError):
+        ddp.nonsense  # noqa: B018
+    assert sum(1 for _ in itertools.chain(ddp.parameters())) == 6
