@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from clcomm.engine.ops.activation import relu, sigmoid, tanh
+from clcomm.engine.ops.batched_matmul import matmul
 from clcomm.engine.ops.blocks import concat, pad, split, stack, take
 from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool
 from clcomm.engine.ops.elementwise import add, div, mul, sub
@@ -12,7 +13,7 @@ from clcomm.engine.ops.embedding import embedding
 from clcomm.engine.ops.gated import gelu, leaky_relu, silu
 from clcomm.engine.ops.layer_norm import layer_norm
 from clcomm.engine.ops.loss import cross_entropy, mse_loss
-from clcomm.engine.ops.matmul import linear, matmul
+from clcomm.engine.ops.matmul import linear
 from clcomm.engine.ops.pool import avg_pool2d, max_pool2d
 from clcomm.engine.ops.reduce import argmax, mean, sum
 from clcomm.engine.ops.shape import flatten, reshape, transpose
