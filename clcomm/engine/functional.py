@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from clcomm.engine.ops.activation import relu, sigmoid, tanh
+from clcomm.engine.ops.attention import packed_attention, scaled_dot_product_attention
 from clcomm.engine.ops.batched_matmul import matmul
 from clcomm.engine.ops.blocks import concat, pad, split, stack, take
 from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool
@@ -41,9 +42,11 @@ __all__ = [
     "mean",
     "mse_loss",
     "mul",
+    "packed_attention",
     "pad",
     "relu",
     "reshape",
+    "scaled_dot_product_attention",
     "sigmoid",
     "silu",
     "softmax",

@@ -151,6 +151,8 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
     "conv2d_gpu.weight_gradient": [{"OUTPUTS": outputs} for outputs in choices("gpu")["conv_outputs"]],
     "elementwise.mul": [{"LOOP_LANES": lanes} for lanes in (8, 16)],
     "optim.sgd_momentum": [{"LOOP_LANES": lanes} for lanes in (8, 16)],
+    "attention.attend": [{"TILE_LANES": lanes} for lanes in (8, 16)],
+    "attention.attend_grad": [{"TILE_LANES": lanes} for lanes in (8, 16)],
     "fold.fold": [{"ROWS": rows, **by} for rows in range(2, MOST_ROWS + 1) for by in ({}, {"DIVIDES": 1})],
 }  # fmt: skip
 
