@@ -28,7 +28,10 @@ def make(device: Device, case: Case) -> Runner | None:
     """Return a runner of a case."""
     if case.kind == "peak":
         return peak.make_runner(device)
-    makers: dict[str, Any] = {"gemm": _product, "conv": _convolution, "block": _convolution, "step": _step}
+    makers: dict[str, Any] = {
+        "gemm": _product, "conv": _convolution, "block": _convolution, "step": _step, "attention": _attention,
+        "layer norm": _layer_norm,
+    }  # fmt: skip
     several = makers[case.kind](device, case)
 
     def run(repeats: int) -> None:
@@ -107,6 +110,30 @@ def _step(device: Device, case: Case) -> Any:
         optimizer.zero_grad()
 
     return _each(once)
+
+
+def _attention(device: Device, case: Case) -> Any:
+    batch, heads, tokens, length = (case.sizes[name] for name in ("batch", "heads", "tokens", "length"))
+    qkv = _random(device, batch, tokens, 3 * heads * length, needs=True)
+    gradient = _random(device, batch, tokens, heads * length)
+
+    def forward_and_backward() -> None:
+        F.packed_attention(qkv, heads, is_causal=case.variant == "causal").backward(gradient)
+        qkv.grad = None
+
+    return _each(forward_and_backward)
+
+
+def _layer_norm(device: Device, case: Case) -> Any:
+    rows, columns = case.sizes["rows"], case.sizes["columns"]
+    x, weight, bias = (_random(device, *shape, needs=True) for shape in ((rows, columns), (columns,), (columns,)))
+    gradient = _random(device, rows, columns)
+
+    def forward_and_backward() -> None:
+        F.layer_norm(x, columns, weight, bias).backward(gradient)
+        x.grad = weight.grad = bias.grad = None
+
+    return _each(forward_and_backward)
 
 
 def _each(once: Callable[[], object]) -> Runner:

@@ -16,7 +16,10 @@ from training.engines import torch_engine
 
 def make(case: Case, synchronize: Callable[[], None]) -> Runner | None:
     """Return a runner of a case."""
-    makers: dict[str, Any] = {"gemm": _product, "conv": _convolution, "block": _convolution, "step": _step}
+    makers: dict[str, Any] = {
+        "gemm": _product, "conv": _convolution, "block": _convolution, "step": _step, "attention": _attention,
+        "layer norm": _layer_norm,
+    }  # fmt: skip
     if case.kind not in makers:
         return None
     once = makers[case.kind](case)
@@ -73,6 +76,32 @@ def _step(case: Case) -> Any:
         optimizer.step()
 
     return once
+
+
+def _attention(case: Case) -> Any:
+    batch, heads, tokens, length = (case.sizes[name] for name in ("batch", "heads", "tokens", "length"))
+    qkv = torch.randn(batch, tokens, 3 * heads * length, requires_grad=True)
+    gradient = torch.randn(batch, tokens, heads * length)
+
+    def forward_and_backward() -> None:
+        parts = [part.view(batch, tokens, heads, length).transpose(1, 2) for part in qkv.chunk(3, -1)]
+        result = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=case.variant == "causal")
+        result.transpose(1, 2).reshape(gradient.shape).backward(gradient)
+        qkv.grad = None
+
+    return forward_and_backward
+
+
+def _layer_norm(case: Case) -> Any:
+    rows, columns = case.sizes["rows"], case.sizes["columns"]
+    x, weight, bias = (torch.randn(shape, requires_grad=True) for shape in ((rows, columns), (columns,), (columns,)))
+    gradient = torch.randn(rows, columns)
+
+    def forward_and_backward() -> None:
+        F.layer_norm(x, (columns,), weight, bias).backward(gradient)
+        x.grad = weight.grad = bias.grad = None
+
+    return forward_and_backward
 
 
 def main() -> None:

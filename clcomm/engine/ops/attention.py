@@ -53,8 +53,7 @@ class Problem(NamedTuple):
         steps = (0, 0, 0)
         if mask is not None:
             batches, heads, queries, keys = mask.shape
-            distances = ((batches, heads * queries * keys), (heads, queries * keys), (queries, keys))
-            steps = tuple([0 if count == 1 else step for count, step in distances])
+            steps = (heads * queries * keys * (batches > 1), queries * keys * (heads > 1), keys * (queries > 1))
         places = device.keep(("attention", self.places), lambda: np.array(self.places, np.int32).reshape(-1))
         return (
             unused if mask is None else mask, places, self.scale, sizes.batches * sizes.heads, sizes.heads,
@@ -208,8 +207,8 @@ def packed_attention(
         )
     tokens, length = qkv.shape[-2], width // heads
     sizes = Sizes(math.prod(qkv.shape[:-2]), heads, tokens, tokens, length, length)
-    rows = [Rows(part * width, tokens * 3 * width, length, 3 * width) for part in range(3)]
-    places = (*rows, Rows(0, tokens * width, length, width))
+    q, k, v = (Rows(part * width, tokens * 3 * width, length, 3 * width) for part in range(3))
+    places = (q, k, v, Rows(0, tokens * width, length, width))
     before = (*qkv.shape[:-2], heads)
     problem = _problem(name, qkv, before, sizes, places, attn_mask, is_causal, scale)
     return PackedAttention.apply(qkv, problem=problem)
