@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.engine.ops.attention import Attention, PackedAttention
 from clcomm.engine.ops.batched_matmul import BatchedMatMul
 from clcomm.engine.ops.conv2d import Conv2dOp, ConvReluPoolOp
 from clcomm.engine.ops.matmul import LinearOp, MatMul
@@ -23,8 +24,9 @@ def layers_of(model: Any, input_shape: tuple[int, ...]) -> Iterator[Layer]:
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     device = next(iter(model.parameters())).device
+    dtype = np.dtype(getattr(model, "input_dtype", np.float32))
     # requires_grad puts frozen layers on the tape too.
-    x = Tensor(np.zeros(input_shape, np.float32), device, requires_grad=True)
+    x = Tensor(np.zeros(input_shape, dtype), device, requires_grad=dtype.kind == "f")
     result = model(x)
     if not isinstance(result, Tensor) or result._node is None:
         raise ArgumentError("model: expected one whose result is a tensor that depends on its input")
@@ -72,6 +74,9 @@ def _flops(node: Any, shape: tuple[int, ...]) -> int:
         return 2 * a[0] * b[0] * b[1]  # b is K x N or N x K
     if node.op is BatchedMatMul:
         return 2 * math.prod(shape) * node.inputs[0].shape[-2 if node.turned[0] else -1]
+    if node.op in (Attention, PackedAttention):
+        sizes = node.problem.sizes
+        return 2 * sizes.batches * sizes.heads * sizes.queries * sizes.keys * (sizes.head + sizes.value)
     return 0
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from clcomm import optim
-from clcomm.engine import CrossEntropyLoss, Device, Replay, Tensor, codec, fold, gather, no_grad
+from clcomm.engine import CrossEntropyLoss, Device, Module, Replay, Tensor, codec, fold, gather, no_grad
 from clcomm.engine.gather import DeviceGather
 from clcomm.engine.rehearsal import Rehearsal
 from clcomm.errors import ArgumentError
@@ -112,25 +112,31 @@ def _native(model: str, in_shape: Shape, classes: int, seed: int, device: Any) -
     chosen = _opencl(device)
     kinds: dict[str, Any] = {"mlp": MLP, "convnet": ConvNet}
     module = kinds[model](in_shape, classes, device=chosen, seed=seed)
-    module.flat_space()  # places the gradients before the first step is recorded
-    loss_fn = CrossEntropyLoss()
+    return replace(
+        native_parts(module, CrossEntropyLoss(), chosen),
+        prepare_gather=DeviceGather.on(chosen),
+        rehearse=lambda *run: _rehearse(Rehearsal(chosen), kinds[model], in_shape, classes, *run),
+    )
 
-    def predict(images: np.ndarray) -> np.ndarray:
+
+def native_parts(module: Module, loss_fn: Callable[[Any, Any], Tensor], device: Device) -> Parts:
+    """Return the parts of a model of the native engine; its kernels are built when they are first used."""
+    module.flat_space()  # places the gradients before the first step is recorded
+
+    def predict(inputs: np.ndarray) -> np.ndarray:
         with no_grad():
-            return module(Tensor(images, chosen)).numpy()
+            return module(Tensor(inputs, device)).numpy()
 
     return Parts(
         model=module,
         loss_fn=loss_fn,
         forward_backward=Replay(_forward_backward(module, loss_fn)),
         make_optimizer=lambda name, lr, **settings: make_native_optimizer(module, name, lr, **settings),
-        prepare=InputTensors(chosen),
+        prepare=InputTensors(device),
         predict=predict,
-        device=f"native engine on {chosen.kind} {chosen.name}",
-        profile=chosen.profile,
-        opencl=chosen,
-        prepare_gather=DeviceGather.on(chosen),
-        rehearse=lambda *run: _rehearse(Rehearsal(chosen), kinds[model], in_shape, classes, *run),
+        device=f"native engine on {device.kind} {device.name}",
+        profile=device.profile,
+        opencl=device,
     )
 
 
