@@ -1,4 +1,4 @@
-"""`python -m benchmarks.attention`: attention and layer norm as GPT has them, forward and backward, beside PyTorch."""
+"""`python -m benchmarks.attention`: attention and layer norm as GPT has them, and its step, beside PyTorch."""
 
 from __future__ import annotations
 
@@ -47,6 +47,15 @@ def make_cases(batch: int) -> Iterator[Case]:
     for sizes in _OTHERS:
         yield _attention("causal", batch, *sizes)
     yield _layer_norm(batch * tokens, 1000)
+    yield _gpt(batch, *_GPT)
+
+
+def _gpt(batch: int, heads: int, tokens: int, length: int) -> Case:
+    sizes = {"vocabulary": 96, "context": tokens, "layers": 6, "width": heads * length, "heads": heads}
+    width = sizes["width"]
+    products = sizes["layers"] * 12 * width**2 + sizes["vocabulary"] * width
+    flops = 6.0 * batch * tokens * products + sizes["layers"] * _attention("causal", batch, heads, tokens, length).flops
+    return Case("gpt", f"step of GPT, batch {batch}", flops, {"batch": batch, **sizes}, passes="forward+backward")
 
 
 def _attention(variant: str, batch: int, heads: int, tokens: int, length: int) -> Case:

@@ -19,7 +19,8 @@ from clcomm import optim
 from clcomm.engine import CrossEntropyLoss, Device, Replay, Tensor, no_grad
 from clcomm.engine import functional as F
 from clcomm.engine.ops.matmul import multiply
-from models import MLP, ConvNet
+from models import GPT, MLP, ConvNet
+from models.gpt import next_token_loss
 
 _TOGETHER = (64, 8)  # products per replay, whose own Python takes some 3 us
 
@@ -30,7 +31,7 @@ def make(device: Device, case: Case) -> Runner | None:
         return peak.make_runner(device)
     makers: dict[str, Any] = {
         "gemm": _product, "conv": _convolution, "block": _convolution, "step": _step, "attention": _attention,
-        "layer norm": _layer_norm,
+        "layer norm": _layer_norm, "gpt": _gpt,
     }  # fmt: skip
     several = makers[case.kind](device, case)
 
@@ -134,6 +135,23 @@ def _layer_norm(device: Device, case: Case) -> Any:
         x.grad = weight.grad = bias.grad = None
 
     return _each(forward_and_backward)
+
+
+def _gpt(device: Device, case: Case) -> Any:
+    sizes = dict(case.sizes)
+    batch = sizes.pop("batch")
+    model = GPT(**sizes, device=device, seed=0)
+    optimizer = optim.AdamW(model, lr=1e-3)
+    shape, count = (batch, sizes["context"]), batch * sizes["context"]
+    tokens = Tensor((np.arange(count) * 7 % sizes["vocabulary"]).astype(np.int32).reshape(shape), device)
+    replay = Replay(lambda x, y: next_token_loss(model(x), y).backward())
+
+    def once() -> None:
+        replay(tokens, tokens)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return _each(once)
 
 
 def _each(once: Callable[[], object]) -> Runner:

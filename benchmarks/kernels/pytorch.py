@@ -11,14 +11,14 @@ from torch.nn import functional as F
 
 from benchmarks.kernels.cases import Case
 from benchmarks.kernels.worker import Runner, work
-from training.engines import torch_engine
+from training.engines import torch_engine, torch_gpt
 
 
 def make(case: Case, synchronize: Callable[[], None]) -> Runner | None:
     """Return a runner of a case."""
     makers: dict[str, Any] = {
         "gemm": _product, "conv": _convolution, "block": _convolution, "step": _step, "attention": _attention,
-        "layer norm": _layer_norm,
+        "layer norm": _layer_norm, "gpt": _gpt,
     }  # fmt: skip
     if case.kind not in makers:
         return None
@@ -102,6 +102,21 @@ def _layer_norm(case: Case) -> Any:
         x.grad = weight.grad = bias.grad = None
 
     return forward_and_backward
+
+
+def _gpt(case: Case) -> Any:
+    sizes = dict(case.sizes)
+    batch = sizes.pop("batch")
+    model = torch_gpt.TorchGPT(**sizes)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    tokens = (torch.arange(batch * sizes["context"]) * 7 % sizes["vocabulary"]).reshape(batch, sizes["context"])
+
+    def once() -> None:
+        optimizer.zero_grad()
+        torch_gpt.next_token_loss(model(tokens), tokens).backward()
+        optimizer.step()
+
+    return once
 
 
 def main() -> None:
