@@ -138,7 +138,7 @@ def _layer_norm(device: Device, case: Case) -> Any:
 
 
 def _gpt(device: Device, case: Case) -> Any:
-    sizes = dict(case.sizes)
+    sizes: dict[str, Any] = dict(case.sizes)
     batch = sizes.pop("batch")
     model = GPT(**sizes, device=device, seed=0)
     optimizer = optim.AdamW(model, lr=1e-3)

@@ -105,7 +105,7 @@ def _layer_norm(case: Case) -> Any:
 
 
 def _gpt(case: Case) -> Any:
-    sizes = dict(case.sizes)
+    sizes: dict[str, Any] = dict(case.sizes)
     batch = sizes.pop("batch")
     model = torch_gpt.TorchGPT(**sizes)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

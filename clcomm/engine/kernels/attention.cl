@@ -6,11 +6,9 @@
    2022, and for the order of the loops Dao, "FlashAttention-2", 2023.
 
    HEAD is the length of a query and of a key, VALUE that of a value. `places` says where a tensor's rows lie: for each
-   of q, k, v and out the first element, and the distances of batches, heads and rows. Gradients lie as what they are of.
+   of q, k, v and out the first element, and the distances of batches, heads and rows. Gradients lie as their tensors do.
    A mask is added to the scores; its rows lie at mask + batch * mask_batch + head * mask_head + query * mask_row.
    Causal: query i sees the keys up to i. A query that sees no key gets zeros, and so do its gradients. */
-
-#define LOG2E 1.44269504088896340736f
 
 enum { Q, K, V, OUT };
 
@@ -21,24 +19,6 @@ INLINE int place_of(__global const int *places, int tensor, int batch, int head)
 
 INLINE int row_step(__global const int *places, int tensor) { return places[4 * tensor + 3]; }
 
-/* 2^x for x up to 126, 0 below -125: a polynomial for the part of x that is not a whole number, 4e-8 off, and the
-   exponent's bits for the rest. */
-#define DEFINE_POWER_OF_2(NAME, REAL, WHOLE, AS_WHOLE, AS_REAL)                                  \
-    INLINE REAL NAME(REAL x)                                                                     \
-    {                                                                                            \
-        const REAL shifted = x + 12582912.0f; /* its lowest bits are the nearest whole number */ \
-        const REAL rest = x - (shifted - 12582912.0f);                                           \
-        REAL sum = 0.00015461447755119374f;                                                      \
-        sum = sum * rest + 0.0013390866806730628f;                                               \
-        sum = sum * rest + 0.009618056938052177f;                                                \
-        sum = sum * rest + 0.055503569543361664f;                                                \
-        sum = sum * rest + 0.24022650718688965f;                                                 \
-        sum = sum * rest + 0.6931471824645996f;                                                  \
-        sum = sum * rest + 1.0f;                                                                 \
-        const REAL power = AS_REAL((AS_WHOLE(shifted) << 23) + (WHOLE)0x3f800000);               \
-        return x < -125.0f ? (REAL)0.0f : sum * power;                                           \
-    }
-
 /* What to add to the scores, from whether a query sees a key. */
 __kernel void mask_of_flags(__global float *restrict mask, __global const int *restrict flags, int count)
 {
@@ -48,8 +28,8 @@ __kernel void mask_of_flags(__global float *restrict mask, __global const int *r
 #ifdef ON_CPU
 
 /* Lanes run along the queries, so that no sum crosses them, and no number of lanes changes a bit. A block of QUERIES
-   rows is turned once; keys and values are read where they lie, number by number. Sums of a product are in registers in
-   tiles of rows by SIDES vectors, as in gemm.cl. For the gradients of keys and values lanes run along HEAD and VALUE. */
+   rows is turned once; keys and values are read where they lie, number by number. Sums of a product are in registers,
+   in tiles of rows by SIDES vectors, as in gemm.cl. For the gradients of keys and values lanes run along their rows. */
 
 #define QUERIES 32
 #define KEYS 48
@@ -108,10 +88,11 @@ INLINE void turn_back(
 INLINE void copy_rows(vector *to, __global const float *from, int step, int columns, int count, float factor)
 {
     for (int query = 0; query < count; ++query)
-        UNROLL for (int i = 0; i < PADDED(columns); ++i) {
+        for (int i = 0; i < PADDED(columns); ++i) {
             const int left = columns - i * TILE_LANES;
             const vector zero = 0.0f;
-            to[query * PADDED(columns) + i] = left > 0 ? factor * load_vector(from + query * step + i * TILE_LANES, left) : zero;
+            const vector value = left > 0 ? load_vector(from + query * step + i * TILE_LANES, left) : zero;
+            to[query * PADDED(columns) + i] = factor * value;
         }
 }
 
@@ -170,9 +151,10 @@ INLINE void row_tile(
     vector sum[HIGH][SIDES];
     int row[HIGH];
     UNROLL for (int r = 0; r < HIGH; ++r) if (r < rows) {
-        row[r] = smaller(r, valid - 1) * QUERIES;
+        const int own = smaller(r, valid - 1);
+        row[r] = own * QUERIES;
         UNROLL for (int side = 0; side < SIDES; ++side)
-            sum[r][side] = load_vector(to + smaller(r, valid - 1) * step + side * TILE_LANES, columns - side * TILE_LANES);
+            sum[r][side] = load_vector(to + own * step + side * TILE_LANES, columns - side * TILE_LANES);
     }
     for (int i = 0; i < depth; ++i) {
         vector factor[SIDES];
@@ -192,7 +174,7 @@ INLINE void add_rows(
     const vector *weights, const vector *right, __global float *to, int step, const int columns, int keys, int count)
 {
     const float *a = (const float *)weights;
-    UNROLL for (int i = 0; i < PADDED(columns); i += SIDES) {
+    for (int i = 0; i < PADDED(columns); i += SIDES) { /* not unrolled, as it takes long to build */
         int key = 0;
         for (const int end = high_end(keys); key + HIGH <= end; key += HIGH)
             row_tile(
@@ -213,8 +195,8 @@ INLINE vector seen(vector score, vector added, int has_mask, int crosses, int ke
     return crosses && key > 0 ? (key > query ? hidden : score) : score;
 }
 
-/* Softmax goes on with `keys` scores of each query: they become weights relative to the new maximum, and what was summed
-   relative to the old one is scaled. `ahead` is the first key's number less the first query's. */
+/* Softmax goes on with `keys` scores of each query: they become weights relative to the new maximum, and what was
+   summed relative to the old one is scaled. `ahead` is the first key's number less the first query's. */
 INLINE void weigh(
     vector *scores, const vector *mask, int has_mask, vector *top, vector *total, vector *sums, int keys, int ahead,
     int causal)
@@ -257,7 +239,8 @@ __kernel void attend(
     FOR_EACH(unit, groups * blocks) {
         const int group = unit / blocks, batch = group / heads, head = group % heads;
         const int first = unit % blocks * QUERIES, count = smaller(QUERIES, queries - first);
-        __global const float *own_k = k + place_of(places, K, batch, head), *own_v = v + place_of(places, V, batch, head);
+        __global const float *own_k = k + place_of(places, K, batch, head);
+        __global const float *own_v = v + place_of(places, V, batch, head);
         __global const float *own_mask = mask + batch * mask_batch + head * mask_head + first * mask_row;
         turn(
             query, q + place_of(places, Q, batch, head) + first * row_step(places, Q), row_step(places, Q), HEAD, count,
@@ -275,7 +258,8 @@ __kernel void attend(
                 if (here <= 0) continue;
                 multiply(own_k + key * k_row, k_row, 1, query + strip, scores + strip, HEAD, here, 0);
                 weigh(
-                    scores + strip, added + strip, has_mask, top + strip, total + strip, sums + strip, here, ahead, causal);
+                    scores + strip, added + strip, has_mask, top + strip, total + strip, sums + strip, here, ahead,
+                    causal);
                 multiply(own_v + key * v_row, 1, v_row, scores + strip, sums + strip, here, VALUE, 1);
             }
         }
@@ -286,8 +270,8 @@ __kernel void attend(
         }
         for (int i = 0; i < PITCH; ++i) total[i] = total[i] == zero ? zero : 1.0f / total[i];
         turn_back(
-            out + place_of(places, OUT, batch, head) + first * row_step(places, OUT), row_step(places, OUT), sums, total,
-            VALUE, count);
+            out + place_of(places, OUT, batch, head) + first * row_step(places, OUT), row_step(places, OUT), sums,
+            total, VALUE, count);
     }
 }
 
@@ -325,8 +309,8 @@ __kernel void attend_grad(
     int keys, int causal, int has_mask, int mask_batch, int mask_head, int mask_row)
 {
     vector query[HEAD * PITCH], up[VALUE * PITCH], query_rows[QUERIES * PADDED(HEAD)], up_rows[QUERIES * PADDED(VALUE)];
-    vector scores[(KEYS + HIGH) * PITCH], grads[(KEYS + HIGH) * PITCH], added[KEYS * PITCH], sums[(HEAD + HIGH) * PITCH];
-    vector log_sums[PITCH], products[PITCH], factors[PITCH];
+    vector scores[(KEYS + HIGH) * PITCH], grads[(KEYS + HIGH) * PITCH], added[KEYS * PITCH];
+    vector sums[(HEAD + HIGH) * PITCH], log_sums[PITCH], products[PITCH], factors[PITCH];
     const int q_row = row_step(places, Q), k_row = row_step(places, K), v_row = row_step(places, V);
     const int out_row = row_step(places, OUT);
     FOR_EACH(group, groups) {
@@ -345,7 +329,8 @@ __kernel void attend_grad(
             for (int query_ = 0; query_ < count; ++query_) {
                 __global const float *a = own_up + query_ * out_row, *b = out + out_place + (first + query_) * out_row;
                 lanes sum = 0.0f;
-                FOR_COLUMN_LANES(i, VALUE) sum += load_lanes(a + i, VALUE - i, 0.0f) * load_lanes(b + i, VALUE - i, 0.0f);
+                FOR_COLUMN_LANES(i, VALUE)
+                    sum += load_lanes(a + i, VALUE - i, 0.0f) * load_lanes(b + i, VALUE - i, 0.0f);
                 ((float *)products)[query_] = lanes_sum(sum);
             }
             fill(log_sums, PITCH, INFINITY);

@@ -1,4 +1,4 @@
-/* Losses of pairs of elements and their gradients, from g, which is one number (g_step 0) or one per element (g_step 1). */
+/* Losses of pairs of elements, and their gradients from g: one number (g_step 0) or one for each element (g_step 1). */
 
 /* out[block] = scale * sum of (x - y)^2 over one block of elements */
 __kernel void squared_error(__global float *restrict out, __global const float *x, __global const float *y, int count,
