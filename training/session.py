@@ -68,7 +68,7 @@ class Session:
         self.parts = self._build_parts()
         self.epochs = options.epochs or self.splits.default_epochs
         loader = make_loader(options, comm, train)
-        build_kernels(options, comm, train, self.parts, loader)
+        build_kernels(options, comm, train, self.parts, loader, self.EVALUATION_BATCH)
         self._core_waits = CoreWaits()
         self.trainer = self._make_trainer(loader)
         self._checkpoints = Checkpoints(options, comm, self.splits.name)

@@ -11,7 +11,8 @@ from clcomm import Communicator
 from clcomm.errors import DataError
 from training.data.loader import Loader
 from training.data.text import TextDataset, Vocabulary, open_text
-from training.text_session import drawn_token
+from training.text_options import TextOptions
+from training.text_session import TextSession, drawn_token
 
 
 @given(st.text(min_size=1))
@@ -75,6 +76,24 @@ def test_the_default_text_is_pythons_own_and_ascii(comm):
     assert 60 < splits.train.classes <= 127 and len(splits.train) > 4000 and len(splits.test) == (1 << 17) // 256 - 1
     tokens, _ = next(iter(Loader(splits.test, _InOrder(len(splits.test)), 4, prefetch=0)))
     assert len(splits.train.vocabulary.decode(tokens[0])) == 256
+
+
+def test_a_rehearsed_step_needs_no_kernel_more(comm, tmp_path):
+    if comm.size > 1:
+        pytest.skip("sums over ranks are tested in test_build_together")
+    (tmp_path / "text").write_text("0123456789" * 40)
+    options = TextOptions(
+        text=str(tmp_path / "text"), layers=1, width=8, heads=2, context=8, batch_size=2, max_steps=3, quiet=True,
+        device="cpu",
+    )  # fmt: skip
+    session = TextSession(options, comm)
+    rehearsal = session.parts.rehearse((2, session.EVALUATION_BATCH), "adamw", 1e-3, {})
+    rehearsal.build(rehearsal.programs)
+    rehearsal.close()
+    built = set(session.parts.opencl._kernels)
+    result = session.run()
+    assert result.steps == 3 and np.isfinite(result.evaluation.loss)
+    assert set(session.parts.opencl._kernels) == built
 
 
 class _InOrder:
