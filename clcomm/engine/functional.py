@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from clcomm.engine.ops.activation import relu, sigmoid, tanh
-from clcomm.engine.ops.attention import packed_attention, scaled_dot_product_attention
+from clcomm.engine.ops.attention import multi_head_attention, packed_attention, scaled_dot_product_attention
 from clcomm.engine.ops.batched_matmul import matmul
 from clcomm.engine.ops.blocks import concat, pad, split, stack, take
 from clcomm.engine.ops.class_losses import cross_entropy, nll_loss
@@ -45,6 +45,7 @@ __all__ = [
     "mean",
     "mse_loss",
     "mul",
+    "multi_head_attention",
     "nll_loss",
     "packed_attention",
     "pad",

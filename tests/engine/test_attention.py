@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clcomm.engine import Tensor
+from clcomm.engine import Generator, MultiheadAttention, Tensor
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.tuning import Tuning
@@ -192,3 +192,56 @@ def test_wrong_arguments_of_packed_attention(device, shape, heads, message):
     with pytest.raises(ArgumentError) as caught:
         F.packed_attention(Tensor(np.ones(shape), device), heads)
     assert str(caught.value) == "packed_attention: " + message
+
+
+@pytest.mark.parametrize("seen", SEEN)
+@pytest.mark.parametrize("itself", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_layer_as_pytorchs(device, seen, itself, bias):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(7)
+    theirs = torch.nn.MultiheadAttention(24, 3, bias=bias, batch_first=True)
+    ours = MultiheadAttention(24, 3, bias, device=device, rng=Generator(7))
+    named = dict(theirs.named_parameters())
+    assert {name: values.tobytes() for name, values in ours.state_dict().items()} == {
+        name: values.detach().numpy().tobytes() for name, values in named.items()
+    }
+    queries, keys = 11, 11 if itself else 17
+    hosts = [drawn(1, 2, queries, 24)] + ([] if itself else [drawn(2, 2, keys, 24), drawn(3, 2, keys, 24)])
+    mask = mask_of(Case((2, 3), queries, keys, 8, 8, seen, False, 5), np.random.default_rng(5))
+    mask = np.tri(queries, keys, dtype=bool) if seen == "causal" else mask
+    if seen == "flags":
+        mask[..., 0] = True  # PyTorch gives NaN for a query that sees no key
+    if seen == "added to keys":
+        mask[..., 0] = 0
+    whole = None if mask is None else np.broadcast_to(mask, (2, 3, queries, keys))
+    turned = None if mask is None else (~whole if mask.dtype == bool else whole)
+    xs, ts = (
+        [Tensor(h, device, requires_grad=True) for h in hosts],
+        [torch.tensor(h, requires_grad=True) for h in hosts],
+    )
+    given_mask = {"attn_mask": None if turned is None else turned.copy()}
+    result = ours(*xs, is_causal=True) if seen == "causal" else ours(*xs, **given_mask)
+    expected, _ = theirs(
+        *(ts * 3 if itself else ts), need_weights=False,
+        attn_mask=None if turned is None else torch.tensor(turned.reshape(6, queries, keys)),
+    )  # fmt: skip
+    np.testing.assert_allclose(result.numpy(), expected.detach().numpy(), rtol=1e-4, atol=1e-5)
+    upstream = drawn(4, 2, queries, 24)
+    result.backward(Tensor(upstream, device))
+    expected.backward(torch.tensor(upstream))
+    pairs = [*zip(xs, ts, strict=True), *((p, named[name]) for name, p in ours.named_parameters())]
+    for our, their in pairs:
+        np.testing.assert_allclose(our.grad.numpy(), their.grad.numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_wrong_arguments_of_the_layer(device):
+    with pytest.raises(ArgumentError, match="num_heads: expected a number that divides embed_dim 10, got 3"):
+        MultiheadAttention(10, 3, device=device)
+    x = Tensor(np.ones((1, 2, 4)), device)
+    with pytest.raises(
+        ArgumentError, match="multi_head_attention: expected heads that divide the widths 4 and 4, got 3"
+    ):
+        F.multi_head_attention(x, x, x, 3)
+    with pytest.raises(ArgumentError, match="attn_mask: expected an array of booleans or float32"):
+        MultiheadAttention(4, 2, device=device)(x, attn_mask=Tensor(np.ones((2, 2), int), device))

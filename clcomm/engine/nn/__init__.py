@@ -1,5 +1,6 @@
 """Layers, losses and the base class of models."""
 
+from clcomm.engine.nn.attention import MultiheadAttention
 from clcomm.engine.nn.init import Generator, manual_seed
 from clcomm.engine.nn.layers import (
     GELU,
@@ -38,6 +39,7 @@ __all__ = [
     "MSELoss",
     "MaxPool2d",
     "Module",
+    "MultiheadAttention",
     "NLLLoss",
     "ReLU",
     "Sequential",

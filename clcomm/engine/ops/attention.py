@@ -157,18 +157,7 @@ def scaled_dot_product_attention(
     Raises ArgumentError for shapes that do not fit, a mask that needs a gradient, and a mask beside `is_causal`.
     """
     name = "scaled_dot_product_attention"
-    for argument, x in (("query", query), ("key", key), ("value", value)):
-        if float_tensor(f"{name}: {argument}", x).ndim < 2:
-            raise ArgumentError(f"{name}: {argument}: expected at least 2 dimensions, got shape {x.shape}")
-    same_device(name, query, key, value)
-    before = query.shape[:-2]
-    if key.shape[:-2] != before or value.shape[:-2] != before or key.shape[-1] != query.shape[-1]:
-        raise ArgumentError(
-            f"{name}: expected key [..., keys, {query.shape[-1]}] and value [..., keys, any], with the dimensions "
-            f"{before} first as in query {query.shape}, got {key.shape} and {value.shape}"
-        )
-    if value.shape[-2] != key.shape[-2]:
-        raise ArgumentError(f"{name}: expected as many values as keys, {key.shape[-2]}, got {value.shape[-2]}")
+    before = _check_shapes(name, query, key, value)
     sizes = Sizes(
         math.prod(before[:-1]), before[-1] if before else 1, query.shape[-2], key.shape[-2], key.shape[-1],
         value.shape[-1],
@@ -212,6 +201,61 @@ def packed_attention(
     before = (*qkv.shape[:-2], heads)
     problem = _problem(name, qkv, before, sizes, places, attn_mask, is_causal, scale)
     return PackedAttention.apply(qkv, problem=problem)
+
+
+def multi_head_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    attn_mask: Tensor | np.ndarray | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Return the attention of `heads` heads that lie beside each other in each row: [..., queries, value width].
+
+    Args:
+        query: [..., queries, width].
+        key: [..., keys, width].
+        value: [..., keys, value width].
+        heads: their number, which divides both widths.
+        attn_mask: as in `scaled_dot_product_attention`; its shape broadcasts to [..., heads, queries, keys].
+        is_causal: as there.
+        scale: as there, of width / heads.
+
+    Raises ArgumentError for shapes that do not fit, and for masks as there.
+    """
+    name = "multi_head_attention"
+    before = _check_shapes(name, query, key, value)
+    widths = query.shape[-1], value.shape[-1]
+    if not isinstance(heads, int) or heads < 1 or widths[0] % heads or widths[1] % heads:
+        raise ArgumentError(f"{name}: expected heads that divide the widths {widths[0]} and {widths[1]}, got {heads!r}")
+    queries, keys, length, value_length = query.shape[-2], key.shape[-2], widths[0] // heads, widths[1] // heads
+    sizes = Sizes(math.prod(before), heads, queries, keys, length, value_length)
+
+    def rows(count: int, length: int) -> Rows:
+        return Rows(0, count * heads * length, length, heads * length)
+
+    places = rows(queries, length), rows(keys, length), rows(keys, value_length), rows(queries, value_length)
+    problem = _problem(name, query, (*before, heads), sizes, places, attn_mask, is_causal, scale)
+    return Attention.apply(query, key, value, problem=problem)
+
+
+def _check_shapes(name: str, query: Tensor, key: Tensor, value: Tensor) -> Shape:
+    """Return the dimensions before the last two; raises ArgumentError unless the shapes fit."""
+    for argument, x in (("query", query), ("key", key), ("value", value)):
+        if float_tensor(f"{name}: {argument}", x).ndim < 2:
+            raise ArgumentError(f"{name}: {argument}: expected at least 2 dimensions, got shape {x.shape}")
+    same_device(name, query, key, value)
+    before = query.shape[:-2]
+    if key.shape[:-2] != before or value.shape[:-2] != before or key.shape[-1] != query.shape[-1]:
+        raise ArgumentError(
+            f"{name}: expected key [..., keys, {query.shape[-1]}] and value [..., keys, any], with the dimensions "
+            f"{before} first as in query {query.shape}, got {key.shape} and {value.shape}"
+        )
+    if value.shape[-2] != key.shape[-2]:
+        raise ArgumentError(f"{name}: expected as many values as keys, {key.shape[-2]}, got {value.shape[-2]}")
+    return before
 
 
 def _apart(sizes: Sizes) -> tuple[Rows, Rows, Rows, Rows]:
