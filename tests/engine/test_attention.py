@@ -68,6 +68,10 @@ def test_agrees_with_pytorch(device, seen, sizes):
         np.testing.assert_allclose(our.grad.numpy(), their.grad.numpy(), rtol=1e-3, atol=2e-5)
 
 
+def test_the_longest_keys(device):
+    check(device, Case((1, 2), 40, 50, 512, 512, "causal", False, 1))
+
+
 @pytest.mark.parametrize("before", [(), (3,), (2, 1, 3)])
 @pytest.mark.parametrize("mask", [(9,), (7, 9), (7, 1), (1, 1)])
 def test_any_dimensions_before_the_last_two(device, before, mask):
@@ -154,6 +158,10 @@ def test_only_the_gradients_that_are_needed(device):
         (lambda t: F.scaled_dot_product_attention(t(3, 2), t(3, 4), t(3, 2)), "expected key [..., keys, 2] and value"),
         (lambda t: F.scaled_dot_product_attention(t(1, 3, 2), t(3, 2), t(3, 2)), "expected key [..., keys, 2]"),
         (lambda t: F.scaled_dot_product_attention(t(3, 2), t(4, 2), t(3, 2)), "expected as many values as keys, 4,"),
+        (
+            lambda t: F.scaled_dot_product_attention(t(3, 2), t(4, 2), t(4, 513)),
+            "expected keys and values of at most 512 numbers, got 513",
+        ),
         (
             lambda t: F.scaled_dot_product_attention(t(3, 2), t(4, 2), t(4, 2), t(3, 5)),
             "attn_mask: expected a shape that broadcasts to (1, 3, 4), got (3, 5)",

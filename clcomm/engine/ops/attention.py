@@ -16,6 +16,7 @@ from clcomm.errors import ArgumentError
 
 _QUERIES = 32  # of a CPU's block, as in attention.cl
 _LEAST_RUN = 4  # such blocks for each CPU work-item
+_MOST_LENGTH = 512  # of a key or a value: rows of them fit into any GPU's local memory, and into a CPU's stack
 
 
 class Rows(NamedTuple):
@@ -154,7 +155,8 @@ def scaled_dot_product_attention(
         is_causal: whether query i sees only the keys up to i; not with a mask.
         scale: of the scores; None: 1 / sqrt(length).
 
-    Raises ArgumentError for shapes that do not fit, a mask that needs a gradient, and a mask beside `is_causal`.
+    Raises ArgumentError for shapes that do not fit, lengths above 512, a mask that needs a gradient, and a mask beside
+    `is_causal`.
     """
     name = "scaled_dot_product_attention"
     before = _check_shapes(name, query, key, value)
@@ -279,6 +281,10 @@ def _problem(
     scale: float | None,
 ) -> Problem:
     """Return the attention of queries whose first dimensions, heads included, are `before`."""
+    if max(sizes.head, sizes.value) > _MOST_LENGTH:
+        raise ArgumentError(
+            f"{name}: expected keys and values of at most {_MOST_LENGTH} numbers, got {max(sizes.head, sizes.value)}"
+        )
     if mask is not None and is_causal:
         raise ArgumentError(f"{name}: expected no attn_mask with is_causal; use one of the two")
     factor = 1.0 / math.sqrt(sizes.head) if scale is None else float(scale)
