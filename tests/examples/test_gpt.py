@@ -80,3 +80,16 @@ def test_four_ranks_train_as_one_with_all_of_their_windows(tmp_path: Path, text:
 def test_one_line_says_what_does_not_fit(text: str, ranks: int, arguments: tuple[str, str], message: str) -> None:
     ended = launch("examples.gpt", "--text", text, *arguments, ranks=ranks)
     assert ended.returncode in (1, 2) and message in ended.stderr and ended.stderr.count("\n") == 1
+
+
+def test_gradients_in_any_buckets_give_the_same_bits(tmp_path: Path, text: str) -> None:
+    """The embedding, which is also the head, gets its gradient from the first and the last layer."""
+    job = [*TINY, "--text", text, "--batch-size", "2", "--no-eval", "--quiet", "--max-steps", "8", "--sample", "0"]
+    small = ["--bucket-size", "8KiB", "--overlap"]
+    ways = [*small, "on"], [*small, "off"], ["--no-bucketing"]
+    found = []
+    for number, way in enumerate(ways):
+        file = tmp_path / f"{number}.npz"
+        run("examples.gpt", *job, *way, "--checkpoint", str(file), ranks=3)
+        found.append({name: values.tobytes() for name, values in parameters(file).items()})
+    assert found[0] == found[1] == found[2]
