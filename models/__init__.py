@@ -1,6 +1,7 @@
 """The models that the examples train, built only on clcomm.engine."""
 
 from models.convnet import ConvNet
+from models.gpt import GPT
 from models.mlp import MLP
 
-__all__ = ["MLP", "ConvNet"]
+__all__ = ["GPT", "MLP", "ConvNet"]

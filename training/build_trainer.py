@@ -57,18 +57,20 @@ def make_loader(options: TrainingOptions, comm: Communicator, train: ArrayDatase
 
 
 def build_kernels(
-    options: TrainingOptions, comm: Communicator, train: ArrayDataset, parts: Parts, loader: Loader
-) -> None:
+    options: TrainingOptions, comm: Communicator, train: ArrayDataset, parts: Parts, loader: Loader,
+    evaluation_batch: int = EVALUATION_BATCH,
+) -> None:  # fmt: skip
     """Build the run's kernels once for all ranks of a host, where the engine has kernels to build; collective."""
     if parts.opencl is None or parts.rehearse is None:
         return
     batch_size = min(options.batch_size, loader.sampler.longest_shard)
-    rehearse, run = parts.rehearse, ((batch_size, EVALUATION_BATCH), options.optimizer, options.learning_rate)
+    rehearse, run = parts.rehearse, ((batch_size, evaluation_batch), options.optimizer, options.learning_rate)
     rows = comm.local_size
     # On several hosts a host's ranks make a sum, and the mean is computed from the hosts' sums.
     sums = rows, rows if rows == comm.size else 1
     settings = _optimizer_settings(options)
-    identity = repr((options.model, train.image_shape, train.classes, run, settings, sums, options.compression))
+    model = (options.model, *(getattr(options, name) for name in options.ALSO_SHARED))
+    identity = repr((model, train.image_shape, train.classes, run, settings, sums, options.compression))
     build_together(comm, parts.opencl, lambda: rehearse(*run, settings, *sums, options.compression), identity)
 
 

@@ -26,7 +26,9 @@ class Checkpoints:
     def __init__(self, options: TrainingOptions, comm: Communicator, dataset: str):
         self._options, self._comm = options, comm
         settings = options.settings()
-        self._job: dict[str, Any] = {name: settings[name] for name in SHARED_SETTINGS} | {"data": dataset}
+        self._job: dict[str, Any] = {name: settings[name] for name in (*SHARED_SETTINGS, *options.ALSO_SHARED)} | {
+            "data": dataset
+        }
         self._saved_at = 0  # not known after ranks were lost, so that the next call saves
         self._series: CheckpointSeries | None = None
         if options.checkpoint:

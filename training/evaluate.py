@@ -27,12 +27,14 @@ def evaluate(comm: Communicator, predict: Callable[[np.ndarray], np.ndarray], lo
     """Return the same Evaluation on every rank; collective.
 
     Args:
-        predict: returns the logits (B, classes) of images (B, C, H, W).
+        predict: returns the logits (B, classes) of images (B, C, H, W), or (B, T, classes) of sequences with T labels,
+            each of which then counts as a sample.
         loader: this rank's part of the dataset.
     """
     totals = np.zeros(3, np.float64)  # samples, correct, loss
-    for images, labels in loader:
-        logits = predict(images)
+    for images, several in loader:
+        labels = several.reshape(-1)
+        logits = predict(images).reshape(len(labels), -1)
         totals += len(labels), int((logits.argmax(1) == labels).sum()), _cross_entropy(logits, labels)
     comm.rendezvous()
     samples, correct, loss = comm.all_reduce(totals, label="metrics")

@@ -37,7 +37,7 @@ class Options:
 class Option:
     """What an option has beside its default.
 
-    group: the heading under which the help lists it.
+    group: the heading under which the help lists it; "": it is no option of the command line.
     help: its description.
     accept: takes a value, or text of the command line, and returns the option's value; raises ArgumentTypeError for one
         that is not allowed.
@@ -73,11 +73,18 @@ def option_group(title: str) -> Callable[..., Any]:
     return option
 
 
+def fixed(value: Any) -> Any:
+    """Declare a field that is the same in every run, in place of an option that a program does not have."""
+    return field(default=value, metadata={"option": Option("", "", lambda given: given, {})})
+
+
 def add_arguments(parser: ArgumentParser, kind: type[Options]) -> None:
     """Add an argument for each option of `kind`, group by group."""
     groups: dict[str, Any] = {}
     for each in fields(kind):
         option = _option(each)
+        if not option.group:
+            continue
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
         described = [option.help] if option.help else []

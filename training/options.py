@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from argparse import ArgumentTypeError
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from clcomm.compression import parse_compression
 from clcomm.errors import ArgumentError
@@ -164,7 +164,15 @@ class JobOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(JobOptions):
-    """The options of one training run, such as `TrainingOptions(model="mlp", epochs=1)`."""
+    """The options of one training run, such as `TrainingOptions(model="mlp", epochs=1)`.
+
+    Attributes:
+        SAMPLES: what a sample is, in the plural.
+        ALSO_SHARED: settings, besides those of every run, that a resumed run shares with the one it goes on from.
+    """
+
+    SAMPLES: ClassVar[str] = "images"
+    ALSO_SHARED: ClassVar[tuple[str, ...]] = ()
 
     checkpoint: str | None = _checkpoint(None, "save there after each epoch and at the end", metavar="FILE")
     checkpoint_every: int | None = _checkpoint(None, "also save every N steps", whole_number(1), metavar="N")

@@ -77,15 +77,16 @@ class Window:
 class ProgressDisplay(Callback):
     """A callback that shows step, loss, accuracy, speed, communication share and time left, until `close`.
 
-    The loss is rank 0's, smoothed; the accuracy is the last evaluation's; images/s are those of all ranks.
+    The loss is rank 0's, smoothed; the accuracy is the last evaluation's; the speed is that of all ranks.
 
     Args:
         console: rank 0's.
-        world_size: the number of ranks, for images/s of all of them.
+        world_size: the number of ranks, for the speed of all of them.
         total_steps: the steps of the whole job.
         done_steps: those done before this run, if it resumes.
         clock: an observer of rank 0's Communicator, for the communication share; None leaves that out.
         epochs: the epochs of the whole job; if they are many, only some have a line.
+        samples: what a sample is, in the plural.
     """
 
     def __init__(
@@ -96,8 +97,9 @@ class ProgressDisplay(Callback):
         done_steps: int = 0,
         clock: CommunicationClock | None = None,
         epochs: int = 1,
+        samples: str = "images",
     ):
-        self._console, self._world_size = console, world_size
+        self._console, self._world_size, self._samples = console, world_size, samples
         self._lap = None if clock is None else Lap(clock)
         self._total, self._done, self._epochs = total_steps, done_steps, epochs
         self._loss: float | None = None
@@ -171,7 +173,7 @@ class ProgressDisplay(Callback):
         found = [Figure(0, f"loss {self._loss:.4f}")]
         if self._accuracy is not None:
             found.append(Figure(4, f"accuracy {self._accuracy:.2%}"))
-        found.append(Figure(2, f"{totals.samples / seconds:,.0f} images/s"))
+        found.append(Figure(2, f"{totals.samples / seconds:,.0f} {self._samples}/s"))
         if self._lap is not None:
             name = "communication" if self._line is None else "comm"  # short, for narrow terminals
             found.append(Figure(1, f"{name} {totals.communication_s / seconds:.0%}"))

@@ -114,6 +114,6 @@ def _open(
     if not options.quiet:
         from training.progress_display import ProgressDisplay
 
-        display = ProgressDisplay(console, comm.size, total_steps, done_steps, clock, epochs)
+        display = ProgressDisplay(console, comm.size, total_steps, done_steps, clock, epochs, options.SAMPLES)
         callbacks.append(stack.enter_context(closing(display)))
     return callbacks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from clcomm import elastic
 from clcomm.communicator import Communicator
@@ -23,6 +23,7 @@ from training.console import make_console
 from training.data.datasets import Splits
 from training.data.loader import Loader
 from training.data.open_data import open_data
+from training.engines.parts import Parts
 from training.evaluate import EVALUATION_BATCH, Evaluation, evaluate
 from training.history import StepHistory
 from training.options import JobOptions, TrainingOptions
@@ -41,11 +42,16 @@ if TYPE_CHECKING:
 class Session:
     """One training run; creating one is collective.
 
+    Attributes:
+        EVALUATION_BATCH: samples that a rank evaluates at a time.
+
     Args:
         comm: the ranks; None: the session joins those of the job.
         splits: the data; None: the session opens what --data names.
         console: where rank 0 prints; None: a new one.
     """
+
+    EVALUATION_BATCH: ClassVar[int] = EVALUATION_BATCH
 
     def __init__(
         self,
@@ -59,16 +65,19 @@ class Session:
         self.console = console or make_console(comm)
         self.splits = splits or open_splits(options, comm, self.console)
         train = self.splits.train
-        self.parts = build_model(options, comm, train)
+        self.parts = self._build_parts()
         self.epochs = options.epochs or self.splits.default_epochs
         loader = make_loader(options, comm, train)
-        build_kernels(options, comm, train, self.parts, loader)
+        build_kernels(options, comm, train, self.parts, loader, self.EVALUATION_BATCH)
         self._core_waits = CoreWaits()
         self.trainer = self._make_trainer(loader)
         self._checkpoints = Checkpoints(options, comm, self.splits.name)
         self._evaluation: Evaluation | None = None
         self._evaluated_at = -1
         self._windows, self._history, self._last_steps = StepWindows(), StepHistory(), LastSteps()
+
+    def _build_parts(self) -> Parts:
+        return build_model(self.options, self.comm, self.splits.train)
 
     def _make_trainer(self, loader: Loader) -> Trainer:
         self.comm.add_observer(self._core_waits)
@@ -244,7 +253,7 @@ class Session:
         test = self.splits.test
         assert test is not None  # only --no-eval leaves it out
         sampler = EvaluationSampler(len(test), self.comm.rank, self.comm.size)
-        loader = Loader(test, sampler, EVALUATION_BATCH, prefetch=0)
+        loader = Loader(test, sampler, self.EVALUATION_BATCH, prefetch=0)
         with self.comm.phase("evaluate"):
             evaluation = evaluate(self.comm, self.parts.predict, loader)
         self._evaluation, self._evaluated_at = evaluation, self.trainer.progress.step

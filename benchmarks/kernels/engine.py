@@ -19,7 +19,8 @@ from clcomm import optim
 from clcomm.engine import CrossEntropyLoss, Device, Replay, Tensor, no_grad
 from clcomm.engine import functional as F
 from clcomm.engine.ops.matmul import multiply
-from models import MLP, ConvNet
+from models import GPT, MLP, ConvNet
+from models.gpt import next_token_loss
 
 _TOGETHER = (64, 8)  # products per replay, whose own Python takes some 3 us
 
@@ -28,7 +29,10 @@ def make(device: Device, case: Case) -> Runner | None:
     """Return a runner of a case."""
     if case.kind == "peak":
         return peak.make_runner(device)
-    makers: dict[str, Any] = {"gemm": _product, "conv": _convolution, "block": _convolution, "step": _step}
+    makers: dict[str, Any] = {
+        "gemm": _product, "conv": _convolution, "block": _convolution, "step": _step, "attention": _attention,
+        "layer norm": _layer_norm, "gpt": _gpt,
+    }  # fmt: skip
     several = makers[case.kind](device, case)
 
     def run(repeats: int) -> None:
@@ -103,6 +107,47 @@ def _step(device: Device, case: Case) -> Any:
 
     def once() -> None:
         replay(x, y)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return _each(once)
+
+
+def _attention(device: Device, case: Case) -> Any:
+    batch, heads, tokens, length = (case.sizes[name] for name in ("batch", "heads", "tokens", "length"))
+    qkv = _random(device, batch, tokens, 3 * heads * length, needs=True)
+    gradient = _random(device, batch, tokens, heads * length)
+
+    def forward_and_backward() -> None:
+        F.packed_attention(qkv, heads, is_causal=case.variant == "causal").backward(gradient)
+        qkv.grad = None
+
+    return _each(forward_and_backward)
+
+
+def _layer_norm(device: Device, case: Case) -> Any:
+    rows, columns = case.sizes["rows"], case.sizes["columns"]
+    x, weight, bias = (_random(device, *shape, needs=True) for shape in ((rows, columns), (columns,), (columns,)))
+    gradient = _random(device, rows, columns)
+
+    def forward_and_backward() -> None:
+        F.layer_norm(x, columns, weight, bias).backward(gradient)
+        x.grad = weight.grad = bias.grad = None
+
+    return _each(forward_and_backward)
+
+
+def _gpt(device: Device, case: Case) -> Any:
+    sizes: dict[str, Any] = dict(case.sizes)
+    batch = sizes.pop("batch")
+    model = GPT(**sizes, device=device, seed=0)
+    optimizer = optim.AdamW(model, lr=1e-3)
+    shape, count = (batch, sizes["context"]), batch * sizes["context"]
+    tokens = Tensor((np.arange(count) * 7 % sizes["vocabulary"]).astype(np.int32).reshape(shape), device)
+    replay = Replay(lambda x, y: next_token_loss(model(x), y).backward())
+
+    def once() -> None:
+        replay(tokens, tokens)
         optimizer.step()
         optimizer.zero_grad()
 

@@ -11,12 +11,15 @@ from torch.nn import functional as F
 
 from benchmarks.kernels.cases import Case
 from benchmarks.kernels.worker import Runner, work
-from training.engines import torch_engine
+from training.engines import torch_engine, torch_gpt
 
 
 def make(case: Case, synchronize: Callable[[], None]) -> Runner | None:
     """Return a runner of a case."""
-    makers: dict[str, Any] = {"gemm": _product, "conv": _convolution, "block": _convolution, "step": _step}
+    makers: dict[str, Any] = {
+        "gemm": _product, "conv": _convolution, "block": _convolution, "step": _step, "attention": _attention,
+        "layer norm": _layer_norm, "gpt": _gpt,
+    }  # fmt: skip
     if case.kind not in makers:
         return None
     once = makers[case.kind](case)
@@ -70,6 +73,47 @@ def _step(case: Case) -> Any:
     def once() -> None:
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return once
+
+
+def _attention(case: Case) -> Any:
+    batch, heads, tokens, length = (case.sizes[name] for name in ("batch", "heads", "tokens", "length"))
+    qkv = torch.randn(batch, tokens, 3 * heads * length, requires_grad=True)
+    gradient = torch.randn(batch, tokens, heads * length)
+
+    def forward_and_backward() -> None:
+        parts = [part.view(batch, tokens, heads, length).transpose(1, 2) for part in qkv.chunk(3, -1)]
+        result = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=case.variant == "causal")
+        result.transpose(1, 2).reshape(gradient.shape).backward(gradient)
+        qkv.grad = None
+
+    return forward_and_backward
+
+
+def _layer_norm(case: Case) -> Any:
+    rows, columns = case.sizes["rows"], case.sizes["columns"]
+    x, weight, bias = (torch.randn(shape, requires_grad=True) for shape in ((rows, columns), (columns,), (columns,)))
+    gradient = torch.randn(rows, columns)
+
+    def forward_and_backward() -> None:
+        F.layer_norm(x, (columns,), weight, bias).backward(gradient)
+        x.grad = weight.grad = bias.grad = None
+
+    return forward_and_backward
+
+
+def _gpt(case: Case) -> Any:
+    sizes: dict[str, Any] = dict(case.sizes)
+    batch = sizes.pop("batch")
+    model = torch_gpt.TorchGPT(**sizes)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    tokens = (torch.arange(batch * sizes["context"]) * 7 % sizes["vocabulary"]).reshape(batch, sizes["context"])
+
+    def once() -> None:
+        optimizer.zero_grad()
+        torch_gpt.next_token_loss(model(tokens), tokens).backward()
         optimizer.step()
 
     return once

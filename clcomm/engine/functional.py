@@ -5,24 +5,28 @@ from __future__ import annotations
 import sys
 
 from clcomm.engine.ops.activation import relu, sigmoid, tanh
+from clcomm.engine.ops.attention import multi_head_attention, packed_attention, scaled_dot_product_attention
+from clcomm.engine.ops.batched_matmul import matmul
 from clcomm.engine.ops.blocks import concat, pad, split, stack, take
+from clcomm.engine.ops.class_losses import cross_entropy, nll_loss
 from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool
 from clcomm.engine.ops.elementwise import add, div, mul, sub
 from clcomm.engine.ops.embedding import embedding
 from clcomm.engine.ops.gated import gelu, leaky_relu, silu
 from clcomm.engine.ops.layer_norm import layer_norm
-from clcomm.engine.ops.loss import cross_entropy, mse_loss
-from clcomm.engine.ops.matmul import linear, matmul
+from clcomm.engine.ops.loss import binary_cross_entropy_with_logits, mse_loss, smooth_l1_loss
+from clcomm.engine.ops.matmul import linear
 from clcomm.engine.ops.pool import avg_pool2d, max_pool2d
 from clcomm.engine.ops.reduce import argmax, mean, sum
 from clcomm.engine.ops.shape import flatten, reshape, transpose
-from clcomm.engine.ops.softmax import log_softmax, softmax
+from clcomm.engine.ops.softmax import log_softmax, logsumexp, softmax
 from clcomm.engine.tensor import Tensor
 
 __all__ = [
     "add",
     "argmax",
     "avg_pool2d",
+    "binary_cross_entropy_with_logits",
     "concat",
     "conv2d",
     "conv_relu_pool",
@@ -35,16 +39,22 @@ __all__ = [
     "leaky_relu",
     "linear",
     "log_softmax",
+    "logsumexp",
     "matmul",
     "max_pool2d",
     "mean",
     "mse_loss",
     "mul",
+    "multi_head_attention",
+    "nll_loss",
+    "packed_attention",
     "pad",
     "relu",
     "reshape",
+    "scaled_dot_product_attention",
     "sigmoid",
     "silu",
+    "smooth_l1_loss",
     "softmax",
     "split",
     "stack",

@@ -46,6 +46,8 @@ class Tuning:
         found = {"LOOP_LANES": self.loop_lanes}
         if file in ("gemm", "conv2d_products"):
             found |= zip(("TILE_ROWS", "PANEL", "TILE_LANES"), self.gemm_tile, strict=True)
+        if file == "attention":
+            found["TILE_LANES"] = self.gemm_tile[2]
         if file == "conv2d_gpu":
             found["OUTPUTS"] = self.conv_outputs
         return found

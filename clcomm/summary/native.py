@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from clcomm.engine.ops.attention import Attention, PackedAttention
+from clcomm.engine.ops.batched_matmul import BatchedMatMul
 from clcomm.engine.ops.conv2d import Conv2dOp, ConvReluPoolOp
 from clcomm.engine.ops.matmul import LinearOp, MatMul
 from clcomm.engine.tensor import Tensor
@@ -21,8 +24,9 @@ def layers_of(model: Any, input_shape: tuple[int, ...]) -> Iterator[Layer]:
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     device = next(iter(model.parameters())).device
+    dtype = np.dtype(getattr(model, "input_dtype", np.float32))
     # requires_grad puts frozen layers on the tape too.
-    x = Tensor(np.zeros(input_shape, np.float32), device, requires_grad=True)
+    x = Tensor(np.zeros(input_shape, dtype), device, requires_grad=dtype.kind == "f")
     result = model(x)
     if not isinstance(result, Tensor) or result._node is None:
         raise ArgumentError("model: expected one whose result is a tensor that depends on its input")
@@ -34,7 +38,7 @@ def layers_of(model: Any, input_shape: tuple[int, ...]) -> Iterator[Layer]:
             trained.add(id(node))
         own = [names[id(i)] for i in inputs if id(i) in names and names[id(i)] not in listed]
         listed.update(own)
-        flops = _flops(node) // samples
+        flops = _flops(node, shape) // samples
         # Backward has a product as large as the forward one for each factor that gets a gradient; a bias has none.
         passes = 1 + sum(gets_gradient[:2])
         sample_shape = shape[1:] if shape[:1] == (samples,) else shape
@@ -60,14 +64,19 @@ def _walk(result: Tensor) -> list[tuple[Any, tuple[int, ...]]]:
     return sorted(shapes.items(), key=lambda item: item[0].order)
 
 
-def _flops(node: Any) -> int:
-    """Return the arithmetic of a node's forward pass over a whole batch."""
+def _flops(node: Any, shape: tuple[int, ...]) -> int:
+    """Return the arithmetic of a node's forward pass over a whole batch, with a result of `shape`."""
     if node.op in (Conv2dOp, ConvReluPoolOp):
         g = node.geometry
         return 2 * g.images * g.outputs * g.out_height * g.out_width * g.channels * g.taps
     if node.op in (LinearOp, MatMul):
         a, b = node.inputs[0].shape, node.inputs[1].shape
         return 2 * a[0] * b[0] * b[1]  # b is K x N or N x K
+    if node.op is BatchedMatMul:
+        return 2 * math.prod(shape) * node.inputs[0].shape[-2 if node.turned[0] else -1]
+    if node.op in (Attention, PackedAttention):
+        sizes = node.problem.sizes
+        return 2 * sizes.batches * sizes.heads * sizes.queries * sizes.keys * (sizes.head + sizes.value)
     return 0
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from clcomm.engine.autograd import Op
 from clcomm.engine.nn import Module
 from clcomm.engine.ops.activation import Relu, Sigmoid, Tanh
+from clcomm.engine.ops.batched_matmul import BatchedMatMul
 from clcomm.engine.ops.blocks import Concat
 from clcomm.engine.ops.conv2d import Conv2dOp, ConvReluPoolOp
 from clcomm.engine.ops.elementwise import Add, Div, Mul, Sub
@@ -146,6 +147,14 @@ def _linear(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> s
     return graph.node("Relu", [product]) if context.mask is not None else product
 
 
+def _batched_product(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+    factors = []
+    for name, factor, is_turned in zip(inputs, context.inputs, context.turned, strict=True):
+        order = [*range(factor.ndim - 2), factor.ndim - 1, factor.ndim - 2]
+        factors.append(graph.node("Transpose", [name], perm=order) if is_turned else name)
+    return graph.node("MatMul", factors)
+
+
 def _convolution(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
     g = context.geometry
     return graph.node(
@@ -230,6 +239,7 @@ _Writer = Callable[[_Graph, list[str], Any, Tensor], str]
 _WRITERS: dict[type[Op], _Writer] = {
     LinearOp: _linear,
     MatMul: _simple("MatMul"),
+    BatchedMatMul: _batched_product,
     Conv2dOp: _convolution,
     ConvReluPoolOp: _convolution_relu_pool,
     MaxPool2dOp: _pooling("MaxPool"),

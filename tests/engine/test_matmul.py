@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clcomm.engine.device import Device
-from clcomm.engine.ops.matmul import _transposed, chosen_block, linear, matmul, multiply
+from clcomm.engine.ops.batched_matmul import matmul
+from clcomm.engine.ops.matmul import _transposed, chosen_block, linear, multiply
 from clcomm.engine.tensor import Tensor, empty
 from clcomm.engine.tuning import Tuning, choices
 from clcomm.errors import ArgumentError
@@ -226,11 +227,14 @@ def test_gradients_that_nobody_needs_are_not_computed(device: Device, monkeypatc
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda t: matmul(t(3, 4), t(5, 2)), "matmul: expected b with 4 rows"),
-        (lambda t: matmul(t(3), t(3, 2)), "matmul: a: expected a matrix of 2 dimensions"),
+        (lambda t: matmul(t(3, 4), t(5, 2)), "matmul: expected as many rows in b as columns in a, got 5 and 4"),
+        (lambda t: matmul(t(), t(3, 2)), "matmul: a: expected at least 1 dimension, got shape ()"),
+        (lambda t: matmul(t(3), t(3, 2), transpose_a=True), "matmul: a: expected at least 2 dimensions, got shape (3,"),
+        (lambda t: matmul(t(2, 3, 4), t(5, 4, 3)), "matmul: shapes (2,) and (5,) do not broadcast to each other"),
         (lambda t: matmul(t(3, 2), np.ones((2, 2))), "matmul: b: expected a Tensor"),
         (lambda t: matmul(t(3, 2), Tensor(np.ones((2, 2), int), t.device)), "matmul: b: expected a float32 tensor"),
         (lambda t: linear(t(3, 4), t(2, 5)), "linear: expected x with 5 columns"),
+        (lambda t: linear(t(), t(2, 5)), "linear: expected x with 5 columns"),
         (lambda t: linear(t(3, 4), t(2, 4), t(3)), "linear: bias: expected shape (2,)"),
     ],
 )

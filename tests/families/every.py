@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clcomm.engine.tuning import Tuning
-from tests.families import convolutions, elements, host, pools, products, rows
+from tests.families import attentions, convolutions, elements, host, pools, products, rows
 
 #: By name; those of products with an ending, which double their builds, come apart from the plain ones.
 FAMILIES = {
@@ -11,6 +11,7 @@ FAMILIES = {
     for family in (
         convolutions.CONVOLUTION, convolutions.CONVOLUTION_OF_ONE_WIDTH, convolutions.CONVOLUTION_AS_PRODUCTS,
         pools.POOLING, products.PLAIN_PRODUCT, products.PRODUCT, products.LINEAR, products.CHAIN,
+        products.BATCH, attentions.ATTENTION, rows.CLASS_LOSSES, rows.ELEMENT_LOSSES,
         rows.SOFTMAX, rows.LAYER_NORM, rows.EMBEDDING, rows.SQUARED_ERROR, rows.REDUCTION,
         elements.ARITHMETIC, elements.TRANSPOSE, elements.BLOCKS, elements.ACTIVATIONS, elements.OPTIMIZERS,
         host.FOLD, host.MEETING, host.SHARED_WORK, host.CODING, host.FACTORS, host.HASH, host.GATHER,
@@ -20,5 +21,6 @@ FAMILIES = {
 WIDE = Tuning(gemm_tile=(12, 32, 16), conv_lanes=16, loop_lanes=16)
 WIDE_FAMILIES = (
     "convolution", "convolution of one width", "convolution as products", "plain product", "product", "linear layer",
-    "layers after ReLU", "squared error", "arithmetic", "activations", "optimizers", "fold", "coding", "factors",
+    "layers after ReLU", "batch of products", "squared error", "arithmetic", "activations", "optimizers", "fold",
+    "coding", "factors", "attention", "losses of elements",
 )  # fmt: skip

@@ -1,4 +1,5 @@
-"""Matrix products of every remainder of rows, columns and depth, operands lying either way round, and linear layers.
+"""Matrix products of every remainder of rows, columns and depth, operands lying either way round, batches of them, and
+linear layers.
 
 M N K: the result is M x N and the sums run over K. Values are whole numbers, so that results are exact.
 """
@@ -133,6 +134,49 @@ def check_chain(device: Device, case: Chain) -> None:
     assert_equal(leaves[1].grad, grad.T @ x, "gradient of the weight")
 
 
+class Batch(NamedTuple):
+    """A batch of products: what lies before the matrices of each factor."""
+
+    product: Case
+    before: tuple[tuple[int, ...], tuple[int, ...]]
+
+
+#: Equal, of one factor alone, and broadcast both ways.
+_BEFORE = (((2, 3), (2, 3)), ((3,), ()), ((), (2,)), ((2, 1), (1, 3)), ((2, 3), (3,)), ((1,), (4,)))
+
+
+def draw_batch(rng: np.random.Generator, longest: int, number: int) -> Batch:
+    """Draw a batch of small products; each broadcasting in turn, and each factor lying either way round."""
+    rows, columns, depth = (int(n) for n in rng.integers(1, longest, 3))
+    turned = number % 2 > 0, number // 2 % 2 > 0
+    return Batch(
+        Case(rows, columns, depth, turned, False, False, int(rng.integers(1 << 30))), _BEFORE[number % len(_BEFORE)]
+    )
+
+
+def check_batch(device: Device, case: Batch) -> None:
+    """Compare the products of a batch, and both gradients."""
+    rows, columns, depth, turned, *_, seed = case.product
+    shapes = (*case.before[0], rows, depth), (*case.before[1], depth, columns)
+    hosts = [whole_numbers(seed + number, *shape) for number, shape in enumerate(shapes)]
+    a, b = (
+        leaf(device, np.ascontiguousarray(host.swapaxes(-1, -2)) if is_turned else host)
+        for host, is_turned in zip(hosts, turned, strict=True)
+    )
+    product = F.matmul(a, b, transpose_a=turned[0], transpose_b=turned[1])
+    left, right = (host.astype(np.float64) for host in hosts)
+    assert_equal(product, left @ right, "products")
+    grad = whole_numbers(seed + 2, *product.shape)
+    product.backward(leaf(device, grad, False))
+    wholes = grad @ right.swapaxes(-1, -2), left.swapaxes(-1, -2) @ grad
+    for x, host, whole, is_turned in zip((a, b), hosts, wholes, turned, strict=True):
+        lead = whole.ndim - host.ndim
+        repeated = [d for d in range(whole.ndim - 2) if d < lead or host.shape[d - lead] < whole.shape[d]]
+        expected = whole.sum(tuple(repeated)).reshape(host.shape)
+        assert_equal(x.grad, expected.swapaxes(-1, -2) if is_turned else expected, "gradient")
+
+
+BATCH = Family("batch of products", drawn(draw_batch), check_batch)
 CHAIN = Family("layers after ReLU", drawn(draw_chain), check_chain)
 PRODUCT = Family("product", drawn(draw), check)
 PLAIN_PRODUCT = Family("plain product", drawn(draw), check_plain)

@@ -1,4 +1,4 @@
-"""Row-wise kernels: softmax, cross-entropy, squared error, sums, means and argmax, of every row length."""
+"""Row-wise kernels: softmax, losses, layer norm, embedding, sums, means and argmax, of every row length."""
 
 from __future__ import annotations
 
@@ -58,6 +58,84 @@ def check_softmax(device: Device, case: Rows) -> None:
         x = leaf(device, host)
         F.cross_entropy(x, Tensor(targets, device), case.reduction).backward()
         assert_near(x.grad, slope, "cross_entropy: gradient of one loss")
+
+
+def check_class_losses(device: Device, case: Rows) -> None:
+    """Compare log-sum-exp, and cross-entropy and likelihood with weights, smoothing and ignored rows, and gradients."""
+    rng = np.random.default_rng(case.seed)
+    host = rng.uniform(-5, 5, (case.rows, case.columns)).astype(np.float32)
+    logs = host.astype(np.float64)
+    sums = np.log(np.exp(logs).sum(1))
+    logs -= sums[:, None]
+    weight = rng.uniform(0.5, 2, case.columns).astype(np.float32) if case.seed % 2 else None
+    smoothing, ignored = (0.0, 0.3)[case.seed // 2 % 2], (None, 1, -100)[case.seed // 4 % 3]
+    targets = rng.integers(0, case.columns, case.rows)
+    if ignored == -100:
+        targets[rng.random(case.rows) < 0.3] = ignored
+    given = {"weight": None if weight is None else Tensor(weight, device), "ignore_index": ignored}
+    factors = np.ones(case.columns) if weight is None else weight.astype(np.float64)
+    counts = targets != ignored if ignored is not None else np.ones(case.rows, bool)
+    own = factors[np.where(counts, targets, 0)] * counts
+    picked = own[:, None] * (np.arange(case.columns) == targets[:, None])
+    even = counts[:, None] * factors / case.columns
+    x = leaf(device, host)
+    y, grad = F.logsumexp(x), whole_numbers(case.seed, case.rows)
+    assert_near(y, sums, "logsumexp")
+    y.backward(leaf(device, grad, False))
+    assert_near(x.grad, grad[:, None] * np.exp(logs), "logsumexp: gradient")
+    mixed = (1 - smoothing) * picked + smoothing * even
+    slope = np.exp(logs) * mixed.sum(1, keepdims=True) - mixed
+    inputs, named = Tensor(targets.astype(np.int32), device), {"reduction": case.reduction, **given}
+    for name, losses, slopes, more in (
+        ("cross_entropy", -(mixed * logs).sum(1), slope, {"label_smoothing": smoothing}),
+        ("nll_loss", -(picked * host).sum(1), -picked, {}),
+    ):
+        total = own.sum() if case.reduction == "mean" else 1.0
+        if total == 0:
+            continue  # NaN, as 0 / 0
+        x = leaf(device, host)
+        loss = getattr(F, name)(x, inputs, **named, **more)
+        assert_near(loss, losses if case.reduction == "none" else losses.sum() / total, name)
+        seed = whole_numbers(case.seed, *loss.shape)
+        loss.backward(Tensor(seed, device))
+        assert_near(x.grad, slopes * np.reshape(seed, (-1, 1)) / total, f"{name}: gradient")
+
+
+def check_element_losses(device: Device, case: Rows) -> None:
+    """Compare the smooth L1 loss and the binary cross-entropy, with and without weights, and their gradients."""
+    rng = np.random.default_rng(case.seed)
+    hosts = [rng.uniform(-3, 3, (case.rows, case.columns)).astype(np.float32) for _ in range(2)]
+    beta, factor = (0.0, 0.5, 1.0)[case.seed % 3], _of_reduction(case.reduction, hosts[0].size)
+    x, y = (leaf(device, host) for host in hosts)
+    loss = F.smooth_l1_loss(x, y, case.reduction, beta)
+    apart = hosts[0].astype(np.float64) - hosts[1]
+    is_small = np.abs(apart) < beta
+    losses = np.where(is_small, apart**2 / (2 * (beta or 1)), np.abs(apart) - beta / 2)
+    slope = np.where(is_small, apart / (beta or 1), np.sign(apart)) * factor
+    assert_near(loss, losses if case.reduction == "none" else losses.sum() * factor, "smooth_l1_loss")
+    seed = whole_numbers(case.seed, *loss.shape)
+    loss.backward(Tensor(seed, device))
+    for each, sign in ((x, 1), (y, -1)):
+        assert_near(each.grad, sign * slope * seed, "smooth_l1_loss: gradient")
+    target = rng.random(hosts[0].shape).astype(np.float32)
+    weights = [
+        rng.uniform(0.5, 2, shape).astype(np.float32) if case.seed & bit else None
+        for bit, shape in ((1, (case.rows, 1)), (2, (case.columns,)))
+    ]
+    x = leaf(device, hosts[0])
+    given = dict(zip(("weight", "pos_weight"), (w if w is None else Tensor(w, device) for w in weights), strict=True))
+    loss = F.binary_cross_entropy_with_logits(x, Tensor(target, device), case.reduction, **given)
+    logit, weight, positive = (
+        hosts[0].astype(np.float64),
+        *(1.0 if w is None else w.astype(np.float64) for w in weights),
+    )
+    share = 1 + (positive - 1) * target.astype(np.float64)
+    losses = weight * ((1 - target) * logit + share * np.log1p(np.exp(-logit)))
+    slope = weight * ((1 - target) - share / (1 + np.exp(logit))) * factor
+    assert_near(loss, losses if case.reduction == "none" else losses.sum() * factor, "binary_cross_entropy_with_logits")
+    seed = whole_numbers(case.seed, *loss.shape)
+    loss.backward(Tensor(seed, device))
+    assert_near(x.grad, slope * seed, "binary_cross_entropy_with_logits: gradient")
 
 
 def check_layer_norm(device: Device, case: Rows) -> None:
@@ -157,6 +235,8 @@ def check_reduced(device: Device, case: Reduced) -> None:
 
 
 SOFTMAX = Family("softmax", drawn(draw_rows), check_softmax)
+CLASS_LOSSES = Family("losses of classes", drawn(draw_rows), check_class_losses)
+ELEMENT_LOSSES = Family("losses of elements", drawn(draw_rows), check_element_losses)
 EMBEDDING = Family("embedding", drawn(draw_rows), check_embedding)
 LAYER_NORM = Family("layer norm", drawn(draw_rows), check_layer_norm)
 SQUARED_ERROR = Family("squared error", drawn(draw_rows), check_squared_error)

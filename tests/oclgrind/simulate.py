@@ -50,6 +50,8 @@ NARROW_PRODUCTS = [
     *(("product", case._replace(rows=5, columns=3, depth=64, transposed=(False, True))) for _, case in PRODUCTS),
     *(("plain product", products.Case(5, 96, 3, (turned, False), False, False, 0)) for turned in (False, True)),
 ]
+#: A batch, so small that its groups are soon simulated.
+SMALL_BATCH = products.Batch(products.Case(3, 2, 5, (False, True), False, False, 0), ((2,), (2,)))
 #: Of each number of rows that one kernel adds up, divided and not.
 FOLDS = [("fold", host.Case(18, rows, 3, rows)) for rows in range(2, MOST_ROWS + 1)]
 ONE_CHANNEL = convolutions.Case(3, 1, 5, 1, convolutions.Axis(3, 1, 4), convolutions.Axis(3, 1, 5), 0)
@@ -64,7 +66,10 @@ RUNS = {
         [*PRODUCTS, *NARROW_PRODUCTS, ("convolution", STRIDED)],
     ),
     "gpu": Run("gpu"),
-    "gpu, blocks": Run("gpu", (), [replace(SMALL, gemm_block=each) for each in choices("gpu")["gemm_block"]], PRODUCTS),
+    "gpu, blocks": Run(
+        "gpu", (), [replace(SMALL, gemm_block=each) for each in choices("gpu")["gemm_block"]],
+        [*PRODUCTS, ("batch of products", SMALL_BATCH)],
+    ),
     "gpu, outputs": Run(
         "gpu", (), [replace(SMALL, conv_outputs=each) for each in choices("gpu")["conv_outputs"]],
         [("convolution", STRIDED._replace(images=2))],

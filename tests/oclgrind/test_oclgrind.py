@@ -32,8 +32,8 @@ pytestmark = pytest.mark.timeout(0 if CASES else 300)
 
 #: Build options that choose a kernel's code, rather than a size in it.
 CHOOSING = {
-    "HAS_BIAS", "HAS_RELU", "SIDE", "EACH", "SLICE", "TILE_LANES", "DILATED", "WIDTH", "ONE_CHANNEL", "BLOCKS",
-    "TILE_OUTPUTS", "POOLED", "OUTPUTS", "ROWS", "DIVIDES", "LOOP_LANES",
+    "HAS_BIAS", "HAS_RELU", "BATCHED", "SIDE", "EACH", "SLICE", "TILE_LANES", "DILATED", "WIDTH", "ONE_CHANNEL",
+    "BLOCKS", "TILE_OUTPUTS", "POOLED", "OUTPUTS", "ROWS", "DIVIDES", "LOOP_LANES",
 }  # fmt: skip
 #: Of those, the ones whose value is only a size.
 ANY_VALUE = {"WIDTH", "POOLED"}
@@ -129,12 +129,16 @@ ROW_KINDS: list[dict[str, Any]] = [{"WIDTH": ...}, {"WIDTH": ..., "ONE_CHANNEL":
 TILES = [{"BLOCKS": 1, "TILE_OUTPUTS": 4}, {"BLOCKS": 2, "TILE_OUTPUTS": 4}, {"BLOCKS": 2, "TILE_OUTPUTS": 8}]
 #: The builds of kernels that have several.
 BUILDS: dict[str, list[dict[str, Any]]] = {
-    "gemm.gemm": [{"TILE_LANES": lanes, **ending} for lanes in (8, 16) for ending in EPILOGUES],
+    "gemm.gemm": [
+        {"TILE_LANES": lanes, **ending} for lanes in (8, 16) for ending in (*EPILOGUES, {"BATCHED": 1})
+    ],
     "gemm.gemm_few_rows": [{"TILE_LANES": lanes} for lanes in (8, 16)],
     "gemm.gemm_few_rows_transposed": [{"TILE_LANES": lanes} for lanes in (8, 16)],
     "gemm.linear_gradients": [{"TILE_LANES": lanes} for lanes in (8, 16)],
     "gemm_dots.gemm_dots": EPILOGUES,
-    "gemm_gpu.gemm": [{**block, **ending} for block in BLOCKS for ending in EPILOGUES],
+    "gemm_gpu.gemm": [
+        {**block, **ending} for block in BLOCKS for ending in (*EPILOGUES, {"BATCHED": 1})
+    ],
     "conv2d.convolve": [
         *TILES, *({"DILATED": 1, **tile} for tile in TILES), *({**row, **TILES[0]} for row in ROW_KINDS),
         *({**ROW_KINDS[0], **tile} for tile in TILES),
@@ -147,6 +151,8 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
     "conv2d_gpu.weight_gradient": [{"OUTPUTS": outputs} for outputs in choices("gpu")["conv_outputs"]],
     "elementwise.mul": [{"LOOP_LANES": lanes} for lanes in (8, 16)],
     "optim.sgd_momentum": [{"LOOP_LANES": lanes} for lanes in (8, 16)],
+    "attention.attend": [{"TILE_LANES": lanes} for lanes in (8, 16)],
+    "attention.attend_grad": [{"TILE_LANES": lanes} for lanes in (8, 16)],
     "fold.fold": [{"ROWS": rows, **by} for rows in range(2, MOST_ROWS + 1) for by in ({}, {"DIVIDES": 1})],
 }  # fmt: skip
 

@@ -66,6 +66,21 @@ def test_a_softmax_along_another_dimension(tmp_path):
     assert_computes_the_same(Channels(), (3, 2, 4), tmp_path / "model.onnx")
 
 
+class Pairs(Module):
+    """Products of batches, each factor lying either way round."""
+
+    def __init__(self):
+        self.layer = Linear(4, 5)
+
+    def forward(self, x):
+        pairs = F.matmul(x, x, transpose_b=True) @ x
+        return F.matmul(F.matmul(x, pairs, transpose_a=True), self.layer.weight, transpose_b=True)
+
+
+def test_batches_of_products(tmp_path):
+    assert_computes_the_same(Pairs(), (3, 4), tmp_path / "model.onnx")
+
+
 class Summed(Module):
     def forward(self, x):
         return x.sum(1)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from clcomm import optim
-from clcomm.engine import CrossEntropyLoss, Device, Replay, Tensor, codec, fold, gather, no_grad
+from clcomm.engine import CrossEntropyLoss, Device, Module, Replay, Tensor, codec, fold, gather, no_grad
 from clcomm.engine.gather import DeviceGather
 from clcomm.engine.rehearsal import Rehearsal
 from clcomm.errors import ArgumentError
@@ -111,26 +111,39 @@ def _opencl(device: Device | Placement | str | None) -> Device:
 def _native(model: str, in_shape: Shape, classes: int, seed: int, device: Any) -> Parts:
     chosen = _opencl(device)
     kinds: dict[str, Any] = {"mlp": MLP, "convnet": ConvNet}
-    module = kinds[model](in_shape, classes, device=chosen, seed=seed)
-    module.flat_space()  # places the gradients before the first step is recorded
-    loss_fn = CrossEntropyLoss()
 
-    def predict(images: np.ndarray) -> np.ndarray:
+    def make(on: Device, seed: int = 0) -> Module:
+        return kinds[model](in_shape, classes, device=on, seed=seed)
+
+    def batch_of(size: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.zeros((size, *in_shape), np.float32), np.zeros(size, np.int32)
+
+    loss_fn = CrossEntropyLoss()
+    return replace(
+        native_parts(make(chosen, seed), loss_fn, chosen),
+        prepare_gather=DeviceGather.on(chosen),
+        rehearse=rehearsal_of(chosen, make, batch_of, loss_fn),
+    )
+
+
+def native_parts(module: Module, loss_fn: Callable[[Any, Any], Tensor], device: Device) -> Parts:
+    """Return the parts of a model of the native engine; its kernels are built when they are first used."""
+    module.flat_space()  # places the gradients before the first step is recorded
+
+    def predict(inputs: np.ndarray) -> np.ndarray:
         with no_grad():
-            return module(Tensor(images, chosen)).numpy()
+            return module(Tensor(inputs, device)).numpy()
 
     return Parts(
         model=module,
         loss_fn=loss_fn,
         forward_backward=Replay(_forward_backward(module, loss_fn)),
         make_optimizer=lambda name, lr, **settings: make_native_optimizer(module, name, lr, **settings),
-        prepare=InputTensors(chosen),
+        prepare=InputTensors(device),
         predict=predict,
-        device=f"native engine on {chosen.kind} {chosen.name}",
-        profile=chosen.profile,
-        opencl=chosen,
-        prepare_gather=DeviceGather.on(chosen),
-        rehearse=lambda *run: _rehearse(Rehearsal(chosen), kinds[model], in_shape, classes, *run),
+        device=f"native engine on {device.kind} {device.name}",
+        profile=device.profile,
+        opencl=device,
     )
 
 
@@ -158,25 +171,35 @@ class InputTensors:
         return tensor
 
 
-def _rehearse(
-    device: Rehearsal, kind: Any, in_shape: Shape, classes: int, sizes: Sequence[int], name: str, lr: float,
-    settings: dict[str, Any], rows: int = 1, divisor: int = 1, compression: str = "none",
-) -> Rehearsal:  # fmt: skip
-    module = kind(in_shape, classes, device=device, seed=0)
-    space = module.flat_space()
-    space.rebind(*(aligned_zeros(space.layout.span) for _ in range(3)))  # as the Synchronizer does
-    optimizer = make_native_optimizer(module, name, lr, **settings)
-    inputs = [Tensor(np.zeros((size, *in_shape), np.float32), device) for size in sizes]
-    targets = Tensor(np.zeros(sizes[0], np.int32), device)
-    _forward_backward(module, CrossEntropyLoss())(inputs[0], targets, 1.0)
-    optimizer.step()
-    with no_grad():
-        for batch in inputs:
-            module(batch)
-    gather.rehearse(device)
-    fold.rehearse(device, rows, divisor)
-    codec.rehearse(device, compression)
-    return device
+def rehearsal_of(
+    opencl: Device,
+    make: Callable[[Device], Module],
+    batch_of: Callable[[int], tuple[np.ndarray, np.ndarray]],
+    loss_fn: Callable[[Any, Any], Tensor],
+) -> Callable[..., Rehearsal]:
+    """Return the `rehearse` of Parts for the models that `make` makes and batches of the sizes of `batch_of`."""
+
+    def rehearse(
+        sizes: Sequence[int], name: str, lr: float, settings: dict[str, Any], rows: int = 1, divisor: int = 1,
+        compression: str = "none",
+    ) -> Rehearsal:  # fmt: skip
+        device = Rehearsal(opencl)
+        module = make(device)
+        space = module.flat_space()
+        space.rebind(*(aligned_zeros(space.layout.span) for _ in range(3)))  # as the Synchronizer does
+        optimizer = make_native_optimizer(module, name, lr, **settings)
+        batches = [(Tensor(inputs, device), Tensor(targets, device)) for inputs, targets in map(batch_of, sizes)]
+        _forward_backward(module, loss_fn)(*batches[0], 1.0)
+        optimizer.step()
+        with no_grad():
+            for inputs, _ in batches:
+                module(inputs)
+        gather.rehearse(device)
+        fold.rehearse(device, rows, divisor)
+        codec.rehearse(device, compression)
+        return device
+
+    return rehearse
 
 
 def make_native_optimizer(

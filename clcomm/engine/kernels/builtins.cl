@@ -16,6 +16,7 @@ void __attribute__((overloadable, convergent)) barrier(cl_mem_fence_flags);
 #define DECLARE_MATH(REAL, WHOLE)       \
     REAL READS_NOTHING exp(REAL);       \
     REAL READS_NOTHING log(REAL);       \
+    REAL READS_NOTHING log1p(REAL);     \
     REAL READS_NOTHING sqrt(REAL);      \
     REAL READS_NOTHING tanh(REAL);      \
     REAL READS_NOTHING erf(REAL);       \

@@ -239,3 +239,22 @@ INLINE void transpose8(float8 r[8]) {
         r[i + 1] = (float8)(a.s1, b.s1, a.s3, b.s3, a.s5, b.s5, a.s7, b.s7);
     }
 }
+
+/* 2^x for x up to 126, 0 below -125: a polynomial for the part of x that is not a whole number, 4e-8 off, and the
+   exponent's bits for the rest. e^x is 2^(LOG2E x). */
+#define LOG2E 1.44269504088896340736f
+#define DEFINE_POWER_OF_2(NAME, REAL, WHOLE, AS_WHOLE, AS_REAL)                                  \
+    INLINE REAL NAME(REAL x)                                                                     \
+    {                                                                                            \
+        const REAL shifted = x + 12582912.0f; /* its lowest bits are the nearest whole number */ \
+        const REAL rest = x - (shifted - 12582912.0f);                                           \
+        REAL sum = 0.00015461447755119374f;                                                      \
+        sum = sum * rest + 0.0013390866806730628f;                                               \
+        sum = sum * rest + 0.009618056938052177f;                                                \
+        sum = sum * rest + 0.055503569543361664f;                                                \
+        sum = sum * rest + 0.24022650718688965f;                                                 \
+        sum = sum * rest + 0.6931471824645996f;                                                  \
+        sum = sum * rest + 1.0f;                                                                 \
+        const REAL power = AS_REAL((AS_WHOLE(shifted) << 23) + (WHOLE)0x3f800000);               \
+        return x < -125.0f ? (REAL)0.0f : sum * power;                                           \
+    }

@@ -27,8 +27,33 @@
         }                                                                                                    \
     }
 
-INLINE lanes normal_cumulative(lanes v) { return 0.5f * (1.0f + erf(v * SQRT_HALF)); }
-INLINE lanes normal_density(lanes v) { return DENSITY_AT_0 * exp(-0.5f * v * v); }
+#ifdef ON_CPU
+DEFINE_POWER_OF_2(power_of_2, float8, int8, as_int8, as_float8)
+#else
+DEFINE_POWER_OF_2(power_of_2, float, int, as_int, as_float)
+#endif
+
+INLINE lanes bell(lanes v) { return power_of_2(v * v * (-0.5f * LOG2E)); }
+
+/* Drivers' erf takes four times as long. With t = 1 / (1 + p |v|) the part beyond |v| is a polynomial of t times
+   exp(-v^2 / 2), 2e-7 off: the form of Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26, fitted anew
+   with more terms. */
+INLINE lanes normal_cumulative(lanes v) {
+    const lanes t = 1.0f / (1.0f + 0.47047f * SQRT_HALF * fabs(v));
+    lanes sum = -0.023450221866369247f;
+    sum = sum * t + 0.1332746297121048f;
+    sum = sum * t - 0.28016719222068787f;
+    sum = sum * t + 0.23044772446155548f;
+    sum = sum * t - 0.06063438951969147f;
+    sum = sum * t + 0.12290185689926147f;
+    sum = sum * t + 0.11154036223888397f;
+    sum = sum * t + 0.13340067863464355f;
+    sum = sum * t + 0.1326865553855896f;
+    const lanes beyond = sum * t * bell(v);
+    return v > 0.0f ? 1.0f - beyond : beyond;
+}
+
+INLINE lanes normal_density(lanes v) { return DENSITY_AT_0 * bell(v); }
 
 ACTIVATION(gelu, v * normal_cumulative(v))
 GRADIENT(gelu, normal_cumulative(v) + v * normal_density(v))

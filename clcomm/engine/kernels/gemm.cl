@@ -4,6 +4,18 @@
 
 #define A_TRANSPOSED 1
 #define B_TRANSPOSED 2
+/* With BATCHED each product of a batch is in a third dimension of the grid; its factors begin at `firsts`. */
+#ifdef BATCHED
+#define OF_A_BATCH , __global const int *firsts
+#define BEGIN_PRODUCT \
+    a += firsts[2 * get_global_id(2)]; \
+    b += firsts[2 * get_global_id(2) + 1]; \
+    c += get_global_id(2) * rows * columns;
+#else
+#define OF_A_BATCH
+#define BEGIN_PRODUCT
+#endif
+
 #define STRIDES \
     const int a_row = transposed & A_TRANSPOSED ? 1 : depth, a_column = transposed & A_TRANSPOSED ? rows : 1, \
               b_row = transposed & B_TRANSPOSED ? 1 : columns, b_column = transposed & B_TRANSPOSED ? depth : 1
@@ -94,8 +106,9 @@ INLINE int full_tiles_end(int first, int last)
 
 __kernel void gemm(
     __global const float *a, __global const float *b, __global float *c, __global const float *bias,
-    int rows, int columns, int depth, int transposed)
+    int rows, int columns, int depth, int transposed OF_A_BATCH)
 {
+    BEGIN_PRODUCT
     vector panel[SIDES * DEPTH];
     STRIDES;
     const int n = get_global_id(0) * PANEL, width = smaller(PANEL, columns - n);
@@ -144,9 +157,11 @@ INLINE void transpose_block(__global const float *from, __global float *to, long
     }
 }
 
-/* to[columns][rows] = from[rows][columns]. A work-item takes BLOCK rows. */
+/* to[columns][rows] = from[rows][columns], of several matrices. A work-item takes BLOCK rows. */
 __kernel void transpose(__global const float *from, __global float *to, int rows, int columns)
 {
+    from += get_global_id(1) * rows * columns;
+    to += get_global_id(1) * rows * columns;
     const int first = get_global_id(0) * BLOCK, last = smaller(first + BLOCK, rows);
     int column = 0;
     for (; first + BLOCK == last && column + BLOCK <= columns; column += BLOCK)

@@ -14,6 +14,18 @@
    Each sum starts from zero, and takes its terms in the order of K, in one accumulator: no size, block or grid changes
    a bit of it. */
 
+/* As in gemm.cl. */
+#ifdef BATCHED
+#define OF_A_BATCH , __global const int *firsts
+#define BEGIN_PRODUCT \
+    a += firsts[2 * get_group_id(2)]; \
+    b += firsts[2 * get_group_id(2) + 1]; \
+    c += get_group_id(2) * rows * columns;
+#else
+#define OF_A_BATCH
+#define BEGIN_PRODUCT
+#endif
+
 #define A_TRANSPOSED 1
 #define B_TRANSPOSED 2
 #define BLOCK (SIDE * EACH)
@@ -100,8 +112,9 @@ INLINE void store(float4 value, __global float *to, int left, int is_aligned)
 
 __kernel __attribute__((reqd_work_group_size(SIDE, SIDE, 1))) void gemm(
     __global const float *a, __global const float *b, __global float *c, __global const float *bias,
-    int rows, int columns, int depth, int transposed)
+    int rows, int columns, int depth, int transposed OF_A_BATCH)
 {
+    BEGIN_PRODUCT
     __local float4 left[2][SLICE * PITCH], right[2][SLICE * PITCH];
     const int a_pitch = transposed & A_TRANSPOSED ? rows : depth, b_pitch = transposed & B_TRANSPOSED ? depth : columns;
     const Operand lefts = {a, rows, depth, a_pitch, !(transposed & A_TRANSPOSED), a_pitch % 4 == 0};

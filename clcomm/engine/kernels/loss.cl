@@ -1,4 +1,4 @@
-/* Squared error and its gradient. */
+/* Losses of pairs of elements, and their gradients from g: one number (g_step 0) or one for each element (g_step 1). */
 
 /* out[block] = scale * sum of (x - y)^2 over one block of elements */
 __kernel void squared_error(__global float *restrict out, __global const float *x, __global const float *y, int count,
@@ -29,5 +29,57 @@ __kernel void squared_error_grad(__global float *restrict dx, __global const flo
     } else {
         const float factor = 2.0f * scale * g[0];
         FOR_ELEMENTS(i, count) dx[i] = factor * (x[i] - y[i]);
+    }
+}
+
+/* d^2 / (2 beta) where |d| < beta, else |d| - beta / 2, of d = x - y */
+__kernel void smooth_l1(__global float *restrict out, __global const float *x, __global const float *y, float beta,
+                        int count) {
+    FOR_ELEMENTS(i, count) {
+        const float apart = x[i] - y[i], size = apart < 0.0f ? -apart : apart;
+        out[i] = size < beta ? 0.5f * apart * apart / beta : size - 0.5f * beta;
+    }
+}
+
+__kernel void smooth_l1_grad(__global float *restrict dx, __global const float *g, __global const float *x,
+                             __global const float *y, int g_step, float scale, float beta, int count) {
+    FOR_ELEMENTS(i, count) {
+        const float apart = x[i] - y[i], size = apart < 0.0f ? -apart : apart;
+        const float slope = size < beta ? apart / beta : apart > 0.0f ? 1.0f : apart < 0.0f ? -1.0f : apart;
+        dx[i] = scale * g[i * g_step] * slope;
+    }
+}
+
+INLINE lanes weight_at(__global const float *weight, int has_weight, int i, int left) {
+    const lanes one = 1.0f;
+    return has_weight ? load_lanes(weight + i, left, 1.0f) : one;
+}
+
+/* w ((1 - y) x + (1 + (p - 1) y) log(1 + exp(-x))), with exp of a negative number alone */
+__kernel void bce_with_logits(__global float *restrict out, __global const float *x, __global const float *y,
+                              __global const float *weight, __global const float *positive, int has_weight,
+                              int has_positive, int count) {
+    FOR_LANES(i, count) {
+        const int left = count - i;
+        const lanes zero = 0.0f, logit = load_lanes(x + i, left, 0.0f), target = load_lanes(y + i, left, 0.0f);
+        const lanes share = 1.0f + (weight_at(positive, has_positive, i, left) - 1.0f) * target;
+        const lanes loss = log1p(exp(-fabs(logit))) + (logit < 0.0f ? -logit : zero);
+        store_lanes(weight_at(weight, has_weight, i, left) * ((1.0f - target) * logit + share * loss), out + i, left);
+    }
+}
+
+/* w ((1 - y) - (1 + (p - 1) y) sigmoid(-x)) */
+__kernel void bce_with_logits_grad(__global float *restrict dx, __global const float *g, __global const float *x,
+                                   __global const float *y, int g_step, float scale, __global const float *weight,
+                                   __global const float *positive, int has_weight, int has_positive, int count) {
+    FOR_LANES(i, count) {
+        const int left = count - i;
+        const lanes logit = load_lanes(x + i, left, 0.0f), target = load_lanes(y + i, left, 0.0f);
+        const lanes share = 1.0f + (weight_at(positive, has_positive, i, left) - 1.0f) * target;
+        const lanes power = exp(-fabs(logit)), one = 1.0f;
+        const lanes rest = (logit < 0.0f ? one : power) / (1.0f + power);
+        const lanes one_up = g[0], up = g_step ? load_lanes(g + i, left, 0.0f) : one_up;
+        store_lanes(
+            scale * up * weight_at(weight, has_weight, i, left) * ((1.0f - target) - share * rest), dx + i, left);
     }
 }

@@ -78,6 +78,32 @@ __kernel void log_softmax_grad(__global float *restrict dx, __global const float
     }
 }
 
+/* y[row] = log(sum(exp(x))): an infinite maximum is the result. */
+__kernel void log_sum_exp(__global float *restrict y, __global const float *restrict x, int rows, int columns) {
+    GROUP_SCRATCH(scratch);
+    FOR_ROWS(row, rows) {
+        __global const float *from = x + row * columns;
+        const float top = row_maximum(from, columns, scratch);
+        const float base = top == -INFINITY || top == INFINITY ? 0.0f : top;
+        lanes sums = 0.0f;
+        FOR_COLUMN_LANES(i, columns) sums += exp(load_lanes(from + i, columns - i, -INFINITY) - base);
+        const float log_total = log(GROUP_SUM(lanes_sum(sums), scratch));
+        if (GROUP_LEADER) y[row] = base + log_total;
+    }
+}
+
+/* dx = g exp(x - y) */
+__kernel void log_sum_exp_grad(__global float *restrict dx, __global const float *restrict g,
+                               __global const float *restrict x, __global const float *restrict y, int rows,
+                               int columns) {
+    FOR_ROWS(row, rows) {
+        const int start = row * columns;
+        const float up = g[row], base = y[row];
+        FOR_COLUMN_LANES(i, columns)
+            store_lanes(up * exp(load_lanes(x + start + i, columns - i, 0.0f) - base), dx + start + i, columns - i);
+    }
+}
+
 /* losses[row] = log(sum(exp(x))) - x[target], and dx = scale * (probabilities - one_hot(target)). A target that is not a
    class gives NaN instead of a read outside the row. With `sums_losses` a CPU's only work-item sums the losses too:
    total = scale * sum(losses). */

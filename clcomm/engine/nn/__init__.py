@@ -1,5 +1,6 @@
 """Layers, losses and the base class of models."""
 
+from clcomm.engine.nn.attention import MultiheadAttention
 from clcomm.engine.nn.init import Generator, manual_seed
 from clcomm.engine.nn.layers import (
     GELU,
@@ -17,7 +18,7 @@ from clcomm.engine.nn.layers import (
     Softmax,
     Tanh,
 )
-from clcomm.engine.nn.losses import CrossEntropyLoss, MSELoss
+from clcomm.engine.nn.losses import BCEWithLogitsLoss, CrossEntropyLoss, MSELoss, NLLLoss, SmoothL1Loss
 from clcomm.engine.nn.module import Module
 from clcomm.engine.nn.norms import LayerNorm
 from clcomm.engine.nn.sequential import Sequential
@@ -25,6 +26,7 @@ from clcomm.engine.nn.sequential import Sequential
 __all__ = [
     "GELU",
     "AvgPool2d",
+    "BCEWithLogitsLoss",
     "Conv2d",
     "CrossEntropyLoss",
     "Embedding",
@@ -37,10 +39,13 @@ __all__ = [
     "MSELoss",
     "MaxPool2d",
     "Module",
+    "MultiheadAttention",
+    "NLLLoss",
     "ReLU",
     "Sequential",
     "SiLU",
     "Sigmoid",
+    "SmoothL1Loss",
     "Softmax",
     "Tanh",
     "manual_seed",

@@ -84,6 +84,11 @@ def normal_values(shape: Shape, rng: Generator | None) -> np.ndarray:
     return (_generator if rng is None else rng).normal(shape)
 
 
+def uniform_values(shape: Shape, bound: float, rng: Generator | None) -> np.ndarray:
+    """Return initial values within `bound` of 0; `rng` None: the generator that `manual_seed` seeds."""
+    return (_generator if rng is None else rng).uniform(shape, -bound, bound)
+
+
 def layer_values(weight_shape: Shape, bias: bool, rng: Generator | None) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the initial weight and bias of a Linear or Conv2d layer, drawn in this order.
 

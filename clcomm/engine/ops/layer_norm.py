@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from clcomm.engine.autograd import Op
-from clcomm.engine.ops.reduce import sum_over
-from clcomm.engine.tensor import Tensor, empty, float_tensor, wrap
+from clcomm.engine.tensor import Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
 #: Rows that one work unit sums; a constant, so that results do not depend on the device.
-_ROW_BLOCK = 256
+_ROW_BLOCK = 64
 
 
 class LayerNorm(Op):
@@ -35,30 +34,38 @@ class LayerNorm(Op):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, means, scales = ctx.saved
         device, rows = x.device, means.size
-        columns, dx = x.size // rows, None
-        if ctx.needs[0]:
-            dx = ctx.out(0)
-            device.launch(
-                device.kernel("layer_norm", "layer_norm_grad"), *device.row_grid(rows, columns),
-                dx, grad, x, means, scales, x if weight is None else weight, ctx.parameters, rows, columns,
-            )  # fmt: skip
-        if not (ctx.needs[1] or ctx.needs[2]):
+        columns, factors = x.size // rows, x if weight is None else weight
+        for_parameters = ctx.needs[1] or ctx.needs[2]
+        dx = ctx.out(0) if ctx.needs[0] else None
+        if dx is not None and not (for_parameters and device.is_cpu):
+            kernel = device.kernel("layer_norm", "layer_norm_grad")
+            grid = device.row_grid(rows, columns)
+            device.launch(kernel, *grid, dx, grad, x, means, scales, factors, ctx.parameters, rows, columns)
+        if not for_parameters:
             return dx, None, None
         blocks = -(-rows // _ROW_BLOCK)
         sums = [empty(device, (blocks, columns)) for _ in range(2)]
-        grid = device.row_grid(blocks, rows * columns) if device.is_cpu else device.grid(blocks * columns)
-        kernel = device.kernel("layer_norm", "layer_norm_parameter_grads")
-        device.launch(kernel, *grid, *sums, grad, x, means, scales, rows, columns, _ROW_BLOCK, blocks)
-        totals = [_total(ctx, index, each) if ctx.needs[index] else None for index, each in enumerate(sums, 1)]
-        return dx, *totals
+        sizes = rows, columns, _ROW_BLOCK, blocks
+        if device.is_cpu:
+            kernel, grid = device.kernel("layer_norm", "layer_norm_all_grads"), device.row_grid(blocks, rows * columns)
+            target = empty(device, x.shape) if dx is None else dx
+            device.launch(kernel, *grid, target, *sums, grad, x, means, scales, factors, ctx.parameters, *sizes)
+        else:
+            kernel = device.kernel("layer_norm", "layer_norm_parameter_grads")
+            device.launch(kernel, *device.grid(blocks * columns), *sums, grad, x, means, scales, *sizes)
+        return dx, *_totals(ctx, sums)
 
 
-def _total(ctx: Any, index: int, sums: Tensor) -> Tensor:
-    """Return the sum of the blocks' sums, as the gradient of input `index`."""
-    out = ctx.out(index)
-    flat = wrap(out.device, out.buffer, (1, out.size))
-    sum_over(sums, (0,), out=flat)
-    return out
+def _totals(ctx: Any, sums: list[Tensor]) -> list[Tensor | None]:
+    """Return the sums of the blocks' sums, as the gradients of the parameters that need them."""
+    totals = [ctx.out(index) if ctx.needs[index] else None for index in (1, 2)]
+    blocks, columns = sums[0].shape
+    device, given = sums[0].device, [each for each in totals if each is not None]
+    device.launch(
+        device.kernel("layer_norm", "layer_norm_totals"), *device.grid(columns), given[0], given[-1], *sums,
+        columns, blocks, *[int(each is not None) for each in totals],
+    )  # fmt: skip
+    return totals
 
 
 def layer_norm(

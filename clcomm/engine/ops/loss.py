@@ -1,4 +1,4 @@
-"""Cross-entropy and mean squared error, each with one fused kernel for each direction."""
+"""Cross-entropy and losses of pairs of elements."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.autograd import Op
+from clcomm.engine.ops.broadcasting import broadcast_shape, expand
 from clcomm.engine.ops.reduce import ROW_BLOCK, sum_over
 from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor, is_one, wrap
 from clcomm.errors import ArgumentError
@@ -102,31 +103,82 @@ def cross_entropy(logits: Tensor, targets: Tensor | np.ndarray, reduction: str =
     float_tensor("cross_entropy", logits)
     if logits.ndim != 2:
         raise ArgumentError(f"cross_entropy: expected logits of shape (rows, classes), got {logits.shape}")
-    _check_reduction("cross_entropy", reduction)
-    targets = _target_tensor(logits, targets)
+    check_reduction("cross_entropy", reduction)
+    targets = target_tensor("cross_entropy", logits, targets)
     return CrossEntropy.apply(logits, targets=targets, reduction=reduction)
 
 
-def _target_tensor(logits: Tensor, targets: Any) -> Tensor:
-    rows, classes = logits.shape
+def target_tensor(name: str, x: Tensor, targets: Any, ignore_index: int | None = None) -> Tensor:
+    """Return the classes of x's rows on its device; raises ArgumentError for others than `cross_entropy` takes."""
+    rows, classes = x.shape
     if not isinstance(targets, Tensor):
         array = np.asarray(targets)
         if array.dtype.kind not in "iu":
-            raise ArgumentError(f"cross_entropy: expected integer targets, got {array.dtype}")
-        outside = array[(array < 0) | (array >= classes)]
-        if outside.size:
-            raise ArgumentError(f"cross_entropy: targets must be 0 to {classes - 1}, got {outside.flat[0]}")
-        _check_rows(rows, array.shape)
-        return Tensor(array, logits.device)
+            raise ArgumentError(f"{name}: expected integer targets, got {array.dtype}")
+        outside = (array < 0) | (array >= classes)
+        if ignore_index is not None:
+            outside &= array != ignore_index
+        if outside.any():
+            raise ArgumentError(f"{name}: targets must be 0 to {classes - 1}, got {array[outside].flat[0]}")
+        _check_rows(name, rows, array.shape)
+        return Tensor(array, x.device)
     if targets.dtype != INT32:
-        raise ArgumentError(f"cross_entropy: expected int32 targets, got {targets.dtype}")
-    _check_rows(rows, targets.shape)
+        raise ArgumentError(f"{name}: expected int32 targets, got {targets.dtype}")
+    _check_rows(name, rows, targets.shape)
     return targets
 
 
-def _check_rows(rows: int, shape: tuple[int, ...]) -> None:
+def _check_rows(name: str, rows: int, shape: tuple[int, ...]) -> None:
     if shape != (rows,):
-        raise ArgumentError(f"cross_entropy: expected {rows} targets, one for each row of logits, got shape {shape}")
+        raise ArgumentError(f"{name}: expected {rows} targets, one for each row of logits, got shape {shape}")
+
+
+class _ElementLoss(Op):
+    """A loss of each element of x and y, averaged, summed or not; `<kernel_name>_grad` is the gradient's kernel.
+
+    `settings` are the kernels' arguments between the arrays and the count.
+    """
+
+    kernel_name: str
+
+    @classmethod
+    def forward(cls, ctx: Any, x: Tensor, y: Tensor, *, settings: tuple[Any, ...], reduction: str) -> Tensor:
+        device, count = x.device, x.size
+        losses = empty(device, x.shape)
+        kernel = device.kernel("loss", cls.kernel_name)
+        device.launch(kernel, *device.grid(count), losses, x, y, *settings, count)
+        ctx.save(x, y)
+        ctx.settings, ctx.scale = settings, 1.0 / count if reduction == "mean" else 1.0
+        if reduction == "none":
+            return losses
+        return wrap(device, sum_over(losses.alias((count,)), (0,), ctx.scale).buffer, ())
+
+    @classmethod
+    def backward(cls, ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, y = ctx.saved
+        device, kernel = x.device, x.device.kernel("loss", f"{cls.kernel_name}_grad")
+        g_step = int(grad.size == x.size)
+
+        def gradient(index: int, *pair: Tensor) -> Tensor | None:
+            if not ctx.needs[index]:
+                return None
+            out = ctx.out(index)
+            device.launch(kernel, *device.grid(x.size), out, grad, *pair, g_step, ctx.scale, *ctx.settings, x.size)
+            return out
+
+        return gradient(0, x, y), gradient(1, y, x)  # of functions of x - y, whichever way round
+
+
+class SmoothL1(_ElementLoss):
+    """(x - y)^2 / (2 beta) where |x - y| < beta, else |x - y| - beta / 2."""
+
+    kernel_name = "smooth_l1"
+
+
+class LogitsBinaryCrossEntropy(_ElementLoss):
+    """-(p y log(sigmoid(x)) + (1 - y) log(1 - sigmoid(x))) times a weight, p the weight of positive targets."""
+
+    kernel_name = "bce_with_logits"
 
 
 def mse_loss(prediction: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
@@ -134,14 +186,69 @@ def mse_loss(prediction: Tensor, target: Tensor, reduction: str = "mean") -> Ten
 
     `reduction` is "mean", "sum" or "none" (one error for each element). Raises ArgumentError if the shapes differ.
     """
-    float_tensor("mse_loss", prediction)
-    float_tensor("mse_loss", target)
-    if prediction.shape != target.shape:
-        raise ArgumentError(f"mse_loss: expected two tensors of one shape, got {prediction.shape} and {target.shape}")
-    _check_reduction("mse_loss", reduction)
+    _check_pair("mse_loss", prediction, target, reduction)
     return SquaredError.apply(prediction, target, reduction=reduction)
 
 
-def _check_reduction(name: str, reduction: str) -> None:
+def smooth_l1_loss(prediction: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+    """Return d^2 / (2 beta) where the difference d of two tensors of one shape is below `beta`, else |d| - beta / 2.
+
+    Source: Girshick, "Fast R-CNN", 2015.
+
+    Args:
+        reduction: "mean", "sum" or "none" (one loss for each element).
+        beta: from 0, with which it is |d|.
+
+    Raises ArgumentError if the shapes differ, and for a negative `beta`.
+    """
+    _check_pair("smooth_l1_loss", prediction, target, reduction)
+    if not beta >= 0:
+        raise ArgumentError(f"smooth_l1_loss: expected beta of at least 0, got {beta!r}")
+    return SmoothL1.apply(prediction, target, settings=(float(beta),), reduction=reduction)
+
+
+def binary_cross_entropy_with_logits(
+    logits: Tensor,
+    target: Tensor,
+    reduction: str = "mean",
+    *,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+) -> Tensor:
+    """Return the binary cross-entropy of sigmoid(logits) against probabilities of the same shape, as PyTorch's.
+
+    Args:
+        target: from 0 to 1; it gets no gradient.
+        reduction: "mean", "sum" or "none" (one loss for each element).
+        weight: of each loss; its shape broadcasts to that of the logits. None: 1.
+        pos_weight: of the targets' positive part; its shape broadcasts too. None: 1.
+
+    Raises ArgumentError if the shapes do not fit, and for a target or weight that needs a gradient.
+    """
+    name = "binary_cross_entropy_with_logits"
+    _check_pair(name, logits, target, reduction)
+    weights: list[Tensor] = []
+    for argument, given in (("target", target), ("weight", weight), ("pos_weight", pos_weight)):
+        if given is not None and float_tensor(f"{name}: {argument}", given).requires_grad:
+            raise ArgumentError(f"{name}: {argument}: expected one that needs no gradient; detach() it")
+    for each in (weight, pos_weight):
+        shape = logits.shape if each is None else broadcast_shape(name, logits.shape, each.shape)
+        if shape != logits.shape:
+            raise ArgumentError(f"{name}: expected weights that broadcast to {logits.shape}, got one for {shape}")
+        weights.append(logits if each is None else each if each.shape == shape else expand(each, shape))
+    settings = (*weights, int(weight is not None), int(pos_weight is not None))
+    return LogitsBinaryCrossEntropy.apply(logits, target, settings=settings, reduction=reduction)
+
+
+def _check_pair(name: str, x: Tensor, y: Tensor, reduction: str) -> None:
+    float_tensor(name, x)
+    float_tensor(name, y)
+    if x.shape != y.shape:
+        raise ArgumentError(f"{name}: expected two tensors of one shape, got {x.shape} and {y.shape}")
+    check_reduction(name, reduction)
+
+
+def check_reduction(name: str, reduction: str) -> None:
+    """Raise ArgumentError for a reduction that is not one of three."""
     if reduction not in _REDUCTIONS:
         raise ArgumentError(f"{name}: expected reduction 'mean', 'sum' or 'none', got {reduction!r}")

@@ -1,4 +1,4 @@
-"""Matrix products: `matmul` of two matrices, and `linear`, x W^T + b with its three gradients.
+"""Products of matrices, and `linear`, x W^T + b with its three gradients.
 
 M N K: the result is M x N and the sums run over K.
 """
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from clcomm.engine.autograd import Op
 from clcomm.engine.device import Device
 from clcomm.engine.ops.reduce import sum_over
+from clcomm.engine.ops.shape import reshape
 from clcomm.engine.tensor import Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
@@ -83,33 +84,23 @@ class LinearOp(Op):
         return dx, dw, db
 
 
-def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Return the matrix product of `a` [M, K] and `b` [K, N].
-
-    Raises ArgumentError unless both are float32 matrices on one device whose inner sizes agree.
-    """
-    _matrix("matmul", "a", a)
-    _matrix("matmul", "b", b)
-    if a.shape[1] != b.shape[0]:
-        raise ArgumentError(f"matmul: expected b with {a.shape[1]} rows, as a {a.shape} has columns, got b {b.shape}")
-    same_device("matmul", a, b)
-    return MatMul.apply(a, b)
-
-
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
-    """Return x[M, in] weight[out, in]^T + bias[out], followed by ReLU when `relu` is set.
+    """Return x[..., in] weight[out, in]^T + bias[out], followed by ReLU when `relu` is set.
 
     Raises ArgumentError unless the shapes fit and all are float32 tensors on one device.
     """
-    _matrix("linear", "x", x)
+    float_tensor("linear: x", x)
     _matrix("linear", "weight", weight)
-    if x.shape[1] != weight.shape[1]:
+    if not x.ndim or x.shape[-1] != weight.shape[1]:
         raise ArgumentError(
             f"linear: expected x with {weight.shape[1]} columns, as weight {weight.shape} has, got x {x.shape}"
         )
     check_bias("linear", bias, weight.shape[0])
     same_device("linear", x, weight, bias)
-    return LinearOp.apply(x, weight, bias, relu=relu)
+    if x.ndim == 2:
+        return LinearOp.apply(x, weight, bias, relu=relu)
+    rows = reshape(x, (x.size // x.shape[-1], x.shape[-1]))
+    return reshape(LinearOp.apply(rows, weight, bias, relu=relu), (*x.shape[:-1], weight.shape[0]))
 
 
 def multiply(
@@ -146,6 +137,32 @@ def multiply(
         global_size, local_size = block.grid(rows, columns)
     added = a if bias is None else bias
     device.launch(kernel, global_size, local_size, a, b, out, added, rows, columns, depth, transposed)
+
+
+def multiply_batch(
+    a: Tensor, b: Tensor, out: Tensor, firsts: Any, *, transpose_a: bool = False, transpose_b: bool = False
+) -> None:
+    """Queue a product for each matrix of `out` [..., M, N], with the bits of `multiply`; not differentiable.
+
+    `firsts` is a buffer with the first elements of each product's two factors in `a` and `b`.
+    """
+    device = out.device
+    rows, columns = out.shape[-2:]
+    count, depth = out.size // (rows * columns), a.shape[-2] if transpose_a else a.shape[-1]
+    options = {"BATCHED": 1, **_epilogue(None, False)}
+    if device.is_cpu:
+        if transpose_a and min(rows, columns, depth) >= device.tuning.transpose_from:
+            a, transpose_a = _transposed(a), False
+        kernel = device.kernel("gemm", "gemm", DEPTH=_DEPTH, **options)
+        units = -(-device.compute_units // count)
+        global_size, local_size = _panel_grid(units, *device.tuning.gemm_tile[:2], rows, columns)
+    else:
+        block = chosen_block(device.tuning.gemm_block, device.compute_units, _limits(device), rows, columns, count)
+        kernel = device.kernel("gemm_gpu", "gemm", **block._asdict(), **options)
+        global_size, local_size = block.grid(rows, columns)
+    transposed = _A_TRANSPOSED * transpose_a + _B_TRANSPOSED * transpose_b
+    sizes = (*global_size, count), (*local_size, 1)
+    device.launch(kernel, *sizes, a, b, out, a, rows, columns, depth, transposed, firsts)
 
 
 def _kernel(device: Device, name: str, bias: Tensor | None = None, relu: bool = False) -> Any:
@@ -215,12 +232,13 @@ def _all_gradients(
     device.launch(kernel, *grid, grad, x, weight, unused if mask is None else mask, *outs, parts, rows, inputs, outputs)
 
 
-def _transposed(matrix: Tensor) -> Tensor:
-    device = matrix.device
-    rows, columns = matrix.shape
-    out = empty(device, (columns, rows))
-    kernel = _kernel(device, "transpose")
-    device.launch(kernel, (-(-rows // 16),), (1,), matrix, out, rows, columns)
+def _transposed(x: Tensor) -> Tensor:
+    """Return the matrices of x's last two dimensions transposed."""
+    device = x.device
+    *batch, rows, columns = x.shape
+    out = empty(device, (*batch, columns, rows))
+    grid = (-(-rows // 16), x.size // (rows * columns))
+    device.launch(_kernel(device, "transpose"), grid, (1, 1), x, out, rows, columns)
     return out
 
 
@@ -264,12 +282,17 @@ def _limits(device: Device) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1024)
-def chosen_block(tuned: tuple[int, int, int], units: int, limits: tuple[int, int], rows: int, columns: int) -> Block:
-    """Return the largest block, from the tuned one down, with which every compute unit has a group."""
+def chosen_block(
+    tuned: tuple[int, int, int], units: int, limits: tuple[int, int], rows: int, columns: int, count: int = 1
+) -> Block:
+    """Return the largest block, from the tuned one down, with which every compute unit has a group.
+
+    `count` is the number of products in one launch.
+    """
     largest = Block(*tuned)
     for block in (largest, *(block for block in _SMALLER_BLOCKS if block.width <= largest.width)):
         fits = limits[0] >= block.SIDE**2 and block.local_bytes <= limits[1]
-        if fits and -(-rows // block.width) * -(-columns // block.width) >= units:
+        if fits and count * -(-rows // block.width) * -(-columns // block.width) >= units:
             return block
     return _SMALLER_BLOCKS[-1]
 

@@ -1,11 +1,13 @@
-"""Softmax and log-softmax, stable for logits of any size."""
+"""Softmax, log-softmax and log-sum-exp, stable for logits of any size."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from clcomm.engine.autograd import Op
-from clcomm.engine.ops.shape import transpose
+from clcomm.engine.ops.shape import reshape, transpose
 from clcomm.engine.tensor import Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
@@ -44,6 +46,43 @@ class LogSoftmax(_RowOp):
     """x - log(sum(exp(x))) along the last dimension."""
 
     kernel_name = "log_softmax"
+
+
+class LogSumExp(Op):
+    """log(sum(exp(x))) along the last dimension."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        device, columns, y = x.device, x.shape[-1], empty(x.device, x.shape[:-1])
+        kernel = device.kernel("softmax", "log_sum_exp")
+        device.launch(kernel, *device.row_grid(y.size, columns), y, x, y.size, columns)
+        ctx.save(x, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, y = ctx.saved
+        device, columns, dx = x.device, x.shape[-1], ctx.out(0)
+        kernel = device.kernel("softmax", "log_sum_exp_grad")
+        device.launch(kernel, *device.row_grid(y.size, columns), dx, grad, x, y, y.size, columns)
+        return (dx,)
+
+
+def logsumexp(x: Tensor, axis: int | Sequence[int] = -1, keepdims: bool = False) -> Tensor:
+    """Return log(sum(exp(x))) over the dimensions `axis`, which `keepdims` keeps with size 1.
+
+    Raises ArgumentError for dimensions that x does not have.
+    """
+    float_tensor("logsumexp", x)
+    given = (axis,) if isinstance(axis, int) else tuple(axis)
+    axes = tuple([a + x.ndim if a < 0 else a for a in given])
+    if not axes or len(set(axes)) != len(axes) or any(not 0 <= a < x.ndim for a in axes):
+        raise ArgumentError(f"logsumexp: axis {axis} does not fit a tensor of shape {x.shape}")
+    others = [d for d in range(x.ndim) if d not in axes]
+    order, kept = (*others, *sorted(axes)), tuple([x.shape[d] for d in others])
+    lying = x if order == tuple(range(x.ndim)) else transpose(x, order)
+    y = LogSumExp.apply(reshape(lying, (*kept, x.size // math.prod(kept))))
+    return reshape(y, tuple([1 if d in axes else n for d, n in enumerate(x.shape)])) if keepdims else y
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:

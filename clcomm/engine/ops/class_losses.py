@@ -1,0 +1,153 @@
+"""Losses against class indices with weights of classes, label smoothing and ignored targets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from clcomm.engine.autograd import Op
+from clcomm.engine.ops import loss
+from clcomm.engine.ops.reduce import sum_over
+from clcomm.engine.tensor import Tensor, empty, float_tensor, wrap
+from clcomm.errors import ArgumentError
+
+_NONE_IGNORED = -(2**31)
+
+
+class _ClassLoss(Op):
+    """A loss for each row, reduced; a mean is weighed by the rows' classes."""
+
+    @staticmethod
+    def reduced(ctx: Any, losses: Tensor, weights: Tensor, reduction: str) -> Tensor:
+        """Return the reduced losses, and keep what the gradient is divided by."""
+        ctx.divides, ctx.total = reduction == "mean", losses
+        if reduction == "none":
+            return losses
+        device, summed = losses.device, sum_over(losses, (0,))
+        if not ctx.divides:
+            return wrap(device, summed.buffer, ())
+        ctx.total, mean = sum_over(weights, (0,)), empty(device, ())
+        device.launch(device.kernel("elementwise", "div"), *device.grid(1), mean, summed, ctx.total, 1)
+        return mean
+
+
+class SmoothedCrossEntropy(_ClassLoss):
+    """Cross-entropy of logits [rows, classes] against classes mixed with a uniform distribution."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, *, targets: Tensor, weight: Tensor | None, smoothing: float, ignored: int, reduction: str
+    ) -> Tensor:
+        device, (rows, columns) = x.device, x.shape
+        losses, weights, tops, logs = (empty(device, (rows,)) for _ in range(4))
+        own = (x if weight is None else weight, int(weight is not None), smoothing, ignored, rows, columns)
+        kernel = device.kernel("class_losses", "smoothed_losses")
+        device.launch(kernel, *device.row_grid(rows, columns), losses, weights, tops, logs, x, targets, *own)
+        ctx.targets, ctx.own = targets, own
+        ctx.save(x, tops, logs)
+        return _ClassLoss.reduced(ctx, losses, weights, reduction)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, tops, logs = ctx.saved
+        weight, has_weight, *rest = ctx.own
+        device, dx = x.device, ctx.out(0)
+        device.launch(
+            device.kernel("class_losses", "smoothed_losses_grad"), *device.row_grid(*x.shape),
+            dx, grad, ctx.total, tops, logs, x, ctx.targets, weight, grad.ndim, int(ctx.divides), has_weight, *rest,
+        )  # fmt: skip
+        return (dx,)
+
+
+class NegativeLogLikelihood(_ClassLoss):
+    """What each row [classes] of log-probabilities has for its class, negated."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *, targets: Tensor, weight: Tensor | None, ignored: int, reduction: str) -> Tensor:
+        device, (rows, columns) = x.device, x.shape
+        losses, weights = empty(device, (rows,)), empty(device, (rows,))
+        own = (x if weight is None else weight, int(weight is not None), ignored, rows, columns)
+        kernel = device.kernel("class_losses", "picked_losses")
+        device.launch(kernel, *device.grid(rows), losses, weights, x, targets, *own)
+        ctx.targets, ctx.own = targets, own
+        return _ClassLoss.reduced(ctx, losses, weights, reduction)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (x,), dx = ctx.inputs, ctx.out(0)
+        weight, *rest = ctx.own
+        device = x.device
+        device.launch(
+            device.kernel("class_losses", "picked_losses_grad"), *device.row_grid(*x.shape),
+            dx, grad, ctx.total, ctx.targets, weight, grad.ndim, int(ctx.divides), *rest,
+        )  # fmt: skip
+        return (dx,)
+
+
+def cross_entropy(
+    logits: Tensor,
+    targets: Tensor | np.ndarray,
+    reduction: str = "mean",
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Return the cross-entropy of logits against integer classes, as PyTorch's.
+
+    Args:
+        logits: [rows, classes].
+        targets: a class for each row, in an int32 tensor or an integer array.
+        reduction: "mean", weighed by the rows' classes, "sum" or "none" (one loss for each row).
+        weight: of each class; None: 1.
+        ignore_index: a target whose rows count nothing; None: there is none.
+        label_smoothing: the share, from 0 to 1, of a uniform distribution in the targets'; Szegedy et al., "Rethinking
+            the Inception architecture for computer vision", 2016.
+
+    Raises:
+        ArgumentError: shapes, dtypes or the share do not fit, or a target in an array is not a class; such a target in
+            a tensor gives a loss of NaN.
+    """
+    if weight is None and ignore_index is None and label_smoothing == 0:
+        return loss.cross_entropy(logits, targets, reduction)
+    if not 0 <= label_smoothing <= 1:
+        raise ArgumentError(f"cross_entropy: expected label_smoothing from 0 to 1, got {label_smoothing!r}")
+    settings = _settings("cross_entropy", logits, targets, reduction, weight, ignore_index)
+    return SmoothedCrossEntropy.apply(logits, smoothing=float(label_smoothing), **settings)
+
+
+def nll_loss(
+    log_probabilities: Tensor,
+    targets: Tensor | np.ndarray,
+    reduction: str = "mean",
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
+    """Return the negative log-likelihood of log-probabilities [rows, classes], as PyTorch's.
+
+    The other arguments, and what is raised, are those of `cross_entropy`.
+    """
+    settings = _settings("nll_loss", log_probabilities, targets, reduction, weight, ignore_index)
+    return NegativeLogLikelihood.apply(log_probabilities, **settings)
+
+
+def _settings(
+    name: str, x: Tensor, targets: Any, reduction: str, weight: Tensor | None, ignore_index: int | None
+) -> dict[str, Any]:
+    """Return the checked arguments of a loss."""
+    if float_tensor(name, x).ndim != 2:
+        raise ArgumentError(f"{name}: expected rows of classes, (rows, classes), got {x.shape}")
+    loss.check_reduction(name, reduction)
+    if weight is not None:
+        if float_tensor(f"{name}: weight", weight).shape != x.shape[1:]:
+            raise ArgumentError(f"{name}: expected weight of shape {x.shape[1:]}, got {weight.shape}")
+        if weight.requires_grad:
+            raise ArgumentError(f"{name}: weight: expected one that needs no gradient; detach() it")
+    if ignore_index is not None and not -(2**31) <= ignore_index < 2**31:
+        raise ArgumentError(f"{name}: expected ignore_index to fit int32, got {ignore_index!r}")
+    return {
+        "targets": loss.target_tensor(name, x, targets, ignore_index), "weight": weight, "reduction": reduction,
+        "ignored": _NONE_IGNORED if ignore_index is None else int(ignore_index),
+    }  # fmt: skip

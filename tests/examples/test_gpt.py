@@ -1,0 +1,95 @@
+"""examples.gpt as a user runs it: any number of ranks, continued, with a text of one's own, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.examples.test_examples import launch, parameters, run
+
+TINY = ("--layers", "2", "--width", "24", "--heads", "2", "--context", "16", "--sample", "24")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"{n} times {n} is {n * n}; äöü.\n" for n in range(500)), "utf-8")
+    return str(path)
+
+
+def sample_of(out: str) -> str:
+    return out.partition("sample:\n")[2]
+
+
+@pytest.mark.parametrize("ranks", [0, 2, 3, 4])
+def test_it_reports_on_any_number_of_ranks(tmp_path: Path, text: str, ranks: int) -> None:
+    report = tmp_path / "report.json"
+    out = run(
+        "examples.gpt", *TINY, "--text", text, "--batch-size", "4", "--max-steps", "30", "--lr", "0.01",
+        "--prompt", "7 times", "--report", str(report), "--summary", ranks=ranks,
+    )  # fmt: skip
+    figures = json.loads(report.read_text())
+    assert (figures["world_size"], figures["model"], figures["steps"]) == (max(ranks, 1), "gpt", 30)
+    assert figures["dataset"].startswith("text.txt ") and figures["settings"]["layers"] == 2
+    assert figures["test_samples"] % 16 == 0 and figures["test_loss"] < 0.95 * np.log(25)
+    assert re.search(r"30 steps; training loss \d\.\d+; held-out loss \d\.\d+; [\d,]+ characters/s", out)
+    assert "sequences/s" in out and "images" not in out and "all_reduce gradients" in out
+    assert "PackedAttention" in out  # of the summary
+    sample = sample_of(out)
+    assert sample.startswith("7 times") and len(sample.removesuffix("\n")) == len("7 times") + 24
+
+
+def test_a_continued_run_ends_with_the_same_bits_and_sample(tmp_path: Path, text: str) -> None:
+    job = [*TINY, "--text", text, "--batch-size", "4", "--no-eval", "--quiet", "--checkpoint"]
+    whole = run("examples.gpt", *job, str(tmp_path / "whole.npz"), "--max-steps", "30", ranks=2)
+    run("examples.gpt", *job, str(tmp_path / "parts.npz"), "--max-steps", "13", ranks=2)
+    parts = run("examples.gpt", *job, str(tmp_path / "parts.npz"), "--resume", "--max-steps", "30", ranks=2)
+    assert sample_of(whole) == sample_of(parts) != ""
+    expected, found = parameters(tmp_path / "whole.npz"), parameters(tmp_path / "parts.npz")
+    assert all(expected[name].tobytes() == found[name].tobytes() for name in expected)
+    other = launch("examples.gpt", *job, str(tmp_path / "parts.npz"), "--resume", "--heads", "4")
+    assert other.returncode == 2 and "heads" in other.stderr and other.stderr.count("\n") == 1
+
+
+def test_four_ranks_train_as_one_with_all_of_their_windows(tmp_path: Path, text: str) -> None:
+    job = [*TINY, "--text", text, "--no-eval", "--quiet", "--max-steps", "20", "--optimizer", "sgd", "--lr", "0.05"]
+    job += ["--clip-norm", "100", "--sample", "0", "--checkpoint"]
+    run("examples.gpt", *job, str(tmp_path / "four.npz"), "--batch-size", "2", ranks=4)
+    run("examples.gpt", *job, str(tmp_path / "one.npz"), "--batch-size", "8")
+    four, one = (
+        np.concatenate([array.ravel().astype(np.float64) for array in parameters(tmp_path / name).values()])
+        for name in ("four.npz", "one.npz")
+    )
+    assert np.linalg.norm(four - one) / np.linalg.norm(one) < 1e-5
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--text", "/nothing/here"), "text /nothing/here: No such file or directory"),
+        (("--heads", "5"), "--heads: expected a number that divides --width 192, got 5"),
+        (("--prompt", ""), "--prompt: expected at least one character, got none"),
+        (("--context", "100000"), "expected at least"),
+    ],
+)
+def test_one_line_says_what_does_not_fit(text: str, ranks: int, arguments: tuple[str, str], message: str) -> None:
+    ended = launch("examples.gpt", "--text", text, *arguments, ranks=ranks)
+    assert ended.returncode in (1, 2) and message in ended.stderr and ended.stderr.count("\n") == 1
+
+
+def test_gradients_in_any_buckets_give_the_same_bits(tmp_path: Path, text: str) -> None:
+    """The embedding, which is also the head, gets its gradient from the first and the last layer."""
+    job = [*TINY, "--text", text, "--batch-size", "2", "--no-eval", "--quiet", "--max-steps", "8", "--sample", "0"]
+    small = ["--bucket-size", "8KiB", "--overlap"]
+    ways = [*small, "on"], [*small, "off"], ["--no-bucketing"]
+    found = []
+    for number, way in enumerate(ways):
+        file = tmp_path / f"{number}.npz"
+        run("examples.gpt", *job, *way, "--checkpoint", str(file), ranks=3)
+        found.append({name: values.tobytes() for name, values in parameters(file).items()})
+    assert found[0] == found[1] == found[2]

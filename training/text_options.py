@@ -1,0 +1,61 @@
+"""The options of a run that trains a language model on a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from clcomm.errors import ArgumentError
+from clcomm.option_types import number, whole_number
+from training.option_fields import fixed, option_group
+from training.options import OPTIMIZERS, TrainingOptions
+
+_data = option_group("model and data")
+_optimizer = option_group("optimizer")
+_output = option_group("evaluation and output")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(TrainingOptions):
+    """The options of one training run of a GPT, such as `TextOptions(layers=2, max_steps=100)`."""
+
+    SAMPLES: ClassVar[str] = "sequences"
+    ALSO_SHARED: ClassVar[tuple[str, ...]] = ("layers", "width", "heads", "context", "tied_head")
+
+    model: str = fixed("gpt")
+    engine: str = fixed("native")
+    data: str = fixed("text")
+    target_accuracy: float | None = fixed(None)
+
+    text: str | None = _data(
+        None, "a text file in UTF-8; default: the sources of Python's standard library", metavar="FILE"
+    )
+    layers: int = _data(6, "of the model", whole_number(1), metavar="N")
+    width: int = _data(192, "values of a token between layers", whole_number(1), metavar="N")
+    heads: int = _data(6, "of each attention; they divide the width", whole_number(1), metavar="N")
+    context: int = _data(256, "characters that the model sees", whole_number(1), metavar="N")
+    tied_head: bool = _data(True, "the head's weight is the embedding's")
+    batch_size: int = _data(8, "a rank's windows of the text", whole_number(1), metavar="N")
+    epochs: int | None = _data(1, "times that the text is read", whole_number(1), metavar="N")
+    max_steps: int | None = _data(1000, "stop after this many steps in all", whole_number(1), metavar="N")
+
+    optimizer: str = _optimizer("adamw", choices=OPTIMIZERS)
+    lr: float | None = _optimizer(1e-3, "at its highest", number(above=True), metavar="RATE")
+    schedule: str = _optimizer("cosine:warmup=100", 'of the rate, e.g. "constant"', metavar="TEXT")
+    clip_norm: float | None = _optimizer(
+        1.0, "largest norm of all gradients together, after averaging", number(above=True), metavar="N"
+    )
+
+    eval: bool = _output(True, "measure the loss on held-out text after each epoch and at the end")
+    sample: int = _output(256, "characters that the model writes at the end", whole_number(), metavar="N")
+    prompt: str = _output("\n", "the text that these go on from")
+    temperature: float = _output(
+        0.8, "below 1 favours likely characters; 0: always the likeliest", number(), metavar="T"
+    )
+
+    def check(self) -> None:
+        super().check()
+        if self.width % self.heads:
+            raise ArgumentError(f"--heads: expected a number that divides --width {self.width}, got {self.heads}")
+        if self.sample and not self.prompt:
+            raise ArgumentError("--prompt: expected at least one character, got none")

@@ -1,0 +1,96 @@
+"""One run that trains a GPT on a text, and what it writes at the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from clcomm.communicator import Communicator
+from clcomm.engine import Device
+from models import GPT
+from models.gpt import next_token_loss
+from training.console import make_console
+from training.data.text import TextDataset, open_text
+from training.engines.parts import Parts, Placement, native_parts, rehearsal_of
+from training.result import Result
+from training.session import Session
+from training.start import start
+from training.text_options import TextOptions
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class TextSession(Session):
+    """One training run of a GPT; creating one is collective.
+
+    Args:
+        comm: the ranks; None: the session joins those of the job.
+        console: where rank 0 prints; None: a new one.
+    """
+
+    EVALUATION_BATCH: ClassVar[int] = 16
+    options: TextOptions
+
+    def __init__(self, options: TextOptions, comm: Communicator | None = None, console: Console | None = None):
+        comm = comm or start(options)
+        console = console or make_console(comm)
+        splits = open_text(options.text, options.context, comm)
+        train = splits.train
+        console.print(
+            f"text: {splits.name}; {train.images.size:,} characters of {train.classes} kinds", highlight=False
+        )
+        super().__init__(options, comm, splits, console)
+
+    def _build_parts(self) -> Parts:
+        options, comm = self.options, self.comm
+        device = Placement(options.device, comm.local_rank, comm.local_size, comm.cores).opencl()
+
+        def make(on: Device, seed: int = 0) -> GPT:
+            return GPT(
+                self.splits.train.classes, options.context, options.layers, options.width, options.heads,
+                tied=options.tied_head, device=on, seed=seed,
+            )  # fmt: skip
+
+        def batch_of(size: int) -> tuple[np.ndarray, np.ndarray]:
+            tokens = np.zeros((size, options.context), np.int32)
+            return tokens, tokens
+
+        return replace(
+            native_parts(make(device, options.seed), next_token_loss, device),
+            rehearse=rehearsal_of(device, make, batch_of, next_token_loss),
+        )
+
+    def result_line(self, result: Result) -> str:
+        """Return a run's figures as one line of text."""
+        parts = [f"{result.steps} steps", f"training loss {result.train_loss:.4f}"]
+        if result.evaluation is not None:
+            parts.append(f"held-out loss {result.evaluation.loss:.4f}")
+        parts.append(f"{result.images_per_s * self.options.context:,.0f} characters/s")
+        parts.append(f"step p50 {result.step_p50_s * 1e3:.1f} ms, p95 {result.step_p95_s * 1e3:.1f} ms")
+        return "; ".join(parts)
+
+    def write(self) -> str:
+        """Return --prompt and what the model writes after it: --sample characters, the same for a seed.
+
+        Raises DataError for a prompt with characters that are not in the text.
+        """
+        options, train = self.options, self.splits.train
+        assert isinstance(train, TextDataset)
+        tokens = train.vocabulary.encode(options.prompt).tolist()
+        random = np.random.Generator(np.random.Philox(options.seed))
+        for _ in range(options.sample):
+            seen = np.array([tokens[-options.context :]], np.int32)
+            tokens.append(drawn_token(self.parts.predict(seen)[0, -1], options.temperature, random.random()))
+        return train.vocabulary.decode(np.array(tokens))
+
+
+def drawn_token(logits: np.ndarray, temperature: float, chance: float) -> int:
+    """Return the token at `chance`, from 0 to 1, of the distribution softmax(logits / temperature)."""
+    if temperature == 0:
+        return int(logits.argmax())
+    powers = np.exp((logits.astype(np.float64) - logits.max()) / temperature)
+    sums = powers.cumsum()
+    return int(min(np.searchsorted(sums, chance * sums[-1], side="right"), len(logits) - 1))
