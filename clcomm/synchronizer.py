@@ -19,7 +19,7 @@ from clcomm.sync.bucket_plan import GRADIENTS, hook_name
 from clcomm.sync.decision import Decision, DecisionLog
 from clcomm.sync.divergence import ReplicaGuard
 from clcomm.sync.model_sync import ModelSync
-from clcomm.sync.parameter_broadcast import PARAMETERS, broadcast_parameters
+from clcomm.sync.parameter_broadcast import PARAMETERS, broadcast_buffers, broadcast_parameters
 from clcomm.sync.settings import SyncSettings
 from clcomm.sync.sharded_update import ShardedUpdate
 from clcomm.sync.shared_space import SharedSpace
@@ -113,11 +113,21 @@ class Synchronizer:
     # --- a step ---
 
     def broadcast_parameters(self, model: Any, root: int = 0) -> None:
-        """Give every rank root's parameters, in one broadcast, and check that the replicas are alike."""
+        """Give every rank root's parameters, in one broadcast, and its buffers; check that the replicas are alike."""
         ours = self._model(model)
         ours.require_unchanged()
         broadcast_parameters(self.comm, ours.space, root)
         self.guard.require_alike(ours.space)
+
+    def broadcast_buffers(self, model: Any, root: int = 0) -> None:
+        """Give every rank root's buffers, such as the running statistics of batch norm; collective.
+
+        Training leaves each rank with those of its own batches. DistributedDataParallel of PyTorch ends with rank 0's;
+        call this before an evaluation to have the same.
+        """
+        ours = self._model(model)
+        ours.require_unchanged()
+        broadcast_buffers(self.comm, ours.space, root)
 
     def attach_optimizer(self, model: Any, optimizer: Any) -> None:
         """Name the optimizer whose `state_dict` is sent along where a differing replica gets another's parameters."""

@@ -144,9 +144,14 @@ class NativeAdapter:
 
     def extra_state(self) -> dict[str, np.ndarray]:
         """Return frozen parameters and buffers by name."""
-        trained = {spec.name for spec in self.specs}
-        return {name: array for name, array in self._model.state_dict().items() if name not in trained}
+        return {name: tensor.numpy() for name, tensor in self._untrained().items()}
 
     def load_extra_state(self, state: dict[str, np.ndarray]) -> None:
         """Set what `extra_state` returned."""
-        self._model.load_state_dict({**self._model.state_dict(), **state})
+        for name, tensor in self._untrained().items():
+            tensor.copy_from(state[name])
+
+    def _untrained(self) -> dict[str, Any]:
+        trained = {spec.name for spec in self.specs}
+        frozen = {name: p for name, p in self._model.named_parameters() if name not in trained}
+        return frozen | dict(self._model.named_buffers())

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.engine.nn.module import evaluating
 from clcomm.engine.ops.conv2d import Conv2dOp, ConvReluPoolOp
 from clcomm.engine.ops.matmul import LinearOp, MatMul
 from clcomm.engine.tensor import Tensor
@@ -23,7 +24,8 @@ def layers_of(model: Any, input_shape: tuple[int, ...]) -> Iterator[Layer]:
     device = next(iter(model.parameters())).device
     # requires_grad puts frozen layers on the tape too.
     x = Tensor(np.zeros(input_shape, np.float32), device, requires_grad=True)
-    result = model(x)
+    with evaluating(model):  # leaves running statistics as they are
+        result = model(x)
     if not isinstance(result, Tensor) or result._node is None:
         raise ArgumentError("model: expected one whose result is a tensor that depends on its input")
     samples, trained, listed = input_shape[0], set[int](), set[str]()

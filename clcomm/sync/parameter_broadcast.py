@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from clcomm.communicator import Communicator
 from clcomm.sync.agreement import require_agreement
 from clcomm.sync.shared_space import SharedSpace
@@ -21,6 +23,15 @@ def broadcast_parameters(comm: Communicator, space: SharedSpace, root: int) -> N
     state = space.adapter.extra_state()
     lines = [f"{name} {array.shape} {array.dtype}" for name, array in state.items()]
     require_agreement(comm, "buffers and frozen parameters", lines, "build the same model on every rank")
+    _broadcast(comm, space, state, root)
+
+
+def broadcast_buffers(comm: Communicator, space: SharedSpace, root: int) -> None:
+    """Give every rank root's buffers and frozen parameters, which have to be alike but for their values; collective."""
+    _broadcast(comm, space, space.adapter.extra_state(), root)
+
+
+def _broadcast(comm: Communicator, space: SharedSpace, state: dict[str, np.ndarray], root: int) -> None:
     for array in state.values():
         comm.broadcast(array, root, label=PARAMETERS)
     if state:

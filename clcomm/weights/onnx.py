@@ -1,4 +1,4 @@
-"""A native model as an ONNX graph (https://onnx.ai/onnx/operators), from the tape of one forward pass.
+"""A native model as an ONNX graph (https://onnx.ai/onnx/operators), from the tape of one forward pass in eval mode.
 
 The number of samples stays open. What a model computes outside the tape, in NumPy for example, is not seen.
 """
@@ -14,6 +14,7 @@ import numpy as np
 
 from clcomm.engine.autograd import Op
 from clcomm.engine.nn import Module
+from clcomm.engine.nn.module import evaluating
 from clcomm.engine.ops.activation import Relu, Sigmoid, Tanh
 from clcomm.engine.ops.blocks import Concat
 from clcomm.engine.ops.conv2d import Conv2dOp, ConvReluPoolOp
@@ -70,7 +71,8 @@ class _Graph:
         self._parameters = {id(parameter): name for name, parameter in parameters}
         self._nodes: list[Any] = []
         self._weights: list[Any] = []
-        self._result = model(x)
+        with evaluating(model):
+            self._result = model(x)
         for tensor in _in_order(self._result):
             self._add(tensor)
 

@@ -16,6 +16,7 @@ import numpy as np
 from clcomm import optim
 from clcomm.engine import CrossEntropyLoss, Device, Replay, Tensor, codec, fold, gather, no_grad
 from clcomm.engine.gather import DeviceGather
+from clcomm.engine.nn.module import evaluating
 from clcomm.engine.rehearsal import Rehearsal
 from clcomm.errors import ArgumentError
 from clcomm.host_arrays import aligned_zeros
@@ -35,7 +36,7 @@ class Parts:
         `zero_grad()`, a settable `lr`, and state like the model's; `momentum` is for sgd and rmsprop only.
     prepare: images (N, C, H, W) and integer labels (N,) -> inputs of model and loss_fn, which may lie in the arrays'
         memory: it must not change until the step's results were read.
-    predict: images -> logits (N, classes), without a tape.
+    predict: images -> logits (N, classes), without a tape, in eval mode.
     device: the engine and its device, in words.
     profile: a `with` block that times the kernels queued within it; None: the engine cannot.
     opencl: the device of the native engine.
@@ -116,7 +117,7 @@ def _native(model: str, in_shape: Shape, classes: int, seed: int, device: Any) -
     loss_fn = CrossEntropyLoss()
 
     def predict(images: np.ndarray) -> np.ndarray:
-        with no_grad():
+        with no_grad(), evaluating(module):
             return module(Tensor(images, chosen)).numpy()
 
     return Parts(
@@ -170,7 +171,7 @@ def _rehearse(
     targets = Tensor(np.zeros(sizes[0], np.int32), device)
     _forward_backward(module, CrossEntropyLoss())(inputs[0], targets, 1.0)
     optimizer.step()
-    with no_grad():
+    with no_grad(), evaluating(module):
         for batch in inputs:
             module(batch)
     gather.rehearse(device)

@@ -108,9 +108,13 @@ class TorchModel:
         return x, torch.tensor(labels, dtype=torch.int64, device=self._device)
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """Return the logits of a batch, without recording for backward."""
+        """Return the logits of a batch, without recording for backward, in eval mode."""
+        was_training = self.module.training
+        self.module.eval()
         with torch.no_grad():
-            return self.module(torch.tensor(images, dtype=torch.float32, device=self._device)).cpu().numpy()
+            logits = self.module(torch.tensor(images, dtype=torch.float32, device=self._device)).cpu().numpy()
+        self.module.train(was_training)
+        return logits
 
 
 class TorchLoss:
