@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from clcomm.engine.ops.activation import relu, sigmoid, tanh
+from clcomm.engine.ops.batch_norm import batch_norm, group_norm
 from clcomm.engine.ops.blocks import concat, pad, split, stack, take
 from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool
 from clcomm.engine.ops.elementwise import add, div, mul, sub
@@ -13,16 +14,19 @@ from clcomm.engine.ops.gated import gelu, leaky_relu, silu
 from clcomm.engine.ops.layer_norm import layer_norm
 from clcomm.engine.ops.loss import cross_entropy, mse_loss
 from clcomm.engine.ops.matmul import linear, matmul
-from clcomm.engine.ops.pool import avg_pool2d, max_pool2d
+from clcomm.engine.ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from clcomm.engine.ops.reduce import argmax, mean, sum
 from clcomm.engine.ops.shape import flatten, reshape, transpose
 from clcomm.engine.ops.softmax import log_softmax, softmax
+from clcomm.engine.ops.variance import var
 from clcomm.engine.tensor import Tensor
 
 __all__ = [
+    "adaptive_avg_pool2d",
     "add",
     "argmax",
     "avg_pool2d",
+    "batch_norm",
     "concat",
     "conv2d",
     "conv_relu_pool",
@@ -31,6 +35,7 @@ __all__ = [
     "embedding",
     "flatten",
     "gelu",
+    "group_norm",
     "layer_norm",
     "leaky_relu",
     "linear",
@@ -53,6 +58,7 @@ __all__ = [
     "take",
     "tanh",
     "transpose",
+    "var",
 ]
 
 # A tensor's operators call these functions; tensor.py cannot import this module, which imports it.

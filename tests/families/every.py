@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from clcomm.engine.tuning import Tuning
-from tests.families import convolutions, elements, host, pools, products, rows
+from tests.families import channels, convolutions, elements, host, pools, products, rows
 
 #: By name; those of products with an ending, which double their builds, come apart from the plain ones.
 FAMILIES = {
     family.name: family
     for family in (
         convolutions.CONVOLUTION, convolutions.CONVOLUTION_OF_ONE_WIDTH, convolutions.CONVOLUTION_AS_PRODUCTS,
-        pools.POOLING, products.PLAIN_PRODUCT, products.PRODUCT, products.LINEAR, products.CHAIN,
+        pools.POOLING, pools.ADAPTIVE_POOLING, channels.BATCH_NORM,
+        products.PLAIN_PRODUCT, products.PRODUCT, products.LINEAR, products.CHAIN,
         rows.SOFTMAX, rows.LAYER_NORM, rows.EMBEDDING, rows.SQUARED_ERROR, rows.REDUCTION,
         elements.ARITHMETIC, elements.TRANSPOSE, elements.BLOCKS, elements.ACTIVATIONS, elements.OPTIMIZERS,
         host.FOLD, host.MEETING, host.SHARED_WORK, host.CODING, host.FACTORS, host.HASH, host.GATHER,

@@ -3,6 +3,7 @@
 from clcomm.engine.nn.init import Generator, manual_seed
 from clcomm.engine.nn.layers import (
     GELU,
+    AdaptiveAvgPool2d,
     AvgPool2d,
     Conv2d,
     Embedding,
@@ -19,17 +20,21 @@ from clcomm.engine.nn.layers import (
 )
 from clcomm.engine.nn.losses import CrossEntropyLoss, MSELoss
 from clcomm.engine.nn.module import Module
-from clcomm.engine.nn.norms import LayerNorm
+from clcomm.engine.nn.norms import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm
 from clcomm.engine.nn.sequential import Sequential
 
 __all__ = [
     "GELU",
+    "AdaptiveAvgPool2d",
     "AvgPool2d",
+    "BatchNorm1d",
+    "BatchNorm2d",
     "Conv2d",
     "CrossEntropyLoss",
     "Embedding",
     "Flatten",
     "Generator",
+    "GroupNorm",
     "LayerNorm",
     "LeakyReLU",
     "Linear",

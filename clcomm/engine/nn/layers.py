@@ -139,6 +139,16 @@ class AvgPool2d(_Pool):
         return F.avg_pool2d(x, self.kernel_size, self.stride, self.padding)
 
 
+class AdaptiveAvgPool2d(Module):
+    """x [N, C, H, W] -> the means of windows that cover it in `output_size` rows and columns; None: as many as x's."""
+
+    def __init__(self, output_size: int | tuple[int | None, int | None] | None):
+        self.output_size = output_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.adaptive_avg_pool2d(x, self.output_size)
+
+
 class ReLU(Module):
     """max(x, 0)"""
 
