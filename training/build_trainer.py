@@ -8,6 +8,7 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.engine import RandomStream
 from clcomm.errors import ArgumentError
 from clcomm.host_arrays import require_memory
 from clcomm.sampler import ContiguousSampler, DistributedSampler
@@ -33,6 +34,8 @@ def build_model(options: TrainingOptions, comm: Communicator, train: ArrayDatase
         device=Placement(options.device, comm.local_rank, comm.local_size, comm.cores),
     )  # fmt: skip
     train.prepare_gather = parts.prepare_gather
+    if parts.opencl is not None:
+        RandomStream.of(parts.opencl).seed(options.seed, comm.rank)
     return parts
 
 

@@ -8,6 +8,7 @@ from clcomm.engine.ops.activation import relu, sigmoid, tanh
 from clcomm.engine.ops.batch_norm import batch_norm, group_norm
 from clcomm.engine.ops.blocks import concat, pad, split, stack, take
 from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool
+from clcomm.engine.ops.dropout import dropout
 from clcomm.engine.ops.elementwise import add, div, mul, sub
 from clcomm.engine.ops.embedding import embedding
 from clcomm.engine.ops.gated import gelu, leaky_relu, silu
@@ -32,6 +33,7 @@ __all__ = [
     "conv_relu_pool",
     "cross_entropy",
     "div",
+    "dropout",
     "embedding",
     "flatten",
     "gelu",

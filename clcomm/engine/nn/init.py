@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from clcomm.engine.random_stream import RandomStream
 from clcomm.errors import ArgumentError
 
 Shape = tuple[int, ...]
@@ -75,8 +76,9 @@ _generator = Generator()
 
 
 def manual_seed(seed: int) -> None:
-    """Seed the generator that layers without `rng=` take their initial values from."""
+    """Seed the generator that layers without `rng=` take their initial values from, and the streams of dropout."""
     _generator.manual_seed(seed)
+    RandomStream.seed_all(int(seed))
 
 
 def normal_values(shape: Shape, rng: Generator | None) -> np.ndarray:

@@ -6,6 +6,7 @@ from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.nn.init import Generator, layer_values, normal_values
 from clcomm.engine.nn.module import Module
+from clcomm.engine.ops.dropout import check_probability
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
@@ -197,6 +198,22 @@ class LeakyReLU(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.leaky_relu(x, self.negative_slope)
+
+
+class Dropout(Module):
+    """x with each element set to 0 with probability p, else divided by 1 - p, in training; x itself in `eval()`.
+
+    The random numbers are those of the device's RandomStream, which `manual_seed` seeds, for each rank another.
+
+    Raises ArgumentError unless p is from 0 to 1.
+    """
+
+    def __init__(self, p: float = 0.5):
+        check_probability("Dropout", p)
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.p, self.training)
 
 
 class Softmax(Module):
