@@ -2,5 +2,6 @@
 
 from models.convnet import ConvNet
 from models.mlp import MLP
+from models.resnet import ResNet
 
-__all__ = ["MLP", "ConvNet"]
+__all__ = ["MLP", "ConvNet", "ResNet"]

@@ -20,9 +20,11 @@ from clcomm.engine.nn.module import evaluating
 from clcomm.engine.rehearsal import Rehearsal
 from clcomm.errors import ArgumentError
 from clcomm.host_arrays import aligned_zeros
-from models import MLP, ConvNet
+from models import MLP, ConvNet, ResNet
 
 Shape = tuple[int, ...]
+#: The models by name.
+_KINDS: dict[str, Any] = {"mlp": MLP, "convnet": ConvNet, "resnet": ResNet}
 
 
 @dataclass(frozen=True)
@@ -81,16 +83,17 @@ def build_parts(
     seed: int,
     device: Device | Placement | str | None = None,
 ) -> Parts:
-    """Return "mlp" or "convnet" for images of `in_shape` (C, H, W) on the engine "native", "netcl" or "torch".
+    """Return "mlp", "convnet" or "resnet" for images of `in_shape` (C, H, W) on the engine native, netcl or torch.
 
-    A seed gives the same initial values on all engines. Raises ArgumentError for other names and if the engine's
-    package is not installed, DeviceError for a device that is missing.
+    A seed gives the same initial values on all engines; netcl has no "resnet". Raises ArgumentError for other names and
+    if the engine's package is not installed, DeviceError for a device that is missing.
     """
     builders = {"native": _native, "netcl": _netcl, "torch": _torch}
     if engine not in builders:
         raise ArgumentError(f"engine: expected one of {', '.join(builders)}, got {engine!r}")
-    if model not in ("mlp", "convnet"):
-        raise ArgumentError(f"model: expected mlp or convnet, got {model!r}")
+    known = [name for name in _KINDS if engine != "netcl" or name != "resnet"]
+    if model not in known:
+        raise ArgumentError(f"model: expected {' or '.join(known)} on the engine {engine}, got {model!r}")
     return builders[engine](model, in_shape, classes, seed, device)
 
 
@@ -111,8 +114,7 @@ def _opencl(device: Device | Placement | str | None) -> Device:
 
 def _native(model: str, in_shape: Shape, classes: int, seed: int, device: Any) -> Parts:
     chosen = _opencl(device)
-    kinds: dict[str, Any] = {"mlp": MLP, "convnet": ConvNet}
-    module = kinds[model](in_shape, classes, device=chosen, seed=seed)
+    module = _KINDS[model](in_shape, classes, device=chosen, seed=seed)
     module.flat_space()  # places the gradients before the first step is recorded
     loss_fn = CrossEntropyLoss()
 
@@ -131,7 +133,7 @@ def _native(model: str, in_shape: Shape, classes: int, seed: int, device: Any) -
         profile=chosen.profile,
         opencl=chosen,
         prepare_gather=DeviceGather.on(chosen),
-        rehearse=lambda *run: _rehearse(Rehearsal(chosen), kinds[model], in_shape, classes, *run),
+        rehearse=lambda *run: _rehearse(Rehearsal(chosen), _KINDS[model], in_shape, classes, *run),
     )
 
 
