@@ -62,6 +62,7 @@ class JobOptions(Options):
         metavar="NAME",
     )
     data: str = _data("auto", f"{', '.join(DATA_CHOICES)} or a directory of IDX files", metavar="NAME|DIR")
+    augment: bool = _data(False, "shift and mirror training images at random, anew in each epoch")
     sharding: str = _data(
         "interleaved", "which samples a rank gets: every N-th of one shuffled order, or an unbroken block",
         choices=("interleaved", "contiguous"),
