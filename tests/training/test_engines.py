@@ -98,7 +98,7 @@ def test_the_residual_network_starts_and_predicts_as_pytorchs():
     for name, value in ours.model.state_dict().items():
         np.testing.assert_allclose(value, state[name], rtol=1e-4, atol=1e-5, err_msg=name)
     assert ours.model.training and theirs.model.module.training
-    with pytest.raises(ArgumentError, match="model: expected mlp or convnet on the engine netcl, got 'resnet'"):
+    with pytest.raises(ArgumentError, match="model: expected one of mlp, convnet with engine netcl, got 'resnet'"):
         build_parts("netcl", "resnet", SHAPE, CLASSES, 0, "cpu")
 
 
@@ -185,7 +185,7 @@ def test_another_seed_gives_other_values():
     "arguments, error, message",
     [
         (("cuda", "mlp", SHAPE, 10, 0), ArgumentError, "engine: expected one of native, netcl, torch"),
-        (("native", "vgg", SHAPE, 10, 0), ArgumentError, "model: expected mlp or convnet or resnet on the engine native"),
+        (("native", "vgg", SHAPE, 10, 0), ArgumentError, "model: expected one of mlp, convnet, resnet"),
         (("native", "mlp", SHAPE, 10, 0, "no such device"), DeviceError, "no such device"),
     ],
 )

@@ -93,7 +93,7 @@ def build_parts(
         raise ArgumentError(f"engine: expected one of {', '.join(builders)}, got {engine!r}")
     known = [name for name in _KINDS if engine != "netcl" or name != "resnet"]
     if model not in known:
-        raise ArgumentError(f"model: expected {' or '.join(known)} on the engine {engine}, got {model!r}")
+        raise ArgumentError(f"model: expected one of {', '.join(known)} with engine {engine}, got {model!r}")
     return builders[engine](model, in_shape, classes, seed, device)
 
 
