@@ -7,7 +7,7 @@ import sys
 from clcomm.engine.ops.activation import relu, sigmoid, tanh
 from clcomm.engine.ops.batch_norm import batch_norm, group_norm
 from clcomm.engine.ops.blocks import concat, pad, split, stack, take
-from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool
+from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool, conv_transpose2d
 from clcomm.engine.ops.dropout import dropout
 from clcomm.engine.ops.elementwise import add, div, mul, sub
 from clcomm.engine.ops.embedding import embedding
@@ -31,6 +31,7 @@ __all__ = [
     "concat",
     "conv2d",
     "conv_relu_pool",
+    "conv_transpose2d",
     "cross_entropy",
     "div",
     "dropout",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.nn.module import evaluating
-from clcomm.engine.ops.conv2d import Conv2dOp, ConvReluPoolOp
+from clcomm.engine.ops.conv2d import Conv2dOp, ConvReluPoolOp, ConvTranspose2dOp
 from clcomm.engine.ops.matmul import LinearOp, MatMul
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
@@ -64,7 +64,7 @@ def _walk(result: Tensor) -> list[tuple[Any, tuple[int, ...]]]:
 
 def _flops(node: Any) -> int:
     """Return the arithmetic of a node's forward pass over a whole batch."""
-    if node.op in (Conv2dOp, ConvReluPoolOp):
+    if node.op in (Conv2dOp, ConvReluPoolOp, ConvTranspose2dOp):
         g = node.geometry
         return 2 * g.images * g.outputs * g.out_height * g.out_width * g.channels * g.taps
     if node.op in (LinearOp, MatMul):

@@ -86,7 +86,9 @@ def normal_values(shape: Shape, rng: Generator | None) -> np.ndarray:
     return (_generator if rng is None else rng).normal(shape)
 
 
-def layer_values(weight_shape: Shape, bias: bool, rng: Generator | None) -> tuple[np.ndarray, np.ndarray | None]:
+def layer_values(
+    weight_shape: Shape, bias: bool, rng: Generator | None, outputs: int | None = None
+) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the initial weight and bias of a Linear or Conv2d layer, drawn in this order.
 
     The weight is kaiming_uniform with a = sqrt(5) (He et al., 2015), the bias uniform within 1 / sqrt(fan_in).
@@ -95,6 +97,7 @@ def layer_values(weight_shape: Shape, bias: bool, rng: Generator | None) -> tupl
         weight_shape: [out, in] or [out, in, height, width].
         bias: whether the layer has a bias.
         rng: the source; None: the one that `manual_seed` seeds.
+        outputs: the size of the bias; None: weight_shape[0].
     """
     rng = _generator if rng is None else rng
     fan_in = math.prod(weight_shape[1:])
@@ -104,4 +107,4 @@ def layer_values(weight_shape: Shape, bias: bool, rng: Generator | None) -> tupl
     if not bias:
         return weight, None
     bias_bound = 1.0 / math.sqrt(fan_in)
-    return weight, rng.uniform(weight_shape[:1], -bias_bound, bias_bound)
+    return weight, rng.uniform(weight_shape[:1] if outputs is None else (outputs,), -bias_bound, bias_bound)
