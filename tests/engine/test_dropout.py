@@ -14,6 +14,7 @@ from clcomm.engine import Dropout, Linear, RandomStream, Replay, Sequential, Ten
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.rehearsal import Rehearsal
+from clcomm.engine.tuning import Tuning
 from clcomm.errors import ArgumentError
 from tests.helpers import cpu_device
 from tests.random_words import philox, random_words
@@ -57,10 +58,10 @@ def test_agrees_with_the_reference(device, data, p):
         np.testing.assert_array_equal(x.grad.numpy(), upstream * factor)
 
 
-def test_masks_do_not_depend_on_the_number_of_cores(device):
+def test_masks_do_not_depend_on_the_number_of_cores_or_lanes(device):
     masks = set()
-    for units in (1, 3, 64):
-        other = Device(cpu_device("cpu").cl_device, kind=device.kind)
+    for units, lanes in ((1, 8), (3, 16), (64, 8)):
+        other = Device(cpu_device("cpu").cl_device, kind=device.kind, tuning=Tuning(loop_lanes=lanes))
         other.compute_units = units
         RandomStream.of(other).seed(SEED, RANK)
         masks.add(F.dropout(Tensor(np.ones(70_001, np.float32), other), 0.25).numpy().tobytes())
