@@ -24,3 +24,5 @@ WIDE_FAMILIES = (
     "convolution", "convolution of one width", "convolution as products", "plain product", "product", "linear layer",
     "layers after ReLU", "squared error", "arithmetic", "activations", "optimizers", "fold", "coding", "factors",
 )  # fmt: skip
+#: Families of vectors that stay as they are, in builds for such CPUs; Oclgrind tracks what is initialised in them.
+ALSO_WIDE = ("batch norm", "adaptive pooling", "dropout")
