@@ -122,14 +122,18 @@ class Synchronizer:
     # --- a step ---
 
     def broadcast_parameters(self, model: Any, root: int = 0) -> None:
-        """Give every rank root's parameters, in one broadcast, and check that the replicas are alike."""
+        """Give every rank root's parameters, in one broadcast, and its buffers; check that the replicas are alike."""
         ours = self._model(model)
         ours.require_unchanged()
         broadcast_parameters(self.comm, ours.space, root)
         self.guard.require_alike(ours.space)
 
     def broadcast_buffers(self, model: Any, root: int = 0) -> None:
-        """Give every rank root's buffers, such as running statistics, in one broadcast; collective if there are any."""
+        """Give every rank root's buffers, such as the running statistics of batch norm, in one broadcast.
+
+        Training leaves each rank with those of its own batches: call it before an evaluation, so that all ranks
+        evaluate one model. Collective, if the model has any.
+        """
         ours = self._model(model)
         ours.require_unchanged()
         broadcast_buffers(self.comm, ours.space, root)

@@ -22,7 +22,11 @@ TARGET_MISSED = 3
 
 
 def main() -> int:
-    options = parse("examples.mnist", "Train a network on MNIST, data-parallel over MPI.", TrainingOptions)
+    return train(parse("examples.mnist", "Train a network on MNIST, data-parallel over MPI.", TrainingOptions))
+
+
+def train(options: TrainingOptions) -> int:
+    """Train as the options say, print and write the results, and return the program's exit code; collective."""
     session = Session(options)
     session.console.print(session.headline(), highlight=False)
     if options.summary:

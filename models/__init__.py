@@ -3,5 +3,6 @@
 from models.convnet import ConvNet
 from models.gpt import GPT
 from models.mlp import MLP
+from models.resnet import ResNet
 
-__all__ = ["GPT", "MLP", "ConvNet"]
+__all__ = ["GPT", "MLP", "ConvNet", "ResNet"]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from clcomm import cli
+from examples.cifar import CifarOptions
 from training import command_line
 from training.comparison.options import ComparisonOptions
 from training.options import TrainingOptions
@@ -51,7 +52,12 @@ class Option(NamedTuple):
 def parsers() -> dict[str, argparse.ArgumentParser]:
     """Return the parser of each program and of each sub-command of clcomm, by the name that it goes by."""
     found: dict[str, argparse.ArgumentParser] = {}
-    for program, kind in (("examples.mnist", TrainingOptions), ("examples.compare_bucketing", ComparisonOptions)):
+    kinds = {
+        "examples.mnist": TrainingOptions,
+        "examples.cifar": CifarOptions,
+        "examples.compare_bucketing": ComparisonOptions,
+    }
+    for program, kind in kinds.items():
         made = command_line.parser(program, "", kind)
         found[made.prog] = made
     for listed in cli.COMMANDS:

@@ -8,11 +8,13 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.engine import RandomStream
 from clcomm.errors import ArgumentError
 from clcomm.host_arrays import require_memory
 from clcomm.sampler import ContiguousSampler, DistributedSampler
 from clcomm.synchronizer import Synchronizer
 from clcomm.units import format_size
+from training.data.augment import ShiftAndMirror
 from training.data.datasets import ArrayDataset
 from training.data.loader import Loader, default_prefetch
 from training.engines.build_together import build_together
@@ -33,6 +35,8 @@ def build_model(options: TrainingOptions, comm: Communicator, train: ArrayDatase
         device=Placement(options.device, comm.local_rank, comm.local_size, comm.cores),
     )  # fmt: skip
     train.prepare_gather = parts.prepare_gather
+    if parts.opencl is not None:
+        RandomStream.of(parts.opencl).seed(options.seed, comm.rank)
     return parts
 
 
@@ -44,10 +48,11 @@ def make_loader(options: TrainingOptions, comm: Communicator, train: ArrayDatase
     sampler_class = ContiguousSampler if options.sharding == "contiguous" else DistributedSampler
     sampler = sampler_class(len(train), comm.rank, comm.size, seed=options.seed, pad=options.uneven_inputs == "pad")
     prefetch = default_prefetch(comm.cores)
+    augment = ShiftAndMirror(options.seed, len(train), train.black) if options.augment else None
     held = min(options.grad_accumulation, -(-sampler.longest_shard // options.batch_size))
     image_bytes = np.dtype(np.float32).itemsize * math.prod(train.image_shape)
     try:
-        loader = Loader(train, sampler, options.batch_size, prefetch=prefetch, held=held)
+        loader = Loader(train, sampler, options.batch_size, prefetch=prefetch, held=held, augment=augment)
     except ArgumentError as error:
         size = format_size(options.batch_size * image_bytes)
         raise ArgumentError(f"{error}; its images alone would take {size} a rank") from None

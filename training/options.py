@@ -17,7 +17,7 @@ from training.data.choose import CHOICES as DATA_CHOICES
 from training.option_fields import Options, option_group, size
 
 ENGINES = ("native", "netcl", "torch")
-MODELS = ("convnet", "mlp")
+MODELS = ("convnet", "mlp", "resnet")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
 #: The largest seed that all random generators accept.
 MOST_SEED = 2**63 - 1
@@ -62,6 +62,7 @@ class JobOptions(Options):
         metavar="NAME",
     )
     data: str = _data("auto", f"{', '.join(DATA_CHOICES)} or a directory of IDX files", metavar="NAME|DIR")
+    augment: bool = _data(False, "shift and mirror training images at random, anew in each epoch")
     sharding: str = _data(
         "interleaved", "which samples a rank gets: every N-th of one shuffled order, or an unbroken block",
         choices=("interleaved", "contiguous"),
@@ -127,6 +128,8 @@ class JobOptions(Options):
             raise ArgumentError("--nesterov: needs --optimizer sgd and a --momentum above 0")
         if self.sharded_optimizer and self.engine != "native":
             raise ArgumentError(f"--sharded-optimizer: needs --engine native, got {self.engine}")
+        if self.engine == "netcl" and self.model == "resnet":
+            raise ArgumentError("--model resnet: needs --engine native or torch, got netcl")
         parse_compression(self.compression)
         if self.split_tensors and self.compression != "none":
             raise ArgumentError("--split-tensors: expected no --compression with it, which needs whole tensors")

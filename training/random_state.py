@@ -1,4 +1,6 @@
-"""The states of a process's random generators as arrays: Python's, NumPy's global one, and PyTorch's on the CPU."""
+"""The states of a process's random generators as arrays: Python's, NumPy's global one, PyTorch's on the CPU, and the
+stream of a device, from which dropout draws.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,20 @@ from typing import Any
 import numpy as np
 
 from clcomm.checkpoint import invalid_entry
+from clcomm.engine.device import Device
+from clcomm.engine.random_stream import RANK_WORD, STATE_WORDS, RandomStream
 
 #: The number of words of a Mersenne Twister's state; its position is from 0 to this.
 _TWISTER = 624
-PARTS = _WORDS, _NORMAL, _TORCH = "words", "normal", "torch"
+PARTS = _WORDS, _NORMAL, _TORCH, _STREAM = "words", "normal", "torch", "stream"
 
 
-def random_state() -> dict[str, np.ndarray]:
+def random_state(device: Device | None = None) -> dict[str, np.ndarray]:
     """Return "words", uint32: Python's generator with its position, then NumPy's; "normal", float64 (2,); "torch".
 
     normal: the second of a pair of normal numbers, which Python and NumPy draw together; NaN where there is none.
     torch: uint8, if the program has imported PyTorch.
+    stream: uint32, the state of the device's RandomStream, if one is given.
     """
     _, keys, position, has_normal, normal = np.random.get_state(legacy=True)
     _, python, python_normal = random.getstate()
@@ -30,7 +35,9 @@ def random_state() -> dict[str, np.ndarray]:
         _NORMAL: np.array([math.nan if python_normal is None else python_normal, normal if has_normal else math.nan]),
     }
     torch = _torch()
-    return state if torch is None else {**state, _TORCH: torch.get_rng_state().numpy()}
+    if torch is not None:
+        state[_TORCH] = torch.get_rng_state().numpy()
+    return state if device is None else {**state, _STREAM: RandomStream.of(device).state()}
 
 
 def check_random_state(entry: str, state: Mapping[str, np.ndarray]) -> None:
@@ -44,6 +51,9 @@ def check_random_state(entry: str, state: Mapping[str, np.ndarray]) -> None:
     normal = state.get(_NORMAL)
     if normal is not None and (normal.dtype != np.float64 or normal.shape != (2,) or np.isinf(normal).any()):
         raise invalid_entry(f"{entry}/{_NORMAL}", "2 finite float64, or NaN", normal)
+    stream = state.get(_STREAM)
+    if stream is not None and (stream.dtype != np.uint32 or stream.shape != (STATE_WORDS,)):
+        raise invalid_entry(f"{entry}/{_STREAM}", f"{STATE_WORDS} uint32", stream)
     torch, bits = _torch(), state.get(_TORCH)
     if torch is not None and bits is not None:
         try:
@@ -52,7 +62,7 @@ def check_random_state(entry: str, state: Mapping[str, np.ndarray]) -> None:
             raise invalid_entry(f"{entry}/{_TORCH}", "the state of PyTorch's generator", bits) from None
 
 
-def restore_random_state(state: Mapping[str, np.ndarray]) -> None:
+def restore_random_state(state: Mapping[str, np.ndarray], device: Device | None = None) -> None:
     """Set the generators to what `random_state` returned; checkpoints of earlier releases have only the words."""
     words = state[_WORDS]
     python_normal, normal = state.get(_NORMAL, np.full(2, math.nan)).tolist()
@@ -65,6 +75,16 @@ def restore_random_state(state: Mapping[str, np.ndarray]) -> None:
     torch = _torch()
     if torch is not None and _TORCH in state:
         torch.set_rng_state(torch.tensor(state[_TORCH]))
+    if device is not None and _STREAM in state:
+        RandomStream.of(device).load(state[_STREAM])
+
+
+def continue_stream(state: Mapping[str, np.ndarray], device: Device | None, rank: int) -> None:
+    """Let a device's stream go on as this rank's, after as many draws as in another rank's state."""
+    if device is not None and _STREAM in state:
+        words = state[_STREAM].copy()
+        words[RANK_WORD] = rank
+        RandomStream.of(device).load(words)
 
 
 def _torch() -> Any:

@@ -255,6 +255,7 @@ class Session:
         sampler = EvaluationSampler(len(test), self.comm.rank, self.comm.size)
         loader = Loader(test, sampler, self.EVALUATION_BATCH, prefetch=0)
         with self.comm.phase("evaluate"):
+            self.trainer.sync.broadcast_buffers(self.trainer.model)  # all ranks evaluate one model
             evaluation = evaluate(self.comm, self.parts.predict, loader)
         self._evaluation, self._evaluated_at = evaluation, self.trainer.progress.step
         for callback in self.trainer.callbacks:

@@ -16,7 +16,7 @@ from clcomm.checkpoint_series import CHECKPOINT, CheckpointSeries, load_newest
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, CheckpointError
 from clcomm.flat_space.parameters import ParameterSpec
-from training.random_state import PARTS, check_random_state, random_state, restore_random_state
+from training.random_state import PARTS, check_random_state, continue_stream, random_state, restore_random_state
 from training.trainer import Trainer
 from training.trainer_state import check_state, load_state, state_of
 
@@ -27,7 +27,7 @@ def save_snapshot(series: CheckpointSeries, trainer: Trainer, job: dict[str, Any
     """Write the trainer's state and the job's settings, from rank 0, after comparing the replicas; collective."""
     comm = trainer.comm
     trainer.sync.check_replicas(trainer.model)
-    random_states = comm.gather_object(random_state(), label=CHECKPOINT)
+    random_states = comm.gather_object(random_state(trainer.parts.opencl), label=CHECKPOINT)
     optimizer_state = trainer.optimizer.state_dict()  # collective: each rank may hold a part
     sync_states = _gathered(comm, trainer.sync.state_dict(trainer.model))
     checkpoint = None
@@ -81,7 +81,9 @@ def restore_snapshot(path: str | os.PathLike, trainer: Trainer, job: dict[str, A
     load_state(trainer, checkpoint.facts["training"])
     trainer.model.load_state_dict(parameters)
     if ranks == trainer.comm.size:
-        restore_random_state(random_states[trainer.comm.rank])
+        restore_random_state(random_states[trainer.comm.rank], trainer.parts.opencl)
+    else:
+        continue_stream(random_states[0], trainer.parts.opencl, trainer.comm.rank)
     _restore_compression(checkpoint, trainer, ranks)
     trainer.sync.check_replicas(trainer.model)
     return source

@@ -6,7 +6,7 @@ the host read, and the optimizer reads the averaged ones where they were reduced
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -144,21 +144,23 @@ class NativeAdapter:
 
     def extra_state(self) -> dict[str, np.ndarray]:
         """Return frozen parameters and buffers by name."""
-        trained = {spec.name for spec in self.specs}
-        return {name: array for name, array in self._model.state_dict().items() if name not in trained}
+        return {name: tensor.numpy() for name, tensor in self._untrained().items()}
 
     def load_extra_state(self, state: dict[str, np.ndarray]) -> None:
         """Set what `extra_state` returned."""
-        self._model.load_state_dict({**self._model.state_dict(), **state})
+        for name, tensor in self._untrained().items():
+            tensor.copy_from(state[name])
+
+    def _untrained(self) -> dict[str, Any]:
+        trained = {spec.name for spec in self.specs}
+        frozen = {name: p for name, p in self._model.named_parameters() if name not in trained}
+        return frozen | dict(self._model.named_buffers())
 
     def buffers(self) -> dict[str, np.ndarray]:
         """Return buffers by name."""
-        return {name: buffer.numpy() for name, buffer in self._named_buffers()}
+        return {name: buffer.numpy() for name, buffer in self._model.named_buffers()}
 
     def load_buffers(self, state: dict[str, np.ndarray]) -> None:
         """Set what `buffers` returned."""
-        for name, buffer in self._named_buffers():
+        for name, buffer in self._model.named_buffers():
             buffer.copy_from(state[name])
-
-    def _named_buffers(self) -> Iterable[tuple[str, Any]]:
-        return self._model.named_buffers() if hasattr(self._model, "named_buffers") else ()

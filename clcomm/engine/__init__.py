@@ -6,6 +6,7 @@ from clcomm.engine.device import Device, default_device, set_default_device
 from clcomm.engine.flat import FlatSpace
 from clcomm.engine.nn import *  # noqa: F403 - the names in its __all__
 from clcomm.engine.parameter import Parameter
+from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.replay import Replay
 from clcomm.engine.tensor import Tensor, from_dlpack
 from clcomm.engine.timing import measure_overhead
@@ -19,6 +20,7 @@ __all__ = [
     "FlatSpace",
     "Op",
     "Parameter",
+    "RandomStream",
     "Replay",
     "Tensor",
     "default_device",

@@ -74,6 +74,7 @@ class Device(LaunchQueue):
         self.spare_kernels: dict[Any, list[Any]] = {}  # of released recordings, by the kernel that they are copies of
         self._grids: dict[int, tuple[tuple[int], tuple[int]]] = {}
         self.kept: dict[Any, Any] = {}  # buffers of constant values, by key
+        self.random_stream: Any = None  # see random_stream.py
 
     @staticmethod
     def select(

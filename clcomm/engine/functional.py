@@ -6,35 +6,43 @@ import sys
 
 from clcomm.engine.ops.activation import relu, sigmoid, tanh
 from clcomm.engine.ops.attention import multi_head_attention, packed_attention, scaled_dot_product_attention
+from clcomm.engine.ops.batch_norm import batch_norm, group_norm
 from clcomm.engine.ops.batched_matmul import matmul
 from clcomm.engine.ops.blocks import concat, pad, split, stack, take
 from clcomm.engine.ops.class_losses import cross_entropy, nll_loss
-from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool
+from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool, conv_transpose2d
+from clcomm.engine.ops.dropout import dropout
 from clcomm.engine.ops.elementwise import add, div, mul, sub
 from clcomm.engine.ops.embedding import embedding
 from clcomm.engine.ops.gated import gelu, leaky_relu, silu
 from clcomm.engine.ops.layer_norm import layer_norm
 from clcomm.engine.ops.loss import binary_cross_entropy_with_logits, mse_loss, smooth_l1_loss
 from clcomm.engine.ops.matmul import linear
-from clcomm.engine.ops.pool import avg_pool2d, max_pool2d
+from clcomm.engine.ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from clcomm.engine.ops.reduce import argmax, mean, sum
 from clcomm.engine.ops.shape import flatten, reshape, transpose
 from clcomm.engine.ops.softmax import log_softmax, logsumexp, softmax
+from clcomm.engine.ops.variance import var
 from clcomm.engine.tensor import Tensor
 
 __all__ = [
+    "adaptive_avg_pool2d",
     "add",
     "argmax",
     "avg_pool2d",
+    "batch_norm",
     "binary_cross_entropy_with_logits",
     "concat",
     "conv2d",
     "conv_relu_pool",
+    "conv_transpose2d",
     "cross_entropy",
     "div",
+    "dropout",
     "embedding",
     "flatten",
     "gelu",
+    "group_norm",
     "layer_norm",
     "leaky_relu",
     "linear",
@@ -63,6 +71,7 @@ __all__ = [
     "take",
     "tanh",
     "transpose",
+    "var",
 ]
 
 # A tensor's operators call these functions; tensor.py cannot import this module, which imports it.

@@ -26,7 +26,7 @@ from clcomm.engine.tensor import Tensor
 #: Values that are compared by value and lead to no others.
 PLAIN = (int, float, complex, str, bytes, type(None), range, slice, np.generic, np.dtype, enum.Enum, type(Ellipsis))
 #: Attributes of a Module that change only together with others.
-BOOKKEEPING = frozenset({"_parameters", "_modules", "_flat_space"})
+BOOKKEEPING = frozenset({"_parameters", "_buffers", "_transient", "_modules", "_flat_space"})
 #: Code of these packages is not followed: its launches depend on its arguments alone.
 _FOREIGN = frozenset({"clcomm", "numpy", "pyopencl", "torch", *sys.stdlib_module_names}) - {"__main__"}
 #: Methods that may be called where their names are not in the code.

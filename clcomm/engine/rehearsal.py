@@ -61,6 +61,7 @@ class Rehearsal(Device):
         self.device = device
         self._peak_bytes = device.memory.peak_bytes
         self.kept = {}
+        self.random_stream = None
         self._wanted: dict[Any, _UnbuiltKernel] = {}
         self._launches: dict[Any, _FirstLaunch] = {}
 

@@ -81,6 +81,10 @@ class TensorOperators(Generic[AnyTensor]):
         """Return the mean over all elements, or over the dimensions `axis`."""
         return self._functional.mean(self, axis, keepdims)
 
+    def var(self, axis: int | Sequence[int] | None = None, correction: int = 1, keepdims: bool = False) -> AnyTensor:
+        """Return the variance over all elements, or over the dimensions `axis`; unbiased with a correction of 1."""
+        return self._functional.var(self, axis, correction, keepdims)
+
     def relu(self) -> AnyTensor:
         """Return max(x, 0) of each element."""
         return self._functional.relu(self)

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.engine.nn.module import evaluating
 from clcomm.engine.ops.attention import Attention, PackedAttention
 from clcomm.engine.ops.batched_matmul import BatchedMatMul
-from clcomm.engine.ops.conv2d import Conv2dOp, ConvReluPoolOp
+from clcomm.engine.ops.conv2d import Conv2dOp, ConvReluPoolOp, ConvTranspose2dOp
 from clcomm.engine.ops.matmul import LinearOp, MatMul
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
@@ -27,7 +28,8 @@ def layers_of(model: Any, input_shape: tuple[int, ...]) -> Iterator[Layer]:
     dtype = np.dtype(getattr(model, "input_dtype", np.float32))
     # requires_grad puts frozen layers on the tape too.
     x = Tensor(np.zeros(input_shape, dtype), device, requires_grad=dtype.kind == "f")
-    result = model(x)
+    with evaluating(model):  # leaves running statistics as they are
+        result = model(x)
     if not isinstance(result, Tensor) or result._node is None:
         raise ArgumentError("model: expected one whose result is a tensor that depends on its input")
     samples, trained, listed = input_shape[0], set[int](), set[str]()
@@ -66,7 +68,7 @@ def _walk(result: Tensor) -> list[tuple[Any, tuple[int, ...]]]:
 
 def _flops(node: Any, shape: tuple[int, ...]) -> int:
     """Return the arithmetic of a node's forward pass over a whole batch, with a result of `shape`."""
-    if node.op in (Conv2dOp, ConvReluPoolOp):
+    if node.op in (Conv2dOp, ConvReluPoolOp, ConvTranspose2dOp):
         g = node.geometry
         return 2 * g.images * g.outputs * g.out_height * g.out_width * g.channels * g.taps
     if node.op in (LinearOp, MatMul):

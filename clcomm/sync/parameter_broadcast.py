@@ -25,6 +25,10 @@ def broadcast_parameters(comm: Communicator, space: SharedSpace, root: int) -> N
     state = space.adapter.extra_state()
     lines = [f"{name} {array.shape} {array.dtype}" for name, array in state.items()]
     require_agreement(comm, "buffers and frozen parameters", lines, "build the same model on every rank")
+    _broadcast(comm, space, state, root)
+
+
+def _broadcast(comm: Communicator, space: SharedSpace, state: dict[str, np.ndarray], root: int) -> None:
     for array in state.values():
         comm.broadcast(array, root, label=PARAMETERS)
     if state:

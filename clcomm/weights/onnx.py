@@ -1,4 +1,4 @@
-"""A native model as an ONNX graph (https://onnx.ai/onnx/operators), from the tape of one forward pass.
+"""A native model as an ONNX graph (https://onnx.ai/onnx/operators), from the tape of one forward pass in eval mode.
 
 The number of samples stays open. What a model computes outside the tape, in NumPy for example, is not seen.
 """
@@ -14,7 +14,9 @@ import numpy as np
 
 from clcomm.engine.autograd import Op
 from clcomm.engine.nn import Module
+from clcomm.engine.nn.module import evaluating
 from clcomm.engine.ops.activation import Relu, Sigmoid, Tanh
+from clcomm.engine.ops.batch_norm import GIVEN, BatchNorm
 from clcomm.engine.ops.batched_matmul import BatchedMatMul
 from clcomm.engine.ops.blocks import Concat
 from clcomm.engine.ops.conv2d import Conv2dOp, ConvReluPoolOp
@@ -68,10 +70,11 @@ class _Graph:
         self._onnx = onnx
         self._names: dict[int, str] = {id(x): "x"}
         self._kept: list[Tensor] = [x]  # an id means nothing without its tensor
-        self._parameters = {id(parameter): name for name, parameter in parameters}
+        self._parameters = {id(tensor): name for name, tensor in (*parameters, *model.named_buffers())}
         self._nodes: list[Any] = []
-        self._weights: list[Any] = []
-        self._result = model(x)
+        self.weights: list[Any] = []
+        with evaluating(model):
+            self._result = model(x)
         for tensor in _in_order(self._result):
             self._add(tensor)
 
@@ -84,7 +87,7 @@ class _Graph:
             "clcomm",
             [helper.make_tensor_value_info("x", floats, ["N", *in_shape])],
             [helper.make_tensor_value_info("y", floats, ["N", *self._result.shape[1:]])],
-            self._weights,
+            self.weights,
         )
         whole = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], producer_name="clcomm")
         whole.ir_version = _IR_VERSION
@@ -111,23 +114,23 @@ class _Graph:
         """Return a tensor's name; a parameter or a constant becomes part of the graph when it is first used."""
         if id(tensor) not in self._names:
             self._kept.append(tensor)
-            name = self._parameters.get(id(tensor), f"constant_{len(self._weights)}")
+            name = self._parameters.get(id(tensor), f"constant_{len(self.weights)}")
             free = f"{name}.values" if name in ("x", "y") else name
             self._names[id(tensor)] = self.constant(free, tensor.numpy())
         return self._names[id(tensor)]
 
     def constant(self, name: str, values: np.ndarray) -> str:
         """Add values under a name, and return it."""
-        self._weights.append(self._onnx.numpy_helper.from_array(values, name))
+        self.weights.append(self._onnx.numpy_helper.from_array(values, name))
         return name
 
     def number(self, value: float, shape: tuple[int, ...] = ()) -> str:
         """Add a number, as often as a shape has elements, and return its name."""
-        return self.constant(f"number_{len(self._weights)}", np.full(shape, value, np.float32))
+        return self.constant(f"number_{len(self.weights)}", np.full(shape, value, np.float32))
 
     def sizes(self, shape: tuple[int, ...]) -> str:
         """Add a shape whose first size is that of the samples, and return its name."""
-        return self.constant(f"shape_{len(self._weights)}", np.array([-1, *shape[1:]], np.int64))
+        return self.constant(f"shape_{len(self.weights)}", np.array([-1, *shape[1:]], np.int64))
 
 
 def _in_order(result: Tensor) -> list[Tensor]:
@@ -181,6 +184,8 @@ def _pooling(kind: str, **more: Any) -> _Writer:
 
 def _reshape(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
     before = context.inputs[0].shape
+    if context.inputs[0]._node is None and inputs != ["x"]:
+        return graph.constant(f"constant_{len(graph.weights)}", tensor.numpy())
     if before[:1] != (_SAMPLES,) or tensor.shape[:1] != (_SAMPLES,):
         raise ArgumentError(
             f"model: expected the samples to stay the first dimension for ONNX, got a reshape from {before} to "
@@ -230,6 +235,16 @@ def _layer_norm(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) 
     return graph.node("LayerNormalization", [x, weight, *([bias] if bias else [])], axis=first, epsilon=context.eps)
 
 
+def _batch_norm(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+    if context.statistics != GIVEN:
+        raise ArgumentError("model: expected batch norm to have running statistics for ONNX, got one without")
+    x, channels = inputs[0], tensor.shape[1:2]
+    weight, bias = (None if each is None else graph.name(each) for each in context.inputs[1:])
+    own = [weight or graph.number(1.0, channels), bias or graph.number(0.0, channels)]
+    running = [graph.name(each) for each in context.running[:2]]
+    return graph.node("BatchNormalization", [x, *own, *running], epsilon=context.eps)
+
+
 def _simple(kind: str, **attributes: Any) -> _Writer:
     return lambda graph, inputs, context, tensor: graph.node(kind, inputs, **attributes)
 
@@ -258,6 +273,7 @@ _WRITERS: dict[type[Op], _Writer] = {
     Silu: _silu,
     LeakyRelu: _leaky_relu,
     LayerNorm: _layer_norm,
+    BatchNorm: _batch_norm,
     Concat: _concat,
     Reshape: _reshape,
     Transpose: lambda graph, inputs, context, tensor: graph.node("Transpose", inputs, perm=list(context.axes)),

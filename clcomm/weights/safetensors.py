@@ -81,7 +81,10 @@ def load_into(model: Model, path: str | os.PathLike) -> None:
 
 
 def _described(array: np.ndarray | None) -> str:
-    return "no such name" if array is None else f"{array.dtype} of shape {array.shape}"
+    """Return an array's kind and shape in words; whole numbers of any size may be those of a counter."""
+    if array is None:
+        return "no such name"
+    return f"{'whole numbers' if array.dtype.kind in 'iu' else array.dtype} of shape {array.shape}"
 
 
 def _array(name: str, values: Any) -> np.ndarray:

@@ -9,9 +9,9 @@ from clcomm import Communicator, Synchronizer
 from clcomm.adapters import adapter_of
 from clcomm.adapters.adapter import FlatArrays
 from clcomm.adapters.native import NativeAdapter
-from clcomm.engine import Generator, Linear, Module, Tensor
+from clcomm.engine import Generator, Linear, Module, Parameter, Tensor
 from clcomm.engine import functional as F
-from clcomm.errors import ArgumentError
+from clcomm.errors import ArgumentError, MismatchError
 from clcomm.flat_space.layout import FlatLayout
 from clcomm.optim import SGD
 
@@ -178,3 +178,43 @@ def test_what_is_trained_may_not_change_after_the_first_synchronisation(before, 
     module(Tensor(batch(2))).sum().backward()
     with pytest.raises(ArgumentError, match=r"^parameter 'first\.bias': expected requires_grad to stay .*; freeze or"):
         sync.sync_gradients(module)
+
+
+class Counting(Module):
+    """A frozen parameter, a trained one, a buffer of the state and another."""
+
+    def __init__(self, value: float):
+        self.layer = Linear(2, 1, rng=Generator(0))
+        self.frozen = Parameter([value], requires_grad=False)
+        self.register_buffer("total", Tensor([value]))
+        self.register_buffer("scratch", Tensor(np.int32(value)), persistent=False)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_buffers_are_broadcast_with_the_parameters_and_again_on_request():
+    comm = Communicator()
+    model, sync = Counting(comm.rank + 1.0), Synchronizer(comm)
+    sync.broadcast_parameters(model, root=1)
+    assert [model.total.item(), model.scratch.item(), model.frozen.item()] == [2, 2, 2]
+    model.total.copy_from([comm.rank + 5.0])
+    sync.broadcast_parameters(model)
+    assert model.total.item() == 5
+    model.total.copy_from([comm.rank + 7.0])
+    model.scratch.copy_from(np.int32(comm.rank))
+    sync.broadcast_buffers(model, root=1)
+    assert [model.total.item(), model.scratch.item()] == [8, 1]
+    comm.finalize()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_with_other_buffers_are_a_mismatch():
+    comm = Communicator()
+    model = Counting(1.0)
+    if comm.rank == 1:
+        model.register_buffer("extra", Tensor([1.0]))
+    with pytest.raises(MismatchError, match="buffers and frozen parameters"):
+        Synchronizer(comm).broadcast_parameters(model)
+    comm.finalize()

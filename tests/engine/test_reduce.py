@@ -57,3 +57,34 @@ def test_argmax_takes_the_first_of_equals(device, rows, columns):
 def test_wrong_axis(device, axis):
     with pytest.raises(ArgumentError, match=r"sum: axis .* does not fit a tensor of shape \(2, 3\)"):
         F.sum(Tensor(np.zeros((2, 3)), device), axis)
+
+
+@given(data=st.data(), keepdims=st.booleans(), correction=st.integers(0, 2))
+def test_variance_agrees_with_numpy_over_any_axes(check_op, data, keepdims, correction):
+    shape = data.draw(array_shapes(min_dims=1, max_dims=4, min_side=3, max_side=6))
+    axis = data.draw(st.none() | st.sets(st.integers(0, len(shape) - 1), min_size=1).map(sorted).map(tuple))
+    x = np.random.default_rng(5).standard_normal(shape).astype(np.float32)
+    check_op(
+        lambda t: F.var(t, axis, correction, keepdims),
+        lambda a: a.var(axis=axis, ddof=correction, keepdims=keepdims),
+        x, tolerance=5e-6,
+    )  # fmt: skip
+
+
+def test_variance_as_pytorch(device):
+    torch = pytest.importorskip("torch")
+    values = np.random.default_rng(6).normal(100, 2, (5, 7, 3)).astype(np.float32)
+    for axis in (0, (1, 2), (-1,)):
+        for correction in (0, 1):
+            x, t = Tensor(values, device, requires_grad=True), torch.tensor(values, requires_grad=True)
+            y, expected = x.var(axis, correction), t.var(axis, correction=correction)
+            np.testing.assert_allclose(y.numpy(), expected.detach().numpy(), rtol=1e-4)
+            F.sum(y).backward()
+            expected.sum().backward()
+            np.testing.assert_allclose(x.grad.numpy(), t.grad.numpy(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("correction", [3, -1, 0.5])
+def test_variance_needs_more_elements_than_the_correction(device, correction):
+    with pytest.raises(ArgumentError, match="var: expected a correction below the number of elements, 3, got"):
+        F.var(Tensor(np.ones((2, 3)), device), 1, correction)

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clcomm import optim
-from clcomm.engine import Parameter
+from clcomm.engine import Parameter, RandomStream
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from tests.families.family import Family, assert_equal, assert_near, drawn, leaf, whole_numbers
+from tests.random_words import halves, random_words
 
 #: Operations, and their slopes for both operands.
 _ARITHMETIC: tuple[tuple[Any, Any, Any], ...] = (
@@ -160,6 +161,24 @@ def _gated(x: np.ndarray) -> list[tuple[Any, np.ndarray, np.ndarray]]:
     ]
 
 
+def check_dropout(device: Device, case: Shaped) -> None:
+    """Compare dropout and its gradient with the words of a reference, for a draw far into a rank's stream."""
+    rng = np.random.default_rng(case.seed)
+    seed, draws, rank = int(rng.integers(1 << 62)), int(rng.integers(1 << 40)), int(rng.integers(1 << 32))
+    p = float(rng.choice([0.25, 0.5, 0.875, rng.uniform()]))
+    stream = RandomStream.of(device)
+    stream.load(np.array([*halves(seed), rank, *halves(draws)], np.uint32))
+    hosts = [whole_numbers(case.seed + number, *case.shape) for number in range(2)]
+    factor = np.where(random_words(seed, rank, draws, hosts[0].size) >= round(p * 2**32), np.float32(1 / (1 - p)), 0)
+    x = leaf(device, hosts[0])
+    y = F.dropout(x, p)
+    F.dropout(x, p)  # a later draw does not change the mask of backward
+    assert_equal(y, hosts[0] * factor.astype(np.float32).reshape(case.shape), "dropout")
+    y.backward(leaf(device, hosts[1], False))
+    assert_equal(x.grad, hosts[1] * factor.astype(np.float32).reshape(case.shape), "dropout: gradient")
+    assert_equal(stream.state(), np.array([*halves(seed), rank, *halves(draws + 2)], np.uint32), "state")
+
+
 class Updated(NamedTuple):
     """Parameters and an optimizer over them."""
 
@@ -246,5 +265,6 @@ class _Formula:
 ARITHMETIC = Family("arithmetic", drawn(draw_pair), check_arithmetic)
 TRANSPOSE = Family("transpose", drawn(draw_shaped), check_transpose)
 BLOCKS = Family("blocks", drawn(draw_shaped), check_blocks)
+DROPOUT = Family("dropout", drawn(draw_shaped), check_dropout)
 ACTIVATIONS = Family("activations", drawn(draw_shaped), check_activations)
 OPTIMIZERS = Family("optimizers", drawn(draw_updated), check_update)

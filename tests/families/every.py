@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from clcomm.engine.tuning import Tuning
-from tests.families import attentions, convolutions, elements, host, pools, products, rows
+from tests.families import attentions, channels, convolutions, elements, host, pools, products, rows
 
 #: By name; those of products with an ending, which double their builds, come apart from the plain ones.
 FAMILIES = {
     family.name: family
     for family in (
         convolutions.CONVOLUTION, convolutions.CONVOLUTION_OF_ONE_WIDTH, convolutions.CONVOLUTION_AS_PRODUCTS,
-        pools.POOLING, products.PLAIN_PRODUCT, products.PRODUCT, products.LINEAR, products.CHAIN,
+        pools.POOLING, pools.ADAPTIVE_POOLING, channels.BATCH_NORM,
+        products.PLAIN_PRODUCT, products.PRODUCT, products.LINEAR, products.CHAIN,
         products.BATCH, attentions.ATTENTION, rows.CLASS_LOSSES, rows.ELEMENT_LOSSES,
         rows.SOFTMAX, rows.LAYER_NORM, rows.EMBEDDING, rows.SQUARED_ERROR, rows.REDUCTION,
-        elements.ARITHMETIC, elements.TRANSPOSE, elements.BLOCKS, elements.ACTIVATIONS, elements.OPTIMIZERS,
+        elements.ARITHMETIC, elements.TRANSPOSE, elements.BLOCKS, elements.ACTIVATIONS, elements.DROPOUT,
+        elements.OPTIMIZERS,
         host.FOLD, host.MEETING, host.SHARED_WORK, host.CODING, host.FACTORS, host.HASH, host.GATHER,
     )
 }  # fmt: skip
@@ -24,3 +26,5 @@ WIDE_FAMILIES = (
     "layers after ReLU", "batch of products", "squared error", "arithmetic", "activations", "optimizers", "fold",
     "coding", "factors", "attention", "losses of elements",
 )  # fmt: skip
+#: Families of vectors that stay as they are, in builds for such CPUs; Oclgrind tracks what is initialised in them.
+ALSO_WIDE = ("batch norm", "adaptive pooling", "dropout")

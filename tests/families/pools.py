@@ -10,7 +10,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
-from tests.families.family import Family, assert_equal, leaf, whole_numbers
+from tests.families.family import Family, assert_equal, assert_near, drawn, leaf, whole_numbers
 
 
 class Axis(NamedTuple):
@@ -107,3 +107,42 @@ def _added(spread: np.ndarray, case: Case, shape: tuple[int, ...]) -> np.ndarray
 
 
 POOLING = Family("pooling", every, check)
+
+
+class Adaptive(NamedTuple):
+    """An average pooling of planes to a size."""
+
+    planes: int
+    size: tuple[int, int]
+    out: tuple[int, int]
+    seed: int
+
+
+def draw_adaptive(rng: np.random.Generator, longest: int, number: int) -> Adaptive:
+    """Draw sizes; in one of two cases the result has more rows or columns than the image."""
+    size, out = (tuple(int(n) for n in rng.integers(1, 1 + most, 2)) for most in (longest, longest // (number % 2 + 1)))
+    return Adaptive(int(rng.integers(1, 6)), (size[0], size[1]), (out[0], out[1]), int(rng.integers(1 << 30)))
+
+
+def check_adaptive(device: Device, case: Adaptive) -> None:
+    """Compare the means of the windows and their gradient."""
+    host = whole_numbers(case.seed, 1, case.planes, *case.size)
+    shares = [_adaptive_shares(n, out) for n, out in zip(case.size, case.out, strict=True)]
+    x = leaf(device, host)
+    y = F.adaptive_avg_pool2d(x, case.out)
+    assert_near(y, shares[0] @ host.astype(np.float64) @ shares[1].T, "adaptive_avg_pool2d")
+    grad = whole_numbers(case.seed + 1, *y.shape)
+    y.backward(leaf(device, grad, False))
+    assert_near(x.grad, shares[0].T @ grad.astype(np.float64) @ shares[1], "adaptive_avg_pool2d: gradient")
+
+
+def _adaptive_shares(size: int, out: int) -> np.ndarray:
+    """Return the share of each element in each window's mean: [out, size]."""
+    shares = np.zeros((out, size))
+    for i in range(out):
+        first, end = i * size // out, -(-(i + 1) * size // out)
+        shares[i, first:end] = 1 / (end - first)
+    return shares
+
+
+ADAPTIVE_POOLING = Family("adaptive pooling", drawn(draw_adaptive), check_adaptive)

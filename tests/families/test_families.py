@@ -19,7 +19,7 @@ from clcomm.engine.device import Device
 from clcomm.engine.ops import convolution
 from clcomm.engine.tuning import Tuning, choices
 from tests.families import convolutions, elements, products
-from tests.families.every import FAMILIES, WIDE, WIDE_FAMILIES
+from tests.families.every import ALSO_WIDE, FAMILIES, WIDE, WIDE_FAMILIES
 from tests.families.family import Family, leaf, whole_numbers
 from tests.families.memory import GuardedMemory, guarded
 from tests.helpers import cpu_device
@@ -69,7 +69,7 @@ def test_a_family_agrees_with_float64(device: Device, name: str) -> None:
         check(device, FAMILIES[name], CASES)
 
 
-@pytest.mark.parametrize("name", WIDE_FAMILIES)
+@pytest.mark.parametrize("name", (*WIDE_FAMILIES, *ALSO_WIDE))
 def test_a_family_in_vectors_of_16_agrees_with_float64(name: str) -> None:
     check(_guarded("cpu", WIDE), FAMILIES[name], CASES // 2)
 

@@ -87,6 +87,21 @@ def test_engines_start_alike_and_agree_with_pytorch(engine, model):
         np.testing.assert_allclose(gradient, expected[name], rtol=1e-4, atol=1e-4 * scale, err_msg=name)
 
 
+def test_the_residual_network_starts_and_predicts_as_pytorchs():
+    ours, theirs = build("native", "resnet"), build("torch", "resnet")
+    images, labels = batch()
+    for parts in (ours, theirs):  # moves the statistics
+        inputs, targets = parts.prepare(images, labels)
+        parts.forward_backward(inputs, targets, 1.0)
+    np.testing.assert_allclose(ours.predict(images), theirs.predict(images), rtol=1e-3, atol=1e-4)
+    state = theirs.model.state_dict()
+    for name, value in ours.model.state_dict().items():
+        np.testing.assert_allclose(value, state[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    assert ours.model.training and theirs.model.module.training
+    with pytest.raises(ArgumentError, match="model: expected one of mlp, convnet with engine netcl, got 'resnet'"):
+        build_parts("netcl", "resnet", SHAPE, CLASSES, 0, "cpu")
+
+
 @pytest.mark.parametrize("name, settings", OPTIMIZERS)
 @pytest.mark.parametrize("engine", ["native", "netcl"])
 def test_optimizers_step_as_pytorchs_do(engine, name, settings):
@@ -170,7 +185,7 @@ def test_another_seed_gives_other_values():
     "arguments, error, message",
     [
         (("cuda", "mlp", SHAPE, 10, 0), ArgumentError, "engine: expected one of native, netcl, torch"),
-        (("native", "resnet", SHAPE, 10, 0), ArgumentError, "model: expected mlp or convnet"),
+        (("native", "vgg", SHAPE, 10, 0), ArgumentError, "model: expected one of mlp, convnet, resnet"),
         (("native", "mlp", SHAPE, 10, 0, "no such device"), DeviceError, "no such device"),
     ],
 )

@@ -11,8 +11,11 @@ import pytest
 from clcomm.checkpoint import load, save
 from clcomm.checkpoint_series import CheckpointSeries
 from clcomm.communicator import Communicator
+from clcomm.engine import RandomStream, Tensor, functional
 from clcomm.errors import CheckpointError
+from tests.helpers import cpu_device
 from tests.training.trainers import make_trainer, solo
+from training.random_state import check_random_state, continue_stream, random_state
 from training.snapshot import restore_snapshot, save_snapshot
 
 
@@ -78,3 +81,42 @@ def draw_all(count: int) -> tuple[list[float], ...]:
     """Return so many normal numbers of Python's and NumPy's generators, and evenly spread ones."""
     gauss = [random.gauss(0, 1) for _ in range(count)]
     return gauss, np.random.normal(size=count).tolist(), [random.random()], np.random.uniform(size=3).tolist()
+
+
+@pytest.mark.mpi
+def test_the_devices_stream_of_every_rank_is_restored(tmp_path: Path) -> None:
+    comm = Communicator()
+    path = comm.broadcast_object(str(tmp_path / "run.npz"))
+    trainer = make_trainer(comm, 120)
+    device = trainer.parts.opencl
+    assert device is not None
+    stream, x = RandomStream.of(device), Tensor(np.ones(64, np.float32), device)
+    stream.seed(9, comm.rank)
+    functional.dropout(x)
+    save_snapshot(CheckpointSeries(comm, path), trainer, {})
+    expected = functional.dropout(x).numpy()
+    stream.seed(8, comm.rank)
+    restore_snapshot(path, trainer, {})
+    assert functional.dropout(x).numpy().tobytes() == expected.tobytes()
+    masks = comm.all_gather(expected)
+    assert len({mask.tobytes() for mask in masks}) == comm.size
+    comm.finalize()
+
+
+def test_on_other_ranks_the_stream_goes_on_after_as_many_draws() -> None:
+    device = cpu_device("cpu")
+    stream = RandomStream.of(device)
+    stream.load(np.array([1, 2, 0, 7, 0], np.uint32))
+    state = random_state(device)
+    stream.seed(0, 0)
+    continue_stream(state, device, 4)
+    assert stream.state().tolist() == [1, 2, 4, 7, 0]
+    continue_stream(random_state(), device, 5)  # of an earlier release, or another engine
+    assert stream.state().tolist() == [1, 2, 4, 7, 0]
+
+
+def test_a_stream_that_makes_no_sense_is_refused() -> None:
+    device = cpu_device("cpu")
+    for wrong in (np.zeros(5, np.int32), np.zeros(4, np.uint32)):
+        with pytest.raises(CheckpointError, match=r"random/0/stream: expected 5 uint32"):
+            check_random_state("random/0", {**random_state(device), "stream": wrong})

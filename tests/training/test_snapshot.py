@@ -13,9 +13,12 @@ import pytest
 from clcomm.checkpoint import Checkpoint, load, save
 from clcomm.checkpoint_series import CheckpointSeries
 from clcomm.communicator import Communicator
+from clcomm.engine import BatchNorm1d, Dropout, Generator, Linear, Module, RandomStream
+from clcomm.engine import functional as F
 from clcomm.errors import CheckpointError, ClcommError
 from tests.helpers import one_line
 from tests.training.trainers import assert_same_bits, epochs_of, everything_of, make_trainer, solo, train
+from training.engines import parts as parts_module
 from training.snapshot import restore_snapshot, save_snapshot
 from training.trainer_state import load_state, state_of
 
@@ -35,6 +38,55 @@ def test_resumed_runs_have_the_bits_of_uninterrupted_ones(tmp_path: Path, optimi
         restore_snapshot(path, resumed, {"seed": 5})
         assert resumed.progress.step == stop
         assert_same_bits(train(resumed, 40), whole)
+
+
+class NormNet(Module):
+    """A network with buffers, and with random numbers of its own on the device."""
+
+    def __init__(self, in_shape, classes, *, device, seed):
+        rng = Generator(seed)
+        self.fc1 = Linear(int(np.prod(in_shape)), 12, device=device, rng=rng)
+        self.norm, self.drop = BatchNorm1d(12, momentum=None, device=device), Dropout(0.25)
+        self.fc2 = Linear(12, classes, device=device, rng=rng)
+
+    def forward(self, x):
+        return self.fc2(self.drop(F.relu(self.norm(self.fc1(F.flatten(x, 1))))))
+
+
+@pytest.mark.mpi
+def test_buffers_and_masks_go_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(parts_module._KINDS, "mlp", NormNet)
+    comm = Communicator()
+    path = comm.broadcast_object(str(tmp_path / "run.npz"))
+    samples = 60 * comm.size
+    for stop in (7, 15):
+        runs = []
+        for resumes in (False, True):
+            trainer = make_trainer(comm, samples)
+            RandomStream.of(trainer.parts.opencl).seed(3, comm.rank)
+            train(trainer, stop)
+            if resumes:
+                save_snapshot(CheckpointSeries(comm, path), trainer, {})
+                trainer = make_trainer(comm, samples)
+                restore_snapshot(path, trainer, {})
+            train(trainer, 40)
+            trainer.sync.broadcast_buffers(trainer.model)
+            runs.append(trainer.model.state_dict())
+            assert trainer.parts.forward_backward.replayed > 5
+        assert_same_bits(*runs)
+        assert runs[0]["norm.num_batches_tracked"] == 40
+    comm.finalize()
+
+
+def test_predictions_leave_buffers_and_the_mode_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(parts_module._KINDS, "mlp", NormNet)
+    trainer = make_trainer(solo(), 48)
+    train(trainer, 5)
+    before = everything_of(trainer)
+    images = np.random.default_rng(0).standard_normal((9, 1, 8, 8)).astype(np.float32)
+    logits = [trainer.parts.predict(images[start:]) for start in (0, 4)]
+    np.testing.assert_allclose(logits[0][4:], logits[1], rtol=1e-5, atol=1e-6)  # of samples, not of batches
+    assert everything_of(trainer) == before and trainer.model.training and trainer.model.norm.training
 
 
 @pytest.mark.mpi(min_size=2)

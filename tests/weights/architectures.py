@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from clcomm.engine import (
     GELU,
+    AdaptiveAvgPool2d,
     AvgPool2d,
+    BatchNorm1d,
+    BatchNorm2d,
     Conv2d,
     Flatten,
+    GroupNorm,
     LayerNorm,
     LeakyReLU,
     Linear,
@@ -30,11 +34,14 @@ ARCHITECTURES = {
     "padded pools": ((2, 7, 7), [("MaxPool2d", 3, 2, 1), ("AvgPool2d", 3, 1, 1), ("Conv2d", 2, 3, 1), ("Flatten",)]),
     "gates": ((5,), [("Linear", 5, 6), ("GELU",), ("SiLU",), ("Linear", 6, 4), ("LeakyReLU", 0.2), ("GELU", "tanh")]),
     "norms": ((3, 4), [("LayerNorm", 4), ("LayerNorm", (3, 4), 1e-2), ("Flatten",), ("LayerNorm", 12, 1e-5, False)]),
+    "batch norms": ((2, 6, 6), [("BatchNorm2d", 2), ("Conv2d", 2, 3, 3), ("BatchNorm2d", 3, 1e-2, 0.1, False)]),
+    "batch norm of rows": ((5,), [("Linear", 5, 4), ("BatchNorm1d", 4), ("ReLU",)]),
+    "group norm": ((4, 6, 6), [("GroupNorm", 2, 4), ("GroupNorm", 4, 4, 1e-2, False), ("AdaptiveAvgPool2d", 2)]),
     "images": ((2, 6, 6), [("Conv2d", 2, 3, (3, 1), 1, (1, 0)), ("ReLU",), ("Conv2d", 3, 2, 3)]),
 }
 _LAYERS = (
-    AvgPool2d, Conv2d, Flatten, GELU, LayerNorm, LeakyReLU, Linear, LogSoftmax, MaxPool2d, ReLU, Sigmoid, SiLU, Softmax,
-    Tanh,
+    AdaptiveAvgPool2d, AvgPool2d, BatchNorm1d, BatchNorm2d, Conv2d, Flatten, GELU, GroupNorm, LayerNorm, LeakyReLU,
+    Linear, LogSoftmax, MaxPool2d, ReLU, Sigmoid, SiLU, Softmax, Tanh,
 )  # fmt: skip
 _OURS = {kind.__name__: kind for kind in _LAYERS}
 

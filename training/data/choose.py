@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clcomm.errors import DataError
 from clcomm.storage.cache import cache_directory
-from training.data import download
+from training.data import cifar, download
 from training.data.datasets import (
     MNIST_FILES,
     Splits,
@@ -20,22 +20,28 @@ from training.data.datasets import (
     load_synthetic,
 )
 
-CHOICES = ("auto", "mnist", "fashion-mnist", "digits", "synthetic")
+CHOICES = ("auto", "mnist", "fashion-mnist", "digits", "synthetic", "cifar10", "cifar")
 _REMOTES = {"mnist": download.MNIST, "fashion-mnist": download.FASHION_MNIST}
 _TORCHVISION = {"mnist": "MNIST/raw", "fashion-mnist": "FashionMNIST/raw"}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A dataset by name, the directory of its files (None: it has none), and a line of output that names both."""
+    """A dataset by name, the directory of its files (None: it has none), and a line of output that names both.
+
+    as_cifar: whether grey images are brought to CIFAR-10's shape.
+    """
 
     name: str
     directory: str | None
     note: str
+    as_cifar: bool = False
 
 
 def choose(spec: str, report: Callable[[str], object] = print) -> Choice:
     """Return the dataset that `spec` names, found in this machine's files or downloaded.
+
+    "cifar" is CIFAR-10, or where it is neither found nor downloaded another set in its shape.
 
     Args:
         spec: one of CHOICES, or a directory of IDX files.
@@ -47,6 +53,8 @@ def choose(spec: str, report: Callable[[str], object] = print) -> Choice:
         return Choice("digits", None, "data: the 1,797 digits bundled with scikit-learn")
     if spec == "synthetic":
         return Choice("synthetic", None, "data: synthetic images")
+    if spec in ("cifar10", "cifar"):
+        return _choose_cifar(spec, report)
     if spec not in CHOICES:
         return _choose_path(spec)
     name = "mnist" if spec == "auto" else spec
@@ -66,12 +74,37 @@ def choose(spec: str, report: Callable[[str], object] = print) -> Choice:
 
 def load(choice: Choice, with_test: bool = True) -> Splits:
     """Read the chosen dataset; raises DataError if its files cannot be read."""
+    if choice.as_cifar:
+        return cifar.as_cifar(load(replace(choice, as_cifar=False), with_test))
+    if choice.name == "cifar10":
+        assert choice.directory is not None
+        return cifar.load_cifar10(choice.directory, with_test=with_test)
     if choice.name == "digits":
         return load_digits()
     if choice.name == "synthetic":
         return load_synthetic()
     assert choice.directory is not None
     return load_mnist(choice.directory, choice.name, with_test=with_test)
+
+
+def _choose_cifar(spec: str, report: Callable[[str], object]) -> Choice:
+    cached = cache_directory() / "cifar10"
+    root = Path(os.environ.get("CLCOMM_DATA") or "data").expanduser().absolute()
+    for place in (root / "cifar10", root, Path("data", "cifar10").absolute(), cached):
+        found = cifar.find_cifar10(place)
+        if found is not None:
+            return Choice("cifar10", str(found), f"data: cifar10 from {found}")
+    try:
+        if _is_offline():
+            raise DataError("cifar10: download switched off by CLCOMM_OFFLINE")
+        cifar.download_cifar10(cached, report=report)
+        return Choice("cifar10", str(cached), f"data: cifar10, downloaded to {cached}")
+    except DataError as error:
+        failure = f"no cifar10 files in {root} or {cached}, and {error}"
+    if spec == "cifar10":
+        raise DataError(f"data: {failure}; give their directory with CLCOMM_DATA")
+    other = _find_locally("fashion-mnist", any_set=False) or choose("auto", report)
+    return replace(other, note=f"data: {failure}; training on {other.name} at 3x32x32", as_cifar=True)
 
 
 def _choose_path(spec: str) -> Choice:
@@ -125,11 +158,15 @@ def _identify(labels: Path) -> str:
 
 
 def _downloaded(name: str, report: Callable[[str], object]) -> Choice:
-    if os.environ.get("CLCOMM_OFFLINE", "0") not in ("", "0"):
+    if _is_offline():
         raise DataError(f"{name}: download switched off by CLCOMM_OFFLINE")
     target = cache_directory() / name
     download.download(_REMOTES[name], target, report=report)
     return Choice(name, str(target), f"data: {name}, downloaded to {target}")
+
+
+def _is_offline() -> bool:
+    return os.environ.get("CLCOMM_OFFLINE", "0") not in ("", "0")
 
 
 def _places(name: str) -> str:

@@ -62,6 +62,11 @@ class ArrayDataset:
         return len(self.images)
 
     @property
+    def black(self) -> np.ndarray:
+        """The normalised value of a pixel that is 0: (), or (C, 1, 1)."""
+        return self._shift
+
+    @property
     def image_shape(self) -> tuple[int, ...]:
         """The shape of one image: (C, H, W)."""
         return self.images.shape[1:]

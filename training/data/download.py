@@ -98,7 +98,7 @@ def download(
                 wait_s = max(0.2, (deadline - time.monotonic()) / (len(remote.mirrors) - index))
                 try:
                     _fetch_all(remote, mirror, Path(work), wait_s, report)
-                except _FetchError as error:
+                except FetchError as error:
                     failures.append(f"{urlsplit(mirror).netloc}: {error}")
                     continue
                 for name in remote.md5:
@@ -111,17 +111,17 @@ def download(
     raise DataError(f"{remote.name}: download failed ({'; '.join(failures)})")
 
 
-class _FetchError(Exception):
+class FetchError(Exception):
     """The failure of one mirror, in a few words."""
 
 
 def _fetch_all(remote: Remote, mirror: str, work: Path, wait_s: float, report: Callable[[str], object]) -> None:
     # The test labels come first: the smallest file shows first whether a mirror serves the set.
     for position, name in enumerate(reversed(remote.md5)):
-        _fetch(mirror + name + ".gz", work / (name + ".gz"), wait_s)
+        fetch(mirror + name + ".gz", work / (name + ".gz"), wait_s, MAX_FILE_BYTES)
         content = (work / (name + ".gz")).read_bytes()
         if not matches(content, remote.md5[name]):
-            raise _FetchError(f"{name}.gz has another checksum than {remote.md5[name]}")
+            raise FetchError(f"{name}.gz has another checksum than {remote.md5[name]}")
         if position == 0:
             report(f"data: downloading {remote.name} from {urlsplit(mirror).netloc} to {work.parent}")
 
@@ -141,26 +141,36 @@ def matches(content: bytes, md5: str) -> bool:
     return hashlib.md5(plain, usedforsecurity=False).hexdigest() == md5
 
 
-def _fetch(url: str, path: Path, wait_s: float) -> None:
-    """Download one file in its own thread, because a name look-up can block longer than any time-out."""
-    transfer = _Transfer(url, path, wait_s)
+def fetch(url: str, path: Path, wait_s: float, most_bytes: int, answered: Callable[[], object] = lambda: None) -> None:
+    """Download one file in its own thread, because a name look-up can block longer than any time-out.
+
+    Args:
+        wait_s: seconds until the first byte.
+        most_bytes: the largest size of the file.
+        answered: called when the first bytes are here.
+
+    Raises FetchError where that fails.
+    """
+    transfer = _Transfer(url, path, wait_s, most_bytes)
     thread = threading.Thread(target=transfer.run, name="clcomm-download", daemon=True)
     thread.start()
     try:
         if not transfer.answered.wait(wait_s):
-            raise _FetchError(f"no answer within {wait_s:.1f} s")
+            raise FetchError(f"no answer within {wait_s:.1f} s")
+        if transfer.failure is None:
+            answered()
         transfer.finished.wait()
     finally:
         transfer.cancelled = True
     if transfer.failure is not None:
-        raise _FetchError(transfer.failure)
+        raise FetchError(transfer.failure)
 
 
 class _Transfer:
     """The download of one file; it has the interface of a progress bar, so that pooch calls it for every chunk."""
 
-    def __init__(self, url: str, path: Path, wait_s: float) -> None:
-        self.url, self.path, self.wait_s = url, path, wait_s
+    def __init__(self, url: str, path: Path, wait_s: float, most_bytes: int) -> None:
+        self.url, self.path, self.wait_s, self.most_bytes = url, path, wait_s, most_bytes
         self.total = 0
         self.received = 0
         self.cancelled = False
@@ -192,9 +202,9 @@ class _Transfer:
         self.answered.set()
         self.received += nbytes
         if self.cancelled:
-            raise _FetchError("given up")
-        if max(self.received, self.total) > MAX_FILE_BYTES:
-            raise _FetchError(f"more than {format_size(MAX_FILE_BYTES)}")
+            raise FetchError("given up")
+        if max(self.received, self.total) > self.most_bytes:
+            raise FetchError(f"more than {format_size(self.most_bytes)}")
 
     def reset(self) -> None:
         self.received = 0
@@ -209,7 +219,7 @@ def _reason(error: Exception) -> str:
     response = getattr(error, "response", None)
     if response is not None:
         return f"HTTP {response.status_code}"
-    if isinstance(error, _FetchError):
+    if isinstance(error, FetchError):
         return str(error)
     return {
         "ConnectTimeout": "no connection in time",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -32,6 +32,10 @@ def default_prefetch(cores: int) -> int:
     return 2 if cores > 1 else 0
 
 
+#: Changes the images of a batch in place: (images, the samples' indices, epoch).
+Augmentation = Callable[[np.ndarray, np.ndarray, int], None]
+
+
 class Loader:
     """Batches of (images float32 (B, C, H, W), labels int32 (B,)).
 
@@ -43,6 +47,7 @@ class Loader:
         drop_last: leave out the last batch of an epoch if it is shorter than the others.
         held: how many batches the caller uses at a time; the memory of earlier ones is used again, which is faster, as
             it is mapped, in the cache and known to the device. 0: each is in new memory that the caller owns.
+        augment: changes each batch's images; None: they stay as they are.
 
     Raises ArgumentError for a batch larger than a rank's shard, and for a negative `prefetch` or `held`.
     """
@@ -56,6 +61,7 @@ class Loader:
         prefetch: int = 2,
         drop_last: bool = False,
         held: int = 0,
+        augment: Augmentation | None = None,
     ) -> None:
         sampler.check_batch_size(batch_size)
         if not isinstance(prefetch, int) or prefetch < 0:
@@ -64,7 +70,7 @@ class Loader:
             raise ArgumentError(f"held: expected a number of batches from 0 up, got {held!r}")
         self.dataset, self.sampler = dataset, sampler
         self.batch_size, self.prefetch, self.drop_last = int(batch_size), prefetch, drop_last
-        self._held = held
+        self._held, self._augment = held, augment
         self._memory: list[Batch] = []
         self.data_wait_s = 0.0  # time that the caller has waited for batches; may be set to 0
 
@@ -98,18 +104,20 @@ class Loader:
             indices[number * self.batch_size : (number + 1) * self.batch_size]
             for number in range(start_batch, len(self))
         ]
-        gathered = self._gathered(parts)
+        gathered = self._gathered(parts, self.sampler.epoch)
         return self._ahead(gathered, len(parts)) if self.prefetch else self._inline(gathered)
 
-    def _gathered(self, parts: list[np.ndarray]) -> Iterator[Batch]:
-        """Yield the batch of each part of the order."""
+    def _gathered(self, parts: list[np.ndarray], epoch: int) -> Iterator[Batch]:
+        """Yield the batch of each part of the epoch's order."""
         # One more is being gathered while `prefetch` wait and the caller uses its own.
         places = self._held + (self.prefetch + 1 if self.prefetch else 0)
         for number, part in enumerate(parts):
-            if self._held and len(part) == self.batch_size:
-                yield self.dataset.batch(part, self._place(number % places))
-            else:
-                yield self.dataset.batch(part)
+            is_whole = self._held > 0 and len(part) == self.batch_size
+            place = self._place(number % places) if is_whole else None
+            batch = self.dataset.batch(part) if place is None else self.dataset.batch(part, place)
+            if self._augment is not None:
+                self._augment(batch[0], part, epoch)
+            yield batch
 
     def _place(self, number: int) -> Batch:
         while number >= len(self._memory):

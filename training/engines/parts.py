@@ -16,12 +16,15 @@ import numpy as np
 from clcomm import optim
 from clcomm.engine import CrossEntropyLoss, Device, Module, Replay, Tensor, codec, fold, gather, no_grad
 from clcomm.engine.gather import DeviceGather
+from clcomm.engine.nn.module import evaluating
 from clcomm.engine.rehearsal import Rehearsal
 from clcomm.errors import ArgumentError
 from clcomm.host_arrays import aligned_zeros
-from models import MLP, ConvNet
+from models import MLP, ConvNet, ResNet
 
 Shape = tuple[int, ...]
+#: The models by name.
+_KINDS: dict[str, Any] = {"mlp": MLP, "convnet": ConvNet, "resnet": ResNet}
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Parts:
         `zero_grad()`, a settable `lr`, and state like the model's; `momentum` is for sgd and rmsprop only.
     prepare: images (N, C, H, W) and integer labels (N,) -> inputs of model and loss_fn, which may lie in the arrays'
         memory: it must not change until the step's results were read.
-    predict: images -> logits (N, classes), without a tape.
+    predict: images -> logits (N, classes), without a tape, in eval mode.
     device: the engine and its device, in words.
     profile: a `with` block that times the kernels queued within it; None: the engine cannot.
     opencl: the device of the native engine.
@@ -80,16 +83,17 @@ def build_parts(
     seed: int,
     device: Device | Placement | str | None = None,
 ) -> Parts:
-    """Return "mlp" or "convnet" for images of `in_shape` (C, H, W) on the engine "native", "netcl" or "torch".
+    """Return "mlp", "convnet" or "resnet" for images of `in_shape` (C, H, W) on the engine native, netcl or torch.
 
-    A seed gives the same initial values on all engines. Raises ArgumentError for other names and if the engine's
-    package is not installed, DeviceError for a device that is missing.
+    A seed gives the same initial values on all engines; netcl has no "resnet". Raises ArgumentError for other names and
+    if the engine's package is not installed, DeviceError for a device that is missing.
     """
     builders = {"native": _native, "netcl": _netcl, "torch": _torch}
     if engine not in builders:
         raise ArgumentError(f"engine: expected one of {', '.join(builders)}, got {engine!r}")
-    if model not in ("mlp", "convnet"):
-        raise ArgumentError(f"model: expected mlp or convnet, got {model!r}")
+    known = [name for name in _KINDS if engine != "netcl" or name != "resnet"]
+    if model not in known:
+        raise ArgumentError(f"model: expected one of {', '.join(known)} with engine {engine}, got {model!r}")
     return builders[engine](model, in_shape, classes, seed, device)
 
 
@@ -110,10 +114,9 @@ def _opencl(device: Device | Placement | str | None) -> Device:
 
 def _native(model: str, in_shape: Shape, classes: int, seed: int, device: Any) -> Parts:
     chosen = _opencl(device)
-    kinds: dict[str, Any] = {"mlp": MLP, "convnet": ConvNet}
 
     def make(on: Device, seed: int = 0) -> Module:
-        return kinds[model](in_shape, classes, device=on, seed=seed)
+        return _KINDS[model](in_shape, classes, device=on, seed=seed)
 
     def batch_of(size: int) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros((size, *in_shape), np.float32), np.zeros(size, np.int32)
@@ -131,7 +134,7 @@ def native_parts(module: Module, loss_fn: Callable[[Any, Any], Tensor], device: 
     module.flat_space()  # places the gradients before the first step is recorded
 
     def predict(inputs: np.ndarray) -> np.ndarray:
-        with no_grad():
+        with no_grad(), evaluating(module):
             return module(Tensor(inputs, device)).numpy()
 
     return Parts(
@@ -191,7 +194,7 @@ def rehearsal_of(
         batches = [(Tensor(inputs, device), Tensor(targets, device)) for inputs, targets in map(batch_of, sizes)]
         _forward_backward(module, loss_fn)(*batches[0], 1.0)
         optimizer.step()
-        with no_grad():
+        with no_grad(), evaluating(module):
             for inputs, _ in batches:
                 module(inputs)
         gather.rehearse(device)

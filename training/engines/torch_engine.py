@@ -1,9 +1,10 @@
-"""PyTorch as an engine of the Trainer: the two models, with their state as host arrays."""
+"""PyTorch as an engine of the Trainer: the models, with their state as host arrays."""
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,13 +47,58 @@ class ConvNet(nn.Module):
         return self.fc2(torch.relu(self.fc1(x.flatten(1))))
 
 
+class BasicBlock(nn.Module):
+    """x [N, channels, H, W] -> [N, width, H / stride, W / stride]: two 3x3 convolutions, and a way around them."""
+
+    def __init__(self, channels: int, width: int, stride: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or channels != width:
+            self.downsample = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        around = x if self.downsample is None else self.downsample(x)
+        x = torch.relu(self.bn1(self.conv1(x)))
+        return torch.relu(self.bn2(self.conv2(x)) + around)
+
+
+class ResNet(nn.Module):
+    """Images [N, C, H, W] -> logits [N, classes]: models.ResNet, layer by layer."""
+
+    def __init__(self, in_shape: tuple[int, ...], classes: int, blocks: Sequence[int] = (2, 2, 2, 2), width: int = 64):
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_shape[0], width, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        channels, self.stages = width, len(blocks)
+        for stage, count in enumerate(blocks):
+            layers = []
+            for number in range(count):
+                layers.append(BasicBlock(channels, width << stage, 2 if stage and not number else 1))
+                channels = width << stage
+            setattr(self, f"layer{stage + 1}", nn.Sequential(*layers))
+        self.fc = nn.Linear(channels, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.bn1(self.conv1(x)))
+        for stage in range(self.stages):
+            x = getattr(self, f"layer{stage + 1}")(x)
+        return self.fc(x.mean((2, 3)))
+
+
+_MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {"mlp": MLP, "convnet": ConvNet, "resnet": ResNet}
+
+
 def make_module(model: str, in_shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """Return "mlp" or "convnet" with the initial values of `torch.manual_seed(seed)`."""
+    """Return "mlp", "convnet" or "resnet" with the initial values of `torch.manual_seed(seed)`."""
     if model == "convnet" and (len(in_shape) != 3 or min(in_shape[1:]) < 4):
         raise ArgumentError(f"in_shape: expected (channels, height, width) of at least 4 x 4, got {in_shape}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return (ConvNet if model == "convnet" else MLP)(in_shape, classes)
+        return _MODELS[model](in_shape, classes)
 
 
 def choose_device(spec: str | None, local_rank: int, cores: int | None) -> torch.device:
@@ -108,9 +154,13 @@ class TorchModel:
         return x, torch.tensor(labels, dtype=torch.int64, device=self._device)
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """Return the logits of a batch, without recording for backward."""
+        """Return the logits of a batch, without recording for backward, in eval mode."""
+        was_training = self.module.training
+        self.module.eval()
         with torch.no_grad():
-            return self.module(torch.tensor(images, dtype=torch.float32, device=self._device)).cpu().numpy()
+            logits = self.module(torch.tensor(images, dtype=torch.float32, device=self._device)).cpu().numpy()
+        self.module.train(was_training)
+        return logits
 
 
 class TorchLoss:

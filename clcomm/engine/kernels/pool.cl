@@ -180,3 +180,43 @@ __kernel void average_pool_gradient(__global const float *grad, __global float *
 }
 
 #endif
+
+/* Adaptive average pooling: windows from i * size / outputs, rounded down, to (i + 1) * size / outputs, rounded up; they
+   may overlap. An element lies in the windows from r * outputs / size, rounded down, to (r + 1) * outputs / size, rounded
+   up. So the two are one function, with the sizes exchanged. */
+
+INLINE int first_of(int i, int from, int to) { return (int)((long)i * from / to); }
+INLINE int end_of(int i, int from, int to) { return (int)(((long)(i + 1) * from + to - 1) / to); }
+
+#define ADAPTIVE_ARGS int planes, int height, int width, int out_height, int out_width
+
+__kernel void adaptive_average_pool(__global float *restrict y, __global const float *restrict x, ADAPTIVE_ARGS)
+{
+    FOR_EACH(i, planes * out_height * out_width) {
+        const int oy = i / out_width % out_height, ox = i % out_width;
+        __global const float *plane = x + (long)(i / (out_height * out_width)) * height * width;
+        const int top = first_of(oy, height, out_height), bottom = end_of(oy, height, out_height);
+        const int left = first_of(ox, width, out_width), right = end_of(ox, width, out_width);
+        float sum = 0.0f;
+        for (int iy = top; iy < bottom; ++iy)
+            for (int ix = left; ix < right; ++ix) sum += plane[iy * width + ix];
+        y[i] = sum / ((bottom - top) * (right - left));
+    }
+}
+
+__kernel void adaptive_average_pool_gradient(
+    __global float *restrict dx, __global const float *restrict grad, ADAPTIVE_ARGS)
+{
+    FOR_EACH(i, planes * height * width) {
+        const int iy = i / width % height, ix = i % width;
+        __global const float *plane = grad + (long)(i / (height * width)) * out_height * out_width;
+        float sum = 0.0f;
+        for (int oy = first_of(iy, out_height, height); oy < end_of(iy, out_height, height); ++oy) {
+            const int rows = end_of(oy, height, out_height) - first_of(oy, height, out_height);
+            for (int ox = first_of(ix, out_width, width); ox < end_of(ix, out_width, width); ++ox)
+                sum += plane[oy * out_width + ox] /
+                       (rows * (end_of(ox, width, out_width) - first_of(ox, width, out_width)));
+        }
+        dx[i] = sum;
+    }
+}

@@ -4,8 +4,11 @@ from clcomm.engine.nn.attention import MultiheadAttention
 from clcomm.engine.nn.init import Generator, manual_seed
 from clcomm.engine.nn.layers import (
     GELU,
+    AdaptiveAvgPool2d,
     AvgPool2d,
     Conv2d,
+    ConvTranspose2d,
+    Dropout,
     Embedding,
     Flatten,
     LeakyReLU,
@@ -20,18 +23,24 @@ from clcomm.engine.nn.layers import (
 )
 from clcomm.engine.nn.losses import BCEWithLogitsLoss, CrossEntropyLoss, MSELoss, NLLLoss, SmoothL1Loss
 from clcomm.engine.nn.module import Module
-from clcomm.engine.nn.norms import LayerNorm
+from clcomm.engine.nn.norms import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm
 from clcomm.engine.nn.sequential import Sequential
 
 __all__ = [
     "GELU",
+    "AdaptiveAvgPool2d",
     "AvgPool2d",
     "BCEWithLogitsLoss",
+    "BatchNorm1d",
+    "BatchNorm2d",
     "Conv2d",
+    "ConvTranspose2d",
     "CrossEntropyLoss",
+    "Dropout",
     "Embedding",
     "Flatten",
     "Generator",
+    "GroupNorm",
     "LayerNorm",
     "LeakyReLU",
     "Linear",

@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from clcomm.engine.random_stream import RandomStream
 from clcomm.errors import ArgumentError
 
 Shape = tuple[int, ...]
@@ -75,8 +76,9 @@ _generator = Generator()
 
 
 def manual_seed(seed: int) -> None:
-    """Seed the generator that layers without `rng=` take their initial values from."""
+    """Seed the generator that layers without `rng=` take their initial values from, and the streams of dropout."""
     _generator.manual_seed(seed)
+    RandomStream.seed_all(int(seed))
 
 
 def normal_values(shape: Shape, rng: Generator | None) -> np.ndarray:
@@ -89,7 +91,9 @@ def uniform_values(shape: Shape, bound: float, rng: Generator | None) -> np.ndar
     return (_generator if rng is None else rng).uniform(shape, -bound, bound)
 
 
-def layer_values(weight_shape: Shape, bias: bool, rng: Generator | None) -> tuple[np.ndarray, np.ndarray | None]:
+def layer_values(
+    weight_shape: Shape, bias: bool, rng: Generator | None, outputs: int | None = None
+) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the initial weight and bias of a Linear or Conv2d layer, drawn in this order.
 
     The weight is kaiming_uniform with a = sqrt(5) (He et al., 2015), the bias uniform within 1 / sqrt(fan_in).
@@ -98,6 +102,7 @@ def layer_values(weight_shape: Shape, bias: bool, rng: Generator | None) -> tupl
         weight_shape: [out, in] or [out, in, height, width].
         bias: whether the layer has a bias.
         rng: the source; None: the one that `manual_seed` seeds.
+        outputs: the size of the bias; None: weight_shape[0].
     """
     rng = _generator if rng is None else rng
     fan_in = math.prod(weight_shape[1:])
@@ -107,4 +112,4 @@ def layer_values(weight_shape: Shape, bias: bool, rng: Generator | None) -> tupl
     if not bias:
         return weight, None
     bias_bound = 1.0 / math.sqrt(fan_in)
-    return weight, rng.uniform(weight_shape[:1], -bias_bound, bias_bound)
+    return weight, rng.uniform(weight_shape[:1] if outputs is None else (outputs,), -bias_bound, bias_bound)

@@ -6,6 +6,7 @@ from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.nn.init import Generator, layer_values, normal_values
 from clcomm.engine.nn.module import Module
+from clcomm.engine.ops.dropout import check_probability
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
@@ -52,6 +53,7 @@ class Conv2d(Module):
         stride: one number for both directions.
         padding: one number for both directions, or (vertical, horizontal).
         bias: whether the layer has a bias.
+        groups: divides input and output channels into so many groups.
         device: where its parameters are; by default `default_device()`.
         rng: the source of the initial values; by default the one that `manual_seed` seeds.
     """
@@ -65,18 +67,58 @@ class Conv2d(Module):
         padding: int | tuple[int, int] = 0,
         bias: bool = True,
         *,
+        groups: int = 1,
+        device: Device | str | None = None,
+        rng: Generator | None = None,
+    ):
+        height, width = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
+        _positive(in_channels=in_channels, out_channels=out_channels, kernel_size=min(height, width), groups=groups)
+        if in_channels % groups or out_channels % groups:
+            raise ArgumentError(f"groups: expected to divide {in_channels} and {out_channels} channels, got {groups}")
+        self.stride, self.padding, self.groups = stride, padding, groups
+        weight_values, bias_values = layer_values((out_channels, in_channels // groups, height, width), bias, rng)
+        self.weight = Parameter(weight_values, device)
+        self.bias = None if bias_values is None else Parameter(bias_values, self.weight.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.groups)
+
+
+class ConvTranspose2d(Module):
+    """x [N, in_channels, H, W] -> [N, out_channels, H', W'], see F.conv_transpose2d; initial values are PyTorch's.
+
+    Args:
+        kernel_size: one number for both directions, or (vertical, horizontal).
+        stride: one number for both directions.
+        padding, output_padding: one number for both directions, or (vertical, horizontal).
+        bias: whether the layer has a bias.
+        device: where its parameters are; by default `default_device()`.
+        rng: the source of the initial values; by default the one that `manual_seed` seeds.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int = 1,
+        padding: int | tuple[int, int] = 0,
+        output_padding: int | tuple[int, int] = 0,
+        bias: bool = True,
+        *,
         device: Device | str | None = None,
         rng: Generator | None = None,
     ):
         height, width = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
         _positive(in_channels=in_channels, out_channels=out_channels, kernel_size=min(height, width))
-        self.stride, self.padding = stride, padding
-        weight_values, bias_values = layer_values((out_channels, in_channels, height, width), bias, rng)
+        self.stride, self.padding, self.output_padding = stride, padding, output_padding
+        shape = in_channels, out_channels, height, width
+        weight_values, bias_values = layer_values(shape, bias, rng, out_channels)
         self.weight = Parameter(weight_values, device)
         self.bias = None if bias_values is None else Parameter(bias_values, self.weight.device)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
+        return F.conv_transpose2d(x, self.weight, self.bias, self.stride, self.padding, self.output_padding)
 
 
 class Embedding(Module):
@@ -139,6 +181,16 @@ class AvgPool2d(_Pool):
         return F.avg_pool2d(x, self.kernel_size, self.stride, self.padding)
 
 
+class AdaptiveAvgPool2d(Module):
+    """x [N, C, H, W] -> the means of windows that cover it in `output_size` rows and columns; None: as many as x's."""
+
+    def __init__(self, output_size: int | tuple[int | None, int | None] | None):
+        self.output_size = output_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.adaptive_avg_pool2d(x, self.output_size)
+
+
 class ReLU(Module):
     """max(x, 0)"""
 
@@ -187,6 +239,22 @@ class LeakyReLU(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.leaky_relu(x, self.negative_slope)
+
+
+class Dropout(Module):
+    """x with each element set to 0 with probability p, else divided by 1 - p, in training; x itself in `eval()`.
+
+    The random numbers are those of the device's RandomStream, which `manual_seed` seeds, for each rank another.
+
+    Raises ArgumentError unless p is from 0 to 1.
+    """
+
+    def __init__(self, p: float = 0.5):
+        check_probability("Dropout", p)
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.p, self.training)
 
 
 class Softmax(Module):

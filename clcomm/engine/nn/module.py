@@ -1,8 +1,9 @@
-"""Modules: parameters and sub-modules found by the attributes they are assigned to, as in PyTorch."""
+"""Modules: parameters, buffers and sub-modules found by the attributes they are assigned to, as in PyTorch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,22 +15,38 @@ from clcomm.errors import ArgumentError
 
 
 class Module:
-    """Base of all layers and models: a subclass assigns parameters and modules to attributes and defines `forward`."""
+    """Base of all layers and models: a subclass assigns parameters and modules to attributes and defines `forward`.
+
+    Attributes:
+        training: whether the module trains; batch norm and dropout compute otherwise where it is False. `train()` and
+            `eval()` set it.
+    """
 
     _parameters: dict[str, Parameter]
+    _buffers: dict[str, Tensor | None]
+    _transient: frozenset[str]  # the names of the buffers that are not part of the state
     _modules: dict[str, Module]
     _flat_space: FlatSpace | None
+    training: bool
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Module:
         module = super().__new__(cls)
-        for name, value in (("_parameters", {}), ("_modules", {}), ("_flat_space", None), ("training", True)):
+        registries: dict[str, Any] = {"_parameters": {}, "_buffers": {}, "_modules": {}, "_transient": frozenset()}
+        for name, value in {**registries, "_flat_space": None, "training": True}.items():
             object.__setattr__(module, name, value)
         return module
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, (Parameter, Module)):
             self._refuse_after_flattening(name)
-        self._note_change(value, self._parameters.get(name), self._modules.get(name))
+        if name in self._buffers:
+            if isinstance(value, Parameter) or not (value is None or isinstance(value, Tensor)):
+                raise ArgumentError(f"{name}: expected a Tensor or None for a buffer, got {type(value).__name__}")
+            self._note_change(value, self._buffers[name])
+            self._buffers[name] = value
+        self._note_change(self._parameters.get(name), self._modules.get(name))
+        if isinstance(value, (Parameter, Module)):
+            self._note_change(value)
         registries: list[tuple[type, dict[str, Any]]] = [(Parameter, self._parameters), (Module, self._modules)]
         for kind, registry in registries:
             if isinstance(value, kind):
@@ -40,21 +57,45 @@ class Module:
 
     @staticmethod
     def _note_change(*members: Any) -> None:
-        """Void recordings and cached checks that depend on these parameters and modules."""
+        """Void recordings and cached checks that depend on these parameters, buffers and modules."""
         for member in members:
-            for parameter in member.parameters() if isinstance(member, Module) else (member,):
-                if isinstance(parameter, Parameter):
-                    parameter.device.revision += 1
+            for tensor in (*member.parameters(), *member.buffers()) if isinstance(member, Module) else (member,):
+                if isinstance(tensor, Tensor):
+                    tensor.device.revision += 1
 
     def _refuse_after_flattening(self, name: str) -> None:
         if self._flat_space is not None:
             raise ArgumentError(f"{name}: the module already has its flat space; assign parameters before that")
 
     def __delattr__(self, name: str) -> None:
-        self._note_change(self._parameters.get(name), self._modules.get(name))
-        self._parameters.pop(name, None)
-        self._modules.pop(name, None)
+        self._note_change(self._parameters.get(name), self._buffers.get(name), self._modules.get(name))
+        for registry in (self._parameters, self._buffers, self._modules):
+            registry.pop(name, None)
         object.__delattr__(self, name)
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """Add a tensor that belongs to the module's state and is not trained, as the attribute `name`.
+
+        Args:
+            name: without a dot, and not that of another attribute.
+            tensor: on the device that computes with it; None: there is none, and `state_dict` leaves it out.
+            persistent: whether it is part of `state_dict`.
+
+        Raises ArgumentError for another name or value.
+        """
+        if not isinstance(name, str) or not name or "." in name:
+            raise ArgumentError(f"name: expected a buffer's name without a dot, got {name!r}")
+        if hasattr(self, name) and name not in self._buffers:
+            raise ArgumentError(f"name: expected that of no other attribute, got {name!r}")
+        before = self._buffers.setdefault(name, None)
+        try:
+            setattr(self, name, tensor)
+        except ArgumentError:
+            if before is None:
+                self._buffers.pop(name)
+            raise
+        transient = self._transient - {name} if persistent else self._transient | {name}
+        object.__setattr__(self, "_transient", transient)
 
     # -- copies
 
@@ -65,7 +106,7 @@ class Module:
     def __copy__(self) -> Module:
         """Return a new module with the same parameters and sub-modules."""
         copied = type(self).__new__(type(self))
-        registries = {"_parameters": dict(self._parameters), "_modules": dict(self._modules)}
+        registries = {name: dict(self.__dict__[name]) for name in ("_parameters", "_buffers", "_modules")}
         copied.__dict__.update(self.__getstate__(), **registries)
         return copied
 
@@ -105,6 +146,20 @@ class Module:
         for _, parameter in self.named_parameters():
             yield parameter
 
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield (dotted name, buffer), each once: a module's own buffers, then those of its sub-modules."""
+        seen: set[int] = set()
+        for prefix, module in self.named_modules():
+            for key, buffer in module._buffers.items():
+                if buffer is not None and id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    yield (f"{prefix}.{key}" if prefix else key), buffer
+
+    def buffers(self) -> Iterator[Tensor]:
+        """Yield the buffers in the order of named_buffers."""
+        for _, buffer in self.named_buffers():
+            yield buffer
+
     def parameter_count(self) -> int:
         """Return the number of trainable values."""
         return sum(p.size for p in self.parameters() if p.requires_grad)
@@ -143,22 +198,63 @@ class Module:
 
     # -- values
 
+    def _state(self) -> dict[str, Tensor]:
+        """Return parameters and persistent buffers by dotted name: a module's own, then those of its sub-modules."""
+        state: dict[str, Tensor] = {}
+        seen: set[int] = set()
+        for prefix, module in self.named_modules():
+            kept = {name: each for name, each in module._buffers.items() if name not in module._transient}
+            for key, tensor in (*module._parameters.items(), *kept.items()):
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    state[f"{prefix}.{key}" if prefix else key] = tensor
+        return state
+
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Return a copy of every parameter on the host, by dotted name."""
-        return {name: parameter.numpy() for name, parameter in self.named_parameters()}
+        """Return a copy of every parameter and every persistent buffer on the host, by dotted name."""
+        return {name: tensor.numpy() for name, tensor in self._state().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Overwrite all parameters; raises ArgumentError, changing nothing, unless names fit, and shapes of numbers."""
-        own = dict(self.named_parameters())
+        """Overwrite all parameters and persistent buffers.
+
+        Raises ArgumentError, changing nothing, unless names and shapes fit, and values are numbers, whole ones within
+        int32 for a buffer of int32.
+        """
+        own = self._state()
         missing, unknown = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
         if missing or unknown:
             raise ArgumentError(
                 f"state_dict: expected the names {list(own)}; missing {missing or 'none'}, unknown {unknown or 'none'}"
             )
-        for name, parameter in own.items():
-            if np.shape(state[name]) != parameter.shape:
-                raise ArgumentError(f"state_dict[{name!r}]: expected {parameter.shape}, got {np.shape(state[name])}")
-            if (dtype := np.asarray(state[name]).dtype).kind not in "fiub":
-                raise ArgumentError(f"state_dict[{name!r}]: expected numbers, got {dtype}")
-        for name, parameter in own.items():
-            parameter.copy_from(np.asarray(state[name], np.float32))
+        values = {name: _values_for(name, tensor, state[name]) for name, tensor in own.items()}
+        for name, tensor in own.items():
+            tensor.copy_from(values[name])
+
+
+def _values_for(name: str, tensor: Tensor, given: Any) -> np.ndarray:
+    """Return values for a tensor of the state; raises ArgumentError where they do not fit."""
+    if np.shape(given) != tensor.shape:
+        raise ArgumentError(f"state_dict[{name!r}]: expected {tensor.shape}, got {np.shape(given)}")
+    array = np.asarray(given)
+    if array.dtype.kind not in "fiub":
+        raise ArgumentError(f"state_dict[{name!r}]: expected numbers, got {array.dtype}")
+    if tensor.dtype != np.int32:
+        return np.asarray(array, np.float32)
+    limits = np.iinfo(np.int32)
+    if array.dtype.kind == "f" or array.min() < limits.min or array.max() > limits.max:
+        raise ArgumentError(f"state_dict[{name!r}]: expected whole numbers within int32, got {array.dtype}")
+    return array.astype(np.int32)
+
+
+@contextmanager
+def evaluating(model: Module) -> Iterator[None]:
+    """Let a module and all inside it compute as in `eval()` within a `with` block; then each has its own mode again."""
+    modes = [(module, module.training) for _, module in model.named_modules()]
+    changed = [module for module, training in modes if training]
+    for module in changed:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in changed:
+            module.training = True

@@ -50,3 +50,114 @@ class LayerNorm(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class _BatchNorm(Module):
+    """A layer that normalises each channel over the batch in training, and by its running statistics in `eval()`.
+
+    The weight and the running variance begin as ones, the bias and the running mean as zeros, as PyTorch's.
+
+    Args:
+        num_features: the channels of x.
+        eps: is added to the variance.
+        momentum: the share of a batch in the running statistics; None: they are the means of all batches.
+        affine: whether the layer has a weight and a bias.
+        track_running_stats: whether it keeps running statistics; if not, `eval()` normalises over the batch too.
+        device: where its parameters and buffers are; by default `default_device()`.
+
+    Raises ArgumentError for sizes below 1, and for an x of other dimensions or channels.
+    """
+
+    #: Numbers of dimensions that x may have.
+    _dims: tuple[int, ...] = ()
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        *,
+        device: Device | str | None = None,
+    ):
+        if not isinstance(num_features, int) or num_features < 1:
+            raise ArgumentError(f"num_features: expected a whole number of at least 1, got {num_features!r}")
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.weight = self.bias = None
+        ones, zeros = np.ones(num_features, np.float32), np.zeros(num_features, np.float32)
+        if affine:
+            self.weight = Parameter(ones, device)
+            self.bias = Parameter(zeros, device)
+        is_kept = track_running_stats
+        self.register_buffer("running_mean", Tensor(zeros, device) if is_kept else None)
+        self.register_buffer("running_var", Tensor(ones, device) if is_kept else None)
+        self.register_buffer("num_batches_tracked", Tensor(np.int32(0), device) if is_kept else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim not in self._dims or x.shape[1] != self.num_features:
+            dims = " or ".join(str(n) for n in self._dims)
+            raise ArgumentError(
+                f"{type(self).__name__}: expected x of {dims} dimensions with {self.num_features} channels, "
+                f"got shape {x.shape}"
+            )
+        return F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias,
+            self.training or self.running_mean is None, self.momentum, self.eps, batches=self.num_batches_tracked,
+        )  # fmt: skip
+
+
+class BatchNorm1d(_BatchNorm):
+    """x [N, C] or [N, C, L] -> the same, normalised in each channel, times `weight` plus `bias`; see F.batch_norm."""
+
+    _dims = (2, 3)
+
+
+class BatchNorm2d(_BatchNorm):
+    """x [N, C, H, W] -> the same, normalised in each channel, times `weight` plus `bias`; see F.batch_norm."""
+
+    _dims = (4,)
+
+
+class GroupNorm(Module):
+    """x [N, C, ...] -> the same, normalised in each sample's groups of channels, times `weight` plus `bias`.
+
+    The weight begins as ones, the bias as zeros, as PyTorch's.
+
+    Args:
+        num_groups: divides the channels into so many groups of neighbours.
+        num_channels: the channels of x.
+        eps: is added to the variance.
+        affine: whether the layer has a weight and a bias, of one number for each channel.
+        device: where its parameters are; by default `default_device()`.
+
+    Raises ArgumentError for groups that do not divide the channels, and for an x of other channels.
+    """
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        *,
+        device: Device | str | None = None,
+    ):
+        for name, value in (("num_groups", num_groups), ("num_channels", num_channels)):
+            if not isinstance(value, int) or value < 1:
+                raise ArgumentError(f"{name}: expected a whole number of at least 1, got {value!r}")
+        if num_channels % num_groups:
+            raise ArgumentError(f"num_groups: expected groups that divide {num_channels} channels, got {num_groups}")
+        self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
+        self.weight = self.bias = None
+        if affine:
+            self.weight = Parameter(np.ones(num_channels, np.float32), device)
+            self.bias = Parameter(np.zeros(num_channels, np.float32), self.weight.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 2 or x.shape[1] != self.num_channels:
+            raise ArgumentError(f"GroupNorm: expected x with {self.num_channels} channels, got shape {x.shape}")
+        return F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)

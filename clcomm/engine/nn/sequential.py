@@ -52,7 +52,7 @@ def fused(modules: Sequence[Module]) -> Iterator[Callable[[Tensor], Tensor]]:
         if _is(second, ReLU) and _is(first, Linear):
             yield partial(F.linear, weight=first.weight, bias=first.bias, relu=True)
             position += 2
-        elif _is(second, ReLU) and _is(first, Conv2d) and first.stride == 1 and _halves(third):
+        elif _is(second, ReLU) and _is(first, Conv2d) and (first.stride, first.groups) == (1, 1) and _halves(third):
             yield partial(F.conv_relu_pool, weight=first.weight, bias=first.bias, padding=first.padding)
             position += 3
         else:

@@ -10,9 +10,12 @@ from typing import Any
 from clcomm.engine.autograd import Op
 from clcomm.engine.ops import convolution, convolution_products
 from clcomm.engine.ops.activation import relu
+from clcomm.engine.ops.blocks import concat, split
 from clcomm.engine.ops.convolution import Geometry
+from clcomm.engine.ops.elementwise import add
 from clcomm.engine.ops.matmul import check_bias, same_device
 from clcomm.engine.ops.pool import max_pool2d, whole_pair
+from clcomm.engine.ops.shape import reshape
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
@@ -45,6 +48,36 @@ class Conv2dOp(Op):
             return *_product_gradients(convolution_products, ctx, grad, *ctx.saved), db
         packed_grad = convolution.pack_gradient(ctx.geometry, grad, db)
         return *_product_gradients(convolution, ctx, packed_grad, *ctx.saved), db
+
+
+class ConvTranspose2dOp(Op):
+    """The gradient for x of the convolution of `geometry`, as a function of its y."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, *, geometry: Geometry) -> Tensor:
+        """Queue x convolved with the reversed kernel, spread out by the stride."""
+        g = geometry
+        y = empty(x.device, (g.images, g.channels, g.height, g.width))
+        way: Any = convolution_products if convolution_products.suit(g, x.device) else convolution
+        given = convolution.pack_gradient(g, x, None) if way is convolution else x
+        way.data_gradient(g, given, weight, y)
+        ctx.geometry, ctx.way = g, way
+        ctx.save(given if ctx.needs[1] else None, weight)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Queue dx, the convolution of dy; and dw, the correlation of dy with x."""
+        given, weight = ctx.saved
+        up = convolution.pack(grad) if ctx.way is convolution else grad
+        dx = dw = None
+        if ctx.needs[1]:
+            dw = ctx.out(1)
+            ctx.way.weight_gradient(ctx.geometry, up, given, dw)
+        if ctx.needs[0]:
+            dx = ctx.out(0)
+            ctx.way.convolve(ctx.geometry, up, weight, None, dx)
+        return dx, dw
 
 
 class ConvReluPoolOp(Op):
@@ -99,6 +132,7 @@ def conv2d(
     bias: Tensor | None = None,
     stride: int = 1,
     padding: int | tuple[int, int] = 0,
+    groups: int = 1,
 ) -> Tensor:
     """Return the convolution of x with weight, plus bias.
 
@@ -107,16 +141,90 @@ def conv2d(
 
     Args:
         x: [N, C, H, W].
-        weight: [O, C, kernel_h, kernel_w].
+        weight: [O, C / groups, kernel_h, kernel_w].
         bias: [O], or None.
         stride: one number for both directions.
         padding: one number, or (rows, columns).
+        groups: divides input and output channels into so many groups, which are computed one after the other.
 
     Raises:
         ArgumentError: shapes do not fit, or the kernel exceeds the padded image.
     """
+    if groups != 1:
+        return _conv2d_in_groups(x, weight, bias, stride, padding, groups)
     geometry = _checked("conv2d", x, weight, bias, stride, padding)
     return Conv2dOp.apply(x, weight, bias, geometry=geometry)
+
+
+def _conv2d_in_groups(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int | tuple[int, int], groups: int
+) -> Tensor:
+    float_tensor("conv2d: x", x)
+    float_tensor("conv2d: weight", weight)
+    if not isinstance(groups, int) or groups < 1:
+        raise ArgumentError(f"conv2d: groups: expected a whole number from 1 up, got {groups!r}")
+    if x.ndim != 4 or weight.ndim != 4 or x.shape[1] != groups * weight.shape[1] or weight.shape[0] % groups:
+        raise ArgumentError(
+            f"conv2d: groups: expected x [N, C, H, W] and weight [O, C / {groups}, kernel_h, kernel_w], O divided by "
+            f"{groups}, got shapes {x.shape} and {weight.shape}"
+        )
+    check_bias("conv2d", bias, weight.shape[0])
+    xs, weights = split(x, [weight.shape[1]] * groups, 1), split(weight, [weight.shape[0] // groups] * groups)
+    biases = [None] * groups if bias is None else split(bias, [weight.shape[0] // groups] * groups)
+    parts = zip(xs, weights, biases, strict=True)
+    return concat([conv2d(part, own, added, stride, padding) for part, own, added in parts], 1)
+
+
+def conv_transpose2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int = 1,
+    padding: int | tuple[int, int] = 0,
+    output_padding: int | tuple[int, int] = 0,
+) -> Tensor:
+    """Return the transposed convolution of x with weight, plus bias: what conv2d's gradient for its x computes.
+
+    The result has (size - 1) * stride - 2 * padding + kernel + output_padding rows and columns.
+
+    Args:
+        x: [N, C, H, W].
+        weight: [C, O, kernel_h, kernel_w].
+        bias: [O], or None.
+        stride: one number for both directions.
+        padding: one number, or (rows, columns).
+        output_padding: further rows and columns at the end, likewise; below the stride.
+
+    Raises:
+        ArgumentError: shapes do not fit, or nothing is left.
+    """
+    name = "conv_transpose2d"
+    float_tensor(f"{name}: x", x)
+    float_tensor(f"{name}: weight", weight)
+    if x.ndim != 4 or weight.ndim != 4 or x.shape[1] != weight.shape[0]:
+        raise ArgumentError(
+            f"{name}: expected x [N, C, H, W] and weight [C, O, kernel_h, kernel_w], got shapes {x.shape} and "
+            f"{weight.shape}"
+        )
+    if not isinstance(stride, int) or stride < 1:
+        raise ArgumentError(f"{name}: stride: expected a whole number from 1 up, got {stride!r}")
+    pads, more = whole_pair(f"{name}: padding", padding, 0), whole_pair(f"{name}: output_padding", output_padding, 0)
+    if max(more) >= stride:
+        raise ArgumentError(f"{name}: output_padding: expected less than the stride {stride}, got {output_padding!r}")
+    height, width = (
+        (size - 1) * stride - 2 * pad + kernel + added
+        for size, pad, kernel, added in zip(x.shape[2:], pads, weight.shape[2:], more, strict=True)
+    )
+    if min(height, width) < 1:
+        raise ArgumentError(f"{name}: padding: expected to leave rows and columns, got {height} x {width}")
+    check_bias(name, bias, weight.shape[1])
+    same_device(name, x, weight, bias)
+    kernel_h, kernel_w = weight.shape[2:]
+    geometry = Geometry(
+        x.shape[0], weight.shape[1], height, width, weight.shape[0], kernel_h, kernel_w, stride, *pads
+    )  # fmt: skip
+    y = ConvTranspose2dOp.apply(x, weight, geometry=geometry)
+    return y if bias is None else add(y, reshape(bias, (bias.size, 1, 1)))
 
 
 def conv_relu_pool(x: Tensor, weight: Tensor, bias: Tensor | None = None, padding: int | tuple[int, int] = 0) -> Tensor:

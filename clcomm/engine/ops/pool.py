@@ -1,4 +1,4 @@
-"""Max and average pooling over windows of N C H W images."""
+"""Max and average pooling over windows of N C H W images, and average pooling to a given size."""
 
 from __future__ import annotations
 
@@ -56,6 +56,26 @@ class AvgPool2dOp(Op):
         return (dx,)
 
 
+class AdaptiveAvgPool2dOp(Op):
+    """The means of windows that cover the image in `size` rows and columns."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *, size: tuple[int, int]) -> Tensor:
+        """Queue the means."""
+        device, y = x.device, empty(x.device, (*x.shape[:2], *size))
+        ctx.sizes = (x.shape[0] * x.shape[1], *x.shape[2:], *size)
+        device.launch(device.kernel("pool", "adaptive_average_pool"), *device.grid(y.size), y, x, *ctx.sizes)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Queue dx: each gradient is divided evenly over its window."""
+        dx = ctx.out(0)
+        kernel = dx.device.kernel("pool", "adaptive_average_pool_gradient")
+        dx.device.launch(kernel, *dx.device.grid(dx.size), dx, grad, *ctx.sizes)
+        return (dx,)
+
+
 def max_pool2d(
     x: Tensor,
     kernel_size: int | tuple[int, int],
@@ -87,6 +107,28 @@ def avg_pool2d(
 ) -> Tensor:
     """Return the means of the windows of x [N, C, H, W], padding counted as zeros; sizes as for max_pool2d."""
     return AvgPool2dOp.apply(x, window=_window("avg_pool2d", x, kernel_size, stride, padding))
+
+
+def adaptive_avg_pool2d(x: Tensor, output_size: int | tuple[int | None, int | None] | None) -> Tensor:
+    """Return the means of windows that cover x [N, C, H, W] in `output_size` rows and columns, as PyTorch's.
+
+    Window i of n in a direction goes from i * size / n, rounded down, to (i + 1) * size / n, rounded up.
+
+    Args:
+        output_size: one number, or (rows, columns); None: as many as x has.
+
+    Raises ArgumentError for sizes below 1, and where x has other dimensions.
+    """
+    float_tensor("adaptive_avg_pool2d: x", x)
+    if x.ndim != 4:
+        raise ArgumentError(f"adaptive_avg_pool2d: x: expected 4 dimensions (N, C, H, W), got shape {x.shape}")
+    given = output_size if isinstance(output_size, (tuple, list)) else (output_size, output_size)
+    sizes: Any = tuple([n if own is None else own for own, n in zip(given, x.shape[2:], strict=False)])
+    size = whole_pair("adaptive_avg_pool2d: output_size", sizes if len(given) == 2 else output_size, 1)
+    kernel = x.shape[2] // size[0], x.shape[3] // size[1]
+    if (kernel[0] * size[0], kernel[1] * size[1]) == x.shape[2:]:
+        return avg_pool2d(x, kernel)
+    return AdaptiveAvgPool2dOp.apply(x, size=size)
 
 
 def _window(

@@ -85,17 +85,18 @@ def _sum_run(x: Tensor, outer: int, axis: int, inner: int, shape: Shape, scale: 
 
 def sum(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the sum of x over the dimensions `axis` (all by default), which `keepdims` keeps with size 1."""
-    axes, shape = _reduced("sum", x, axis, keepdims)
+    axes, shape = reduced("sum", x, axis, keepdims)
     return Sum.apply(x, axes=axes, shape=shape, scale=1.0)
 
 
 def mean(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the mean of x over the dimensions `axis` (all by default), which `keepdims` keeps with size 1."""
-    axes, shape = _reduced("mean", x, axis, keepdims)
+    axes, shape = reduced("mean", x, axis, keepdims)
     return Sum.apply(x, axes=axes, shape=shape, scale=1.0 / math.prod([x.shape[d] for d in axes]))
 
 
-def _reduced(name: str, x: Tensor, axis: int | Sequence[int] | None, keepdims: bool) -> tuple[Shape, Shape]:
+def reduced(name: str, x: Tensor, axis: int | Sequence[int] | None, keepdims: bool) -> tuple[Shape, Shape]:
+    """Return the sorted dimensions that `axis` names, and the result's shape; ArgumentError where they do not fit."""
     float_tensor(name, x)
     given = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
     axes = tuple(sorted({a + x.ndim if a < 0 else a for a in given}))

@@ -31,12 +31,12 @@ class Transpose(Op):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *, axes: Shape) -> Tensor:
         ctx.axes = axes
-        return _permuted(x, axes, empty(x.device, tuple([x.shape[a] for a in axes])))
+        return permuted(x, axes, empty(x.device, tuple([x.shape[a] for a in axes])))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inverse = tuple(sorted(range(len(ctx.axes)), key=ctx.axes.__getitem__))
-        return (_permuted(grad, inverse, ctx.out(0)),)
+        return (permuted(grad, inverse, ctx.out(0)),)
 
 
 @lru_cache(maxsize=1024)
@@ -57,7 +57,8 @@ def _transposition(shape: Shape, axes: Shape) -> tuple[np.ndarray, int]:
     return np.array([*sizes, *steps] or [1, 1], np.int32), max(len(sizes), 1)
 
 
-def _permuted(x: Tensor, axes: Shape, out: Tensor) -> Tensor:
+def permuted(x: Tensor, axes: Shape, out: Tensor) -> Tensor:
+    """Queue a copy of x to `out`, with its dimensions in the order of `axes`; return `out`."""
     device, size = x.device, x.size
     plan, dims = _transposition(x.shape, axes)
     buffer = device.keep(("transpose", x.shape, axes), lambda: plan)

@@ -1,0 +1,182 @@
+"""Batch norm with its gradients and running statistics, and group norm."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from clcomm.engine.autograd import Op
+from clcomm.engine.ops.elementwise import add, mul
+from clcomm.engine.ops.layer_norm import layer_norm
+from clcomm.engine.ops.shape import permuted, reshape
+from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor, wrap
+from clcomm.errors import ArgumentError
+
+#: Where the statistics come from, as in batch_norm.cl.
+GIVEN, _OF_BATCH, _TRACKED, _CUMULATIVE = range(4)
+
+
+class Running(NamedTuple):
+    """Running statistics of each channel, and the number of batches, int32 of shape ()."""
+
+    mean: Tensor
+    variance: Tensor
+    batches: Tensor | None
+
+
+class BatchNorm(Op):
+    """(x - mean) / sqrt(variance + eps) * weight + bias in each channel; `statistics` says whose these are."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, running: Running | None, statistics: int,
+        momentum: float, eps: float,
+    ) -> Tensor:  # fmt: skip
+        device, channels = x.device, x.shape[1]
+        ctx.parameters, ctx.statistics, ctx.eps, ctx.running = _count(weight, bias), statistics, eps, running
+        ctx.turned = math.prod(x.shape[2:]) == 1 and x.shape[0] > 1
+        ctx.sizes = (1, channels, x.shape[0]) if ctx.turned else (x.shape[0], channels, math.prod(x.shape[2:]))
+        values = _turned(x, ctx.sizes) if ctx.turned else x
+        y, means, scales = empty(device, x.shape), empty(device, (channels,)), empty(device, (channels,))
+        mean, variance, batches = running or (x, x, None)
+        if batches is not None and statistics in (_TRACKED, _CUMULATIVE):
+            device.launch(device.kernel("batch_norm", "count_batch"), *device.grid(1), batches)
+        device.launch(
+            device.kernel("batch_norm", "batch_norm"), *_grid(x),
+            y, means, scales, values, x if weight is None else weight, x if bias is None else bias, mean, variance,
+            x if batches is None else batches, momentum, eps, ctx.parameters, statistics, *ctx.sizes,
+        )  # fmt: skip
+        ctx.save(values, weight, means, scales)
+        return _turned_back(y, x.shape, empty(device, x.shape)) if ctx.turned else y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        values, weight, means, scales = ctx.saved
+        device, channels = grad.device, ctx.sizes[1]
+        up = _turned(grad, ctx.sizes) if ctx.turned else grad
+        dx = ctx.out(0) if ctx.needs[0] else None
+        place = empty(device, grad.shape) if dx is None or ctx.turned else dx
+        sums = [ctx.out(i) if ctx.needs[i] else empty(device, (channels,)) for i in (1, 2)]
+        device.launch(
+            device.kernel("batch_norm", "batch_norm_grad"), *_grid(grad),
+            place, *sums, up, values, means, scales, values if weight is None else weight,
+            ctx.parameters, ctx.statistics, int(dx is not None), *ctx.sizes,
+        )  # fmt: skip
+        if dx is not None and ctx.turned:
+            _turned_back(place, dx.shape, dx)
+        return dx, *(each if ctx.needs[index] else None for index, each in enumerate(sums, 1))
+
+
+def _count(weight: Tensor | None, bias: Tensor | None) -> int:
+    return (weight is not None) + (bias is not None)
+
+
+def _grid(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return x.device.row_grid(x.shape[1], x.size // x.shape[1])
+
+
+def _turned(x: Tensor, sizes: Shape) -> Tensor:
+    """Return [N, C] as [C, N], whose sums run along memory."""
+    _, channels, images = sizes
+    return permuted(x.alias((images, channels)), (1, 0), empty(x.device, (channels, images)))
+
+
+def _turned_back(x: Tensor, shape: Shape, out: Tensor) -> Tensor:
+    permuted(x.alias((shape[1], shape[0])), (1, 0), wrap(out.device, out.buffer, shape[:2]))
+    return out
+
+
+def batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    *,
+    batches: Tensor | None = None,
+) -> Tensor:
+    """Return x [N, C, ...] normalised in each channel, then times `weight` plus `bias`, as PyTorch's batch_norm.
+
+    Source: Ioffe and Szegedy, "Batch Normalization", 2015.
+
+    Args:
+        running_mean, running_var: [C], both or none: the statistics that are used where not `training`; in training
+            they move towards those of the batch, with the unbiased variance.
+        weight: [C]; None: 1.
+        bias: [C], with a weight only; None: 0.
+        training: whether the statistics are the batch's.
+        momentum: the share of the batch in the running statistics; None: 1 / `batches`, so that these are means.
+        eps: is added to the variance.
+        batches: int32 of shape (), the number of batches so far, which training increases by 1.
+
+    Raises ArgumentError for arguments that do not fit, and in training for one element a channel.
+    """
+    float_tensor("batch_norm", x)
+    if x.ndim < 2:
+        raise ArgumentError(f"batch_norm: expected x of shape [N, C, ...], got shape {x.shape}")
+    channels = x.shape[1:2]
+    _check_parameters("batch_norm", channels, weight, bias, eps)
+    for name, tensor in (("running_mean", running_mean), ("running_var", running_var)):
+        if tensor is not None and float_tensor(f"batch_norm: {name}", tensor).shape != channels:
+            raise ArgumentError(f"batch_norm: expected {name} of shape {channels}, got {tensor.shape}")
+    if (running_mean is None) != (running_var is None):
+        raise ArgumentError("batch_norm: expected running_mean and running_var both or neither, got one")
+    if batches is not None and (batches.shape, batches.dtype) != ((), INT32):
+        raise ArgumentError(f"batch_norm: expected batches as int32 of shape (), got {batches.dtype} {batches.shape}")
+    running = None if running_mean is None or running_var is None else Running(running_mean, running_var, batches)
+    if not training and running is None:
+        raise ArgumentError("batch_norm: expected running_mean and running_var where it does not train, got none")
+    if training and x.size == x.shape[1]:
+        raise ArgumentError(f"batch_norm: expected more than one element a channel in training, got shape {x.shape}")
+    if momentum is None and batches is None and training and running is not None:
+        raise ArgumentError("batch_norm: expected batches with momentum None, got none")
+    if momentum is not None and not 0 <= momentum <= 1:
+        raise ArgumentError(f"batch_norm: expected momentum from 0 to 1 or None, got {momentum!r}")
+    statistics = GIVEN
+    if training:
+        statistics = _OF_BATCH if running is None else _CUMULATIVE if momentum is None else _TRACKED
+    share = 0.0 if momentum is None else float(momentum)
+    return BatchNorm.apply(
+        x, weight, bias, running=running, statistics=statistics, momentum=share, eps=float(eps)
+    )  # fmt: skip
+
+
+def group_norm(
+    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """Return x [N, C, ...] normalised in each sample's groups of channels, then times `weight` plus `bias`, both [C].
+
+    Source: Wu and He, "Group Normalization", 2018.
+
+    Args:
+        num_groups: divides the channels into so many groups of neighbours.
+        weight, bias: [C], a bias with a weight only; None: 1 and 0.
+        eps: is added to the variance.
+
+    Raises ArgumentError for arguments that do not fit.
+    """
+    float_tensor("group_norm", x)
+    if x.ndim < 2:
+        raise ArgumentError(f"group_norm: expected x of shape [N, C, ...], got shape {x.shape}")
+    images, channels = x.shape[:2]
+    if not isinstance(num_groups, int) or num_groups < 1 or channels % num_groups:
+        raise ArgumentError(f"group_norm: expected num_groups that divide {channels} channels, got {num_groups!r}")
+    _check_parameters("group_norm", (channels,), weight, bias, eps)
+    rows = reshape(x, (images, num_groups, -1))
+    y = reshape(layer_norm(rows, rows.shape[2], eps=eps), x.shape)
+    each = (channels,) + (1,) * (x.ndim - 2)
+    y = y if weight is None else mul(y, reshape(weight, each))
+    return y if bias is None else add(y, reshape(bias, each))
+
+
+def _check_parameters(name: str, shape: Shape, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
+    for what, parameter in (("weight", weight), ("bias", bias)):
+        if parameter is not None and float_tensor(f"{name}: {what}", parameter).shape != shape:
+            raise ArgumentError(f"{name}: expected {what} of shape {shape}, got {parameter.shape}")
+    if bias is not None and weight is None:
+        raise ArgumentError(f"{name}: expected a weight with the bias, got none")
+    if not eps >= 0:
+        raise ArgumentError(f"{name}: expected eps of at least 0, got {eps!r}")

@@ -1,0 +1,58 @@
+"""Dropout, whose mask is computed from counters in forward and again in backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clcomm.engine.autograd import Op
+from clcomm.engine.ops.elementwise import mul
+from clcomm.engine.random_stream import RandomStream
+from clcomm.engine.tensor import Tensor, empty, float_tensor
+from clcomm.errors import ArgumentError
+
+#: Elements whose random words are computed together, as in dropout.cl.
+_GROUP = 32
+
+
+class DropoutOp(Op):
+    """x / (1 - p) where an element is kept, else 0; `p` is below 1."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *, p: float) -> Tensor:
+        ctx.p, ticket = p, RandomStream.of(x.device).ticket()
+        ctx.save(ticket)
+        return _masked(x, ticket, p, empty(x.device, x.shape))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (ticket,) = ctx.saved
+        return (_masked(grad, ticket, ctx.p, ctx.out(0)),)
+
+
+def _masked(x: Tensor, ticket: Tensor, p: float, out: Tensor) -> Tensor:
+    device, size = x.device, x.size
+    threshold = min(round(p * 2**32), 2**32 - 1)
+    kernel = device.kernel("dropout", "dropout")
+    device.launch(kernel, *device.grid(size), out, x, ticket, threshold, 1.0 / (1.0 - p), size, -(-size // _GROUP))
+    return out
+
+
+def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
+    """Return x with each element set to 0 with probability p, and divided by 1 - p else; x itself if not `training`.
+
+    The mask follows from the device's RandomStream: the seed, the rank, the number of draws before, and the element's
+    index; it does not depend on the device. With p of 1 all elements are 0; NaN and infinity become NaN where they are
+    dropped, as in PyTorch. Source: Srivastava et al., "Dropout: a simple way to prevent neural networks from
+    overfitting", 2014. Raises ArgumentError unless p is from 0 to 1.
+    """
+    float_tensor("dropout", x)
+    check_probability("dropout", p)
+    if not training or p == 0:
+        return x
+    return mul(x, 0.0) if p == 1 else DropoutOp.apply(x, p=float(p))
+
+
+def check_probability(name: str, p: float) -> None:
+    """Raise ArgumentError unless p is a number from 0 to 1."""
+    if not isinstance(p, (int, float)) or not 0 <= p <= 1:
+        raise ArgumentError(f"{name}: expected p from 0 to 1, got {p!r}")

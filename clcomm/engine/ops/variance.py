@@ -1,0 +1,28 @@
+"""Variance over all elements or over some dimensions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from clcomm.engine.ops.elementwise import mul, sub
+from clcomm.engine.ops.reduce import Sum, mean, reduced
+from clcomm.engine.tensor import Tensor
+from clcomm.errors import ArgumentError
+
+
+def var(x: Tensor, axis: int | Sequence[int] | None = None, correction: int = 1, keepdims: bool = False) -> Tensor:
+    """Return the variance of x over the dimensions `axis` (all by default), which `keepdims` keeps with size 1.
+
+    Args:
+        correction: is subtracted from the number n of elements in the divisor: 1 for the unbiased estimate, 0 for the
+            mean of the squared differences from the mean.
+
+    Raises ArgumentError for an axis that does not fit, and unless `correction` is from 0 to n - 1.
+    """
+    axes, shape = reduced("var", x, axis, keepdims)
+    count = math.prod([x.shape[d] for d in axes])
+    if not isinstance(correction, int) or not 0 <= correction < count:
+        raise ArgumentError(f"var: expected a correction below the number of elements, {count}, got {correction!r}")
+    apart = sub(x, mean(x, axes, keepdims=True))
+    return Sum.apply(mul(apart, apart), axes=axes, shape=shape, scale=1.0 / (count - correction))

@@ -1,0 +1,92 @@
+"""Random numbers on a device, by counters: each use takes a ticket, which with an element's index decides its number.
+
+The counter of uses lies on the device, so that replayed steps draw fresh numbers too. The numbers do not depend on the
+device or its number of cores.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import ClassVar
+from weakref import WeakSet
+
+import numpy as np
+
+from clcomm.engine.device import Device
+from clcomm.engine.tensor import INT32, Tensor, empty
+from clcomm.errors import ArgumentError
+
+#: Words of a state: the seed's low and high one, the rank, and the low and high one of the number of uses so far.
+STATE_WORDS, RANK_WORD = 5, 2
+#: Variables with this process's rank in its job, of MPICH, Open MPI, PMIx and Slurm.
+_RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
+
+
+class RandomStream:
+    """A device's random numbers; `RandomStream.of(device)` is the one that dropout uses.
+
+    Streams of other seeds, and of other ranks, have other numbers.
+    """
+
+    _seed: ClassVar[int] = 0  # of new streams
+    _all: ClassVar[WeakSet[RandomStream]] = WeakSet()
+
+    def __init__(self, device: Device):
+        recorder, device.recorder = device.recorder, None  # a replay needs no upload: the state stays
+        try:
+            self._state = Tensor(np.zeros(STATE_WORDS, np.int32), device)
+            self.seed(self._seed)
+        finally:
+            device.recorder = recorder
+        self._all.add(self)
+
+    @staticmethod
+    def of(device: Device) -> RandomStream:
+        """Return a device's stream, which begins with the seed of the latest `seed_all`."""
+        if device.random_stream is None:
+            device.random_stream = RandomStream(device)
+        stream: RandomStream = device.random_stream
+        return stream
+
+    @classmethod
+    def seed_all(cls, seed: int) -> None:
+        """Seed all streams of this process, those that will be made included, for the launcher's rank."""
+        cls._seed = seed
+        for stream in tuple(cls._all):
+            stream.seed(seed)
+
+    def seed(self, seed: int, rank: int | None = None) -> None:
+        """Begin anew with a seed, a whole number of which the low 64 bits count.
+
+        Args:
+            rank: that of this process, from 0 up; each rank draws other numbers. None: the launcher's, else 0.
+
+        Raises ArgumentError for anything else.
+        """
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise ArgumentError(f"seed: expected a whole number, got {seed!r}")
+        own = _launchers_rank() if rank is None else rank
+        if not isinstance(own, int) or not 0 <= own < 1 << 32:
+            raise ArgumentError(f"rank: expected a whole number from 0 up, got {rank!r}")
+        self.load(np.array([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, own, 0, 0], np.uint32))
+
+    def ticket(self) -> Tensor:
+        """Queue a copy of the state for one use, and the state's advance; return the copy."""
+        device, ticket = self._state.device, empty(self._state.device, (STATE_WORDS,), INT32)
+        device.launch(device.kernel("dropout", "draw_ticket"), *device.grid(1), ticket, self._state)
+        return ticket
+
+    def state(self) -> np.ndarray:
+        """Return the state, uint32 (STATE_WORDS,); waits for the queue."""
+        return self._state.numpy().view(np.uint32)
+
+    def load(self, state: np.ndarray) -> None:
+        """Set what `state` returned; raises ArgumentError for anything else."""
+        if state.shape != (STATE_WORDS,) or state.dtype != np.uint32:
+            raise ArgumentError(f"state: expected {STATE_WORDS} uint32, got {state.dtype} of shape {state.shape}")
+        self._state.copy_from(state.view(np.int32))
+
+
+def _launchers_rank() -> int:
+    found = [os.environ[name] for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()]
+    return int(found[0]) if found else 0

@@ -1,0 +1,81 @@
+"""Batch norm of every shape, with and without running statistics, in training and with given ones."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from clcomm.engine import Tensor
+from clcomm.engine import functional as F
+from clcomm.engine.device import Device
+from tests.families.family import Family, assert_equal, assert_near, drawn, leaf
+
+EPS = 0.01
+
+
+class Channels(NamedTuple):
+    """Images of channels; `parameters` of weight and bias are there, `statistics` says whose these are."""
+
+    shape: tuple[int, ...]
+    parameters: int
+    statistics: str
+    seed: int
+
+
+def draw_channels(rng: np.random.Generator, longest: int, number: int) -> Channels:
+    """Draw images, a row of them, or one number of each channel, which is turned first; all kinds in any 12 cases."""
+    images, channels = (int(n) for n in rng.integers(1, longest, 2))
+    dims = (2, 0, 1, 2)[number % 4]
+    sides = tuple(int(n) for n in rng.integers(1, max(3, longest // 2), dims))
+    statistics = ("tracked", "given", "cumulative", "of the batch")[(number + number // 4) % 4]
+    if images * int(np.prod(sides)) == 1:
+        images = 2
+    return Channels((images, channels, *sides), number % 3, statistics, int(rng.integers(1 << 30)))
+
+
+def check_batch_norm(device: Device, case: Channels) -> None:
+    """Compare the result, the gradients and the running statistics with float64's."""
+    rng = np.random.default_rng(case.seed)
+    channels = case.shape[1:2]
+    hosts = [rng.uniform(-3, 3, each).astype(np.float32) for each in (case.shape, channels, channels)]
+    grad = rng.uniform(-1, 1, case.shape).astype(np.float32)
+    means, variances = rng.uniform(-1, 1, channels).astype(np.float32), rng.uniform(1, 2, channels).astype(np.float32)
+    running = [leaf(device, each, False) for each in (means, variances)] if case.statistics != "of the batch" else []
+    batches = Tensor(np.int32(4), device)
+    leaves = [leaf(device, host) for host in hosts[: 1 + case.parameters]]
+    y = F.batch_norm(
+        leaves[0], *(running or (None, None)), *leaves[1:], *[None] * (2 - case.parameters),
+        case.statistics != "given", None if case.statistics == "cumulative" else 0.25, EPS, batches=batches,
+    )  # fmt: skip
+    x, up, (weight, bias) = _rows(hosts[0]), _rows(grad), (each.astype(np.float64) for each in hosts[1:])
+    is_given = case.statistics == "given"
+    mean, variance = (means.astype(np.float64), variances.astype(np.float64)) if is_given else (x.mean(0), x.var(0))
+    scale = 1 / np.sqrt(variance + EPS)
+    normal = (x - mean) * scale
+    factor, shift = weight if case.parameters > 0 else 1.0, bias if case.parameters > 1 else 0.0
+    assert_near(y, _back(normal * factor + shift, case.shape), "batch_norm")
+    y.backward(leaf(device, grad, False))
+    apart = up if is_given else up - up.mean(0) - normal * (up * normal).mean(0)
+    expected = _back(scale * factor * apart, case.shape), (up * normal).sum(0), up.sum(0)
+    for each, gradient, name in zip(leaves, expected, ("x", "weight", "bias"), strict=False):
+        assert_near(each.grad, gradient, f"batch_norm: {name} gradient", 5e-5)
+    if running:
+        share = {"given": 0.0, "tracked": 0.25, "cumulative": 0.2}[case.statistics]
+        unbiased = variances if is_given else x.var(0, ddof=1)
+        assert_near(running[0], (1 - share) * means + share * mean, "running mean")
+        assert_near(running[1], (1 - share) * variances + share * unbiased, "running variance")
+    assert_equal(batches, np.int32(5 if case.statistics in ("tracked", "cumulative") else 4), "batches")
+
+
+def _rows(images: np.ndarray) -> np.ndarray:
+    """Return a row of all channels for each element of a channel."""
+    return np.moveaxis(images.astype(np.float64), 1, -1).reshape(-1, images.shape[1])
+
+
+def _back(rows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return rows of channels in the shape of the images."""
+    return np.moveaxis(rows.reshape(shape[0], -1, shape[1]), 2, 1).reshape(shape)
+
+
+BATCH_NORM = Family("batch norm", drawn(draw_channels), check_batch_norm)
