@@ -108,12 +108,14 @@ Fold = DeviceFold
 
 
 def rehearse(device: Device, rows: int, divisor: int) -> None:
-    """Launch the kernels of a sum of this many rows, on an uninitialised buffer."""
+    """Launch the kernels of a sum of this many rows, on an uninitialised buffer, and of all-reduces, on nothing."""
     if device.runs_in_caller and rows > 1:
         row = device.allocate(4)
         for count, by in _cuts(rows, divisor):
             kernel, factor = _kernel(device, count, by)
             device.launch(kernel, *ONE_ITEM, row, factor, 0, *[row] * count, 1)
+        for name in ("meet_and_fold_at", "meet_and_share_at") if rows <= MOST_ROWS else ():
+            device.launch(_kernel(device, rows, divisor, name)[0], *ONE_ITEM, 0, 0)
 
 
 def _cuts(rows: int, divisor: int) -> list[tuple[int, int]]:
