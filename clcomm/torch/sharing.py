@@ -64,9 +64,7 @@ class LastingBuffers:
         lasting, self._lasting = self._lasting, {}
         found = [torch.UntypedStorage._new_with_weak_ptr(each.cdata) for each in lasting.values()]
         storages = [storage for storage in found if storage is not None]
-        if self._comm.adopt(
-            [each.nbytes() for each in storages], partial(_mapped, storages), purpose=f"all_reduce {label!r}"
-        ):
+        if self._comm.adopt([each.nbytes() for each in storages], partial(_mapped, storages), purpose=purpose):
             for storage in storages:
                 del self._seen[storage._cdata]
 

@@ -23,7 +23,7 @@ rank, last = dist.get_rank(), dist.get_world_size() - 1
 """
 #: What the other ranks call while the last one does not come, and how a message names it.
 CALLS = {
-    "backward": ("model(torch.ones(2, 6)).sum().backward()", "all_reduce 'gradients'"),
+    "backward": ("model(torch.ones(2, 6)).sum().backward()", "all_reduce"),
     "all_gather": ("dist.all_gather([torch.ones(3)] * (last + 1), torch.ones(3))", "all_gather"),
     "async": ("dist.all_reduce(torch.ones(9), async_op=True).wait()", "all_reduce"),
     "barrier": ("dist.barrier()", "barrier"),
@@ -51,7 +51,7 @@ def test_an_error_within_backward_is_one_line(tmp_path, other, ranks):
     assert ended.code == 1 and not ended.out
     lines = ended.clcomm_lines()
     assert ended.err.splitlines() == lines and len(lines) == 1, ended.err
-    assert "all_reduce 'gradients' of 21 float32" in lines[0] and f"rank {ranks - 1} in " in lines[0]
+    assert "of 21 float32" in lines[0] and f"rank {ranks - 1} in " in lines[0]
 
 
 def test_a_program_may_catch_it(tmp_path):
