@@ -31,7 +31,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize(("call", "ranks"), zip(CALLS, (4, 3, 2, 3, 2), strict=True))
+@pytest.mark.parametrize(("call", "ranks"), list(zip(CALLS, (4, 3, 2, 3, 2), strict=True)))
 def test_a_rank_that_never_comes_is_named(tmp_path, call, ranks):
     code, name = CALLS[call]
     limits = {"CLCOMM_STALL_WARNING_S": "1", "CLCOMM_TIMEOUT_S": "4"}
