@@ -14,8 +14,8 @@ from clcomm.transport.mapped_files import MappedFile
 
 #: Smaller buffers stay where they are: small arrays are copied into slots in any case.
 LEAST_BYTES = 64 << 10
-#: Once this many all-reduces have run, ranks ask each other only at every so-manieth whether there is memory to move.
-_ASKED_OFTEN = 256
+#: Ranks compare what they would move at the all-reduces whose number is a power of two or a multiple of this one.
+_COMPARED_EVERY = 256
 #: Weak references to buffers that may be gone, before these are dropped.
 _MOST_SEEN = 256
 
@@ -23,8 +23,8 @@ _MOST_SEEN = 256
 class LastingBuffers:
     """Finds the buffers that a backward reduces again and again, such as DistributedDataParallel's, and moves them.
 
-    A buffer lasts if a second backward reduces the same storage. Each rank finds its own; that they find the same is
-    compared before they are moved, at all-reduces whose numbers all ranks know: the powers of two, then every 256th.
+    A buffer lasts if a second backward reduces the same storage. Each rank finds its own. Before they are moved, ranks
+    compare their sizes, at some of the all-reduces, by the numbers that these have on all ranks.
 
     Args:
         comm: the group's Communicator.
@@ -59,11 +59,11 @@ class LastingBuffers:
         purpose: what messages call the all-reduce, the same on every rank.
         """
         self._calls = calls = self._calls + 1
-        if calls % _ASKED_OFTEN and (calls & (calls - 1) or calls > _ASKED_OFTEN):
+        if calls % _COMPARED_EVERY and calls & (calls - 1):
             return
         lasting, self._lasting = self._lasting, {}
         found = [torch.UntypedStorage._new_with_weak_ptr(each.cdata) for each in lasting.values()]
-        storages = [storage for storage in found if storage is not None]
+        storages = [storage for storage in found if storage is not None and _is_movable(storage)]
         if self._comm.adopt([each.nbytes() for each in storages], partial(_mapped, storages), purpose=purpose):
             for storage in storages:
                 del self._seen[storage._cdata]
