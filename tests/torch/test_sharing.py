@@ -194,13 +194,14 @@ def test_ranks_that_have_joined_reduce_with_moved_buckets(group):
     assert all(each.equal(mine) for each in everyone)
 
 
-def test_a_buffer_that_numpy_uses_stays(group):
+@pytest.mark.parametrize("when", [1, 2])
+def test_a_buffer_that_numpy_uses_stays(group, when):
     """Moving it would leave NumPy's array on memory that is free."""
     model = DDP(nn.Linear(40, 40), process_group=group, gradient_as_bucket_view=True)
     arrays = []
     for step in range(9):
         model(torch.ones(2, 40)).sum().backward()
-        if step == 1:  # after the buckets were made anew, before they could move
+        if step == when:  # the buckets were made anew; before and after it is known that they last
             arrays = [each.grad.numpy() for each in model.parameters()]
     assert not any(is_held(each.grad, group) for each in model.parameters())
     for array, each in zip(arrays, model.parameters(), strict=True):
