@@ -2,12 +2,15 @@
 
 One script, two process groups of the same ranks: equal models take turns on the same batches, one wrapped with each
 group. A step counts with the slowest rank's time over a window. Communication is an all-reduce of a bucket of the
-given size alone, as DistributedDataParallel's reducer calls it, with nothing else to do. Losses have to agree.
+given size alone, as DistributedDataParallel's reducer calls it, with nothing else to do: on clcomm in shared memory, as
+buckets are from the first steps on, and, beside it, of a tensor that has to be copied. Losses have to agree, and
+those of the transformer with `fully_shard` with those of one rank.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +18,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import harness
@@ -23,7 +27,6 @@ from benchmarks.on_ranks import relaunch, slowest_s
 from clcomm.units import format_size
 
 PROGRAM = "benchmarks.torch_ddp"
-BACKENDS = ("clcomm", "gloo")
 #: Bytes of the buckets whose all-reduce is measured alone: from the bar's size to DDP's largest.
 BUCKETS = (256 << 10, 1 << 20, 4 << 20, 25 << 20)
 _WARM_UP_STEPS, _COMPARED_STEPS = 3, 8
@@ -46,14 +49,14 @@ def mlp() -> nn.Module:
 
 
 class Transformer(nn.Module):
-    """An encoder of 10 million parameters that classifies an image by its rows."""
+    """An encoder, by default of 10 million parameters, that classifies an image by its rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 320, layers: int = 8) -> None:
         super().__init__()
-        self.rows = nn.Linear(28, 320)
-        layer = nn.TransformerEncoderLayer(320, 8, 1280, dropout=0.0, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 8, enable_nested_tensor=False)
-        self.head = nn.Linear(320, 10)
+        self.rows = nn.Linear(28, width)
+        layer = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.head(self.layers(self.rows(images[:, 0])).mean(1))
@@ -105,6 +108,8 @@ def main() -> int:
     for model in options.model:
         measure_steps(report, steps, comm, options, model, groups)
     report.grids.append(steps)
+    if "transformer" in options.model:
+        compare_sharded(report, comm)
     if comm.rank == 0:
         harness.conclude(report, console, options.record)
     dist.destroy_process_group()
@@ -113,17 +118,25 @@ def main() -> int:
 
 def measure_buckets(report: Report, comm, options: argparse.Namespace, groups: dict) -> None:
     """Time an all-reduce of each size alone."""
-    grid = Grid("An all-reduce alone", ("bucket", "clcomm ms", "gloo ms", "less"))
+    import clcomm.torch
+
+    grid = Grid("An all-reduce alone", ("bucket", "clcomm ms", "copied ms", "gloo ms", "less", "less, copied"))
     for nbytes in BUCKETS:
-        tensor = torch.zeros(nbytes // 4)
-        calls = {name: partial(dist.all_reduce, tensor, group=group) for name, group in groups.items()}
+        tensor, bucket = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4)
+        clcomm.torch.share(bucket)
+        calls = {
+            "clcomm": partial(dist.all_reduce, bucket, group=groups["clcomm"]),
+            "copied": partial(dist.all_reduce, tensor, group=groups["clcomm"]),
+            "gloo": partial(dist.all_reduce, tensor, group=groups["gloo"]),
+        }
         repeats = harness.repeats_for(slowest_s(comm, calls["gloo"], 3), options.window_s)
         samples = harness.alternate(
             {name: partial(slowest_s, comm, call, repeats) for name, call in calls.items()}, options.windows
         )
-        ratio = Ratio.of(samples["gloo"], samples["clcomm"])
-        grid.add(format_size(nbytes), *(f"{samples[name].median * 1e3:.3f}" for name in BACKENDS), str(ratio))
-        report.bars.append(Bar(f"less communication for {format_size(nbytes)} on {comm.size} ranks", ratio.value, 10))
+        ratios = [Ratio.of(samples["gloo"], samples[name]) for name in ("clcomm", "copied")]
+        grid.add(format_size(nbytes), *(f"{each.median * 1e3:.3f}" for each in samples.values()), *map(str, ratios))
+        target = Bar(f"less communication for {format_size(nbytes)} on {comm.size} ranks", ratios[0].value, 10)
+        report.bars.append(target)
     report.grids.append(grid)
 
 
@@ -140,11 +153,45 @@ def measure_steps(report: Report, grid: Grid, comm, options: argparse.Namespace,
     )
     ratio = Ratio.of(samples["gloo"], samples["clcomm"])
     rate = batch * comm.size / samples["clcomm"].median
-    times = (f"{samples[name].median * 1e3:.2f}" for name in BACKENDS)
+    times = (f"{samples[name].median * 1e3:.2f}" for name in groups)
     grid.add(model, str(batch * comm.size), *times, f"{rate:,.0f}", str(ratio), f"{apart:.1e}")
     target = 1.15 if model == "convnet" else 1.0
     report.bars.append(Bar(f"images/s of the {model} on {comm.size} ranks", ratio.value, target))
     report.bars.append(Bar(f"losses of the {model} on {comm.size} ranks apart", apart, 1e-6, "", at_least=False))
+
+
+def sharded_losses(make: Callable[[], Transformer], batch: int, steps: int) -> tuple[list[float], list[float]]:
+    """Train a transformer with `fully_shard` on all ranks, and alone on all of their batches; return both's losses."""
+    torch.manual_seed(0)
+    alone = make()
+    model = copy.deepcopy(alone)
+    for layer in model.layers.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn((batch * dist.get_world_size(), 1, 28, 28), generator=generator)
+    labels = torch.randint(0, 10, (len(images),), generator=generator)
+    mine = slice(batch * dist.get_rank(), batch * (dist.get_rank() + 1))
+    losses: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+    for found, part, each in zip(losses, (mine, slice(None)), (model, alone), strict=True):
+        optimizer = torch.optim.AdamW(each.parameters(), lr=1e-4)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(each(images[part]), labels[part])
+            loss.backward()
+            optimizer.step()
+            found.append(loss.detach())
+    together = torch.stack(losses[0])
+    dist.all_reduce(together, dist.ReduceOp.AVG)
+    return together.tolist(), torch.stack(losses[1]).tolist()
+
+
+def compare_sharded(report: Report, comm) -> None:
+    """Compare the losses of the whole transformer, sharded and on one rank."""
+    sharded, alone = sharded_losses(Transformer, MODELS["transformer"][1], _COMPARED_STEPS)
+    apart = max(abs(one - other) for one, other in zip(sharded, alone, strict=True))
+    what = f"losses of the transformer with fully_shard on {comm.size} ranks from those of one rank"
+    report.bars.append(Bar(what, apart, 1e-5, "", at_least=False))
 
 
 def parse() -> argparse.Namespace:

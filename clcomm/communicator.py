@@ -6,7 +6,8 @@ Each collective is one short method: check the arguments, let a transport move t
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from clcomm.collectives.arrays import ArrayCollectives
 from clcomm.collectives.lizardist import LizarDistCalls, by_position
 from clcomm.collectives.parts import PartEvents, Wanted, members_of
 from clcomm.collectives.world import NO_ROOM, open_world
-from clcomm.errors import RankNames
+from clcomm.errors import MismatchError, RankNames
 from clcomm.host_arrays import aligned_zeros
 from clcomm.job import exits
 from clcomm.job.collective_watchdog import Watchdog
@@ -27,6 +28,7 @@ from clcomm.stats.comm_stats import CommStats, Observer
 from clcomm.stats.flight_recorder import FlightRecorder
 from clcomm.transport import mpi_communicators, mpi_runtime
 from clcomm.transport.host_memory import MemoryTransport
+from clcomm.transport.mapped_files import MappedFile
 from clcomm.transport.mpi_resources import MpiResources, free_dropped
 from clcomm.units import format_size, parse_size
 
@@ -186,6 +188,21 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         """Return whether an array is in memory of `allocate` or `allocate_common`, where collectives need no copy."""
         return self._shared is not None and self._shared.holds(array)
 
+    def holds_at(self, address: int, nbytes: int) -> bool:
+        """Return whether these bytes of the process are in such memory."""
+        return self._shared is not None and self._shared.holds_at(address, nbytes)
+
+    def all_agree(self, answer: bool, purpose: str) -> bool:
+        """Return whether all ranks answer True; collective, the same on every rank, and not counted.
+
+        purpose: what messages call it where ranks differ in their collectives.
+        """
+        if self._shared is None:
+            return all(self._run_uncounted(purpose, self._allgather, answer))
+        self._complete_in_flight()
+        call = self._call(purpose, self._shared, is_counted=False)
+        return self._compare_and_move(call, self._sequence, time.perf_counter(), self._shared.all_agree, (answer,))
+
     def allocate(self, nbytes: int, *, purpose: str = "allocate") -> np.ndarray:
         """Return a zeroed uint8 array of this rank, in shared memory where available. Collective.
 
@@ -209,6 +226,37 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
                     return self._shared.allocate_common(nbytes) if common else self._shared.allocate(nbytes)
             self._warn_fallback(nbytes)
         return aligned_zeros(nbytes)
+
+    def adopt(
+        self,
+        sizes: Sequence[int],
+        move: Callable[[], Sequence[MappedFile]],
+        *,
+        purpose: str = "adopt",
+        require_equal: bool = False,
+    ) -> bool:
+        """Let the other ranks of the host use blocks of this rank in place, like memory of `allocate`. Collective.
+
+        Args:
+            sizes: of the blocks, in bytes.
+            move: moves the blocks into mapped files. It is called where all ranks gave the same sizes and have room.
+            purpose: what messages call it where ranks differ in their collectives.
+            require_equal: raise MismatchError, on every rank, where sizes differ.
+
+        Returns:
+            Whether the blocks are now such memory, the same on every rank of a host.
+        """
+        everyone = self._run_uncounted(purpose, self._allgather, tuple(sizes))
+        other = next((rank for rank, each in enumerate(everyone) if each != everyone[0]), 0)
+        if other and require_equal:
+            raise MismatchError(
+                f"{purpose}: expected the same sizes on every rank, got {list(everyone[0])} bytes on rank 0, "
+                f"{list(everyone[other])} on rank {other}"
+            )
+        if self._shared is None or not sizes or other:
+            return False
+        self._planned.clear()
+        return self._has_room(self._shared, sum(sizes), common=False) and self._shared.adopt(move())
 
     def _has_room(self, shared: MemoryTransport, nbytes: int, common: bool) -> bool:
         """Return whether there is room for an allocation, after freeing dropped Communicators if needed."""

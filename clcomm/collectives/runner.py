@@ -110,6 +110,16 @@ class CollectiveRunner:
         self._blocked_s += blocked_s
         self._notify(event)
 
+    @property
+    def sequence(self) -> int:
+        """Number of collectives that have begun, the same on every rank between two of them."""
+        return self._sequence
+
+    def notify_message(self, event: Collective) -> None:
+        """Notify the observers of a message from rank to rank; its exposed time counts as communication."""
+        self._blocked_s += event.exposed_s or 0.0
+        self._notify(event)
+
     def phase(self, name: str, label: str = "", bucket: int = -1, **figures: float) -> TimedPhase:
         """Return a context manager that reports its block as a phase: "step", "forward_backward" or any name.
 

@@ -6,8 +6,9 @@ import time
 import weakref
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from clcomm.errors import ArgumentError
@@ -16,12 +17,19 @@ from clcomm.horovod.calls import Adasum, ReduceOp
 from clcomm.horovod.compression import Compression
 from clcomm.horovod.gradients import GradientBuckets
 from clcomm.horovod.tensors import host_tensor
-from clcomm.horovod.world import ProcessSet
+from clcomm.horovod.world import ProcessSet, global_process_set
 from clcomm.stats.events import Phase
 from clcomm.synchronizer import GRADIENTS
 
 #: Reductions of live optimizers, for `join`.
 _live: weakref.WeakSet[Reduction] = weakref.WeakSet()
+
+
+class _Numbered:
+    """Reductions of all ranks' optimizers, by the order in which they were made, which is the same on every rank."""
+
+    made = 0
+    alive: ClassVar[weakref.WeakValueDictionary[int, Reduction]] = weakref.WeakValueDictionary()
 
 
 class UsageError(ArgumentError, AssertionError):
@@ -57,11 +65,20 @@ class Reduction:
         if self.is_needed:
             self._prepare()
         _live.add(self)
+        self._number = -1
+        if self._buckets is not None and process_set is global_process_set:
+            self._number, _Numbered.made = _Numbered.made, _Numbered.made + 1
+            _Numbered.alive[self._number] = self
 
     @property
     def is_needed(self) -> bool:
         """Whether there are other ranks."""
         return self._process_set.size() > 1
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether it is one of all ranks' that other ranks know by its number."""
+        return self._number >= 0
 
     @property
     def buckets(self) -> GradientBuckets | None:
@@ -125,6 +142,8 @@ class Reduction:
         if self.is_needed and self.op is not Adasum:
             self._prepare()
             if self._buckets is not None:
+                if self._number >= 0 and _Numbered.made > 1:
+                    _stepping(self._number)
                 self._buckets.finish()
                 world.note_joined(not self._buckets.all_took_part)
             else:
@@ -182,25 +201,59 @@ def abandon_reductions() -> None:
             reduction.buckets.comm.abandon()
 
 
+def _stepping(number: int) -> int:
+    """Tell the other ranks which optimizer this one steps, -1: none, and return which one they step; collective.
+
+    Ranks that have joined learn from it in which order a program with several optimizers steps them.
+    """
+    everyone = world.communicator().all_gather(np.array([number]), label="join").reshape(-1).tolist()
+    found = sorted({each for each in everyone if each >= 0})
+    if len(found) > 1:
+        raise UsageError(
+            f"step: expected the same DistributedOptimizer on every rank, got numbers {found} in the order in which "
+            "they were made; step them in the same order"
+        )
+    return found[0] if found else -1
+
+
 def join(device: int = -1) -> int:
     """Let the other ranks go on without this one, which has no more batches; return the rank that joined last.
 
-    Until all ranks have joined, this one takes part in the steps of the program's one DistributedOptimizer with zeros,
-    and makes no steps itself: send the parameters of the rank that joined last to the others afterwards. device:
-    ignored. Collective. Raises ArgumentError with several optimizers, with Adasum, and with a compressor of the
-    program's own.
+    Until all ranks have joined, this one takes part in the steps of their DistributedOptimizers with zeros, and makes
+    no steps itself: send the parameters of the rank that joined last to the others afterwards. device: ignored.
+    Collective. Raises ArgumentError with Adasum, with a compressor of the program's own, and with several optimizers of
+    which one is of a process set.
     """
     comm = world.communicator()
     reductions = [each for each in _live if each.optimizer() is not None and each.is_needed]
-    if comm.size > 1 and len(reductions) > 1:
-        raise ArgumentError(f"join: expected one DistributedOptimizer, got {len(reductions)}")
-    steps = 0
     for reduction in reductions:
         if reduction.buckets is None:
             raise ArgumentError("join: expected op Average or Sum and no compressor of your own, got another")
-        while reduction.buckets.take_part():
-            steps += 1
+        if len(reductions) > 1 and not reduction.is_numbered:
+            raise ArgumentError("join: expected one DistributedOptimizer, or several of all ranks, got a process set's")
+    numbered = bool(reductions) and all(each.is_numbered for each in reductions) and _Numbered.made > 1
+    steps = _take_part_in_turn() if numbered else sum(_take_part(each) for each in reductions)
+    for reduction in reductions:
         reduction.start_over()
     world.note_joined(False)
     waited = comm.all_gather_object(steps, label="join")
     return max(rank for rank in range(comm.size) if waited[rank] == min(waited))
+
+
+def _take_part(reduction: Reduction) -> int:
+    """Take part in the steps of one optimizer until all ranks have joined; return their number."""
+    steps = 0
+    while reduction.buckets is not None and reduction.buckets.take_part():
+        steps += 1
+    return steps
+
+
+def _take_part_in_turn() -> int:
+    """Take part in the steps of several optimizers until all ranks have joined; return their number."""
+    steps = 0
+    while (number := _stepping(-1)) >= 0:
+        buckets = _Numbered.alive[number].buckets
+        assert buckets is not None
+        buckets.take_part()
+        steps += 1
+    return steps

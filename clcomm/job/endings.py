@@ -42,9 +42,10 @@ class Exit(SystemExit):
 
 
 class _Ending:
-    """Whether this process's end has been reported."""
+    """Whether this process's end has been reported, and the last error that another library may have wrapped."""
 
     is_reported = False
+    wrapped: ClcommError | None = None
 
 
 def shell_code(code: int) -> int:
@@ -90,6 +91,13 @@ def is_reported() -> bool:
     return _Ending.is_reported
 
 
+def note_wrapped(error: ClcommError) -> None:
+    """Note an error that passes through another library, which may raise its own with this one's text in it."""
+    noted = ClcommError(str(error))  # the error itself would keep its frames alive
+    noted.exit_code = error.exit_code
+    _Ending.wrapped = noted
+
+
 def fail(error: BaseException) -> int:
     """Report an exception and return the exit code; end the other ranks unless all fail with the same message.
 
@@ -113,6 +121,9 @@ def fail(error: BaseException) -> int:
 
 
 def _report(error: BaseException) -> int:
+    wrapped = _Ending.wrapped
+    if wrapped is not None and not isinstance(error, ClcommError) and str(wrapped) in str(error):
+        error = wrapped
     if isinstance(error, SystemExit):
         return _report_exit(error)
     if mpi_failures.is_lost_peer(error):

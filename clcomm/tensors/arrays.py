@@ -63,10 +63,15 @@ def copy_values(to: torch.Tensor, source: torch.Tensor) -> None:
     )
     if are_bytes and to.dtype == source.dtype and to.nbytes == source.nbytes:
         ctypes.memmove(to.data_ptr(), source.data_ptr(), to.nbytes)
-        if not to.is_inference():
-            torch.autograd.graph.increment_version(to)  # so that autograd knows of the change, as of copy_'s
+        changed(to)
     else:
         to.copy_(source)
+
+
+def changed(tensor: torch.Tensor) -> None:
+    """Let autograd know that a tensor's memory was written to, as it knows of copy_."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

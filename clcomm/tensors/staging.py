@@ -1,4 +1,7 @@
-"""Shared memory through which ordinary tensors are reduced: one copy in, the ranks' sum, one copy out."""
+"""Shared memory through which ordinary tensors are reduced: one copy in, the ranks' sum, one copy out.
+
+Tensors that are in shared memory themselves are reduced in place, beside those that other ranks copy.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import numpy as np
 import torch
 
 from clcomm.communicator import Communicator
-from clcomm.tensors.arrays import array_of, copy_values, dtype_name
+from clcomm.tensors.arrays import array_of, changed, copy_values, dtype_name
 
 #: The size of the memory at first, and at most; longer tensors are reduced in pieces of that size, which stay in the
 #: processor's cache between copy, sum and copy.
@@ -40,6 +43,8 @@ class Staging:
     ) -> None:
         """Reduce a tensor over the ranks; collective. What is longer than the memory is counted as one all-reduce too.
 
+        No byte is copied where `source` is the target and in the Communicator's memory; ranks may differ in that.
+
         Args:
             source: flat and contiguous, in the host's memory.
             target: receives the result; of the same length, or `source` itself.
@@ -50,12 +55,18 @@ class Staging:
         run = partial(self._comm.all_reduce, op=op, label=label, nbytes=nbytes, bucket=bucket, compared=compared)
 
         def purpose() -> str:
-            return f"all_reduce {label!r} of {count:,} {dtype_name(source.dtype)}"
+            name = f"{label!r} of" if compared is None else "of"  # ranks may differ in what they do not compare
+            return f"all_reduce {name} {count:,} {dtype_name(source.dtype)}"
 
         pair = self.pair(count * summed.itemsize, summed, purpose)
         row, total, row_array, sum_array = pair.row, pair.sum, pair.row_array, pair.sum_array
+        in_place = source is target and source.dtype is summed and self._comm.holds_at(source.data_ptr(), nbytes)
 
         def reduce(part: torch.Tensor, into: torch.Tensor) -> None:
+            if in_place:
+                run(array_of(part))
+                changed(part)
+                return
             length = part.numel()
             copy_values(row[:length], part)
             run(row_array[:length], out=sum_array[:length])
@@ -66,7 +77,7 @@ class Staging:
                 reduce(part, into)
             return nbytes
 
-        if count <= pair.count:
+        if count <= pair.count or self._comm.all_agree(in_place, purpose()):
             reduce(source, target)
         else:
             self._comm.run_as_all_reduce(reduce_pieces, label=label, nbytes=nbytes, bucket=bucket)

@@ -14,11 +14,11 @@ except ImportError:
     raise ArgumentError("PyTorch is not installed; do: pip install 'clcomm[torch]'") from None
 
 from clcomm.torch.launch import prepare_environment
-from clcomm.torch.memory import communicator, empty
+from clcomm.torch.memory import communicator, empty, share
 from clcomm.torch.process_group import ClcommProcessGroup
 from clcomm.torch.tensors import DEVICES
 
-__all__ = ["ClcommProcessGroup", "communicator", "empty"]
+__all__ = ["ClcommProcessGroup", "communicator", "empty", "share"]
 
 if torch.distributed.is_available() and "CLCOMM" not in torch.distributed.Backend._plugins:
     torch.distributed.Backend.register_backend(

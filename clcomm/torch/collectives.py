@@ -10,8 +10,9 @@ import torch
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, ClcommError
-from clcomm.tensors.arrays import array_of, bytes_of, dtype_name, flat
+from clcomm.tensors.arrays import array_of, bytes_of, changed, dtype_name, flat
 from clcomm.tensors.staging import MOST_BYTES, Staging
+from clcomm.torch.sharing import LastingBuffers
 from clcomm.torch.tensors import give_back, on_host, summed_as
 
 _Converted = TypeVar("_Converted")
@@ -27,15 +28,15 @@ class TensorCollectives:
 
     def __init__(self, comm: Communicator):
         self.comm = comm
-        self._staging = Staging(comm)
+        self._staging, self._lasting = Staging(comm), LastingBuffers(comm)
 
     # --- sums ---
 
     def all_reduce(self, tensor: torch.Tensor, op: str, label: str = "", bucket: int = -1) -> None:
         """Reduce a tensor over the ranks, in place.
 
-        Half precision is summed in float32 and rounded once. Where the tensor is in memory of `clcomm.torch.empty`, no
-        byte is copied.
+        Half precision is summed in float32 and rounded once. Where the tensor is in shared memory no byte is copied; a
+        buffer that backward after backward reduces is moved there.
         """
         values = self._checked(on_host, tensor)
         self._reduce(values, op, label, bucket)
@@ -45,18 +46,19 @@ class TensorCollectives:
         summed = self._checked(summed_as, values.dtype)
         # A rank that has joined (DistributedDataParallel.join) calls the others' all-reduces outside of a backward.
         call: dict[str, Any] = {"op": op, "label": label, "bucket": bucket, "compared": dtype_name(values.dtype)}
-        if summed is values.dtype:
-            array = array_of(values)
-            if not self.comm.shares_memory or not array.size or self.comm.holds(array):
-                self.comm.all_reduce(array, **call)
-                return
         values = flat(values)
-        if self.comm.shares_memory:
+        if self.comm.shares_memory and values.numel():
+            if bucket >= 0:
+                self._lasting.note(values)
+            self._lasting.move(f"all_reduce of {values.numel():,} {dtype_name(values.dtype)}")
             self._staging.all_reduce(values, values, summed=summed, **call)
-            return
-        wide = values.to(summed)
-        self.comm.all_reduce(array_of(wide), nbytes=values.nbytes, **call)
-        values.copy_(wide)
+        elif summed is values.dtype:
+            self.comm.all_reduce(array_of(values), **call)
+            changed(values)
+        else:
+            wide = values.to(summed)
+            self.comm.all_reduce(array_of(wide), nbytes=values.nbytes, **call)
+            values.copy_(wide)
 
     def all_reduce_coalesced(self, tensors: Sequence[torch.Tensor], op: str) -> None:
         """Reduce several tensors of one dtype in one all-reduce."""

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
+from clcomm.torch import sharing
 from clcomm.torch.process_group import ClcommProcessGroup
 
 
@@ -22,6 +23,27 @@ def communicator(group: dist.ProcessGroup | None = None) -> Communicator:
     if not isinstance(group, ClcommProcessGroup):
         raise ArgumentError(f"group: expected one of backend 'clcomm', got {group!r}; call init_process_group first")
     return group.communicator
+
+
+def share(*tensors: torch.Tensor, group: dist.ProcessGroup | None = None) -> bool:
+    """Move tensors to memory that the group's ranks share, in place: their collectives copy no byte. Collective.
+
+    Their values, and all views of them, stay; their size is then fixed. The buckets of DistributedDataParallel need no
+    call: they are moved in its first steps.
+
+    Args:
+        tensors: parameters, buffers or any tensors on the CPU, of the same sizes on every rank. Whole storages move.
+        group: whose collectives need no copy of them; None: the default group.
+
+    Returns:
+        Whether they are in such memory: not without shared memory, nor where /dev/shm lacks room.
+
+    Raises:
+        ArgumentError: on every rank; a tensor is not dense, not on the CPU, or NumPy or another library uses it; or the
+            group is of another backend.
+        MismatchError: sizes differ between ranks.
+    """
+    return sharing.share(communicator(group), tensors)
 
 
 def empty(

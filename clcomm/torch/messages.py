@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import NoReturn
@@ -12,6 +14,7 @@ import torch
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
+from clcomm.stats.events import Collective
 from clcomm.tensors.arrays import bytes_of
 from clcomm.torch.tensors import give_back, on_host
 from clcomm.torch.work import OwnWork
@@ -29,21 +32,21 @@ class GroupMessages:
     """
 
     def __init__(self, comm: Communicator):
-        self._comm = comm
+        self._counted = CountedMessages(comm)
         self._messages = None if comm.comm is None else Messages(comm.comm)
 
     def send(self, tensor: torch.Tensor, rank: int, tag: int) -> MessageWork:
         """Start to send a tensor; it may not be written before the work is complete."""
         values = on_host(tensor)
         message = self._open().send(bytes_of(values), rank, tag)
-        return MessageWork(self._comm, message, [values], f"send to rank {rank}", lambda: None)
+        return MessageWork(self._counted, message, [values], f"send to rank {rank}", lambda: None)
 
     def receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> MessageWork:
         """Start to receive a tensor; rank None: from any rank."""
         values = on_host(tensor)
         message = self._open().receive(bytes_of(values), rank, tag)
         name = "recv from any rank" if rank is None else f"recv from rank {rank}"
-        return MessageWork(self._comm, message, [tensor], name, lambda: give_back(values, tensor))
+        return MessageWork(self._counted, message, [tensor], name, lambda: give_back(values, tensor))
 
     def _open(self) -> Messages:
         if self._messages is None:
@@ -54,11 +57,33 @@ class GroupMessages:
         raise ArgumentError("dst, src: expected another rank of the group, which has only this one")
 
 
+class CountedMessages:
+    """Notifies a Communicator's observers of messages, which any thread may find complete.
+
+    Observers are notified by one thread at a time: one that would have to wait leaves its events to the other.
+    """
+
+    def __init__(self, comm: Communicator):
+        self.comm = comm
+        self._finished: deque[Collective] = deque()
+        self._notifies = threading.Lock()
+
+    def add(self, event: Collective) -> None:
+        """Count a finished message."""
+        self._finished.append(event)
+        while self._finished and self._notifies.acquire(blocking=False):
+            try:
+                while self._finished:
+                    self.comm.notify_message(self._finished.popleft())
+            finally:
+                self._notifies.release()
+
+
 class MessageWork(OwnWork):
     """A message on its way.
 
     Args:
-        comm: the group's Communicator.
+        counted: where it is counted once it is complete.
         message: MPI's part.
         outputs: the tensors that belong to it.
         name: what messages of the watchdog call it.
@@ -66,16 +91,24 @@ class MessageWork(OwnWork):
     """
 
     def __init__(
-        self, comm: Communicator, message: Message, outputs: list[torch.Tensor], name: str, finish: Callable[[], None]
+        self,
+        counted: CountedMessages,
+        message: Message,
+        outputs: list[torch.Tensor],
+        name: str,
+        finish: Callable[[], None],
     ):
         super().__init__(outputs, name)
-        self._comm, self._message = comm, message
+        self._counted, self._message = counted, message
         self._finish: Callable[[], None] | None = finish
+        self._began_s, self._sequence = time.perf_counter(), counted.comm.sequence
+        self._waits_from_s = math.inf
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Block until it is complete, and raise its error; a timeout above 0 raises one too."""
         if not self.is_completed():
-            with self._comm.waiting_for(self._name):
+            self._waits_from_s = time.perf_counter()
+            with self._counted.comm.waiting_for(self._name):
                 self._wait(timeout.total_seconds())
         if self._error is not None:
             raise self._error
@@ -100,7 +133,17 @@ class MessageWork(OwnWork):
             except Exception as error:
                 self._error = error
             self._finish = None
+            self._counted.add(self._event())
             return True
+
+    def _event(self) -> Collective:
+        now_s, operation = time.perf_counter(), self._name.split()[0]
+        waits = ((self._waits_from_s, now_s),) if self._waits_from_s < now_s else ()
+        return Collective(
+            operation, "", sum(each.nbytes for each in self._outputs), now_s - self._began_s, "mpi", self._sequence,
+            self._error is not None, began_s=self._began_s, wait_s=None, exposed_s=sum(end - at for at, end in waits),
+            exposed=waits,
+        )  # fmt: skip
 
     def source_rank(self) -> int:
         """Return the rank in the group that sent it."""

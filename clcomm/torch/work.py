@@ -11,6 +11,7 @@ import torch
 from torch.distributed import Work
 
 from clcomm.errors import ClcommError
+from clcomm.job import endings
 
 
 class OwnWork(Work):
@@ -58,6 +59,8 @@ class CollectiveWork(OwnWork):
             move()
         except BaseException as error:
             self._error = error
+            if isinstance(error, ClcommError):
+                endings.note_wrapped(error)  # a backward raises a RuntimeError in its place
         with self._lock:
             self._is_done = True
             ended, future = self._ended, self._future

@@ -67,6 +67,10 @@ class HierarchicalTransport(MemoryTransport):
     def fits(self, nbytes: int, common: bool) -> bool:
         return all(self.base.comm.allgather(self.memory.fits(nbytes, common)))
 
+    def all_agree(self, answer: bool) -> bool:
+        self.meeting.barrier()
+        return all(self.base.comm.allgather(answer))
+
     # --- all-reduce ---
 
     def all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import weakref
@@ -13,6 +14,7 @@ import numpy as np
 
 from clcomm.errors import MismatchError
 from clcomm.transport.base import Transport
+from clcomm.transport.mapped_files import MappedFile, map_file_of
 from clcomm.transport.meeting import DifferentOperations, Meeting, MeetingPoint, length_and_dtype
 from clcomm.transport.mpi_communicators import address_function, shared_window, world_ranks
 from clcomm.transport.pending import advance_started
@@ -30,18 +32,18 @@ _GARBAGE_BYTES = 64 << 20
 
 @dataclass
 class _Region:
-    """One window: a part for each rank, or one common part.
+    """Shared memory: a part for each rank, or one common part.
 
-    [start, stop) are the addresses of this rank's part; `handed_out` is the array that the caller got, which lives as
-    long as any view of it.
+    [start, stop) are the addresses of this rank's part; `is_used` returns whether this rank has arrays in it, and
+    `free`, collective, frees it.
     """
 
-    window: Any
     parts: list[np.ndarray]
     common: bool
     start: int
     stop: int
-    handed_out: weakref.ref[np.ndarray]
+    is_used: Callable[[], bool]
+    free: Callable[[], object]
 
     def view(self, rank: int, offset: int, like: np.ndarray) -> np.ndarray:
         """Return the array at a byte offset of a rank's part, of the length and dtype of `like`."""
@@ -113,23 +115,47 @@ class HostMemory:
         self.comm.Barrier()
         # Every view of this array refers to it, so it lives as long as the memory is used; `parts` does not count.
         mine = _memory(window, 0 if common else self.rank, nbytes)
-        start = self._address(mine)
-        self._regions.append(_Region(window, parts, common, start, start + nbytes, weakref.ref(mine)))
+        start, handed_out = self._address(mine), weakref.ref(mine)
+        self._regions.append(
+            _Region(parts, common, start, start + nbytes, lambda: handed_out() is not None, window.Free)
+        )
         return mine
+
+    def adopt(self, files: Sequence[MappedFile]) -> bool:
+        """Make memory that the ranks have mapped from files a part of this memory; collective.
+
+        Every rank gives as many files, of the same sizes. Returns False, on every rank, if one of them cannot map
+        those of the others, which needs a common /proc.
+        """
+        everyone = self.comm.allgather([(os.getpid(), file.descriptor, file.nbytes) for file in files])
+        mapped: list[list[np.ndarray]] = []
+        with contextlib.suppress(OSError):
+            for index, file in enumerate(files):
+                theirs = [places[index] for places in everyone]
+                mapped.append([
+                    file.array() if rank == self.rank else map_file_of(*place) for rank, place in enumerate(theirs)
+                ])  # fmt: skip
+        if not all(self.comm.allgather(len(mapped) == len(files))):
+            return False
+        for file, parts in zip(files, mapped, strict=True):
+            stop = file.address + file.nbytes
+            self._regions.append(_Region(parts, False, file.address, stop, file.is_used, lambda: None))
+        self._kept.clear()
+        return True
 
     def _make_window(self, own_bytes: int) -> Any:
         return shared_window(self.comm, -(-own_bytes // _PAGE) * _PAGE)
 
     def free_unused(self) -> None:
-        """Free the windows in which no rank has an array left; collective."""
-        used = np.any(self.comm.allgather([region.handed_out() is not None for region in self._regions]), axis=0)
+        """Free the memory in which no rank has an array left; collective."""
+        used = np.any(self.comm.allgather([region.is_used() for region in self._regions]), axis=0)
         regions, self._regions = self._regions, []
         self._kept.clear()
         for region, is_used in zip(regions, used, strict=True):
             if is_used:
                 self._regions.append(region)
             else:
-                region.window.Free()
+                region.free()
 
     def collect(self) -> None:
         """Collect garbage, which can take tenths of a second, then free unused windows; collective."""
@@ -168,9 +194,11 @@ class HostMemory:
 
     def _locate(self, array: np.ndarray) -> tuple[int, int] | None:
         """Return the region's index and the offset in it; None for other memory and for empty arrays."""
-        nbytes = array.nbytes
+        return self.locate_bytes(self._address(array), array.nbytes)
+
+    def locate_bytes(self, address: int, nbytes: int) -> tuple[int, int] | None:
+        """Return the region's index and the offset in it of these bytes of the process, as `_locate`."""
         if nbytes:
-            address = self._address(array)
             for index, region in enumerate(self._regions):
                 if region.start <= address and address + nbytes <= region.stop:
                     return index, address - region.start
@@ -266,6 +294,14 @@ class MemoryTransport(Transport):
         """Return `nbytes` zeroed bytes common to all ranks of a host; collective, same size everywhere."""
         return self.memory.allocate(nbytes, common=True)
 
+    def adopt(self, files: Sequence[MappedFile]) -> bool:
+        """Have the other ranks of the host read and write memory that this rank has mapped; see HostMemory.adopt."""
+        return self.memory.adopt(files)
+
+    def all_agree(self, answer: bool) -> bool:
+        """Return whether all ranks answer True; collective, the same on every rank."""
+        return bool(self.memory.point.exchange([answer])[:, 0].all())
+
     def make_room(self, nbytes: int, common: bool) -> bool:
         """Free memory that no rank of the host uses, and return whether `nbytes` then fit; collective."""
         self.memory.free_unused()
@@ -277,8 +313,12 @@ class MemoryTransport(Transport):
         return self.fits(nbytes, common)
 
     def holds(self, *arrays: np.ndarray) -> bool:
-        """Return whether all of these arrays are in memory that this transport allocated."""
+        """Return whether all of these arrays are in memory of this transport."""
         return self.memory.holds(*arrays)
+
+    def holds_at(self, address: int, nbytes: int) -> bool:
+        """Return whether these bytes of the process are in memory of this transport."""
+        return self.memory.locate_bytes(address, nbytes) is not None
 
     def is_common(self, array: np.ndarray) -> bool:
         """Return whether the array is in memory common to all ranks of the host."""

@@ -87,29 +87,45 @@ def partial_op(op: str) -> str:
 
 
 def prepared_reduction(
-    rows: Sequence[np.ndarray], out: np.ndarray, op: str, ranks: int | None = None, fold: Fold | None = None
+    rows: Sequence[np.ndarray],
+    out: np.ndarray,
+    op: str,
+    ranks: int | None = None,
+    fold: Fold | None = None,
+    copies: Sequence[np.ndarray] = (),
 ) -> Callable[[], None]:
     """Return a function that performs `reduce_in_rank_order` on the same memory at each call.
 
     Args:
         rows, out, op, ranks: as for `reduce_in_rank_order`.
         fold: prepares the reductions that it supports; NumPy does all others.
+        copies: further arrays that receive the result; they may be rows. Each piece is copied while it is in the cache.
     """
     divisor = (ranks or len(rows)) if op == "mean" else 1
     folding = fold(rows, out, divisor) if fold is not None and op in ("sum", "mean") else None
     if folding is not None:
-        return folding
+        return partial(_fold_and_copy, folding, out, copies) if copies else folding
     if out.dtype == BFLOAT16:
-        return widened(rows, out, lambda wide, total: prepared_reduction(wide, total, op, ranks))
+        widening = widened(rows, out, lambda wide, total: prepared_reduction(wide, total, op, ranks))
+        return partial(_fold_and_copy, widening, out, copies) if copies else widening
     step = max(1, PIECE_BYTES // out.itemsize)
     cuts = [slice(start, start + step) for start in range(0, out.size, step)]
-    parts = [part for cut in cuts for part in _parts_of_piece([row[cut] for row in rows], out[cut], FOLDS[op], divisor)]
+    parts: list[Callable[[], object]] = []
+    for cut in cuts:
+        parts += _parts_of_piece([row[cut] for row in rows], out[cut], FOLDS[op], divisor)
+        parts += [partial(np.copyto, copy[cut], out[cut]) for copy in copies]
 
     def reduce() -> None:
         for part in parts:
             part()
 
     return without_warnings(reduce)
+
+
+def _fold_and_copy(fold: Callable[[], None], out: np.ndarray, copies: Sequence[np.ndarray]) -> None:
+    fold()
+    for copy in copies:
+        np.copyto(copy, out)
 
 
 def _parts_of_piece(

@@ -187,14 +187,7 @@ class SharedTransport(MemoryTransport):
         first, *others = [target[shard] for target in self.memory.distinct(targets)]
         # The fold may write to the first target, rank 0's, unless that memory is also a later row of the sum: it is
         # row 0 when the caller reduces in place, and no row when `out` is in another region.
-        reduce = prepared_reduction([source[shard] for source in sources], first, op, fold=self.fold)
-
-        def reduce_and_copy() -> None:
-            reduce()
-            for target in others:
-                np.copyto(target, first)
-
-        return reduce_and_copy
+        return prepared_reduction([source[shard] for source in sources], first, op, fold=self.fold, copies=others)
 
     def broadcast(self, array: np.ndarray, root: int) -> None:
         (parts,) = self._meet(array)

@@ -18,13 +18,15 @@ from clcomm.engine.nn.module import evaluating
 from clcomm.engine.ops.activation import Relu, Sigmoid, Tanh
 from clcomm.engine.ops.batch_norm import GIVEN, BatchNorm
 from clcomm.engine.ops.batched_matmul import BatchedMatMul
-from clcomm.engine.ops.blocks import Concat
+from clcomm.engine.ops.blocks import Concat, Slice
 from clcomm.engine.ops.conv2d import Conv2dOp, ConvReluPoolOp
 from clcomm.engine.ops.elementwise import Add, Div, Mul, Sub
+from clcomm.engine.ops.embedding import Embedding
 from clcomm.engine.ops.gated import Gelu, GeluTanh, LeakyRelu, Silu
 from clcomm.engine.ops.layer_norm import LayerNorm
 from clcomm.engine.ops.matmul import LinearOp, MatMul
 from clcomm.engine.ops.pool import AvgPool2dOp, MaxPool2dOp
+from clcomm.engine.ops.reduce import Sum
 from clcomm.engine.ops.shape import Reshape, Transpose
 from clcomm.engine.ops.softmax import LogSoftmax, Softmax
 from clcomm.engine.tensor import Tensor
@@ -33,17 +35,20 @@ from clcomm.storage.files import replacing, saving
 
 #: Versions that are read by every onnxruntime of the last years.
 _OPSET, _IR_VERSION = 17, 8
+#: The end of a slice towards element 0, which is in it.
+_BEFORE_ALL = -(1 << 62)
 #: Samples of the pass that is followed: a number that no layer's size is likely to be.
 _SAMPLES = 3
 
 
-def export_onnx(model: Module, path: str | os.PathLike, in_shape: Iterable[int]) -> None:
-    """Write a model as an ONNX file with the input "x", float32 [N, *in_shape], and the output "y".
+def export_onnx(model: Module, path: str | os.PathLike, in_shape: Iterable[int], *, in_dtype: str = "float32") -> None:
+    """Write a model as an ONNX file with the input "x", [N, *in_shape], and the output "y".
 
     Args:
         model: any module of the engine whose forward takes one tensor.
         path: of the file.
         in_shape: the shape of one sample.
+        in_dtype: "float32", or "int32" for a model whose input is indices, as of an Embedding.
 
     Raises:
         ArgumentError: onnx is not installed, the model does not take such samples, or computes what has no form here.
@@ -53,8 +58,10 @@ def export_onnx(model: Module, path: str | os.PathLike, in_shape: Iterable[int])
         import onnx
     except ImportError:
         raise ArgumentError("onnx is not installed; do: pip install 'clcomm[onnx]'") from None
+    if in_dtype not in ("float32", "int32"):
+        raise ArgumentError(f"in_dtype: expected 'float32' or 'int32', got {in_dtype!r}")
     sample = tuple(in_shape)
-    graph = _Graph(onnx, model, sample)
+    graph = _Graph(onnx, model, sample, np.dtype(in_dtype))
     data = graph.finish(sample).SerializeToString()
     with saving("model", path), replacing(path) as file:
         file.write(data)
@@ -63,11 +70,11 @@ def export_onnx(model: Module, path: str | os.PathLike, in_shape: Iterable[int])
 class _Graph:
     """The nodes and values of a graph, made by walking from a result back to the input."""
 
-    def __init__(self, onnx: Any, model: Module, in_shape: tuple[int, ...]):
+    def __init__(self, onnx: Any, model: Module, in_shape: tuple[int, ...], in_dtype: np.dtype):
         parameters = list(model.named_parameters())
         device = parameters[0][1].device if parameters else None
-        x = Tensor(np.zeros((_SAMPLES, *in_shape), np.float32), device, requires_grad=True)
-        self._onnx = onnx
+        x = Tensor(np.zeros((_SAMPLES, *in_shape), in_dtype), device, requires_grad=in_dtype == np.float32)
+        self._onnx, self._in_dtype = onnx, in_dtype
         self._names: dict[int, str] = {id(x): "x"}
         self._kept: list[Tensor] = [x]  # an id means nothing without its tensor
         self._parameters = {id(tensor): name for name, tensor in (*parameters, *model.named_buffers())}
@@ -85,7 +92,7 @@ class _Graph:
         graph = helper.make_graph(
             self._nodes,
             "clcomm",
-            [helper.make_tensor_value_info("x", floats, ["N", *in_shape])],
+            [helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(self._in_dtype), ["N", *in_shape])],
             [helper.make_tensor_value_info("y", floats, ["N", *self._result.shape[1:]])],
             self.weights,
         )
@@ -127,6 +134,10 @@ class _Graph:
     def number(self, value: float, shape: tuple[int, ...] = ()) -> str:
         """Add a number, as often as a shape has elements, and return its name."""
         return self.constant(f"number_{len(self.weights)}", np.full(shape, value, np.float32))
+
+    def whole_numbers(self, values: Iterable[int]) -> str:
+        """Add a list of whole numbers, and return its name."""
+        return self.constant(f"numbers_{len(self.weights)}", np.array([*values], np.int64))
 
     def sizes(self, shape: tuple[int, ...]) -> str:
         """Add a shape whose first size is that of the samples, and return its name."""
@@ -192,6 +203,36 @@ def _reshape(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> 
             f"{tensor.shape} with {_SAMPLES} samples"
         )
     return graph.node("Reshape", [*inputs, graph.sizes(tensor.shape)])
+
+
+def _sum(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+    before, kept = context.inputs[0].shape, context.kept
+    if before[:1] != (_SAMPLES,) or kept[0] == 1:
+        raise ArgumentError("model: expected samples to stay apart for ONNX, got a sum over the first dimension")
+    axes = [d for d, (size, left) in enumerate(zip(before, kept, strict=True)) if size != left]
+    total = graph.node("ReduceSum", [*inputs, graph.whole_numbers(axes)], keepdims=1) if axes else inputs[0]
+    if context.scale != 1.0:
+        total = graph.node("Mul", [total, graph.number(context.scale)])
+    return graph.node("Reshape", [total, graph.sizes(tensor.shape)])
+
+
+def _slice(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+    starts, steps, sizes = context.starts, context.steps, tensor.shape
+    before = context.inputs[0].shape
+    if before[:1] != (_SAMPLES,) or (starts[0], steps[0], sizes[0]) != (0, 1, _SAMPLES):
+        raise ArgumentError("model: expected samples to stay apart for ONNX, got a part of the first dimension")
+    # The end of a backward slice that reaches element 0 is before it: a number that no length can turn into an element.
+    ends = [
+        start + (size - 1) * step + (1 if step > 0 else -1)
+        for start, size, step in zip(starts, sizes, steps, strict=True)
+    ]
+    ends = [_BEFORE_ALL if end < 0 else end for end in ends]
+    axes = range(1, len(sizes))
+    return graph.node("Slice", [*inputs, *map(graph.whole_numbers, (starts[1:], ends[1:], axes, steps[1:]))])
+
+
+def _embedding(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
+    return graph.node("Gather", [*inputs, graph.name(context.indices)], axis=0)
 
 
 def _concat(graph: _Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
@@ -274,6 +315,9 @@ _WRITERS: dict[type[Op], _Writer] = {
     LeakyRelu: _leaky_relu,
     LayerNorm: _layer_norm,
     BatchNorm: _batch_norm,
+    Embedding: _embedding,
+    Sum: _sum,
+    Slice: _slice,
     Concat: _concat,
     Reshape: _reshape,
     Transpose: lambda graph, inputs, context, tensor: graph.node("Transpose", inputs, perm=list(context.axes)),

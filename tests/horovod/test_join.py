@@ -43,6 +43,45 @@ def test_joined_ranks_count_as_zero_until_all_have_joined(hvd, op, order):
         assert same_bits(bits_of(model), bits_of(twin))
 
 
+@pytest.mark.parametrize("order", ["rising", "falling", "none"])
+def test_joined_ranks_follow_several_optimizers_in_any_order(hvd, order):
+    """Two models, the first stepped twice in every second batch; a twin in one process has the same bits."""
+    ranks = hvd.size()
+    batches = {"rising": list(range(1, ranks + 1)), "falling": list(range(ranks, 0, -1)), "none": [2] * ranks}[order]
+    models, twins = (net(), net()), (net(), net())
+    optimizers = [hvd.DistributedOptimizer(torch.optim.SGD(each.parameters(), 0.1), op=hvd.Sum) for each in models]
+    others = [torch.optim.SGD(each.parameters(), 0.1) for each in twins]
+    turns = {step: (0, 0, 1) if step % 2 else (1, 0) for step in range(max(batches))}
+    for step in range(batches[hvd.rank()]):
+        for index in turns[step]:
+            optimizers[index].zero_grad()
+            models[index](batch_of(hvd.rank(), step)).square().sum().backward()
+            optimizers[index].step()
+    last = hvd.join()
+    assert last == max(rank for rank in range(ranks) if batches[rank] == max(batches))
+    for model in models:
+        hvd.broadcast_parameters(model.state_dict(), last)
+    for step in range(max(batches)):
+        for index in turns[step]:
+            everyone = [gradients_of(twins[index], rank, [step], torch.float32) for rank in range(ranks)]
+            for rank in range(ranks):
+                if step >= batches[rank]:
+                    everyone[rank] = [torch.zeros_like(each) for each in everyone[rank]]
+            for parameter, own in zip(twins[index].parameters(), zip(*everyone, strict=True), strict=True):
+                parameter.grad = own[0] if ranks == 1 else folded(list(own), "Sum")
+            others[index].step()
+    for model, twin in zip(models, twins, strict=True):
+        assert same_bits(bits_of(model), bits_of(twin))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_optimizers_stepped_in_different_orders_are_an_error(hvd):
+    optimizers = [hvd.DistributedOptimizer(torch.optim.SGD(net().parameters(), 0.1)) for _ in range(2)]
+    with pytest.raises(ArgumentError) as caught:
+        optimizers[hvd.rank() == 1].step()
+    assert "expected the same DistributedOptimizer on every rank" in one_line(caught)
+
+
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("op", ["Average", "Sum"])
 def test_another_operation_while_ranks_have_joined_is_an_error(hvd, op):

@@ -26,6 +26,20 @@ for step in range(6):
     model(torch.randn(4, 6)).square().sum().backward()
     optimizer.step()
 """
+SENDS = (
+    TRAINS
+    + """
+for turn in range(3):
+    messages = [dist.P2POp(call, torch.ones(100), 1 - dist.get_rank()) for call in (dist.isend, dist.irecv)]
+    for each in dist.batch_isend_irecv(messages):
+        each.wait()
+if dist.get_rank() == 0:
+    dist.send(torch.ones(7, 2), 1)
+else:
+    dist.recv(torch.ones(7, 2), 0)
+dist.barrier()
+"""
+)
 FAILS = TRAINS + "if dist.get_rank() == 1: raise ValueError('planted')\n"
 
 
@@ -53,6 +67,23 @@ def test_the_environment_names_the_files(tmp_path, ends):
     events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
     names = [event.get("name", "") for event in events]
     assert sum(name.startswith("step") for name in names) >= 12 and any("all_reduce" in name for name in names)
+    buckets = [event["args"]["bucket"] for event in events if "bucket" in event.get("args", {})]
+    assert buckets.count(0) >= 12 and set(buckets) == {0}
+
+
+def test_messages_are_counted(tmp_path):
+    ended = start(tmp_path, SENDS)
+    assert ended.returncode == 0, ended.stderr
+    run = json.loads((tmp_path / "run.json").read_text())
+    for rank, more in enumerate(("send", "recv")):
+        tallies = {each["operation"]: each for each in run["ranks"][rank]["stats"]["tallies"] if not each["label"]}
+        for operation in ("send", "recv"):
+            extra = operation == more
+            assert (tallies[operation]["calls"], tallies[operation]["nbytes"]) == (3 + extra, 1200 + 56 * extra)
+    shown = subprocess.run([sys.executable, "-m", "clcomm", "report", "run.json"], cwd=tmp_path,
+                           env=clean_environment(), capture_output=True, text=True, timeout=HUNG_S,
+                           check=False)  # fmt: skip
+    assert shown.returncode == 0 and "send" in shown.stdout and "recv" in shown.stdout, shown.stderr
 
 
 def test_a_job_that_fails_ends_without_them(tmp_path):

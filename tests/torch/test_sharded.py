@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 
@@ -22,6 +23,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor  # noqa
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
+from benchmarks.torch_ddp import Transformer, sharded_losses  # noqa: E402
 from tests.torch.models import CLASSES, FEATURES, Net, require_close, seeded, sgd, train, train_alone  # noqa: E402
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -67,6 +69,13 @@ def test_fully_shard(world):
     torch.testing.assert_close(losses, expected, rtol=1e-10, atol=1e-10)
     for (_, mine), (_, theirs) in zip(model.named_parameters(), alone.named_parameters(), strict=True):
         torch.testing.assert_close(mine.full_tensor().detach(), theirs.detach(), rtol=1e-10, atol=1e-10)
+
+
+def test_a_sharded_transformer_has_the_losses_of_one_rank(world):
+    """The benchmark's architecture; `python -m benchmarks.torch_ddp --model transformer` compares all of it."""
+    mine, alone = sharded_losses(partial(Transformer, width=32, layers=3), batch=3, steps=6)
+    assert max(abs(one - other) for one, other in zip(mine, alone, strict=True)) <= 1e-5
+    assert len(set(alone)) == 6
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -77,7 +77,7 @@ class Slice(Op):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *, starts: Shape, steps: Shape, sizes: Shape) -> Tensor:
         out = empty(x.device, sizes)
-        ctx.part = _part(x.shape, starts, steps)
+        ctx.starts, ctx.steps, ctx.part = starts, steps, _part(x.shape, starts, steps)
         _copy(sizes, out, _whole(sizes), x, ctx.part)
         return out
 

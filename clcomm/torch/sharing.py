@@ -1,0 +1,118 @@
+"""Moves tensors' memory to where the ranks of the host read and write it in place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from clcomm.communicator import Communicator
+from clcomm.transport.mapped_files import MappedFile
+
+#: Smaller buffers stay where they are: small arrays are copied into slots in any case.
+LEAST_BYTES = 64 << 10
+#: Ranks compare what they would move at the all-reduces whose number is a power of two or a multiple of this one.
+_COMPARED_EVERY = 256
+#: Weak references to buffers that may be gone, before these are dropped.
+_MOST_SEEN = 256
+
+
+class LastingBuffers:
+    """Finds the buffers that a backward reduces again and again, such as DistributedDataParallel's, and moves them.
+
+    A buffer lasts if a second backward reduces the same storage. Each rank finds its own. Before they are moved, ranks
+    compare their sizes, at some of the all-reduces, by the numbers that these have on all ranks.
+
+    Args:
+        comm: the group's Communicator.
+    """
+
+    def __init__(self, comm: Communicator):
+        self._comm = comm
+        self._calls = 0
+        self._seen: dict[int, StorageWeakRef] = {}
+        self._lasting: dict[int, StorageWeakRef] = {}
+        # PyTorch's own variable: whether buckets may be in a backend's memory.
+        self._wanted = os.environ.get("DDP_DISABLE_COMM_MEM", "0") != "1"
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """Note a tensor that a backward reduces."""
+        if not self._wanted or tensor.nbytes < LEAST_BYTES:
+            return
+        storage = tensor.untyped_storage()
+        if not _is_movable(storage) or storage.is_shared() or tensor.nbytes != storage.nbytes():
+            return
+        key = storage._cdata
+        if key in self._seen:
+            self._lasting.setdefault(key, self._seen[key])
+            return
+        if len(self._seen) >= _MOST_SEEN:
+            self._seen = {key: seen for key, seen in self._seen.items() if not seen.expired()}
+        self._seen[key] = StorageWeakRef(storage)
+
+    def move(self, purpose: str) -> None:
+        """Move what lasts, at the calls at which ranks compare that; every all-reduce of the group calls this.
+
+        purpose: what messages call the all-reduce, the same on every rank.
+        """
+        self._calls = calls = self._calls + 1
+        if calls % _COMPARED_EVERY and calls & (calls - 1):
+            return
+        lasting, self._lasting = self._lasting, {}
+        found = [torch.UntypedStorage._new_with_weak_ptr(each.cdata) for each in lasting.values()]
+        storages = [storage for storage in found if storage is not None and _is_movable(storage)]
+        if self._comm.adopt([each.nbytes() for each in storages], partial(_mapped, storages), purpose=purpose):
+            for storage in storages:
+                del self._seen[storage._cdata]
+
+
+def share(comm: Communicator, tensors: Sequence[torch.Tensor]) -> bool:
+    """Move the storages of these tensors; see `clcomm.torch.share`."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    for index, tensor in enumerate(tensors):
+        problem = _problem(tensor, comm.shares_memory)
+        if problem:
+            comm.refuse(f"tensors[{index}]: expected {problem}")
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
+            storages.setdefault(storage._cdata, storage)
+    return comm.adopt(
+        [each.nbytes() for each in storages.values()],
+        partial(_mapped, list(storages.values())),
+        purpose="share",
+        require_equal=True,
+    )
+
+
+def _problem(tensor: torch.Tensor, moves: bool) -> str:
+    """Return what is expected of a tensor that cannot be moved; "" if it can, or if nothing moves."""
+    if not isinstance(tensor, torch.Tensor):
+        return f"a tensor, got {type(tensor).__name__}"
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        return f"a dense tensor on cpu, got {tensor.layout} on {tensor.device}"
+    if moves and not _is_movable(tensor.untyped_storage()):
+        return "memory of PyTorch's own, got memory that NumPy or another library uses; use clone()"
+    return ""
+
+
+def _is_movable(storage: torch.UntypedStorage) -> bool:
+    """Return whether nothing but tensors knows the storage's address: PyTorch fixes the size of others."""
+    return (storage.resizable() or storage.is_shared()) and storage.filename is None
+
+
+def _mapped(storages: Sequence[torch.UntypedStorage]) -> list[MappedFile]:
+    """Move storages into files without names, which PyTorch maps, as for `torch.multiprocessing`."""
+    files = []
+    for storage in storages:
+        descriptor, nbytes = storage._share_fd_cpu_()
+        torch.empty(0, dtype=torch.uint8).set_(storage).numpy()  # fixes the size: resizing would move it away
+        files.append(MappedFile(descriptor, storage.data_ptr(), nbytes, partial(_is_used, storage)))
+    return files
+
+
+def _is_used(storage: torch.UntypedStorage) -> bool:
+    """Return whether tensors use a storage that is held here."""
+    return torch._C._storage_Use_Count(storage._cdata) > 1

@@ -1,0 +1,109 @@
+"""Whole jobs on backend clcomm that go wrong: one line, no hang."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.faults.launch import HUNG_S, clean_environment, job
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+PREAMBLE = """
+import time
+import torch
+import torch.distributed as dist
+import clcomm.torch
+
+dist.init_process_group("clcomm")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(6, 3))
+rank, last = dist.get_rank(), dist.get_world_size() - 1
+"""
+#: What the other ranks call while the last one does not come, and how a message names it.
+CALLS = {
+    "backward": ("model(torch.ones(2, 6)).sum().backward()", "all_reduce"),
+    "all_gather": ("dist.all_gather([torch.ones(3)] * (last + 1), torch.ones(3))", "all_gather"),
+    "async": ("dist.all_reduce(torch.ones(9), async_op=True).wait()", "all_reduce"),
+    "barrier": ("dist.barrier()", "barrier"),
+    "recv": ("dist.recv(torch.ones(3), last)", "recv from rank"),
+}
+
+
+@pytest.mark.parametrize(("call", "ranks"), list(zip(CALLS, (4, 3, 2, 3, 2), strict=True)))
+def test_a_rank_that_never_comes_is_named(tmp_path, call, ranks):
+    code, name = CALLS[call]
+    limits = {"CLCOMM_STALL_WARNING_S": "1", "CLCOMM_TIMEOUT_S": "4"}
+    ended = job(tmp_path, f"if rank == last: time.sleep(300)\n{code}\n", preamble=PREAMBLE, ranks=ranks, **limits)
+    lines = ended.clcomm_lines()
+    assert ended.code == 124 and not ended.out, ended.err
+    ends = [line for line in lines if "the job ends; what" in line]
+    assert len(ends) == 1 and name in ends[0] and f"missing: rank {ranks - 1} (in no collective" in ends[0]
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize(("other", "ranks"), [("dist.barrier()", 2), ("dist.all_reduce(torch.ones(5))", 4)])
+def test_an_error_within_backward_is_one_line(tmp_path, other, ranks):
+    """PyTorch raises its own RuntimeError there, with frames of C++ and Python."""
+    script = f"loss = model(torch.ones(2, 6)).sum()\nif rank == last: {other}\nelse: loss.backward()\n"
+    ended = job(tmp_path, script, preamble=PREAMBLE, ranks=ranks)
+    assert ended.code == 1 and not ended.out
+    lines = ended.clcomm_lines()
+    assert ended.err.splitlines() == lines and len(lines) == 1, ended.err
+    assert "of 21 float32" in lines[0] and f"rank {ranks - 1} in " in lines[0]
+
+
+def test_a_program_may_catch_it(tmp_path):
+    script = (
+        "loss = model(torch.ones(2, 6)).sum()\n"
+        "try:\n    dist.barrier() if rank == last else loss.backward()\n"
+        "except Exception as error: print(type(error).__name__, flush=True)\n"
+        "if rank == 0: raise RuntimeError('another')\ndist.barrier()"
+    )
+    ended = job(tmp_path, script, preamble=PREAMBLE, ranks=2)
+    assert sorted(ended.out.split()) == ["MismatchError", "RuntimeError"]
+    assert "rank 0 failed:\nTraceback" in ended.err and ended.err.rstrip().endswith("RuntimeError: another")
+
+
+@pytest.mark.parametrize("ranks", [2])
+def test_models_of_different_shapes(tmp_path, ranks):
+    """DistributedDataParallel finds that itself; no rank is left waiting."""
+    script = "torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(6, 3 + (rank == last)))\n"
+    ended = job(tmp_path, script, preamble=PREAMBLE, ranks=ranks)
+    assert ended.code == 1 and len(ended.clcomm_lines()) == 1
+    assert f"rank {ranks - 1} failed" in ended.err and "sizes [4, 6] appears not to match" in ended.err
+
+
+@pytest.mark.parametrize("ranks", [4])
+def test_tensors_of_different_shapes(tmp_path, ranks):
+    ended = job(tmp_path, "dist.all_reduce(torch.ones(5 + (rank == last)))", preamble=PREAMBLE, ranks=ranks)
+    assert ended.code != 0 and ended.err.splitlines() == ended.clcomm_lines() and len(ended.clcomm_lines()) == 1
+    assert "6 float32" in ended.err and f"rank {ranks - 1} in" in ended.err
+
+
+@pytest.mark.parametrize("ranks", [3])
+def test_a_tensor_on_an_unknown_device(tmp_path, ranks):
+    script = "dist.all_reduce(torch.ones(5, device='meta' if rank == last else 'cpu'))"
+    ended = job(tmp_path, script, preamble=PREAMBLE, ranks=ranks)
+    assert ended.code != 0 and ended.err.splitlines() == ended.clcomm_lines() and len(ended.clcomm_lines()) == 1
+    assert f"got one on meta (on rank {ranks - 1})" in ended.err
+
+
+@pytest.mark.parametrize("ranks", [2])
+def test_a_launcher_of_another_mpi(tmp_path, ranks):
+    """Each process is then a world of one: the variables of a launcher say that it is not."""
+    foreign = {"OMPI_COMM_WORLD_SIZE": str(ranks), "OMPI_COMM_WORLD_RANK": "0"}
+    ended = job(tmp_path, "print('runs')", preamble=PREAMBLE, launcher=False, **foreign)
+    assert ended.code != 0 and len(ended.err.splitlines()) == 1 and "mpiexec" in ended.err, ended.err
+
+
+@pytest.mark.parametrize("ranks", [2])
+def test_torchrun_itself(tmp_path, ranks):
+    """Every process that it starts ends with the line that says what to use."""
+    (tmp_path / "train.py").write_text(PREAMBLE)
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "train.py"]
+    ended = subprocess.run(command, cwd=tmp_path, env=clean_environment(OMP_NUM_THREADS="1"), capture_output=True,
+                           text=True, timeout=HUNG_S, check=False)  # fmt: skip
+    assert ended.returncode != 0
+    assert "torchrun: expected ranks of MPI for backend 'clcomm'" in ended.stderr and "clcomm run -n N" in ended.stderr
