@@ -6,7 +6,6 @@ Only the sub-command in use is imported, so that `clcomm --version` and `--help`
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from clcomm._version import __version__
 from clcomm.commands.command import Command
+from clcomm.launcher import launched_rank
 from clcomm.option_types import OneLineParser
 
 
@@ -39,15 +39,13 @@ COMMANDS: tuple[Listed | Command, ...] = (
     Listed("compare", "compare runs' reports: settings, speed, communication, bytes, accuracy"),
     Listed("trace", "write the timeline of a job that was ended, from its parts"),
 )
-#: Launchers' variables for a process's rank, before MPI runs.
-_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID")
 
 
 class Parser(OneLineParser):
     """A parser that prints once for all ranks."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        if next((os.environ[name] for name in _RANKS if name in os.environ), "0") == "0":
+        if not launched_rank():
             super()._print_message(message, file)
 
 

@@ -6,7 +6,6 @@ device or its number of cores.
 
 from __future__ import annotations
 
-import os
 from typing import ClassVar
 from weakref import WeakSet
 
@@ -15,11 +14,10 @@ import numpy as np
 from clcomm.engine.device import Device
 from clcomm.engine.tensor import INT32, Tensor, empty
 from clcomm.errors import ArgumentError
+from clcomm.launcher import launched_rank
 
 #: Words of a state: the seed's low and high one, the rank, and the low and high one of the number of uses so far.
 STATE_WORDS, RANK_WORD = 5, 2
-#: Variables with this process's rank in its job, of MPICH, Open MPI, PMIx and Slurm.
-_RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
 class RandomStream:
@@ -65,7 +63,7 @@ class RandomStream:
         """
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise ArgumentError(f"seed: expected a whole number, got {seed!r}")
-        own = _launchers_rank() if rank is None else rank
+        own = (launched_rank() or 0) if rank is None else rank
         if not isinstance(own, int) or not 0 <= own < 1 << 32:
             raise ArgumentError(f"rank: expected a whole number from 0 up, got {rank!r}")
         self.load(np.array([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, own, 0, 0], np.uint32))
@@ -85,8 +83,3 @@ class RandomStream:
         if state.shape != (STATE_WORDS,) or state.dtype != np.uint32:
             raise ArgumentError(f"state: expected {STATE_WORDS} uint32, got {state.dtype} of shape {state.shape}")
         self._state.copy_from(state.view(np.int32))
-
-
-def _launchers_rank() -> int:
-    found = [os.environ[name] for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()]
-    return int(found[0]) if found else 0

@@ -38,7 +38,8 @@ from clcomm.job.exit_monitor_process import (
     is_gone,
     launcher_of,
 )
-from clcomm.transport.mpi_runtime import launched_rank, launched_ranks
+from clcomm.launcher import launched_rank_in_words
+from clcomm.transport.mpi_runtime import launched_ranks
 
 
 class _Own:
@@ -153,7 +154,7 @@ def watch_start() -> None:
         opened.callback(os.close, handle)
         numbers = os.getppid(), os.getpid(), handle, reading
         job = os.environ.get(JOB_VARIABLE, "")
-        _run_monitor("start", launched_rank(), job, *map(str, numbers), descriptors=(handle, reading))
+        _run_monitor("start", launched_rank_in_words(), job, *map(str, numbers), descriptors=(handle, reading))
 
 
 def watch_host(host: Any, rank: int) -> None:

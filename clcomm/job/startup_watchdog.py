@@ -11,6 +11,7 @@ import threading
 from clcomm.job import endings, exit_monitor
 from clcomm.job.last_resort import end_by_force_later
 from clcomm.job.time_limits import Limits
+from clcomm.launcher import launched_rank_in_words
 from clcomm.transport import mpi_runtime
 
 #: Ranks may start this long after each other without a warning: imports from a network file system are slow.
@@ -26,7 +27,7 @@ class StartWatch:
     """
 
     def __init__(self, limits: Limits):
-        warning_s, rank = max(limits.stall_warning_s, START_S), mpi_runtime.launched_rank()
+        warning_s, rank = max(limits.stall_warning_s, START_S), launched_rank_in_words()
         self._timers = [
             threading.Timer(limit_s, act, (f"clcomm: rank {rank} has waited {limit_s:g} s for the other ranks to "
                                            "create their Communicator",))

@@ -7,10 +7,8 @@ import os
 from functools import cache
 from pathlib import Path
 
+from clcomm.launcher import launched_rank
 from clcomm.storage.private import make_private, private_temporary
-
-#: The variables in which launchers give a process its rank.
-_RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 _log = logging.getLogger("clcomm")
 
@@ -50,7 +48,7 @@ def _can_hold_files(directory: Path) -> bool:
 def _fallback_for(directory: Path | None) -> Path:
     """Return the temporary directory for caches and log the reason: `directory` is not writable, or None is known."""
     path = private_temporary()
-    if all(os.environ.get(name, "0") == "0" for name in _RANK_VARIABLES):
+    if not launched_rank():
         reason = "no home directory" if directory is None else f"{directory} cannot be written to"
         _log.warning("%s: caches are kept in %s; XDG_CACHE_HOME names a better place", reason, path)
     return path

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from clcomm.errors import LaunchError
-from clcomm.transport.mpi_runtime import is_finalized, is_running, launched_rank, launched_ranks, load_mpi
+from clcomm.launcher import launched_rank
+from clcomm.transport.mpi_runtime import is_finalized, is_running, launched_ranks, load_mpi
 
 
 def unlink_shared_files() -> None:
@@ -126,7 +127,7 @@ def place_in_world() -> tuple[int, int]:
     Both refer to COMM_WORLD, or after losses to the surviving ranks.
     """
     if is_finalized():
-        return int(launched_rank().replace("?", "0")), launched_ranks()
+        return launched_rank() or 0, launched_ranks()
     if not is_running() and launched_ranks() == 1:
         return 0, 1
     try:

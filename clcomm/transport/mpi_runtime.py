@@ -78,12 +78,6 @@ def launched_ranks() -> int:
     return max([int(value) for value in values if value.isdigit()], default=1)
 
 
-def launched_rank() -> str:
-    """Return this process's rank according to the launcher's environment variables; "?" without them."""
-    names = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID")
-    return next((os.environ[name] for name in names if name in os.environ), "?")
-
-
 def processes_without_mpi() -> int:
     """Return the number of processes that torchrun, or a program like it, started without MPI; 1 for none."""
     processes = os.environ.get("WORLD_SIZE", "")
