@@ -25,6 +25,7 @@ class TextOptions(TrainingOptions):
     model: str = fixed("gpt")
     engine: str = fixed("native")
     data: str = fixed("text")
+    augment: bool = fixed(False)
     target_accuracy: float | None = fixed(None)
 
     text: str | None = _data(
