@@ -12,6 +12,8 @@ from clcomm.sync.shared_space import SharedSpace
 
 #: The labels under which the Communicator's stats count parameters and buffers.
 PARAMETERS, BUFFERS = "parameters", "buffers"
+#: Bytes of an array up to which it is copied to travel with others.
+_SMALL = 1 << 20
 
 
 def broadcast_parameters(comm: Communicator, space: SharedSpace, root: int) -> None:
@@ -25,26 +27,27 @@ def broadcast_parameters(comm: Communicator, space: SharedSpace, root: int) -> N
     state = space.adapter.extra_state()
     lines = [f"{name} {array.shape} {array.dtype}" for name, array in state.items()]
     require_agreement(comm, "buffers and frozen parameters", lines, "build the same model on every rank")
-    _broadcast(comm, space, state, root)
-
-
-def _broadcast(comm: Communicator, space: SharedSpace, state: dict[str, np.ndarray], root: int) -> None:
-    for array in state.values():
-        comm.broadcast(array, root, label=PARAMETERS)
-    if state:
-        space.adapter.load_extra_state(state)
+    received = _broadcast(comm, state, root, PARAMETERS)
+    if received and comm.rank != root:
+        space.adapter.load_extra_state(received)
 
 
 def broadcast_buffers(comm: Communicator, space: SharedSpace, root: int) -> None:
-    """Give every rank root's buffers in one broadcast; collective where the model has any."""
-    state = space.adapter.buffers()
-    if not state:
-        return
-    arrays = list(state.values())
-    packed = np.concatenate([np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays])
-    comm.broadcast(packed, root, label=BUFFERS)
-    if comm.rank != root:
-        ends = list(itertools.accumulate(array.nbytes for array in arrays))
-        parts = np.split(packed, ends[:-1])
-        loaded = (part.view(array.dtype).reshape(array.shape) for part, array in zip(parts, arrays, strict=True))
-        space.adapter.load_buffers(dict(zip(state, loaded, strict=True)))
+    """Give every rank root's buffers; collective where the model has any."""
+    received = _broadcast(comm, space.adapter.buffers(), root, BUFFERS)
+    if received and comm.rank != root:
+        space.adapter.load_buffers(received)
+
+
+def _broadcast(comm: Communicator, state: dict[str, np.ndarray], root: int, label: str) -> dict[str, np.ndarray]:
+    """Return root's arrays, of the same names, shapes and dtypes on every rank: small ones travel in one broadcast."""
+    small = {name: array for name, array in state.items() if array.nbytes <= _SMALL}
+    received = {name: comm.broadcast(array, root, label=label) for name, array in state.items() if name not in small}
+    if not small:
+        return received
+    packed = np.concatenate([np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in small.values()])
+    comm.broadcast(packed, root, label=label)
+    parts = np.split(packed, list(itertools.accumulate(array.nbytes for array in small.values()))[:-1])
+    for (name, array), part in zip(small.items(), parts, strict=True):
+        received[name] = part.copy().view(array.dtype).reshape(array.shape)  # aligned
+    return received
