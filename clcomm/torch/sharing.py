@@ -14,8 +14,8 @@ from clcomm.transport.mapped_files import MappedFile
 
 #: Smaller buffers stay where they are: small arrays are copied into slots in any case.
 LEAST_BYTES = 64 << 10
-#: Ranks compare what they would move at the all-reduces whose number is a power of two or a multiple of this one.
-_COMPARED_EVERY = 256
+#: Ranks compare what they would move after 1, 2, 4, ... collectives more, and at last after each so many.
+_COMPARED_EVERY = 32
 #: Weak references to buffers that may be gone, before these are dropped.
 _MOST_SEEN = 256
 
@@ -24,7 +24,8 @@ class LastingBuffers:
     """Finds the buffers that a backward reduces again and again, such as DistributedDataParallel's, and moves them.
 
     A buffer lasts if a second backward reduces the same storage. Each rank finds its own. Before they are moved, ranks
-    compare their sizes, at some of the all-reduces, by the numbers that these have on all ranks.
+    compare their sizes, at some of the all-reduces. The Communicator's number of collectives says at which: ranks have
+    the same one, also after an error.
 
     Args:
         comm: the group's Communicator.
@@ -32,7 +33,7 @@ class LastingBuffers:
 
     def __init__(self, comm: Communicator):
         self._comm = comm
-        self._calls = 0
+        self._due, self._pause = 0, 1  # the number of collectives after which ranks compare, and what is added to it
         self._seen: dict[int, StorageWeakRef] = {}
         self._lasting: dict[int, StorageWeakRef] = {}
         # PyTorch's own variable: whether buckets may be in a backend's memory.
@@ -58,8 +59,8 @@ class LastingBuffers:
 
         purpose: what messages call the all-reduce, the same on every rank.
         """
-        self._calls = calls = self._calls + 1
-        if calls % _COMPARED_EVERY and calls & (calls - 1):
+        done = self._comm.sequence
+        if done < self._due:
             return
         lasting, self._lasting = self._lasting, {}
         found = [torch.UntypedStorage._new_with_weak_ptr(each.cdata) for each in lasting.values()]
@@ -67,6 +68,8 @@ class LastingBuffers:
         if self._comm.adopt([each.nbytes() for each in storages], partial(_mapped, storages), purpose=purpose):
             for storage in storages:
                 del self._seen[storage._cdata]
+        # Behind what raises errors: then ranks that were elsewhere are due at the same number as this one.
+        self._due, self._pause = done + self._pause, min(2 * self._pause, _COMPARED_EVERY)
 
 
 def share(comm: Communicator, tensors: Sequence[torch.Tensor]) -> bool:

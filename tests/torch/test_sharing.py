@@ -147,7 +147,7 @@ def test_different_sizes_are_an_error_of_one_line(group):
     assert tensor.eq(dist.get_world_size()).all()
 
 
-def trained(group, steps=9, moves=True, **options):
+def trained(group, steps=20, moves=True, **options):
     """Return a model trained with DDP, and whether its gradients' buckets are in shared memory after each step."""
     assert isinstance(group, ClcommProcessGroup)
     group._moves._lasting._wanted = moves
