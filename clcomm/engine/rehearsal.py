@@ -83,7 +83,8 @@ class Rehearsal(Device):
     def build(self, programs: Iterable[Program]) -> None:
         """Build programs, and make the driver compile their kernels for the sizes at which they were launched.
 
-        Each kernel runs once, on buffers of zeros. Raises DeviceError if a program does not build.
+        Each kernel runs once, on buffers of zeros; constants, such as sizes by which it divides, stay. Raises
+        DeviceError if a program does not build.
         """
         chosen = set(programs)
         for launch in self._launches.values():
@@ -107,7 +108,7 @@ class Rehearsal(Device):
         wanted, zero = launch.wanted, np.zeros(1, np.uint8)
         kernel = self.device.kernel(wanted.file, wanted.name, fast_math=wanted.fast_math, **dict(wanted.defines))
         for value in launch.args:
-            if isinstance(value, cl.MemoryObjectHolder):
+            if isinstance(value, cl.MemoryObjectHolder) and not any(value is kept for kept in self.kept.values()):
                 cl.enqueue_fill_buffer(self.device.queue, value, zero, 0, value.size)
         self.device.launch(kernel, launch.global_size, launch.local_size, *launch.args)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -88,3 +90,26 @@ def test_the_cache_is_where_pocl_has_it(monkeypatch, tmp_path):
     assert on("Portable Computing Language", is_cpu=False) is None and on("AMD") is None
     monkeypatch.setenv("POCL_KERNEL_CACHE", "0")
     assert on("Portable Computing Language") is None
+
+
+DIVIDES = """
+import faulthandler
+import numpy as np
+from clcomm.engine import Device, Tensor
+from clcomm.engine.rehearsal import Rehearsal
+
+device = Device.select("cpu")
+device.finish()
+faulthandler.enable()  # PoCL, which ignores divisions of whole numbers by 0, no longer gets their signal
+rehearsal = Rehearsal(device)
+x = Tensor(np.ones((4, 1, 3), np.float32), rehearsal, requires_grad=True)
+y = Tensor(np.ones((5, 3), np.float32), rehearsal)
+(x + y)[:, 1:].sum().backward()
+assert any(launch.wanted.name == "add_broadcast" for launch in rehearsal._launches.values())
+rehearsal.build(rehearsal.programs)
+"""
+
+
+def test_no_kernel_divides_by_zero():
+    ended = subprocess.run([sys.executable, "-c", DIVIDES], capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr[-1000:]
