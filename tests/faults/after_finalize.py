@@ -17,9 +17,10 @@ from clcomm.optim import SGD
 LOCAL = {
     "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "collectives_begun", "communicated",
     "finalize", "fold_with",
-    "get_bucket_stats", "get_rank", "get_world_size", "holds", "is_common", "is_common_on_host", "leave_mpi",
-    "leave_program", "look_back", "notify_collective", "notify_phase", "phase", "reduces_within_hosts",
-    "remove_observer", "settings", "shares_memory", "sums", "total_allreduce_calls", "total_bytes_sent", "waiting_for",
+    "get_bucket_stats", "get_rank", "get_world_size", "holds", "holds_at", "is_common", "is_common_on_host",
+    "leave_mpi", "leave_program", "look_back", "notify_collective", "notify_message", "notify_phase", "phase",
+    "reduces_within_hosts", "remove_observer", "sequence", "settings", "shares_memory", "sums",
+    "total_allreduce_calls", "total_bytes_sent", "waiting_for",
     "world_size",
     "attach_optimizer", "broadcast_buffers", "bucket_size", "check_state_dict", "completion_order", "compression",
     "count_synchronisation",
@@ -36,6 +37,8 @@ def calls_of(comm: Communicator) -> dict[str, Callable[[], object]]:
     """Return a call of each of the Communicator's methods that need other ranks."""
     x = np.ones(6)
     return {
+        "adopt": lambda: comm.adopt([], list),
+        "all_agree": lambda: comm.all_agree(True, "all_agree"),
         "all_gather": lambda: comm.all_gather(x),
         "all_gather_in_place": lambda: comm.all_gather_in_place(np.ones(2 * comm.size)),
         "all_gather_in_place_init": lambda: comm.all_gather_in_place_init(np.ones(2 * comm.size)),

@@ -20,8 +20,11 @@ from tests.weights.architectures import ARCHITECTURES, ours, theirs
 def assert_same(one, other):
     assert list(one) == list(other)
     for name, array in one.items():
-        assert array.dtype == other[name].dtype and array.shape == other[name].shape, name
-        assert array.tobytes() == np.asarray(other[name]).tobytes(), name
+        expected = np.asarray(other[name])
+        if expected.dtype == np.int64:  # counts, of which the engine has 32 bits
+            expected = expected.astype(np.int32)
+        assert array.dtype == expected.dtype and array.shape == expected.shape, name
+        assert array.tobytes() == expected.tobytes(), name
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
