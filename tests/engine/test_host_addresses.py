@@ -6,11 +6,6 @@ Where the device under test takes none, the same tests run in another process on
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +13,7 @@ import pytest
 from clcomm.engine import Replay, Tensor, host_addresses, program
 from clcomm.engine import functional as F
 from clcomm.engine.tensor import wrap
+from tests.calling_thread import pass_in_the_calling_thread
 from tests.engine.twin import Twin
 
 COUNT = 1000
@@ -132,14 +128,6 @@ def test_other_devices_and_values_are_left_as_they_are(device, monkeypatch):
 
 
 def test_on_the_driver_that_takes_addresses(device):
-    if device.takes_addresses or not device.is_cpu or not find_spec("pocl_binary_distribution"):
-        pytest.skip("the tests above run here, or PyPI's PoCL is not installed")
-    if os.environ.get("CLCOMM_TEST_DEVICE"):
-        pytest.skip("another device is tested")
-    options = ["-q", "-rs", "-p", "no:cacheprovider", "-k", "not as-gpu and not driver"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, __file__], env={**os.environ, "POCL_DEVICES": "basic"},
-        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert "SKIPPED" not in done.stdout
+    if device.takes_addresses:
+        pytest.skip("the tests above run here")
+    pass_in_the_calling_thread(device, __file__, "not as-gpu and not driver")

@@ -15,12 +15,23 @@ from clcomm.engine.device import Device
 
 
 class Family(NamedTuple):
-    """cases: (generator, how many, longest side) -> cases. check: raises AssertionError. kinds: of device it is for."""
+    """A family of cases.
+
+    cases: (generator, how many, longest side) -> cases.
+    check: raises AssertionError.
+    kinds: of device that it is for.
+    in_caller: whether it is for kernels that run in the calling thread alone.
+    """
 
     name: str
     cases: Callable[[np.random.Generator, int, int], Iterator[Any]]
     check: Callable[[Device, Any], None]
     kinds: tuple[str, ...] = ("cpu", "gpu")
+    in_caller: bool = False
+
+    def suits(self, device: Device) -> bool:
+        """Return whether it is for this device."""
+        return device.kind in self.kinds and (device.runs_in_caller or not self.in_caller)
 
 
 def drawn(draw: Callable[[np.random.Generator, int, int], Any]) -> Callable[..., Iterator[Any]]:

@@ -147,8 +147,6 @@ def check_shared_work(device: Device, case: Case) -> None:
 
     The other ranks, which this one plays, have taken and summed some parts before it, and may sleep.
     """
-    if not device.runs_in_caller:
-        return
     ranks, stride = 2 + case.rows % (MOST_ROWS - 1), 5 + case.seed % 40
     hosts = [whole_numbers(case.seed + row, case.size) for row in range(ranks)]
     total = np.sum(hosts, 0, dtype=np.float64) / case.divisor
@@ -280,7 +278,7 @@ def check_gather(device: Device, case: Case) -> None:
 
 FOLD = Family("fold", drawn(draw), check_fold, ("cpu",))
 MEETING = Family("meeting", drawn(draw), check_meeting, ("cpu",))
-SHARED_WORK = Family("shared work", drawn(draw), check_shared_work, ("cpu",))
+SHARED_WORK = Family("shared work", drawn(draw), check_shared_work, ("cpu",), in_caller=True)
 CODING = Family("coding", drawn(draw), check_coding, ("cpu",))
 FACTORS = Family("factors", drawn(draw), check_factors, ("cpu",))
 HASH = Family("hash", drawn(draw), check_hash)

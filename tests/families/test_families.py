@@ -18,7 +18,8 @@ from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.ops import convolution
 from clcomm.engine.tuning import Tuning, choices
-from tests.families import convolutions, elements, products
+from tests.calling_thread import pass_in_the_calling_thread
+from tests.families import convolutions, elements, host, products
 from tests.families.every import ALSO_WIDE, FAMILIES, WIDE, WIDE_FAMILIES
 from tests.families.family import Family, leaf, whole_numbers
 from tests.families.memory import GuardedMemory, guarded
@@ -65,8 +66,19 @@ def check(device: Device, family: Family, count: int) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_agrees_with_float64(device: Device, name: str) -> None:
-    if device.kind in FAMILIES[name].kinds:
-        check(device, FAMILIES[name], CASES)
+    if not FAMILIES[name].suits(device):
+        pytest.skip("the family is for other devices")
+    check(device, FAMILIES[name], CASES)
+
+
+def test_the_families_of_the_host_agree_in_the_calling_thread(device: Device) -> None:
+    """Their kernels are built otherwise there."""
+    if device.runs_in_caller or device.kind == "gpu":
+        pytest.skip("they are above, or for CPUs alone")
+    chosen = " or ".join(family.name for family in (host.MEETING, host.FOLD, host.GATHER))
+    pass_in_the_calling_thread(
+        device, __file__, f"agrees_with_float64 and cpu and ({chosen} or shared) and not 16 and not tuning"
+    )
 
 
 @pytest.mark.parametrize("name", (*WIDE_FAMILIES, *ALSO_WIDE))

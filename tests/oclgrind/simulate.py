@@ -193,7 +193,7 @@ PLANTED: dict[str, Callable[[Device], None]] = {
 
 def _drawn(run: Run, cases: int, longest: int) -> Iterator[tuple[str, Any]]:
     for name in run.families:
-        if run.kind in FAMILIES[name].kinds:
+        if run.kind in FAMILIES[name].kinds and not FAMILIES[name].in_caller:
             for case in FAMILIES[name].cases(np.random.default_rng(0), cases, longest):
                 yield name, case
 
