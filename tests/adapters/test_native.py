@@ -209,6 +209,37 @@ def test_buffers_are_broadcast_with_the_parameters_and_again_on_request():
     comm.finalize()
 
 
+class Holding(Module):
+    """Buffers of many dtypes, shapes and sizes."""
+
+    SIZES = ((), (3,), (5, 7), (300, 1000), (1,))
+
+    def __init__(self, value):
+        self.layer = Linear(2, 2)
+        for number, shape in enumerate(self.SIZES):
+            dtype = np.float32 if number % 2 else np.int32
+            self.register_buffer(f"held{number}", Tensor(np.full(shape, value + number, dtype)))
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_small_buffers_travel_together():
+    comm = Communicator()
+    model, sync = Holding(10 * comm.rank), Synchronizer(comm)
+    for root, send in ((1, sync.broadcast_parameters), (0, sync.broadcast_buffers), (1, sync.broadcast_buffers)):
+        for number, (_, held) in enumerate(model.named_buffers()):
+            held.copy_from(np.full(held.shape, 10 * comm.rank + number, held.dtype))
+        before = comm.stats.total("broadcast")["calls"]
+        send(model, root)
+        for number, (_, held) in enumerate(model.named_buffers()):
+            assert (held.numpy() == 10 * root + number).all()
+        # The parameters; the buffer of more than 1 MiB; all others.
+        assert comm.stats.total("broadcast")["calls"] - before == 2 + (send == sync.broadcast_parameters)
+    comm.finalize()
+
+
 @pytest.mark.mpi(min_size=2)
 def test_ranks_with_other_buffers_are_a_mismatch():
     comm = Communicator()

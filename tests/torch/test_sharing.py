@@ -208,6 +208,21 @@ def test_a_buffer_that_numpy_uses_stays(group, when):
         assert array.ctypes.data == each.grad.data_ptr()
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("before", range(5))
+def test_ranks_compare_at_the_same_all_reduces_after_an_error(group, before):
+    """Ranks that were elsewhere when an all-reduce failed have taken part in one less."""
+    rank, size, tensor = dist.get_rank(group), dist.get_world_size(group), torch.ones(100)
+    for _ in range(before):
+        dist.all_reduce(tensor.fill_(1), group=group)
+    for _ in range(3):
+        with pytest.raises(MismatchError):
+            dist.all_reduce(tensor, group=group) if rank else dist.broadcast(tensor, 0, group=group)
+    for number in range(80):
+        dist.all_reduce(tensor.fill_(number), group=group)
+        assert tensor.eq(size * number).all()
+
+
 def test_a_buffer_that_does_not_last_stays(group):
     """A communication hook's own tensors are new in each step."""
 
