@@ -106,24 +106,26 @@ class ProgressDisplay(Callback):
         self._accuracy: float | None = None
         self._last_step, self._tested_at = done_steps, -1
         self._step_s: float | None = None  # smoothed; includes evaluations and pauses
-        self._steps, self._taken = 0, 0
+        self._taken = 0
+        self._paced_since, self._paced = time.perf_counter(), 0  # for the time left: since when, and steps since then
         self._window = Window()
         self._since = time.perf_counter()
         self._line = live_line(console)
 
     def step_finished(self, record: StepRecord) -> None:
         self._loss = record.loss if self._loss is None else self._loss + _LOSS_WEIGHT * (record.loss - self._loss)
-        self._steps += 1
+        self._paced += 1
         self._taken += 1
         self._done += 1
         self._last_step = record.step
         if self._taken == WARM_UP_STEPS + 1:
             self._window.begin_anew()
+            self._paced_since, self._paced = time.perf_counter() - record.seconds, 1
         communication_s = self._lap.seconds() if self._lap is not None else 0.0
         self._window.add(Totals(record.seconds, record.samples * self._world_size, communication_s))
         waited_s = time.perf_counter() - self._since
         if waited_s >= (REDRAW_EVERY_S if self._line else LINE_EVERY_S) or self._done == self._total:
-            self._show(waited_s)
+            self._show()
 
     def epoch_finished(self, epoch: int, train_loss: float) -> None:
         self._leave_out_pause()
@@ -153,21 +155,22 @@ class ProgressDisplay(Callback):
             self._line.clear()
         self._console.print(text, highlight=False)
 
-    def _show(self, waited_s: float) -> None:
-        figures = self._figures(waited_s)
+    def _show(self) -> None:
+        figures = self._figures()
         where = f"step {self._done}/{self._total}"
         if self._line is not None:
             self._line.paint(f"{where}  {fitting(figures, self._line.room - len(where) - 2)}")
         else:
             self._print("  ".join([where, *(figure.text for figure in figures)]))
-        self._steps, self._since = 0, time.perf_counter()
+        self._since = time.perf_counter()
 
-    def _figures(self, waited_s: float) -> list[Figure]:
-        """Return the current figures; `waited_s` is the time since they were last shown."""
-        # A terminal's first figures come while kernels are still being built; the estimate leaves those steps out.
-        if self._line is None or self._taken > WARM_UP_STEPS:
-            step_s = waited_s / self._steps
+    def _figures(self) -> list[Figure]:
+        # The first figures come while kernels are still being built; the estimate leaves those steps out.
+        if self._taken > WARM_UP_STEPS:
+            now = time.perf_counter()
+            step_s = (now - self._paced_since) / self._paced
             self._step_s = step_s if self._step_s is None else self._step_s + _SPEED_WEIGHT * (step_s - self._step_s)
+            self._paced_since, self._paced = now, 0
         totals = self._window.totals
         seconds = max(totals.seconds, 1e-9)
         found = [Figure(0, f"loss {self._loss:.4f}")]

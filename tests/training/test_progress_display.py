@@ -64,6 +64,18 @@ def test_lines_come_every_few_seconds_and_at_the_end(clock: Clock) -> None:
     ]
 
 
+def test_the_first_steps_of_lines_do_not_count_towards_the_time_left(clock: Clock) -> None:
+    """They build kernels."""
+    out = io.StringIO()
+    display = ProgressDisplay(Console(file=out, width=120), 1, 200)
+    clock.now_s += 16
+    display.step_finished(record(1, seconds=16))
+    run(display, clock, range(2, 101))
+    first, *others = out.getvalue().splitlines()
+    assert "left" not in first
+    assert [line.rpartition("  ")[2] for line in others] == ["0:20 left", "0:15 left"]
+
+
 def test_an_epoch_without_evaluation_tells_no_accuracy_of_old(clock: Clock) -> None:
     out = io.StringIO()
     display = ProgressDisplay(Console(file=out, width=120), 1, 40)
