@@ -36,8 +36,9 @@ def test_a_long_run_gathers_nothing(tmp_path: Path) -> None:
         early, late = samples[len(samples) // 4 : len(samples) // 2 + 1], samples[-max(1, len(samples) // 4) :]
         print(f"rank {rank}: {len(samples)} rounds, {early[0]} then {late[-1]}")
         for what in ("descriptors", "threads", "windows"):
+            # A sample may find a checkpoint's writer at work, with its file and its thread; what is lost stays lost.
             most = max(sample[what] for sample in early)
-            assert max(sample[what] for sample in late) <= most, f"rank {rank}: {what}: {samples}"
+            assert statistics.median(sample[what] for sample in late) <= most, f"rank {rank}: {what}: {samples}"
         grown = statistics.median(s["memory"] for s in late) - statistics.median(s["memory"] for s in early)
         assert grown < SPARE_BYTES, f"rank {rank} grew by {grown} bytes"
     assert {path.name for path in tmp_path.iterdir()} == {
