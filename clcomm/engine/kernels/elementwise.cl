@@ -88,3 +88,8 @@ __kernel void add_into(__global float *total, __global const float *x, int count
 __kernel void fill(__global float *out, float value, int count) {
     FOR_ELEMENTS(i, count) out[i] = value;
 }
+
+/* What attention adds to its scores, from whether a query sees a key. */
+__kernel void mask_of_flags(__global float *restrict mask, __global const int *restrict flags, int count) {
+    FOR_ELEMENTS(i, count) mask[i] = flags[i] ? 0.0f : -INFINITY;
+}

@@ -62,8 +62,9 @@ class Problem(NamedTuple):
         )  # fmt: skip
 
     def kernel(self, device: Device, name: str) -> Any:
-        """Return a kernel of attention.cl for these lengths."""
-        return device.kernel("attention", name, HEAD=self.sizes.head, VALUE=self.sizes.value)
+        """Return a kernel for these lengths: of attention.cl on CPUs, else of attention_gpu.cl."""
+        file = "attention" if device.is_cpu else "attention_gpu"
+        return device.kernel(file, name, HEAD=self.sizes.head, VALUE=self.sizes.value)
 
     def grid(self, device: Device, rows: int) -> tuple[tuple[int], tuple[int]]:
         """Return (global, local) size of a kernel with an item for each row, or on CPUs for some blocks of queries."""
@@ -298,7 +299,7 @@ def _problem(
     if own.dtype == INT32:
         flags, own = own, empty(query.device, own.shape)
         device, size = query.device, own.size
-        device.launch(problem.kernel(device, "mask_of_flags"), *device.grid(size), own, flags, size)
+        device.launch(device.kernel("elementwise", "mask_of_flags"), *device.grid(size), own, flags, size)
     return problem._replace(mask=_in_four(name, own, (*(before or (1,)), sizes.queries, sizes.keys)))
 
 
