@@ -27,8 +27,8 @@ from clcomm.job.time_limits import Limits
 from clcomm.stats.comm_stats import CommStats, Observer
 from clcomm.stats.flight_recorder import FlightRecorder
 from clcomm.transport import mpi_communicators, mpi_runtime
-from clcomm.transport.host_memory import MemoryTransport
 from clcomm.transport.mapped_files import MappedFile
+from clcomm.transport.memory_transport import MemoryTransport
 from clcomm.transport.mpi_resources import MpiResources, free_dropped
 from clcomm.units import format_size, parse_size
 

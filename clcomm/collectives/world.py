@@ -18,9 +18,9 @@ from clcomm.job.time_limits import Limits
 from clcomm.same_start import require_same_start
 from clcomm.transport import Pending, SoloTransport, Transport, mpi_communicators, mpi_failures, mpi_runtime
 from clcomm.transport.hierarchical import HierarchicalTransport
-from clcomm.transport.host_memory import MemoryTransport
 from clcomm.transport.hosts import Hosts
 from clcomm.transport.meeting import Meeting, NoMeeting, WorldMeeting
+from clcomm.transport.memory_transport import MemoryTransport
 from clcomm.transport.mpi_resources import free_dropped, next_number
 from clcomm.transport.mpi_transport import MpiTransport
 from clcomm.transport.reduction import prepared_reduction_by_hosts

@@ -21,14 +21,16 @@ from typing import Any
 import numpy as np
 
 from clcomm.transport.base import Transport, require_aligned, shards
-from clcomm.transport.host_memory import HostMemory, MemoryTransport, require_alike
+from clcomm.transport.host_memory import HostMemory
 from clcomm.transport.hosts import Hosts
 from clcomm.transport.meeting import MeetingPoint, WorldMeeting, length_and_dtype
+from clcomm.transport.memory_transport import MemoryTransport
 from clcomm.transport.mpi_communicators import comparison, lane_of
 from clcomm.transport.mpi_failures import revoke
 from clcomm.transport.mpi_transport import MpiTransport
 from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import partial_op, prepared_reduction
+from clcomm.transport.same_arrays import require_alike
 
 
 class HierarchicalTransport(MemoryTransport):

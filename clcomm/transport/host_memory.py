@@ -12,13 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.errors import MismatchError
-from clcomm.transport.base import Transport
 from clcomm.transport.mapped_files import MappedFile, map_file_of
-from clcomm.transport.meeting import DifferentOperations, Meeting, MeetingPoint, length_and_dtype
+from clcomm.transport.meeting import MeetingPoint, length_and_dtype
 from clcomm.transport.mpi_communicators import address_function, shared_window, world_ranks
 from clcomm.transport.pending import advance_started
-from clcomm.transport.reduction import Fold
+from clcomm.transport.same_arrays import mismatch
 from clcomm.usable_cores import usable_cores
 
 _PAGE = 4096
@@ -264,97 +262,6 @@ class HostMemory:
             else [array] * self.ranks
             for array, column in zip(arrays, zip(*places, strict=True), strict=True)
         ]
-
-
-class MemoryTransport(Transport):
-    """A transport that reduces arrays in memory that it allocated itself.
-
-    Every operation begins with a meeting at `meeting`, before data moves.
-    """
-
-    memory: HostMemory
-    meeting: Meeting
-    #: Computes the sums that it supports; see `fold_with`.
-    fold: Fold | None = None
-
-    def fold_with(self, fold: Fold | None) -> None:
-        """Compute the sums of later all-reduces with `fold`; None: with NumPy."""
-        self.fold = fold
-        self.memory.forget()
-
-    def fits(self, nbytes: int, common: bool) -> bool:
-        """Return whether `nbytes` fit in /dev/shm, for each rank or in common; collective, the same on every rank."""
-        return self.memory.fits(nbytes, common)
-
-    def allocate(self, nbytes: int) -> np.ndarray:
-        """Return `nbytes` zeroed bytes of this rank, readable on its host; collective, same size everywhere."""
-        return self.memory.allocate(nbytes, common=False)
-
-    def allocate_common(self, nbytes: int) -> np.ndarray:
-        """Return `nbytes` zeroed bytes common to all ranks of a host; collective, same size everywhere."""
-        return self.memory.allocate(nbytes, common=True)
-
-    def adopt(self, files: Sequence[MappedFile]) -> bool:
-        """Have the other ranks of the host read and write memory that this rank has mapped; see HostMemory.adopt."""
-        return self.memory.adopt(files)
-
-    def all_agree(self, answer: bool) -> bool:
-        """Return whether all ranks answer True; collective, the same on every rank."""
-        return bool(self.memory.point.exchange([answer])[:, 0].all())
-
-    def make_room(self, nbytes: int, common: bool) -> bool:
-        """Free memory that no rank of the host uses, and return whether `nbytes` then fit; collective."""
-        self.memory.free_unused()
-        if self.memory.may_hold_garbage():
-            self.memory.collect()
-        if self.fits(nbytes, common):
-            return True
-        self.memory.collect()
-        return self.fits(nbytes, common)
-
-    def holds(self, *arrays: np.ndarray) -> bool:
-        """Return whether all of these arrays are in memory of this transport."""
-        return self.memory.holds(*arrays)
-
-    def holds_at(self, address: int, nbytes: int) -> bool:
-        """Return whether these bytes of the process are in memory of this transport."""
-        return self.memory.locate_bytes(address, nbytes) is not None
-
-    def is_common(self, array: np.ndarray) -> bool:
-        """Return whether the array is in memory common to all ranks of the host."""
-        return self.memory.is_common(array)
-
-
-def places_elsewhere(*arrays: np.ndarray) -> list[int]:
-    """Return the `places` of arrays outside shared memory."""
-    return [number for array in arrays for number in (-1, 0, array.nbytes, array.dtype.num)]
-
-
-def require_alike(everyone: np.ndarray, arrays: int) -> None:
-    """Raise the same MismatchError on all ranks if their tags, or the `places` after them, differ.
-
-    Args:
-        everyone: (ranks, 1 + 4 * arrays), one row from each rank.
-        arrays: the number of arrays of each rank.
-    """
-    kinds = everyone[:, 1:].reshape(len(everyone), arrays, 4)[:, :, 2:]
-    if (kinds != kinds[0]).any():
-        raise mismatch(kinds[:, 0].tolist())
-    if (everyone[:, 0] != everyone[0, 0]).any():
-        raise DifferentOperations
-
-
-def mismatch(kinds: list[list[int]]) -> MismatchError:
-    """Return the error for arrays that differ, from (nbytes, dtype) on each rank."""
-    dtypes: dict[int, np.dtype] = {np.dtype(code).num: np.dtype(code) for code in np.typecodes["All"]}
-    sides: dict[str, list[str]] = {}
-    for rank, (nbytes, number) in enumerate(kinds):
-        dtype = dtypes[number]
-        # The dtype number of texts, records and bfloat16 does not give the size of an element.
-        text = f"{nbytes // dtype.itemsize:,} {dtype}" if dtype.itemsize else f"{nbytes:,} bytes of dtype {dtype.name}"
-        sides.setdefault(text, []).append(str(rank))
-    listed = ", ".join(f"{text} on rank {' and '.join(ranks)}" for text, ranks in sides.items())
-    return MismatchError(f"array: expected the same length and dtype on every rank, got {listed}")
 
 
 def _memory(window: Any, rank: int, nbytes: int) -> np.ndarray:

@@ -19,12 +19,14 @@ import numpy as np
 from clcomm.host_arrays import PAGE, aligned_empty
 from clcomm.transport.base import require_aligned, shards
 from clcomm.transport.fused import MOST_POLLS, FusedReduction, OwnPart, words_of
-from clcomm.transport.host_memory import KEPT, HostMemory, MemoryTransport, require_alike
+from clcomm.transport.host_memory import KEPT, HostMemory
 from clcomm.transport.meeting import MeetingPoint, length_and_dtype
+from clcomm.transport.memory_transport import MemoryTransport
 from clcomm.transport.mpi_failures import revoke
 from clcomm.transport.mpi_messages import exchange_arrays
 from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import Fold, prepared_reduction, reduce_in_rank_order
+from clcomm.transport.same_arrays import require_alike
 from clcomm.transport.shared_work import SharedWork
 from clcomm.transport.started import Counters, StartedReduction
 

@@ -7,7 +7,7 @@ import pytest
 
 from clcomm.bfloat16 import BFLOAT16
 from clcomm.errors import ArgumentError, MismatchError
-from clcomm.transport.host_memory import mismatch
+from clcomm.transport.same_arrays import mismatch
 from tests.helpers import one_line
 
 pytestmark = pytest.mark.mpi(min_size=2)
