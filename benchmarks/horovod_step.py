@@ -9,65 +9,35 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import clcomm.horovod as hvd
 from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report
 from benchmarks.on_ranks import relaunch, slowest_s
-from benchmarks.torch_ddp import MODELS
+from benchmarks.torch_training import MODELS, Side, Trained, Wrap, sgd, trained_by_sgd, with_ddp
 from clcomm import Synchronizer
 
 PROGRAM = "benchmarks.horovod_step"
 _WARM_UP_STEPS, _COMPARED_STEPS = 3, 8
 
 
-class Side:
-    """A model, its optimizer and its batches; `wrap` makes the model and the optimizer train on all ranks."""
-
-    def __init__(self, model: str, wrap: Callable[[nn.Module], tuple], batch: int):
-        torch.manual_seed(0)
-        self.model, self.optimizer, self.average = wrap(MODELS[model][0]())
-        generator = torch.Generator().manual_seed(hvd.rank())
-        self.images = torch.randn((batch, 1, 28, 28), generator=generator)
-        self.labels = torch.randint(0, 10, (batch,), generator=generator)
-
-    def step(self) -> float:
-        """Train on the batch once, and return the loss."""
-        self.optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(self.model(self.images), self.labels)
-        loss.backward()
-        self.average(self.model)
-        self.optimizer.step()
-        return loss.item()
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
-
-
-def with_horovod(model: nn.Module) -> tuple:
+def with_horovod(model: nn.Module) -> Trained:
     hvd.broadcast_parameters(model.state_dict(), 0)
-    return model, hvd.DistributedOptimizer(sgd(model), model.named_parameters()), lambda model: None
+    return Trained(model, hvd.DistributedOptimizer(sgd(model), model.named_parameters()))
 
 
-def with_synchronizer(model: nn.Module) -> tuple:
+def with_synchronizer(model: nn.Module) -> Trained:
     sync = Synchronizer(hvd.communicator())
     sync.broadcast_parameters(model)
-    return model, sgd(model), sync.sync_gradients
+    return trained_by_sgd(model, sync.sync_gradients)
 
 
-def with_ddp(model: nn.Module) -> tuple:
-    return DistributedDataParallel(model, gradient_as_bucket_view=True), sgd(model), lambda model: None
-
-
-WAYS = {"clcomm.horovod": with_horovod, "Synchronizer": with_synchronizer, "DDP, gloo": with_ddp}
+WAYS: dict[str, Wrap] = {"clcomm.horovod": with_horovod, "Synchronizer": with_synchronizer, "DDP, gloo": with_ddp}
 
 
 def main() -> int:
@@ -97,7 +67,7 @@ def main() -> int:
 def measure(report: Report, grid: Grid, comm, options: argparse.Namespace, model: str) -> None:
     """Time a model's step in each way, and compare the losses."""
     batch = MODELS[model][1]
-    sides = {name: Side(model, wrap, batch) for name, wrap in WAYS.items()}
+    sides = {name: Side(model, wrap) for name, wrap in WAYS.items()}
     losses = [[side.step() for _ in range(_COMPARED_STEPS)] for side in sides.values()]
     apart = max(max(each) - min(each) for each in zip(*losses, strict=True))
     repeats = harness.repeats_for(slowest_s(comm, sides["DDP, gloo"].step, _WARM_UP_STEPS), options.window_s)

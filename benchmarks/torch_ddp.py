@@ -19,76 +19,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report
 from benchmarks.on_ranks import relaunch, slowest_s
+from benchmarks.torch_training import MODELS, Side, Transformer, with_ddp
 from clcomm.units import format_size
 
 PROGRAM = "benchmarks.torch_ddp"
 #: Bytes of the buckets whose all-reduce is measured alone: from the bar's size to DDP's largest.
 BUCKETS = (256 << 10, 1 << 20, 4 << 20, 25 << 20)
 _WARM_UP_STEPS, _COMPARED_STEPS = 3, 8
-
-
-def convnet() -> nn.Module:
-    """Return the examples' ConvNet of 206,922 parameters."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(1568, 128), nn.ReLU(), nn.Linear(128, 10),
-    )  # fmt: skip
-
-
-def mlp() -> nn.Module:
-    """Return the examples' MLP of 118,282 parameters."""
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
-    )
-
-
-class Transformer(nn.Module):
-    """An encoder, by default of 10 million parameters, that classifies an image by its rows."""
-
-    def __init__(self, width: int = 320, layers: int = 8) -> None:
-        super().__init__()
-        self.rows = nn.Linear(28, width)
-        layer = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-        self.head = nn.Linear(width, 10)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.head(self.layers(self.rows(images[:, 0])).mean(1))
-
-
-#: Each model, and a rank's images in a step.
-MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
-    "convnet": (convnet, 64),
-    "mlp": (mlp, 64),
-    "transformer": (Transformer, 4),
-}
-
-
-class Side:
-    """A model on one backend, its optimizer and its batches."""
-
-    def __init__(self, model: str, group: dist.ProcessGroup, batch: int):
-        torch.manual_seed(0)
-        make, _ = MODELS[model]
-        self.model = DistributedDataParallel(make(), process_group=group, gradient_as_bucket_view=True)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.001, momentum=0.9)
-        generator = torch.Generator().manual_seed(dist.get_rank())
-        self.images = torch.randn((batch, 1, 28, 28), generator=generator)
-        self.labels = torch.randint(0, 10, (batch,), generator=generator)
-
-    def step(self) -> float:
-        """Train on the batch once, and return the loss."""
-        self.optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(self.model(self.images), self.labels)
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
 
 
 def main() -> int:
@@ -143,7 +84,7 @@ def measure_buckets(report: Report, comm, options: argparse.Namespace, groups: d
 def measure_steps(report: Report, grid: Grid, comm, options: argparse.Namespace, model: str, groups: dict) -> None:
     """Time a model's step on both backends, and compare its losses."""
     batch = MODELS[model][1]
-    sides = {name: Side(model, group, batch) for name, group in groups.items()}
+    sides = {name: Side(model, partial(with_ddp, group=group)) for name, group in groups.items()}
     losses = {name: [side.step() for _ in range(_COMPARED_STEPS)] for name, side in sides.items()}
     apart = max(abs(a - b) for a, b in zip(losses["clcomm"], losses["gloo"], strict=True))
     once = slowest_s(comm, sides["gloo"].step, _WARM_UP_STEPS)

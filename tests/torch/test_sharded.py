@@ -23,7 +23,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor  # noqa
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from benchmarks.torch_ddp import Transformer, sharded_losses  # noqa: E402
+from benchmarks.torch_ddp import sharded_losses  # noqa: E402
+from benchmarks.torch_training import Transformer  # noqa: E402
 from tests.torch.models import CLASSES, FEATURES, Net, require_close, seeded, sgd, train, train_alone  # noqa: E402
 
 pytestmark = pytest.mark.mpi(min_size=1)
