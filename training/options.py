@@ -17,7 +17,8 @@ from training.data.choose import CHOICES as DATA_CHOICES
 from training.option_fields import Options, option_group, size
 
 ENGINES = ("native", "netcl", "torch")
-MODELS = ("convnet", "mlp", "resnet")
+MODELS = ("convnet", "mlp", "lenet", "resnet")
+_OF_NETCL = ("convnet", "mlp")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
 #: The largest seed that all random generators accept.
 MOST_SEED = 2**63 - 1
@@ -128,8 +129,8 @@ class JobOptions(Options):
             raise ArgumentError("--nesterov: needs --optimizer sgd and a --momentum above 0")
         if self.sharded_optimizer and self.engine != "native":
             raise ArgumentError(f"--sharded-optimizer: needs --engine native, got {self.engine}")
-        if self.engine == "netcl" and self.model == "resnet":
-            raise ArgumentError("--model resnet: needs --engine native or torch, got netcl")
+        if self.engine == "netcl" and self.model not in _OF_NETCL:
+            raise ArgumentError(f"--model {self.model}: needs --engine native or torch, got netcl")
         parse_compression(self.compression)
         if self.split_tensors and self.compression != "none":
             raise ArgumentError("--split-tensors: expected no --compression with it, which needs whole tensors")

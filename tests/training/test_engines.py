@@ -24,16 +24,16 @@ OPTIMIZERS = [
 ]
 
 
-def build(engine, model="mlp", seed=3):
+def build(engine, model="mlp", seed=3, shape=SHAPE):
     if engine != "native":
         pytest.importorskip(engine, reason=f"{engine} is not installed")
     device = "cpu" if engine == "torch" else cpu_device("cpu")
-    return build_parts(engine, model, SHAPE, CLASSES, seed, device)
+    return build_parts(engine, model, shape, CLASSES, seed, device)
 
 
-def batch(seed=0, rows=BATCH):
+def batch(seed=0, rows=BATCH, shape=SHAPE):
     rng = np.random.default_rng(seed)
-    return rng.standard_normal((rows, *SHAPE), dtype=np.float32), rng.integers(0, CLASSES, rows)
+    return rng.standard_normal((rows, *shape), dtype=np.float32), rng.integers(0, CLASSES, rows)
 
 
 def loss_of(parts, images, labels):
@@ -67,15 +67,20 @@ def train(parts, optimizer, seeds):
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("model", ["mlp", "convnet"])
-@pytest.mark.parametrize("engine", ["native", "netcl"])
-def test_engines_start_alike_and_agree_with_pytorch(engine, model):
-    ours, theirs = build(engine, model), build("torch", model)
+@pytest.mark.parametrize(
+    ("engine", "model", "shape"),
+    [
+        *((engine, model, SHAPE) for engine in ("native", "netcl") for model in ("mlp", "convnet")),
+        *(("native", "lenet", shape) for shape in ((1, 28, 28), (2, 13, 15))),
+    ],
+)
+def test_engines_start_alike_and_agree_with_pytorch(engine, model, shape):
+    ours, theirs = build(engine, model, shape=shape), build("torch", model, shape=shape)
     state = theirs.model.state_dict()
     assert list(ours.model.state_dict()) == list(state)
     for name, value in ours.model.state_dict().items():
         assert value.shape == state[name].shape and value.tobytes() == state[name].tobytes(), name
-    images, labels = batch()
+    images, labels = batch(shape=shape)
     np.testing.assert_allclose(ours.predict(images), theirs.predict(images), rtol=1e-4, atol=1e-5)
     losses = [loss_of(parts, images, labels) for parts in (ours, theirs)]
     assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
@@ -98,8 +103,18 @@ def test_the_residual_network_starts_and_predicts_as_pytorchs():
     for name, value in ours.model.state_dict().items():
         np.testing.assert_allclose(value, state[name], rtol=1e-4, atol=1e-5, err_msg=name)
     assert ours.model.training and theirs.model.module.training
-    with pytest.raises(ArgumentError, match="model: expected one of mlp, convnet with engine netcl, got 'resnet'"):
-        build_parts("netcl", "resnet", SHAPE, CLASSES, 0, "cpu")
+
+
+@pytest.mark.parametrize("model", ["lenet", "resnet"])
+def test_netcls_engine_has_two_models(model):
+    with pytest.raises(ArgumentError, match=f"model: expected one of mlp, convnet with engine netcl, got '{model}'"):
+        build_parts("netcl", model, SHAPE, CLASSES, 0, "cpu")
+
+
+@pytest.mark.parametrize("engine", ["native", "torch"])
+def test_images_too_small_for_lenet_are_refused(engine):
+    with pytest.raises(ArgumentError, match=r"in_shape: expected .* of at least 12 x 12, got \(1, 12, 11\)"):
+        build(engine, "lenet", shape=(1, 12, 11))
 
 
 @pytest.mark.parametrize("name, settings", OPTIMIZERS)
@@ -185,7 +200,7 @@ def test_another_seed_gives_other_values():
     "arguments, error, message",
     [
         (("cuda", "mlp", SHAPE, 10, 0), ArgumentError, "engine: expected one of native, netcl, torch"),
-        (("native", "vgg", SHAPE, 10, 0), ArgumentError, "model: expected one of mlp, convnet, resnet"),
+        (("native", "vgg", SHAPE, 10, 0), ArgumentError, "model: expected one of mlp, convnet, lenet, resnet"),
         (("native", "mlp", SHAPE, 10, 0, "no such device"), DeviceError, "no such device"),
     ],
 )

@@ -1,35 +1,17 @@
-"""LeNet-5 (LeCun et al., 1998) on digits of 28 x 28 pixels: its loss falls as PyTorch's does from the same start."""
+"""LeNet-5 on digits of 28 x 28 pixels: its loss falls as PyTorch's does from the same start."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from clcomm.engine import Conv2d, CrossEntropyLoss, Device, Linear, Module, Replay, Tensor, manual_seed
-from clcomm.engine import functional as F
+from clcomm.engine import CrossEntropyLoss, Device, Replay, Tensor
 from clcomm.optim import SGD
+from models import LeNet
 
 STEPS, BATCH, LR, MOMENTUM = 200, 64, 0.01, 0.9
 #: Steps whose losses are compared one by one; from there on rounding has had its say.
 ALIKE = 100
-
-
-class LeNet(Module):
-    """Images [N, 1, 28, 28] -> logits [N, 10]: 6 and 16 channels, then 120-84-10, with ReLU and max-pooling."""
-
-    def __init__(self, device: Device):
-        manual_seed(3)
-        self.conv1 = Conv2d(1, 6, 5, padding=2, device=device)
-        self.conv2 = Conv2d(6, 16, 5, device=device)
-        self.fc1 = Linear(400, 120, device=device)
-        self.fc2 = Linear(120, 84, device=device)
-        self.fc3 = Linear(84, 10, device=device)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.conv_relu_pool(x, self.conv1.weight, self.conv1.bias, padding=2)
-        x = F.flatten(F.conv_relu_pool(x, self.conv2.weight, self.conv2.bias), 1)
-        x = F.linear(x, self.fc1.weight, self.fc1.bias, relu=True)
-        return self.fc3(F.linear(x, self.fc2.weight, self.fc2.bias, relu=True))
 
 
 def batches() -> list[tuple[np.ndarray, np.ndarray]]:
@@ -44,7 +26,7 @@ def batches() -> list[tuple[np.ndarray, np.ndarray]]:
 
 def losses_of(device: Device) -> list[float]:
     """Return the loss of each step, replayed as the Trainer does it."""
-    model, loss_fn = LeNet(device), CrossEntropyLoss()
+    model, loss_fn = LeNet(device=device, seed=3), CrossEntropyLoss()
     model.flat_space()
     optimizer = SGD(model, LR, momentum=MOMENTUM)
 
@@ -66,7 +48,10 @@ def pytorch_losses(device: Device) -> list[float]:
     """Return the losses of the same network in PyTorch, from the same start on the same batches."""
     torch = pytest.importorskip("torch")
     torch.set_num_threads(1)
-    start = {name: torch.tensor(value, requires_grad=True) for name, value in LeNet(device).state_dict().items()}
+    start = {
+        name: torch.tensor(value, requires_grad=True)
+        for name, value in LeNet(device=device, seed=3).state_dict().items()
+    }
     optimizer, f, losses = torch.optim.SGD(start.values(), LR, momentum=MOMENTUM), torch.nn.functional, []
     for images, labels in batches():
         x = torch.tensor(images)

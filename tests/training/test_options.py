@@ -122,8 +122,8 @@ def value_or_refusal(name: str, make: Callable[[], Options]) -> Any:
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"model": "vgg"}, "--model: expected one of convnet, mlp, resnet, got 'vgg'"),
-        ({"model": 3}, "--model: expected one of convnet, mlp, resnet, got 3"),
+        ({"model": "vgg"}, "--model: expected one of convnet, mlp, lenet, resnet, got 'vgg'"),
+        ({"model": 3}, "--model: expected one of convnet, mlp, lenet, resnet, got 3"),
         ({"batch_size": 0}, "--batch-size: expected a whole number from 1 up, got '0'"),
         ({"batch_size": None}, "--batch-size: expected a whole number from 1 up, got 'None'"),
         ({"lr": -0.1}, "--lr: expected a number above 0, got '-0.1'"),

@@ -20,11 +20,13 @@ from clcomm.engine.nn.module import evaluating
 from clcomm.engine.rehearsal import Rehearsal
 from clcomm.errors import ArgumentError
 from clcomm.host_arrays import aligned_zeros
-from models import MLP, ConvNet, ResNet
+from models import MLP, ConvNet, LeNet, ResNet
 
 Shape = tuple[int, ...]
 #: The models by name.
-_KINDS: dict[str, Any] = {"mlp": MLP, "convnet": ConvNet, "resnet": ResNet}
+_KINDS: dict[str, Any] = {"mlp": MLP, "convnet": ConvNet, "lenet": LeNet, "resnet": ResNet}
+#: Those that are built of netcl's layers too.
+_OF_NETCL = ("mlp", "convnet")
 
 
 @dataclass(frozen=True)
@@ -83,15 +85,16 @@ def build_parts(
     seed: int,
     device: Device | Placement | str | None = None,
 ) -> Parts:
-    """Return "mlp", "convnet" or "resnet" for images of `in_shape` (C, H, W) on the engine native, netcl or torch.
+    """Return the model of a name for images of `in_shape` (C, H, W) on the engine native, netcl or torch.
 
-    A seed gives the same initial values on all engines; netcl has no "resnet". Raises ArgumentError for other names and
+    Models are "mlp", "convnet", "lenet" and "resnet", on netcl the first two. A seed gives the same initial values on
+    all engines. Raises ArgumentError for other names and
     if the engine's package is not installed, DeviceError for a device that is missing.
     """
     builders = {"native": _native, "netcl": _netcl, "torch": _torch}
     if engine not in builders:
         raise ArgumentError(f"engine: expected one of {', '.join(builders)}, got {engine!r}")
-    known = [name for name in _KINDS if engine != "netcl" or name != "resnet"]
+    known = _OF_NETCL if engine == "netcl" else tuple(_KINDS)
     if model not in known:
         raise ArgumentError(f"model: expected one of {', '.join(known)} with engine {engine}, got {model!r}")
     return builders[engine](model, in_shape, classes, seed, device)

@@ -47,6 +47,26 @@ class ConvNet(nn.Module):
         return self.fc2(torch.relu(self.fc1(x.flatten(1))))
 
 
+class LeNet(nn.Module):
+    """Images [N, C, H, W] -> logits [N, classes]: twice 5x5 convolution, ReLU and 2x2 max-pool, then three layers."""
+
+    def __init__(self, in_shape: tuple[int, ...], classes: int):
+        super().__init__()
+        channels, height, width = in_shape
+        self.conv1 = nn.Conv2d(channels, 6, 5, padding=2)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.fc1 = nn.Linear(16 * ((height // 2 - 4) // 2) * ((width // 2 - 4) // 2), 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, classes)
+        self.pool = nn.MaxPool2d(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.pool(torch.relu(self.conv1(x)))
+        x = self.pool(torch.relu(self.conv2(x)))
+        x = torch.relu(self.fc1(x.flatten(1)))
+        return self.fc3(torch.relu(self.fc2(x)))
+
+
 class BasicBlock(nn.Module):
     """x [N, channels, H, W] -> [N, width, H / stride, W / stride]: two 3x3 convolutions, and a way around them."""
 
@@ -89,13 +109,20 @@ class ResNet(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
-_MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {"mlp": MLP, "convnet": ConvNet, "resnet": ResNet}
+_MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
+    "mlp": MLP, "convnet": ConvNet, "lenet": LeNet, "resnet": ResNet,
+}  # fmt: skip
+#: The smallest height and width of their images.
+_LEAST_SIDE = {"convnet": 4, "lenet": 12}
 
 
 def make_module(model: str, in_shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """Return "mlp", "convnet" or "resnet" with the initial values of `torch.manual_seed(seed)`."""
-    if model == "convnet" and (len(in_shape) != 3 or min(in_shape[1:]) < 4):
-        raise ArgumentError(f"in_shape: expected (channels, height, width) of at least 4 x 4, got {in_shape}")
+    """Return the model of a name with the initial values of `torch.manual_seed(seed)`."""
+    least = _LEAST_SIDE.get(model, 1)
+    if least > 1 and (len(in_shape) != 3 or min(in_shape[1:]) < least):
+        raise ArgumentError(
+            f"in_shape: expected (channels, height, width) of at least {least} x {least}, got {in_shape}"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return _MODELS[model](in_shape, classes)
