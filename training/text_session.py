@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from clcomm.communicator import Communicator
-from clcomm.engine import Device
-from models import GPT
-from models.gpt import next_token_loss
 from training.console import make_console
 from training.data.text import TextDataset, open_text
-from training.engines.parts import Parts, Placement, native_parts, rehearsal_of
+from training.engines.gpt import gpt_parts
+from training.engines.parts import Parts, Placement
 from training.result import Result
 from training.session import Session
 from training.start import start
@@ -47,21 +44,10 @@ class TextSession(Session):
     def _build_parts(self) -> Parts:
         options, comm = self.options, self.comm
         device = Placement(options.device, comm.local_rank, comm.local_size, comm.cores).opencl()
-
-        def make(on: Device, seed: int = 0) -> GPT:
-            return GPT(
-                self.splits.train.classes, options.context, options.layers, options.width, options.heads,
-                tied=options.tied_head, device=on, seed=seed,
-            )  # fmt: skip
-
-        def batch_of(size: int) -> tuple[np.ndarray, np.ndarray]:
-            tokens = np.zeros((size, options.context), np.int32)
-            return tokens, tokens
-
-        return replace(
-            native_parts(make(device, options.seed), next_token_loss, device),
-            rehearse=rehearsal_of(device, make, batch_of, next_token_loss),
-        )
+        return gpt_parts(
+            device, options.seed, self.splits.train.classes, options.context, layers=options.layers,
+            width=options.width, heads=options.heads, tied=options.tied_head,
+        )  # fmt: skip
 
     def result_line(self, result: Result) -> str:
         """Return a run's figures as one line of text."""
