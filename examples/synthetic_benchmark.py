@@ -5,6 +5,7 @@ As Horovod's benchmark of this name: a batch of random numbers, trained on again
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from clcomm import Communicator, Synchronizer
+from clcomm.host_arrays import require_memory
 from clcomm.job import run
 from clcomm.same_start import declare
 from training.command_line import parse
@@ -59,6 +61,8 @@ def workload(options: SyntheticOptions, comm: Communicator) -> tuple[Parts, tupl
         text = random.integers(0, TOKENS, (size, options.context + 1), dtype=np.int32)
         parts = gpt_parts(place.opencl(), 0, TOKENS, options.context)
         return parts, (np.ascontiguousarray(text[:, :-1]), np.ascontiguousarray(text[:, 1:]))
+    nbytes = 2 * 4 * size * math.prod(options.image_shape)  # with their gradient
+    require_memory("batch_size", size, nbytes, comm.local_size)
     images = random.standard_normal((size, *options.image_shape), np.float32)
     parts = build_parts(options.engine, options.model, options.image_shape, CLASSES, 0, place)
     return parts, (images, random.integers(0, CLASSES, size, dtype=np.int32))

@@ -11,6 +11,8 @@ from examples.cifar import CifarOptions
 from training import command_line
 from training.comparison.options import ComparisonOptions
 from training.options import TrainingOptions
+from training.synthetic_options import SyntheticOptions
+from training.text_options import TextOptions
 
 #: What a user may type where a number is expected.
 HOSTILE = (
@@ -18,7 +20,12 @@ HOSTILE = (
     "0x10", "1_000", "²", "٣", "1²", "½", "∞", "", " ", " 1", "1\n2", "NaN%", "1,5", "--", "None", "true", "\x00",
 )  # fmt: skip
 #: Two different values of options that take any text.
-_TEXTS = {"schedule": ("constant", "linear"), "bucket_size": ("1MiB", "2MiB"), "compression": ("fp16", "int8")}
+_TEXTS = {
+    "schedule": ("constant", "linear"),
+    "bucket_size": ("1MiB", "2MiB"),
+    "compression": ("fp16", "int8"),
+    "image_shape": ("1x2x2", "3x2x2"),
+}
 
 
 class Option(NamedTuple):
@@ -55,6 +62,8 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
     kinds = {
         "examples.mnist": TrainingOptions,
         "examples.cifar": CifarOptions,
+        "examples.gpt": TextOptions,
+        "examples.synthetic_benchmark": SyntheticOptions,
         "examples.compare_bucketing": ComparisonOptions,
     }
     for program, kind in kinds.items():

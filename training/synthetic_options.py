@@ -19,13 +19,10 @@ _communication = option_group("communication")
 
 def image_shape(value: Any) -> tuple[int, int, int]:
     """Accept channels, height and width, such as "3x32x32" or (3, 32, 32)."""
-    parts = value.lower().split("x") if isinstance(value, str) else value
-    try:
-        channels, height, width = (int(part) for part in parts)
-    except (TypeError, ValueError):
-        raise ArgumentTypeError(f"expected channels x height x width, such as 3x32x32, got {value!r}") from None
-    if min(channels, height, width) < 1:
-        raise ArgumentTypeError(f"expected sizes of at least 1, got {value!r}")
+    sizes = value.lower().split("x") if isinstance(value, str) else value
+    if not isinstance(sizes, (list, tuple)) or len(sizes) != 3:
+        raise ArgumentTypeError(f"expected channels x height x width, such as 3x32x32, got {value!r}")
+    channels, height, width = map(whole_number(1), sizes)
     return channels, height, width
 
 

@@ -65,8 +65,9 @@ def test_a_batch_has_a_label_for_each_image_or_token() -> None:
     ("options", "message"),
     [
         ({"image_shape": "3x32"}, "--image-shape: expected channels x height x width, such as 3x32x32, got '3x32'"),
-        ({"image_shape": "0x2x2"}, "--image-shape: expected sizes of at least 1, got '0x2x2'"),
+        ({"image_shape": "0x2x2"}, "--image-shape: expected a whole number from 1 up, got '0'"),
         ({"image_shape": 3}, "--image-shape: expected channels x height x width, such as 3x32x32, got 3"),
+        ({"image_shape": "1x٣x2"}, "--image-shape: expected a whole number from 1 up, got '٣'"),
         ({"num_iters": 0}, "--num-iters: expected a whole number from 1 up, got '0'"),
         ({"model": "gpt", "engine": "torch"}, "--model gpt: needs --engine native, got torch"),
         ({"model": "vgg"}, "--model: expected one of convnet, mlp, lenet, resnet, gpt, got 'vgg'"),
@@ -77,6 +78,12 @@ def test_what_does_not_fit_is_refused(options: dict, message: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         SyntheticOptions(**options)
     assert message in str(caught.value)
+
+
+def test_a_batch_beyond_memory_is_refused_in_one_line() -> None:
+    done = launch("examples.synthetic_benchmark", "--model", "mlp", "--image-shape", "1000000x1000x1000", ranks=2)
+    assert done.returncode != 0 and done.stderr.count("\n") == 1
+    assert "batch_size: expected a value whose memory this host has, got 32" in done.stderr
 
 
 def test_images_too_small_for_the_model_are_refused_in_one_line() -> None:
