@@ -75,11 +75,14 @@ class GPT(Module):
         self.context = context
         self.transformer = _Transformer(vocabulary, context, layers, width, heads, approximate, device, rng)
         embedding = self.transformer.wte.weight
-        self.lm_head = None if tied else _linear(width, vocabulary, _STD, False, embedding.device, rng)
+        if tied:
+            self.lm_head = Linear(width, vocabulary, bias=False, device=embedding.device, rng=Generator())
+            self.lm_head.weight = embedding
+        else:
+            self.lm_head = _linear(width, vocabulary, _STD, False, embedding.device, rng)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.transformer(tokens)
-        return F.linear(x, self.transformer.wte.weight if self.lm_head is None else self.lm_head.weight)
+        return self.lm_head(self.transformer(tokens))
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:

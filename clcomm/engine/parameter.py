@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from clcomm.engine.device import Device
 from clcomm.engine.grad_slot import GradSlot
@@ -10,13 +12,31 @@ from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
 
-class Parameter(Tensor):
-    """A tensor that a module trains; its gradient lies in the flat space once the module has one."""
+class Part(Protocol):
+    """Which part of a whole array a parameter is, where several ranks hold it: see `clcomm.parallel`."""
 
-    __slots__ = ("slot",)
+    def whole_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the whole of which a part has `shape`."""
+
+    def gather(self, part: np.ndarray) -> np.ndarray:
+        """Return the whole, on every rank; collective."""
+
+    def own(self, whole: np.ndarray) -> np.ndarray:
+        """Return this rank's part of the whole."""
+
+
+class Parameter(Tensor):
+    """A tensor that a module trains; its gradient lies in the flat space once the module has one.
+
+    Attributes:
+        part: which part of a whole array it is, as which a module's `state_dict` has it; None: it is a whole itself.
+    """
+
+    __slots__ = ("part", "slot")
 
     def __init__(self, array_like: Any, device: Device | str | None = None, requires_grad: bool = True):
         self.slot: GradSlot | None = None
+        self.part: Part | None = None
         super().__init__(array_like, device, requires_grad)
 
     @property
@@ -38,6 +58,12 @@ class Parameter(Tensor):
 
     def gradient_for_update(self) -> Tensor:
         return super().gradient_for_update() if self.slot is None else self.slot.for_update()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        copied = super().__deepcopy__(memo)
+        assert isinstance(copied, Parameter)
+        copied.part = self.part
+        return copied
 
     def _pickled_as(self) -> type[Tensor]:
         return Parameter

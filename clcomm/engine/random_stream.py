@@ -6,7 +6,7 @@ device or its number of cores.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 from weakref import WeakSet
 
 import numpy as np
@@ -24,12 +24,16 @@ class RandomStream:
     """A device's random numbers; `RandomStream.of(device)` is the one that dropout uses.
 
     Streams of other seeds, and of other ranks, have other numbers.
+
+    Args:
+        rank: the number that makes this stream another than those of the same seed; None: the launcher's rank, else 0.
     """
 
     _seed: ClassVar[int] = 0  # of new streams
     _all: ClassVar[WeakSet[RandomStream]] = WeakSet()
 
-    def __init__(self, device: Device):
+    def __init__(self, device: Device, rank: int | None = None):
+        self._rank = rank
         recorder, device.recorder = device.recorder, None  # a replay needs no upload: the state stays
         try:
             self._state = Tensor(np.zeros(STATE_WORDS, np.int32), device)
@@ -48,7 +52,7 @@ class RandomStream:
 
     @classmethod
     def seed_all(cls, seed: int) -> None:
-        """Seed all streams of this process, those that will be made included, for the launcher's rank."""
+        """Seed all streams of this process, those that will be made included."""
         cls._seed = seed
         for stream in tuple(cls._all):
             stream.seed(seed)
@@ -57,16 +61,25 @@ class RandomStream:
         """Begin anew with a seed, a whole number of which the low 64 bits count.
 
         Args:
-            rank: that of this process, from 0 up; each rank draws other numbers. None: the launcher's, else 0.
+            rank: from 0 up; each rank draws other numbers. None: the stream's own.
 
         Raises ArgumentError for anything else.
         """
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise ArgumentError(f"seed: expected a whole number, got {seed!r}")
-        own = (launched_rank() or 0) if rank is None else rank
+        own = (launched_rank() or 0 if self._rank is None else self._rank) if rank is None else rank
         if not isinstance(own, int) or not 0 <= own < 1 << 32:
             raise ArgumentError(f"rank: expected a whole number from 0 up, got {rank!r}")
         self.load(np.array([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, own, 0, 0], np.uint32))
+
+    def stand_for(self, rank: int) -> None:
+        """Draw the numbers of another rank from now on, after further seeds too; the number of uses so far stays."""
+        state = self.state()
+        self._rank = state[RANK_WORD] = rank
+        self.load(state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RandomStream:
+        return self
 
     def ticket(self) -> Tensor:
         """Queue a copy of the state for one use, and the state's advance; return the copy."""

@@ -79,17 +79,20 @@ class MultiheadAttention(Module):
         key = query if key is None else key
         value = key if value is None else value
         if query is key is value:
-            packed = F.linear(query, self.in_proj_weight, self.in_proj_bias)
+            packed = self._linear(query, self.in_proj_weight, self.in_proj_bias)
             return self.out_proj(F.packed_attention(packed, self.num_heads, added, is_causal))
         q, k, v = (self._projected(number, x) for number, x in enumerate((query, key, value)))
         return self.out_proj(F.multi_head_attention(q, k, v, self.num_heads, added, is_causal))
 
     def _projected(self, number: int, x: Tensor) -> Tensor:
         """Return x through the projection of the queries, 0, the keys, 1, or the values, 2."""
-        width = self.in_proj_weight.shape[1]
+        width = self.in_proj_weight.shape[0] // 3
         rows = slice(number * width, (number + 1) * width)
         bias = None if self.in_proj_bias is None else self.in_proj_bias[rows]
-        return F.linear(x, self.in_proj_weight[rows], bias)
+        return self._linear(x, self.in_proj_weight[rows], bias)
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
 
 
 def _added(mask: Tensor | np.ndarray | None) -> Tensor | np.ndarray | None:

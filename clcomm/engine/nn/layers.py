@@ -8,6 +8,7 @@ from clcomm.engine.nn.init import Generator, layer_values, normal_values
 from clcomm.engine.nn.module import Module
 from clcomm.engine.ops.dropout import check_probability
 from clcomm.engine.parameter import Parameter
+from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
@@ -246,15 +247,20 @@ class Dropout(Module):
 
     The random numbers are those of the device's RandomStream, which `manual_seed` seeds, for each rank another.
 
+    Attributes:
+        stream: draws the numbers in place of the device's; None: the device's does.
+
     Raises ArgumentError unless p is from 0 to 1.
     """
+
+    stream: RandomStream | None = None
 
     def __init__(self, p: float = 0.5):
         check_probability("Dropout", p)
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.p, self.training)
+        return F.dropout(x, self.p, self.training, self.stream)
 
 
 class Softmax(Module):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.flat import FlatSpace
-from clcomm.engine.parameter import Parameter
+from clcomm.engine.parameter import Parameter, Part
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
@@ -211,8 +211,11 @@ class Module:
         return state
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Return a copy of every parameter and every persistent buffer on the host, by dotted name."""
-        return {name: tensor.numpy() for name, tensor in self._state().items()}
+        """Return a copy of every parameter and every persistent buffer on the host, by dotted name.
+
+        Parameters that are parts of a whole are gathered from the ranks that hold it: then it is collective.
+        """
+        return {name: _whole(tensor) for name, tensor in self._state().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Overwrite all parameters and persistent buffers.
@@ -231,15 +234,27 @@ class Module:
             tensor.copy_from(values[name])
 
 
+def _part_of(tensor: Tensor) -> Part | None:
+    return tensor.part if isinstance(tensor, Parameter) else None
+
+
+def _whole(tensor: Tensor) -> np.ndarray:
+    part = _part_of(tensor)
+    return tensor.numpy() if part is None else part.gather(tensor.numpy())
+
+
 def _values_for(name: str, tensor: Tensor, given: Any) -> np.ndarray:
     """Return values for a tensor of the state; raises ArgumentError where they do not fit."""
-    if np.shape(given) != tensor.shape:
-        raise ArgumentError(f"state_dict[{name!r}]: expected {tensor.shape}, got {np.shape(given)}")
+    part = _part_of(tensor)
+    shape = tensor.shape if part is None else part.whole_shape(tensor.shape)
+    if np.shape(given) != shape:
+        raise ArgumentError(f"state_dict[{name!r}]: expected {shape}, got {np.shape(given)}")
     array = np.asarray(given)
     if array.dtype.kind not in "fiub":
         raise ArgumentError(f"state_dict[{name!r}]: expected numbers, got {array.dtype}")
     if tensor.dtype != np.int32:
-        return np.asarray(array, np.float32)
+        values = np.asarray(array, np.float32)
+        return values if part is None else part.own(values)
     limits = np.iinfo(np.int32)
     if array.dtype.kind == "f" or array.min() < limits.min or array.max() > limits.max:
         raise ArgumentError(f"state_dict[{name!r}]: expected whole numbers within int32, got {array.dtype}")

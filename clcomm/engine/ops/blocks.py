@@ -55,7 +55,7 @@ def _plan(sizes: Shape, out: tuple[int, ...], x: tuple[int, ...]) -> tuple[np.nd
     return np.ascontiguousarray(plan.T).reshape(-1), len(plan)
 
 
-def _copy(sizes: Shape, out: Tensor, to: Block, x: Tensor, part: Block) -> None:
+def copy_part(sizes: Shape, out: Tensor, to: Block, x: Tensor, part: Block) -> None:
     """Queue a copy of a part of x to a part of out, both of `sizes`."""
     device = x.device
     plan, dims = _plan(sizes, to.strides, part.strides)
@@ -78,7 +78,7 @@ class Slice(Op):
     def forward(ctx: Any, x: Tensor, *, starts: Shape, steps: Shape, sizes: Shape) -> Tensor:
         out = empty(x.device, sizes)
         ctx.starts, ctx.steps, ctx.part = starts, steps, _part(x.shape, starts, steps)
-        _copy(sizes, out, _whole(sizes), x, ctx.part)
+        copy_part(sizes, out, _whole(sizes), x, ctx.part)
         return out
 
     @staticmethod
@@ -86,7 +86,7 @@ class Slice(Op):
         dx = ctx.out(0)
         if grad.size != dx.size:
             _fill(dx, 0.0)
-        _copy(grad.shape, dx, ctx.part, grad, _whole(grad.shape))
+        copy_part(grad.shape, dx, ctx.part, grad, _whole(grad.shape))
         return (dx,)
 
 
@@ -101,7 +101,7 @@ class Concat(Op):
         ctx.starts = [sum(each.shape[axis] for each in inputs[:number]) for number in range(len(inputs))]
         ctx.axis = axis
         for each, part in zip(inputs, Concat._parts(ctx, out.shape), strict=True):
-            _copy(each.shape, out, part, each, _whole(each.shape))
+            copy_part(each.shape, out, part, each, _whole(each.shape))
         return out
 
     @staticmethod
@@ -110,7 +110,7 @@ class Concat(Op):
         for index, part in enumerate(Concat._parts(ctx, grad.shape)):
             dx = ctx.out(index) if ctx.needs[index] else None
             if dx is not None:
-                _copy(dx.shape, dx, _whole(dx.shape), grad, part)
+                copy_part(dx.shape, dx, _whole(dx.shape), grad, part)
             gradients.append(dx)
         return tuple(gradients)
 
@@ -126,13 +126,13 @@ class Pad(Op):
     def forward(ctx: Any, x: Tensor, *, starts: Shape, shape: Shape, value: float) -> Tensor:
         out, ctx.part = empty(x.device, shape), _part(shape, starts)
         _fill(out, value)
-        _copy(x.shape, out, ctx.part, x, _whole(x.shape))
+        copy_part(x.shape, out, ctx.part, x, _whole(x.shape))
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         dx = ctx.out(0)
-        _copy(dx.shape, dx, _whole(dx.shape), grad, ctx.part)
+        copy_part(dx.shape, dx, _whole(dx.shape), grad, ctx.part)
         return (dx,)
 
 

@@ -12,10 +12,10 @@ from clcomm.engine.ops.reduce import sum_over
 from clcomm.engine.tensor import Tensor, empty, float_tensor, wrap
 from clcomm.errors import ArgumentError
 
-_NONE_IGNORED = -(2**31)
+NONE_IGNORED = -(2**31)
 
 
-class _ClassLoss(Op):
+class ClassLoss(Op):
     """A loss for each row, reduced; a mean is weighed by the rows' classes."""
 
     @staticmethod
@@ -32,7 +32,7 @@ class _ClassLoss(Op):
         return mean
 
 
-class SmoothedCrossEntropy(_ClassLoss):
+class SmoothedCrossEntropy(ClassLoss):
     """Cross-entropy of logits [rows, classes] against classes mixed with a uniform distribution."""
 
     @staticmethod
@@ -46,7 +46,7 @@ class SmoothedCrossEntropy(_ClassLoss):
         device.launch(kernel, *device.row_grid(rows, columns), losses, weights, tops, logs, x, targets, *own)
         ctx.targets, ctx.own = targets, own
         ctx.save(x, tops, logs)
-        return _ClassLoss.reduced(ctx, losses, weights, reduction)
+        return ClassLoss.reduced(ctx, losses, weights, reduction)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -60,7 +60,7 @@ class SmoothedCrossEntropy(_ClassLoss):
         return (dx,)
 
 
-class NegativeLogLikelihood(_ClassLoss):
+class NegativeLogLikelihood(ClassLoss):
     """What each row [classes] of log-probabilities has for its class, negated."""
 
     @staticmethod
@@ -71,7 +71,7 @@ class NegativeLogLikelihood(_ClassLoss):
         kernel = device.kernel("class_losses", "picked_losses")
         device.launch(kernel, *device.grid(rows), losses, weights, x, targets, *own)
         ctx.targets, ctx.own = targets, own
-        return _ClassLoss.reduced(ctx, losses, weights, reduction)
+        return ClassLoss.reduced(ctx, losses, weights, reduction)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -149,5 +149,5 @@ def _settings(
         raise ArgumentError(f"{name}: expected ignore_index to fit int32, got {ignore_index!r}")
     return {
         "targets": loss.target_tensor(name, x, targets, ignore_index), "weight": weight, "reduction": reduction,
-        "ignored": _NONE_IGNORED if ignore_index is None else int(ignore_index),
+        "ignored": NONE_IGNORED if ignore_index is None else int(ignore_index),
     }  # fmt: skip

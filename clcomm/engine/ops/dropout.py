@@ -18,8 +18,8 @@ class DropoutOp(Op):
     """x / (1 - p) where an element is kept, else 0; `p` is below 1."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *, p: float) -> Tensor:
-        ctx.p, ticket = p, RandomStream.of(x.device).ticket()
+    def forward(ctx: Any, x: Tensor, *, p: float, stream: RandomStream | None) -> Tensor:
+        ctx.p, ticket = p, (RandomStream.of(x.device) if stream is None else stream).ticket()
         ctx.save(ticket)
         return _masked(x, ticket, p, empty(x.device, x.shape))
 
@@ -37,10 +37,10 @@ def _masked(x: Tensor, ticket: Tensor, p: float, out: Tensor) -> Tensor:
     return out
 
 
-def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
+def dropout(x: Tensor, p: float = 0.5, training: bool = True, stream: RandomStream | None = None) -> Tensor:
     """Return x with each element set to 0 with probability p, and divided by 1 - p else; x itself if not `training`.
 
-    The mask follows from the device's RandomStream: the seed, the rank, the number of draws before, and the element's
+    The mask follows from `stream`, by default the device's RandomStream: the seed, the rank, the number of draws before, and the element's
     index; it does not depend on the device. With p of 1 all elements are 0; NaN and infinity become NaN where they are
     dropped, as in PyTorch. Source: Srivastava et al., "Dropout: a simple way to prevent neural networks from
     overfitting", 2014. Raises ArgumentError unless p is from 0 to 1.
@@ -49,7 +49,7 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     check_probability("dropout", p)
     if not training or p == 0:
         return x
-    return mul(x, 0.0) if p == 1 else DropoutOp.apply(x, p=float(p))
+    return mul(x, 0.0) if p == 1 else DropoutOp.apply(x, p=float(p), stream=stream)
 
 
 def check_probability(name: str, p: float) -> None:

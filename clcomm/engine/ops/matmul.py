@@ -76,7 +76,7 @@ class LinearOp(Op):
             _all_gradients(grad, x, weight, mask, dw, db, dx)
             return dx, dw, db
         if db is not None:
-            _column_sums(grad, db)
+            column_sums(grad, db)
         if dw is not None:
             multiply(grad, x, dw, transpose_a=True)
         if dx is not None:
@@ -297,7 +297,7 @@ def chosen_block(
     return _SMALLER_BLOCKS[-1]
 
 
-def _column_sums(matrix: Tensor, sums: Tensor) -> None:
+def column_sums(matrix: Tensor, sums: Tensor) -> None:
     device = sums.device
     if not device.is_cpu:
         sum_over(matrix, (0,), out=sums)

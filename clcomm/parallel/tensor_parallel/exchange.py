@@ -1,0 +1,250 @@
+"""Tensors between the ranks of an axis: sums, gathered parts, and parts of sums, in memory that the ranks share.
+
+Kernels write where the other ranks read, and read where the sums are written: on a device that shares the host's memory
+nothing is copied for the transport. Each collective runs on the host, between the kernels before and after it; a
+recorded step (engine/replay.py) is cut there, and each replay runs it in its place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from clcomm.communicator import Communicator
+from clcomm.engine.device import Device
+from clcomm.engine.fold import DeviceFold
+from clcomm.engine.host_buffer import HostBuffer, sees_writes
+from clcomm.engine.ops.blocks import Block, copy_part
+from clcomm.engine.tensor import Shape, Tensor, copy_into, empty
+
+#: Labels under which the Communicator's stats count what layers exchange.
+ACTIVATIONS, INPUT_GRADIENTS, PARAMETER_GRADIENTS = "activations", "input gradients", "parameter gradients"
+#: Elements at whose multiples blocks begin: OpenCL can make sub-buffers there.
+_ALIGNED = 32
+
+T = TypeVar("T")
+
+
+class Exchange:
+    """The ranks of an axis, as the layers of a model on one device exchange tensors between them.
+
+    All ranks make the same calls in the same order. The memory has regions: a rank's summand of a sum, all ranks' rows of
+    a sum of which each gets a part, the sums, and gathered parts. Before a kernel writes to a region that other ranks
+    read, all have met since they read it (`_fence`).
+
+    Args:
+        comm: the ranks, such as `mesh["tp"]`.
+        device: where the tensors are.
+    """
+
+    def __init__(self, comm: Communicator, device: Device):
+        self.comm, self.device = comm, device
+        self.rank, self.size = comm.rank, comm.size
+        self._sees_writes = sees_writes(device)
+        self._regions: dict[str, HostBuffer] = {}
+        self._prepared: dict[tuple[Any, ...], Any] = {}
+        self._met = 0  # collectives so far, at each of which no rank had kernels in its queue
+        self._read_after: dict[str, int] = {}  # by region: the collective after which other ranks read it
+        comm.fold_with(DeviceFold.on(device))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Exchange:
+        return self
+
+    # --- sums ---
+
+    def sum(self, shape: Shape, label: str) -> Sum:
+        """Return a sum over the ranks of tensors of a shape, for kernels to write this rank's summand to."""
+        if self.size == 1:
+            return Sum(self, empty(self.device, shape))
+        own, total, run, start, wait = self._once(("sum", math.prod(shape), label), self._prepare_sum)
+        return Sum(self, own.alias(shape), total.alias(shape), run, start, wait)
+
+    def summed(self, x: Tensor, label: str, out: Callable[[], Tensor] | None = None) -> Tensor:
+        """Return the sum of all ranks' x; `out` returns the tensor to write it to, None: a new one."""
+        pending = self.sum(x.shape, label)
+        copy_into(pending.own, x)
+        return pending.copied(out)
+
+    def _prepare_sum(self, _: str, count: int, label: str) -> tuple[Any, ...]:
+        summands, sums = self._region("summands", 4 * _padded(count)), self._region("sums", 4 * _padded(count))
+        source, target = summands.values[:count], sums.values[:count]
+        reduce = self.comm.all_reduce_init(source, out=target, label=label)
+        begin = self.comm.all_reduce_async_init(source, out=target, label=label)
+        started: list[Any] = []
+
+        def run() -> None:
+            summands.pull(0, count)
+            reduce()
+            sums.push(0, count)
+
+        def start() -> None:
+            summands.pull(0, count)
+            started.append(begin())
+
+        def wait() -> None:
+            started.pop().wait()
+            sums.push(0, count)
+
+        counted = partial(self._counted, run), partial(self._counted, start)
+        return summands.tensor(0, (count,)), sums.tensor(0, (count,)), *counted, wait
+
+    # --- parts along an axis ---
+
+    def own_part(self, x: Tensor, axis: int, out: Tensor) -> Tensor:
+        """Queue a copy of this rank's part of x along `axis`, which the ranks divide evenly, to `out`; return it."""
+        sizes, whole, part = self._strides(x.shape, axis)
+        copy_part(sizes[1:], out, Block(0, part[1:]), x, Block(self.rank * whole[0], whole[1:]))
+        return out
+
+    def gather(self, part: Tensor, axis: int, label: str, out: Callable[[], Tensor] | None = None) -> Tensor:
+        """Return all ranks' parts one after the other along `axis`; `out`: as for `summed`."""
+        if self.size == 1:
+            return _copied(part, out)
+        shape = (*part.shape[:axis], part.shape[axis] * self.size, *part.shape[axis + 1 :])
+        block = _padded(part.size)
+        blocks, own, run = self._once(("gather", block, label), self._prepare_gather)
+        self.device.on_host(self._fence, "gathered")
+        copy_into(own.alias(part.shape), part)
+        self.device.on_host(run)
+        target = empty(self.device, shape) if out is None else out()
+        sizes, whole, apart = self._strides(shape, axis)
+        copy_part(sizes, target, Block(0, whole), blocks, Block(0, (block, *apart[1:])))
+        return target
+
+    def _prepare_gather(self, _: str, block: int, label: str) -> tuple[Any, ...]:
+        region, first, count = self._region("gathered", 4 * block * self.size), self.rank * block, self.size * block
+        gather = self.comm.all_gather_in_place_init(region.values[:count], label=label)
+
+        def run() -> None:
+            region.pull(first, block)
+            gather()
+            region.push(0, count)
+
+        counted = partial(self._counted, run, "gathered")
+        return region.tensor(0, (count,)), region.tensor(first, (block,)), counted
+
+    def _sum_part(self, x: Tensor, axis: int, label: str) -> Tensor:
+        """Return this rank's part along `axis` of the sum of all ranks' x, valid until the next exchange."""
+        sizes, whole, part = self._strides(x.shape, axis)
+        block = _padded(x.size // self.size)
+        own, total, run = self._once(("sum_part", block, label), self._prepare_sum_part)
+        self.device.on_host(self._fence, "rows")
+        copy_part(sizes, own, Block(0, (block, *part[1:])), x, Block(0, whole))
+        self.device.on_host(run)
+        shape = (*x.shape[:axis], x.shape[axis] // self.size, *x.shape[axis + 1 :])
+        return total.alias(shape)
+
+    def summed_part(self, x: Tensor, axis: int, label: str, out: Callable[[], Tensor] | None = None) -> Tensor:
+        """Return this rank's part along `axis` of the sum of all ranks' x; `out`: as for `summed`."""
+        return _copied(x if self.size == 1 else self._sum_part(x, axis, label), out)
+
+    def _prepare_sum_part(self, _: str, block: int, label: str) -> tuple[Any, ...]:
+        count, comm = self.size * block, self.comm
+        sums, at = self._region("sums", 4 * count), self.rank * block
+        target = sums.values[at : at + block]
+        if comm.is_common(sums.array):
+            summands, first = self._region("rows", 4 * count * self.size), self.rank * count
+            rows = summands.values[: self.size * count].reshape(self.size, count)
+            reduce = comm.reduce_scatter_init(rows, out=target, label=label, nbytes=4 * count)
+        else:
+            summands, first = self._region("summands", 4 * count), 0
+            blocks = summands.values[:count].reshape(self.size, block)
+            reduce = partial(comm.reduce_scatter, blocks, out=target.reshape(1, block), label=label)
+
+        def run() -> None:
+            summands.pull(first, count)
+            reduce()
+            sums.push(at, block)
+
+        counted = partial(self._counted, run, "rows")
+        return summands.tensor(first, (count,)), sums.tensor(at, (block,)), counted
+
+    def _strides(self, shape: Shape, axis: int) -> tuple[Shape, Shape, Shape]:
+        """Return sizes (ranks, outer, inner) of a tensor cut along `axis`, its strides, and those of the parts apart."""
+        outer = math.prod(shape[:axis])
+        inner = math.prod(shape[axis:]) // self.size
+        return (self.size, outer, inner), (inner, self.size * inner, 1), (outer * inner, inner, 1)
+
+    # --- memory and meetings ---
+
+    def _region(self, name: str, nbytes: int) -> HostBuffer:
+        """Return a region of at least so many bytes; collective where it has to grow."""
+        found = self._regions.get(name)
+        if found is None or found.array.nbytes < nbytes:
+            allocate = self.comm.allocate if name == "summands" else self.comm.allocate_common
+            array = allocate(nbytes)
+            self._read_after.pop(name, None)
+            self._prepared.clear()
+            self.device.revision += 1  # recordings use the memory so far
+            found = self._regions[name] = HostBuffer(self.device, array, self._sees_writes)
+        return found
+
+    def _once(self, key: tuple[Any, ...], prepare: Callable[..., T]) -> T:
+        """Return what `prepare(*key)` returned the first time; nothing that it queues is recorded."""
+        found = self._prepared.get(key)
+        if found is None:
+            recorder, self.device.recorder = self.device.recorder, None
+            try:
+                found = prepare(*key)
+            finally:
+                self.device.recorder = recorder
+            self._prepared[key] = found
+        return found
+
+    def _counted(self, run: Callable[[], None], read: str = "") -> None:
+        """Run a collective; `read` names the region that other ranks read after it."""
+        self._met += 1
+        run()
+        if read:
+            self._read_after[read] = self._met
+
+    def _fence(self, region: str) -> None:
+        """Return when no rank reads a region any more: at once, unless it was read after the latest collective."""
+        if self._read_after.get(region) == self._met:
+            self.device.finish()
+            self.comm.barrier()
+            self._met += 1
+
+
+class Sum:
+    """A sum over ranks of which kernels write this rank's summand.
+
+    Attributes:
+        own: the summand; all of it has to be written.
+    """
+
+    def __init__(self, ranks: Exchange, own: Tensor, total: Tensor | None = None, *steps: Callable[[], None]):
+        self.own = own
+        self._ranks, self._total, self._steps = ranks, total, steps
+        self._is_started = False
+
+    def start(self) -> None:
+        """Let the other ranks read the summand, which is complete; other kernels may be queued meanwhile."""
+        if self._total is not None:
+            self._ranks.device.on_host(self._steps[1])
+            self._is_started = True
+
+    def total(self) -> Tensor:
+        """Return the sum, valid until the next exchange."""
+        if self._total is None:
+            return self.own
+        run, _, wait = self._steps
+        self._ranks.device.on_host(wait if self._is_started else run)
+        return self._total
+
+    def copied(self, out: Callable[[], Tensor] | None = None) -> Tensor:
+        """Return the sum in a lasting tensor; `out` returns the tensor to write it to, None: a new one."""
+        total = self.total()
+        return total if self._total is None and out is None else _copied(total, out)
+
+
+def _copied(x: Tensor, out: Callable[[], Tensor] | None) -> Tensor:
+    target = empty(x.device, x.shape) if out is None else out()
+    copy_into(target, x)
+    return target
+
+
+def _padded(count: int) -> int:
+    return -(-count // _ALIGNED) * _ALIGNED

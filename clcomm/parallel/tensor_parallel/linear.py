@@ -1,0 +1,131 @@
+"""Linear layers divided between ranks: by outputs (column-parallel), or by inputs (row-parallel).
+
+Source: Shoeybi et al., "Megatron-LM", 2019.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from clcomm.engine import functional as F
+from clcomm.engine.autograd import Op
+from clcomm.engine.nn.layers import Linear
+from clcomm.engine.ops.broadcasting import launch_broadcast
+from clcomm.engine.ops.matmul import LinearOp, column_sums, multiply
+from clcomm.engine.parameter import Parameter
+from clcomm.engine.tensor import Tensor, empty
+from clcomm.parallel.tensor_parallel.exchange import ACTIVATIONS, INPUT_GRADIENTS, Exchange
+from clcomm.parallel.tensor_parallel.functions import gather_from_ranks, reduce_scatter_to_ranks, scatter_to_ranks
+from clcomm.parallel.tensor_parallel.gradients import shared_gradients
+
+
+class ColumnLinear(Op):
+    """y = x weight^T + bias for x that is the same on all ranks; the gradient of x is summed over them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *, ranks: Exchange) -> Tensor:
+        out = empty(x.device, (x.shape[0], weight.shape[0]))
+        multiply(x, weight, out, transpose_b=True, bias=bias)
+        ctx.ranks = ranks
+        ctx.save(x, weight)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """dx = the sum of dy W, which moves while dW = dy^T x and db, the column sums of dy, are computed."""
+        x, weight = ctx.saved
+        dx = dw = db = pending = None
+        if ctx.needs[0]:
+            pending = ctx.ranks.sum(x.shape, INPUT_GRADIENTS)
+            multiply(grad, weight, pending.own)
+            pending.start()
+        if ctx.needs[2]:
+            db = ctx.out(2)
+            column_sums(grad, db)
+        if ctx.needs[1]:
+            dw = ctx.out(1)
+            multiply(grad, x, dw, transpose_a=True)
+        if pending is not None:
+            dx = pending.copied(partial(ctx.out, 0))
+        return dx, dw, db
+
+
+class RowLinear(LinearOp):
+    """y = the sum over the ranks of x weight^T, plus the bias that all have; the gradients need no exchange."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *, ranks: Exchange) -> Tensor:  # type: ignore[override]
+        pending = ranks.sum((x.shape[0], weight.shape[0]), ACTIVATIONS)
+        multiply(x, weight, pending.own, transpose_b=True)
+        ctx.save(x, weight, None)
+        if bias is None:
+            return pending.copied()
+        out = empty(x.device, pending.own.shape)
+        launch_broadcast("add_broadcast", out, pending.total(), bias)
+        return out
+
+
+class ColumnParallelLinear(Linear):
+    """A Linear of which each rank computes some outputs: x [..., in] -> [..., out / ranks].
+
+    Args:
+        weight: this rank's rows.
+        bias: its part.
+        sequence: the dimension along which x is divided between the ranks, and gathered first; None: x is whole.
+        gathers: whether the result is gathered: [..., out].
+    """
+
+    def __init__(
+        self, weight: Parameter, bias: Parameter | None, ranks: Exchange, sequence: int | None, gathers: bool
+    ):
+        self.weight, self.bias = weight, bias
+        self._ranks, self._sequence, self._gathers = ranks, sequence, gathers
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = column_linear(x, self.weight, self.bias, self._ranks, self._sequence)
+        return gather_from_ranks(y, self._ranks) if self._gathers else y
+
+
+class RowParallelLinear(Linear):
+    """A Linear of which each rank sums over some inputs: x [..., in / ranks] -> [..., out], summed over the ranks.
+
+    Args:
+        weight: this rank's columns.
+        bias: the whole, which each rank has.
+        sequence: the dimension along which the result is divided between the ranks; None: it is whole on each.
+        scatters: whether x is whole: [..., in], of which each rank takes its part.
+    """
+
+    def __init__(
+        self, weight: Parameter, bias: Parameter | None, ranks: Exchange, sequence: int | None, scatters: bool
+    ):
+        self.weight, self.bias = weight, bias
+        self._ranks, self._sequence, self._scatters = ranks, sequence, scatters
+
+    def forward(self, x: Tensor) -> Tensor:
+        ranks = self._ranks
+        if self._scatters:
+            x = scatter_to_ranks(x, ranks)
+        if self._sequence is None:
+            y = RowLinear.apply(_rows(x), self.weight, self.bias, ranks=ranks)
+            return F.reshape(y, (*x.shape[:-1], self.weight.shape[0]))
+        part = reduce_scatter_to_ranks(F.linear(x, self.weight), ranks, self._sequence)
+        with shared_gradients([(self, "bias")], ranks):
+            return part if self.bias is None else part + self.bias
+
+
+def column_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, ranks: Exchange, sequence: int | None = None
+) -> Tensor:
+    """Return x[..., in] weight[part of out, in]^T + bias[part of out]; backward sums the gradients of x.
+
+    sequence: the dimension along which x is divided between the ranks, and gathered first; None: x is whole.
+    """
+    if sequence is not None:
+        return F.linear(gather_from_ranks(x, ranks, sequence, sums=True), weight, bias)
+    return F.reshape(ColumnLinear.apply(_rows(x), weight, bias, ranks=ranks), (*x.shape[:-1], weight.shape[0]))
+
+
+def _rows(x: Tensor) -> Tensor:
+    return F.reshape(x, (x.size // x.shape[-1], x.shape[-1]))
