@@ -18,6 +18,7 @@ from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.layout import FlatLayout, shard_bounds
 
 if TYPE_CHECKING:
+    from clcomm.engine.parameter import Part
     from clcomm.sync.shared_space import SharedSpace
     from clcomm.synchronizer import Synchronizer
 
@@ -54,7 +55,7 @@ def clip_grad_norm(sync: Synchronizer, model: Any, max_norm: float) -> float:
     if space.padded.reduced is space.padded.grads:
         written = ()  # one rank: its own gradients are the averaged ones
     part = _current(space, written)[start : start + space.shard_nbytes]
-    norm = global_norm(sync.comm, typed_parts(space.layout, part, start))
+    norm = global_norm(sync.comm, space, part, start)
     coefficient = clip_coefficient(norm, max_norm)
     if coefficient != 1.0:
         _scale_all(sync.comm, space, coefficient)
@@ -62,10 +63,35 @@ def clip_grad_norm(sync: Synchronizer, model: Any, max_norm: float) -> float:
     return norm
 
 
-def global_norm(comm: Communicator, parts: Iterable[np.ndarray]) -> float:
-    """Return the norm of all ranks' parts together, the same bits on every rank; collective."""
-    own = np.array([math.fsum(map(sum_of_squares, parts))])
-    return math.sqrt(math.fsum(comm.all_gather(own, label=CLIPPING)[:, 0]))
+def global_norm(comm: Communicator, space: SharedSpace, part: np.ndarray, start: int) -> float:
+    """Return the norm of all gradients together, the same bits on every rank; collective.
+
+    Of parameters that are divided between further ranks the gradients of all of these count.
+
+    Args:
+        comm: the ranks that each have a part of the flat space.
+        part: this rank's bytes of the gradients.
+        start: where they begin in the flat space.
+    """
+    divided = _divided_parameters(space)
+    squares: dict[bool, list[float]] = {False: [], True: []}
+    for name, values in _named_parts(space.layout, part, start):
+        squares[name in divided].append(sum_of_squares(values))
+    if not divided:
+        return math.sqrt(math.fsum(comm.all_gather(np.array([math.fsum(squares[False])]), label=CLIPPING)[:, 0]))
+    own = np.array([math.fsum(squares[False]), math.fsum(squares[True])])
+    sums = np.array([math.fsum(column) for column in comm.all_gather(own, label=CLIPPING).T])
+    everyone = next(iter(divided.values())).gather_numbers(sums)
+    return math.sqrt(math.fsum([everyone[0, 0], *everyone[:, 1]]))
+
+
+def _divided_parameters(space: SharedSpace) -> dict[str, Part]:
+    """Return the parameters of which this rank has a part, by name."""
+    flat = space.flat_space
+    if flat is None:
+        return {}
+    pairs = zip(flat.layout.ranges, flat.parameters, strict=True)
+    return {place.name: parameter.part for place, parameter in pairs if parameter.part is not None}
 
 
 def clip_coefficient(norm: float, max_norm: float) -> float:
@@ -85,10 +111,15 @@ def typed_parts(layout: FlatLayout, part: np.ndarray, start: int) -> Iterator[np
 
     part: bytes of the flat space, beginning at `start`.
     """
+    for _, values in _named_parts(layout, part, start):
+        yield values
+
+
+def _named_parts(layout: FlatLayout, part: np.ndarray, start: int) -> Iterator[tuple[str, np.ndarray]]:
     for place in layout.ranges:
         first, last = max(place.start - start, 0), min(place.stop - start, part.size)
         if first < last:
-            yield part[first:last].view(np.empty(0, place.dtype).real.dtype)
+            yield place.name, part[first:last].view(np.empty(0, place.dtype).real.dtype)
 
 
 def sum_of_squares(part: np.ndarray) -> float:

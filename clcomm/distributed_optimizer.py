@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from clcomm.adapters.adapter import FlatArrays
-from clcomm.clipping import clip_coefficient, global_norm, scale, typed_parts
+from clcomm.clipping import clip_coefficient, global_norm, scale
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.optim import Optimizer
@@ -234,7 +234,7 @@ class _Shard:
     def clip(self, max_norm: float) -> float:
         """Scale this rank's part so that the norm of the whole mean is at most `max_norm`; return the norm before."""
         part = self._mean.view(np.uint8)[: self._stop - self._start]
-        norm = global_norm(self._comm, typed_parts(self.space.layout, part, self._start))
+        norm = global_norm(self._comm, self.space, part, self._start)
         coefficient = clip_coefficient(norm, max_norm)
         if coefficient != 1.0:
             scale(self._mean, coefficient)

@@ -24,6 +24,9 @@ class Part(Protocol):
     def own(self, whole: np.ndarray) -> np.ndarray:
         """Return this rank's part of the whole."""
 
+    def gather_numbers(self, own: np.ndarray) -> np.ndarray:
+        """Return the numbers of all ranks that hold parts, a row for each; collective."""
+
 
 class Parameter(Tensor):
     """A tensor that a module trains; its gradient lies in the flat space once the module has one.

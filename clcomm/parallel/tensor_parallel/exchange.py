@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from clcomm.collectives.handle import Handle
 from clcomm.communicator import Communicator
 from clcomm.engine.device import Device
 from clcomm.engine.fold import DeviceFold
@@ -30,9 +31,9 @@ T = TypeVar("T")
 class Exchange:
     """The ranks of an axis, as the layers of a model on one device exchange tensors between them.
 
-    All ranks make the same calls in the same order. The memory has regions: a rank's summand of a sum, all ranks' rows of
-    a sum of which each gets a part, the sums, and gathered parts. Before a kernel writes to a region that other ranks
-    read, all have met since they read it (`_fence`).
+    All ranks make the same calls in the same order. The memory has regions: a rank's summand of a sum, all ranks' rows
+    of a sum of which each gets a part, the sums, and gathered parts. Before a kernel writes to a region that other
+    ranks read, all have met since they read it (`_fence`).
 
     Args:
         comm: the ranks, such as `mesh["tp"]`.
@@ -58,8 +59,9 @@ class Exchange:
         """Return a sum over the ranks of tensors of a shape, for kernels to write this rank's summand to."""
         if self.size == 1:
             return Sum(self, empty(self.device, shape))
-        own, total, run, start, wait = self._once(("sum", math.prod(shape), label), self._prepare_sum)
-        return Sum(self, own.alias(shape), total.alias(shape), run, start, wait)
+        own, total, run = self._once(("sum", math.prod(shape), label), self._prepare_sum)
+        start = partial(self._once, ("started sum", math.prod(shape), label), self._prepare_start)
+        return Sum(self, own.alias(shape), total.alias(shape), run, start)
 
     def summed(self, x: Tensor, label: str, out: Callable[[], Tensor] | None = None) -> Tensor:
         """Return the sum of all ranks' x; `out` returns the tensor to write it to, None: a new one."""
@@ -69,15 +71,20 @@ class Exchange:
 
     def _prepare_sum(self, _: str, count: int, label: str) -> tuple[Any, ...]:
         summands, sums = self._region("summands", 4 * _padded(count)), self._region("sums", 4 * _padded(count))
-        source, target = summands.values[:count], sums.values[:count]
-        reduce = self.comm.all_reduce_init(source, out=target, label=label)
-        begin = self.comm.all_reduce_async_init(source, out=target, label=label)
-        started: list[Any] = []
+        reduce = self.comm.all_reduce_init(summands.values[:count], out=sums.values[:count], label=label)
 
         def run() -> None:
             summands.pull(0, count)
             reduce()
             sums.push(0, count)
+
+        return summands.tensor(0, (count,)), sums.tensor(0, (count,)), partial(self._counted, run)
+
+    def _prepare_start(self, _: str, count: int, label: str) -> tuple[Callable[[], None], Callable[[], None]]:
+        """Return functions that start the sum of `_prepare_sum`, and that wait for it."""
+        summands, sums = self._regions["summands"], self._regions["sums"]
+        begin = self.comm.all_reduce_async_init(summands.values[:count], out=sums.values[:count], label=label)
+        started: list[Handle] = []
 
         def start() -> None:
             summands.pull(0, count)
@@ -87,8 +94,7 @@ class Exchange:
             started.pop().wait()
             sums.push(0, count)
 
-        counted = partial(self._counted, run), partial(self._counted, start)
-        return summands.tensor(0, (count,)), sums.tensor(0, (count,)), *counted, wait
+        return partial(self._counted, start), wait
 
     # --- parts along an axis ---
 
@@ -147,7 +153,7 @@ class Exchange:
         if comm.is_common(sums.array):
             summands, first = self._region("rows", 4 * count * self.size), self.rank * count
             rows = summands.values[: self.size * count].reshape(self.size, count)
-            reduce = comm.reduce_scatter_init(rows, out=target, label=label, nbytes=4 * count)
+            reduce: Callable[[], Any] = comm.reduce_scatter_init(rows, out=target, label=label, nbytes=4 * count)
         else:
             summands, first = self._region("summands", 4 * count), 0
             blocks = summands.values[:count].reshape(self.size, block)
@@ -162,7 +168,7 @@ class Exchange:
         return summands.tensor(first, (count,)), sums.tensor(at, (block,)), counted
 
     def _strides(self, shape: Shape, axis: int) -> tuple[Shape, Shape, Shape]:
-        """Return sizes (ranks, outer, inner) of a tensor cut along `axis`, its strides, and those of the parts apart."""
+        """Return sizes (ranks, outer, inner) of a tensor cut along `axis`, its strides, and those of separate parts."""
         outer = math.prod(shape[:axis])
         inner = math.prod(shape[axis:]) // self.size
         return (self.size, outer, inner), (inner, self.size * inner, 1), (outer * inner, inner, 1)
@@ -215,23 +221,28 @@ class Sum:
         own: the summand; all of it has to be written.
     """
 
-    def __init__(self, ranks: Exchange, own: Tensor, total: Tensor | None = None, *steps: Callable[[], None]):
+    def __init__(
+        self,
+        ranks: Exchange,
+        own: Tensor,
+        total: Tensor | None = None,
+        run: Callable[[], None] | None = None,
+        steps: Callable[[], tuple[Callable[[], None], Callable[[], None]]] | None = None,
+    ):
         self.own = own
-        self._ranks, self._total, self._steps = ranks, total, steps
-        self._is_started = False
+        self._ranks, self._total, self._finish, self._steps = ranks, total, run, steps
 
     def start(self) -> None:
         """Let the other ranks read the summand, which is complete; other kernels may be queued meanwhile."""
-        if self._total is not None:
-            self._ranks.device.on_host(self._steps[1])
-            self._is_started = True
+        if self._steps is not None:
+            start, self._finish = self._steps()
+            self._ranks.device.on_host(start)
 
     def total(self) -> Tensor:
         """Return the sum, valid until the next exchange."""
-        if self._total is None:
+        if self._total is None or self._finish is None:
             return self.own
-        run, _, wait = self._steps
-        self._ranks.device.on_host(wait if self._is_started else run)
+        self._ranks.device.on_host(self._finish)
         return self._total
 
     def copied(self, out: Callable[[], Tensor] | None = None) -> Tensor:

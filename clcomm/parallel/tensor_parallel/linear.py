@@ -76,9 +76,7 @@ class ColumnParallelLinear(Linear):
         gathers: whether the result is gathered: [..., out].
     """
 
-    def __init__(
-        self, weight: Parameter, bias: Parameter | None, ranks: Exchange, sequence: int | None, gathers: bool
-    ):
+    def __init__(self, weight: Parameter, bias: Parameter | None, ranks: Exchange, sequence: int | None, gathers: bool):
         self.weight, self.bias = weight, bias
         self._ranks, self._sequence, self._gathers = ranks, sequence, gathers
 

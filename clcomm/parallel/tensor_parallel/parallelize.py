@@ -16,7 +16,7 @@ from clcomm.errors import ArgumentError, ClcommError
 from clcomm.launcher import launched_rank
 from clcomm.parallel.tensor_parallel.exchange import Exchange
 from clcomm.parallel.tensor_parallel.shards import PARAMETERS, Cut, Shards
-from clcomm.parallel.tensor_parallel.styles import ColumnParallel, HeadsParallel, SequenceParallel, Style
+from clcomm.parallel.tensor_parallel.styles import ColumnParallel, SequenceParallel, Style
 from clcomm.sync.agreement import require_agreement
 
 M = TypeVar("M", bound=Module)
@@ -30,9 +30,9 @@ _COMMON = 1 << 31
 def parallelize_module(module: M, comm: Communicator, plan: Mapping[str, Style] | Style) -> M:
     """Divide the layers of a model between ranks, in place, and return it; collective.
 
-    Every rank first gets rank 0's parameters and buffers, of which it then keeps its parts. `state_dict()` gathers whole
-    parameters under their names as before, `load_state_dict()` takes them. From then on dropout draws the same numbers
-    on all ranks of `comm`, except in modules that compute with a part of the sequence.
+    Every rank first gets rank 0's parameters and buffers, of which it then keeps its parts. `state_dict()` gathers
+    whole parameters under their names as before, `load_state_dict()` takes them. From then on dropout draws the same
+    numbers on all ranks of `comm`, except in modules that compute with a part of the sequence.
 
     Args:
         module: of `clcomm.engine`, before it has an optimizer, a Synchronizer or a flat space. All of its inputs are
@@ -134,16 +134,16 @@ def _styles_of(module: Module, plan: Mapping[str, Style], ranks: int) -> dict[st
 def _named(pattern: str, modules: Mapping[str, Module]) -> list[str]:
     if not isinstance(pattern, str):
         raise ArgumentError(f"plan: expected patterns of names, got {pattern!r}")
-    wanted = pattern.split(".")
-    found = [name for name in modules if _fits(name.split("."), wanted)]
+    found = [name for name in modules if _fits(name, pattern)]
     if not found:
         near = difflib.get_close_matches(pattern, [name for name in modules if name], 3, 0.0)
         raise ArgumentError(f"plan[{pattern!r}]: expected the name of a module, such as {near}, got one of none")
     return found
 
 
-def _fits(parts: list[str], wanted: list[str]) -> bool:
-    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+def _fits(name: str, pattern: str) -> bool:
+    parts, wanted = name.split("."), pattern.split(".")
+    return bool(name) == bool(pattern) and len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
 
 
 def _check(pattern: str, name: str, module: Module, style: Style, ranks: int) -> None:
@@ -177,8 +177,8 @@ def _check_sequences(modules: Mapping[str, Module], styles: Mapping[str, Style])
         for name, inner in styles.items() if isinstance(style, SequenceParallel) else ():
             if name != outer and name.startswith(f"{outer}." if outer else "") and not inner.fits_sequence:
                 raise ArgumentError(
-                    f"plan: expected a sequence_axis for {name!r}, as it is within {outer!r}, which is SequenceParallel, "
-                    f"got {inner}"
+                    f"plan: expected a sequence_axis for {name!r}, as it is within {outer!r}, which is "
+                    f"SequenceParallel, got {inner}"
                 )
 
 
@@ -205,6 +205,3 @@ def _in_words(cut: Cut | None) -> str:
     if cut is None:
         return "a whole"
     return f"dimension {cut.axis} divided" + (f" in {cut.sections} sections" if cut.sections > 1 else "")
-
-
-__all__ = ["HeadsParallel", "parallelize_module"]

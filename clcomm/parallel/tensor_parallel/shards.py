@@ -50,6 +50,10 @@ class Shard:
         sections = zip(*(np.split(each, self.cut.sections, axis) for each in parts), strict=True)
         return np.concatenate([each for section in sections for each in section], axis)
 
+    def gather_numbers(self, own: np.ndarray) -> np.ndarray:
+        """Return the numbers of all ranks, a row for each; collective."""
+        return self.comm.all_gather(own, label=PARAMETERS)
+
 
 class Shards:
     """This rank's parameters in place of whole ones; those that several layers share stay one."""

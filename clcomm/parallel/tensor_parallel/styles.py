@@ -147,13 +147,15 @@ class HeadsParallel(Style):
         if isinstance(module, MultiheadAttention):
             _require(module, MultiheadAttention)
             if self.attributes:
-                raise ArgumentError(f"expected no attributes for a MultiheadAttention, got {', '.join(self.attributes)}")
+                given = ", ".join(self.attributes)
+                raise ArgumentError(f"expected no attributes for a MultiheadAttention, got {given}")
             _require_divisible("heads", module.num_heads, ranks)
             return
         for name in self.attributes:
             heads = getattr(module, name, None)
             if not isinstance(heads, int) or isinstance(heads, bool):
-                raise ArgumentError(f"expected {name!r} to be a number of heads in {type(module).__name__}, got {heads!r}")
+                owner = type(module).__name__
+                raise ArgumentError(f"expected {name!r} to be a number of heads in {owner}, got {heads!r}")
             _require_divisible(name, heads, ranks)
 
     def cuts(self, module: Module) -> dict[str, Cut]:

@@ -1,4 +1,7 @@
-"""Embedding and cross-entropy with the vocabulary divided between ranks. Source: Shoeybi et al., "Megatron-LM", 2019."""
+"""Embedding and cross-entropy with the vocabulary divided between ranks.
+
+Source: Shoeybi et al., "Megatron-LM", 2019.
+"""
 
 from __future__ import annotations
 
