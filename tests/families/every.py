@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clcomm.engine.tuning import Tuning
-from tests.families import attentions, channels, convolutions, elements, host, pools, products, rows
+from tests.families import attentions, channels, convolutions, elements, host, parts, pools, products, rows
 
 #: By name; those of products with an ending, which double their builds, come apart from the plain ones.
 FAMILIES = {
@@ -13,7 +13,7 @@ FAMILIES = {
         pools.POOLING, pools.ADAPTIVE_POOLING, channels.BATCH_NORM,
         products.PLAIN_PRODUCT, products.PRODUCT, products.LINEAR, products.CHAIN,
         products.BATCH, attentions.ATTENTION, rows.CLASS_LOSSES, rows.ELEMENT_LOSSES,
-        rows.SOFTMAX, rows.LAYER_NORM, rows.EMBEDDING, rows.SQUARED_ERROR, rows.REDUCTION,
+        rows.SOFTMAX, rows.LAYER_NORM, rows.EMBEDDING, parts.VOCABULARY, rows.SQUARED_ERROR, rows.REDUCTION,
         elements.ARITHMETIC, elements.TRANSPOSE, elements.BLOCKS, elements.ACTIVATIONS, elements.DROPOUT,
         elements.OPTIMIZERS,
         host.FOLD, host.MEETING, host.SHARED_WORK, host.CODING, host.FACTORS, host.HASH, host.GATHER,

@@ -28,14 +28,19 @@ from clcomm.parallel.tensor_parallel import (
     reduce_scatter_to_ranks,
     scatter_to_ranks,
 )
+from clcomm.transport import mpi_communicators
 from tests.helpers import cpu_device, one_line
+from tests.transport.references import pretended_host
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
 
-@pytest.fixture(params=["auto", "mpi"])
-def ranks(request):
-    comm = Communicator(transport=request.param)
+@pytest.fixture(params=["auto", "mpi", pytest.param("two hosts", marks=pytest.mark.mpi(min_size=3))])
+def ranks(request, monkeypatch):
+    """A Communicator with shared memory, without, and one that believes in two hosts."""
+    if request.param == "two hosts":
+        monkeypatch.setattr(mpi_communicators, "host_of", lambda comm: pretended_host("interleaved", comm))
+    comm = Communicator(transport="mpi" if request.param == "mpi" else "auto")
     yield comm
     if not request.node.has_failed:
         comm.finalize()
