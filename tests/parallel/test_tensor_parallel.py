@@ -39,9 +39,9 @@ from tests.helpers import cpu_device, one_line
 pytestmark = pytest.mark.mpi(min_size=1)
 #: The bar: relative to the parameters of one rank.
 STEPS, CLOSE = 50, 1e-4
-#: All are multiples of 1 to 4 ranks.
-VOCABULARY, TOKENS, WIDTH, HEADS, FEATURES, HIDDEN, CLASSES = 48, 12, 24, 12, 6, 48, 5
-BATCH = 3
+#: All but the number of features are multiples of 1 to 4 ranks, and of 8.
+VOCABULARY, TOKENS, WIDTH, HEADS, HIDDEN, CLASSES = 48, 24, 48, 24, 48, 24
+FEATURES, BATCH = 6, 3
 
 
 def device():
@@ -58,6 +58,11 @@ def close(state, expected) -> None:
         assert values.shape == expected[name].shape
         norm = np.linalg.norm(expected[name].astype(np.float64))
         assert np.linalg.norm(values.astype(np.float64) - expected[name]) <= CLOSE * norm, name
+
+
+def tensor_parallel(comm) -> int:
+    """Return how many ranks divide a model: with 4, and with 8, there are two groups of them."""
+    return max(2, comm.size // 2) if comm.size % 2 == 0 else comm.size
 
 
 def alike(comm, arrays) -> bool:
@@ -80,7 +85,7 @@ class MLPTask:
         rng = drawn(seed)
         model = Sequential(
             Linear(FEATURES, HIDDEN, device=device()), ReLU(), Linear(HIDDEN, 24, device=device()), ReLU(),
-            Linear(24, 12, device=device()),
+            Linear(24, CLASSES, device=device()),
         )  # fmt: skip
         for parameter in model.parameters():
             parameter.copy_from(rng.standard_normal(parameter.shape).astype(np.float32) * 0.3)
@@ -89,7 +94,9 @@ class MLPTask:
     @staticmethod
     def batch(rank: int, step: int):
         rng = drawn(rank, step)
-        return rng.standard_normal((BATCH, FEATURES)).astype(np.float32), rng.integers(0, 12, BATCH).astype(np.int32)
+        return rng.standard_normal((BATCH, FEATURES)).astype(np.float32), rng.integers(0, CLASSES, BATCH).astype(
+            np.int32
+        )
 
     @staticmethod
     def loss(comm):
@@ -179,8 +186,7 @@ def test_tensor_parallel_ranks_train_as_one(transport, make, task, kind):
 @pytest.mark.parametrize("task", [MLPTask, GPTTask])
 @pytest.mark.parametrize(("overlap", "sharded"), [(False, False), (True, False), ("auto", False), (False, True)])
 def test_data_parallel_ranks_beside_them_train_as_one(auto, overlap, sharded, task, kind):
-    size = 2 if auto.size % 2 == 0 else auto.size
-    mesh = Mesh(auto, tp=size, dp=-1)
+    mesh = Mesh(auto, tp=tensor_parallel(auto), dp=-1)
     model = parallelize_module(task.model(seed=auto.rank), mesh["tp"], task.plans[kind])
     ddp = DistributedDataParallel(
         model, mesh["dp"], bucket_size="4KiB", overlap_grad_reduce=overlap, use_distributed_optimizer=sharded
@@ -263,8 +269,8 @@ class OwnBlock(Module):
     def __init__(self):
         self.norm, self.attention = LayerNorm(WIDTH, device=device()), MultiheadAttention(WIDTH, HEADS, device=device())
         self.mlp = Sequential(
-            LayerNorm(WIDTH, device=device()), Linear(WIDTH, 48, device=device()), GELU(),
-            Linear(48, WIDTH, device=device()), Dropout(0.0),
+            LayerNorm(WIDTH, device=device()), Linear(WIDTH, HIDDEN, device=device()), GELU(),
+            Linear(HIDDEN, WIDTH, device=device()), Dropout(0.0),
         )  # fmt: skip
 
     def forward(self, x):
@@ -337,7 +343,7 @@ def test_state_is_whole_under_the_names_of_before(auto, tied):
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("kind", ["whole", "part"])
 def test_the_norm_of_all_gradients_is_that_of_one_rank(auto, kind, sharded):
-    mesh = Mesh(auto, tp=2 if auto.size % 2 == 0 else auto.size, dp=-1)
+    mesh = Mesh(auto, tp=tensor_parallel(auto), dp=-1)
     model = parallelize_module(GPTTask.model(), mesh["tp"], GPTTask.plans[kind])
     ddp = DistributedDataParallel(model, mesh["dp"], use_distributed_optimizer=sharded)
     optimizer = SGD(ddp.parameters(), 0.1)
@@ -361,7 +367,7 @@ def test_the_norm_of_all_gradients_is_that_of_one_rank(auto, kind, sharded):
 
 
 def test_dropout_is_alike_on_tensor_parallel_ranks_and_differs_on_others(auto):
-    size = 2 if auto.size % 2 == 0 else auto.size
+    size = tensor_parallel(auto)
     mesh = Mesh(auto, tp=size, dp=-1)
     model = Sequential(Dropout(0.5), Linear(8, 8 * size, device=device()), Dropout(0.5))
     parallelize_module(model, mesh["tp"], {"1": ColumnParallel(), "2": SequenceParallel()})

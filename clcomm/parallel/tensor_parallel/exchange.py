@@ -233,8 +233,11 @@ class Sum:
         self._ranks, self._total, self._finish, self._steps = ranks, total, run, steps
 
     def start(self) -> None:
-        """Let the other ranks read the summand, which is complete; other kernels may be queued meanwhile."""
-        if self._steps is not None:
+        """Let the sum move, as the summand is complete, while the device computes what is queued until `total()`.
+
+        Where kernels run in the calling thread nothing happens before `total()`: a core that adds up does not compute.
+        """
+        if self._steps is not None and not self._ranks.device.runs_in_caller:
             start, self._finish = self._steps()
             self._ranks.device.on_host(start)
 

@@ -33,7 +33,7 @@ class ColumnLinear(Op):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """dx = the sum of dy W, which moves while dW = dy^T x and db, the column sums of dy, are computed."""
+        """dx = the sum of dy W, which may move while dW = dy^T x and db, the column sums of dy, are computed."""
         x, weight = ctx.saved
         dx = dw = db = pending = None
         if ctx.needs[0]:
