@@ -2,6 +2,7 @@
 
 from clcomm.parallel.data_parallel import DistributedDataParallel
 from clcomm.parallel.mesh import DeviceMesh, Mesh
+from clcomm.parallel.sync_batch_norm import SyncBatchNorm
 from clcomm.parallel.tensor_parallel import (
     ColumnParallel,
     HeadsParallel,
@@ -20,6 +21,7 @@ __all__ = [
     "Mesh",
     "RowParallel",
     "SequenceParallel",
+    "SyncBatchNorm",
     "VocabularyParallel",
     "VocabularyParallelCrossEntropyLoss",
     "parallelize_module",

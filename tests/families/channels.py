@@ -34,8 +34,21 @@ def draw_channels(rng: np.random.Generator, longest: int, number: int) -> Channe
     return Channels((images, channels, *sides), number % 3, statistics, int(rng.integers(1 << 30)))
 
 
-def check_batch_norm(device: Device, case: Channels) -> None:
-    """Compare the result, the gradients and the running statistics with float64's."""
+class _Alike:
+    """Two ranks with the same part of the batch, as each of them sees the other."""
+
+    size = 2
+
+    def gather(self, part: Tensor, axis: int, label: str) -> Tensor:
+        return F.concat([part, part], axis)
+
+    def summed(self, x: Tensor, label: str) -> Tensor:
+        return x + x
+
+
+def check_batch_norm(device: Device, case: Channels, ranks: _Alike | None = None) -> None:
+    """Compare the result, the gradients and the running statistics with float64's; with `ranks` it always trains."""
+    trains = ranks is not None or case.statistics != "given"
     rng = np.random.default_rng(case.seed)
     channels = case.shape[1:2]
     hosts = [rng.uniform(-3, 3, each).astype(np.float32) for each in (case.shape, channels, channels)]
@@ -46,26 +59,25 @@ def check_batch_norm(device: Device, case: Channels) -> None:
     leaves = [leaf(device, host) for host in hosts[: 1 + case.parameters]]
     y = F.batch_norm(
         leaves[0], *(running or (None, None)), *leaves[1:], *[None] * (2 - case.parameters),
-        case.statistics != "given", None if case.statistics == "cumulative" else 0.25, EPS, batches=batches,
+        trains, None if case.statistics == "cumulative" else 0.25, EPS, batches=batches, ranks=ranks,
     )  # fmt: skip
     x, up, (weight, bias) = _rows(hosts[0]), _rows(grad), (each.astype(np.float64) for each in hosts[1:])
-    is_given = case.statistics == "given"
-    mean, variance = (means.astype(np.float64), variances.astype(np.float64)) if is_given else (x.mean(0), x.var(0))
+    mean, variance = (x.mean(0), x.var(0)) if trains else (means.astype(np.float64), variances.astype(np.float64))
     scale = 1 / np.sqrt(variance + EPS)
     normal = (x - mean) * scale
     factor, shift = weight if case.parameters > 0 else 1.0, bias if case.parameters > 1 else 0.0
     assert_near(y, _back(normal * factor + shift, case.shape), "batch_norm")
     y.backward(leaf(device, grad, False))
-    apart = up if is_given else up - up.mean(0) - normal * (up * normal).mean(0)
+    apart = up - up.mean(0) - normal * (up * normal).mean(0) if trains else up
     expected = _back(scale * factor * apart, case.shape), (up * normal).sum(0), up.sum(0)
     for each, gradient, name in zip(leaves, expected, ("x", "weight", "bias"), strict=False):
         assert_near(each.grad, gradient, f"batch_norm: {name} gradient", 5e-5)
     if running:
-        share = {"given": 0.0, "tracked": 0.25, "cumulative": 0.2}[case.statistics]
-        unbiased = variances if is_given else x.var(0, ddof=1)
+        share = (0.2 if case.statistics == "cumulative" else 0.25) if trains else 0.0
+        unbiased = np.tile(x, (1 if ranks is None else ranks.size, 1)).var(0, ddof=1)
         assert_near(running[0], (1 - share) * means + share * mean, "running mean")
         assert_near(running[1], (1 - share) * variances + share * unbiased, "running variance")
-    assert_equal(batches, np.int32(5 if case.statistics in ("tracked", "cumulative") else 4), "batches")
+    assert_equal(batches, np.int32(5 if trains and running else 4), "batches")
 
 
 def _rows(images: np.ndarray) -> np.ndarray:
@@ -79,3 +91,6 @@ def _back(rows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 BATCH_NORM = Family("batch norm", drawn(draw_channels), check_batch_norm)
+BATCH_NORM_OF_RANKS = Family(
+    "batch norm of ranks", drawn(draw_channels), lambda device, case: check_batch_norm(device, case, _Alike())
+)

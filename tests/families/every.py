@@ -10,7 +10,7 @@ FAMILIES = {
     family.name: family
     for family in (
         convolutions.CONVOLUTION, convolutions.CONVOLUTION_OF_ONE_WIDTH, convolutions.CONVOLUTION_AS_PRODUCTS,
-        pools.POOLING, pools.ADAPTIVE_POOLING, channels.BATCH_NORM,
+        pools.POOLING, pools.ADAPTIVE_POOLING, channels.BATCH_NORM, channels.BATCH_NORM_OF_RANKS,
         products.PLAIN_PRODUCT, products.PRODUCT, products.LINEAR, products.CHAIN,
         products.BATCH, attentions.ATTENTION, rows.CLASS_LOSSES, rows.ELEMENT_LOSSES,
         rows.SOFTMAX, rows.LAYER_NORM, rows.EMBEDDING, parts.VOCABULARY, rows.SQUARED_ERROR, rows.REDUCTION,
@@ -27,4 +27,4 @@ WIDE_FAMILIES = (
     "coding", "factors", "attention", "losses of elements",
 )  # fmt: skip
 #: Families of vectors that stay as they are, in builds for such CPUs; Oclgrind tracks what is initialised in them.
-ALSO_WIDE = ("batch norm", "adaptive pooling", "dropout")
+ALSO_WIDE = ("batch norm", "batch norm of ranks", "adaptive pooling", "dropout")

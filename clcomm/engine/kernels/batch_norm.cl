@@ -99,3 +99,70 @@ __kernel void batch_norm_grad(__global float *restrict dx, __global float *restr
         }
     }
 }
+
+/* Where several ranks have parts of the batch. */
+
+/* Of this rank's part: the mean of each channel, then the sum of its squares apart from that mean, then the number of
+   elements of a channel. */
+__kernel void moments(__global float *restrict own, __global const float *restrict x, CHANNEL_ARGS) {
+    GROUP_SCRATCH(scratch);
+    FOR_ROWS(c, channels) {
+        const float count = (float)images * size;
+        lanes sums = 0.0f, squares = 0.0f;
+        FOR_CHANNEL(at, left, images) sums += load_lanes(x + at, left, 0.0f);
+        const float mean = GROUP_SUM(lanes_sum(sums), scratch) / count;
+        FOR_CHANNEL(at, left, images) {
+            const lanes apart = load_lanes(x + at, left, mean) - mean;
+            squares += apart * apart;
+        }
+        const float square = GROUP_SUM(lanes_sum(squares), scratch);
+        if (GROUP_LEADER) {
+            own[c] = mean;
+            own[channels + c] = square;
+            if (c == 0) own[2 * channels] = count;
+        }
+    }
+}
+
+/* Mean and variance of each channel over all parts, whose moments are taken in the order of the parts.
+   Source: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979. */
+__kernel void combine_moments(__global float *restrict means, __global float *restrict variances,
+                              __global float *restrict total, __global const float *restrict moments,
+                              __global float *running_mean, __global float *running_variance,
+                              __global const int *batches, float momentum, int statistics, int parts, int channels) {
+    FOR_EACH(c, channels) {
+        float count = 0.0f, mean = 0.0f, square = 0.0f;
+        for (int part = 0; part < parts; ++part) {
+            __global const float *own = moments + part * (2 * channels + 1);
+            const float added = own[2 * channels], sum = count + added, apart = own[c] - mean;
+            mean += apart * (added / sum);
+            square += own[channels + c] + apart * apart * (count * (added / sum));
+            count = sum;
+        }
+        means[c] = mean;
+        variances[c] = square / count;
+        if (c == 0) total[0] = count;
+        if (statistics == TRACKED || statistics == CUMULATIVE) {
+            const float share = statistics == CUMULATIVE ? 1.0f / batches[0] : momentum;
+            track(running_mean + c, mean, share);
+            track(running_variance + c, square / (count - 1.0f), share);
+        }
+    }
+}
+
+/* dx as batch_norm_grad has it, from sums over all parts: of g, then of g n, with `total` elements of a channel. */
+__kernel void batch_norm_dx(__global float *restrict dx, __global const float *restrict g,
+                            __global const float *restrict x, __global const float *restrict means,
+                            __global const float *restrict scales, __global const float *restrict weight,
+                            __global const float *restrict sums, __global const float *restrict total, int parameters,
+                            CHANNEL_ARGS) {
+    FOR_ROWS(c, channels) {
+        const float mean = means[c], scale = scales[c], share = 1.0f / total[0];
+        const float factor = parameters > 0 ? scale * weight[c] : scale;
+        const float mean_up = sums[c] * share, slope = sums[channels + c] * share * scale;
+        FOR_CHANNEL(at, left, images) {
+            const lanes up = load_lanes(g + at, left, 0.0f), apart = load_lanes(x + at, left, mean) - mean;
+            store_lanes(factor * (up - mean_up - apart * slope), dx + at, left);
+        }
+    }
+}

@@ -9,6 +9,7 @@ import numpy as np
 from clcomm.engine import functional as F
 from clcomm.engine.device import Device
 from clcomm.engine.nn.module import Module
+from clcomm.engine.ops.batch_norm import Ranks
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
@@ -52,7 +53,7 @@ class LayerNorm(Module):
         return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
-class _BatchNorm(Module):
+class BatchNorm(Module):
     """A layer that normalises each channel over the batch in training, and by its running statistics in `eval()`.
 
     The weight and the running variance begin as ones, the bias and the running mean as zeros, as PyTorch's.
@@ -70,6 +71,8 @@ class _BatchNorm(Module):
 
     #: Numbers of dimensions that x may have.
     _dims: tuple[int, ...] = ()
+    #: The ranks over whose batches it normalises in training; None: over its own.
+    _ranks: Ranks | None = None
     running_mean: Tensor | None
     running_var: Tensor | None
     num_batches_tracked: Tensor | None
@@ -107,16 +110,17 @@ class _BatchNorm(Module):
         return F.batch_norm(
             x, self.running_mean, self.running_var, self.weight, self.bias,
             self.training or self.running_mean is None, self.momentum, self.eps, batches=self.num_batches_tracked,
+            ranks=self._ranks,
         )  # fmt: skip
 
 
-class BatchNorm1d(_BatchNorm):
+class BatchNorm1d(BatchNorm):
     """x [N, C] or [N, C, L] -> the same, normalised in each channel, times `weight` plus `bias`; see F.batch_norm."""
 
     _dims = (2, 3)
 
 
-class BatchNorm2d(_BatchNorm):
+class BatchNorm2d(BatchNorm):
     """x [N, C, H, W] -> the same, normalised in each channel, times `weight` plus `bias`; see F.batch_norm."""
 
     _dims = (4,)

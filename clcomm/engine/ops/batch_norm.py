@@ -1,11 +1,12 @@
-"""Batch norm with its gradients and running statistics, and group norm."""
+"""Batch norm, of one rank's batch or of several ranks', with its gradients and running statistics, and group norm."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from clcomm.engine.autograd import Op
+from clcomm.engine.ops.blocks import Block, copy_part
 from clcomm.engine.ops.elementwise import add, mul
 from clcomm.engine.ops.layer_norm import layer_norm
 from clcomm.engine.ops.shape import permuted, reshape
@@ -14,6 +15,8 @@ from clcomm.errors import ArgumentError
 
 #: Where the statistics come from, as in batch_norm.cl.
 GIVEN, _OF_BATCH, _TRACKED, _CUMULATIVE = range(4)
+#: The label of what ranks exchange.
+STATISTICS = "batch statistics"
 
 
 class Running(NamedTuple):
@@ -22,6 +25,35 @@ class Running(NamedTuple):
     mean: Tensor
     variance: Tensor
     batches: Tensor | None
+
+
+class Ranks(Protocol):
+    """What this operation needs of the ranks: their parts beside each other, and sums in one order on all of them."""
+
+    size: int
+
+    def gather(self, part: Tensor, axis: int, label: str) -> Tensor:
+        """Return all ranks' parts one after the other along `axis`; collective."""
+
+    def summed(self, x: Tensor, label: str) -> Tensor:
+        """Return the sum of all ranks' x; collective."""
+
+
+def _count(weight: Tensor | None, bias: Tensor | None) -> int:
+    """Return batch_norm.cl's `parameters`."""
+    return (weight is not None) + (bias is not None)
+
+
+def _count_batch(batches: Tensor | None, statistics: int) -> None:
+    """Queue the increase of the number of batches, if running statistics are kept."""
+    if batches is not None and statistics in (_TRACKED, _CUMULATIVE):
+        device = batches.device
+        device.launch(device.kernel("batch_norm", "count_batch"), *device.grid(1), batches)
+
+
+def _grid(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return (global, local) size of a kernel with a row for each channel of x."""
+    return x.device.row_grid(x.shape[1], x.size // x.shape[1])
 
 
 class BatchNorm(Op):
@@ -39,8 +71,7 @@ class BatchNorm(Op):
         values = _turned(x, ctx.sizes) if ctx.turned else x
         y, means, scales = empty(device, x.shape), empty(device, (channels,)), empty(device, (channels,))
         mean, variance, batches = running or (x, x, None)
-        if batches is not None and statistics in (_TRACKED, _CUMULATIVE):
-            device.launch(device.kernel("batch_norm", "count_batch"), *device.grid(1), batches)
+        _count_batch(batches, statistics)
         device.launch(
             device.kernel("batch_norm", "batch_norm"), *_grid(x),
             y, means, scales, values, x if weight is None else weight, x if bias is None else bias, mean, variance,
@@ -67,14 +98,6 @@ class BatchNorm(Op):
         return dx, *(each if ctx.needs[index] else None for index, each in enumerate(sums, 1))
 
 
-def _count(weight: Tensor | None, bias: Tensor | None) -> int:
-    return (weight is not None) + (bias is not None)
-
-
-def _grid(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return x.device.row_grid(x.shape[1], x.size // x.shape[1])
-
-
 def _turned(x: Tensor, sizes: Shape) -> Tensor:
     """Return [N, C] as [C, N], whose sums run along memory."""
     _, channels, images = sizes
@@ -84,6 +107,62 @@ def _turned(x: Tensor, sizes: Shape) -> Tensor:
 def _turned_back(x: Tensor, shape: Shape, out: Tensor) -> Tensor:
     permuted(x.alias((shape[1], shape[0])), (1, 0), wrap(out.device, out.buffer, shape[:2]))
     return out
+
+
+class BatchNormOfRanks(Op):
+    """(x - mean) / sqrt(variance + eps) * weight + bias, where the statistics are those of all ranks' x together.
+
+    Gradients of weight and bias are this rank's. Sums are made in the order of the ranks.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, running: Running | None, statistics: int,
+        momentum: float, eps: float, ranks: Ranks,
+    ) -> Tensor:  # fmt: skip
+        device, channels = x.device, x.shape[1]
+        ctx.ranks, ctx.parameters = ranks, _count(weight, bias)
+        ctx.sizes = x.shape[0], channels, math.prod(x.shape[2:])
+        own = empty(device, (2 * channels + 1,))
+        device.launch(device.kernel("batch_norm", "moments"), *_grid(x), own, x, *ctx.sizes)
+        everyone = ranks.gather(own, 0, STATISTICS)
+        mean, variance, batches = running or (x, x, None)
+        _count_batch(batches, statistics)
+        means, variances, total = empty(device, (channels,)), empty(device, (channels,)), empty(device, (1,))
+        device.launch(
+            device.kernel("batch_norm", "combine_moments"), *device.grid(channels), means, variances, total, everyone,
+            mean, variance, x if batches is None else batches, momentum, statistics, ranks.size, channels,
+        )  # fmt: skip
+        y, means_used, scales = empty(device, x.shape), empty(device, (channels,)), empty(device, (channels,))
+        device.launch(
+            device.kernel("batch_norm", "batch_norm"), *_grid(x),
+            y, means_used, scales, x, x if weight is None else weight, x if bias is None else bias, means, variances,
+            x, 0.0, eps, ctx.parameters, GIVEN, *ctx.sizes,
+        )  # fmt: skip
+        ctx.save(x, weight, means_used, scales, total)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, means, scales, total = ctx.saved
+        device, channels = grad.device, ctx.sizes[1]
+        own = [ctx.out(i) if ctx.needs[i] else empty(device, (channels,)) for i in (1, 2)]
+        factors = x if weight is None else weight
+        device.launch(
+            device.kernel("batch_norm", "batch_norm_grad"), *_grid(grad),
+            x, *own, grad, x, means, scales, factors, ctx.parameters, GIVEN, 0, *ctx.sizes,
+        )  # fmt: skip
+        dx = None
+        if ctx.needs[0]:
+            sums = empty(device, (2 * channels,))
+            for number, each in enumerate((own[1], own[0])):
+                copy_part((channels,), sums, Block(number * channels, (1,)), each, Block(0, (1,)))
+            sums, dx = ctx.ranks.summed(sums, STATISTICS), ctx.out(0)
+            device.launch(
+                device.kernel("batch_norm", "batch_norm_dx"), *_grid(grad),
+                dx, grad, x, means, scales, factors, sums, total, ctx.parameters, *ctx.sizes,
+            )  # fmt: skip
+        return dx, *(each if ctx.needs[index] else None for index, each in enumerate(own, 1))
 
 
 def batch_norm(
@@ -97,6 +176,7 @@ def batch_norm(
     eps: float = 1e-5,
     *,
     batches: Tensor | None = None,
+    ranks: Ranks | None = None,
 ) -> Tensor:
     """Return x [N, C, ...] normalised in each channel, then times `weight` plus `bias`, as PyTorch's batch_norm.
 
@@ -111,6 +191,7 @@ def batch_norm(
         momentum: the share of the batch in the running statistics; None: 1 / `batches`, so that these are means.
         eps: is added to the variance.
         batches: int32 of shape (), the number of batches so far, which training increases by 1.
+        ranks: in training the statistics are those of all these ranks' x; None: of x alone.
 
     Raises ArgumentError for arguments that do not fit, and in training for one element a channel.
     """
@@ -129,7 +210,8 @@ def batch_norm(
     running = None if running_mean is None or running_var is None else Running(running_mean, running_var, batches)
     if not training and running is None:
         raise ArgumentError("batch_norm: expected running_mean and running_var where it does not train, got none")
-    if training and x.size == x.shape[1]:
+    alone = ranks is None or ranks.size == 1
+    if training and alone and x.size == x.shape[1]:
         raise ArgumentError(f"batch_norm: expected more than one element a channel in training, got shape {x.shape}")
     if momentum is None and batches is None and training and running is not None:
         raise ArgumentError("batch_norm: expected batches with momentum None, got none")
@@ -139,9 +221,10 @@ def batch_norm(
     if training:
         statistics = _OF_BATCH if running is None else _CUMULATIVE if momentum is None else _TRACKED
     share = 0.0 if momentum is None else float(momentum)
-    return BatchNorm.apply(
-        x, weight, bias, running=running, statistics=statistics, momentum=share, eps=float(eps)
-    )  # fmt: skip
+    settings = {"running": running, "statistics": statistics, "momentum": share, "eps": float(eps)}
+    if alone or not training:
+        return BatchNorm.apply(x, weight, bias, **settings)
+    return BatchNormOfRanks.apply(x, weight, bias, **settings, ranks=ranks)
 
 
 def group_norm(

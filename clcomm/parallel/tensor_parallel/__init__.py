@@ -1,6 +1,6 @@
 """Models whose layers are divided between ranks: tensor and sequence parallel."""
 
-from clcomm.parallel.tensor_parallel.exchange import Exchange
+from clcomm.parallel.exchange import Exchange
 from clcomm.parallel.tensor_parallel.functions import (
     copy_to_ranks,
     gather_from_ranks,

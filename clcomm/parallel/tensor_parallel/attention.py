@@ -5,7 +5,7 @@ from __future__ import annotations
 from clcomm.engine.nn.attention import MultiheadAttention
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
-from clcomm.parallel.tensor_parallel.exchange import Exchange
+from clcomm.parallel.exchange import Exchange
 from clcomm.parallel.tensor_parallel.linear import RowParallelLinear, column_linear
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from clcomm.engine.autograd import Op
 from clcomm.engine.tensor import Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
-from clcomm.parallel.tensor_parallel.exchange import ACTIVATIONS, INPUT_GRADIENTS, Exchange
+from clcomm.parallel.exchange import ACTIVATIONS, INPUT_GRADIENTS, Exchange
 
 
 class CopyToRanks(Op):

@@ -15,7 +15,7 @@ from clcomm.engine.nn.module import Module
 from clcomm.engine.ops.blocks import Block, copy_part
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor, constant
-from clcomm.parallel.tensor_parallel.exchange import PARAMETER_GRADIENTS, Exchange
+from clcomm.parallel.exchange import PARAMETER_GRADIENTS, Exchange
 
 #: An attribute that holds a parameter: the module, and the name.
 Place = tuple[Module, str]

@@ -15,7 +15,7 @@ from clcomm.engine.ops.broadcasting import launch_broadcast
 from clcomm.engine.ops.matmul import LinearOp, column_sums, multiply
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor, empty
-from clcomm.parallel.tensor_parallel.exchange import ACTIVATIONS, INPUT_GRADIENTS, Exchange
+from clcomm.parallel.exchange import ACTIVATIONS, INPUT_GRADIENTS, Exchange
 from clcomm.parallel.tensor_parallel.functions import gather_from_ranks, reduce_scatter_to_ranks, scatter_to_ranks
 from clcomm.parallel.tensor_parallel.gradients import shared_gradients
 

@@ -14,7 +14,7 @@ from clcomm.engine.parameter import Parameter
 from clcomm.engine.random_stream import RandomStream
 from clcomm.errors import ArgumentError, ClcommError
 from clcomm.launcher import launched_rank
-from clcomm.parallel.tensor_parallel.exchange import Exchange
+from clcomm.parallel.exchange import Exchange
 from clcomm.parallel.tensor_parallel.shards import PARAMETERS, Cut, Shards
 from clcomm.parallel.tensor_parallel.styles import ColumnParallel, SequenceParallel, Style
 from clcomm.sync.agreement import require_agreement

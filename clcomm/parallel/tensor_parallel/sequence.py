@@ -9,7 +9,7 @@ from typing import Any
 
 from clcomm.engine.nn.module import Module
 from clcomm.engine.tensor import Tensor
-from clcomm.parallel.tensor_parallel.exchange import Exchange
+from clcomm.parallel.exchange import Exchange
 from clcomm.parallel.tensor_parallel.functions import gather_from_ranks, scatter_to_ranks
 from clcomm.parallel.tensor_parallel.gradients import Place, shared_gradients
 

@@ -20,7 +20,7 @@ from clcomm.engine.ops.loss import check_reduction
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
-from clcomm.parallel.tensor_parallel.exchange import ACTIVATIONS, Exchange
+from clcomm.parallel.exchange import ACTIVATIONS, Exchange
 
 
 class EmbeddingOfParts(Op):

@@ -1,0 +1,85 @@
+"""SyncBatchNorm: batch norm over the batches of all data-parallel ranks."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any, TypeVar
+
+from clcomm.communicator import Communicator
+from clcomm.engine import Device, Tensor
+from clcomm.engine.nn.module import Module
+from clcomm.engine.nn.norms import BatchNorm
+from clcomm.errors import ArgumentError
+from clcomm.parallel.exchange import Exchange
+
+M = TypeVar("M", bound=Module)
+
+
+class SyncBatchNorm(BatchNorm):
+    """x [N, C, ...] -> the same, normalised in each channel over the batches of all ranks, as PyTorch's SyncBatchNorm.
+
+    Ranks that share a batch then train as one rank with all of it. In training, forward and backward are collective;
+    batches may differ in size. In `eval()` it is a BatchNorm. Statistics are exchanged in shared memory on one host,
+    and summed in rank order.
+
+    Args:
+        num_features: the channels of x.
+        eps, momentum, affine, track_running_stats: as of a BatchNorm.
+        comm: the ranks, such as `mesh["dp"]`.
+        device: where its parameters and buffers are; by default `default_device()`.
+
+    Raises ArgumentError for sizes below 1, and for an x of other dimensions or channels.
+    """
+
+    _dims = (2, 3, 4, 5)
+    _comm: Communicator
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        *,
+        comm: Communicator,
+        device: Device | str | None = None,
+    ):
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device)
+        self._comm = _checked(comm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._ranks is None:
+            self._ranks = Exchange(self._comm, x.device)
+        return super().forward(x)
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: M, comm: Communicator) -> M:
+        """Return the module with a SyncBatchNorm in place of each BatchNorm in it, with its parameters and buffers.
+
+        Args:
+            module: is changed; one that is a BatchNorm itself is replaced.
+            comm: the ranks, such as `mesh["dp"]`.
+        """
+        ranks = Exchange(_checked(comm), next(module.parameters()).device)
+        made: dict[int, Module] = {}  # by the id of the layer, which several modules may share
+        for _, each in tuple(module.named_modules()):
+            for name, inner in tuple(each._modules.items()):
+                if isinstance(inner, BatchNorm) and not isinstance(inner, cls):
+                    setattr(each, name, made.setdefault(id(inner), cls._converted(inner, ranks)))
+        if isinstance(module, BatchNorm) and not isinstance(module, cls):
+            return cls._converted(module, ranks)
+        return module
+
+    @classmethod
+    def _converted(cls, layer: BatchNorm, ranks: Exchange) -> Any:
+        converted: Any = cls.__new__(cls)
+        converted.__dict__.update(copy(layer).__dict__)
+        converted._comm, converted._ranks = ranks.comm, ranks
+        return converted
+
+
+def _checked(comm: Communicator) -> Communicator:
+    if not isinstance(comm, Communicator):
+        raise ArgumentError(f"comm: expected a Communicator, such as mesh['dp'], got {type(comm).__name__}")
+    return comm
