@@ -19,11 +19,12 @@ from clcomm.engine.fold import DeviceFold
 from clcomm.engine.host_buffer import HostBuffer, sees_writes
 from clcomm.engine.ops.blocks import Block, copy_part
 from clcomm.engine.tensor import Shape, Tensor, copy_into, empty
+from clcomm.flat_space.layout import ALIGNMENT
 
 #: Labels under which the Communicator's stats count what layers exchange.
 ACTIVATIONS, INPUT_GRADIENTS, PARAMETER_GRADIENTS = "activations", "input gradients", "parameter gradients"
 #: Elements at whose multiples blocks begin: OpenCL can make sub-buffers there.
-_ALIGNED = 32
+_ALIGNED = ALIGNMENT // 4
 
 T = TypeVar("T")
 
