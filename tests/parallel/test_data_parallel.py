@@ -11,75 +11,27 @@ import pytest
 
 from clcomm import Communicator, DistributedDataParallel, Mesh, Synchronizer
 from clcomm.distributed_optimizer import DistributedOptimizer
-from clcomm.engine import CrossEntropyLoss, Linear, ReLU, Sequential, Tensor
+from clcomm.engine import Linear, Tensor
 from clcomm.engine.nn import Module
 from clcomm.errors import ArgumentError, MismatchError
 from clcomm.optim import SGD
 from tests.helpers import cpu_device, one_line, try_sizes_at_once
 from tests.numpy_models import Model
+from tests.parallel.small_networks import (
+    CLASSES,
+    FEATURES,
+    STEPS,
+    backward,
+    batch_of,
+    freeze,
+    joined,
+    network,
+    require_alike,
+    require_close,
+    trained_alone,
+)  # fmt: skip
 
 pytestmark = pytest.mark.mpi(min_size=1)
-STEPS, BATCH, FEATURES, CLASSES = 50, 4, 6, 5
-#: The bar: relative to the parameters of one rank.
-CLOSE = 1e-4
-
-
-def batch_of(rank: int, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a rank's samples of a step; any rank can compute all."""
-    rng = np.random.default_rng([rank, step])
-    return rng.standard_normal((BATCH, FEATURES)).astype(np.float32), rng.integers(0, CLASSES, BATCH).astype(np.int32)
-
-
-def joined(ranks, step: int) -> tuple[np.ndarray, np.ndarray]:
-    images, labels = zip(*(batch_of(rank, step) for rank in ranks), strict=True)
-    return np.concatenate(images), np.concatenate(labels)
-
-
-def network(seed: int = 0) -> Sequential:
-    device, rng = cpu_device("cpu"), np.random.default_rng(seed)
-    model = Sequential(
-        Linear(FEATURES, 16, device=device), ReLU(), Linear(16, 16, device=device), ReLU(),
-        Linear(16, CLASSES, device=device),
-    )  # fmt: skip
-    for parameter in model.parameters():
-        parameter.copy_from(rng.standard_normal(parameter.shape).astype(np.float32) * 0.3)
-    return model
-
-
-def backward(model, images: np.ndarray, labels: np.ndarray, scale: float = 1.0) -> float:
-    loss = CrossEntropyLoss()(model(Tensor(images, cpu_device("cpu"))), Tensor(labels, cpu_device("cpu")))
-    (loss * scale).backward()
-    return loss.item()
-
-
-def trained_alone(ranks: int, steps: int = STEPS, micro: int = 1, frozen: bool = False) -> dict[str, np.ndarray]:
-    """Return the parameters of one rank that has trained on the samples of all."""
-    model = network()
-    freeze(model, frozen)
-    optimizer = SGD(model, 0.1, momentum=0.9)
-    for step in range(steps):
-        for part in range(micro):
-            backward(model, *joined(range(ranks), step * micro + part), 1 / micro)
-        optimizer.step()
-        optimizer.zero_grad()
-    return model.state_dict()
-
-
-def freeze(model, is_wanted: bool) -> None:
-    if is_wanted:
-        model[0].weight.requires_grad = False
-
-
-def require_close(state, expected) -> None:
-    assert state.keys() == expected.keys()
-    for name, values in state.items():
-        norm = np.linalg.norm(expected[name].astype(np.float64))
-        assert np.linalg.norm(values.astype(np.float64) - expected[name]) <= CLOSE * norm, name
-
-
-def require_alike(comm, state) -> None:
-    mine = [values.tobytes() for values in state.values()]
-    assert all(theirs == mine for theirs in comm.all_gather_object(mine))
 
 
 @pytest.fixture(autouse=True)
@@ -175,137 +127,6 @@ def test_control_flow_may_differ_by_rank_and_leave_parameters_out(auto, overlap,
             share = sum((1.0 + rank) * (number in used(rank, step)) for rank in range(auto.size)) / auto.size
             assert np.allclose(getattr(ddp.module, name).weight.grad.numpy(), share, rtol=1e-6)
         ddp.zero_grad()
-
-
-# --- buffers ---
-
-
-class Buffer:
-    """A buffer with the two methods of the engine's tensors that are used here."""
-
-    def __init__(self, values: np.ndarray):
-        self.values = values
-
-    def numpy(self) -> np.ndarray:
-        return self.values.copy()
-
-    def copy_from(self, values: np.ndarray) -> None:
-        self.values = np.array(values)
-
-
-class Counting(Linear):
-    """A layer with buffers that each forward changes, by the rank's own data."""
-
-    def __init__(self, rank: int):
-        super().__init__(3, 2, device=cpu_device("cpu"))
-        self.mean, self.count = Buffer(np.full(2, float(rank), np.float32)), Buffer(np.array(rank, np.int64))
-
-    def named_buffers(self):
-        yield from (("mean", self.mean), ("count", self.count))
-
-    def forward(self, x):
-        self.seen = self.mean.numpy(), int(self.count.numpy())
-        self.mean.copy_from(self.mean.numpy() + x.numpy().mean())
-        self.count.copy_from(self.count.numpy() + 1)
-        return super().forward(x)
-
-
-@pytest.mark.parametrize("broadcasts", [True, False])
-def test_each_training_forward_begins_with_the_buffers_of_rank_0(auto, broadcasts):
-    model = Counting(auto.rank)
-    ddp = DistributedDataParallel(model, auto, broadcast_buffers=broadcasts)
-    x = Tensor(np.full((1, 3), 1.0 + auto.rank, np.float32), cpu_device("cpu"))
-    if auto.size > 1 and broadcasts:
-        model.mean.copy_from(np.full(2, 100.0 * auto.rank, np.float32))
-        model.count.copy_from(np.array(0))
-    start, whose = model.mean.numpy()[0], 0 if broadcasts else auto.rank
-    first = auto.bcast(start) if broadcasts else start
-    for step in range(3):
-        ddp(x).sum().backward()
-        assert model.seen[0].tolist() == [first + step * (1.0 + whose)] * 2
-        ddp.finish_grad_sync()
-    before = model.mean.numpy()
-    with ddp.no_sync():
-        ddp(x)
-    ddp.eval()
-    ddp(x)  # neither of them communicates
-    assert model.mean.numpy().tolist() == (before + 2 * (1.0 + auto.rank)).tolist()
-    sent = auto.stats.total("broadcast", "buffers")["calls"]
-    assert sent == (3 if broadcasts and auto.size > 1 else 0)
-
-
-# --- uneven inputs ---
-
-
-@pytest.mark.parametrize("by", ["all", "active", "samples"])
-@pytest.mark.parametrize("steps_too", [True, False])
-@pytest.mark.parametrize("kind", ["native", "numpy"])
-def test_ranks_may_run_out_of_batches(auto, by, steps_too, kind):
-    """SGD without momentum, so that a reference in float64 is a few lines."""
-    counts = [2 + (3 * rank) % 5 for rank in range(auto.size)]
-    model = Linear(3, 2, bias=False, device=cpu_device("cpu")) if kind == "native" else Model([("w", np.zeros((3, 2)))])
-    ddp = DistributedDataParallel(model, auto)
-    parameter = model.weight if kind == "native" else model["w"]
-    start = (parameter.numpy() if kind == "native" else parameter.data).astype(np.float64)
-    plain = SGD(model, 0.5) if kind == "native" else None
-
-    def gradient(rank: int, step: int) -> np.ndarray:
-        return np.full(start.shape, (rank + 1) * 10.0**-step)
-
-    def update() -> None:
-        if plain is not None:
-            plain.step()
-        else:
-            parameter.data -= 0.5 * parameter.grad
-        clear()
-
-    def clear() -> None:
-        parameter.grad = None
-
-    with ddp.join(divide_by_initial_world_size=by == "all", step=update if steps_too else None):
-        for step in range(counts[auto.rank]):
-            mine = gradient(auto.rank, step)
-            if kind == "native":
-                rows = Tensor(np.ones((1, start.shape[1]), np.float32), cpu_device("cpu"))
-                (model(rows) * float(mine[0, 0])).sum().backward()
-            else:
-                parameter.grad = mine
-            ddp.finish_grad_sync(samples=auto.rank + 1 if by == "samples" else None)
-            update()
-    expected = start.copy()
-    for step in range(max(counts)):
-        active = [rank for rank in range(auto.size) if step < counts[rank]]
-        weights = {rank: rank + 1.0 if by == "samples" else 1.0 for rank in active}
-        total = auto.size if by == "all" else sum(weights.values())
-        expected -= 0.5 * sum(weights[rank] * gradient(rank, step) for rank in active) / total
-    got = parameter.numpy() if kind == "native" else parameter.data
-    assert np.allclose(got, expected, rtol=1e-5, atol=1e-6)
-    require_alike(auto, {"w": np.array(got)})
-
-
-def test_ranks_that_ran_out_get_the_buffers_of_one_that_did_not(auto):
-    model = Counting(auto.rank)
-    ddp = DistributedDataParallel(model, auto)
-    with ddp.join():
-        for _ in range(1 + auto.rank):
-            x = Tensor(np.full((1, 3), 1.0 + auto.rank, np.float32), cpu_device("cpu"))
-            ddp(x).sum().backward()
-            ddp.finish_grad_sync()
-            ddp.zero_grad()
-    # Of the ranks that took a step the lowest one's mean went on: rank 0's in the first, rank 1's in the second, ...
-    assert model.mean.numpy().tolist() == [sum(1.0 + rank for rank in range(auto.size))] * 2
-    assert int(model.count.numpy()) == auto.size
-
-
-def test_join_is_refused_with_overlap_and_within_another(auto):
-    with (
-        pytest.raises(ArgumentError, match=r"^join: expected overlap_grad_reduce=False"),
-        DistributedDataParallel(network(), auto, overlap_grad_reduce=True).join(),
-    ):
-        pass
-    ddp = DistributedDataParallel(network(), auto)
-    with pytest.raises(ArgumentError, match=r"^join: expected to be entered once"), ddp.join(), ddp.join():
-        pass
 
 
 # --- hooks, clipping, other libraries ---
