@@ -1,4 +1,4 @@
-"""The all-reduces of textbooks as lists of messages: who sends what to whom in which round; arithmetic alone."""
+"""Who does what when, as lists: the messages of textbooks' all-reduces, the work of a pipeline; arithmetic alone."""
 
 from clcomm.schedules.all_reduce import ALGORITHMS, schedule_of
 from clcomm.schedules.schedule import Schedule, Transfer

@@ -1,0 +1,231 @@
+"""Slots: arrays of one length that go from one rank to another, in a ring of places that are used in turn.
+
+The sender waits until the next slot is free, writes it and sends it; the receiver waits until it has arrived, reads it
+in place, as long as it likes, and releases it. Between ranks of one host a slot is memory that both see, and two
+counters say how many were sent and released: nothing is copied. Otherwise each side has slots of its own, and MPI's
+messages fill the receiver's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from clcomm.host_arrays import PAGE, aligned_zeros
+from clcomm.transport.meeting import MeetingPoint
+from clcomm.transport.mpi_messages import Message, Messages
+from clcomm.transport.pending import advance_started
+
+#: Counters are on cache lines of their own, as the two ranks write one each.
+_LINE = 64
+#: Tests of a message before a rank that waits for it gives its core away, and the pauses then.
+_TESTS, _PAUSE_S = 2000, 2e-4
+
+
+class SlotSender(Protocol):
+    """The sender's end."""
+
+    #: The slots' memory: uint8.
+    slots: Sequence[np.ndarray]
+
+    def has_room(self) -> bool:
+        """Return, without blocking, whether the next slot is free."""
+
+    def wait_for_room(self) -> None:
+        """Block until the next slot is free."""
+
+    def next_slot(self) -> int:
+        """Return the index of the next slot to write."""
+
+    def send(self) -> None:
+        """Send the next slot, which is written."""
+
+
+class SlotReceiver(Protocol):
+    """The receiver's end."""
+
+    slots: Sequence[np.ndarray]
+
+    def expect(self, count: int) -> None:
+        """Note that so many slots will be sent from now on; the earlier ones have been received."""
+
+    def has_arrived(self) -> bool:
+        """Return, without blocking, whether the next slot has arrived."""
+
+    def wait_for_arrival(self) -> None:
+        """Block until the next slot has arrived."""
+
+    def take(self) -> int:
+        """Return the index of the next slot, which has arrived; it stays as it is until it is released."""
+
+    def release(self) -> None:
+        """Let the sender use the slot again that was taken first of those that are not released."""
+
+
+def shared_bytes(slots: int, nbytes: int) -> int:
+    """Return the bytes of shared memory that `slots` slots of `nbytes` need."""
+    return PAGE + slots * _stride(nbytes)
+
+
+def _stride(nbytes: int) -> int:
+    return -(-nbytes // PAGE) * PAGE
+
+
+class SharedSlots:
+    """Slots in memory that both ranks see: both ends, of which each rank uses its own.
+
+    Args:
+        memory: `shared_bytes(slots, nbytes)` bytes that begin at a page, zeroed before first use.
+        slots: how many there are.
+        nbytes: the length of each.
+        point: the meeting point of the host's ranks, at which they wait; None: both ends are this rank's, which never
+            waits.
+    """
+
+    name = "shared"
+
+    def __init__(self, memory: np.ndarray, slots: int, nbytes: int, point: MeetingPoint | None):
+        starts = range(PAGE, PAGE + slots * _stride(nbytes), _stride(nbytes))
+        self.slots = [memory[start : start + nbytes] for start in starts]
+        self._sent = memory[:8].view(np.int64).data
+        self._released = memory[_LINE : _LINE + 8].view(np.int64).data
+        self._taken = self._released[0]
+        self._point = point
+
+    # --- the sender ---
+
+    def has_room(self) -> bool:
+        return self._released[0] + len(self.slots) > self._sent[0]
+
+    def wait_for_room(self) -> None:
+        self._wait(self._released, self._sent[0] - len(self.slots) + 1)
+
+    def next_slot(self) -> int:
+        return self._sent[0] % len(self.slots)
+
+    def send(self) -> None:
+        self._advance(self._sent)
+
+    # --- the receiver ---
+
+    def expect(self, count: int) -> None:
+        pass
+
+    def has_arrived(self) -> bool:
+        return self._sent[0] > self._taken
+
+    def wait_for_arrival(self) -> None:
+        self._wait(self._sent, self._taken + 1)
+
+    def take(self) -> int:
+        if self._point is not None:
+            self._point.fence()  # what was written before the counter is read after it
+        self._taken += 1
+        return (self._taken - 1) % len(self.slots)
+
+    def release(self) -> None:
+        self._advance(self._released)
+
+    # --- counters ---
+
+    def _advance(self, counter: memoryview) -> None:
+        if self._point is None:
+            counter[0] += 1
+            return
+        self._point.fence()
+        counter[0] += 1
+        self._point.fence()
+        self._point.wake()
+
+    def _wait(self, counter: memoryview, count: int) -> None:
+        if counter[0] < count:
+            assert self._point is not None, "a rank waits for itself"
+            self._point.wait_for(counter, count)
+
+
+class SentSlots:
+    """The sender's end of slots that go through MPI.
+
+    Args:
+        messages: of the ranks' communicator.
+        receiver: the other rank.
+        tag: sets these messages apart from others between the two.
+        slots: how many there are.
+        nbytes: the length of each.
+    """
+
+    name = "mpi"
+
+    def __init__(self, messages: Messages, receiver: int, tag: int, slots: int, nbytes: int):
+        self.slots = [aligned_zeros(nbytes) for _ in range(slots)]
+        self._start = lambda slot: messages.send(slot, receiver, tag)
+        self._on_way: list[Message | None] = [None] * slots
+        self._sent = 0
+
+    def has_room(self) -> bool:
+        message = self._on_way[self.next_slot()]
+        return message is None or message.done()
+
+    def wait_for_room(self) -> None:
+        _wait_until(self.has_room)
+
+    def next_slot(self) -> int:
+        return self._sent % len(self.slots)
+
+    def send(self) -> None:
+        slot = self.next_slot()
+        self._on_way[slot] = self._start(self.slots[slot])
+        self._sent += 1
+
+    def complete(self) -> None:
+        """Block until everything sent has left."""
+        _wait_until(lambda: all(message is None or message.done() for message in self._on_way))
+
+
+class ReceivedSlots:
+    """The receiver's end of slots that go through MPI; the arguments are those of SentSlots."""
+
+    name = "mpi"
+
+    def __init__(self, messages: Messages, sender: int, tag: int, slots: int, nbytes: int):
+        self.slots = [aligned_zeros(nbytes) for _ in range(slots)]
+        self._start = lambda slot: messages.receive(slot, sender, tag)
+        self._on_way: list[Message | None] = [None] * slots
+        self._expected = self._started = self._taken = self._released = 0
+
+    def expect(self, count: int) -> None:
+        self._expected = self._started + count
+        self._receive()
+
+    def has_arrived(self) -> bool:
+        message = self._on_way[self._taken % len(self.slots)]
+        return self._taken < self._started and message is not None and message.done()
+
+    def wait_for_arrival(self) -> None:
+        _wait_until(self.has_arrived)
+
+    def take(self) -> int:
+        self._taken += 1
+        return (self._taken - 1) % len(self.slots)
+
+    def release(self) -> None:
+        self._released += 1
+        self._receive()
+
+    def _receive(self) -> None:
+        """Start to receive what is expected, as far as slots are free; none is on its way between two steps."""
+        while self._started < min(self._expected, self._released + len(self.slots)):
+            slot = self._started % len(self.slots)
+            self._on_way[slot] = self._start(self.slots[slot])
+            self._started += 1
+
+
+def _wait_until(is_done: Callable[[], bool]) -> None:
+    tests = 0
+    while not is_done():
+        advance_started()
+        tests += 1
+        time.sleep(0 if tests < _TESTS else _PAUSE_S)
