@@ -84,6 +84,15 @@ class GPT(Module):
     def forward(self, tokens: Tensor) -> Tensor:
         return self.lm_head(self.transformer(tokens))
 
+    def pipeline_layers(self) -> list[Module]:
+        """Return modules that compute `forward` one after another, for the stages of a pipeline.
+
+        The first one and the last one share the embedding's weight where it is tied.
+        """
+        body = self.transformer
+        head = _TiedHead(body.wte.weight) if self.lm_head is None else self.lm_head
+        return [_Embeddings(body.wte, body.wpe), *body.h, body.ln_f, head]
+
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross-entropy of logits [N, T, vocabulary] against the tokens [N, T] that come next."""
@@ -106,11 +115,35 @@ class _Transformer(Module):
         self.ln_f = LayerNorm(width, device=device)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        count, context = tokens.shape[-1], self.wpe.weight.shape[0]
-        if tokens.ndim != 2 or count > context:
-            raise ArgumentError(f"tokens: expected [N, T] with T up to {context}, got shape {tokens.shape}")
-        positions = self.wpe.weight[:count]
-        return self.ln_f(self.h(self.wte(tokens) + positions))
+        return self.ln_f(self.h(_embedded(tokens, self.wte, self.wpe)))
+
+
+def _embedded(tokens: Tensor, wte: Embedding, wpe: Embedding) -> Tensor:
+    """Return the sum of token and position embeddings, [N, T, width]."""
+    count, context = tokens.shape[-1], wpe.weight.shape[0]
+    if tokens.ndim != 2 or count > context:
+        raise ArgumentError(f"tokens: expected [N, T] with T up to {context}, got shape {tokens.shape}")
+    return wte(tokens) + wpe.weight[:count]
+
+
+class _Embeddings(Module):
+    """Tokens [N, T] -> [N, T, width], by the embeddings of a transformer."""
+
+    def __init__(self, wte: Embedding, wpe: Embedding):
+        self.wte, self.wpe = wte, wpe
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return _embedded(tokens, self.wte, self.wpe)
+
+
+class _TiedHead(Module):
+    """x [N, T, width] -> logits, by the weight of the token embedding."""
+
+    def __init__(self, weight: Parameter):
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
 
 
 class _Block(Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from clcomm.engine import Device, Generator, Linear, Module, Tensor
+from clcomm.engine import Device, Flatten, Generator, Linear, Module, ReLU, Tensor
 from clcomm.engine import functional as F
 
 
@@ -40,3 +40,7 @@ class MLP(Module):
         x = F.linear(x, self.fc1.weight, self.fc1.bias, relu=True)
         x = F.linear(x, self.fc2.weight, self.fc2.bias, relu=True)
         return self.fc3(x)
+
+    def pipeline_layers(self) -> list[Module]:
+        """Return modules that compute `forward` one after another, for the stages of a pipeline."""
+        return [Flatten(), self.fc1, ReLU(), self.fc2, ReLU(), self.fc3]

@@ -10,9 +10,11 @@ from clcomm.engine import (
     BatchNorm2d,
     Conv2d,
     Device,
+    Flatten,
     Generator,
     Linear,
     Module,
+    ReLU,
     Sequential,
     Tensor,
 )
@@ -91,3 +93,8 @@ class ResNet(Module):
         for stage in range(self.stages):
             x = getattr(self, f"layer{stage + 1}")(x)
         return self.fc(F.flatten(self.avgpool(x), 1))
+
+    def pipeline_layers(self) -> list[Module]:
+        """Return modules that compute `forward` one after another, for the stages of a pipeline."""
+        blocks = [block for stage in range(self.stages) for block in getattr(self, f"layer{stage + 1}")]
+        return [self.conv1, self.bn1, ReLU(), *blocks, self.avgpool, Flatten(), self.fc]

@@ -29,6 +29,7 @@ from clcomm.transport.fused import (
     WAITED_NS,
     FusedReduction,
 )
+from clcomm.transport.host_memory import HostMemory
 from clcomm.transport.meeting import DifferentOperations, Meeting, NoMeeting
 from clcomm.transport.mpi_communicators import address_function
 from clcomm.transport.mpi_resources import closed
@@ -79,6 +80,11 @@ class CollectiveRunner:
 
     def __reduce__(self) -> NoReturn:
         raise no_copy("Communicator", "make another where one is needed")
+
+    @property
+    def host_memory(self) -> HostMemory | None:
+        """The memory that the ranks of this host share, with their meeting point; None where they share none."""
+        return None if self._shared is None else self._shared.memory
 
     # --- observers ---
 
@@ -283,12 +289,16 @@ class CollectiveRunner:
             self.current = outer
 
     @contextmanager
-    def waiting_for(self, operation: str, label: str = "") -> Iterator[None]:
+    def waiting_for(self, operation: str, label: str = "", *, before_next: bool = False) -> Iterator[None]:
         """Show the watchdog that this rank waits in `operation`, such as a message, unless it is in a collective.
 
         Another thread may run a collective meanwhile.
+
+        before_next: whether all ranks have to come to the next collective for the wait to end, so that a rank that
+            leaves the program before it ends the job.
         """
-        mine = self._call(operation, self._base, label, is_counted=False), self._sequence, perf_counter()
+        call = self._call(operation, self._base, label, is_counted=before_next)
+        mine = call, self._sequence + before_next, perf_counter()
         if self.current is None:
             self.current = mine
         try:

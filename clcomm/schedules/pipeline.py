@@ -1,7 +1,7 @@
 """Pipeline schedules: in which order each rank runs the forwards and backwards of its stages; arithmetic alone.
 
-A pipeline cuts a model into stages, stage s on rank s modulo the number of ranks, and a batch into micro-batches. GPipe
-runs all forwards, then all backwards (Huang et al., 2019). 1F1B lets a rank run a backward as soon as it can, so that it
+A pipeline cuts a model into stages, stage s on rank s modulo the number of ranks, and a batch into micro-batches.
+GPipe runs all forwards, then all backwards (Huang et al., 2019). 1F1B runs a backward as soon as it can, so that a rank
 keeps the activations of few micro-batches (Narayanan et al., PipeDream, 2019). Interleaved 1F1B gives each rank several
 stages, which fill and drain the pipeline in smaller pieces (Narayanan et al., Megatron-LM, 2021).
 """
@@ -110,9 +110,7 @@ class PipelineSchedule:
                 raise ArgumentError(f"schedule: {self.name} on {self.ranks} ranks: every rank waits for another")
         return done
 
-    def _earliest(
-        self, action: Action, done: Mapping[Action, Turn], slots: Mapping[int, Slots] | None
-    ) -> float | None:
+    def _earliest(self, action: Action, done: Mapping[Action, Turn], slots: Mapping[int, Slots] | None) -> float | None:
         """Return when what an action needs is there; None: that is not known yet."""
         needed = self.needs(action)
         if slots is not None:
@@ -203,7 +201,7 @@ def pipeline_schedule(name: str, ranks: int, micro_batches: int, chunks: int = 1
             raise ArgumentError(f"chunks: expected 2 or more stages a rank with schedule interleaved, got {chunks}")
         if micro_batches % ranks:
             raise ArgumentError(
-                f"micro_batches: expected a multiple of the {ranks} ranks with schedule interleaved, got {micro_batches}"
+                f"micro_batches: expected a multiple of {ranks} ranks with schedule interleaved, got {micro_batches}"
             )
     elif chunks != 1:
         raise ArgumentError(f"chunks: expected 1 with schedule {name}, got {chunks}; 'interleaved' has more")

@@ -9,13 +9,13 @@ messages fill the receiver's.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
 from clcomm.host_arrays import PAGE, aligned_zeros
-from clcomm.transport.meeting import MeetingPoint
+from clcomm.transport.host_memory import HostMemory
 from clcomm.transport.mpi_messages import Message, Messages
 from clcomm.transport.pending import advance_started
 
@@ -28,8 +28,10 @@ _TESTS, _PAUSE_S = 2000, 2e-4
 class SlotSender(Protocol):
     """The sender's end."""
 
+    #: The transport's: "shared" or "mpi".
+    name: str
     #: The slots' memory: uint8.
-    slots: Sequence[np.ndarray]
+    slots: list[np.ndarray]
 
     def has_room(self) -> bool:
         """Return, without blocking, whether the next slot is free."""
@@ -45,9 +47,10 @@ class SlotSender(Protocol):
 
 
 class SlotReceiver(Protocol):
-    """The receiver's end."""
+    """The receiver's end; its attributes are those of the sender's."""
 
-    slots: Sequence[np.ndarray]
+    name: str
+    slots: list[np.ndarray]
 
     def expect(self, count: int) -> None:
         """Note that so many slots will be sent from now on; the earlier ones have been received."""
@@ -81,19 +84,18 @@ class SharedSlots:
         memory: `shared_bytes(slots, nbytes)` bytes that begin at a page, zeroed before first use.
         slots: how many there are.
         nbytes: the length of each.
-        point: the meeting point of the host's ranks, at which they wait; None: both ends are this rank's, which never
-            waits.
+        host: the host's ranks, at whose meeting point the two wait; None: both ends are this rank's, which never waits.
     """
 
     name = "shared"
 
-    def __init__(self, memory: np.ndarray, slots: int, nbytes: int, point: MeetingPoint | None):
+    def __init__(self, memory: np.ndarray, slots: int, nbytes: int, host: HostMemory | None):
         starts = range(PAGE, PAGE + slots * _stride(nbytes), _stride(nbytes))
         self.slots = [memory[start : start + nbytes] for start in starts]
         self._sent = memory[:8].view(np.int64).data
         self._released = memory[_LINE : _LINE + 8].view(np.int64).data
         self._taken = self._released[0]
-        self._point = point
+        self._host = host
 
     # --- the sender ---
 
@@ -121,8 +123,8 @@ class SharedSlots:
         self._wait(self._sent, self._taken + 1)
 
     def take(self) -> int:
-        if self._point is not None:
-            self._point.fence()  # what was written before the counter is read after it
+        if self._host is not None:
+            self._host.fence()  # what was written before the counter is read after it
         self._taken += 1
         return (self._taken - 1) % len(self.slots)
 
@@ -132,18 +134,18 @@ class SharedSlots:
     # --- counters ---
 
     def _advance(self, counter: memoryview) -> None:
-        if self._point is None:
+        if self._host is None:
             counter[0] += 1
             return
-        self._point.fence()
+        self._host.fence()
         counter[0] += 1
-        self._point.fence()
-        self._point.wake()
+        self._host.fence()
+        self._host.point.wake()
 
     def _wait(self, counter: memoryview, count: int) -> None:
         if counter[0] < count:
-            assert self._point is not None, "a rank waits for itself"
-            self._point.wait_for(counter, count)
+            assert self._host is not None, "a rank waits for itself"
+            self._host.point.wait_for(counter, count)
 
 
 class SentSlots:

@@ -1,4 +1,4 @@
-"""Pipeline schedules: complete, in order, without deadlock at any speed, with the formula's bubble and few activations."""
+"""Pipeline schedules: complete, without deadlock at any speed, with the formula's bubble and few activations."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_drawing_shows_who_runs_what_when():
         (("gpipe", 2, 4, True), "chunks: expected a whole number of at least 1, got True"),
         (("gpipe", 2, 4, 2), "chunks: expected 1 with schedule gpipe, got 2"),
         (("interleaved", 2, 4, 1), "chunks: expected 2 or more stages a rank with schedule interleaved, got 1"),
-        (("interleaved", 4, 6, 2), "micro_batches: expected a multiple of the 4 ranks with schedule interleaved, got 6"),
+        (("interleaved", 4, 6, 2), "micro_batches: expected a multiple of 4 ranks with schedule interleaved, got 6"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_numbers(given, message):

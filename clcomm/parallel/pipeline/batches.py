@@ -1,0 +1,91 @@
+"""Batches of a pipeline: compared between the ranks, and cut into micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from clcomm.communicator import Communicator
+from clcomm.engine.device import Device
+from clcomm.engine.tensor import Shape, Tensor
+from clcomm.errors import ArgumentError, MismatchError
+from clcomm.sync.agreement import CHECKS, digest
+
+#: Shape and dtype of a batch; None: this rank has none.
+Form = tuple[Shape, str] | None
+
+
+class BatchCheck:
+    """Compares the ranks' batches; what was found once is compared by hashes alone.
+
+    Args:
+        comm: the pipeline's ranks.
+        micro_batches: into how many parts a batch is cut.
+    """
+
+    def __init__(self, comm: Communicator, micro_batches: int):
+        self._comm, self._micro_batches = comm, micro_batches
+        self._agreed: dict[bytes, tuple[Shape, str]] = {}
+
+    def agreed(self, inputs: Any, targets: Any, *, needs_targets: bool) -> tuple[Shape, str]:
+        """Return shape and dtype of the pipeline's inputs; collective.
+
+        Raises:
+            ArgumentError: the first rank has no inputs or the last one no targets, or the batch cannot be cut; on
+                every rank.
+            MismatchError: ranks that have inputs, or targets, have different ones; on every rank.
+        """
+        own = _form("inputs", inputs), _form("targets", targets)
+        rows = self._comm.all_gather(np.frombuffer(digest(repr((own, needs_targets)).encode()), np.uint8), label=CHECKS)
+        key = rows.tobytes()
+        if key not in self._agreed:
+            everyone = self._comm.all_gather_object((*own, needs_targets), label=CHECKS)
+            self._agreed[key] = self._checked(everyone)
+        return self._agreed[key]
+
+    def _checked(self, everyone: Sequence[tuple[Form, Form, bool]]) -> tuple[Shape, str]:
+        if len({each[2] for each in everyone}) > 1:
+            training = [rank for rank, each in enumerate(everyone) if each[2]]
+            raise MismatchError(
+                f"pipeline: expected the same call on every rank, got one with targets on "
+                f"{self._comm.name_ranks(training)} alone"
+            )
+        for index, name in ((0, "inputs"), (1, "targets")):
+            known = {rank: each[index] for rank, each in enumerate(everyone) if each[index] is not None}
+            if len(set(known.values())) > 1:
+                text = "; ".join(f"{form} on {self._comm.name_ranks([rank])}" for rank, form in known.items())
+                raise MismatchError(
+                    f"{name}: expected the same shape and dtype on every rank that has them, got {text}"
+                )
+        first, last, needs_targets = everyone[0][0], everyone[-1][1], everyone[0][2]
+        if first is None:
+            raise ArgumentError(f"inputs: expected an array on {self._comm.name_ranks([0])}, got None")
+        if needs_targets and last is None:
+            raise ArgumentError(f"targets: expected an array on {self._comm.name_ranks([len(everyone) - 1])}, got None")
+        size = first[0][0]
+        if size % self._micro_batches:
+            raise ArgumentError(
+                f"inputs: expected a batch that {self._micro_batches} micro-batches divide, got {size} samples"
+            )
+        if last is not None and last[0][0] != size:
+            raise ArgumentError(f"targets: expected {size}, one for each input, got {last[0][0]}")
+        return first
+
+
+def micro_batches(values: Any, count: int, device: Device) -> list[Tensor]:
+    """Return the parts of a batch as tensors; values: an array, or a Tensor."""
+    size = values.shape[0] // count
+    parts = [values[number * size : (number + 1) * size] for number in range(count)]
+    return [part if isinstance(part, Tensor) else Tensor(part, device) for part in parts]
+
+
+def _form(name: str, values: Any) -> Form:
+    if values is None:
+        return None
+    if not isinstance(values, (np.ndarray, Tensor)) or not values.ndim or not values.shape[0]:
+        got = f"shape {values.shape}" if hasattr(values, "shape") else type(values).__name__
+        raise ArgumentError(f"{name}: expected an array or a Tensor of samples, got {got}")
+    is_whole = values.dtype.kind in "iu"
+    return tuple(values.shape), np.dtype(np.int32 if is_whole else np.float32).str

@@ -1,0 +1,155 @@
+"""Runs a schedule's actions on one rank: forwards and backwards of its stages, and the messages between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import perf_counter
+from typing import NamedTuple
+
+from clcomm.communicator import Communicator
+from clcomm.engine.autograd import no_grad
+from clcomm.engine.device import Device
+from clcomm.engine.tensor import Tensor
+from clcomm.parallel.pipeline.boundaries import Boundaries
+from clcomm.parallel.pipeline.boundary import Arrived, Inbox
+from clcomm.parallel.pipeline.stage import Stage
+from clcomm.schedules.pipeline import Action, PipelineSchedule
+from clcomm.stats.events import TimedPhase
+
+#: The names of the phases.
+FORWARD, BACKWARD = "forward", "backward"
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Batch(NamedTuple):
+    """A batch in micro-batches: the first stage's inputs and the last one's targets, each where it is needed."""
+
+    inputs: Sequence[Tensor]
+    targets: Sequence[Tensor]
+
+
+class Executor:
+    """Runs the stages of one rank.
+
+    Args:
+        comm: the pipeline's ranks.
+        device: of this rank.
+        schedule: the actions of all ranks.
+        stages: this rank's, by number.
+        loss: called with the last stage's result and the targets.
+
+    Attributes:
+        turns: when this rank ran each action of the last step, by time.perf_counter(), in order.
+        peak_bytes: the most bytes of activations that this rank has kept at once: what forwards left for their
+            backwards, and what was received and not released.
+    """
+
+    def __init__(
+        self, comm: Communicator, device: Device, schedule: PipelineSchedule, stages: Mapping[int, Stage], loss: Loss
+    ):
+        self._comm, self._device, self._schedule, self._stages = comm, device, schedule, stages
+        self._loss = loss
+        self._last = schedule.stages - 1
+        self._alive: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # inputs and results of forwards
+        self._base_bytes = 0
+        self.turns: list[tuple[Action, float, float]] = []
+        self.peak_bytes = 0
+
+    # --- a step ---
+
+    def train(self, boundaries: Boundaries, batch: Batch) -> list[float]:
+        """Run all forwards and backwards; return the losses of the micro-batches on the last stage's rank."""
+        losses: list[Tensor] = []
+        self._begin([*boundaries.inputs.values(), *boundaries.gradients.values()])
+        for action in self._schedule.actions[self._comm.rank]:
+            if action.is_forward:
+                y = self._forward(boundaries, batch, action)
+                if action.stage == self._last:
+                    losses.append(y)
+            else:
+                self._backward(boundaries, action)
+        self._end(boundaries)
+        return [float(each.item()) for each in losses]
+
+    def evaluate(self, boundaries: Boundaries, batch: Batch) -> list[Tensor]:
+        """Run all forwards; return the last stage's results, or losses where there are targets, on its rank."""
+        results: list[Tensor] = []
+        self._begin(boundaries.inputs.values())
+        with no_grad():
+            for action in self._schedule.actions[self._comm.rank]:
+                if action.is_forward:
+                    y = self._forward(boundaries, batch, action)
+                    del self._alive[action.stage, action.micro_batch]
+                    if action.stage:
+                        boundaries.inputs[action.stage].release()
+                    if action.stage == self._last:
+                        results.append(y)
+        self._end(boundaries)
+        return results
+
+    def _begin(self, receiving: Iterable[Inbox]) -> None:
+        self._alive.clear()
+        self.turns = []
+        self._base_bytes = self._device.active_bytes
+        for inbox in receiving:
+            inbox.expect(self._schedule.micro_batches)
+
+    def _end(self, boundaries: Boundaries) -> None:
+        for outbox in (*boundaries.outputs.values(), *boundaries.input_gradients.values()):
+            outbox.complete()
+
+    # --- actions ---
+
+    def _forward(self, boundaries: Boundaries, batch: Batch, action: Action) -> Tensor:
+        """Run a stage on a micro-batch, send the result on, and return it; of the last stage with targets the loss."""
+        number, m, _ = action
+        x = boundaries.inputs[number].receive(m) if number else batch.inputs[m]
+        began_s = perf_counter()
+        with self._phase(FORWARD, number, m):
+            y = self._stages[number](x)
+            if number == self._last and batch.targets:
+                y = self._loss(y, batch.targets[m])
+            self._device.finish()
+        self.turns.append((action, began_s, perf_counter()))
+        self._alive[number, m] = x, y
+        self._note_peak(boundaries)
+        outbox = boundaries.outputs.get(number)
+        if outbox is not None:
+            outbox.reserve(m).put(y)
+            outbox.send()
+            if y._node is not None:
+                y.buffer = None  # backward begins at its node: only an operation that kept the values needs them
+        return y
+
+    def _backward(self, boundaries: Boundaries, action: Action) -> None:
+        """Add a micro-batch's gradients to those of a stage's parameters, and send on that of its input."""
+        number, m, _ = action
+        x, y = self._alive.pop((number, m))
+        inbox, outbox = boundaries.gradients.get(number), boundaries.input_gradients.get(number)
+        gradient: Tensor | float = 1 / self._schedule.micro_batches
+        if inbox is not None:
+            gradient = inbox.receive(m)
+        slot = None if outbox is None else outbox.reserve(m)
+        if slot is not None and isinstance(x, Arrived):
+            x.gradient_place = None if slot.is_staged else slot.tensor
+        began_s = perf_counter()
+        with self._phase(BACKWARD, number, m):
+            if y.requires_grad and (inbox is not None or number == self._last):
+                y.backward(gradient)
+            self._device.finish()
+        self.turns.append((action, began_s, perf_counter()))
+        if outbox is not None and slot is not None:
+            slot.put(x.grad)
+            x.grad = None
+            outbox.send()
+        if inbox is not None:
+            inbox.release()
+        if number:
+            boundaries.inputs[number].release()
+
+    def _phase(self, name: str, stage: int, micro_batch: int) -> TimedPhase:
+        return self._comm.phase(name, f"stage {stage}", stage=stage, **{"micro-batch": micro_batch})
+
+    def _note_peak(self, boundaries: Boundaries) -> None:
+        kept = self._device.active_bytes - self._base_bytes + boundaries.held_bytes
+        self.peak_bytes = max(self.peak_bytes, kept)

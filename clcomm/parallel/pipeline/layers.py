@@ -1,0 +1,86 @@
+"""The layers of a model in their order, and what they cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from clcomm.communicator import Communicator
+from clcomm.engine.autograd import no_grad
+from clcomm.engine.nn import Module, Sequential
+from clcomm.engine.nn.module import evaluating
+from clcomm.engine.tensor import Tensor
+from clcomm.errors import ArgumentError
+
+COSTS = "costs"
+
+
+def layers_of(model: Any) -> list[Module]:
+    """Return the modules that compute a model one after another.
+
+    They are those of a Sequential, or what `model.pipeline_layers()` returns: modules whose parameters and buffers are
+    the model's. Raises ArgumentError for a model that offers none.
+    """
+    offered: Callable[[], Sequence[Module]] | None = getattr(model, "pipeline_layers", None)
+    if offered is not None:
+        layers = list(offered())
+    elif isinstance(model, Sequential):
+        layers = list(model)
+    else:
+        raise ArgumentError(
+            f"model: expected a Sequential, or a Module with pipeline_layers(), got {type(model).__name__}"
+        )
+    if not layers or not all(isinstance(layer, Module) for layer in layers):
+        got = ", ".join(type(layer).__name__ for layer in layers) or "none"
+        raise ArgumentError(f"pipeline_layers: expected modules, got {got}")
+    return layers
+
+
+def parameter_costs(layers: Sequence[Module]) -> list[float]:
+    """Return the number of each layer's trainable values, as a rough estimate of what it computes."""
+    return [float(layer.parameter_count()) for layer in layers]
+
+
+def measured_costs(model: Module, sample: Any, comm: Communicator | None = None, repeats: int = 3) -> list[float]:
+    """Return the seconds of each layer's forward and backward, for `Pipeline(costs=...)`.
+
+    Rank 0 measures and all ranks get its figures, so that all cut alike: `comm` holds all ranks of the job, not those
+    of one axis. Collective. The model computes as in evaluation, and its parameters' gradients are dropped.
+
+    Args:
+        model: the whole model.
+        sample: a micro-batch of inputs.
+        comm: the ranks; None: this one.
+        repeats: how often each layer runs; the shortest time counts.
+    """
+    costs = _measured(model, sample, repeats) if comm is None or comm.rank == 0 else []
+    return costs if comm is None else comm.broadcast_object(costs, label=COSTS)
+
+
+def _measured(model: Module, sample: Any, repeats: int) -> list[float]:
+    layers = layers_of(model)
+    device = next(model.parameters()).device
+    x = sample if isinstance(sample, Tensor) else Tensor(np.asarray(sample), device)
+    costs = []
+    with evaluating(model):
+        for layer in layers:
+            costs.append(min(_seconds(layer, x) for _ in range(repeats + 1)))  # the first run builds kernels
+            with no_grad():
+                x = layer(x)
+    model.zero_grad()
+    return costs
+
+
+def _seconds(layer: Module, x: Tensor) -> float:
+    leaf = x.detach()
+    leaf.requires_grad = leaf.dtype == np.float32
+    x.device.finish()
+    began_s = time.perf_counter()
+    y = layer(leaf)
+    if y.requires_grad:
+        y.backward(1.0)
+    x.device.finish()
+    return time.perf_counter() - began_s

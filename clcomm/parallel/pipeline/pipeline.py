@@ -1,0 +1,269 @@
+"""Pipeline: a model whose layers are divided between ranks, trained on micro-batches by a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from time import perf_counter
+from typing import Any, NoReturn
+
+import numpy as np
+
+from clcomm.clipping import CLIPPING, clip_coefficient, global_norm
+from clcomm.communicator import Communicator
+from clcomm.engine import functional as F
+from clcomm.engine.autograd import no_grad
+from clcomm.engine.nn import Module
+from clcomm.engine.parameter import Parameter
+from clcomm.engine.tensor import Tensor
+from clcomm.errors import ArgumentError, no_copy
+from clcomm.parallel.mesh import Mesh
+from clcomm.parallel.pipeline.batches import BatchCheck, micro_batches
+from clcomm.parallel.pipeline.boundaries import Boundaries, Passing, find_passing
+from clcomm.parallel.pipeline.executor import Batch, Executor, Loss
+from clcomm.parallel.pipeline.plan import LAYERS, agreed_plan
+from clcomm.parallel.pipeline.stage import ModelPart, Stage, tied_parameters
+from clcomm.parallel.pipeline.tied import TiedParameters
+from clcomm.parallel.pipeline.times import Bubble, StepTimes
+from clcomm.schedules.pipeline import INTERLEAVED, ONE_F_ONE_B, PipelineSchedule
+
+#: The name of a mesh's axis of pipeline-parallel ranks, in any case of letters.
+PIPELINE_PARALLEL = "pp"
+LOSS, STATE = "loss", "state"
+#: The most shapes of batches whose channels are kept.
+_MOST_SHAPES = 4
+
+
+class Pipeline:
+    """A model in stages on the ranks of `comm`, each of which keeps the parameters of its own stages alone.
+
+    Stage s, of `chunks` times as many as ranks, is on rank s modulo their number. A batch goes through the stages in
+    micro-batches of equal size: `step` adds the gradients of the mean of their losses to those of `module`, which an
+    optimizer, or a DistributedDataParallel along a mesh's other axis, takes like any module's. Layers that compare
+    samples, such as batch norm, see a micro-batch at a time. Creating one is collective; all ranks give equal models,
+    and should keep no reference to theirs, so that the other stages' memory is freed.
+
+    Args:
+        model: a Sequential, or a Module whose `pipeline_layers()` returns modules that compute it one after another.
+        comm: the ranks, such as `mesh["pp"]`; a Mesh: its axis "pp".
+        loss: `loss(output, target)` of a micro-batch, the mean over its samples.
+        micro_batches: into how many parts a batch is cut.
+        schedule: "gpipe", "1f1b" or "interleaved".
+        chunks: stages a rank; by default 2 with "interleaved", else 1.
+        cut: "layers": stages of equally many layers that have parameters, each with those behind it that have none;
+            "parameters": of as equal numbers of parameters as possible; or the first layer of each stage, from 0 on.
+        costs: of each layer, such as `measured_costs` returns: the most expensive stage becomes as cheap as possible.
+            Instead of `cut`.
+
+    Attributes:
+        module: this rank's parameters and buffers, named as in the whole model.
+        schedule: the PipelineSchedule: its `drawing()`, its `bubble`.
+        starts: the first layer of each stage.
+        peak_activation_bytes: the most bytes of activations that this rank has kept at once, received ones included.
+
+    Raises:
+        ArgumentError: an argument is invalid, such as more stages than layers; on every rank.
+        MismatchError: ranks differ in the model or in an argument; on every rank.
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        comm: Communicator | Mesh,
+        *,
+        loss: Loss,
+        micro_batches: int,
+        schedule: str = ONE_F_ONE_B,
+        chunks: int | None = None,
+        cut: str | Sequence[int] = LAYERS,
+        costs: Sequence[float] | None = None,
+    ):
+        self.comm = comm = _pipeline_ranks(comm)
+        if chunks is None:
+            chunks = 2 if schedule == INTERLEAVED else 1
+        layers, self.schedule, self.starts = agreed_plan(comm, model, (schedule, micro_batches, chunks), cut, costs)
+        starts = [*self.starts, len(layers)]
+        per_stage = [layers[starts[number] : starts[number + 1]] for number in range(self.schedule.stages)]
+        own = range(comm.rank, self.schedule.stages, comm.size)
+        self._names = tuple(model._state())
+        self.module = ModelPart(model, (layer for number in own for layer in per_stage[number]))
+        self._stages = {number: Stage(number, per_stage[number]) for number in own}
+        self.device = next(model.parameters()).device
+        self._tied = _tied(comm, self.schedule, per_stage)
+        self._tied.give_values()
+        self._executor = Executor(comm, self.device, self.schedule, self._stages, loss)
+        self._check = BatchCheck(comm, self.schedule.micro_batches)
+        self._times = StepTimes()
+        self._boundaries: dict[tuple[tuple[int, ...], str], Boundaries] = {}
+
+    def __reduce__(self) -> NoReturn:
+        raise no_copy("Pipeline", "make another where one is needed")
+
+    # --- a step ---
+
+    def step(self, inputs: Any, targets: Any) -> float:
+        """Run forward and backward of a batch, and return the mean of the micro-batches' losses; collective.
+
+        Gradients are added to those that `module` has.
+
+        Args:
+            inputs: an array or Tensor of samples; needed on the first rank, None elsewhere is fine.
+            targets: likewise for the loss; needed on the last rank.
+
+        Raises:
+            ArgumentError: one is missing where it is needed, or the batch cannot be cut; on every rank.
+            MismatchError: ranks have different ones; on every rank.
+        """
+        boundaries, batch = self._prepare(inputs, targets, needs_targets=True)
+        began_s = perf_counter()
+        losses = self._executor.train(boundaries, batch)
+        self._times.add(began_s, self._executor.turns)
+        self._tied.sum_gradients()
+        return self._mean_loss(losses)
+
+    def evaluate(self, inputs: Any, targets: Any) -> float:
+        """Return the mean of the micro-batches' losses, without gradients; collective. Arguments as for `step`."""
+        boundaries, batch = self._prepare(inputs, targets, needs_targets=True)
+        return self._mean_loss([float(each.item()) for each in self._executor.evaluate(boundaries, batch)])
+
+    def forward(self, inputs: Any) -> Tensor | None:
+        """Return the model's result for a batch on the last rank, None on the others, without a tape; collective.
+
+        inputs: as for `step`.
+        """
+        boundaries, batch = self._prepare(inputs, None, needs_targets=False)
+        results = self._executor.evaluate(boundaries, batch)
+        self.comm.barrier()  # no rank goes on while others still wait for it
+        with no_grad():
+            return F.concat(results, 0) if results else None
+
+    __call__ = forward
+
+    def _prepare(self, inputs: Any, targets: Any, *, needs_targets: bool) -> tuple[Boundaries, Batch]:
+        shape, dtype = self._check.agreed(inputs, targets, needs_targets=needs_targets)
+        count, rank = self.schedule.micro_batches, self.comm.rank
+        boundaries = self._boundaries_for((shape[0] // count, *shape[1:]), dtype)
+        is_last = rank == self.schedule.rank_of(self.schedule.stages - 1)
+        batch = Batch(
+            micro_batches(inputs, count, self.device) if rank == 0 else (),
+            micro_batches(targets, count, self.device) if is_last and needs_targets else (),
+        )
+        return boundaries, batch
+
+    def _boundaries_for(self, shape: tuple[int, ...], dtype: str) -> Boundaries:
+        found = self._boundaries.pop((shape, dtype), None)
+        if found is None:
+            while len(self._boundaries) >= _MOST_SHAPES:
+                self._boundaries.pop(next(iter(self._boundaries)))
+            first = Passing(shape, dtype)
+            passing = find_passing(self.comm, self.device, self.schedule, self._stages, self.module, first)
+            found = Boundaries(self.comm, self.device, self.schedule, passing)
+        self._boundaries[shape, dtype] = found  # the latest again
+        return found
+
+    def _mean_loss(self, losses: Sequence[float]) -> float:
+        mean = np.array([np.mean(losses) if losses else 0.0])
+        return float(self.comm.broadcast(mean, self.comm.size - 1, label=LOSS)[0])
+
+    # --- parameters ---
+
+    def parameters(self) -> Iterator[Parameter]:
+        """Yield this rank's parameters."""
+        return self.module.parameters()
+
+    def zero_grad(self) -> None:
+        """Drop this rank's gradients."""
+        self.module.zero_grad()
+
+    def train(self, mode: bool = True) -> Pipeline:
+        """Set `training` on this rank's modules; return the pipeline."""
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> Pipeline:
+        """Set `training` to False on this rank's modules; return the pipeline."""
+        return self.train(False)
+
+    def clip_grad_norm(self, max_norm: float) -> float:
+        """Scale the gradients so that the norm of all stages' together is at most `max_norm`; return it before.
+
+        Collective; after the data-parallel mean, if there is one. See `clcomm.clip_grad_norm`.
+        """
+        if isinstance(max_norm, bool) or not isinstance(max_norm, (int, float)) or not 0 < max_norm < np.inf:
+            raise ArgumentError(f"max_norm: expected a number above 0, got {max_norm!r}")
+        own = [(each, each.grad.numpy()) for each in self.parameters() if each.grad is not None]
+        counted = [values for each, values in own if not self._tied.is_counted_elsewhere(each)]
+        with self.comm.phase(CLIPPING):
+            norm = global_norm(self.comm, [values.reshape(-1) for values in counted])
+            coefficient = clip_coefficient(norm, max_norm)
+            if coefficient != 1.0:
+                for parameter, values in own:
+                    gradient = parameter.grad
+                    assert gradient is not None
+                    gradient.copy_from(values * np.float32(coefficient))
+        return norm
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return the whole model's parameters and buffers, on every rank, by their names there; collective."""
+        parts = self.comm.all_gather_object(self.module.state_dict(), label=STATE)
+        found = {name: values for part in reversed(parts) for name, values in part.items()}
+        return {name: found[name] for name in self._names if name in found}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Overwrite this rank's parameters and buffers with those of a whole model.
+
+        Raises ArgumentError, changing nothing, where names or shapes do not fit.
+        """
+        missing, unknown = sorted({*self._names} - state.keys()), sorted(state.keys() - {*self._names})
+        if missing or unknown:
+            raise ArgumentError(
+                f"state_dict: expected the whole model's names; missing {missing or 'none'}, "
+                f"unknown {unknown or 'none'}"
+            )
+        self.module.load_state_dict({name: state[name] for name in self.module._state()})
+
+    # --- figures ---
+
+    @property
+    def peak_activation_bytes(self) -> int:
+        """The most bytes of activations that this rank has kept at once, received ones included."""
+        return self._executor.peak_bytes
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the slots between this rank's stages and others, for the latest shape of batches."""
+        return next(reversed(self._boundaries.values())).nbytes if self._boundaries else 0
+
+    def bubble(self) -> Bubble:
+        """Return the share of time in which ranks did not compute, in the steps since `reset_times`; collective."""
+        return self._times.bubble(self.comm, self.schedule.bubble)
+
+    def reset_times(self) -> None:
+        """Forget the steps' times and the peak of activations."""
+        self._times.reset()
+        self._executor.peak_bytes = 0
+
+
+def _pipeline_ranks(comm: Communicator | Mesh) -> Communicator:
+    """Return the ranks of the stages; ArgumentError for what has none."""
+    if isinstance(comm, Mesh):
+        name = next((name for name in comm.shape if name.lower() == PIPELINE_PARALLEL), None)
+        if name is None:
+            raise ArgumentError(f"comm: expected a Mesh with an axis pp, got the axes {', '.join(comm.shape)}")
+        return comm[name]
+    if not isinstance(comm, Communicator):
+        raise ArgumentError(f"comm: expected a Communicator or a Mesh, got {type(comm).__name__}")
+    return comm
+
+
+def _tied(comm: Communicator, schedule: PipelineSchedule, per_stage: Sequence[Sequence[Module]]) -> TiedParameters:
+    """Return this rank's part of the parameters that stages of several ranks share; collective."""
+    by_id = {id(each): each for layers in per_stage for layer in layers for each in layer.parameters()}
+    shared: list[list[int]] = []
+    own = {}
+    for key, users in tied_parameters(per_stage):
+        ranks = sorted({schedule.rank_of(number) for number in users})
+        if len(ranks) > 1:
+            if comm.rank in ranks:
+                own[len(shared)] = by_id[key]
+            shared.append(ranks)
+    return TiedParameters(comm, shared, own)
