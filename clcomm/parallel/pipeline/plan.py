@@ -74,6 +74,8 @@ def _starts(
         if cut not in (LAYERS, PARAMETERS):
             raise ArgumentError(f"cut: expected 'layers', 'parameters' or the first layer of each stage, got {cut!r}")
         if cut == LAYERS:
-            return cuts.by_number([any(each.parameters()) for each in layers], schedule.stages, schedule.chunks)
+            return cuts.by_number(
+                [next(each.parameters(), None) is not None for each in layers], schedule.stages, schedule.chunks
+            )
         return cuts.by_cost(parameter_costs(layers), schedule.stages)
     return cuts.checked(cut, len(layers), schedule.stages)
