@@ -74,11 +74,21 @@ class BatchCheck:
         return first
 
 
-def micro_batches(values: Any, count: int, device: Device) -> list[Tensor]:
-    """Return the parts of a batch as tensors; values: an array, or a Tensor."""
-    size = values.shape[0] // count
-    parts = [values[number * size : (number + 1) * size] for number in range(count)]
-    return [part if isinstance(part, Tensor) else Tensor(part, device) for part in parts]
+class MicroBatches:
+    """A batch in parts of equal size, each brought to the device when it is needed.
+
+    Args:
+        values: an array, or a Tensor.
+        count: the number of parts.
+        device: for arrays.
+    """
+
+    def __init__(self, values: Any, count: int, device: Device):
+        self._values, self._size, self._device = values, values.shape[0] // count, device
+
+    def __getitem__(self, number: int) -> Tensor:
+        part = self._values[number * self._size : (number + 1) * self._size]
+        return part if isinstance(part, Tensor) else Tensor(part, self._device)
 
 
 def _form(name: str, values: Any) -> Form:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ from clcomm.communicator import Communicator
 from clcomm.engine.autograd import no_grad
 from clcomm.engine.device import Device
 from clcomm.engine.tensor import Tensor
+from clcomm.parallel.pipeline.batches import MicroBatches
 from clcomm.parallel.pipeline.boundaries import Boundaries
 from clcomm.parallel.pipeline.boundary import Arrived, Inbox
 from clcomm.parallel.pipeline.stage import Stage
@@ -22,10 +23,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Batch(NamedTuple):
-    """A batch in micro-batches: the first stage's inputs and the last one's targets, each where it is needed."""
+    """A batch in micro-batches: the first stage's inputs and the last one's targets; None where they are not needed."""
 
-    inputs: Sequence[Tensor]
-    targets: Sequence[Tensor]
+    inputs: MicroBatches | None
+    targets: MicroBatches | None
 
 
 class Executor:
@@ -103,11 +104,16 @@ class Executor:
     def _forward(self, boundaries: Boundaries, batch: Batch, action: Action) -> Tensor:
         """Run a stage on a micro-batch, send the result on, and return it; of the last stage with targets the loss."""
         number, m, _ = action
-        x = boundaries.inputs[number].receive(m) if number else batch.inputs[m]
+        x: Tensor
+        if number:
+            x = boundaries.inputs[number].receive(m)
+        else:
+            assert batch.inputs is not None, "the first stage without inputs"
+            x = batch.inputs[m]
         began_s = perf_counter()
         with self._phase(FORWARD, number, m):
             y = self._stages[number](x)
-            if number == self._last and batch.targets:
+            if number == self._last and batch.targets is not None:
                 y = self._loss(y, batch.targets[m])
             self._device.finish()
         self.turns.append((action, began_s, perf_counter()))

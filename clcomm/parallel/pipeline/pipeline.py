@@ -17,7 +17,7 @@ from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError, no_copy
 from clcomm.parallel.mesh import Mesh
-from clcomm.parallel.pipeline.batches import BatchCheck, micro_batches
+from clcomm.parallel.pipeline.batches import BatchCheck, MicroBatches
 from clcomm.parallel.pipeline.boundaries import Boundaries, Passing, find_passing
 from clcomm.parallel.pipeline.executor import Batch, Executor, Loss
 from clcomm.parallel.pipeline.plan import LAYERS, agreed_plan
@@ -144,8 +144,8 @@ class Pipeline:
         boundaries = self._boundaries_for((shape[0] // count, *shape[1:]), dtype)
         is_last = rank == self.schedule.rank_of(self.schedule.stages - 1)
         batch = Batch(
-            micro_batches(inputs, count, self.device) if rank == 0 else (),
-            micro_batches(targets, count, self.device) if is_last and needs_targets else (),
+            MicroBatches(inputs, count, self.device) if rank == 0 else None,
+            MicroBatches(targets, count, self.device) if is_last and needs_targets else None,
         )
         return boundaries, batch
 
@@ -154,6 +154,8 @@ class Pipeline:
         if found is None:
             while len(self._boundaries) >= _MOST_SHAPES:
                 self._boundaries.pop(next(iter(self._boundaries)))
+            if any(each.requires_grad for each in self.parameters()):
+                self.module.flat_space()  # so that gradients have their memory before activations are counted
             first = Passing(shape, dtype)
             passing = find_passing(self.comm, self.device, self.schedule, self._stages, self.module, first)
             found = Boundaries(self.comm, self.device, self.schedule, passing)
