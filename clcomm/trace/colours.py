@@ -8,10 +8,12 @@ from __future__ import annotations
 #: By kind of slice, similar to the colours of a report's page.
 COMPUTING, WAITING, MOVING, PACKING = "rail_load", "terrible", "vsync_highlight_color", "thread_state_runnable"
 DATA, OPTIMIZER, AROUND = "thread_state_iowait", "detailed_memory_dump", "grey"
+#: A backward apart from its forward, as a pipeline has them.
+BACKWARD = "startup"
 _OF_CATEGORY = {"kernel": COMPUTING, "communication": MOVING}
 _OF_NAME = {
-    "forward_backward": COMPUTING, "wait": WAITING, "pack": PACKING, "unpack": PACKING, "data": DATA,
-    "optimizer": OPTIMIZER,
+    "forward_backward": COMPUTING, "forward": COMPUTING, "backward": BACKWARD, "wait": WAITING, "pack": PACKING,
+    "unpack": PACKING, "data": DATA, "optimizer": OPTIMIZER,
 }  # fmt: skip
 
 

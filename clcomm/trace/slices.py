@@ -19,7 +19,7 @@ _THREAD_OF = {"pack": COMMUNICATION, "unpack": COMMUNICATION, "round": COMMUNICA
 #: The name of the empty slice that marks when its rank arrived at a collective as the last one.
 CAME_LAST = "came last"
 #: Figures of a phase that are its numbers; others become counters.
-NUMBERS = ("step", "epoch", "round")
+NUMBERS = ("step", "epoch", "round", "stage", "micro-batch")
 #: The most rows of a thread.
 LANES = 10
 #: Slices that overlap by no more than this, the error of the clocks, count as consecutive.

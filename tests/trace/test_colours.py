@@ -13,7 +13,7 @@ from tests.colour_vision import APART, distance
 RESERVED = {
     colours.COMPUTING: (13, 168, 97), colours.WAITING: (180, 0, 0), colours.MOVING: (0, 0, 255),
     colours.PACKING: (133, 160, 210), colours.DATA: (255, 140, 0), colours.OPTIMIZER: (180, 0, 180),
-    colours.AROUND: (221, 221, 221),
+    colours.AROUND: (221, 221, 221), colours.BACKWARD: (230, 230, 0),
 }  # fmt: skip
 
 
@@ -26,7 +26,8 @@ def test_kinds_of_slices_differ_for_every_reader(first: str, second: str) -> Non
     ("name", "category", "colour"),
     [("wait", "communication", colours.WAITING), ("transfer", "communication", colours.MOVING),
      ("all_reduce bucket 0", "communication", colours.MOVING), ("matmul", "kernel", colours.COMPUTING),
-     ("forward_backward", "phase", colours.COMPUTING), ("pack", "phase", colours.PACKING),
+     ("forward_backward", "phase", colours.COMPUTING), ("forward", "phase", colours.COMPUTING),
+     ("backward", "phase", colours.BACKWARD), ("pack", "phase", colours.PACKING),
      ("data", "phase", colours.DATA), ("optimizer", "phase", colours.OPTIMIZER), ("step", "phase", colours.AROUND)],
 )  # fmt: skip
 def test_a_slice_has_the_colour_of_what_it_shows(name: str, category: str, colour: str) -> None:

@@ -1,0 +1,232 @@
+"""Pipelines equal one rank on the same samples: every schedule, with and without data parallel, on any transport."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from clcomm import Communicator, DistributedDataParallel, Mesh
+from clcomm.engine import CrossEntropyLoss, Generator, Linear, ReLU, Sequential
+from clcomm.optim import SGD, Adam
+from clcomm.parallel.pipeline import Pipeline
+from clcomm.schedules.pipeline import INTERLEAVED, SCHEDULES
+from clcomm.transport import mpi_communicators
+from tests.helpers import cpu_device
+from tests.parallel.pipeline.cases import (
+    CASES,
+    STEPS,
+    Case,
+    bits,
+    features,
+    perceptron,
+    require_close,
+    resnet,
+    tensor,
+    trained_alone,
+)
+from tests.transport.references import pretended_host
+
+pytestmark = pytest.mark.mpi(min_size=1)
+
+alone = functools.cache(trained_alone)
+
+
+def chunks_of(schedule: str, ranks: int) -> int:
+    return 1 if schedule != INTERLEAVED else 2
+
+
+def piped(case: Case, ranks, schedule: str, micro_batches: int, **settings) -> Pipeline:
+    size = ranks["pp"].size if isinstance(ranks, Mesh) else ranks.size
+    cut = case.cut(size * chunks_of(schedule, size))
+    return Pipeline(
+        case.make(), ranks, loss=case.loss, micro_batches=micro_batches, schedule=schedule, cut=cut, **settings
+    )
+
+
+def train(pipeline: Pipeline, case: Case, samples: int, steps: int, ddp=None, replica: int = 0) -> list[float]:
+    optimizer, losses = SGD(pipeline.parameters(), 0.05, momentum=0.9), []
+    for step in range(steps):
+        losses.append(pipeline.step(*case.batch_of(step, samples, replica)))
+        if ddp is not None:
+            ddp.finish_grad_sync()
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", CASES)
+def test_stages_equal_one_rank_on_the_same_samples(several, name, schedule):
+    comm = several
+    case, micro_batches = CASES[name], 2 * comm.size
+    pipeline = piped(case, comm, schedule, micro_batches)
+    losses = train(pipeline, case, 2 * micro_batches, STEPS)
+    expected, expected_losses = alone(case, 2 * micro_batches)
+    require_close(pipeline.state_dict(), expected)
+    assert losses == pytest.approx(expected_losses, rel=1e-4)
+    assert len({*comm.all_gather_object(losses[-1])}) == 1
+    own = {name for part in comm.all_gather_object(list(pipeline.module.state_dict())) for name in part}
+    assert own == expected.keys()
+    if comm.size > 1:
+        assert pipeline.module.parameter_count() < sum(each.size for each in expected.values())
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", CASES)
+def test_data_parallel_pipelines_equal_one_rank_on_all_samples(auto, name, schedule):
+    replicas = 2 if auto.size % 2 == 0 else 1
+    mesh, case = Mesh(auto, dp=replicas, pp=-1), CASES[name]
+    micro_batches = 2 * mesh["pp"].size
+    pipeline = piped(case, mesh, schedule, micro_batches)
+    ddp = DistributedDataParallel(pipeline.module, mesh["dp"], bucket_size=2000)
+    train(pipeline, case, micro_batches, STEPS, ddp, mesh["dp"].rank)
+    state = pipeline.state_dict()
+    require_close(state, alone(case, micro_batches, replicas)[0])
+    assert all(theirs == bits(state) for theirs in auto.all_gather_object(bits(state)))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("layout", ["", "halves", "interleaved"])
+@pytest.mark.parametrize("name", CASES)
+def test_schedules_and_transports_give_the_same_bits(auto, monkeypatch, name, layout):
+    """Micro-batches add up in one order; ranks pretend to be on several hosts, so that channels are of both kinds."""
+    case, micro_batches = CASES[name], 3 * auto.size
+    found = []
+    for schedule in SCHEDULES:
+        with monkeypatch.context() as patch:
+            if layout:
+                patch.setattr(mpi_communicators, "host_of", lambda comm: pretended_host(layout, comm))
+            comm = Communicator(transport="auto" if layout else "mpi")
+        pipeline = piped(case, comm, schedule, micro_batches)
+        found.append((train(pipeline, case, micro_batches, 6), bits(pipeline.state_dict())))
+        sent = [row for row in comm.stats.as_dict()["operations"] if row["operation"] == "send"]
+        if not layout and comm.size > 1:
+            stages = comm.size * pipeline.schedule.chunks
+            own = range(comm.rank, stages, comm.size)
+            forth = sum(stage < stages - 1 for stage in own) * micro_batches * 6
+            back = sum(stage > 0 for stage in own) * micro_batches * 6
+            assert {row["label"]: row["calls"] for row in sent} == {
+                label: count for label, count in (("activations", forth), ("activation gradients", back)) if count
+            }
+        comm.finalize()
+    shared = piped(case, auto, "1f1b", micro_batches)
+    found.append((train(shared, case, micro_batches, 6), bits(shared.state_dict())))
+    assert all(each == found[0] for each in found)
+
+
+def test_batch_norm_sees_a_micro_batch_at_a_time(auto):
+    case = Case(resnet, CASES["convnet"].batch, CASES["convnet"].loss, {})
+    parts, samples = 2, 8
+    pipeline = piped(case, auto, "1f1b", parts)
+    train(pipeline, case, samples, 5)
+    require_close(pipeline.state_dict(), trained_alone(case, samples, steps=5, parts=parts)[0])
+    x, y = case.batch_of(99, samples)
+    assert np.isfinite(pipeline.eval().evaluate(x, y))
+
+
+def test_one_f_one_b_keeps_fewer_bytes_of_activations(auto):
+    """Bytes are those that are there: by the schedule, of as many micro-batches as a rank keeps alive."""
+    case, micro_batches, peaks = CASES["mlp"], 4 * auto.size, {}
+    for schedule in ("gpipe", "1f1b"):
+        pipeline = piped(case, auto, schedule, micro_batches)
+        train(pipeline, case, 64 * micro_batches, 2)
+        peaks[schedule] = pipeline.peak_activation_bytes
+        alive = pipeline.schedule.most_alive(auto.rank)
+        assert alive == (micro_batches if schedule == "gpipe" else auto.size - auto.rank)
+    if auto.size == 1:
+        assert peaks["1f1b"] < peaks["gpipe"]
+        return
+    # The last rank computes each micro-batch's loss too; a received activation may wait in its slot.
+    assert peaks["1f1b"] < peaks["gpipe"] * (auto.size - auto.rank + 1) / micro_batches
+    all_peaks = auto.all_gather_object(peaks)
+    assert max(each["1f1b"] for each in all_peaks) < max(each["gpipe"] for each in all_peaks) / 2
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_clipping_is_by_the_norm_of_all_stages(auto, schedule):
+    case, micro_batches = CASES["gpt"], 2 * auto.size
+    pipeline, model = piped(case, auto, schedule, micro_batches), case.make()
+    x, y = case.batch_of(0, micro_batches)
+    pipeline.step(x, y)
+    for part in range(micro_batches):
+        case.loss(model(tensor(x[part : part + 1])), tensor(y[part : part + 1])).backward(1 / micro_batches)
+    norm = np.sqrt(sum(float((each.grad.numpy().astype(np.float64) ** 2).sum()) for each in model.parameters()))
+    assert pipeline.clip_grad_norm(norm / 2) == pytest.approx(norm, rel=1e-5)
+    assert pipeline.clip_grad_norm(1e9) == pytest.approx(norm / 2, rel=1e-4)
+    names = dict(model.named_parameters())
+    for name, parameter in pipeline.module.named_parameters():
+        np.testing.assert_allclose(parameter.grad.numpy(), names[name].grad.numpy() / 2, rtol=1e-3, atol=1e-6)
+
+
+def test_results_losses_and_state_are_those_of_the_model(comm):
+    case = CASES["gpt"]
+    pipeline, model = piped(case, comm, "1f1b", 2), case.make()
+    for values in model.parameters():
+        values.copy_from(values.numpy() + 0.1)
+    pipeline.load_state_dict(model.state_dict())
+    assert bits(pipeline.state_dict()) == bits(model.state_dict())
+
+    for samples in (2, 6, 4, 8, 10, 2):  # channels of more shapes than are kept
+        x, y = case.batch_of(0, samples)
+        result = pipeline(x if comm.rank == 0 else None)
+        loss = pipeline.evaluate(x, y if comm.rank == comm.size - 1 else None)
+        expected = model(tensor(x))
+        assert (result is not None) == (comm.rank == comm.size - 1)
+        if result is not None:
+            np.testing.assert_allclose(result.numpy(), expected.numpy(), rtol=1e-4, atol=1e-5)
+        assert loss == pytest.approx(case.loss(expected, tensor(y)).item(), rel=1e-5)
+
+
+def test_tensors_are_batches_too(auto):
+    case, micro_batches = CASES["mlp"], 2
+
+    x, y = case.batch_of(0, 4)
+    losses = [piped(case, auto, "gpipe", micro_batches).step(*batch) for batch in ((x, y), (tensor(x), tensor(y)))]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("frozen", ["first", "last", "all but one"])
+def test_frozen_layers_stay_and_pass_gradients_on(auto, frozen):
+    def make():
+        model = perceptron()
+        parameters = list(model.parameters())
+        chosen = {"first": parameters[:2], "last": parameters[-2:], "all but one": parameters[:6] + parameters[7:]}
+        for parameter in chosen[frozen]:
+            parameter.requires_grad = False
+        return model
+
+    case = Case(make, features, CASES["mlp"].loss, {})
+    pipeline = Pipeline(make(), auto, loss=case.loss, micro_batches=2)
+    expected = make()
+    before = expected.state_dict()
+    x, y = case.batch_of(0, 4)
+    pipeline.step(x, y)
+
+    case.loss(expected(tensor(x)), tensor(y)).backward()
+    gradients = {name: each.grad for name, each in expected.named_parameters()}
+    for name, parameter in pipeline.module.named_parameters():
+        assert (parameter.grad is None) == (gradients[name] is None), name
+        if parameter.grad is not None:
+            np.testing.assert_allclose(parameter.grad.numpy(), gradients[name].numpy(), rtol=1e-4, atol=1e-6)
+    assert bits(pipeline.state_dict()) == bits(before)
+
+
+def test_devices_with_memory_of_their_own_give_the_same_bits(auto):
+    """A device that is treated as a GPU copies slots to its memory and back."""
+    found = []
+    for kind in ("cpu", "gpu"):
+        device, rng = cpu_device(kind), Generator(5)
+        layers = [each for _ in range(auto.size) for each in (Linear(6, 6, device=device, rng=rng), ReLU())]
+        pipeline = Pipeline(Sequential(*layers), auto, loss=CrossEntropyLoss(), micro_batches=4)
+        optimizer = Adam(pipeline.parameters(), 0.01)
+        losses = []
+        for step in range(5):
+            x, y = features(np.random.default_rng(step), 8)
+            losses.append(pipeline.step(x, y))
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append((losses, pipeline.state_dict()))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+    require_close(found[1][1], found[0][1])
