@@ -16,7 +16,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 README = (ROOT / "README.md").read_text()
 #: Pages whose Python blocks are whole programs.
-WITH_PROGRAMS = ("README.md", "docs/numpy.md", "docs/netcl.md", "docs/parallel.md", "docs/tensor-parallel.md")
+WITH_PROGRAMS = (
+    "README.md", "docs/numpy.md", "docs/netcl.md", "docs/parallel.md", "docs/pipeline.md", "docs/tensor-parallel.md",
+)  # fmt: skip
 PROGRAMS = [
     (page, program)
     for page in WITH_PROGRAMS
