@@ -28,6 +28,7 @@ from clcomm.job import run
 from clcomm.parallel.pipeline import Pipeline
 from clcomm.schedules.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES
 from clcomm.units import format_size
+from clcomm.usable_cores import usable_cores
 from models.gpt import GPT, next_token_loss
 
 PROGRAM = "benchmarks.pipeline"
@@ -164,7 +165,7 @@ def activations(report: Report, comm: Communicator, options: argparse.Namespace,
 
 def kernels(report: Report, comm: Communicator, options: argparse.Namespace, device: Device) -> None:
     """Add the table of stages that compute, on as many ranks as there are cores; collective."""
-    ranks = min(comm.size, max(1, comm.cores * comm.local_size))
+    ranks = min(comm.size, len(usable_cores()))
     pair = comm.split(0 if comm.rank < ranks else None, name="pipeline")
     if pair is None:
         comm.rendezvous()

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from functools import cached_property
+from sys import is_finalizing
 from threading import RLock, get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -126,7 +127,7 @@ class LaunchQueue:
 
         Garbage collection calls this in any thread, so it waits for nothing.
         """
-        if not self.runs_in_caller:
+        if not self.runs_in_caller and not is_finalizing():  # at the interpreter's end nothing can be queued
             with suppress(self._error):
                 self._kept_arrays.append((self._enqueue_marker(self.queue), array))
                 self.queue.flush()

@@ -63,16 +63,16 @@ class SlotTensor:
             self._device.write(self.tensor.buffer, self._array)
 
     def put(self, tensor: Tensor | None) -> None:
-        """Bring the slot up to date with a tensor, unless that is on top of it; None: zeros. Waits."""
+        """Queue what brings the slot up to date with a tensor, unless that is on top of it; None: zeros.
+
+        A staged slot waits for the queue; others are up to date once the queue is finished.
+        """
         if tensor is None:
-            self._device.finish()
-            self._array[...] = 0
+            self._array[...] = 0  # no kernel in the queue writes to it
         elif self.is_staged:
             self._device.read(tensor.buffer, self._array)
-        else:
-            if tensor.buffer is not self.tensor.buffer:
-                copy_into(self.tensor, tensor)
-            self._device.finish()
+        elif tensor.buffer is not self.tensor.buffer:
+            copy_into(self.tensor, tensor)
 
 
 class Inbox:

@@ -52,8 +52,9 @@ class Sender:
 
     def send(self) -> None:
         """Send the slot that was reserved last, which is written."""
+        began_s = perf_counter()
         self._slots.send()
-        self._messages.finished()
+        self._messages.finished(began_s)
 
     def complete(self) -> None:
         """Block until everything sent has left this rank's memory."""
@@ -83,8 +84,10 @@ class Receiver:
         what: the array's name in messages of the watchdog.
         """
         self._messages.wait(self._slots.has_arrived, self._slots.wait_for_arrival, what)
-        self._messages.finished()
-        return self._slots.take()
+        began_s = perf_counter()
+        index = self._slots.take()
+        self._messages.finished(began_s)
+        return index
 
     def release(self) -> None:
         """Release the slot that was received first of those that are not released."""
@@ -102,9 +105,10 @@ class _CountedMessages:
         self._began_s = self._waited_s = 0.0
 
     def wait(self, is_there: Callable[[], bool], block: Callable[[], None], what: str) -> None:
-        """Wait until `is_there`, from when on the message is timed."""
-        self._began_s, self._waited_s = perf_counter(), 0.0
+        """Wait until `is_there`; the time counts for the next message."""
+        self._waited_s = 0.0
         if not is_there():
+            self._began_s = perf_counter()
             with self.shown(what):
                 block()
             self._waited_s = perf_counter() - self._began_s
@@ -113,10 +117,10 @@ class _CountedMessages:
         """Return a context in which the watchdog sees that this rank waits, before the next collective of all ranks."""
         return self._comm.waiting_for(self._operation, f"{what} {self._peer}", before_next=True)
 
-    def finished(self) -> None:
-        """Count a message."""
-        began_s, label = self._began_s, self._label
-        seconds = perf_counter() - began_s
+    def finished(self, moved_from_s: float) -> None:
+        """Count a message that this rank began to move then, by time.perf_counter()."""
+        began_s = self._began_s if self._waited_s else moved_from_s
+        seconds, label = self._waited_s + perf_counter() - moved_from_s, self._label
         event = Collective(
             self._operation, label, self._nbytes, seconds, self._transport, self._comm.sequence, began_s=began_s,
             wait_s=self._waited_s, exposed_s=seconds,

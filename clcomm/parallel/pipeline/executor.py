@@ -110,18 +110,20 @@ class Executor:
         else:
             assert batch.inputs is not None, "the first stage without inputs"
             x = batch.inputs[m]
+        outbox = boundaries.outputs.get(number)
+        slot = None if outbox is None else outbox.reserve(m)
         began_s = perf_counter()
         with self._phase(FORWARD, number, m):
             y = self._stages[number](x)
             if number == self._last and batch.targets is not None:
                 y = self._loss(y, batch.targets[m])
+            if slot is not None:
+                slot.put(y)
             self._device.finish()
         self.turns.append((action, began_s, perf_counter()))
         self._alive[number, m] = x, y
         self._note_peak(boundaries)
-        outbox = boundaries.outputs.get(number)
         if outbox is not None:
-            outbox.reserve(m).put(y)
             outbox.send()
             if y._node is not None:
                 y.buffer = None  # backward begins at its node: only an operation that kept the values needs them
@@ -142,10 +144,11 @@ class Executor:
         with self._phase(BACKWARD, number, m):
             if y.requires_grad and (inbox is not None or number == self._last):
                 y.backward(gradient)
+            if slot is not None:
+                slot.put(x.grad)
             self._device.finish()
         self.turns.append((action, began_s, perf_counter()))
-        if outbox is not None and slot is not None:
-            slot.put(x.grad)
+        if outbox is not None:
             x.grad = None
             outbox.send()
         if inbox is not None:
