@@ -15,6 +15,8 @@ from clcomm.sync.agreement import CHECKS, digest
 
 #: Shape and dtype of a batch; None: this rank has none.
 Form = tuple[Shape, str] | None
+#: Bounds the memory for different batches.
+_MOST_FORMS = 256
 
 
 class BatchCheck:
@@ -41,6 +43,8 @@ class BatchCheck:
         rows = self._comm.all_gather(np.frombuffer(digest(repr((own, needs_targets)).encode()), np.uint8), label=CHECKS)
         key = rows.tobytes()
         if key not in self._agreed:
+            if len(self._agreed) >= _MOST_FORMS:
+                self._agreed.clear()
             everyone = self._comm.all_gather_object((*own, needs_targets), label=CHECKS)
             self._agreed[key] = self._checked(everyone)
         return self._agreed[key]

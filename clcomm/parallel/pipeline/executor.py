@@ -9,7 +9,8 @@ from typing import NamedTuple
 from clcomm.communicator import Communicator
 from clcomm.engine.autograd import no_grad
 from clcomm.engine.device import Device
-from clcomm.engine.tensor import Tensor
+from clcomm.engine.tensor import Tensor, copy_into, empty
+from clcomm.errors import ClcommError
 from clcomm.parallel.pipeline.batches import MicroBatches
 from clcomm.parallel.pipeline.boundaries import Boundaries
 from clcomm.parallel.pipeline.boundary import Arrived, Inbox
@@ -53,6 +54,7 @@ class Executor:
         self._last = schedule.stages - 1
         self._alive: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # inputs and results of forwards
         self._base_bytes = 0
+        self._is_running = False
         self.turns: list[tuple[Action, float, float]] = []
         self.peak_bytes = 0
 
@@ -66,7 +68,7 @@ class Executor:
             if action.is_forward:
                 y = self._forward(boundaries, batch, action)
                 if action.stage == self._last:
-                    losses.append(y)
+                    losses.append(self._kept(y, action))
             else:
                 self._backward(boundaries, action)
         self._end(boundaries)
@@ -80,15 +82,21 @@ class Executor:
             for action in self._schedule.actions[self._comm.rank]:
                 if action.is_forward:
                     y = self._forward(boundaries, batch, action)
+                    if action.stage == self._last:
+                        results.append(self._kept(y, action))
                     del self._alive[action.stage, action.micro_batch]
                     if action.stage:
                         boundaries.inputs[action.stage].release()
-                    if action.stage == self._last:
-                        results.append(y)
         self._end(boundaries)
         return results
 
     def _begin(self, receiving: Iterable[Inbox]) -> None:
+        if self._is_running:
+            raise ClcommError(
+                "pipeline: expected the step before to have ended, but it failed, so that messages are left over; "
+                "make another Pipeline"
+            )
+        self._is_running = True
         self._alive.clear()
         self.turns = []
         self._base_bytes = self._device.active_bytes
@@ -98,6 +106,17 @@ class Executor:
     def _end(self, boundaries: Boundaries) -> None:
         for outbox in (*boundaries.outputs.values(), *boundaries.input_gradients.values()):
             outbox.complete()
+        self._is_running = False
+
+    def _kept(self, y: Tensor, action: Action) -> Tensor:
+        """Return a result in memory that lasts: that of a stage which only passes its input on lies on a slot."""
+        x, _ = self._alive[action.stage, action.micro_batch]
+        if y.buffer is not x.buffer:
+            return y
+        copied = empty(y.device, y.shape, y.dtype)
+        copy_into(copied, y)
+        self._device.finish()
+        return copied
 
     # --- actions ---
 

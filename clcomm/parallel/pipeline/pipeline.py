@@ -121,7 +121,10 @@ class Pipeline:
         return self._mean_loss(losses)
 
     def evaluate(self, inputs: Any, targets: Any) -> float:
-        """Return the mean of the micro-batches' losses, without gradients; collective. Arguments as for `step`."""
+        """Return the mean of the micro-batches' losses, without gradients; collective. Arguments as for `step`.
+
+        Modules compute in the mode that `train` and `eval` set; so they do in `forward`.
+        """
         boundaries, batch = self._prepare(inputs, targets, needs_targets=True)
         return self._mean_loss([float(each.item()) for each in self._executor.evaluate(boundaries, batch)])
 

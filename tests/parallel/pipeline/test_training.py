@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator, DistributedDataParallel, Mesh
-from clcomm.engine import CrossEntropyLoss, Generator, Linear, ReLU, Sequential
+from clcomm.engine import CrossEntropyLoss, Dropout, Flatten, Generator, Linear, ReLU, Sequential
+from clcomm.errors import ClcommError
 from clcomm.optim import SGD, Adam
 from clcomm.parallel.pipeline import Pipeline
 from clcomm.schedules.pipeline import INTERLEAVED, SCHEDULES
@@ -179,6 +180,42 @@ def test_results_losses_and_state_are_those_of_the_model(comm):
         if result is not None:
             np.testing.assert_allclose(result.numpy(), expected.numpy(), rtol=1e-4, atol=1e-5)
         assert loss == pytest.approx(case.loss(expected, tensor(y)).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("last", [Flatten, Dropout], ids=["flatten", "dropout"])
+def test_results_of_a_stage_that_passes_its_input_on_last(comm, last):
+    """Such results lie on slots, which later micro-batches use again."""
+    device, rng = cpu_device("cpu"), Generator(1)
+    layers = [Linear(6, 6, device=device, rng=rng) for _ in range(comm.size)]
+    model = Sequential(*layers, last())
+    model.eval()
+    x = features(np.random.default_rng(0), 24)[0]
+    expected = model(tensor(x)).numpy()
+    pipeline = Pipeline(
+        model, comm, loss=lambda y, _: y.sum(), micro_batches=12,
+        cut=[0] if comm.size == 1 else [*range(comm.size - 1), comm.size],
+    )  # fmt: skip
+    result = pipeline(x)
+    if result is not None:
+        np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_after_one_that_failed_is_refused(auto):
+    case, fails = CASES["mlp"], [True]
+
+    def loss(y, target):
+        if fails[0]:
+            raise ValueError("planted")
+        return case.loss(y, target)
+
+    if auto.size > 1:
+        pytest.skip("the other ranks would wait for the one that fails")
+    pipeline = Pipeline(case.make(), auto, loss=loss, micro_batches=2)
+    with pytest.raises(ValueError, match="planted"):
+        pipeline.step(*case.batch_of(0, 4))
+    fails[0] = False
+    with pytest.raises(ClcommError, match="make another Pipeline"):
+        pipeline.step(*case.batch_of(0, 4))
 
 
 def test_tensors_are_batches_too(auto):
