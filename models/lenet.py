@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clcomm.engine import ArgumentError, Conv2d, Device, Generator, Linear, Module, Tensor
+from clcomm.engine import ArgumentError, Conv2d, Device, Flatten, Generator, Linear, MaxPool2d, Module, ReLU, Tensor
 from clcomm.engine import functional as F
 
 LEAST_SIDE = 12  # of an image
@@ -51,3 +51,8 @@ class LeNet(Module):
         x = F.linear(x, self.fc1.weight, self.fc1.bias, relu=True)
         x = F.linear(x, self.fc2.weight, self.fc2.bias, relu=True)
         return self.fc3(x)
+
+    def pipeline_layers(self) -> list[Module]:
+        """Return modules that compute `forward` one after another, for the stages of a pipeline."""
+        convolutions = [self.conv1, ReLU(), MaxPool2d(2), self.conv2, ReLU(), MaxPool2d(2)]
+        return [*convolutions, Flatten(), self.fc1, ReLU(), self.fc2, ReLU(), self.fc3]
