@@ -90,8 +90,7 @@ class GPT(Module):
         The first one and the last one share the embedding's weight where it is tied.
         """
         body = self.transformer
-        head = _TiedHead(body.wte.weight) if self.lm_head is None else self.lm_head
-        return [_Embeddings(body.wte, body.wpe), *body.h, body.ln_f, head]
+        return [_Embeddings(body.wte, body.wpe), *body.h, body.ln_f, self.lm_head]
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -134,16 +133,6 @@ class _Embeddings(Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return _embedded(tokens, self.wte, self.wpe)
-
-
-class _TiedHead(Module):
-    """x [N, T, width] -> logits, by the weight of the token embedding."""
-
-    def __init__(self, weight: Parameter):
-        self.weight = weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
 
 
 class _Block(Module):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any, NoReturn
 
 import numpy as np
 
-from clcomm.clipping import CLIPPING, clip_coefficient, global_norm
+from clcomm.clipping import CLIPPING, clip_coefficient, sum_of_squares
 from clcomm.communicator import Communicator
 from clcomm.engine import functional as F
 from clcomm.engine.autograd import no_grad
@@ -195,10 +196,13 @@ class Pipeline:
         """
         if isinstance(max_norm, bool) or not isinstance(max_norm, (int, float)) or not 0 < max_norm < np.inf:
             raise ArgumentError(f"max_norm: expected a number above 0, got {max_norm!r}")
+        if any(each.part is not None for each in self.parameters()):
+            raise ArgumentError("clip_grad_norm: expected whole parameters, got some divided by parallelize_module")
         own = [(each, each.grad.numpy()) for each in self.parameters() if each.grad is not None]
         counted = [values for each, values in own if not self._tied.is_counted_elsewhere(each)]
         with self.comm.phase(CLIPPING):
-            norm = global_norm(self.comm, [values.reshape(-1) for values in counted])
+            squares = np.array([math.fsum(sum_of_squares(values.reshape(-1)) for values in counted)])
+            norm = math.sqrt(math.fsum(self.comm.all_gather(squares, label=CLIPPING)[:, 0]))
             coefficient = clip_coefficient(norm, max_norm)
             if coefficient != 1.0:
                 for parameter, values in own:

@@ -27,9 +27,9 @@ class ModelPart(Module):
             self._add(layer, names)
 
     def _add(self, module: Module, names: Names) -> None:
-        """Add a module that the model has, else what is in it."""
+        """Add a module that the model has, else what is in it; parameters shared with an earlier one have its names."""
         path = names.modules.get(id(module))
-        if path:
+        if path and all(names.of(each) == f"{path}.{name}" for name, each in module.named_parameters()):
             self._attach(path, module)
             return
         for tensor in (*module._parameters.values(), *module._buffers.values()):
