@@ -1,35 +1,134 @@
 """Adasum: a sum of vectors that takes of parallel ones the mean and of orthogonal ones the sum.
 
-S. Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021, equation 4: two vectors a and b
-become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b. More are combined in pairs of neighbours, then the results in pairs,
-and so on, as the paper's recursive halving does for a power of two; of an odd number the last one waits for the next
-round.
+S. Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021: equation 4 combines two vectors a
+and b to (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b, and section 4.1 combines those of 2^k ranks by vector halving and
+distance doubling. At distance d rank r and rank r xor d give each other half of what they hold, so that 2d ranks have
+one part each of the same combination; its scalar products are the sums of the parts'. Then the parts go back the same
+way. A rank sends 2 (1 - 1/2^k) times its vectors' bytes, and needs memory for one copy of them and two halves.
+
+Beyond the largest power of two, rank 2^k + r first hands its vectors to rank r, and gets the result in the end.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from clcomm.communicator import Communicator
 
-def adasum(vectors: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the adaptive sum of vectors in float64.
+#: Elements that are converted to float64 at a time.
+_BLOCK = 1 << 14
+#: Of smaller squares float64 has too few bits to divide by them (Horovod has the same limit); such vectors are added.
+_LEAST_SQUARE = math.sqrt(np.finfo(np.float64).tiny)
 
-    vectors: one of each rank, in rank order, of equal length and a real dtype.
+
+def adasum(comm: Communicator, vectors: Sequence[np.ndarray], operation: str, label: str = "") -> int:
+    """Replace vectors by the ranks' adaptive sums, in place, and return how many bytes this rank sent; collective.
+
+    Scalar products and combinations are computed in float64, and each combination is rounded to the vectors' dtype. A
+    vector's result does not depend on the others.
+
+    Args:
+        comm: the ranks.
+        vectors: flat, contiguous, of one real floating dtype; of the same lengths on every rank.
+        operation, label: what messages call it.
     """
-    level = [vector.astype(np.float64) for vector in vectors]
+    exchange = _Exchange(comm, vectors, operation, label)
+    paired = 1 << (comm.size.bit_length() - 1)
+    whole, nothing = [slice(0, each.size) for each in vectors], [slice(0, 0)] * len(vectors)
+    is_beyond, beyond = comm.rank >= paired, _partner_beyond(comm.rank, comm.size, paired)
     with np.errstate(all="ignore"):  # the caller looks for NaN and Inf, as after any sum
-        while len(level) > 1:
-            pairs = [_pair(*level[at : at + 2]) for at in range(0, len(level) - 1, 2)]
-            level = [*pairs, *level[2 * len(pairs) :]]
-    return level[0]
+        if comm.size > paired:
+            others = exchange.swap(beyond, *((whole, nothing) if is_beyond else (nothing, whole)))
+            if beyond >= paired:
+                _combine(vectors, others, _products(vectors, others))
+        held, ways = nothing if is_beyond else whole, []
+        for distance in (1 << level for level in range(paired.bit_length() - 1)):
+            partner = -1 if is_beyond else comm.rank ^ distance
+            lower, upper = _halves(held)
+            held, given = (upper, lower) if comm.rank & distance else (lower, upper)
+            ways.append((partner, held, given))
+            others = exchange.swap(partner, given, held)
+            own = [vector[part] for vector, part in zip(vectors, held, strict=True)]
+            _combine(own, others, exchange.summed(_products(own, others), distance))
+    for way in reversed(ways):
+        exchange.fill(*way)
+    if comm.size > paired:
+        exchange.fill(beyond, *((nothing, whole) if is_beyond else (whole, nothing)))
+    return exchange.sent_nbytes
 
 
-def _pair(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    dot, of_a, of_b = float(a @ b), float(a @ a), float(b @ b)
-    return a * _weight(dot, of_a) + b * _weight(dot, of_b)
+def _partner_beyond(rank: int, ranks: int, paired: int) -> int:
+    """Return the rank at a distance of `paired` from this one; -1 where there is none."""
+    partner = rank - paired if rank >= paired else rank + paired
+    return partner if partner < ranks else -1
+
+
+def _halves(parts: Sequence[slice]) -> tuple[list[slice], list[slice]]:
+    middles = [(part.start + part.stop) // 2 for part in parts]
+    lower = [slice(part.start, middle) for part, middle in zip(parts, middles, strict=True)]
+    return lower, [slice(middle, part.stop) for part, middle in zip(parts, middles, strict=True)]
+
+
+class _Exchange:
+    """Swaps parts of the vectors between two ranks; every rank makes the same calls.
+
+    Args:
+        comm, vectors, operation, label: see `adasum`.
+    """
+
+    def __init__(self, comm: Communicator, vectors: Sequence[np.ndarray], operation: str, label: str):
+        self._comm, self._vectors, self._operation, self._label = comm, vectors, operation, label
+        self._dtype = vectors[0].dtype
+        self.sent_nbytes = 0
+
+    def swap(self, partner: int, given: Sequence[slice], taken: Sequence[slice]) -> list[np.ndarray]:
+        """Send these parts to a rank, and return those that it sends; partner -1: none."""
+        sends, receives = ([np.empty(0, self._dtype)] * self._comm.size for _ in range(2))
+        lengths = [part.stop - part.start for part in taken] if partner >= 0 else [0] * len(taken)
+        if partner >= 0:
+            sends[partner] = np.concatenate([vector[part] for vector, part in zip(self._vectors, given, strict=True)])
+            receives[partner] = np.empty(sum(lengths), self._dtype)
+            self.sent_nbytes += sends[partner].nbytes
+        self._comm.all_to_all(sends, receives, label=self._label, operation=self._operation)
+        return np.split(receives[partner], np.cumsum(lengths)[:-1])
+
+    def summed(self, products: np.ndarray, distance: int) -> np.ndarray:
+        """Return the sums of the products of parts, (vectors, 3), over the ranks that have parts of the same two."""
+        mine = [0, 2, 1] if self._comm.rank & distance else [0, 1, 2]  # a.b, the lower ranks' square, the upper ranks'
+        sent = np.ascontiguousarray(products[:, mine])
+        self.sent_nbytes += sent.nbytes
+        first = self._comm.rank // (2 * distance) * 2 * distance
+        everyone = self._comm.all_gather(sent, label=self._label)
+        return everyone[first : first + 2 * distance].sum(axis=0)[:, mine]
+
+    def fill(self, partner: int, given: Sequence[slice], taken: Sequence[slice]) -> None:
+        """Send these parts to a rank, and write those that it sends to the vectors."""
+        for vector, part, values in zip(self._vectors, taken, self.swap(partner, given, taken), strict=True):
+            if partner >= 0:
+                vector[part] = values
+
+
+def _products(firsts: Sequence[np.ndarray], seconds: Sequence[np.ndarray]) -> np.ndarray:
+    """Return a.b, a.a and b.b of each pair of vectors, (pairs, 3)."""
+    found = np.zeros((len(firsts), 3))
+    for row, first, second in zip(found, firsts, seconds, strict=True):
+        for start in range(0, min(first.size, second.size), _BLOCK):
+            a, b = (each[start : start + _BLOCK].astype(np.float64) for each in (first, second))
+            row += (a @ b, a @ a, b @ b)
+    return found
+
+
+def _combine(owns: Sequence[np.ndarray], others: Sequence[np.ndarray], products: np.ndarray) -> None:
+    """Replace vectors by their combinations with others; products: those of `_products(owns, others)`."""
+    for own, other, (dot, of_own, of_other) in zip(owns, others, products, strict=True):
+        for start in range(0, own.size, _BLOCK):
+            part = slice(start, start + _BLOCK)
+            a, b = own[part].astype(np.float64), other[part].astype(np.float64)
+            own[part] = a * _weight(dot, of_own) + b * _weight(dot, of_other)
 
 
 def _weight(dot: float, square: float) -> float:
-    return 1.0 if square == 0.0 else 1.0 - dot / (2.0 * square)
+    return 1.0 - dot / (2.0 * square) if square >= _LEAST_SQUARE else 1.0

@@ -8,7 +8,8 @@ is counted by the program's Communicator too.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -57,18 +58,23 @@ class GradientBuckets:
         op: "mean" or "sum".
         halves: whether gradients travel as float16.
         predivide: by what gradients are divided before the reduction, and multiplied afterwards.
+        groups: names, each of them once, of the gradients that are reduced together; None: as many as fit into a bucket
+            of the Communicator's size.
 
-    Raises MismatchError on every rank where names, shapes or dtypes differ.
+    Raises MismatchError on every rank where names, shapes, dtypes or groups differ.
     """
 
     def __init__(
-        self, comm: Communicator, parameters: Mapping[str, torch.Tensor], op: str, halves: bool, predivide: float
-    ):
+        self, comm: Communicator, parameters: Mapping[str, torch.Tensor], op: str, halves: bool, predivide: float,
+        groups: Sequence[Sequence[str]] | None = None,
+    ):  # fmt: skip
         self.parameters, self._predivide = dict(parameters), predivide
         specs = [_spec(name, parameter, halves) for name, parameter in parameters.items()]
         lines = [f"{spec.name} {spec.shape} {spec.dtype}" for spec in specs]
-        lines.append(f"op {op}, predivided by {predivide}")
+        lines += [f"op {op}, predivided by {predivide}", *(f"group of {', '.join(names)}" for names in groups or ())]
         require_agreement(comm, "gradients", lines, "wrap the same optimizer and model on every rank")
+        if groups is not None:
+            specs = _by_groups(specs, groups)
         layout = FlatLayout([*specs, ParameterSpec(_PRESENCE, (1,), specs[-1].dtype)])
         self.comm = own_comm = Communicator(comm.comm, **comm.settings())
         own_comm.add_observer(_Forwarding(comm))
@@ -76,7 +82,7 @@ class GradientBuckets:
         names = [*parameters, _PRESENCE]
         self._own = {name: torch.from_numpy(layout.view(own, name)) for name in names}
         self._reduced = {name: torch.from_numpy(layout.view(result, name)) for name in names}
-        self.buckets = layout.buckets(comm.bucket_size)
+        self.buckets = layout.buckets(comm.bucket_size) if groups is None else _cut_by_groups(layout, groups)
         self._names = [[place.name for place in bucket.opening if place.name != _PRESENCE] for bucket in self.buckets]
         self._bucket_of = {name: index for index, names in enumerate(self._names) for name in names}
         self._starts = [self._prepared(bucket, own, result, op) for bucket in self.buckets]
@@ -192,6 +198,24 @@ def _spec(name: str, parameter: torch.Tensor, halves: bool) -> ParameterSpec:
     shape = tuple(parameter.shape) + ((2,) if parameter.dtype.is_complex else ())
     dtype = "float16" if halves and not parameter.dtype.is_complex else _SUMMED_AS[parameter.dtype]
     return ParameterSpec(name, shape, dtype)
+
+
+def _by_groups(specs: Sequence[ParameterSpec], groups: Sequence[Sequence[str]]) -> list[ParameterSpec]:
+    """Return specs such that those of a group and dtype are neighbours, the group that backward completes last first.
+
+    Backward completes a group with the first of its parameters.
+    """
+    places = {spec.name: place for place, spec in enumerate(specs)}
+    ordered = sorted((sorted(places[name] for name in names) for names in groups if names), key=lambda group: group[0])
+    return [specs[place] for group in ordered for place in sorted(group, key=lambda place: specs[place].dtype)]
+
+
+def _cut_by_groups(layout: FlatLayout, groups: Sequence[Sequence[str]]) -> tuple[Bucket, ...]:
+    """Return a bucket for each group, and dtype in it; the first has the presence too."""
+    group_of = {name: number for number, names in enumerate(groups) for name in names}
+    group_of[_PRESENCE] = group_of[layout.specs[-2].name]
+    runs = (tuple(run) for _, run in groupby(layout.ranges, lambda place: (group_of[place.name], place.dtype)))
+    return tuple(Bucket(index, run, run[0].start, run[-1].stop) for index, run in enumerate(runs))
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

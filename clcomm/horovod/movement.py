@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from enum import Enum
+from functools import partial
 from weakref import WeakKeyDictionary, proxy
 
 import numpy as np
@@ -13,11 +15,13 @@ from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, MismatchError
 from clcomm.horovod.adasum import adasum
 from clcomm.horovod.tensors import divided, scaled
-from clcomm.tensors.arrays import array_of, as_tensor, flat, require_summable
+from clcomm.tensors.arrays import array_of, as_tensor, bytes_of, dtype_name, flat, require_summable
 from clcomm.tensors.staging import Staging
 
 #: How many dimensions a header of `gathered_shapes` holds.
 _MOST_DIMENSIONS = 30
+#: How many tensors' shapes messages list.
+_MOST_SHAPES = 4
 
 
 class ReduceOp(Enum):
@@ -59,10 +63,11 @@ def _reduce(comm: Communicator, tensors: list[torch.Tensor], op: ReduceOp, label
     averages_integers = op is ReduceOp.Average and not (dtype.is_floating_point or dtype.is_complex)
     name = "sum" if averages_integers else op.value
     reduced = torch.empty_like(whole)
+    compared = f"{label} {_described(tensors)}".strip()
     if comm.shares_memory:
-        _staging_of(comm).all_reduce(whole, reduced, name, summed=dtype, label=label)
+        _staging_of(comm).all_reduce(whole, reduced, name, summed=dtype, label=label, compared=compared)
     else:
-        comm.all_reduce(array_of(whole), name, out=array_of(reduced), label=label)
+        comm.all_reduce(array_of(whole), name, out=array_of(reduced), label=label, compared=compared)
     if averages_integers:
         reduced = divided(reduced, comm.size)
     parts = reduced.split([tensor.numel() for tensor in tensors])
@@ -78,14 +83,25 @@ def _staging_of(comm: Communicator) -> Staging:
 
 def _adasum(comm: Communicator, tensors: list[torch.Tensor], label: str) -> list[torch.Tensor]:
     """Return the adaptive sum of each tensor: of whole tensors, as they are vectors of their own."""
-    found = []
-    for tensor in tensors:
-        if not tensor.dtype.is_floating_point:
-            raise ArgumentError(f"op: Adasum needs a real floating dtype, got {tensor.dtype}")
-        rows = as_tensor(comm.all_gather(array_of(tensor), label=label).reshape(-1), tensor).reshape(comm.size, -1)
-        total = adasum(list(rows.to(torch.float64).numpy()))
-        found.append(torch.from_numpy(total).to(tensor.dtype).reshape(tensor.shape))
-    return found
+    dtype = tensors[0].dtype
+    if not dtype.is_floating_point:
+        raise ArgumentError(f"op: Adasum needs a real floating dtype, got {dtype}")
+    require_summable(dtype)
+    summed = torch.float32 if dtype == torch.bfloat16 else dtype
+    results = [flat(tensor).to(summed, copy=True) for tensor in tensors]
+    vectors = [array_of(each) for each in results]
+    move = partial(adasum, comm, vectors, f"Adasum of {_described(tensors)}", label)
+    comm.run_as_all_reduce(move, label=label, nbytes=sum(each.nbytes for each in tensors))
+    return [each.to(dtype).reshape(tensor.shape) for each, tensor in zip(results, tensors, strict=True)]
+
+
+def _described(tensors: Sequence[torch.Tensor]) -> str:
+    """Return what ranks compare: the tensors' shapes, beyond a few by a checksum."""
+    shapes = ", ".join(str(list(each.shape)) for each in tensors[:_MOST_SHAPES])
+    if len(tensors) > _MOST_SHAPES:
+        everything = zlib.crc32(repr([tuple(each.shape) for each in tensors]).encode())
+        shapes += f" and {len(tensors) - _MOST_SHAPES} more with checksum {everything:08x}"
+    return f"{shapes} {dtype_name(tensors[0].dtype)}"
 
 
 def gathered_shapes(comm: Communicator, tensor: torch.Tensor, label: str) -> list[list[int]]:
@@ -136,15 +152,14 @@ def all_to_all(
 
     splits: how many rows go to each rank; their sum is the tensor's first dimension.
     """
-    shapes = gathered_shapes(comm, tensor, label)
-    table = comm.all_gather(np.array(splits, np.int64), label=label)
-    rows = _gathered_rows(comm, tensor, max(shape[0] for shape in shapes), label)
-    starts = table.cumsum(1) - table
-    parts = [
-        row[int(start[comm.rank]) : int(start[comm.rank] + count[comm.rank])]
-        for row, start, count in zip(rows, starts, table, strict=True)
-    ]
-    return torch.cat(parts), [int(count) for count in table[:, comm.rank]]
+    gathered_shapes(comm, tensor, label)
+    received = comm.all_gather(np.array(splits, np.int64), label=label)[:, comm.rank].tolist()
+    found = tensor.new_empty((sum(received), *tensor.shape[1:]))
+    sends, receives = (
+        [bytes_of(part) for part in whole.split(rows)] for whole, rows in ((tensor, splits), (found, received))
+    )
+    comm.all_to_all(sends, receives, label=label)
+    return found, received
 
 
 def reduce_scatter(comm: Communicator, tensor: torch.Tensor, op: ReduceOp, label: str) -> torch.Tensor:

@@ -104,8 +104,8 @@ def DistributedOptimizer(
 ) -> Any:
     """Return an optimizer of the same class, parameters and state whose steps use all ranks' gradients; collective.
 
-    Gradients are reduced in buckets of the Communicator's size, in the reverse order of the parameters, while backward
-    goes on; a rank without a gradient counts as zero.
+    Gradients are reduced in buckets of the Communicator's size, or in `groups`, in the reverse order of the parameters,
+    while backward goes on; a rank without a gradient counts as zero.
 
     Args:
         optimizer: a torch.optim.Optimizer; use the returned one in its place.
@@ -114,7 +114,10 @@ def DistributedOptimizer(
         backward_passes_per_step: how many backwards accumulate gradients before a step; they are not averaged.
         op: Average, Sum, or Adasum of the ranks' steps.
         gradient_predivide_factor: with Average, divide by this before the sum and by size / this after it.
-        num_groups, groups: accepted; buckets group gradients in any case.
+        groups: a number: parameters in their order are divided into that many groups, each of which is reduced at once
+            when it is complete; or a list of lists of parameters, where one that is in no list is a group of its own;
+            None or 0: as many gradients as fit into a bucket.
+        num_groups: Horovod's older name of a number of groups; `groups` counts where both are given.
         sparse_as_dense: accepted; sparse gradients travel as dense ones, and come back as what they were.
         process_set: the ranks that train the model.
 
@@ -128,14 +131,15 @@ def DistributedOptimizer(
         raise ArgumentError(f"op: expected hvd.Average, hvd.Sum or hvd.Adasum, got {op!r}")
     if gradient_predivide_factor != 1.0 and op is not Average:
         raise ArgumentError(f"gradient_predivide_factor: expected 1.0 unless op is Average, got {op}")
-    if not isinstance(num_groups, int) or num_groups < 0:
-        raise ArgumentError(f"num_groups: expected a number from 0 up, got {num_groups!r}")
+    grouped = _groups("num_groups", num_groups) if groups is None else _groups("groups", groups)
     names = _names(optimizer, named_parameters)
     kind = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {"__module__": __name__})
     wrapped: Any = object.__new__(kind)
     wrapped.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
     passes = _passes(backward_passes_per_step)
-    wrapped._reduction = Reduction(wrapped, names, compression, passes, op, gradient_predivide_factor, process_set)
+    wrapped._reduction = Reduction(
+        wrapped, names, compression, passes, op, gradient_predivide_factor, grouped, process_set
+    )
     return wrapped
 
 
@@ -143,6 +147,25 @@ def _passes(passes: int) -> int:
     if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
         raise ArgumentError(f"backward_passes_per_step: expected a number from 1 up, got {passes!r}")
     return passes
+
+
+def _groups(name: str, groups: Any) -> int | list[list[torch.Tensor]]:
+    """Return the checked argument."""
+    if isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0:
+        return groups
+    if name != "groups" or not isinstance(groups, (list, tuple)):
+        lists = " or lists of parameters" if name == "groups" else ""
+        raise ArgumentError(f"{name}: expected a number from 0 up{lists}, got {groups!r}")
+    seen: set[torch.Tensor] = set()
+    for index, group in enumerate(groups):
+        if not isinstance(group, (list, tuple)) or not all(isinstance(each, torch.Tensor) for each in group):
+            raise ArgumentError(f"groups[{index}]: expected a list of parameters, got {type(group).__name__}")
+        twice = [each for each in group if each in seen or seen.add(each)]  # type: ignore[func-returns-value]
+        if twice:
+            raise ArgumentError(
+                f"groups[{index}]: expected each parameter once, got one of shape {list(twice[0].shape)} again"
+            )
+    return [list(group) for group in groups]
 
 
 def _names(optimizer: Any, named: Iterable[tuple[str, torch.Tensor]] | None) -> dict[torch.Tensor, str]:

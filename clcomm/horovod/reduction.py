@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -46,15 +46,18 @@ class Reduction:
         passes: backwards before a step.
         op: Average, Sum or Adasum.
         predivide: see `DistributedOptimizer`.
+        groups: how many groups of gradients are reduced together, 0: as many as fit into a bucket; or the groups'
+            parameters.
         process_set: the ranks.
     """
 
     def __init__(
         self, optimizer: Any, names: Mapping[torch.Tensor, str], compression: Any, passes: int, op: ReduceOp,
-        predivide: float, process_set: ProcessSet,
+        predivide: float, groups: int | Sequence[Sequence[torch.Tensor]], process_set: ProcessSet,
     ):  # fmt: skip
         self.optimizer, self.compression, self.op = weakref.ref(optimizer), compression, op
         self.passes, self._names, self._predivide, self._process_set = passes, dict(names), predivide, process_set
+        self._groups = groups
         self._left: dict[torch.Tensor, int] = {}  # backwards to come, by parameter
         self._buckets: GradientBuckets | None = None
         self._generation, self._left_names = -1, set[str]()
@@ -110,7 +113,22 @@ class Reduction:
         self._buckets = None
         if self.op is not Adasum and self.compression in (Compression.none, Compression.fp16) and trained:
             comm, halves = self._process_set.communicator(), self.compression is Compression.fp16
-            self._buckets = GradientBuckets(comm, trained, self.op.value, halves, self._predivide)
+            groups = self._grouped(trained) if self._groups else None
+            self._buckets = GradientBuckets(comm, trained, self.op.value, halves, self._predivide, groups)
+
+    def _grouped(self, trained: Mapping[str, torch.Tensor]) -> list[list[str]]:
+        """Return the names of each group's parameters; without groups that of all.
+
+        A parameter that is in no group is one of its own.
+        """
+        names = list(trained)
+        if not self._groups:
+            return [names]
+        if isinstance(self._groups, int):
+            return [list(part) for part in np.array_split(np.array(names, object), self._groups) if len(part)]
+        groups = [[self._name(each) for each in group if self._name(each) in trained] for group in self._groups]
+        grouped = {name for group in groups for name in group}
+        return [group for group in groups if group] + [[name] for name in names if name not in grouped]
 
     def start_over(self) -> None:
         """Expect all backwards of a step."""
@@ -154,15 +172,24 @@ class Reduction:
     @torch.no_grad()
     def _reduce_compressed(self) -> None:
         """Reduce with a program's own compressor, each gradient by itself."""
-        small, parameters = [], list(self.trained().values())
-        for parameter in parameters:
+        trained = self.trained()
+        for parameter in trained.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            small.append(self.compression.compress(parameter.grad))
+        for names in self._grouped(trained):
+            gradients = [trained[name].grad for name in names]
+            for gradient, reduced in zip(gradients, self._compressed(gradients, self.op), strict=True):
+                gradient.copy_(reduced)
+
+    def _compressed(self, tensors: Sequence[torch.Tensor], op: ReduceOp) -> list[torch.Tensor]:
+        """Return tensors that were reduced in their compressed form."""
+        small = [self.compression.compress(each) for each in tensors]
         comm, sent = self._process_set.communicator(), [host_tensor(each) for each, _ in small]
-        found = movement.all_reduce(comm, sent, self.op, GRADIENTS, 1.0 / self._predivide, self._predivide)
-        for parameter, (like, context), each in zip(parameters, small, found, strict=True):
-            parameter.grad.copy_(self.compression.decompress(each.to(like.device), context))
+        found = movement.all_reduce(comm, sent, op, GRADIENTS, 1.0 / self._predivide, self._predivide)
+        return [
+            self.compression.decompress(each.to(like.device), context)
+            for each, (like, context) in zip(found, small, strict=True)
+        ]
 
     @torch.no_grad()
     def add_steps(self, starts: Mapping[torch.Tensor, torch.Tensor]) -> None:
@@ -170,12 +197,12 @@ class Reduction:
 
         starts: the parameters' values before this rank's step.
         """
-        parameters = list(starts)
-        small = [self.compression.compress(parameter - starts[parameter]) for parameter in parameters]
-        comm, sent = self._process_set.communicator(), [host_tensor(each) for each, _ in small]
-        found = movement.all_reduce(comm, sent, Adasum, GRADIENTS)
-        for parameter, (like, context), each in zip(parameters, small, found, strict=True):
-            parameter.copy_(starts[parameter] + self.compression.decompress(each.to(like.device), context))
+        trained = self.trained()
+        for names in self._grouped(trained):
+            group = [trained[name] for name in names]
+            moved = self._compressed([parameter - starts[parameter] for parameter in group], Adasum)
+            for parameter, step in zip(group, moved, strict=True):
+                parameter.copy_(starts[parameter] + step)
 
     def note_step(self) -> None:
         """Report the time since the last step as a step, with its part in communication."""

@@ -18,6 +18,7 @@ from torch.distributed import ProcessGroup, ReduceOp, Work
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.torch.collectives import TensorCollectives
+from clcomm.torch.ddp_check import parameters_to_compare, require_same_parameters
 from clcomm.torch.launch import require_same_world
 from clcomm.torch.messages import GroupMessages
 from clcomm.torch.recording import JobRecording
@@ -223,7 +224,14 @@ class ClcommProcessGroup(ProcessGroup):
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
-        return self._run("all_gather", outputs[0], opts, self._moves.all_gather, outputs[0], inputs[0])
+        compared = parameters_to_compare()
+
+        def move() -> None:
+            if compared is not None:
+                require_same_parameters(self.communicator, compared)
+            self._moves.all_gather(outputs[0], inputs[0])
+
+        return self._run("all_gather", outputs[0], opts, move)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
         return self._run("all_gather", [output], opts, self._moves.all_gather_single, output, source)

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from clcomm.errors import ArgumentError, MismatchError  # noqa: E402
 from tests.helpers import one_line  # noqa: E402
-from tests.horovod.values import FLOATS, INTEGERS, SHAPES, folded, same_bits, spread, tensor_of  # noqa: E402
+from tests.horovod.values import FLOATS, INTEGERS, SHAPES, adaptive_sum, folded, same_bits, spread, tensor_of  # noqa: E402
 
 pytestmark = pytest.mark.mpi(min_size=1)
 OPS = ("Average", "Sum", "Min", "Max", "Product")
@@ -146,6 +146,9 @@ def test_all_to_alls_exchange_rows(hvd, dtype, kind):
         assert received.tolist() == [splits[source][hvd.rank()] for source in range(ranks)]
     if kind in ("equal", "nothing"):
         assert same_bits(hvd.alltoall(own), expected)
+    hvd.alltoall(own, splits=splits[hvd.rank()], name="counted")
+    total = hvd.communicator().stats.total("all_to_all", "counted")
+    assert (total["calls"], total["bytes"]) == (1, expected.nbytes)
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int32])
@@ -228,14 +231,19 @@ def test_gradients_of_a_reduce_scatter_are_gathered(hvd, op):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_adasum_is_the_published_sum_of_each_tensor(hvd, dtype):
-    from clcomm.horovod.adasum import adasum
-
-    shapes = ((5,), (2, 3), (40, 20))
+    shapes = ((5,), (2, 3), (), (0,), (40, 20))
     everyone = [[tensor_of(rank, shape, dtype) for shape in shapes] for rank in range(hvd.size())]
-    found = hvd.grouped_allreduce(everyone[hvd.rank()], op=hvd.Adasum)
+    found = hvd.grouped_allreduce(everyone[hvd.rank()], op=hvd.Adasum, name="x")
+    summed = torch.float32 if dtype == torch.bfloat16 else dtype
     for index, shape in enumerate(shapes):
-        rows = [everyone[rank][index].double().reshape(-1).numpy() for rank in range(hvd.size())]
-        assert same_bits(found[index], torch.from_numpy(adasum(rows)).to(dtype).reshape(shape))
+        rows = [everyone[rank][index].to(summed).reshape(-1).numpy() for rank in range(hvd.size())]
+        expected = torch.from_numpy(adaptive_sum(rows)).to(dtype).reshape(shape)
+        torch.testing.assert_close(found[index], expected)
+        assert all(same_bits(row, found[index]) for row in hvd.allgather(found[index][None]))
+        assert same_bits(hvd.allreduce(everyone[hvd.rank()][index], op=hvd.Adasum), found[index])
+    total = hvd.communicator().stats.total("all_reduce", "x")
+    nbytes = sum(each.nbytes for each in everyone[0])
+    assert (total["calls"], total["bytes"]) == (1, nbytes)
 
 
 def test_a_process_set_is_a_world_of_its_own(hvd):
@@ -306,11 +314,17 @@ def test_a_mistake_is_one_line_and_harms_nothing(hvd, kind):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("kind", ["shape", "dtype", "operation", "name", "rows", "root"])
+@pytest.mark.parametrize(
+    "kind", ["shape", "dimensions", "group", "adasum", "dtype", "operation", "name", "rows", "columns", "root"]
+)
 def test_ranks_that_differ_all_get_the_same_error(hvd, kind):
     is_odd = hvd.rank() == hvd.size() - 1
     calls = {
         "shape": lambda: hvd.allreduce(torch.ones(4 + is_odd)),
+        "dimensions": lambda: hvd.allreduce(torch.ones((2, 3) if is_odd else (3, 2))),
+        "group": lambda: hvd.grouped_allreduce([torch.ones(4 - is_odd), torch.ones(4 + is_odd)]),
+        "adasum": lambda: hvd.grouped_allreduce([torch.ones(4 - is_odd), torch.ones(4 + is_odd)], op=hvd.Adasum),
+        "columns": lambda: hvd.alltoall(torch.ones(2 * hvd.size(), 2 + is_odd)),
         "dtype": lambda: hvd.allreduce(torch.ones(4, dtype=torch.float64 if is_odd else torch.float32)),
         "operation": lambda: hvd.allgather(torch.ones(4)) if is_odd else hvd.allreduce(torch.ones(4)),
         "name": lambda: hvd.allreduce(torch.ones(4), name="a" if is_odd else "b"),

@@ -41,6 +41,14 @@ def misuses(hvd):
         "passes": (lambda model: wrapped(model, backward_passes_per_step=0), "a number from 1 up, got 0", False),
         "predivide": (lambda model: wrapped(model, op=hvd.Sum, gradient_predivide_factor=2.0), "expected 1.0", False),
         "groups": (lambda model: wrapped(model, num_groups=-1), "num_groups: expected", False),
+        "groups of text": (lambda model: wrapped(model, groups="2"), "groups: expected a number from 0 up or", False),
+        "flat groups": (
+            lambda model: wrapped(model, groups=list(model.parameters())), "groups[0]: expected a list", False,
+        ),
+        "grouped twice": (
+            lambda model: wrapped(model, groups=[[model[0].bias], [model[2].bias, model[0].bias]]),
+            "groups[1]: expected each parameter once, got one of shape [40] again", False,
+        ),
         "no pairs": (lambda model: wrapped(model, named_parameters=[1]), "expected pairs", False),
         "one name": (
             lambda model: wrapped(model, named_parameters=[("a", each) for each in model.parameters()]),
@@ -64,11 +72,13 @@ def test_a_misuse_is_one_line(hvd, kind):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("kind", ["shape", "number", "op"])
+@pytest.mark.parametrize("kind", ["shape", "number", "op", "groups"])
 def test_ranks_with_other_models_all_get_the_same_error(hvd, kind):
     is_odd = hvd.rank() == hvd.size() - 1
     model = torch.nn.Linear(4, 3 if is_odd and kind == "shape" else 2, bias=not (is_odd and kind == "number"))
     with pytest.raises(MismatchError) as caught:
         op = hvd.Sum if is_odd and kind == "op" else hvd.Average
-        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), op=op)
+        groups = 2 if is_odd and kind == "groups" else 1
+        plain = torch.optim.SGD(model.parameters(), 0.1)
+        hvd.DistributedOptimizer(plain, model.named_parameters(), op=op, groups=groups)
     assert len(set(hvd.allgather_object(one_line(caught)))) == 1
