@@ -10,20 +10,34 @@ import pytest
 pytest.importorskip("onnx", reason="onnx is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
-from clcomm.engine import Embedding, LayerNorm, Linear, Module, Parameter, Tensor  # noqa: E402
+from clcomm.engine import (  # noqa: E402
+    AdaptiveAvgPool2d,
+    Conv2d,
+    ConvTranspose2d,
+    Embedding,
+    LayerNorm,
+    Linear,
+    Module,
+    MultiheadAttention,
+    Parameter,
+    Tensor,
+)
 from clcomm.engine import functional as F  # noqa: E402
 from clcomm.errors import ArgumentError, CheckpointWriteError  # noqa: E402
 from clcomm.weights import export_onnx  # noqa: E402
-from models import MLP, ConvNet  # noqa: E402
+from models import GPT, MLP, ConvNet, ResNet  # noqa: E402
 from tests.helpers import one_line  # noqa: E402
 from tests.weights.architectures import ARCHITECTURES, ours  # noqa: E402
 
 
-def assert_computes_the_same(model, in_shape, path):
-    export_onnx(model, path, in_shape)
+def assert_computes_the_same(model, in_shape, path, tokens=0):
+    """tokens: how many there are, for a model whose input is indices."""
+    export_onnx(model, path, in_shape, in_dtype="int32" if tokens else "float32")
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    for samples in (1, 3, 8):
-        x = np.random.default_rng(samples).standard_normal((samples, *in_shape)).astype(np.float32)
+    for samples in (1, 3, 5, 8):
+        rng = np.random.default_rng(samples)
+        shape = (samples, *in_shape)
+        x = rng.integers(0, tokens, shape).astype(np.int32) if tokens else rng.standard_normal(shape).astype(np.float32)
         (found,) = session.run(None, {"x": x})
         expected = model.eval()(Tensor(x)).numpy()
         assert found.shape == expected.shape
@@ -38,6 +52,21 @@ def test_every_layer(name, tmp_path):
 @pytest.mark.parametrize("build", [MLP, ConvNet])
 def test_the_models_of_this_repository(build, tmp_path):
     assert_computes_the_same(build(seed=3), (1, 28, 28), tmp_path / "model.onnx")
+
+
+def test_a_residual_network(tmp_path):
+    assert_computes_the_same(ResNet((3, 32, 32), seed=3), (3, 32, 32), tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"tied": False, "approximate": "none"}, {"layers": 1, "heads": 1, "width": 8}, {"heads": 4, "width": 12},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("places", [1, 3, 15])
+def test_a_language_model(options, places, tmp_path):
+    model = GPT(**{"vocabulary": 11, "context": 15, "layers": 3, "width": 12, "heads": 3, "seed": 3} | options)
+    for parameter in model.parameters():  # the initial ones are so small that attention is nearly even
+        parameter.copy_from(np.random.default_rng(parameter.size).standard_normal(parameter.shape).astype(np.float32))
+    assert_computes_the_same(model, (places,), tmp_path / "model.onnx", tokens=11)
 
 
 class Residual(Module):
@@ -121,17 +150,96 @@ class Words(Module):
         return self.layer(hidden[:, -1])
 
 
-@pytest.mark.parametrize("places", [1, 5])
+@pytest.mark.parametrize("places", [1, 3, 5])
 def test_indices_as_input(places, tmp_path):
-    model, path = Words(11, places), tmp_path / "model.onnx"
-    export_onnx(model, path, (places,), in_dtype="int32")
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    for samples in (1, 3, 8):
-        x = np.random.default_rng(samples).integers(0, 11, (samples, places)).astype(np.int32)
-        (found,) = session.run(None, {"x": x})
-        np.testing.assert_allclose(found, model(Tensor(x)).numpy(), rtol=1e-4, atol=1e-5)
+    path = tmp_path / "model.onnx"
+    assert_computes_the_same(Words(11, places), (places,), path, tokens=11)
     with pytest.raises(ArgumentError, match="in_dtype: expected 'float32' or 'int32', got 'int64'"):
-        export_onnx(model, path, (places,), in_dtype="int64")
+        export_onnx(Words(11, places), path, (places,), in_dtype="int64")
+
+
+class Computing(Module):
+    """A function of the input, beside layers."""
+
+    def __init__(self, compute, **layers):
+        self.compute = compute
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, x):
+        return self.compute(self, x)
+
+
+@pytest.mark.parametrize("in_shape", [(4,), (3, 4), (5, 3, 4), (3, 3, 3, 4)], ids=str)
+@pytest.mark.parametrize("relu", [False, True])
+def test_linear_layers_of_any_number_of_dimensions(in_shape, relu, tmp_path):
+    model = Computing(
+        lambda own, x: own.last(F.linear(x, own.first.weight, own.first.bias, relu=relu)),
+        first=Linear(4, 3), last=Linear(3, 5, bias=False),
+    )  # fmt: skip
+    assert_computes_the_same(model, in_shape, tmp_path / "model.onnx")
+
+
+MASKS = {
+    "none": None,
+    "causal": None,
+    "numbers": np.linspace(-3, 2, 20).reshape(4, 5).astype(np.float32),
+    "flags": np.tril(np.ones((4, 5), bool)),
+    "nothing seen": np.arange(20).reshape(4, 5) > 9,
+    "one row": np.array([[True, False, True, True, False]]),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("before", [(), (3,), (2, 3), (3, 2, 2)], ids=str)
+def test_attention_of_separate_tensors(mask, before, tmp_path):
+    def compute(own, x):
+        keys = F.tanh(x[..., :1, :]) * own.keys  # [..., 5, 6]
+        values = (x[..., 1:2, :] + own.keys)[..., :3]
+        return F.scaled_dot_product_attention(x, keys, values, MASKS[mask], mask == "causal", 0.7)
+
+    model = Computing(compute, keys=Parameter(np.linspace(-1, 1, 30).reshape(5, 6).astype(np.float32)))
+    assert_computes_the_same(model, (*before, 4, 6), tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("heads", [1, 2, 6])
+def test_attention_with_a_mask_for_each_head(mask, heads, tmp_path):
+    given = None if MASKS[mask] is None else np.broadcast_to(MASKS[mask], (heads, 4, 5))[..., :4]
+    own = MultiheadAttention(6, heads)
+
+    def among_themselves(model, x):
+        added = given if given is None or given.dtype != bool else ~given
+        return model.attention(x, attn_mask=added, is_causal=mask == "causal")
+
+    assert_computes_the_same(Computing(among_themselves, attention=own), (4, 6), tmp_path / "own.onnx")
+
+    def to_others(model, x):
+        return model.attention(x, x * 0.5, x + 1.0, is_causal=mask == "causal")
+
+    assert_computes_the_same(Computing(to_others, attention=own), (4, 6), tmp_path / "others.onnx")
+
+
+OTHERS = {
+    "pads": ((2, 3), lambda own, x: F.pad(F.tanh(x), ((0, 0), (1, 2), (0, 3)), 0.5)),
+    "numbers": ((4,), lambda own, x: 1.5 - x * 2.0 + 3.0 / (x * x + 1.0)),
+    "log of sums": ((3, 4), lambda own, x: F.logsumexp(x)),
+    "means of windows": ((2, 7, 5), lambda own, x: own.pool(x)),
+    "transposed convolution": ((2, 4, 3), lambda own, x: own.up(x)),
+    "convolution in groups": ((4, 6, 5), lambda own, x: own.groups(x)),
+    "samples in rows": ((3, 4), lambda own, x: F.reshape(F.tanh(F.reshape(x, (-1, 2))), (-1, 3, 4))),
+    "samples behind": ((3, 4), lambda own, x: F.transpose(F.transpose(x, (1, 0, 2)), (1, 2, 0))),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_operations(kind, tmp_path):
+    in_shape, compute = OTHERS[kind]
+    layers = {
+        "pool": AdaptiveAvgPool2d((3, 2)), "up": ConvTranspose2d(2, 3, 3, 2, 1, output_padding=1),
+        "groups": Conv2d(4, 6, 3, groups=2),
+    }  # fmt: skip
+    assert_computes_the_same(Computing(compute, **layers), in_shape, tmp_path / "model.onnx")
 
 
 class Summed(Module):
@@ -139,30 +247,33 @@ class Summed(Module):
         return x.sum(0)
 
 
-class Part(Module):
-    def forward(self, x):
-        return x[1:]
-
-
-class Padded(Module):
-    def forward(self, x):
-        return F.pad(x, ((0, 0), (1, 1)))
-
-
 class Mixing(Module):
     def forward(self, x):
         return F.reshape(x, (x.shape[0] * 2, -1))
 
 
+REFUSED = {
+    "got SquaredError": lambda own, x: F.mse_loss(x, x),
+    "sizes that grow with the number of samples or not at all": lambda own, x: F.pad(x, ((1, 0), (0, 0))),
+    "got a part of the first dimension": lambda own, x: x[:1] + x,
+    r"got \(2, 4\) for 3 and \(4, 4\) for 5": lambda own, x: x[1:],
+    "got a concat along the first dimension": lambda own, x: F.concat([x, x]),
+    "samples to stay the first dimension": lambda own, x: F.transpose(x),
+    "one dimension of samples": lambda own, x: F.reshape(F.matmul(x, F.transpose(x)), (-1, x.shape[0])),
+    "got attention between them": lambda own, x: F.scaled_dot_product_attention(x, x, x),
+    "do not depend on the number of samples": lambda own, x: x * Tensor(np.ones((x.shape[0], 1), np.float32), x.device),
+    "the same operations for any number": lambda own, x: F.tanh(x) if x.shape[0] == 3 else F.relu(x),
+}
+
+
 def test_what_cannot_be_exported_is_an_error_of_one_line(tmp_path, monkeypatch):
     path = tmp_path / "model.onnx"
     refused = {
-        Padded(): "got Pad",
-        Summed(): "got a sum over the first dimension",
-        Part(): "got a part of the first dimension",
-        Mixing(): "samples to stay the first dimension",
+        **{message: Computing(compute) for message, compute in REFUSED.items()},
+        "got a sum over the first dimension": Summed(),
+        "got a result of shape \\(6, 2\\) for 3 samples": Mixing(),
     }
-    for model, message in refused.items():
+    for message, model in refused.items():
         with pytest.raises(ArgumentError, match=message) as error:
             export_onnx(model, path, (4,))
         one_line(error)

@@ -125,6 +125,7 @@ class Pad(Op):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *, starts: Shape, shape: Shape, value: float) -> Tensor:
         out, ctx.part = empty(x.device, shape), _part(shape, starts)
+        ctx.starts, ctx.value = starts, value
         _fill(out, value)
         copy_part(x.shape, out, ctx.part, x, _whole(x.shape))
         return out

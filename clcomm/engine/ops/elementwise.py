@@ -119,7 +119,7 @@ class Affine(Op):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *, scale: float, shift: float) -> Tensor:
-        ctx.scale = scale
+        ctx.scale, ctx.shift = scale, shift
         return _affine(x, scale, shift)
 
     @staticmethod
@@ -135,6 +135,7 @@ class DivideNumber(Op):
         device, size = x.device, x.size
         out = empty(device, x.shape)
         device.launch(device.kernel("elementwise", "divide_number"), *device.grid(size), out, x, number, size)
+        ctx.number = number
         ctx.save(out, x)
         return out
 
