@@ -2,6 +2,7 @@
 
     python -m tests.torch.suite --ranks 2 3 4 --table docs/torch-suite.md
     python -m tests.torch.suite --ranks 3 --backends clcomm --tests test_all_reduce_sum test_barrier
+    python -m tests.torch.suite --ranks 4 --keep outcomes.json  # again: goes on with the tests that have no outcome
 
 PyTorch's spawner is replaced: mpiexec starts the ranks, which run one test after another. A test that fails, hangs or
 ends its process ends the job, and the next job goes on after it. Tests that are gated by `BACKEND == "gloo"` run on
@@ -29,9 +30,10 @@ MEET_S = 40
 TIMEOUT_S = 60
 #: Seconds after which a job begins no other test.
 JOB_S = 90
-#: Why a test has another outcome on clcomm than on gloo.
+#: Why a test fails, or has another outcome on clcomm than on gloo.
 _TIME_OUT = "a time-out ends the job with a line that names the missing ranks; the test expects an exception"
 _GLOO_ALONE = "PyTorch refuses `monitored_barrier` for every backend but gloo"
+_NO_GPU = "needs GPUs, which its condition does not ask for"
 REASONS = {
     "test_barrier_timeout_full_group": _TIME_OUT,
     "test_barrier_timeout_global": _TIME_OUT,
@@ -43,6 +45,14 @@ REASONS = {
     "test_monitored_barrier_allreduce_hang_wait_all_ranks": _GLOO_ALONE,
     "test_monitored_barrier_failure_order": _GLOO_ALONE,
     "test_monitored_barrier_wait_all_ranks": _GLOO_ALONE,
+    "test_all_to_all_cuda": _NO_GPU,
+    "test_all_to_all_cuda_complex": _NO_GPU,
+    "test_all_to_all_full_group_cuda": _NO_GPU,
+    "test_all_to_all_group_cuda": _NO_GPU,
+    "test_batch_isend_irecv_mixed_backend_err": "needs NCCL",
+    "test_batch_isend_irecv_op_err": "needs NCCL",
+    "test_SyncBatchNorm_process_group": "needs torchvision",
+    "test_new_subgroups_with_group_param": "its list of ranks takes 4 for granted",
     "test_all_to_all": "gloo refuses lists of different shapes",
     "test_all_to_all_complex": "gloo refuses lists of different shapes",
     "test_all_to_all_full_group": "gloo refuses lists of different shapes",
@@ -238,41 +248,47 @@ def read(results: Path, found: dict[str, tuple[str, str]], ranks: int) -> str | 
 # --- the table ---
 
 
-def write_table(path: Path, found: dict[tuple[str, int], dict[str, tuple]], torch_version: str) -> None:
-    """Write the page: counts, then each test that differs between the two backends."""
+def write_table(path: Path, found: dict[tuple[str, int], dict[str, tuple]], torch_version: str, tests: int) -> None:
+    """Write the page: counts, the tests that differ between the two backends, and those that fail on both."""
     ranks = sorted({each for _, each in found})
     lines = [
         "# PyTorch's own tests on backend clcomm",
         "",
-        "Written by `make torch-suite`: the tests of `torch.testing._internal.distributed.distributed_test` "
-        f"(PyTorch {torch_version},",
-        "CPU), started under mpiexec, on clcomm and on gloo. Skipped are tests that need GPUs or another number of",
-        "ranks; tests for gloo alone run on clcomm too.",
+        f"Written by `make torch-suite`: the {tests} tests of `torch.testing._internal.distributed.distributed_test`",
+        f"(PyTorch {torch_version}, CPU), started under mpiexec, on clcomm and on gloo. Skipped are tests that need",
+        "GPUs or another number of ranks; tests for gloo alone run on clcomm too.",
         "",
-        "| ranks | backend | pass | fail | skipped |",
-        "|---|---|---|---|---|",
+        "| ranks | backend | pass | fail | skipped | not run |",
+        "|---|---|---|---|---|---|",
     ]
     for number in ranks:
         for backend in ("clcomm", "gloo"):
-            counts = Counter(outcome for outcome, _ in found.get((backend, number), {}).values())
-            lines.append(f"| {number} | {backend} | {counts['pass']} | {counts['fail']} | {counts['skip']} |")
-    lines += [
-        "",
-        "## Tests whose outcome differs",
-        "",
-        "| test | ranks | clcomm | gloo | reason |",
-        "|---|---|---|---|---|",
-    ]
-    differing: dict[tuple[str, str, str, str], list[int]] = {}
+            outcomes = found.get((backend, number), {})
+            counts = Counter(outcome for outcome, _ in outcomes.values())
+            numbers = counts["pass"], counts["fail"], counts["skip"], tests - len(outcomes)
+            lines.append(f"| {number} | {backend} | {' | '.join(map(str, numbers))} |")
+    differing: dict[tuple[str, ...], list[int]] = {}
+    failing: dict[tuple[str, ...], list[int]] = {}
     for number in ranks:
         ours, gloos = found.get(("clcomm", number), {}), found.get(("gloo", number), {})
-        for name in sorted(ours):
-            if name in gloos and ours[name][0] != gloos[name][0]:
-                key = name, ours[name][0], gloos[name][0], REASONS.get(name, ours[name][1] or gloos[name][1])
-                differing.setdefault(key, []).append(number)
-    for (name, ours_, gloos_, reason), numbers in sorted(differing.items()):
-        lines.append(f"| {name} | {', '.join(map(str, numbers))} | {ours_} | {gloos_} | {reason.replace('|', '/')} |")
+        for name in sorted(ours.keys() & gloos.keys()):
+            (own, why), (other, others) = ours[name], gloos[name]
+            reason = REASONS.get(name, why or others).replace("|", "/")
+            if own != other:
+                differing.setdefault((name, own, other, reason), []).append(number)
+            elif own == "fail":
+                failing.setdefault((name, reason), []).append(number)
+    lines += ["", "## Tests whose outcome differs", ""]
+    lines += _rows(("test", "clcomm", "gloo", "reason"), differing)
+    lines += ["", "## Tests that fail on both", "", *_rows(("test", "reason"), failing)]
     path.write_text("\n".join(lines) + "\n")
+
+
+def _rows(columns: tuple[str, ...], found: dict[tuple[str, ...], list[int]]) -> list[str]:
+    """Return a table of what was found at which numbers of ranks."""
+    rows = [[name, ", ".join(map(str, numbers)), *rest] for (name, *rest), numbers in sorted(found.items())]
+    lines = [(columns[0], "ranks", *columns[1:]), ["---"] * (len(columns) + 1), *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def main() -> None:
@@ -281,7 +297,7 @@ def main() -> None:
     parser.add_argument("--backends", nargs="+", default=["clcomm", "gloo"])
     parser.add_argument("--tests", nargs="+")
     parser.add_argument("--table", type=Path)
-    parser.add_argument("--keep", type=Path, help="a JSON file of outcomes, to which these are added")
+    parser.add_argument("--keep", type=Path, help="a JSON file of outcomes, which are added; tests in it are not run")
     parser.add_argument("--log", type=Path, default=Path(os.devnull))
     parser.add_argument("--launcher", nargs="+", default=[str(Path(sys.executable).parent / "mpiexec")])
     parser.add_argument("--in-rank")
@@ -300,7 +316,8 @@ def main() -> None:
                 if options.keep:
                     options.keep.write_text(json.dumps(kept, indent=1))
 
-            found = find_outcomes(backend, number, names, options.launcher, options.log, keep)
+            left = [name for name in names if name not in kept.get(f"{backend} {number}", {})]
+            found = find_outcomes(backend, number, left, options.launcher, options.log, keep)
             for name, (outcome, reason) in sorted(found.items()):
                 if outcome == "fail":
                     print(f"{backend} {number} {name}: {reason}")
@@ -308,7 +325,7 @@ def main() -> None:
         import torch
 
         by_run = {(key.split()[0], int(key.split()[1])): value for key, value in kept.items()}
-        write_table(options.table, by_run, torch.__version__.split("+")[0])
+        write_table(options.table, by_run, torch.__version__.split("+")[0], len(all_tests()))
 
 
 if __name__ == "__main__":
