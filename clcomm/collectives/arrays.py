@@ -180,7 +180,8 @@ class ArrayCollectives(ObjectCollectives):
         """Send array r of `sends` to rank r, and receive array r of `receives` from rank r.
 
         Arrays are contiguous. Lengths may differ between ranks, and empty arrays are not sent; `sends` of a rank have
-        the lengths of the others' `receives`, else MismatchError is raised on the rank that receives.
+        the lengths of the others' `receives`, else MismatchError is raised on the rank that receives. Ranks whose
+        arrays have other dtypes all raise it.
 
         Args:
             sends: one array for each rank, in rank order.
@@ -194,7 +195,9 @@ class ArrayCollectives(ObjectCollectives):
             if not all(array.flags.c_contiguous for array in arrays):
                 raise ArgumentError(f"{name}: expected C-contiguous arrays, got strided ones")
         nbytes = sum(array.nbytes for array in receives)
-        call = self._call(operation or "all_to_all", self._base, label, nbytes=nbytes)
+        dtypes = {array.dtype for array in (*sends, *receives)}
+        dtype = dtypes.pop() if len(dtypes) == 1 else None
+        call = self._call(operation or "all_to_all", self._base, label, nbytes=nbytes, dtype=dtype)
         self._run_counted(call, self._base.all_to_all, sends, receives)
 
     def gather(self, data: Any, root: int = 0, *, label: str = "") -> list | None:

@@ -38,6 +38,7 @@ from clcomm.horovod.copies import (
     grouped_allgather,
     grouped_allgather_async,
 )
+from clcomm.horovod.elastic import HorovodInternalError
 from clcomm.horovod.functions import (
     allgather_object,
     broadcast_object,
@@ -98,6 +99,7 @@ __all__ = [
     "Compression",
     "Compressor",
     "DistributedOptimizer",
+    "HorovodInternalError",
     "Max",
     "Min",
     "ProcessSet",

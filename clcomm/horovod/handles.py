@@ -22,6 +22,10 @@ class Handle:
         self._error: Exception | None = None
         self._takes_first = False
 
+    def __call__(self) -> Any:
+        """Return `synchronize` of it: Horovod's handle of a sparse all-reduce is a function."""
+        return synchronize(self)
+
     def take_first(self) -> None:
         """Let `result` return the first of the results."""
         self._takes_first = True

@@ -15,7 +15,7 @@ from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, MismatchError
 from clcomm.horovod.adasum import adasum
 from clcomm.horovod.tensors import divided, scaled
-from clcomm.tensors.arrays import array_of, as_tensor, bytes_of, dtype_name, flat, require_summable
+from clcomm.tensors.arrays import array_of, as_tensor, dtype_name, flat, require_summable
 from clcomm.tensors.staging import Staging
 
 #: How many dimensions a header of `gathered_shapes` holds.
@@ -156,7 +156,7 @@ def all_to_all(
     received = comm.all_gather(np.array(splits, np.int64), label=label)[:, comm.rank].tolist()
     found = tensor.new_empty((sum(received), *tensor.shape[1:]))
     sends, receives = (
-        [bytes_of(part) for part in whole.split(rows)] for whole, rows in ((tensor, splits), (found, received))
+        [array_of(part) for part in whole.split(rows)] for whole, rows in ((tensor, splits), (found, received))
     )
     comm.all_to_all(sends, receives, label=label)
     return found, received

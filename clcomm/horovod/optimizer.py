@@ -119,7 +119,7 @@ def DistributedOptimizer(
             None or 0: as many gradients as fit into a bucket.
         num_groups: Horovod's older name of a number of groups; `groups` counts where both are given.
         sparse_as_dense: accepted; sparse gradients travel as dense ones, and come back as what they were.
-        process_set: the ranks that train the model.
+        process_set: the ranks that train the model; another one gets an optimizer that steps by itself.
 
     Raises:
         ArgumentError: an argument is invalid.
@@ -131,6 +131,10 @@ def DistributedOptimizer(
         raise ArgumentError(f"op: expected hvd.Average, hvd.Sum or hvd.Adasum, got {op!r}")
     if gradient_predivide_factor != 1.0 and op is not Average:
         raise ArgumentError(f"gradient_predivide_factor: expected 1.0 unless op is Average, got {op}")
+    if not gradient_predivide_factor > 0.0:
+        raise ArgumentError(f"gradient_predivide_factor: expected a number above 0, got {gradient_predivide_factor!r}")
+    if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
+        raise ArgumentError(f"compression: expected hvd.Compression.fp16 or another Compressor, got {compression!r}")
     grouped = _groups("num_groups", num_groups) if groups is None else _groups("groups", groups)
     names = _names(optimizer, named_parameters)
     kind = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {"__module__": __name__})

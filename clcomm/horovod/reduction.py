@@ -75,8 +75,8 @@ class Reduction:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there are other ranks."""
-        return self._process_set.size() > 1
+        """Whether there are other ranks; a rank outside of the process set steps by itself, as with Horovod."""
+        return self._process_set.included() and self._process_set.size() > 1
 
     @property
     def is_numbered(self) -> bool:
@@ -206,6 +206,8 @@ class Reduction:
 
     def note_step(self) -> None:
         """Report the time since the last step as a step, with its part in communication."""
+        if not self._process_set.included():
+            return
         comm, now = self._process_set.communicator(), time.perf_counter()
         spent = comm.communicated() + (self._buckets.comm.communicated() if self._buckets else 0.0)
         if self._step_ended_s:

@@ -12,7 +12,8 @@ from clcomm.horovod.calls import Sum
 class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     """BatchNorm with the mean and variance of all ranks' batches in training; arguments as for torch's BatchNorm2d.
 
-    Its forward and backward are collective.
+    Its forward and backward are collective. Raises ValueError on every rank where all of them together have one value
+    for each channel.
     """
 
     def _check_input_dim(self, values: torch.Tensor) -> None:
@@ -30,6 +31,8 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         count = wide.new_full((1,), values.numel() // values.shape[1])
         totals = allreduce(torch.cat([count, wide.sum(axes)]), op=Sum, name="batch norm mean")
         count, mean = totals[0].detach(), totals[1:] / totals[0].detach()
+        if count <= 1:
+            raise ValueError(f"expected more than 1 value per channel when training, got input size {values.shape}")
         shape = [1, -1, *[1] * (values.dim() - 2)]
         centred = wide - mean.reshape(shape)
         variance = allreduce((centred * centred).sum(axes), op=Sum, name="batch norm variance") / count

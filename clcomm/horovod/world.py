@@ -7,13 +7,12 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.horovod.handles import complete_started
 from clcomm.job import endings
 from clcomm.report.recording import Recording
+from clcomm.sync.agreement import require_agreement
 
 
 class _World:
@@ -27,15 +26,20 @@ class _World:
     registers_exit = False
 
 
-def init(comm: Any = None, process_sets: Iterable[ProcessSet] | None = None) -> None:
+def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:
     """Create the Communicator of all ranks; collective. A second call does nothing.
 
     Args:
         comm: an mpi4py communicator of the ranks; None or []: COMM_WORLD.
-        process_sets: sets to add, as by `add_process_set`.
+        process_sets: sets to add, as by `add_process_set`; "dynamic", Horovod's word for sets that are added later,
+            changes nothing: they always can be.
 
     Raises ArgumentError for a list of ranks that are not all: use process sets.
     """
+    if isinstance(process_sets, str):
+        if process_sets.lower() != "dynamic":
+            raise ArgumentError(f'process_sets: expected a list of hvd.ProcessSet or "dynamic", got {process_sets!r}')
+        process_sets = None
     if _World.comm is None:
         ranks = comm if isinstance(comm, Sequence) else None
         _open(Communicator(None if ranks is not None else comm))
@@ -177,12 +181,13 @@ class ProcessSet:
     process_set_id: int | None = None
 
     def __init__(self, ranks_or_comm: Iterable[int]):
-        if not isinstance(ranks_or_comm, Iterable):
+        ranks = list(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else [ranks_or_comm]
+        if not all(isinstance(each, int) for each in ranks):
             raise ArgumentError(
-                f"process set: expected numbers of ranks, got {type(ranks_or_comm).__name__}; an mpi4py communicator "
-                "is taken by hvd.init alone"
+                f"process set: expected numbers of ranks, got {ranks_or_comm!r}; an mpi4py communicator is taken by "
+                "hvd.init alone"
             )
-        self.ranks: list[int] | None = sorted(set(ranks_or_comm))
+        self.ranks: list[int] | None = sorted(set(ranks))
         self._comm: Communicator | None = None
 
     def _require_added(self) -> list[int]:
@@ -252,15 +257,14 @@ def _sets() -> Iterable[ProcessSet]:
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Register a set of ranks and return it; collective over all ranks, which pass the same numbers.
 
-    Raises ArgumentError for numbers that are no ranks, and for a set that was added already.
+    Raises ArgumentError for numbers that are no ranks and for a set that was added already, MismatchError where ranks
+    pass different numbers; on every rank.
     """
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     comm, ranks = communicator(), added.ranks
     if added.process_set_id is not None or not ranks or ranks[0] < 0 or ranks[-1] >= comm.size:
         comm.refuse(f"process_set: expected new ranks from 0 to {comm.size - 1}, got {added}")
-    own = np.frombuffer(",".join(map(str, ranks)).encode().ljust(64)[:64], np.uint8)
-    if not (comm.all_gather(own, label="process set") == own).all():
-        comm.refuse(f"process_set: expected the same ranks on every rank, got {added}")
+    require_agreement(comm, "process_set", [str(ranks)], "add the same sets in the same order on every rank")
     if comm.comm is None or len(ranks) == comm.size:
         added._comm = Communicator(comm.comm, **comm.settings()) if comm.comm is not None else comm
     else:

@@ -27,7 +27,7 @@ class Call:
     through_mpi: bool = False
     #: The reduction, such as "sum".
     op: str = ""
-    #: Number of the array's elements, and their dtype.
+    #: Number of the array's elements, -1 where ranks may differ in it, and their dtype.
     count: int = -1
     dtype: np.dtype | None = None
     bucket: int = -1
@@ -59,7 +59,8 @@ class Call:
         details = []
         if self.dtype is not None:
             misaligned = "" if self.is_aligned else "misaligned "
-            details.append(f"{self.op + ' of ' if self.op else ''}{self.count:,} {misaligned}{dtype_name(self.dtype)}")
+            count = "" if self.count < 0 else f"{self.count:,} "  # that of an all-to-all may differ between ranks
+            details.append(f"{self.op + ' of ' if self.op else ''}{count}{misaligned}{dtype_name(self.dtype)}")
         if self.compared and self.dtype is not None and self.compared != dtype_name(self.dtype):
             details.append(f"from {self.compared}")
         if self.compared and self.dtype is not None and self.nbytes > self.count * self.dtype.itemsize:

@@ -16,7 +16,6 @@ from clcomm.torch.sharing import LastingBuffers
 from clcomm.torch.tensors import give_back, on_host, summed_as
 
 _Converted = TypeVar("_Converted")
-_NOTHING = np.empty(0, np.uint8)
 
 
 class TensorCollectives:
@@ -175,7 +174,8 @@ class TensorCollectives:
             sent = pair.row_array[: sent.nbytes]
         elif np.may_share_memory(sent, bytes_of(gathered)):
             sent = sent.copy()
-        self.comm.all_gather(sent, out=bytes_of(gathered))
+        kind = array_of(own).dtype  # which ranks compare
+        self.comm.all_gather(sent.view(kind), out=bytes_of(gathered).view(kind))
 
     def gather(self, outputs: Sequence[torch.Tensor], source: torch.Tensor, root: int) -> None:
         """Copy rank r's tensor to output r on root; the other ranks give no outputs."""
@@ -223,8 +223,11 @@ class TensorCollectives:
     def _exchange(
         self, operation: str, sends: Sequence[torch.Tensor | None], receives: Sequence[torch.Tensor | None]
     ) -> None:
+        dtype = next(each.dtype for each in (*sends, *receives) if each is not None)
+        nothing = array_of(torch.empty(0, dtype=dtype))
+
         def arrays(tensors: Sequence[torch.Tensor | None]) -> list[np.ndarray]:
-            return [_NOTHING if each is None else bytes_of(each) for each in tensors]
+            return [nothing if each is None else array_of(each) for each in tensors]
 
         self.comm.all_to_all(arrays(sends), arrays(receives), operation=operation)
 

@@ -60,8 +60,13 @@ class ClcommProcessGroup(ProcessGroup):
         """Return the group that PyTorch's options describe; collective over its ranks.
 
         Raises:
+            ArgumentError: `pg_options` of another backend.
             LaunchError: the process was not started by MPI, or PyTorch's rank is not MPI's.
         """
+        if backend_options is not None:
+            raise ArgumentError(
+                f"pg_options: expected None for backend 'clcomm', got {type(backend_options).__name__} of another"
+            )
         ranks, limit_s = options.global_ranks_in_group, options.timeout.total_seconds()
         if not ranks:
             require_same_world(options.group_rank, options.group_size)

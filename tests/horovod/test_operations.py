@@ -172,6 +172,8 @@ def test_sparse_tensors_are_summed(hvd, dtype, op):
         return dense.to_sparse(1)
 
     found = hvd.synchronize(hvd.sparse_allreduce_async(sparse(hvd.rank()), name="x", op=getattr(hvd, op)))
+    called = hvd.sparse_allreduce_async(sparse(hvd.rank()), op=getattr(hvd, op))()  # as Horovod's handle is used
+    assert torch.equal(called.to_dense(), found.to_dense())
     total = sum(sparse(rank).to_dense() for rank in range(hvd.size()))
     assert torch.equal(found.to_dense(), total / hvd.size() if op == "Average" else total)
 
@@ -266,6 +268,29 @@ def test_a_process_set_is_a_world_of_its_own(hvd):
     assert all(hvd.remove_process_set(each) for each in sets) and not hvd.remove_process_set(mine)
     with pytest.raises(ArgumentError):
         hvd.allreduce(own, process_set=mine)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_add_different_sets_all_get_the_same_error(hvd):
+    with pytest.raises(MismatchError) as caught:
+        hvd.add_process_set([hvd.rank()])
+    assert len(set(hvd.allgather_object(one_line(caught)))) == 1
+    for wrong in (["a"], 1.5, "01"):
+        with pytest.raises(ArgumentError) as caught:
+            hvd.ProcessSet(wrong)
+        assert "expected numbers of ranks" in one_line(caught)
+
+
+def test_sets_may_be_announced(hvd):
+    hvd.shutdown()
+    with pytest.raises(ArgumentError) as caught:
+        hvd.init(process_sets="static")
+    assert "got 'static'" in one_line(caught)
+    hvd.init(process_sets="dynamic")
+    added = hvd.ProcessSet([0])
+    hvd.shutdown()
+    hvd.init(process_sets=[added])
+    assert added.size() == 1
 
 
 def test_queries(hvd):

@@ -121,6 +121,25 @@ def test_what_is_frozen_stays_and_what_is_unfrozen_later_is_reduced(hvd):
     assert all(same_bits(row, everyone[0]) for row in everyone)
 
 
+@pytest.mark.parametrize("op", ["Average", "Adasum"])
+def test_a_rank_outside_of_the_process_set_steps_by_itself(hvd, op):
+    members = hvd.add_process_set(range(max(1, hvd.size() - 1)))
+    model, twin = net(), net()
+    optimizer = hvd.DistributedOptimizer(
+        OPTIMIZERS["momentum"](model.parameters()), op=getattr(hvd, op), process_set=members
+    )
+    alone = OPTIMIZERS["momentum"](twin.parameters())
+    for step in range(STEPS):
+        for each, own in ((optimizer, model), (alone, twin)):
+            each.zero_grad()
+            own(batch_of(hvd.rank(), step)).square().sum().backward()
+            each.step()
+    everyone = hvd.allgather(bits_of(model)[None])
+    assert all(same_bits(row, everyone[0]) for row in everyone[: members.size()])
+    if not members.included() or members.size() == 1:
+        assert same_bits(bits_of(model), bits_of(twin))
+
+
 @pytest.mark.parametrize("factor", [0.5, 4.0])
 def test_predividing_by_a_power_of_two_changes_no_bit(hvd, factor):
     model = net()

@@ -40,6 +40,8 @@ def misuses(hvd):
         "op": (lambda model: wrapped(model, op=hvd.Max), "expected hvd.Average, hvd.Sum or hvd.Adasum", False),
         "passes": (lambda model: wrapped(model, backward_passes_per_step=0), "a number from 1 up, got 0", False),
         "predivide": (lambda model: wrapped(model, op=hvd.Sum, gradient_predivide_factor=2.0), "expected 1.0", False),
+        "predivide by 0": (lambda model: wrapped(model, gradient_predivide_factor=0.0), "a number above 0", False),
+        "compression": (lambda model: wrapped(model, compression="fp16"), "Compressor, got 'fp16'", False),
         "groups": (lambda model: wrapped(model, num_groups=-1), "num_groups: expected", False),
         "groups of text": (lambda model: wrapped(model, groups="2"), "groups: expected a number from 0 up or", False),
         "flat groups": (

@@ -113,6 +113,44 @@ def test_different_dtypes(world, dtypes):
     assert all(str(dtype).removeprefix("torch.") in message for dtype in dtypes)
 
 
+def of_dtype(name, dtype):
+    """Call a collective that moves bytes, on tensors of this dtype."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    own, whole = torch.ones(4 * size, dtype=dtype), [torch.ones(4 * size, dtype=dtype) for _ in range(size)]
+    calls = {
+        "all_gather": lambda: dist.all_gather(whole, own),
+        "all_gather_single": lambda: dist.all_gather_single(torch.cat(whole), own),
+        "uneven": lambda: dist.all_gather([torch.ones(1 + at, dtype=dtype) for at in range(size)], own[: 1 + rank]),
+        "gather": lambda: dist.gather(own, whole if rank == 0 else None),
+        "scatter": lambda: dist.scatter(own, whole if rank == 0 else None),
+        "all_to_all": lambda: dist.all_to_all(whole, [each.clone() for each in whole]),
+        "all_to_all_single": lambda: dist.all_to_all_single(own, own.clone()),
+        "broadcast": lambda: dist.broadcast(own, 0),
+    }
+    calls[name]()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.int32), (torch.float16, torch.bfloat16)], ids=str)
+@pytest.mark.parametrize(
+    "name", ["all_gather", "all_gather_single", "uneven", "gather", "scatter", "all_to_all", "all_to_all_single",
+             "broadcast"],
+)  # fmt: skip
+def test_different_dtypes_of_one_size_are_no_wrong_numbers(world, name, dtypes):
+    with pytest.raises(MismatchError) as caught:
+        of_dtype(name, dtypes[dist.get_rank() == 1])
+    message = one_line(caught)
+    assert all(str(dtype).removeprefix("torch.") in message for dtype in dtypes)
+    of_dtype(name, dtypes[1])
+
+
+@pytest.mark.mpi(min_size=1)
+def test_options_of_another_backend(world):
+    with pytest.raises(ArgumentError) as caught:
+        dist.new_group(pg_options=torch._C._distributed_c10d.Backend.Options("gloo"))
+    assert "pg_options: expected None for backend 'clcomm'" in one_line(caught)
+
+
 @pytest.mark.mpi(min_size=2)
 def test_different_collectives(world):
     with pytest.raises(MismatchError) as caught:

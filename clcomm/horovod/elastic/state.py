@@ -25,8 +25,12 @@ class State:
         """Call these functions after ranks were lost, before training goes on, such as to set the learning rate."""
         self._reset_callbacks.extend(callbacks)
 
+    def reset(self) -> None:
+        """Do nothing; a subclass may prepare here for the ranks that are left, before the callbacks."""
+
     def on_reset(self) -> None:
-        """Call what was registered."""
+        """Call `reset` and what was registered."""
+        self.reset()
         for each in self._reset_callbacks:
             each()
 
@@ -34,6 +38,7 @@ class State:
         """Keep the state as it is now, to go back to; on every rank after the same step."""
         self.save()
         self._commits += 1
+        self.check_host_updates()
 
     def check_host_updates(self) -> None:
         """Hosts are not added here: nothing to check."""
