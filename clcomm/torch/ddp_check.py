@@ -2,7 +2,7 @@
 
 PyTorch's compares each rank with rank 0 in C++, so that ranks which find no difference go on, and the others raise a
 RuntimeError whose traceback hides it. It has no hook, but calls the group's all-gather first, from a Python function of
-that name (torch/distributed/utils.py); where that changes, PyTorch's own check remains.
+that name in torch.distributed.utils; where that changes, PyTorch's own check remains.
 """
 
 from __future__ import annotations
