@@ -25,7 +25,7 @@ from clcomm.engine import (  # noqa: E402
 from clcomm.engine import functional as F  # noqa: E402
 from clcomm.errors import ArgumentError, CheckpointWriteError  # noqa: E402
 from clcomm.weights import export_onnx  # noqa: E402
-from models import GPT, MLP, ConvNet, ResNet  # noqa: E402
+from models import GPT, MLP, ConvNet, LeNet, ResNet  # noqa: E402
 from tests.helpers import one_line  # noqa: E402
 from tests.weights.architectures import ARCHITECTURES, ours  # noqa: E402
 
@@ -49,7 +49,7 @@ def test_every_layer(name, tmp_path):
     assert_computes_the_same(ours(name), ARCHITECTURES[name][0], tmp_path / "model.onnx")
 
 
-@pytest.mark.parametrize("build", [MLP, ConvNet])
+@pytest.mark.parametrize("build", [MLP, ConvNet, LeNet])
 def test_the_models_of_this_repository(build, tmp_path):
     assert_computes_the_same(build(seed=3), (1, 28, 28), tmp_path / "model.onnx")
 
