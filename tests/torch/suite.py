@@ -50,7 +50,7 @@ REASONS = {
     "test_all_to_all_full_group_cuda": _NO_GPU,
     "test_all_to_all_group_cuda": _NO_GPU,
     "test_batch_isend_irecv_mixed_backend_err": "needs NCCL",
-    "test_batch_isend_irecv_op_err": "needs NCCL",
+    "test_batch_isend_irecv_op_err": _NO_GPU,
     "test_SyncBatchNorm_process_group": "needs torchvision",
     "test_new_subgroups_with_group_param": "its list of ranks takes 4 for granted",
     "test_all_to_all": "gloo refuses lists of different shapes",
