@@ -96,7 +96,7 @@ test-device: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS)$(if $(filter intel,$(DEVICE)),
 	CLCOMM_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest $(DEVICE_TESTS) $(TEST_ARGS)
 	CLCOMM_TEST_DEVICE=$(DEVICE) $(MAKE) test-mpi TEST_RANKS="$(DEVICE_RANKS)" TEST_ARGS="$(DEVICE_RANK_TESTS)"
 
-torch-suite: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),torch-suite ## PyTorch's own tests on clcomm and gloo, on 2, 3 and 4 ranks: about an hour; writes docs/torch-suite.md
+torch-suite: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),torch-suite ## PyTorch's own tests on clcomm and gloo, on 2, 3 and 4 ranks: about an hour; writes docs/torch-suite.md (ARGS="--keep FILE" goes on later)
 	$(BIN)/python -m tests.torch.suite --ranks $(TEST_RANKS) --table docs/torch-suite.md $(ARGS)
 
 intel: $(VENV)/.has-intel ## install Intel's OpenCL runtime, beside what is there
