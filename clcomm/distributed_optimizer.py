@@ -1,14 +1,15 @@
 """The sharded update: each rank reduces, updates and keeps optimizer state for its own part of the flat space.
 
-Stage 1 of ZeRO (Rajbhandari, Rasley, Ruwase and He, 2020). Reduce-scatter and all-gather together move as many bytes as
-an all-reduce, each rank holds 1/N of the state, and the ranks of a host do not repeat the same update.
+ZeRO (Rajbhandari, Rasley, Ruwase and He, 2020). Reduce-scatter and all-gather together move as many bytes as an
+all-reduce, each rank holds 1/N of the state, and the ranks of a host do not repeat the same update. In stage 2 each
+rank also holds 1/N of the gradients, in stage 3 of the parameters too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -16,14 +17,30 @@ from clcomm.adapters.adapter import FlatArrays
 from clcomm.clipping import clip_coefficient, global_norm, scale
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
+from clcomm.flat_space.shards import Part, ShardPlan
 from clcomm.optim import Optimizer
 from clcomm.sync.agreement import CHECKS, require_agreement
 from clcomm.sync.finiteness import raise_non_finite
+from clcomm.sync.gradient_shards import GradientShards
+from clcomm.sync.parameter_shards import updated_parameters
 from clcomm.sync.shared_space import SharedSpace
 from clcomm.sync.uneven_inputs import apply_weight
 from clcomm.synchronizer import GRADIENTS, PARAMETERS, Synchronizer
 
 _ITEM = 4  # bytes of a float32
+
+
+class MemoryUse(NamedTuple):
+    """Bytes on a rank, as allocated; of memory common to a host's ranks, the rank's share.
+
+    gradients: that last from backward to step. in_flight: beside these, gradients that are being written or reduced,
+    and parameters gathered for use; the most so far.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer_state: int
+    in_flight: int
 
 
 class DistributedOptimizer:
@@ -32,8 +49,11 @@ class DistributedOptimizer:
     The loop stays forward, backward, sync_gradients, step. `step` and `state_dict` are collective. After a step a
     gradient is still this rank's own, not the mean.
 
-    On one host, where the device shares its memory, the parameters move into memory common to all ranks at the first
-    step: each rank writes its part, and all read it there. A change of parameters by hand then holds for all ranks.
+    On one host, where the device shares its memory, the parameters move into memory common to all ranks: each rank
+    writes its part, and all read it there. A change of parameters by hand then holds for all ranks.
+
+    What is divided follows from the Synchronizer's `zero`. From stage 2 on a gradient is gone once its unit is
+    complete, backwards communicate, and those of a step are added up after the mean; see docs/zero.md.
 
     Args:
         optimizer: one of `clcomm.optim` that has not taken a step.
@@ -57,15 +77,22 @@ class DistributedOptimizer:
             raise ArgumentError(f"sync: expected one without compression for a sharded update, got {sync.compression}")
         self.optimizer, self.sync = optimizer, sync
         layout, comm = optimizer.space.layout, sync.comm
-        own = layout.shard_nbytes(comm.size)
-        start = min(comm.rank * own, layout.span)
-        stop = min(start + own, layout.span)
-        optimizer.restrict(start // _ITEM, stop // _ITEM)
-        sync.delegate_reduction(optimizer.space, self)
-        self._range = start, stop
-        self._shard: _Shard | None = None
+        known = sync.known_space(optimizer.space)
+        if known is not None and known.shards is not None:  # an earlier optimizer's
+            self._plan: ShardPlan = known.shards.plan
+        else:
+            self._plan = ShardPlan(layout, comm.size, *((layout.span, None) if sync.zero == 1 else sync.unit_sizes))
+        parts = self._plan.parts(comm.rank)
+        optimizer.restrict_to([Part(*(value // _ITEM for value in part)) for part in parts])
+        self._shard: _Update | None = None
         self._weight = 1.0  # of this rank's gradients in the next mean
         self._is_reduced = False  # whether the gradients are averaged already, before the step
+        sync.delegate_reduction(optimizer.space, self)
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """What is reduced at a time."""
+        return tuple(unit.bucket for unit in self._plan.units)
 
     def __reduce__(self) -> NoReturn:
         raise ArgumentError(
@@ -91,10 +118,26 @@ class DistributedOptimizer:
         """Bytes of optimizer state on this rank."""
         return self.optimizer.state_nbytes
 
+    def memory(self) -> MemoryUse:
+        """Return the bytes that this rank has, once a step or `broadcast_parameters` has divided them."""
+        shard = self._shard
+        if shard is None:
+            raise ArgumentError("memory: expected a step before, which divides it between the ranks")
+        return MemoryUse(*shard.memory()[:2], self.state_nbytes, shard.memory()[2])
+
     def zero_grad(self) -> None:
         """Drop all gradients."""
         self._is_reduced = False
         self.optimizer.zero_grad()
+
+    def shard(self, space: SharedSpace) -> None:
+        """Divide a model's memory between the ranks, from stage 2 on; the Synchronizer calls it. Collective."""
+        if self.sync.zero > 1 and self._shard is None:
+            self.require_same_settings()
+            self.sync.guard.require_alike(space)
+            if space.shards is None:
+                space.shards = _Units(self.sync, space, self._plan)
+            self._shard = space.shards
 
     def expect_step(self, weight: float) -> None:
         """Note that the gradients are complete, and count `weight` times in the mean; the Synchronizer calls it."""
@@ -113,18 +156,24 @@ class DistributedOptimizer:
 
     def _step(self) -> None:
         is_clipped, shard = self._is_reduced, self._reduced()
-        if is_clipped:
-            shard.wait_for_readers()
-        self.optimizer.update_range(shard.gradients)
+        shard.begin_update(is_clipped)
+        self.optimizer.update_range(shard.gradients, shard.params)
         shard.gather()
         self._is_reduced = False
         self.sync.count_synchronisation(shard.space.model)
+        shard.follow(self.sync.completion_order(shard.space.model))
 
-    def _reduced(self) -> _Shard:
+    def _reduced(self) -> _Update:
         """Return this rank's part with its averaged gradients; they are averaged once a step."""
         shard = self._shard
         if shard is None:
-            shard = self._shard = _Shard(self.sync, self.sync.space_of(self.optimizer.space), *self._range)
+            space = self.sync.space_of(self.optimizer.space)
+            if self.sync.zero > 1:
+                raise ArgumentError(
+                    f"optimizer: expected broadcast_parameters(model) before the first backward with "
+                    f"zero={self.sync.zero}, got none"
+                )
+            shard = self._shard = _Range(self.sync, space, self._plan)
         if not self._is_reduced:
             shard.reduce(self._weight)
             self._weight = 1.0
@@ -146,12 +195,10 @@ class DistributedOptimizer:
         Any number of ranks can continue from it, and so can the plain optimizer.
         """
         state, comm = self.optimizer.state_dict(), self.sync.comm
-        span = self.optimizer.space.layout.span // _ITEM
-        own = self.optimizer.space.layout.shard_nbytes(comm.size) // _ITEM
         for name in self.optimizer.state_names:
-            block = np.zeros(own, np.float32)
+            block = np.zeros(self._plan.shard_nbytes // _ITEM, np.float32)
             block[: state[name].size] = state[name]
-            state[name] = comm.all_gather(block, label="checkpoint").reshape(-1)[:span].copy()
+            state[name] = self._plan.merged(list(comm.all_gather(block, label="checkpoint")))
         return state
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -159,13 +206,83 @@ class DistributedOptimizer:
         self.optimizer.load_state_dict(state)
 
 
-class _Shard:
-    """This rank's bytes [start, stop) of a model's flat space, with its reduce-scatter and all-gather."""
+class _Update(Protocol):
+    """This rank's part of a model, with what reduces its gradients and gathers its parameters.
 
-    def __init__(self, sync: Synchronizer, space: SharedSpace, start: int, stop: int):
+    gradients: the device's buffer of the averaged gradients. params: that of the parameters; None: the flat space's.
+    """
+
+    space: SharedSpace
+    gradients: Any
+    params: Any
+
+    def memory(self) -> tuple[int, int, int]:
+        """Return the bytes of parameters, of gradients, and in flight: see MemoryUse."""
+
+    def reduce(self, weight: float) -> None:
+        """Average the gradients of this rank's part into `gradients`; its own count `weight` times."""
+
+    def clip(self, max_norm: float) -> float:
+        """Scale this rank's part so that the norm of the whole mean is at most `max_norm`; return the norm before."""
+
+    def require_finite(self) -> None:
+        """Raise NonFiniteError on every rank, if any rank's part of the mean holds NaN or Inf."""
+
+    def begin_update(self, is_clipped: bool) -> None:
+        """Wait until this rank may change its parameters."""
+
+    def gather(self) -> None:
+        """Let all ranks have all updated parameters."""
+
+    def follow(self, completed: Sequence[str]) -> None:
+        """Note in which order backward completes gradients."""
+
+
+class _Units:
+    """This rank's part of every unit of a flat space: stages 2 and 3."""
+
+    def __init__(self, sync: Synchronizer, space: SharedSpace, plan: ShardPlan):
+        self.space, self.plan, self._comm = space, plan, sync.comm
+        self._parameters = updated_parameters(sync.comm, space, plan, sync.zero)
+        self._shards = GradientShards(sync.comm, space, plan, sync.check_finite)
+        self.gradients, self.params = self._shards.buffer, self._parameters.buffer
+        self.require_finite, self.follow = self._shards.require_finite, self._shards.follow
+        sync.comm.barrier()
+
+    def memory(self) -> tuple[int, int, int]:
+        in_flight = self._shards.in_flight_nbytes + self._parameters.in_use_nbytes
+        return self._parameters.nbytes, self._shards.values.nbytes, in_flight
+
+    def reduce(self, weight: float) -> None:
+        self._shards.complete()
+        self._shards.upload()
+
+    def clip(self, max_norm: float) -> float:
+        norm = global_norm(self._comm, [self._shards.values])
+        coefficient = clip_coefficient(norm, max_norm)
+        if coefficient != 1.0:
+            scale(self._shards.values, coefficient)
+            self._shards.upload()
+        return norm
+
+    def begin_update(self, is_clipped: bool) -> None:
+        self._parameters.begin_update()
+
+    def gather(self) -> None:
+        self._parameters.end_update()
+        self._shards.finish_step()
+
+
+class _Range:
+    """This rank's range of a flat space, with its reduce-scatter and all-gather: stage 1."""
+
+    params = None
+
+    def __init__(self, sync: Synchronizer, space: SharedSpace, plan: ShardPlan):
         self.space, self._comm = space, sync.comm
         self._flat = space.adapter.flat_space  # type: ignore[attr-defined]
-        self._start, self._stop = start, stop
+        parts = plan.parts(sync.comm.rank)
+        self._start, self._stop = parts[0][:2] if parts else (0, 0)
         sync.check_replicas(space.model)  # settings too: ranks may share memory only if both are alike
         own, rank, nbytes = space.shard_nbytes, self._comm.rank, space.layout.nbytes
         self._mean = space.padded.reduced[rank * own : (rank + 1) * own].view(np.float32)
@@ -210,14 +327,20 @@ class _Shard:
             return flat.device.allocate(nbytes)
         return flat.reduced.get_sub_region(self._start, nbytes)
 
-    def wait_for_readers(self) -> None:
-        """Wait until no rank reads the parameters, where all ranks share their memory."""
-        if self._is_common:
+    def memory(self) -> tuple[int, int, int]:
+        padded, ranks = self.space.padded, self._comm.size if self._is_common else 1
+        reduced = 0 if padded.reduced is padded.grads else padded.reduced.nbytes // ranks
+        return padded.params.nbytes // ranks, padded.grads.nbytes + reduced, 0
+
+    def follow(self, completed: Sequence[str]) -> None:
+        pass
+
+    def begin_update(self, is_clipped: bool) -> None:
+        if is_clipped and self._is_common:  # else all ranks have just met in `reduce`
             self._flat.device.finish()
             self._comm.barrier()
 
     def reduce(self, weight: float) -> None:
-        """Average the gradients of this rank's range into `gradients`; its own count `weight` times."""
         if self._flat.reduced is not self._whole_gradients:
             raise ArgumentError("optimizer: another Synchronizer moved its model's memory; use one Synchronizer")
         self._pull()
@@ -232,7 +355,6 @@ class _Shard:
             self._flat.device.write(self.gradients, self._mean[: (self._stop - self._start) // _ITEM])
 
     def clip(self, max_norm: float) -> float:
-        """Scale this rank's part so that the norm of the whole mean is at most `max_norm`; return the norm before."""
         part = self._mean.view(np.uint8)[: self._stop - self._start]
         norm = global_norm(self._comm, self.space, part, self._start)
         coefficient = clip_coefficient(norm, max_norm)
@@ -242,7 +364,6 @@ class _Shard:
         return norm
 
     def require_finite(self) -> None:
-        """Raise NonFiniteError on every rank, if any rank's part of the mean holds NaN or Inf."""
         if self._comm.all_gather(np.array([np.isfinite(self._mean).all()]), label=CHECKS).all():
             return
         layout, arrays = self.space.layout, self.space.arrays
@@ -251,7 +372,6 @@ class _Shard:
         raise_non_finite(self._comm, layout, layout.ranges, arrays.grads, mean)
 
     def gather(self) -> None:
-        """Gather all parts of the updated parameters on every rank."""
         flat = self._flat
         if flat.is_staged:
             flat.device.read(flat.params, self.space.arrays.params[self._start : self._stop], self._start)

@@ -6,7 +6,7 @@ Neighbouring parameters with the same number of steps share a launch: as long as
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ from clcomm.engine.grad_slot import NONE
 from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
 from clcomm.errors import ArgumentError
+from clcomm.flat_space.shards import Part
 
 #: Bytes of an element: parameters and state are float32.
 _ITEM = 4
@@ -54,8 +55,9 @@ class Optimizer:
         self.lr = lr
         self.steps = 0
         self._missed: dict[Parameter, int] = {}  # steps taken while a parameter was frozen
-        self._start, self._stop = 0, self._span
-        self._own_params: tuple[Any, Any] = (None, None)  # buffer of all parameters, and its part in the range
+        self._parts: tuple[Part, ...] = (Part(0, self._span, 0),)  # in elements
+        self._count = self._span  # of elements in each state buffer
+        self._views: tuple[Any, list[Any]] = (None, [])  # buffer of all parameters, and a view of it for each part
         self._checked_revision = -1  # the device's revision at the last _find_trained()
 
     @property
@@ -63,8 +65,8 @@ class Optimizer:
         return self.space.layout.span // _ITEM
 
     @property
-    def _count(self) -> int:
-        return self._stop - self._start
+    def _is_whole(self) -> bool:
+        return self._parts == (Part(0, self._span, 0),)
 
     @cached_property
     def _state(self) -> dict[str, Any]:
@@ -83,14 +85,21 @@ class Optimizer:
         For callers that reduce gradients into that range themselves and call `update_range` instead of `step`. Raises
         ArgumentError after the first step, and for a range outside the flat space or off its alignment.
         """
+        self.restrict_to([Part(start, stop, 0)])
+
+    def restrict_to(self, parts: Sequence[Part]) -> None:
+        """Restrict the optimizer to several parts of the flat space, in elements, as `restrict` does to one."""
         multiple = self.space.layout.alignment // _ITEM
-        if not 0 <= start <= stop <= self._span or start % multiple or stop % multiple:
-            raise ArgumentError(
-                f"range: expected multiples of {multiple} within [0, {self._span}], got [{start}, {stop})"
-            )
+        for start, stop, offset in parts:
+            if not 0 <= start <= stop <= self._span or any(value % multiple for value in (start, stop, offset)):
+                raise ArgumentError(
+                    f"range: expected multiples of {multiple} within [0, {self._span}], got [{start}, {stop})"
+                )
         if "_state" in self.__dict__:
             raise ArgumentError("range: expected to be chosen before the first step and before a state is loaded")
-        self._start, self._stop = start, stop
+        self._parts = tuple(parts)
+        self._count = max([offset + stop - start for start, stop, offset in parts], default=0)
+        self._views, self._checked_revision = (None, []), -1
 
     @property
     def lr(self) -> float:
@@ -110,7 +119,7 @@ class Optimizer:
 
     def step(self) -> None:
         """Update the parameters with their gradients, the averaged ones after a synchronisation."""
-        if self._count != self._span:
+        if not self._is_whole:
             raise ArgumentError("step: this optimizer updates a part of the parameters; step its DistributedOptimizer")
         self.space.device.on_host(self._step_trained)  # its arguments change from step to step
 
@@ -119,15 +128,18 @@ class Optimizer:
         if any(slot.state != NONE for slot in self._trained):
             self.update_range(self.space.complete_grads(self._trained))
 
-    def update_range(self, gradients: Any) -> None:
-        """Take a step on the optimizer's range, with a buffer of that range's gradients."""
+    def update_range(self, gradients: Any, params: Any = None) -> None:
+        """Take a step on the optimizer's range, with buffers of that range's gradients and parameters.
+
+        params: None: they are in the flat space.
+        """
         self._find_trained()
         self.steps += 1
         device = self.space.device
-        for (first, count, missed), launch in zip(self._runs, self._launches, strict=True):
+        for (first, count, missed, part), launch in zip(self._runs, self._launches, strict=True):
             name, arguments = self._kernel_call(self.steps - missed)
-            kernel = device.kernel("optim", name)
-            launch(kernel, *device.grid(count), self._params(), gradients, *arguments, first, count)
+            kernel, own = device.kernel("optim", name), self._view(part) if params is None else params
+            launch(kernel, *device.grid(count), own, gradients, *arguments, first, count)
         for parameter in self._frozen:
             self._missed[parameter] = self._missed.get(parameter, 0) + 1
 
@@ -164,29 +176,38 @@ class Optimizer:
         self._checked_revision = device.revision
 
     def _find_runs(self, ours: set[Parameter]) -> None:
-        """Divide the optimizer's range into runs (first, count, steps missed) of parameters that share a launch."""
-        self._runs: list[tuple[int, int, int]] = []
+        """Divide the optimizer's range into runs (first, count, steps missed, part) of parameters that share a launch.
+
+        `first` is an element of the state, `part` an index.
+        """
+        self._runs: list[tuple[int, int, int, int]] = []
         places, span = self.space.layout.ranges, self._span
         ends = [*(place.start // _ITEM for place in places[1:]), span]
-        for place, end, parameter in zip(places, ends, self.space.parameters, strict=True):
-            first, last = max(place.start // _ITEM, self._start), min(end, self._stop)
-            if first >= last or not parameter.requires_grad or parameter not in ours:
-                continue
-            first, missed = first - self._start, self._missed.get(parameter, 0)
-            if self._runs and sum(self._runs[-1][:2]) == first and self._runs[-1][2] == missed:
-                first = self._runs.pop()[0]
-            self._runs.append((first, last - self._start - first, missed))
+        for index, (start, stop, offset) in enumerate(self._parts):
+            for place, end, parameter in zip(places, ends, self.space.parameters, strict=True):
+                first, last = max(place.start // _ITEM, start), min(end, stop)
+                if first < last and parameter.requires_grad and parameter in ours:
+                    missed = self._missed.get(parameter, 0)
+                    self._add_run(first - start + offset, last - first, missed, index)
         self._launches = [self.space.device.repeated_launch() for _ in self._runs]
+
+    def _add_run(self, first: int, count: int, missed: int, part: int) -> None:
+        """Add a run, to the one before it where that adjoins and is alike."""
+        if self._runs and sum(self._runs[-1][:2]) == first and self._runs[-1][2:] == (missed, part):
+            first, before, *_ = self._runs.pop()
+            count += before
+        self._runs.append((first, count, missed, part))
 
     def _move(self, space: FlatSpace) -> None:
         """Move the state to another flat space, which has the same parameters and more."""
-        if self._count != self._span:
+        if not self._is_whole:
             raise ArgumentError(
                 "parameters: expected requires_grad to stay as it was when the DistributedOptimizer was made, got it "
                 "changed; unfreeze before the module's first optimizer"
             )
         old, state = self.space, self._read_state() if "_state" in self.__dict__ else {}
-        self.space, self._stop = space, space.layout.span // _ITEM
+        self.space = space
+        self._parts, self._count = (Part(0, self._span, 0),), self._span
         places = dict(zip(old.parameters, old.layout.ranges, strict=True))
         for name, values in state.items():
             moved = np.zeros(self._span, np.float32)
@@ -199,14 +220,19 @@ class Optimizer:
             if parameter not in places:
                 self._missed[parameter] = self.steps
 
-    def _params(self) -> Any:
-        whole, part = self._own_params
+    def _view(self, part: int) -> Any:
+        """Return the parameters as a buffer in which a part lies where it lies in the state."""
+        whole, views = self._views
         if whole is not self.space.params:
-            whole = part = self.space.params
-            if self._count != self._span:
-                part = whole.get_sub_region(self._start * _ITEM, self._count * _ITEM)
-            self._own_params = whole, part
-        return part
+            whole, views = self.space.params, [self.space.params]
+            if not self._is_whole:
+                views = [
+                    whole.get_sub_region((start - offset) * _ITEM, (offset + stop - start) * _ITEM)
+                    for start, stop, offset in self._parts
+                    if start < stop
+                ]
+            self._views = whole, views
+        return views[part]
 
     def _kernel_call(self, steps: int) -> tuple[str, tuple[Any, ...]]:
         """Return the kernel's name, and its arguments between gradients and range, for step number `steps`."""
@@ -222,7 +248,7 @@ class Optimizer:
         """
         found_anew = ("_trained", "_frozen", "_runs", "_launches")
         kept = {name: value for name, value in self.__dict__.items() if name not in found_anew}
-        kept |= {"_hyper": dict(self._hyper), "_missed": dict(self._missed), "_own_params": (None, None)}
+        kept |= {"_hyper": dict(self._hyper), "_missed": dict(self._missed), "_views": (None, [])}
         if "_state" in kept:
             kept["_state"] = self._read_state()
         return {**kept, "_checked_revision": -1}
@@ -316,7 +342,10 @@ class Optimizer:
             raise ArgumentError(f"state_dict[{name!r}]: expected {self._span} values, got {array.shape}")
         if array.dtype.kind not in "fiu":
             raise ArgumentError(f"state_dict[{name!r}]: expected numbers, got {array.dtype}")
-        return np.ascontiguousarray(array[self._start : self._stop], np.float32)
+        own = np.zeros(self._count, np.float32)
+        for start, stop, offset in self._parts:
+            own[offset : offset + stop - start] = array[start:stop]
+        return own
 
 
 def _hyper_parameter(state: Mapping[str, np.ndarray], name: str, below: float) -> float:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from clcomm.engine.flat import FlatSpace
 
 __all__ = ["GRADIENTS", "PARAMETERS", "Synchronizer"]
+#: The stages of ZeRO.
+STAGES = (1, 2, 3)
 
 
 class Synchronizer:
@@ -60,6 +62,8 @@ class Synchronizer:
             others.
         algorithm: "ring", "halving", "tree" or "direct": reduce buckets with messages from rank to rank, to study them
             (docs/algorithms.md); instead of compression. None: the Communicator's own all-reduce, which is faster.
+        zero: what a DistributedOptimizer of a model divides between the ranks, as the stages of ZeRO number it: 1: the
+            optimizer's state; 2: gradients too, in units of up to `bucket_size`; 3: parameters too (docs/zero.md).
     """
 
     def __init__(
@@ -76,8 +80,13 @@ class Synchronizer:
         check_finite: bool = False,
         compression: str = "none",
         algorithm: str | None = None,
+        zero: int = 1,
     ):
-        self.comm = comm
+        if isinstance(zero, bool) or zero not in STAGES:
+            raise ArgumentError(f"zero: expected a stage of ZeRO, 1, 2 or 3, got {zero!r}")
+        if zero > 1 and split_tensors:
+            raise ArgumentError(f"split_tensors: expected False with zero={zero}, which moves whole tensors, got True")
+        self.comm, self.zero = comm, zero
         self.guard = ReplicaGuard(comm, check_replicas_every, on_divergence)
         self.check_finite = check_finite
         hook = parse_compression(compression)
@@ -127,6 +136,9 @@ class Synchronizer:
         ours.require_unchanged()
         broadcast_parameters(self.comm, ours.space, root)
         self.guard.require_alike(ours.space)
+        ours.is_alike = True
+        if ours.sharded_update is not None:
+            ours.sharded_update.shard(ours.space)
 
     def broadcast_buffers(self, model: Any, root: int = 0) -> None:
         """Give every rank root's buffers, such as the running statistics of batch norm, in one broadcast.
@@ -168,6 +180,7 @@ class Synchronizer:
             return
         if samples is not None:
             self._refuse_overlap()
+            self._refuse_weights(model)
             self._synchronise(model, use_bucketing, gradient_weight(self.comm, samples, of))
         elif self._in_join:
             raise ArgumentError("samples: expected this rank's number of samples within join(), got None")
@@ -183,6 +196,14 @@ class Synchronizer:
             )
         if self._settings.overlap:
             self._use(replace(self._settings, overlap=False))
+
+    def _refuse_weights(self, model: Any) -> None:
+        """Raise ArgumentError where gradients are reduced before their weight is known."""
+        if self.zero > 1 and self._model(model).sharded_update is not None:
+            raise ArgumentError(
+                f"samples: expected None with zero={self.zero}, which reduces gradients during backward, before they "
+                "could be weighed; use zero=1"
+            )
 
     def _synchronise(self, model: Any, use_bucketing: bool | None, weight: float) -> None:
         ours = self._model(model)
@@ -216,6 +237,7 @@ class Synchronizer:
         if self._in_join:
             raise ArgumentError("join: expected to be entered once, got a join() within another")
         self._refuse_overlap()
+        self._refuse_weights(model)
         self._in_join = True
         try:
             yield
@@ -276,11 +298,12 @@ class Synchronizer:
     def bucket_plan(self, model: Any, use_bucketing: bool | None = None) -> tuple[Bucket, ...]:
         """Return the buckets that `sync_gradients` reduces, in order; collective the first time.
 
-        A DistributedOptimizer reduces all gradients at once: one bucket, whatever the settings.
+        A DistributedOptimizer reduces all gradients at once: one bucket, whatever the settings; with `zero` above 1 it
+        reduces units of the settings' sizes.
         """
         ours = self._model(model)
         if ours.sharded_update is not None:
-            return ours.space.layout.buckets(ours.space.layout.span)
+            return ours.sharded_update.buckets
         return ours.plan(use_bucketing).buckets
 
     def completion_order(self, model: Any) -> tuple[str, ...]:
@@ -355,22 +378,34 @@ class Synchronizer:
             raise ArgumentError("sync: expected one without overlap for a sharded update, got overlap=True")
         self._sharded = [(theirs, other) for theirs, other in self._sharded if theirs is not flat_space]
         self._sharded.append((flat_space, update))
-        for decision in self._settings.decisions_without_buckets():
+        for decision in self._settings.decisions_without_buckets(self.zero):
             if decision not in self._decisions:
                 self._decisions.add(decision)
         for model in self._models.values():
             if model.space.flat_space is flat_space:
                 model.delegate(update)
+                if model.is_alike:
+                    update.shard(model.space)
 
     def sharded_update_of(self, model: Any) -> ShardedUpdate | None:
         """Return the DistributedOptimizer that reduces a model's gradients, None where `sync_gradients` does."""
         return self._model(model).sharded_update
 
+    @property
+    def unit_sizes(self) -> tuple[int | None, int | None]:
+        """The most bytes of parameters in a unit that `zero` above 1 moves, None: a unit is a tensor; the first's."""
+        return self._settings.unit_sizes
+
+    def known_space(self, flat_space: FlatSpace) -> SharedSpace | None:
+        """Return the arrays of an engine's flat space; None for a model not seen yet."""
+        spaces = (model.space for model in self._models.values())
+        return next((space for space in spaces if space.flat_space is flat_space), None)
+
     def space_of(self, flat_space: FlatSpace) -> SharedSpace:
         """Return the arrays of an engine's flat space; ArgumentError for a model not seen yet."""
-        for model in self._models.values():
-            if model.space.flat_space is flat_space:
-                return model.space
+        space = self.known_space(flat_space)
+        if space is not None:
+            return space
         raise ArgumentError(
             "optimizer: expected the parameters of a model that this Synchronizer knows; "
             "call broadcast_parameters(model) first"
@@ -398,4 +433,5 @@ class Synchronizer:
             f"check_replicas_every {self.guard.every}",
             f"on_divergence {self.guard.on_divergence}",
             f"check_finite {self.check_finite}",
+            f"zero {self.zero}",
         ]

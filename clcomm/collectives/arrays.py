@@ -48,10 +48,12 @@ class ArrayCollectives(ObjectCollectives):
         self._run_counted(call, chosen.broadcast, values, root)
         return finish()
 
-    def all_gather(self, array: np.ndarray, *, out: np.ndarray | None = None, label: str = "") -> np.ndarray:
+    def all_gather(
+        self, array: np.ndarray, *, out: np.ndarray | None = None, label: str = "", bucket: int = -1
+    ) -> np.ndarray:
         """Return all ranks' arrays, stacked in rank order: shape (world_size, *array.shape).
 
-        out: receives them, C-contiguous; None: a new array.
+        out: receives them, C-contiguous; None: a new array. bucket: index of a bucket of parameters, for observers.
         """
         source = flat(array, "array")
         if out is None:
@@ -62,7 +64,7 @@ class ArrayCollectives(ObjectCollectives):
                 f"got {out.size:,} {out.dtype}"
             )
         chosen = self._transport_for(source)
-        call = self._call("all_gather", chosen, label, array=source, nbytes=out.nbytes)
+        call = self._call("all_gather", chosen, label, array=source, nbytes=out.nbytes, bucket=bucket)
         self._run_counted(call, chosen.all_gather, source, out.reshape(-1))
         return out
 
@@ -116,11 +118,12 @@ class ArrayCollectives(ObjectCollectives):
         out: np.ndarray | None = None,
         label: str = "",
         nbytes: int | None = None,
+        bucket: int = -1,
     ) -> np.ndarray:
         """Reduce blocks over the ranks, in rank order, and return block `rank`.
 
         array: array.shape[0] is a multiple of the world's size. out: receives the block, C-contiguous; None: a new
-        array. nbytes: the size to count, where part of the array is padding.
+        array. nbytes: the size to count, where part of the array is padding. bucket: its index, for observers.
         """
         check_op(op, array)
         source = flat(array, "array")
@@ -138,13 +141,14 @@ class ArrayCollectives(ObjectCollectives):
             )
         target, finish = writable(out, "out")
         chosen = self._transport_for(source)
-        call = self._call("reduce_scatter", chosen, label, array=source, nbytes=nbytes, op=op)
+        call = self._call("reduce_scatter", chosen, label, array=source, nbytes=nbytes, op=op, bucket=bucket)
         self._run_counted(call, chosen.reduce_scatter, source, target, op)
         return finish()
 
     def reduce_scatter_init(
-        self, rows: np.ndarray, op: str = "sum", *, out: np.ndarray, label: str = "", nbytes: int | None = None
-    ) -> Callable[[], None]:
+        self, rows: np.ndarray, op: str = "sum", *, out: np.ndarray, label: str = "", nbytes: int | None = None,
+        bucket: int = -1,
+    ) -> Callable[[], None]:  # fmt: skip
         """Return a prepared reduce-scatter of common memory, to be called repeatedly.
 
         When all ranks have called it, a call reduces block `rank` of all rows, in rank order. It returns as soon as
@@ -154,6 +158,7 @@ class ArrayCollectives(ObjectCollectives):
             rows: C-contiguous in common memory, (world_size, world_size * n); each rank writes its own row.
             out: n elements of this rank, separate from `rows`.
             nbytes: the size to count.
+            bucket: index of the gradients' bucket, for observers.
         """
         self._require_open()
         check_op(op, rows)
@@ -171,7 +176,7 @@ class ArrayCollectives(ObjectCollectives):
             shared.barrier()
             reduce()
 
-        call = self._call("reduce_scatter", shared, label, array=rows[0], nbytes=nbytes, op=op)
+        call = self._call("reduce_scatter", shared, label, array=rows[0], nbytes=nbytes, op=op, bucket=bucket)
         return partial(self._run_counted, call, meet_and_reduce)
 
     def all_to_all(

@@ -154,6 +154,10 @@ def backward(root: Tensor, gradient: Tensor | float | None = None) -> None:
         _backpropagate(root, seed)
     finally:
         _modes.backward = outer
+    for end in tuple(root.device.backward_ends):
+        action = end()
+        if action is not None:
+            root.device.on_host(action)
 
 
 def _backpropagate(root: Tensor, seed: Tensor) -> None:
@@ -262,13 +266,18 @@ def _add_into(total: Tensor, grad: Tensor) -> None:
 
 
 def _run_hooks(leaf: Tensor) -> None:
-    for hook, planned in tuple(leaf._hooks or ()):
+    # Planned ones come last: they may send the gradient, which the program's own may change.
+    for hook, planned in sorted(leaf._hooks or (), key=_is_planned):
         if not planned:
             leaf.device.on_host(hook, leaf)
             continue
         action = hook(leaf)
         if action is not None:
             leaf.device.on_host(action)
+
+
+def _is_planned(entry: tuple[Any, bool]) -> bool:
+    return entry[1]
 
 
 # Tensor.backward() calls this function; tensor.py cannot import this module, which imports it.

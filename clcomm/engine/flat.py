@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.flat_buffers import FlatBuffers
+from clcomm.engine.gathered_parameters import GatheredParameter, GatheredUnits
+from clcomm.engine.grad_blocks import GradBlocks
 from clcomm.engine.grad_slot import LOCAL, NONE, REDUCED, SENT, GradSlot
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.queue_mark import QueueMark
@@ -20,6 +22,7 @@ from clcomm.engine.tensor import Tensor, wrap
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.layout import FlatLayout
 from clcomm.flat_space.parameters import ParameterRange, ParameterSpec
+from clcomm.flat_space.shards import Unit
 
 
 class FlatSpace(FlatBuffers):
@@ -39,6 +42,11 @@ class FlatSpace(FlatBuffers):
         super().__init__(named[0][1].device, layout, params)
         self.parameters = [by_name[place.name] for place in layout.ranges]
         self.slots = tuple([GradSlot(self) for _ in self.parameters])
+        #: The gradients' memory where this rank keeps a shard of them alone; None: they lie in `grads`.
+        self.blocks: GradBlocks | None = None
+        #: The parameters' memory where this rank keeps a shard of them alone; None: they lie in `params`.
+        self.gathered: GatheredUnits | None = None
+        self._on_drop: Callable[[Sequence[str]], None] | None = None
         self._moves: dict[tuple[int, int], tuple[Callable[[], None], Callable[[], None]]] = {}  # by range
         kept = [parameter._grad for parameter in self.parameters]
         self._attach()
@@ -83,6 +91,7 @@ class FlatSpace(FlatBuffers):
 
     def release(self, parameters: Iterable[Parameter]) -> None:
         """Detach parameters, which keep their values and gradients, from this flat space."""
+        self._refuse_move()
         for parameter in parameters:
             if parameter.slot is not None:
                 parameter._grad = parameter.slot.release()
@@ -116,6 +125,7 @@ class FlatSpace(FlatBuffers):
         not aligned, the arrays are staging memory that pull_* and push_* copy to and from. Raises ArgumentError for
         arrays of another dtype or size.
         """
+        self._refuse_move()
         for name, array in (("params", params), ("grads", grads), ("reduced", reduced)):
             self._check_host_array(name, array)
         self.device.read(self.params, params)
@@ -126,6 +136,52 @@ class FlatSpace(FlatBuffers):
                 self.device.read(current.buffer, self.layout.view(gradients, place.name))
         self._bind(params, grads, reduced, gradients)
         self._attach()
+
+    # -- shards
+
+    def shard_gradients(self, units: Sequence[Unit], on_drop: Callable[[Sequence[str]], None]) -> GradBlocks:
+        """Release the arrays of gradients: from now on these exist in blocks of memory that units share in turn.
+
+        on_drop: called with the names of parameters whose gradients the program drops. Raises ArgumentError where
+        there are gradients.
+        """
+        self._refuse_move()
+        if any(slot.state != NONE for slot in self.slots):
+            raise ArgumentError("gradients: expected none when they are to be sharded; call zero_grad() before")
+        self.device.finish()
+        self.blocks, self._on_drop = GradBlocks(self.device, units, self.slots), on_drop
+        self.grads = self.reduced = None
+        self._moves.clear()
+        self._drop_host_arrays("grads", "reduced")
+        self.device.revision += 1
+        return self.blocks
+
+    def shard_parameters(self, gathered: GatheredUnits) -> None:
+        """Release the array of parameters: from now on `gathered` has each while it is in use."""
+        self.device.finish()
+        self.gathered, self.params = gathered, None
+        self._drop_host_arrays("params")
+        for parameter in self.parameters:
+            parameter.buffer = None
+            parameter.__class__ = GatheredParameter
+        self.device.revision += 1
+
+    def _refuse_move(self) -> None:
+        if self.blocks is not None:
+            raise ArgumentError(
+                "model: expected its trainable parameters and its Synchronizer to stay the same once its gradients "
+                "are sharded; make another model"
+            )
+
+    def open(self, slot: GradSlot) -> None:
+        """Give a gradient that is about to be written its place, if it has none now."""
+        if self.blocks is not None:
+            self.blocks.open(slot)
+
+    def note_dropped(self, slot: GradSlot) -> None:
+        """Note that the program has dropped a gradient."""
+        if self._on_drop is not None:
+            self._on_drop([self.layout.ranges[self.slots.index(slot)].name])
 
     # -- between device and host
 
@@ -213,6 +269,8 @@ class FlatSpace(FlatBuffers):
         That is `reduced` if all are averaged, else `grads`, to which averaged ones are copied: only a synchronisation
         writes to `reduced`, which ranks may share.
         """
+        if self.blocks is not None:
+            raise ArgumentError("step: this model's gradients are sharded; step its DistributedOptimizer")
         slots = self.slots if slots is None else slots
         states = [slot.state for slot in slots]
         if states.count(REDUCED) == len(states):
@@ -229,6 +287,8 @@ class FlatSpace(FlatBuffers):
             if slot.state == SENT:
                 slot.require_not_sent()
             slot.drop()
+        if self._on_drop is not None:
+            self._on_drop([place.name for place in self.layout.ranges])
 
     def note_states(self) -> None:
         """Notify a recording under way, if any, that states are about to change."""

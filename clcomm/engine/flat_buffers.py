@@ -72,6 +72,10 @@ class FlatBuffers:
             raise ArgumentError("FlatSpace: no host arrays yet; call rebind() first")
         return self._host[name]
 
+    def _drop_host_arrays(self, *names: str) -> None:
+        if self._host is not None:
+            self._host = {name: array for name, array in self._host.items() if name not in names}
+
     def _read_grads(self, start: int, stop: int) -> None:
         self.device.read(self.grads, self._host_array("grads")[start:stop], start)
 

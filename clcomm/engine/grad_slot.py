@@ -73,6 +73,12 @@ class SlotOwner(Protocol):
     def note_states(self) -> None:
         """Notify a recording under way, if any, that states are about to change."""
 
+    def open(self, slot: GradSlot) -> None:
+        """Give a gradient that is about to be written its place, if it has none now."""
+
+    def note_dropped(self, slot: GradSlot) -> None:
+        """Note that the program has dropped a gradient."""
+
 
 class GradSlot:
     """A parameter's gradient in the flat space: its state and its tensors on `grads` and on `reduced`.
@@ -80,7 +86,7 @@ class GradSlot:
     Attributes:
         state: NONE, LOCAL, REDUCED or SENT; may be set, except to NONE, which `drop` sets.
         dropped: how many gradients were dropped so far.
-        local: the tensor on `grads`.
+        local: the tensor on `grads`, or in a block of memory while the gradient exists.
         reduced: the tensor on `reduced`.
     """
 
@@ -122,6 +128,7 @@ class GradSlot:
         if self.state != NONE:
             return None
         self.space.note_states()
+        self.space.open(self)
         self.state = LOCAL
         return self.local
 
@@ -140,7 +147,9 @@ class GradSlot:
         self.space.note_states()
         if value is None:
             self.drop()
+            self.space.note_dropped(self)
         else:
+            self.space.open(self)
             if value.buffer is not self.local.buffer:
                 copy_into(self.local, value)
             self.state = LOCAL

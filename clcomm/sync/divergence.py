@@ -94,8 +94,12 @@ class ReplicaGuard:
 def find_divergence(comm: Communicator, space: SharedSpace, on_device: bool) -> Divergence | None:
     """Compare the replicas' parameters by the hashes of their bits; None where all are alike. Collective.
 
+    Parameters of which each rank has a shard have no replicas.
+
     on_device: hash on the device that holds them, where the library can; the first time builds a kernel.
     """
+    if not space.has_parameters:
+        return None
     own = np.array([_hash_of(space, on_device)], np.uint64)
     hashes = comm.all_gather(own, label=CHECKS)[:, 0]
     if all_alike(hashes):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -24,15 +24,20 @@ def raise_non_finite(
 
     own, mean: flat arrays of this rank's gradients and of the mean, of which some rank's holds NaN or Inf in `ranges`.
     """
-    found = comm.all_gather_object((_first(layout, ranges, own), _first(layout, ranges, mean)), label=CHECKS)
+    first = [first_non_finite(ranges, [layout.view(flat, place.name) for place in ranges]) for flat in (own, mean)]
+    raise_found(comm, *first)
+
+
+def raise_found(comm: Communicator, own: NonFinite | None, mean: NonFinite | None) -> NoReturn:
+    """Raise the same NonFiniteError on every rank, from what each found in its own and in the mean; collective."""
+    found = comm.all_gather_object((own, mean), label=CHECKS)
     in_mean = next((theirs for _, theirs in found if theirs is not None), None)
     raise NonFiniteError(_describe([theirs for theirs, _ in found], in_mean, comm.name_ranks))
 
 
-def _first(layout: FlatLayout, ranges: Sequence[ParameterRange], gradients: np.ndarray) -> NonFinite | None:
-    """Return the first parameter whose gradient holds NaN or Inf, with their numbers."""
-    for place in ranges:
-        gradient = layout.view(gradients, place.name)
+def first_non_finite(ranges: Sequence[ParameterRange], gradients: Iterable[np.ndarray]) -> NonFinite | None:
+    """Return the first parameter whose array, all of its gradient or a part, holds NaN or Inf, with their numbers."""
+    for place, gradient in zip(ranges, gradients, strict=True):
         nans, infs = int(np.isnan(gradient).sum()), int(np.isinf(gradient).sum())
         if nans or infs:
             return place.name, nans, infs

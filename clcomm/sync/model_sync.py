@@ -50,6 +50,8 @@ class ModelSync:
         self.space = space
         #: How many times the gradients were averaged.
         self.synchronisations = 0
+        #: Whether all ranks have been given the same parameters.
+        self.is_alike = False
         #: The bucket size in bytes that was found to be the fastest; None: none was looked for, or none is found yet.
         self.chosen_bucket_size: int | None = None
         #: What reduces the gradients in place of `average`; None: `average` does.
@@ -129,7 +131,7 @@ class ModelSync:
     def delegate(self, update: ShardedUpdate) -> None:
         """Let a sharded update reduce the gradients from now on."""
         self.sharded_update = update
-        self.stop_overlap()
+        self.forget_plans()
 
     def forget_plans(self) -> None:
         """Make plans anew, and start overlap again, at the next synchronisation."""

@@ -19,11 +19,14 @@ _SMALL = 1 << 20
 def broadcast_parameters(comm: Communicator, space: SharedSpace, root: int) -> None:
     """Give every rank root's parameters in one broadcast, and then what else its model keeps; collective.
 
+    Parameters of which each rank has a shard exist once, and stay as they are.
+
     MismatchError is raised on every rank where buffers or frozen parameters differ in name, shape or dtype.
     """
-    space.adapter.pull_parameters()
-    comm.broadcast(space.arrays.params, root, label=PARAMETERS, nbytes=space.layout.nbytes)
-    space.adapter.push_parameters()
+    if space.has_parameters:
+        space.adapter.pull_parameters()
+        comm.broadcast(space.arrays.params, root, label=PARAMETERS, nbytes=space.layout.nbytes)
+        space.adapter.push_parameters()
     state = space.adapter.extra_state()
     lines = [f"{name} {array.shape} {array.dtype}" for name, array in state.items()]
     require_agreement(comm, "buffers and frozen parameters", lines, "build the same model on every rank")

@@ -58,10 +58,16 @@ class SyncSettings:
             raise ArgumentError("split_tensors: expected False with a compression or a hook, which need whole tensors")
         return replace(self, hook=hook)
 
-    def decisions_without_buckets(self) -> list[Decision]:
-        """Return the decisions on what "auto" would measure, where a sharded update leaves no buckets to measure."""
-        asked = {"overlap": ("off", self.overlap == AUTO), "bucket_size": ("none", self.is_auto and self.use_bucketing)}
-        reason = "without measuring: a sharded update has no buckets"
+    @property
+    def unit_sizes(self) -> tuple[int | None, int | None]:
+        """The most bytes in a unit of shards, None: a tensor is one; and in the first, None: as in the others."""
+        return (self.bucket_size, self.first_bucket_size) if self.use_bucketing else (None, None)
+
+    def decisions_without_buckets(self, stage: int) -> list[Decision]:
+        """Return the decisions on what "auto" would measure, where a sharded update of a stage leaves no buckets."""
+        size = "none" if stage == 1 else str(self.bucket_size)
+        asked = {"overlap": ("off", self.overlap == AUTO), "bucket_size": (size, self.is_auto and self.use_bucketing)}
+        reason = f"without measuring: {'a sharded update has no buckets' if stage == 1 else f'with zero={stage}'}"
         return [Decision(what, chosen, reason, (), 0) for what, (chosen, is_asked) in asked.items() if is_asked]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from clcomm.adapters import adapter_of
 from clcomm.adapters.adapter import FlatArrays, ModelAdapter
 from clcomm.communicator import Communicator
@@ -18,12 +20,16 @@ if TYPE_CHECKING:
 class SharedSpace:
     """A model's adapter with its flat space in the Communicator's memory; making one is collective.
 
-    arrays: the flat arrays, of `layout.span` bytes. padded: the same memory up to equal shards for all ranks.
+    arrays: the flat arrays, of `layout.span` bytes. padded: the same memory up to equal shards for all ranks. shards:
+    what has divided the memory between the ranks; None: nothing has.
     MismatchError is raised on every rank where the ranks' parameters differ in name, shape or dtype.
     """
 
     def __init__(self, comm: Communicator, model: Any):
         self.model = model  # kept, so that no other model can get its id
+        self.shards: Any = None
+        self.padded: FlatArrays
+        self.arrays: FlatArrays
         self.adapter = _adapter_on_all(comm, model)
         if self.adapter.fold is not None:
             comm.fold_with(self.adapter.fold)
@@ -38,6 +44,22 @@ class SharedSpace:
     def flat_space(self) -> FlatSpace | None:
         """The engine's flat space, which lies on the arrays; None for another library's model."""
         return getattr(self.adapter, "flat_space", None)
+
+    @property
+    def has_parameters(self) -> bool:
+        """Whether this rank has all parameters, and not a shard of them."""
+        return bool(self.arrays.params.size)
+
+    def drop_gradients(self) -> None:
+        """Release the arrays of gradients, of which each rank keeps a shard from now on."""
+        none = np.empty(0, np.uint8)
+        self.padded = FlatArrays(self.padded.params, none, none)
+        self.arrays = FlatArrays(self.arrays.params, none, none)
+
+    def drop_parameters(self) -> None:
+        """Release the array of parameters too."""
+        none = np.empty(0, np.uint8)
+        self.padded = self.arrays = FlatArrays(none, none, none)
 
     def attach(self) -> None:
         """Let the model live in these arrays; its values are kept."""

@@ -1,0 +1,112 @@
+"""Parameters of which this rank keeps a shard: a unit lies in memory while it is in use."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from clcomm.engine.device import Device
+from clcomm.engine.parameter import Parameter
+from clcomm.errors import ArgumentError
+from clcomm.flat_space.shards import Unit
+
+
+class GatheredParameter(Parameter):
+    """A parameter whose unit is gathered when its memory is asked for, on all ranks at the same point."""
+
+    __slots__ = ()
+
+    @property
+    def buffer(self) -> Any:
+        """The device's buffer, which holds the values until the next step. What a kernel writes to it is lost."""
+        return self._units.buffer_of(self)
+
+    @property
+    def _units(self) -> GatheredUnits:
+        return self.slot.space.gathered  # type: ignore[union-attr]
+
+    def copy_from(self, array_like: Any) -> None:
+        """Overwrite the values with a host array of the same shape, the same on every rank."""
+        array = np.ascontiguousarray(array_like, self.dtype).reshape(np.shape(array_like))
+        if array.shape != self.shape:
+            raise ArgumentError(f"copy_from: expected an array of shape {self.shape}, got {array.shape}")
+        self._units.write(self, array)
+
+
+class GatheredUnits:
+    """The units that are gathered: those used last, and those that anything refers to.
+
+    Args:
+        device: where they are gathered.
+        units: of the flat space.
+        parameters: in the layout's order.
+        gather: fills a buffer with the unit of this index; collective.
+        write: writes an array to the place of a parameter, of this name, in the ranks' shards.
+
+    Attributes:
+        keep: how many units to keep of those used last.
+        peak_nbytes: the most bytes that were gathered at once.
+    """
+
+    #: What one operation uses may lie in two units.
+    keep = 2
+
+    def __init__(
+        self,
+        device: Device,
+        units: Sequence[Unit],
+        parameters: Sequence[Parameter],
+        gather: Callable[[int, Any], None],
+        write: Callable[[str, np.ndarray], None],
+    ):
+        self._device, self._units, self._gather, self._write = device, units, gather, write
+        self._held: OrderedDict[int, Mapping[Parameter, Any]] = OrderedDict()
+        self._members: list[list[Parameter]] = []
+        rest = list(parameters)
+        for unit in units:
+            own, rest = rest[: len(unit.ranges)], rest[len(unit.ranges) :]
+            self._members.append(own)
+        self._places = {
+            parameter: (unit.index, place.name)
+            for unit, members in zip(units, self._members, strict=True)
+            for place, parameter in zip(unit.ranges, members, strict=True)
+        }
+        self.peak_nbytes = 0
+
+    def buffer_of(self, parameter: Parameter) -> Any:
+        """Return a parameter's buffer; collective where its unit is not gathered."""
+        self._device.not_replayable("uses parameters that are gathered from other ranks")
+        index = self._places[parameter][0]
+        held = self._held.get(index)
+        if held is None:
+            held = self._held[index] = self._gathered(index)
+        else:
+            self._held.move_to_end(index)
+        return held[parameter]
+
+    def write(self, parameter: Parameter, values: np.ndarray) -> None:
+        """Set a parameter's values; every rank does so with the same ones."""
+        index, name = self._places[parameter]
+        self._held.pop(index, None)
+        self._device.finish()
+        self._write(name, values)
+
+    def release(self) -> None:
+        """Release all units, as the parameters have changed."""
+        self._held.clear()
+
+    def _gathered(self, index: int) -> Mapping[Parameter, Any]:
+        unit = self._units[index]
+        while len(self._held) >= self.keep:  # before there is another
+            self._held.popitem(last=False)
+        block = self._device.memory.exact(unit.nbytes)
+        held = sum(self._units[other].nbytes for other in self._held)
+        self.peak_nbytes = max(self.peak_nbytes, held + unit.nbytes)
+        self._gather(index, block)
+        return {
+            parameter: block.get_sub_region(place.start - unit.start, place.nbytes)
+            for place, parameter in zip(unit.ranges, self._members[index], strict=True)
+        }

@@ -1,0 +1,239 @@
+"""Gradients of which each rank keeps a shard of the mean: stage 2 of ZeRO.
+
+Each unit of the flat space is reduced as soon as backward has completed it, and its own gradients are dropped: the
+memory in which they were written is the next unit's. Every backward reduces every unit once, in one order on all ranks,
+so that ranks whose backwards reach different parameters stay together. Further backwards of a step add to the shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from clcomm.communicator import Communicator
+from clcomm.engine.grad_blocks import GradUnit
+from clcomm.engine.grad_slot import NONE
+from clcomm.flat_space.parameters import ParameterRange
+from clcomm.flat_space.shards import ShardPlan, Unit
+from clcomm.host_arrays import aligned_zeros
+from clcomm.sync.agreement import CHECKS
+from clcomm.sync.bucket_plan import GRADIENTS
+from clcomm.sync.finiteness import NonFinite, first_non_finite, raise_found
+from clcomm.sync.shared_space import SharedSpace
+
+
+class GradientShards:
+    """This rank's shard of a model's mean gradients; making one is collective.
+
+    Args:
+        comm: the ranks.
+        space: the model's, which has no gradients yet.
+        plan: its units.
+        check_finite: whether to look for NaN and Inf in what each rank brings.
+
+    Attributes:
+        values: the shard, in the host's memory.
+        buffer: the shard, in the device's; `upload` brings it up to date.
+    """
+
+    def __init__(self, comm: Communicator, space: SharedSpace, plan: ShardPlan, check_finite: bool):
+        flat = space.adapter.flat_space  # type: ignore[attr-defined]
+        self._comm, self._plan, self._device, self._checks = comm, plan, flat.device, check_finite
+        self._is_staged = flat.is_staged
+        self._blocks = flat.shard_gradients(plan.units, self._drop)
+        space.drop_gradients()
+        self._bytes = aligned_zeros(plan.shard_nbytes)
+        self.values = self._bytes.view(np.float32)
+        memory = flat.device.memory
+        self.buffer = memory.exact(plan.shard_nbytes) if self._is_staged else memory.exact(on_top_of=self._bytes)
+        self._mean = aligned_zeros(plan.largest_part)  # of the unit that is reduced
+        self._areas = _Areas(comm, plan, self._mean)
+        self._order = list(plan.units)
+        self._fresh = {place.name for place in plan.layout.ranges}  # parameters whose next mean replaces the shard's
+        self._rounds = 0  # in which all units were reduced, since the last step
+        self._non_finite: NonFinite | None = None  # what this rank brought first
+        self._is_ordered = False
+        self._begin_round()
+        space.adapter.watch_gradients(self._complete, self._begin_round)
+        flat.device.backward_ends.append(self._end_round)
+
+    @property
+    def in_flight_nbytes(self) -> int:
+        """Bytes beside the shard: gradients that are being written, and units that are being reduced."""
+        return self._blocks.nbytes + self._areas.nbytes + self._mean.nbytes
+
+    # --- in backward ---
+
+    def _begin_round(self) -> None:
+        """Note that a backward begins to complete gradients."""
+        self._missing = {unit.index: {place.name for place in unit.ranges} for unit in self._order}
+        self._unit_of = {place.name: unit.index for unit in self._order for place in unit.ranges}
+        self._next = 0
+        self._is_round = False
+
+    def _complete(self, name: str) -> Callable[[], None] | None:
+        """Note a complete gradient, and return what reduces the units whose turn it is."""
+        self._is_round = True
+        self._missing[self._unit_of[name]].discard(name)
+        begin = self._next
+        while self._next < len(self._order) and not self._missing[self._order[self._next].index]:
+            self._next += 1
+        ready = self._order[begin : self._next]
+        return partial(self._reduce, ready) if ready else None
+
+    def _end_round(self) -> Callable[[], None] | None:
+        """Return what reduces the units that a backward left, None for a backward of other models."""
+        if not self._is_round:
+            return None
+        self._is_round = False
+        return partial(self._finish_round, self._order[self._next :])
+
+    def _finish_round(self, left: Sequence[Unit]) -> None:
+        self._reduce(left)
+        self._rounds += 1
+
+    # --- between backward and step ---
+
+    def complete(self) -> None:
+        """Reduce what no backward has reduced: of a rank that ran none, or gradients that the program has set."""
+        if not self._rounds or any(unit.is_open for unit in self._blocks.units):
+            self._finish_round(self._order)
+        if self._fresh:
+            for unit in self._plan.units:
+                for place, part in self._own_places(unit):
+                    if place.name in self._fresh:
+                        self.values[part] = 0
+
+    def finish_step(self) -> None:
+        """Note that the optimizer has used the gradients."""
+        self._rounds = 0
+
+    def _drop(self, names: Sequence[str]) -> None:
+        self._fresh.update(names)
+        if len(self._fresh) == len(self._plan.layout.ranges):
+            self._rounds, self._non_finite = 0, None
+
+    def follow(self, completed: Sequence[str]) -> None:
+        """Reduce units from now on in the order in which backward completes them, the same names on all ranks."""
+        if completed and not self._is_ordered:
+            self._is_ordered = True
+            at = {name: position for position, name in enumerate(completed)}
+            order = sorted(
+                self._plan.units,
+                key=lambda unit: (max(at.get(place.name, len(at)) for place in unit.ranges), unit.index),
+            )
+            if order != self._order:
+                self._order = order
+                self._device.revision += 1  # recordings have the old one
+                self._begin_round()
+
+    def upload(self) -> None:
+        """Copy the shard to the device, where its memory is separate."""
+        if self._is_staged:
+            self._device.write(self.buffer, self._bytes)
+
+    def require_finite(self) -> None:
+        """Raise NonFiniteError on every rank, if any rank's part of the mean holds NaN or Inf; collective."""
+        if self._comm.all_gather(np.array([np.isfinite(self.values).all()]), label=CHECKS).all():
+            return
+        found = [pair for unit in self._plan.units for pair in self._own_places(unit)]
+        mean = first_non_finite([place for place, _ in found], [self.values[part] for _, part in found])
+        raise_found(self._comm, self._non_finite, mean)
+
+    # --- a unit ---
+
+    def _reduce(self, units: Sequence[Unit]) -> None:
+        for unit in units:
+            own, reduce = self._areas.take(unit)
+            self._fill(self._blocks.units[unit.index], own)
+            reduce()
+            self._add(unit)
+
+    def _fill(self, own: GradUnit, area: np.ndarray) -> None:
+        """Move a unit's gradients to its area, zeros where there is none, and drop them."""
+        unit = own.unit
+        area[unit.nbytes :] = 0
+        if not own.is_open:
+            area[: unit.nbytes] = 0
+            return
+        for slot in own.slots:
+            if slot.state == NONE:
+                slot.make_own()
+        self._device.read(own.block, area[: unit.nbytes])
+        for slot in own.slots:
+            slot.drop()
+        for start, stop in unit.gaps():
+            area[start:stop] = 0
+        if self._checks and self._non_finite is None:
+            views = [area[place.start - unit.start :][: place.nbytes].view(np.float32) for place in unit.ranges]
+            self._non_finite = first_non_finite(unit.ranges, views)
+
+    def _add(self, unit: Unit) -> None:
+        """Add the mean of a unit's part to the shard; the first of a step replaces what is there."""
+        mean = self._mean[: unit.part_nbytes].view(np.float32)
+        begin = unit.offset // 4
+        names = {place.name for place in unit.ranges}
+        if names <= self._fresh:
+            self.values[begin : begin + mean.size] = mean
+        else:
+            for place, part in self._own_places(unit):
+                added = mean[part.start - begin : part.stop - begin]
+                self.values[part] = added if place.name in self._fresh else self.values[part] + added
+        self._fresh -= names
+
+    def _own_places(self, unit: Unit) -> Iterator[tuple[ParameterRange, slice]]:
+        """Yield the unit's parameters of which this rank has a part, and where that is in `values`."""
+        start = unit.start + self._comm.rank * unit.part_nbytes
+        for place in unit.ranges:
+            first, last = max(place.start, start), min(place.stop, start + unit.part_nbytes)
+            if first < last:
+                yield place, slice((first - start + unit.offset) // 4, (last - start + unit.offset) // 4)
+
+
+class _Areas:
+    """Where ranks put a unit's gradients to be reduced.
+
+    In memory common to all ranks there are two, used in turn: a rank that is ahead fills one while others read the
+    other. It cannot be two units ahead, as each reduction begins with a meeting.
+    """
+
+    def __init__(self, comm: Communicator, plan: ShardPlan, mean: np.ndarray):
+        row = comm.size * plan.largest_part
+        common = [comm.allocate_common(comm.size * row) for _ in range(2)] if comm.size > 1 else []
+        self._turn = 0
+        self._sides: list[list[tuple[np.ndarray, Callable[[], Any]]]] = []
+        if common and all(map(comm.is_common, common)):
+            self.nbytes = len(common) * row
+            for memory in common:
+                self._sides.append([_shared(comm, memory, unit, mean) for unit in plan.units])
+        else:
+            self.nbytes = row
+            area = aligned_zeros(row)
+            self._sides = [[_private(comm, area, unit, mean) for unit in plan.units]]
+
+    def take(self, unit: Unit) -> tuple[np.ndarray, Callable[[], Any]]:
+        """Return this rank's bytes for the next unit, and what reduces all ranks' to its part of the mean."""
+        self._turn = (self._turn + 1) % len(self._sides)
+        return self._sides[self._turn][unit.index]
+
+
+def _shared(comm: Communicator, memory: np.ndarray, unit: Unit, mean: np.ndarray) -> tuple[np.ndarray, Any]:
+    row = comm.size * unit.part_nbytes
+    rows = memory[: comm.size * row].reshape(comm.size, row)
+    reduce = comm.reduce_scatter_init(
+        rows.view(np.float32), "mean", out=mean[: unit.part_nbytes].view(np.float32), label=GRADIENTS,
+        nbytes=unit.bucket.nbytes, bucket=unit.index,
+    )  # fmt: skip
+    return rows[comm.rank], reduce
+
+
+def _private(comm: Communicator, area: np.ndarray, unit: Unit, mean: np.ndarray) -> tuple[np.ndarray, Any]:
+    own = area[: comm.size * unit.part_nbytes]
+    reduce = partial(
+        comm.reduce_scatter, own.view(np.float32), "mean", out=mean[: unit.part_nbytes].view(np.float32),
+        label=GRADIENTS, nbytes=unit.bucket.nbytes, bucket=unit.index,
+    )  # fmt: skip
+    return own, reduce

@@ -1,0 +1,165 @@
+"""Where a sharded update finds the parameters, and how all ranks get what it has changed."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from clcomm.adapters.adapter import FlatArrays
+from clcomm.communicator import Communicator
+from clcomm.engine.gathered_parameters import GatheredUnits
+from clcomm.flat_space.shards import ShardPlan, Unit
+from clcomm.sync.agreement import CHECKS
+from clcomm.sync.parameter_broadcast import PARAMETERS
+from clcomm.sync.shared_space import SharedSpace
+
+
+class UpdatedParameters(Protocol):
+    """The parameters of a model, of which each rank updates its parts.
+
+    nbytes: of this rank, those of memory common to a host divided between its ranks. buffer: this rank's shard; None:
+    its parts lie in the flat space.
+    """
+
+    nbytes: int
+    buffer: Any
+
+    @property
+    def in_use_nbytes(self) -> int:
+        """The most bytes of parameters gathered from other ranks that this rank had at once."""
+
+    def begin_update(self) -> None:
+        """Wait until this rank may change its parts; collective where ranks read them in place."""
+
+    def end_update(self) -> None:
+        """Let all ranks see what each has changed; collective."""
+
+
+def updated_parameters(comm: Communicator, space: SharedSpace, plan: ShardPlan, stage: int) -> UpdatedParameters:
+    """Return the parameters as this stage of ZeRO keeps them; collective.
+
+    One memory common to all ranks, where there is such memory: of it each rank has its share, and gathers nothing.
+    """
+    if comm.size == 1 or _move_to_common_memory(comm, space):
+        return _InCommon(comm, space)
+    return _Copies(comm, space, plan) if stage < 3 else _Shard(comm, space, plan)
+
+
+class _InCommon:
+    """Parameters that all ranks read in one memory, where each writes its parts."""
+
+    buffer, in_use_nbytes = None, 0
+
+    def __init__(self, comm: Communicator, space: SharedSpace):
+        self._comm, self._device = comm, space.adapter.flat_space.device  # type: ignore[attr-defined]
+        self.nbytes = space.padded.params.nbytes // comm.size
+        params, nbytes = space.padded.params.view(np.float32), space.layout.nbytes
+        self._gather = comm.all_gather_in_place_init(params, label=PARAMETERS, nbytes=nbytes)
+
+    def begin_update(self) -> None:
+        self._device.finish()
+        self._comm.barrier()
+
+    def end_update(self) -> None:
+        self._device.finish()
+        self._gather()
+
+
+class _Copies:
+    """Parameters that every rank has, and gathers after an update."""
+
+    buffer, in_use_nbytes = None, 0
+
+    def __init__(self, comm: Communicator, space: SharedSpace, plan: ShardPlan):
+        self._comm, self._space, self._plan = comm, space, plan
+        self._flat = space.adapter.flat_space  # type: ignore[attr-defined]
+        self.nbytes = space.padded.params.nbytes
+        self._gathering = _Gathering(comm, plan)
+
+    def begin_update(self) -> None:
+        pass
+
+    def end_update(self) -> None:
+        flat, params, rank = self._flat, self._space.arrays.params, self._comm.rank
+        flat.device.finish()
+        for unit in self._plan.units:
+            start = min(unit.start + rank * unit.part_nbytes, unit.stop)
+            stop = min(start + unit.part_nbytes, unit.stop)
+            if flat.is_staged and start < stop:
+                flat.device.read(flat.params, params[start:stop], start)
+            params[unit.start : unit.stop] = self._gathering.gather(unit, params[start:stop])
+        if flat.is_staged:
+            flat.push_params()
+
+
+class _Shard:
+    """Parameters of which each rank keeps its shard; units are gathered when they are used: stage 3 of ZeRO."""
+
+    def __init__(self, comm: Communicator, space: SharedSpace, plan: ShardPlan):
+        flat = space.adapter.flat_space  # type: ignore[attr-defined]
+        self._comm, self._plan, self._device = comm, plan, flat.device
+        space.adapter.pull_parameters()
+        own, whole = np.zeros(plan.shard_nbytes, np.uint8), space.arrays.params
+        for start, stop, offset in plan.parts(comm.rank):
+            own[offset : offset + stop - start] = whole[start:stop]
+        self.buffer, self.nbytes = flat.device.memory.exact(copy_of=own), plan.shard_nbytes
+        self._gathering, self._part = _Gathering(comm, plan), np.empty(plan.largest_part, np.uint8)
+        self._units = GatheredUnits(flat.device, plan.units, flat.parameters, self._gather, self._write)
+        flat.shard_parameters(self._units)
+        space.drop_parameters()
+
+    @property
+    def in_use_nbytes(self) -> int:
+        return self._units.peak_nbytes + self._gathering.nbytes + self._part.nbytes
+
+    def begin_update(self) -> None:
+        pass
+
+    def end_update(self) -> None:
+        self._units.release()
+
+    def _gather(self, index: int, block: Any) -> None:
+        unit = self._plan.units[index]
+        part = self._part[: unit.part_nbytes]
+        self._device.read(self.buffer, part, unit.offset)
+        self._device.write(block, self._gathering.gather(unit, part))
+
+    def _write(self, name: str, values: np.ndarray) -> None:
+        flat = values.reshape(-1).view(np.uint8)
+        place = next(place for place in self._plan.layout.ranges if place.name == name)
+        for start, stop, offset in self._plan.parts(self._comm.rank):
+            first, last = max(start, place.start), min(stop, place.stop)
+            if first < last:
+                changed = flat[first - place.start : last - place.start]
+                self._device.write(self.buffer, changed, offset + first - start)
+
+
+class _Gathering:
+    """Gathers units from all ranks' parts, one at a time; nbytes: of the memory for that."""
+
+    def __init__(self, comm: Communicator, plan: ShardPlan):
+        self._comm = comm
+        self._part, self._whole = np.zeros(plan.largest_part, np.uint8), np.empty(0, np.uint8)
+        self._whole = np.empty(comm.size * plan.largest_part, np.uint8)
+        self.nbytes = self._part.nbytes + self._whole.nbytes
+
+    def gather(self, unit: Unit, own: np.ndarray) -> np.ndarray:
+        """Return a unit's bytes from this rank's own and the others'; valid until the next one. Collective."""
+        part, whole = self._part[: unit.part_nbytes], self._whole[: self._comm.size * unit.part_nbytes]
+        part[: own.size] = own
+        self._comm.all_gather(part, out=whole, label=PARAMETERS, bucket=unit.index)
+        return whole[: unit.nbytes]
+
+
+def _move_to_common_memory(comm: Communicator, space: SharedSpace) -> bool:
+    """Move the parameters into memory common to all ranks, if there is any; return whether they are there."""
+    flat = space.adapter.flat_space  # type: ignore[attr-defined]
+    if not all(comm.all_gather_object(not flat.is_staged, label=CHECKS)):
+        return False
+    params = comm.allocate_common(space.padded.params.nbytes)
+    if not comm.is_common(params):
+        return False
+    space.move(FlatArrays(params, space.padded.grads, space.padded.reduced))  # all ranks write the same values
+    comm.barrier()
+    return True
