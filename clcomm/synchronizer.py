@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -149,6 +149,15 @@ class Synchronizer:
         ours = self._model(model)
         ours.require_unchanged()
         broadcast_buffers(self.comm, ours.space, root)
+
+    def full_parameters(self, model: Any) -> AbstractContextManager[None]:
+        """Return a block within which every rank has all parameters, to evaluate or to save; entering it is collective.
+
+        Without it reading a parameter is collective with zero=3, where ranks have no memory in common. They must not
+        change within it.
+        """
+        flat = self._model(model).space.flat_space
+        return nullcontext() if flat is None or flat.gathered is None else flat.gathered.all_gathered()
 
     def attach_optimizer(self, model: Any, optimizer: Any) -> None:
         """Name the optimizer whose `state_dict` is sent along where a differing replica gets another's parameters."""

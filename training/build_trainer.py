@@ -91,9 +91,10 @@ def make_trainer(options: TrainingOptions, comm: Communicator, parts: Parts, loa
         on_divergence=options.on_divergence,
         check_finite=options.check_finite,
         compression=options.compression,
+        zero=options.zero_stage or 1,
     )
     optimizer = parts.make_optimizer(options.optimizer, options.learning_rate, **_optimizer_settings(options))
-    if options.sharded_optimizer:
+    if options.zero_stage:
         optimizer = DistributedOptimizer(optimizer, sync)
     accumulation, clip_norm = options.grad_accumulation, options.clip_norm
     trainer = Trainer(comm, sync, parts, optimizer, loader, accumulation=accumulation, clip_norm=clip_norm)

@@ -89,6 +89,10 @@ class JobOptions(Options):
     sharded_optimizer: bool = _optimizer(
         False, "each rank updates a part of the parameters and keeps that part's optimizer state (ZeRO stage 1)"
     )
+    zero: int = _optimizer(
+        0, "what ranks divide: the optimizer's state (1), gradients too (2), parameters too (3); 0: nothing",
+        whole_number(most=3), metavar="STAGE",
+    )  # fmt: skip
     grad_accumulation: int = _optimizer(1, "micro-batches a step", whole_number(1), metavar="N")
 
     bucket_size: int | str = _communication("1MiB", "of gradients reduced at a time", size, metavar="SIZE|auto")
@@ -127,14 +131,14 @@ class JobOptions(Options):
     def check(self) -> None:
         if self.nesterov and (self.optimizer != "sgd" or self.momentum <= 0):
             raise ArgumentError("--nesterov: needs --optimizer sgd and a --momentum above 0")
-        if self.sharded_optimizer and self.engine != "native":
-            raise ArgumentError(f"--sharded-optimizer: needs --engine native, got {self.engine}")
+        if self.zero_stage and self.engine != "native":
+            raise ArgumentError(f"{self._sharded_by}: needs --engine native, got {self.engine}")
         if self.engine == "netcl" and self.model not in _OF_NETCL:
             raise ArgumentError(f"--model {self.model}: needs --engine native or torch, got netcl")
         parse_compression(self.compression)
         if self.split_tensors and self.compression != "none":
             raise ArgumentError("--split-tensors: expected no --compression with it, which needs whole tensors")
-        if self.sharded_optimizer:
+        if self.zero_stage:
             self._refuse_buckets()
         if self.uneven_inputs == "join" and self.overlap == "on":
             raise ArgumentError("--uneven-inputs join: expected no --overlap on with it; use one of the two")
@@ -143,17 +147,27 @@ class JobOptions(Options):
         if self.trace:
             parse_size(self.trace_limit, "--trace-limit")
 
+    @property
+    def zero_stage(self) -> int:
+        """The stage of ZeRO, 0 without a sharded update: that of --zero, and 1 with --sharded-optimizer alone."""
+        return self.zero or int(self.sharded_optimizer)
+
+    @property
+    def _sharded_by(self) -> str:
+        return f"--zero {self.zero}" if self.zero else "--sharded-optimizer"
+
     def _refuse_buckets(self) -> None:
-        """Raise ArgumentError if an option of buckets is given, as a sharded update has none."""
+        """Raise ArgumentError if an option is given that a sharded update does not have."""
         given = {
             "--overlap on": self.overlap == "on",
             "--compression": self.compression != "none",
-            "--no-bucketing": self.no_bucketing,
-            "--first-bucket-size": self.first_bucket_size is not None,
+            "--no-bucketing": self.no_bucketing and self.zero_stage == 1,
+            "--first-bucket-size": self.first_bucket_size is not None and self.zero_stage == 1,
             "--split-tensors": self.split_tensors,
+            "--uneven-inputs join": self.uneven_inputs == "join" and self.zero_stage > 1,
         }
         for name in (name for name, is_given in given.items() if is_given):
-            raise ArgumentError(f"--sharded-optimizer: expected no {name} with it; use one of the two")
+            raise ArgumentError(f"{self._sharded_by}: expected no {name} with it; use one of the two")
 
     @property
     def learning_rate(self) -> float:
@@ -195,8 +209,10 @@ class TrainingOptions(JobOptions):
 
     def check(self) -> None:
         super().check()
-        if self.elastic and (self.sharded_optimizer or self.sharding != "interleaved"):
-            raise ArgumentError("--elastic: needs --sharding interleaved and no --sharded-optimizer")
+        if self.elastic and (self.zero_stage or self.sharding != "interleaved"):
+            raise ArgumentError(
+                f"--elastic: needs --sharding interleaved and no {self._sharded_by if self.zero_stage else '--zero'}"
+            )
         if self.elastic and self.trace:
             raise ArgumentError(
                 "--elastic: expected no --trace with it, which is one file of all ranks; use one of the two"

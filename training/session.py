@@ -92,7 +92,7 @@ class Session:
         buckets = f"{_count(len(sync.bucket_plan(self.parts.model)), 'bucket')} {size}"
         line = (
             f"{options.model} on {_count(comm.size, 'rank')}, batch {options.batch_size} a rank, "
-            f"{self.parts.device}; {'sharded update' if options.sharded_optimizer else buckets}"
+            f"{self.parts.device}; {_update(options.zero_stage, buckets)}"
         )
         if options.trace and self.parts.opencl is None:
             line += f"\ntrace: without kernels, which --engine {options.engine} does not report"
@@ -256,10 +256,18 @@ class Session:
         loader = Loader(test, sampler, self.EVALUATION_BATCH, prefetch=0)
         with self.comm.phase("evaluate"):
             self.trainer.sync.broadcast_buffers(self.trainer.model)  # all ranks evaluate one model
-            evaluation = evaluate(self.comm, self.parts.predict, loader)
+            with self.trainer.sync.full_parameters(self.trainer.model):
+                evaluation = evaluate(self.comm, self.parts.predict, loader)
         self._evaluation, self._evaluated_at = evaluation, self.trainer.progress.step
         for callback in self.trainer.callbacks:
             callback.evaluation_finished(self._evaluated_at, evaluation)
+
+
+def _update(stage: int, buckets: str) -> str:
+    """Return in words what the ranks divide, and what is reduced at a time."""
+    if stage < 2:
+        return "sharded update" if stage else buckets
+    return f"ZeRO {stage}, {buckets}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -30,10 +30,13 @@ def save_snapshot(series: CheckpointSeries, trainer: Trainer, job: dict[str, Any
     random_states = comm.gather_object(random_state(trainer.parts.opencl), label=CHECKPOINT)
     optimizer_state = trainer.optimizer.state_dict()  # collective: each rank may hold a part
     sync_states = _gathered(comm, trainer.sync.state_dict(trainer.model))
-    checkpoint = None
+    checkpoint, parameters = None, {}
+    with trainer.sync.full_parameters(trainer.model):
+        if comm.rank == 0:
+            parameters = trainer.model.state_dict()
     if comm.rank == 0:
         checkpoint = Checkpoint(facts={"job": job, "training": state_of(trainer), "world_size": comm.size})
-        checkpoint.add_group("parameter", trainer.model.state_dict())
+        checkpoint.add_group("parameter", parameters)
         checkpoint.add_group("optimizer", optimizer_state)
         assert random_states is not None
         for rank, state in enumerate(random_states):

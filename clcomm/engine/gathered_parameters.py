@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,18 @@ class GatheredUnits:
         self._held.pop(index, None)
         self._device.finish()
         self._write(name, values)
+
+    @contextmanager
+    def all_gathered(self) -> Iterator[None]:
+        """Keep all units gathered within a block, in which reading parameters moves nothing; collective."""
+        before, self.keep = self.keep, len(self._units)
+        try:
+            for members in self._members:
+                self.buffer_of(members[0])
+            yield
+        finally:
+            self.keep = before
+            self.release()
 
     def release(self) -> None:
         """Release all units, as the parameters have changed."""

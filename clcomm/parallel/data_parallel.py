@@ -34,6 +34,8 @@ class DistributedDataParallel:
         bucket_size, use_bucketing, settings: as the Synchronizer's; `settings` are its other arguments.
         overlap_grad_reduce: reduce buckets during backward; "auto": where that is faster. Of several backwards in a
             step all but the last then belong in `no_sync()`. Not used once a DistributedOptimizer reduces.
+        zero: the stage of ZeRO, 1, 2 or 3: what the ranks divide, see docs/zero.md; 0: nothing, unless
+            `use_distributed_optimizer` asks for stage 1.
         use_distributed_optimizer: `DistributedOptimizer(optimizer, ddp.synchronizer)` follows, which reduce-scatters
             the gradients in its step; until there is one, `finish_grad_sync()` all-reduces them.
         broadcast_buffers: give every rank rank 0's buffers before each forward of a training step.
@@ -56,22 +58,29 @@ class DistributedDataParallel:
         use_bucketing: bool | None = None,
         overlap_grad_reduce: bool | str = False,
         use_distributed_optimizer: bool = False,
+        zero: int = 0,
         broadcast_buffers: bool = True,
         **settings: Any,
     ):
         self.comm = comm = _data_parallel_ranks(comm)
         given = {"bucket_size": bucket_size, "use_bucketing": use_bucketing, **settings}
-        own = {"use_distributed_optimizer": use_distributed_optimizer, "broadcast_buffers": broadcast_buffers}
+        own: dict[str, Any] = {
+            "use_distributed_optimizer": use_distributed_optimizer,
+            "broadcast_buffers": broadcast_buffers,
+        }
+        own["zero"] = zero
         lines = [f"{name} {value}" for name, value in {**given, **own, "overlap": overlap_grad_reduce}.items()]
         require_agreement(comm, "DistributedDataParallel", lines, "give every rank the same settings")
-        self._overlap = False if use_distributed_optimizer else overlap_grad_reduce
-        self.module, self.synchronizer = model, Synchronizer(comm, overlap=self._overlap, **given)
+        is_sharded = bool(use_distributed_optimizer or zero)
+        self._overlap = False if is_sharded else overlap_grad_reduce
+        self.module, self.synchronizer = model, Synchronizer(comm, overlap=self._overlap, zero=zero or 1, **given)
         self.synchronizer.broadcast_parameters(model)
         space = self.synchronizer.space_for(model)
-        if use_distributed_optimizer and space.flat_space is None:
+        if is_sharded and space.flat_space is None:
+            name, off = ("zero", 0) if zero else ("use_distributed_optimizer", False)
             raise ArgumentError(
-                f"use_distributed_optimizer: expected False for other libraries' models, whose optimizers' state "
-                f"cannot be divided between ranks, got True for {type(model).__name__}"
+                f"{name}: expected {off} for other libraries' models, whose optimizers' state "
+                f"cannot be divided between ranks, got {zero or True} for {type(model).__name__}"
             )
         self._sends_buffers = broadcast_buffers and comm.size > 1 and bool(space.adapter.buffers())
         self._is_paused = False

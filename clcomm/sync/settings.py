@@ -63,7 +63,7 @@ class SyncSettings:
         """The most bytes in a unit of shards, None: a tensor is one; and in the first, None: as in the others."""
         return (self.bucket_size, self.first_bucket_size) if self.use_bucketing else (None, None)
 
-    def decisions_without_buckets(self, stage: int) -> list[Decision]:
+    def decisions_without_buckets(self, stage: int = 1) -> list[Decision]:
         """Return the decisions on what "auto" would measure, where a sharded update of a stage leaves no buckets."""
         size = "none" if stage == 1 else str(self.bucket_size)
         asked = {"overlap": ("off", self.overlap == AUTO), "bucket_size": (size, self.is_auto and self.use_bucketing)}

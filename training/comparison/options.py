@@ -38,7 +38,7 @@ class ComparisonOptions(JobOptions):
 
     def check(self) -> None:
         super().check()
-        if self.sharded_optimizer:
-            raise ArgumentError("--sharded-optimizer: expected none in a comparison of buckets, as it has no buckets")
+        if self.zero_stage:
+            raise ArgumentError(f"{self._sharded_by}: expected none in a comparison of buckets, as it has no buckets")
         if self.plot and importlib.util.find_spec("matplotlib") is None:
             raise ArgumentError("--plot: needs matplotlib, which is not installed; pip install 'clcomm[plot]'")

@@ -1,0 +1,174 @@
+"""Every stage of ZeRO trains what one rank trains on the same samples, with plain data parallelism's bits."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+
+import numpy as np
+import pytest
+
+from clcomm import Synchronizer
+from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.engine import Linear, Module, Replay, Tensor
+from clcomm.optim import SGD
+from tests.sharded_jobs import cpu, discrete
+from tests.training.trainers import assert_same_bits
+from tests.zero.jobs import MODELS, STAGES, ZeroJob, batch_of, loss_of, require_close, trained_alone
+
+alone = functools.cache(trained_alone)
+STEPS = 50
+
+
+@pytest.mark.parametrize("micro", [1, 3])
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("kind", MODELS)
+def test_ranks_equal_one_rank_on_the_same_samples(comm, kind, stage, micro):
+    job = ZeroJob(comm, kind, stage, bucket_size="4KiB")
+    require_close(job.run(STEPS, micro=micro), alone(kind, comm.size, STEPS, micro))
+
+
+@pytest.mark.parametrize("make_device", [cpu, discrete])
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("kind", MODELS)
+def test_one_backward_a_step_has_the_bits_of_plain_data_parallelism(comm, kind, stage, make_device):
+    plain = ZeroJob(comm, kind, 0, make_device)
+    sharded = ZeroJob(comm, kind, stage, make_device, bucket_size="4KiB")
+    assert_same_bits(sharded.run(5), plain.run(5))
+    assert_same_bits(sharded.optimizer.state_dict(), plain.optimizer.state_dict())
+
+
+#: What is crossed with every stage; the first of each is the default.
+OPTIONS = {
+    "bucket_size": ["1MiB", 1, "3KiB", "auto"],
+    "first_bucket_size": [None, 512],
+    "use_bucketing": [True, False],
+    "overlap": [False, "auto"],
+    "check_finite": [False, True],
+    "check_replicas_every": [0, 1],
+    "on_divergence": ["raise", "rebroadcast"],
+    "make_device": [cpu, discrete],
+}
+
+
+def crossed(draws: int = 12):
+    """Yield settings such that every pair of choices occurs often: drawn, the same in every process."""
+    rng = random.Random(20)
+    for _ in range(draws):
+        yield {name: rng.choice(choices) for name, choices in OPTIONS.items()}
+
+
+@pytest.mark.parametrize("kind", ["mlp", "gpt"])
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("number", range(12))
+def test_options_crossed_change_no_bit(comm, kind, stage, number):
+    options = list(crossed())[number]
+    freeze = ["", "fc1.bias" if kind == "mlp" else "transformer.wpe.weight"][number % 2]
+    max_norm = [None, 0.5, 1e9][number % 3]
+    results = []
+    for each in (0, stage):
+        made = options if each else {"make_device": options["make_device"]}
+        job = ZeroJob(comm, kind, each, freeze=freeze, **made)
+        norms = [job.step(step, max_norm=max_norm) for step in range(3)]
+        results.append((norms, job.model.state_dict()))
+        job.sync.check_replicas(job.model)
+    (plain_norms, plain), (norms, sharded) = results
+    if max_norm is None:
+        assert_same_bits(sharded, plain)
+    else:  # squares are added in another order, in float64
+        np.testing.assert_allclose(norms, plain_norms, rtol=1e-12)
+        require_close(sharded, plain)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_rank_without_a_backward_counts_as_zeros(comm, stage):
+    results = []
+    for each in (0, stage):
+        job = ZeroJob(comm, "mlp", each, bucket_size="4KiB")
+        for number in range(3):
+            if comm.size == 1 or comm.rank != (number + 1) % comm.size:
+                job.backward(number)
+            job.sync.sync_gradients(job.model)
+            job.optimizer.step()
+            job.optimizer.zero_grad()
+        results.append(job.model.state_dict())
+    assert_same_bits(*results)
+
+
+class Branches(Module):
+    """Layers of which a forward uses those that it is told to."""
+
+    def __init__(self, device, seed):
+        rng = np.random.default_rng(seed)
+        self.layers = [Linear(6, 6, device=device) for _ in range(4)]
+        for index, layer in enumerate(self.layers):
+            setattr(self, f"layer{index}", layer)
+            layer.weight.copy_from(rng.standard_normal((6, 6)).astype(np.float32))
+
+    def forward(self, x, used):
+        for index in used:
+            x = self.layers[index](x)
+        return x
+
+
+@pytest.mark.mpi(min_size=1)
+@pytest.mark.parametrize("stage", STAGES)
+def test_ranks_may_leave_out_different_layers_and_complete_them_in_any_order(auto, stage):
+    """With stage 3 too, as ranks that share memory gather nothing."""
+    if stage == 3 and auto.hosts > 1:
+        pytest.skip("parameters are gathered between hosts")
+    results = []
+    for each in (0, stage):
+        device = cpu()
+        model = Branches(device, auto.rank)
+        sync = Synchronizer(auto, zero=each or 1, bucket_size=1)
+        optimizer = SGD(model, 0.01, momentum=0.9)
+        optimizer = DistributedOptimizer(optimizer, sync) if each else optimizer
+        sync.broadcast_parameters(model)
+        for number in range(6):
+            rng = np.random.default_rng([number, auto.rank])
+            used = rng.permutation(4)[: rng.integers(1, 5)]
+            x = Tensor(rng.standard_normal((2, 6)).astype(np.float32), device)
+            model(x, used).sum().backward()
+            sync.sync_gradients(model)
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append(model.state_dict())
+    assert_same_bits(*results)
+
+
+# --- replays ---
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("kind", MODELS)
+def test_replayed_steps_have_the_same_bits(comm, kind, stage, micro):
+    states, replays = [], []
+    for replayed in (False, True):
+        job = ZeroJob(comm, kind, stage, bucket_size="4KiB")
+        job.model.flat_space()
+
+        def forward_backward(inputs, targets, share, job=job):
+            loss = loss_of(job.kind, job.model, inputs, targets)
+            loss.backward(share)
+            return loss
+
+        run = Replay(forward_backward, check_every=5)
+        run.enabled = replayed
+        for number in range(14):
+            for part in range(micro):
+                inputs, targets = batch_of(kind, comm.rank, number * micro + part)
+                with job.sync.no_sync() if part < micro - 1 else contextlib.nullcontext():
+                    run(Tensor(inputs, job.device), Tensor(targets, job.device), 1 / micro)
+                    job.sync.sync_gradients(job.model)
+            job.optimizer.step()
+            job.optimizer.zero_grad()
+        states.append(job.model.state_dict())
+        replays.append(run)
+    assert_same_bits(*states)
+    gathers = stage == 3 and comm.size > 1 and not comm.shares_memory
+    assert (replays[1].replayed > 5) == (not gathers), replays[1].refusal
+    if gathers:
+        assert "uses parameters that are gathered from other ranks" in replays[1].refusal
