@@ -17,7 +17,7 @@ from clcomm.errors import ArgumentError, RankNames
 from clcomm.schedules import schedule_of
 from clcomm.stats.call import Call
 from clcomm.stats.comm_stats import Collective, Observer, Phase
-from clcomm.transport import Pending, Transport
+from clcomm.transport import Transport
 from clcomm.transport.hierarchical import HierarchicalTransport
 from clcomm.transport.reduction import Fold
 from clcomm.transport.scheduled import Round, ScheduledAllReduce
@@ -197,22 +197,6 @@ class AllReduces(CollectiveRunner):
             if isinstance(value, np.ndarray) and not value.flags.c_contiguous:
                 raise ArgumentError(f"{name}: expected a C-contiguous array for a {kind} all-reduce")
         return self._reduction_operands(array, op, out)[:2]
-
-    def _start(
-        self,
-        call: Call,
-        start: Callable[[], Pending],
-        result: np.ndarray,
-        computes: Callable[[], bool] | None = None,
-    ) -> Handle:
-        self._require_open()
-        self._sequence = sequence = self._sequence + 1
-        begin = time.perf_counter()
-        self._meeting.announce(call.tag + sequence)
-        pending = start()
-        self._in_flight.add(call, sequence, begin, pending, self._notify)
-        waiting = partial(self._shown_as_current, call, sequence)
-        return Handle(pending, result, begin, self._in_flight, waiting, computes)
 
     def reduces_within_hosts(self, array: np.ndarray, out: np.ndarray) -> bool:
         """Return whether an all-reduce of `array` to `out` reduces within each host before hosts exchange data."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.collectives.arguments import check_op, check_root, flat, scatter_header, shape_and_dtype, writable
+from clcomm.collectives.handle import Handle
 from clcomm.collectives.objects import ObjectCollectives
 from clcomm.errors import ArgumentError
 from clcomm.transport import mpi_communicators
@@ -67,6 +68,22 @@ class ArrayCollectives(ObjectCollectives):
         call = self._call("all_gather", chosen, label, array=source, nbytes=out.nbytes, bucket=bucket)
         self._run_counted(call, chosen.all_gather, source, out.reshape(-1))
         return out
+
+    def all_gather_async(self, array: np.ndarray, *, out: np.ndarray, label: str = "", bucket: int = -1) -> Handle:
+        """Start an `all_gather` in the background, through MPI; arguments as there, both contiguous, up to 1 GiB.
+
+        Neither array may be accessed before `wait()` of the handle returns. Like `all_reduce_async` it makes progress
+        in calls to the Communicator's handles.
+        """
+        self._require_open()
+        source = flat(array, "array")
+        if out.size != self.size * array.size or out.dtype != array.dtype or not out.flags.carray:
+            raise ArgumentError(
+                f"out: expected a C-contiguous array of {self.size * array.size:,} {array.dtype}, "
+                f"got {out.size:,} {out.dtype}"
+            )
+        call = self._call("all_gather", self._base, label, array=source, nbytes=out.nbytes, bucket=bucket)
+        return self._start(call, partial(self._base.start_all_gather, source, out.reshape(-1)), out)
 
     def all_gather_in_place(self, array: np.ndarray, *, label: str = "", nbytes: int | None = None) -> np.ndarray:
         """Gather, in place, an array of which rank r has written block r, and return it.

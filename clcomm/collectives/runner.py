@@ -11,13 +11,14 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from clcomm.collectives.arguments import address_of
+from clcomm.collectives.handle import Handle
 from clcomm.collectives.in_flight import InFlightTimes
 from clcomm.collectives.world import World
 from clcomm.errors import ArgumentError, RankNames, no_copy
 from clcomm.stats.call import Call, disagreement
 from clcomm.stats.comm_stats import CommStats
 from clcomm.stats.events import PACKING, Collective, Observer, Phase, TimedPhase
-from clcomm.transport import Transport
+from clcomm.transport import Pending, Transport
 from clcomm.transport.base import misaligned
 from clcomm.transport.fused import (
     ARRIVED_NS,
@@ -174,6 +175,22 @@ class CollectiveRunner:
             raise
         self._report(call, sequence, begin)
         return result
+
+    def _start(
+        self,
+        call: Call,
+        start: Callable[[], Pending],
+        result: np.ndarray,
+        computes: Callable[[], bool] | None = None,
+    ) -> Handle:
+        self._require_open()
+        self._sequence = sequence = self._sequence + 1
+        begin = perf_counter()
+        self._meeting.announce(call.tag + sequence)
+        pending = start()
+        self._in_flight.add(call, sequence, begin, pending, self._notify)
+        waiting = partial(self._shown_as_current, call, sequence)
+        return Handle(pending, result, begin, self._in_flight, waiting, computes)
 
     def _repeatable(self, call: Call, move: Callable[[], Any]) -> Callable[[], Any]:
         """Return a function that runs a prepared collective: `_run_counted` with these arguments."""

@@ -45,6 +45,7 @@ class GatheredUnits:
         units: of the flat space.
         parameters: in the layout's order.
         gather: fills a buffer with the unit of this index; collective.
+        advance: called wherever a gathered unit is used: moves what is gathered ahead.
         write: writes an array to the place of a parameter, of this name, in the ranks' shards.
 
     Attributes:
@@ -61,9 +62,11 @@ class GatheredUnits:
         units: Sequence[Unit],
         parameters: Sequence[Parameter],
         gather: Callable[[int, Any], None],
+        advance: Callable[[], object],
         write: Callable[[str, np.ndarray], None],
     ):
-        self._device, self._units, self._gather, self._write = device, units, gather, write
+        self._device, self._units = device, units
+        self._gather, self._advance, self._write = gather, advance, write
         self._held: OrderedDict[int, Mapping[Parameter, Any]] = OrderedDict()
         self._members: list[list[Parameter]] = []
         rest = list(parameters)
@@ -86,6 +89,7 @@ class GatheredUnits:
             held = self._held[index] = self._gathered(index)
         else:
             self._held.move_to_end(index)
+            self._advance()
         return held[parameter]
 
     def write(self, parameter: Parameter, values: np.ndarray) -> None:

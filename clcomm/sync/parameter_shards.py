@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from clcomm.adapters.adapter import FlatArrays
+from clcomm.collectives.handle import Handle
 from clcomm.communicator import Communicator
 from clcomm.engine.gathered_parameters import GatheredUnits
 from clcomm.flat_space.shards import ShardPlan, Unit
@@ -104,28 +105,48 @@ class _Shard:
         for start, stop, offset in plan.parts(comm.rank):
             own[offset : offset + stop - start] = whole[start:stop]
         self.buffer, self.nbytes = flat.device.memory.exact(copy_of=own), plan.shard_nbytes
-        self._gathering, self._part = _Gathering(comm, plan), np.empty(plan.largest_part, np.uint8)
-        self._units = GatheredUnits(flat.device, plan.units, flat.parameters, self._gather, self._write)
+        self._gathering, self._order = _Gathering(comm, plan), _Order()
+        self._units = GatheredUnits(
+            flat.device, plan.units, flat.parameters, self._gather, self._gathering.advance, self._write
+        )
         flat.shard_parameters(self._units)
         space.drop_parameters()
 
     @property
     def in_use_nbytes(self) -> int:
-        return self._units.peak_nbytes + self._gathering.nbytes + self._part.nbytes
+        return self._units.peak_nbytes + self._gathering.nbytes
 
     def begin_update(self) -> None:
         pass
 
     def end_update(self) -> None:
         self._units.release()
+        self._forget()
 
     def _gather(self, index: int, block: Any) -> None:
+        """Fill a block with a unit, and begin the one that came next when the two before it were the same."""
+        whole = self._gathering.finish(index)
+        if whole is None:
+            whole = self._gathering.gather(self._plan.units[index], self._read(index))
+        self._device.write(block, whole)
+        following = self._order.following(index)
+        if following is not None:
+            self._gathering.start(self._plan.units[following], self._read(following))
+
+    def _read(self, index: int) -> np.ndarray:
+        """Return this rank's part of a unit, in the memory from which it is gathered."""
         unit = self._plan.units[index]
-        part = self._part[: unit.part_nbytes]
+        part = self._gathering.part(unit)
         self._device.read(self.buffer, part, unit.offset)
-        self._device.write(block, self._gathering.gather(unit, part))
+        return part
+
+    def _forget(self) -> None:
+        """Forget what is gathered ahead, as parameters have changed."""
+        self._gathering.finish(None)
+        self._order.end()
 
     def _write(self, name: str, values: np.ndarray) -> None:
+        self._forget()
         flat = values.reshape(-1).view(np.uint8)
         place = next(place for place in self._plan.layout.ranges if place.name == name)
         for start, stop, offset in self._plan.parts(self._comm.rank):
@@ -136,20 +157,69 @@ class _Shard:
 
 
 class _Gathering:
-    """Gathers units from all ranks' parts, one at a time; nbytes: of the memory for that."""
+    """Gathers units from all ranks' parts, one at a time, at once or ahead; nbytes: of the memory for that."""
 
     def __init__(self, comm: Communicator, plan: ShardPlan):
         self._comm = comm
-        self._part, self._whole = np.zeros(plan.largest_part, np.uint8), np.empty(0, np.uint8)
+        self._part = np.zeros(plan.largest_part, np.uint8)
         self._whole = np.empty(comm.size * plan.largest_part, np.uint8)
         self.nbytes = self._part.nbytes + self._whole.nbytes
+        self._begun: tuple[Unit, Handle] | None = None
+
+    def part(self, unit: Unit) -> np.ndarray:
+        """Return where this rank's part of a unit is to be, once nothing is gathered ahead."""
+        self.finish(None)
+        return self._part[: unit.part_nbytes]
 
     def gather(self, unit: Unit, own: np.ndarray) -> np.ndarray:
         """Return a unit's bytes from this rank's own and the others'; valid until the next one. Collective."""
-        part, whole = self._part[: unit.part_nbytes], self._whole[: self._comm.size * unit.part_nbytes]
+        part, whole = self.part(unit), self._whole[: self._comm.size * unit.part_nbytes]
         part[: own.size] = own
         self._comm.all_gather(part, out=whole, label=PARAMETERS, bucket=unit.index)
         return whole[: unit.nbytes]
+
+    def start(self, unit: Unit, own: np.ndarray) -> None:
+        """Begin to gather a unit ahead; collective."""
+        part, whole = self.part(unit), self._whole[: self._comm.size * unit.part_nbytes]
+        part[: own.size] = own
+        self._begun = unit, self._comm.all_gather_async(part, out=whole, label=PARAMETERS, bucket=unit.index)
+
+    def advance(self) -> None:
+        """Move what is gathered ahead."""
+        if self._begun is not None:
+            self._begun[1].done()
+
+    def finish(self, index: int | None) -> np.ndarray | None:
+        """Complete what is gathered ahead, and return it if it is the unit of this index."""
+        if self._begun is None:
+            return None
+        (unit, handle), self._begun = self._begun, None
+        handle.wait()
+        return self._whole[: unit.nbytes] if unit.index == index else None
+
+
+class _Order:
+    """The order in which units were gathered: which followed any two; the same on every rank."""
+
+    _END = -1
+
+    def __init__(self) -> None:
+        self._after: dict[tuple[int, int], int] = {}
+        self._last = self._END, self._END
+
+    def following(self, index: int) -> int | None:
+        """Note the next unit, and return the one that followed it before; None: none did."""
+        self._note(index)
+        following = self._after.get(self._last, self._END)
+        return None if following in (self._END, index) else following
+
+    def end(self) -> None:
+        """Note that whatever comes next is not to be gathered ahead."""
+        self._note(self._END)
+
+    def _note(self, index: int) -> None:
+        self._after[self._last] = index
+        self._last = self._last[1], index
 
 
 def _move_to_common_memory(comm: Communicator, space: SharedSpace) -> bool:

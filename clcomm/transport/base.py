@@ -56,6 +56,10 @@ class Transport(ABC):
     def all_gather(self, source: np.ndarray, out: np.ndarray) -> None:
         """Put rank r's `source` at block r of `out`, on every rank."""
 
+    def start_all_gather(self, source: np.ndarray, out: np.ndarray) -> Pending:
+        """Start an all-gather; the caller must not touch `source` and `out` before the Pending's wait() returns."""
+        raise TypeError(f"transport {self.name!r} gathers in the foreground only")
+
     @abstractmethod
     def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
         """Reduce block r of `source` over the ranks into `out` of rank r."""

@@ -150,6 +150,16 @@ class MpiTransport(Transport):
             self.comm.Allgather([source[piece], self._byte], [rows, self._byte])
             _put(rows, blocks[:, piece])
 
+    def start_all_gather(self, source: np.ndarray, out: np.ndarray) -> Pending:
+        own = np.array([self.meeting.tag, *places_elsewhere(source)], np.int64)
+        everyone = np.empty((self.world_size, own.size), np.int64)
+
+        def compare_and_begin() -> Any:
+            require_alike(everyone, arrays=1)
+            return self._second_comm.Iallgather([source, self._byte], [out, self._byte])
+
+        return Pending(self.pending, self.comm.Iallgather(own, everyone), compare_and_begin, meets=True)
+
     def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
         blocks = source.reshape(self.world_size, -1)
         for piece in self._pieces(out.size, out.itemsize * self.world_size):

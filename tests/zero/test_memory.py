@@ -1,0 +1,197 @@
+"""What a rank keeps of a model is total / N within alignment: as allocated, as reported, and as the system counts."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+
+import numpy as np
+import pytest
+
+from clcomm import Communicator, Synchronizer
+from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.engine import Linear, Sequential, Tensor
+from clcomm.flat_space.layout import FlatLayout
+from clcomm.flat_space.parameters import ParameterSpec
+from clcomm.flat_space.shards import ShardPlan
+from clcomm.optim import SGD
+from tests.sharded_jobs import cpu, discrete
+from tests.zero.jobs import MODELS, STAGES, ZeroJob
+
+MIB = 1 << 20
+
+
+# --- arithmetic ---
+
+
+@pytest.mark.parametrize("ranks", range(1, 10))
+@pytest.mark.parametrize("bucket_size", [None, 1, 700, 5000, 1 << 20])
+@pytest.mark.parametrize("seed", range(4))
+def test_parts_cover_the_space_once_and_shards_are_equal_within_alignment(ranks, bucket_size, seed):
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 900, rng.integers(1, 12))
+    layout = FlatLayout([ParameterSpec(f"p{i}", (int(size),)) for i, size in enumerate(sizes)])
+    plan = ShardPlan(layout, ranks, bucket_size, *([int(rng.integers(1, 3000))] if seed % 2 else []))
+    assert [unit.start for unit in plan.units] == [0, *(unit.stop for unit in plan.units)][:-1]
+    assert plan.units[-1].stop == layout.span
+    assert plan.shard_nbytes <= layout.span / ranks + len(plan.units) * layout.alignment
+    count = np.zeros(layout.span, int)
+    whole = rng.standard_normal(layout.span // 4).astype(np.float32)
+    shards = [np.full(plan.shard_nbytes // 4, np.nan, np.float32) for _ in range(ranks)]
+    for rank, shard in enumerate(shards):
+        for start, stop, offset in plan.parts(rank):
+            assert start % layout.alignment == stop % layout.alignment == offset % layout.alignment == 0
+            assert start >= offset, "a view of the flat space would begin before it"
+            count[start:stop] += 1
+            shard[offset // 4 : (offset + stop - start) // 4] = whole[start // 4 : stop // 4]
+    assert (count == 1).all()
+    np.testing.assert_array_equal(plan.merged(shards), whole)
+    for unit in plan.units:
+        inside = np.zeros(unit.nbytes, bool)
+        for place in unit.ranges:
+            inside[place.start - unit.start : place.stop - unit.start] = True
+        for start, stop in unit.gaps():
+            assert not inside[start:stop].any()
+            inside[start:stop] = True
+        assert inside.all()
+
+
+# --- as reported, and as allocated ---
+
+
+@pytest.mark.parametrize("make_device", [cpu, discrete])
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("kind", MODELS)
+def test_bytes_a_rank_are_the_total_divided_by_the_ranks(comm, kind, stage, make_device):
+    job = ZeroJob(comm, kind, stage, make_device, bucket_size="2KiB")
+    job.run(2)
+    layout, use = job.model.flat_space().layout, job.optimizer.memory()
+    whole, units = layout.span, len(job.sync.bucket_plan(job.model))
+    part = whole / comm.size + units * layout.alignment
+    buffers = len(job.optimizer.optimizer.state_names)
+    shares = comm.size > 1 and comm.shares_memory and make_device is cpu
+    assert use.optimizer_state <= buffers * part
+    assert (use.gradients <= part) == (stage > 1 or comm.size == 1)
+    assert (use.parameters <= part) == (stage > 2 or shares or comm.size == 1)
+    assert (use.in_flight > 0) == (stage > 1)
+    largest = max(bucket.stop - bucket.start for bucket in job.sync.bucket_plan(job.model)) + layout.alignment
+    row = largest + comm.size * layout.alignment
+    # Blocks of gradients (the tied weight's, one that is written, one whose turn has not come), areas, a part, and
+    # with stage 3 two units in use and one on its way.
+    assert use.in_flight <= 4 * largest + 3 * row + 3 * row
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("make_device", [cpu, discrete])
+def test_the_device_and_the_window_have_no_more(comm, stage, make_device):
+    """All buffers of the device together, and all windows, are what `memory()` reports."""
+    gc.collect()
+    device = make_device()
+    before, window = device.memory.active_bytes, window_bytes(comm)
+    job = ZeroJob(comm, "mlp", stage, lambda: device, bucket_size="2KiB")
+    job.run(3)
+    gc.collect()
+    use, layout = job.optimizer.memory(), job.model.flat_space().layout
+    shares = comm.size > 1 and comm.shares_memory and make_device is cpu
+    params = layout.span if shares else use.parameters  # a buffer lies on all of the host's memory
+    allowed = params + use.gradients + use.optimizer_state + use.in_flight + constants(device)
+    assert device.memory.active_bytes - before <= allowed
+    held = window_bytes(comm) - window
+    if comm.size > 1 and comm.shares_memory:
+        parameters = comm.size * use.parameters if shares or stage < 3 else 0
+        assert held <= parameters + comm.size * use.in_flight + 16 * 4096
+    else:
+        assert held == 0
+
+
+def constants(device) -> int:
+    return 64 * 1024 + sum(buffer.size for buffer in device.kept.values())
+
+
+def window_bytes(comm) -> int:
+    """Return the bytes of a host's windows that are in use."""
+    if not comm.shares_memory:
+        return 0
+    comm.allocate(64)  # frees what no rank uses
+    return comm._shared.memory._held_bytes()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("stage", [2, 3])
+def test_the_system_counts_what_is_kept(stage):
+    """A model of 48 MiB; memory that is not shared, so that all of it counts for its rank."""
+    comm, device = Communicator(transport="mpi"), cpu()
+    layers, width = 48, 512
+    before = resident()
+    model = Sequential(*(Linear(width, width, bias=False, device=device) for _ in range(layers)))
+    sync = Synchronizer(comm, zero=stage, bucket_size="1MiB")
+    optimizer = DistributedOptimizer(SGD(model, 0.01), sync)
+    sync.broadcast_parameters(model)
+    for number in range(2):
+        model(Tensor(np.full((2, width), 0.01 * number, np.float32), device)).sum().backward()
+        sync.sync_gradients(model)
+        optimizer.step()
+        optimizer.zero_grad()
+    gc.collect()
+    device.memory.release_unused()
+    taken, use = resident() - before, optimizer.memory()
+    whole, parts = layers * MIB, layers * MIB / comm.size
+    shares = [parts if divided else whole for divided in (stage > 2, stage > 1)]
+    assert abs(use.parameters - shares[0]) <= MIB
+    assert taken <= sum(use) + 16 * MIB
+    if stage == 3:
+        assert taken < 2 * parts + 24 * MIB < 2 * whole
+    comm.finalize()
+
+
+def resident() -> int:
+    """Return the bytes of this process that are in memory and its own, without what malloc keeps for later."""
+    gc.collect()
+    with contextlib.suppress(AttributeError):  # of glibc
+        ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/statm") as file:
+        _, all_pages, shared, *_ = map(int, file.read().split())
+    return (all_pages - shared) * os.sysconf("SC_PAGE_SIZE")
+
+
+# --- gathered parameters ---
+
+
+@pytest.mark.mpi(min_size=2)
+def test_units_are_gathered_ahead_and_released_after_use(several):
+    """From the second step on the order is known, and no more than two units and the next are in memory."""
+    job = ZeroJob(several, "mlp", 3, discrete, bucket_size="1KiB")
+    job.run(2)
+    started = count_starts(several)
+    job.step(2)
+    units, calls = len(job.sync.bucket_plan(job.model)), started()
+    flat = job.model.flat_space()
+    assert flat.params is None and flat.grads is None and not flat.gathered._held
+    # Forward gathers every unit once, and backward again what is not in use any more.
+    assert units <= calls["gathers"] <= 2 * units
+    assert calls["ahead"] >= calls["gathers"] - 3, calls  # the first of each direction
+
+
+def count_starts(comm):
+    """Count all-gathers of parameters from now on, and those that were started ahead."""
+    labels: list[tuple[str, str]] = []
+    plain, background = comm.all_gather, comm.all_gather_async
+
+    def at_once(*args, label="", **others):
+        labels.append(("at once", label))
+        return plain(*args, label=label, **others)
+
+    def ahead(*args, label="", **others):
+        labels.append(("ahead", label))
+        return background(*args, label=label, **others)
+
+    comm.all_gather, comm.all_gather_async = at_once, ahead
+
+    def counts():
+        comm.all_gather, comm.all_gather_async = plain, background
+        ways = [way for way, label in labels if label == "parameters"]
+        return {"gathers": len(ways), "ahead": ways.count("ahead")}
+
+    return counts
