@@ -119,7 +119,7 @@ class Optimizer:
 
     def step(self) -> None:
         """Update the parameters with their gradients, the averaged ones after a synchronisation."""
-        if not self._is_whole:
+        if not self._is_whole or self.space.blocks is not None:
             raise ArgumentError("step: this optimizer updates a part of the parameters; step its DistributedOptimizer")
         self.space.device.on_host(self._step_trained)  # its arguments change from step to step
 
