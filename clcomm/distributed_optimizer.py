@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from clcomm.adapters.adapter import FlatArrays
 from clcomm.clipping import clip_coefficient, global_norm, scale
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
+from clcomm.flat_space.memory import MemoryUse
 from clcomm.flat_space.shards import Part, ShardPlan
 from clcomm.optim import Optimizer
 from clcomm.sync.agreement import CHECKS, require_agreement
@@ -28,19 +29,6 @@ from clcomm.sync.uneven_inputs import apply_weight
 from clcomm.synchronizer import GRADIENTS, PARAMETERS, Synchronizer
 
 _ITEM = 4  # bytes of a float32
-
-
-class MemoryUse(NamedTuple):
-    """Bytes on a rank, as allocated; of memory common to a host's ranks, the rank's share.
-
-    gradients: that last from backward to step. in_flight: beside these, gradients that are being written or reduced,
-    and parameters gathered for use; the most so far.
-    """
-
-    parameters: int
-    gradients: int
-    optimizer_state: int
-    in_flight: int
 
 
 class DistributedOptimizer:
@@ -117,6 +105,11 @@ class DistributedOptimizer:
     def state_nbytes(self) -> int:
         """Bytes of optimizer state on this rank."""
         return self.optimizer.state_nbytes
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the memory is divided between the ranks yet."""
+        return self._shard is not None
 
     def memory(self) -> MemoryUse:
         """Return the bytes that this rank has, once a step or `broadcast_parameters` has divided them."""
@@ -328,9 +321,9 @@ class _Range:
         return flat.reduced.get_sub_region(self._start, nbytes)
 
     def memory(self) -> tuple[int, int, int]:
-        padded, ranks = self.space.padded, self._comm.size if self._is_common else 1
-        reduced = 0 if padded.reduced is padded.grads else padded.reduced.nbytes // ranks
-        return padded.params.nbytes // ranks, padded.grads.nbytes + reduced, 0
+        padded, comm = self.space.padded, self._comm
+        own = [each.nbytes // (comm.size if comm.is_common(each) else 1) for each in (padded.params, padded.reduced)]
+        return own[0], padded.grads.nbytes + (0 if padded.reduced is padded.grads else own[1]), 0
 
     def follow(self, completed: Sequence[str]) -> None:
         pass

@@ -13,6 +13,8 @@ from clcomm.communicator import Communicator
 from clcomm.compression import CommHook, StatefulHook, parse_compression
 from clcomm.errors import ArgumentError, no_copy
 from clcomm.flat_space.buckets import Bucket
+from clcomm.flat_space.memory import MemoryUse
+from clcomm.flat_space.shards import ShardPlan
 from clcomm.sync import compression_state
 from clcomm.sync.agreement import require_agreement
 from clcomm.sync.algorithm_hook import AlgorithmHook
@@ -395,6 +397,20 @@ class Synchronizer:
                 model.delegate(update)
                 if model.is_alike:
                     update.shard(model.space)
+
+    def expected_memory(self, model: Any, state_buffers: int) -> MemoryUse | None:
+        """Return the bytes that a rank will have, None for other libraries' models; collective the first time.
+
+        state_buffers: of the optimizer's state, each as large as the parameters.
+        """
+        ours = self._model(model)
+        flat, layout = ours.space.flat_space, ours.space.layout
+        if flat is None:
+            return None
+        stage = 0 if ours.sharded_update is None else self.zero
+        sizes = self.unit_sizes if stage > 1 else (layout.span, None)
+        plan, shares = ShardPlan(layout, self.comm.size, *sizes), self.comm.shares_memory and self.comm.hosts == 1
+        return MemoryUse.expected(plan, stage, state_buffers, shares, not flat.is_staged)
 
     def sharded_update_of(self, model: Any) -> ShardedUpdate | None:
         """Return the DistributedOptimizer that reduces a model's gradients, None where `sync_gradients` does."""

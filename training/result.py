@@ -31,6 +31,7 @@ class Result:
     seconds: float
     overhead_share: float | None
     optimizer_state_nbytes: int | None
+    memory: dict[str, int] | None
     bucket_size: int | None
     layout: list[list[int]]
     decisions: list[dict[str, Any]]
@@ -73,6 +74,7 @@ class Result:
             training_s=self.seconds,
             overhead_share=self.overhead_share,
             optimizer_state_bytes=self.optimizer_state_nbytes,
+            memory_bytes=self.memory,
             layout=self.layout,
             decisions=self.decisions,
             intervals=self.intervals and {name: each.as_dict() for name, each in self.intervals.items()},

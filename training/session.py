@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from clcomm import elastic
 from clcomm.communicator import Communicator
+from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.report.last_steps import LastSteps
 from clcomm.report.record import gather_records, layout_of
 from clcomm.sampler import EvaluationSampler
@@ -102,7 +104,10 @@ class Session:
         """Return the model's layers and the current bucket plan; collective."""
         model, sync = self.parts.model, self.trainer.sync
         shape = (self.options.batch_size, *self.splits.train.image_shape)
-        return summarize(model, shape, sync.bucket_plan(model), sync.completion_order(model))
+        names = getattr(self.trainer.optimizer, "optimizer", self.trainer.optimizer)
+        buffers = len(getattr(names, "state_names", ()))
+        found = summarize(model, shape, sync.bucket_plan(model), sync.completion_order(model))
+        return replace(found, memory=sync.expected_memory(model, buffers))
 
     def run(self) -> Result:
         """Resume, train, save and evaluate as the options say; collective. With --elastic it survives lost ranks."""
@@ -188,6 +193,7 @@ class Session:
             overhead_share=self.trainer.overhead.share(metrics.step_s(0.50)),
             bucket_size=self._bucket_size(),
             optimizer_state_nbytes=getattr(self.trainer.optimizer, "state_nbytes", None),
+            memory=self._memory(),
             layout=layout_of(sync.bucket_plan(self.parts.model)),
             decisions=[decision.as_dict() for decision in sync.decisions()],
             summary=self.describe() if self.options.report else None,
@@ -202,6 +208,12 @@ class Session:
         sync = self.trainer.sync
         chosen = {decision.what: decision.chosen for decision in sync.decisions()}
         return sync.bucket_size if sync.use_bucketing and chosen.get("bucket_size") != PER_TENSOR else None
+
+    def _memory(self) -> dict[str, int] | None:
+        """Return the bytes of the model that this rank has; None where nothing is divided, and before a first step."""
+        optimizer = self.trainer.optimizer
+        is_divided = isinstance(optimizer, DistributedOptimizer) and optimizer.is_divided
+        return optimizer.memory()._asdict() if is_divided else None
 
     def _gather_records(self) -> list[dict[str, Any]]:
         metrics, guard, opencl = self.trainer.metrics, self.trainer.sync.guard, self.parts.opencl

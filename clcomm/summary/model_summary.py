@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from clcomm.console.table import Column, TextTable
+from clcomm.flat_space.memory import MemoryUse
+from clcomm.units import format_size
 
 #: The columns that are dropped first on a narrow terminal.
 _DROPPED_FIRST = ("ready", "bucket", "+backward", "MFLOP", "shape")
@@ -46,10 +48,14 @@ class ParameterPlace:
 
 @dataclass(frozen=True)
 class Summary:
-    """All layers in the order of the forward pass, and all trained parameters in the model's order."""
+    """All layers in the order of the forward pass, and all trained parameters in the model's order.
+
+    memory: the bytes of the model that each rank will have; None where they are unknown.
+    """
 
     layers: tuple[Layer, ...]
     parameters: tuple[ParameterPlace, ...]
+    memory: MemoryUse | None = None
 
     @property
     def parameter_count(self) -> int:
@@ -63,7 +69,11 @@ class Summary:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the summary as plain values for JSON; docs/reports.md describes the fields."""
-        return {"layers": [asdict(each) for each in self.layers], "parameters": [asdict(p) for p in self.parameters]}
+        return {
+            "layers": [asdict(each) for each in self.layers],
+            "parameters": [asdict(p) for p in self.parameters],
+            "memory_bytes": self.memory and self.memory._asdict(),
+        }
 
     def table(self) -> TextTable:
         """Return a table that `print` and Rich's consoles fit to their width."""
@@ -99,10 +109,20 @@ def _parameter_row(place: ParameterPlace) -> tuple[str, ...]:
 
 def _note(summary: Summary) -> str:
     forward, training = summary.flops(training=False), summary.flops(training=True)
-    text = f"{summary.parameter_count:,} trained parameters"
+    text = f"{summary.parameter_count:,} trained parameters{_memory(summary.memory)}"
     if forward is None or training is None:
         return f"{text}\nlayers' shapes and MFLOP are known for clcomm's and PyTorch's models only"
     return f"{text}\n{forward / 1e6:,.2f} MFLOP a sample, {training / 1e6:,.2f} with backward"
+
+
+def _memory(use: MemoryUse | None) -> str:
+    if use is None:
+        return ""
+    parts = {"parameters": use.parameters, "gradients": use.gradients, "optimizer state": use.optimizer_state}
+    parts |= {"in flight": use.in_flight} if use.in_flight else {}
+    return "\na rank has " + ", ".join(f"{format_size(nbytes)} of {name}" for name, nbytes in parts.items()).replace(
+        "of in flight", "in flight"
+    )
 
 
 def _shape(shape: Sequence[int] | None) -> str:

@@ -55,6 +55,20 @@ def test_training_has_the_bits_of_the_documented_order(two_hosts: TwoHosts, rank
     assert two_hosts.bytes_received() - before > 30 * gradient_bytes, "six runs of five steps went by another way"
 
 
+@pytest.mark.parametrize("ranks", [(2, 2), (2, 1)], ids=["2+2", "2+1"])
+def test_every_stage_of_zero_has_the_bits_of_plain_data_parallelism(two_hosts: TwoHosts, ranks):
+    """And divides the parameters between all ranks of all hosts in stage 3."""
+    command = two_hosts.command(ranks, ["-m", "mpi4py", "-m", "tests.multihost.zero"])
+    ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=HUNG_S)
+    assert ended.returncode == 0, ended.stderr
+    for name, (alike, whole, units, parameters, gradients, state, _) in json.loads(ended.stdout).items():
+        stage, part = int(name[-1]), whole / sum(ranks) + units * 512
+        assert alike, name
+        assert state <= 2 * part
+        assert (gradients <= part) == (stage > 1), name
+        assert (parameters <= part) == (stage > 2), name
+
+
 def test_compression_saves_on_the_cable(two_hosts: TwoHosts):
     """Two hosts send each other half of the gradients twice, so each receives as much as the gradients are."""
     command = two_hosts.command((2, 2), ["-m", "tests.multihost.compressed"])

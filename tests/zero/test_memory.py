@@ -83,6 +83,27 @@ def test_bytes_a_rank_are_the_total_divided_by_the_ranks(comm, kind, stage, make
     assert use.in_flight <= 4 * largest + 3 * row + 3 * row
 
 
+@pytest.mark.parametrize("make_device", [cpu, discrete])
+@pytest.mark.parametrize("stage", [0, *STAGES])
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_a_rank_will_have_is_known_before(comm, kind, stage, make_device):
+    job = ZeroJob(comm, kind, stage, make_device, bucket_size="2KiB")
+    buffers = len(getattr(job.optimizer, "optimizer", job.optimizer).state_names)
+    expected = job.sync.expected_memory(job.model, buffers)
+    job.run(2)
+    if not stage:
+        whole = job.model.flat_space().layout.span
+        assert expected.parameters == whole and expected.optimizer_state == buffers * whole
+        return
+    use, slack = job.optimizer.memory(), 2 * comm.size * job.model.flat_space().layout.alignment
+    for name in ("parameters", "gradients", "optimizer_state"):
+        assert abs(getattr(use, name) - getattr(expected, name)) <= slack, name
+    if kind == "gpt":  # the tied weight's gradient is written from the head on
+        assert expected.in_flight <= use.in_flight <= 2 * expected.in_flight
+    else:
+        assert expected.in_flight / 2 <= use.in_flight <= expected.in_flight + slack
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("make_device", [cpu, discrete])
 def test_the_device_and_the_window_have_no_more(comm, stage, make_device):

@@ -285,7 +285,7 @@ def test_no_reductions_are_measured_alone(comm, stage):
 
 @pytest.mark.mpi(min_size=2)
 def test_ranks_that_ask_for_different_stages_are_an_error_on_all(several):
-    with pytest.raises(MismatchError, match="'zero 2' on rank.* 0.*, 'zero 3' on rank.* 1"):
+    with pytest.raises(MismatchError, match=r"'zero 2' on rank.* 0.*, 'zero 3' on rank.* 1"):
         ZeroJob(several, "mlp", 2 + several.rank % 2)
 
 
