@@ -70,7 +70,8 @@ def _batch(run: Run) -> str:
 
 def _bucket_size(run: Run) -> str:
     settings = run.figures["settings"] or {}
-    if settings.get("sharded_optimizer") == "True":
+    stage = settings.get("zero", "0")
+    if stage == "1" or (stage == "0" and settings.get("sharded_optimizer") == "True"):
         return "none, a sharded update reduces all gradients at once"
     if run.figures["bucket_size"] is None:
         return "none, each tensor on its own" if settings else ""

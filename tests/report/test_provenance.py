@@ -26,7 +26,11 @@ def known(folder: Path, ranks: int = 2, of_rank: dict[int, dict[str, Any]] | Non
      ({"bucket_size": None, "settings": {"no_bucketing": True}}, "none, each tensor on its own"),
      ({"bucket_size": None}, ""),
      ({"bucket_size": 1 << 20, "settings": {"sharded_optimizer": True}},
-      "none, a sharded update reduces all gradients at once")],
+      "none, a sharded update reduces all gradients at once"),
+     ({"bucket_size": 1 << 20, "settings": {"sharded_optimizer": False, "zero": 1}},
+      "none, a sharded update reduces all gradients at once"),
+     ({"bucket_size": 1 << 20, "settings": {"sharded_optimizer": True, "zero": 2}}, "1 MiB"),
+     ({"bucket_size": 1 << 20, "settings": {"sharded_optimizer": False, "zero": 0}}, "1 MiB")],
 )  # fmt: skip
 def test_bucket_sizes(tmp_path: Path, figures: dict[str, Any], expected: str) -> None:
     run = known(tmp_path, **figures)

@@ -72,7 +72,7 @@ def test_defaults_are_the_command_lines(kind: type[Options]) -> None:
 def test_every_option_has_the_same_value_both_ways(kind: type[Options], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # --plot needs matplotlib, an extra
     for action in parser("x", "", kind)._actions:
-        if action.dest == "help" or (kind is ComparisonOptions and action.dest == "sharded_optimizer"):
+        if action.dest == "help" or (kind is ComparisonOptions and action.dest in ("sharded_optimizer", "zero")):
             continue
         value: Any = TEXTS.get(action.dest)
         if action.nargs == 0:
