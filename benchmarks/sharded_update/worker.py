@@ -1,4 +1,4 @@
-"""On MPI ranks: training steps with the plain optimizer and with the sharded one, each with its own model."""
+"""On MPI ranks: training steps with the plain optimizer (stage 0) and with sharded ones, each with its own model."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def wide_model(device: Device) -> Module:
 class System:
     """One model with its optimizer; a step is forward, backward, sync_gradients, step."""
 
-    def __init__(self, comm: Communicator, device: Device, model: str, optimizer: str, sharded: bool, batch: int):
+    def __init__(self, comm: Communicator, device: Device, model: str, optimizer: str, stage: int, batch: int):
         rng = np.random.default_rng(comm.rank)
         shape = (batch, 784) if model == "wide" else (batch, 1, 28, 28)
         self.model = wide_model(device) if model == "wide" else ConvNet((1, 28, 28), 10, device=device, seed=0)
         self.images = Tensor(rng.standard_normal(shape).astype(np.float32), device)
         self.labels = Tensor(rng.integers(0, 10, batch).astype(np.int32), device)
-        self.sync, self.device, self.loss = Synchronizer(comm), device, CrossEntropyLoss()
+        self.sync, self.device, self.loss = Synchronizer(comm, zero=stage or 1), device, CrossEntropyLoss()
         self.optimizer: Any = OPTIMIZERS[optimizer](self.model)
-        if sharded:
+        if stage:
             self.optimizer = DistributedOptimizer(self.optimizer, self.sync)
         self.sync.broadcast_parameters(self.model)
         self.nbytes = self.model.flat_space().layout.nbytes
@@ -60,7 +60,7 @@ def main() -> None:
     systems: dict[tuple, System] = {}
 
     def handle(request: dict[str, Any]) -> dict[str, Any]:
-        key = request["model"], request["optimizer"], request["sharded"], request["batch"]
+        key = request["model"], request["optimizer"], request["stage"], request["batch"]
         if key not in systems:
             systems[key] = System(comm, device, *key)
         system = systems[key]

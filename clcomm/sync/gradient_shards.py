@@ -7,6 +7,7 @@ so that ranks whose backwards reach different parameters stay together. Further 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.communicator import Communicator
+from clcomm.engine.device import Device
 from clcomm.engine.grad_blocks import GradUnit
 from clcomm.engine.grad_slot import NONE
 from clcomm.flat_space.parameters import ParameterRange
@@ -58,7 +60,7 @@ class GradientShards:
         self._is_ordered = False
         self._begin_round()
         space.adapter.watch_gradients(self._complete, self._begin_round)
-        flat.device.backward_ends.append(self._end_round)
+        _call_at_end(flat.device, self)
 
     @property
     def in_flight_nbytes(self) -> int:
@@ -109,7 +111,7 @@ class GradientShards:
 
     def finish_step(self) -> None:
         """Note that the optimizer has used the gradients."""
-        self._rounds = 0
+        self._rounds, self._non_finite = 0, None
 
     def _drop(self, names: Sequence[str]) -> None:
         self._fresh.update(names)
@@ -191,6 +193,18 @@ class GradientShards:
             first, last = max(place.start, start), min(place.stop, start + unit.part_nbytes)
             if first < last:
                 yield place, slice((first - start + unit.offset) // 4, (last - start + unit.offset) // 4)
+
+
+def _call_at_end(device: Device, shards: GradientShards) -> None:
+    """Call `_end_round` at the end of each backward on the device, which outlives the model, until it is dropped."""
+    end = weakref.WeakMethod(shards._end_round)
+
+    def call() -> Callable[[], None] | None:
+        method = end()
+        return None if method is None else method()
+
+    device.backward_ends.append(call)
+    weakref.finalize(shards, device.backward_ends.remove, call)
 
 
 class _Areas:

@@ -127,6 +127,21 @@ def test_the_device_and_the_window_have_no_more(comm, stage, make_device):
         assert held == 0
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_model_that_is_dropped_leaves_nothing(comm, stage):
+    device = cpu()
+    ZeroJob(comm, "mlp", stage, lambda: device).run(2)  # constants stay
+    gc.collect()
+    before, window = device.memory.active_bytes, window_bytes(comm)
+    for _ in range(2):
+        job = ZeroJob(comm, "mlp", stage, lambda: device)
+        job.run(2)
+        del job
+        gc.collect()
+        assert device.memory.active_bytes <= before and not device.backward_ends
+        assert window_bytes(comm) <= window + 3 * 4096
+
+
 def constants(device) -> int:
     return 64 * 1024 + sum(buffer.size for buffer in device.kept.values())
 
