@@ -26,8 +26,10 @@ def main() -> int:
         console.print(result.stats.table())
     if options.report:
         write_document(options.report, result.as_report(options, comm, session.splits.name), comm)
-    if comm.rank == 0 and options.sample:
-        console.print(f"sample:\n{session.write()}", highlight=False, markup=False)
+    if options.sample:
+        with session.trainer.sync.full_parameters(session.parts.model):  # rank 0 alone runs the model
+            if comm.rank == 0:
+                console.print(f"sample:\n{session.write()}", highlight=False, markup=False)
     comm.rendezvous()
     return 0
 

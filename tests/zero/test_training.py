@@ -66,20 +66,21 @@ def crossed(draws: int = 12):
 def test_options_crossed_change_no_bit(comm, kind, stage, number):
     options = list(crossed())[number]
     freeze = ["", "fc1.bias" if kind == "mlp" else "transformer.wpe.weight"][number % 2]
-    max_norm = [None, 0.5, 1e9][number % 3]
+    max_norm, micro = [None, 0.5, 1e9][number % 3], [1, 1, 2][number % 4 % 3]
     results = []
     for each in (0, stage):
         made = options if each else {"make_device": options["make_device"]}
         job = ZeroJob(comm, kind, each, freeze=freeze, **made)
-        norms = [job.step(step, max_norm=max_norm) for step in range(3)]
+        norms = [job.step(step, micro, max_norm) for step in range(3)]
         results.append((norms, job.model.state_dict()))
         job.sync.check_replicas(job.model)
     (plain_norms, plain), (norms, sharded) = results
-    if max_norm is None:
+    if max_norm is None and micro == 1:
         assert_same_bits(sharded, plain)
-    else:  # squares are added in another order, in float64
-        np.testing.assert_allclose(norms, plain_norms, rtol=1e-12)
-        require_close(sharded, plain)
+        return
+    require_close(sharded, plain)
+    if max_norm is not None:  # squares are added in another order, in float64, and backwards after the mean
+        np.testing.assert_allclose(norms, plain_norms, rtol=1e-12 if micro == 1 else 1e-5)
 
 
 @pytest.mark.parametrize("stage", STAGES)

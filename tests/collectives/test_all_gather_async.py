@@ -1,0 +1,64 @@
+"""All-gathers in the background: what the blocking one returns, in any company, and mismatches are errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clcomm.errors import ArgumentError, MismatchError
+from tests.helpers import one_line
+
+
+def rows_of(comm, number, size, dtype):
+    """Return what each rank brings, as rows."""
+    rng = np.random.default_rng(number)
+    return (1000 * rng.standard_normal((comm.size, size))).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.int64])
+@pytest.mark.parametrize("size", [1, 7, 5000, 300_000])
+def test_it_gathers_what_the_blocking_one_does(comm, size, dtype):
+    rows = rows_of(comm, size, size, dtype)
+    out = np.empty((comm.size, size), dtype)
+    handle = comm.all_gather_async(rows[comm.rank].copy(), out=out, label="parameters", bucket=3)
+    while not handle.done():
+        pass
+    assert handle.wait() is out
+    np.testing.assert_array_equal(out, rows)
+    assert comm.stats.total("all_gather", "parameters")["bytes"] == out.nbytes
+
+
+def test_several_are_complete_in_any_order_with_other_collectives_between(comm):
+    begun = []
+    for number in range(6):
+        rows = rows_of(comm, number, 10 + 1000 * number, np.float32)
+        out = np.empty_like(rows)
+        begun.append((comm.all_gather_async(rows[comm.rank].copy(), out=out), out, rows))
+        if number == 2:
+            np.testing.assert_array_equal(comm.all_reduce(np.ones(3, np.float32)), np.full(3, comm.size))
+        if number == 4:
+            begun.append((comm.all_reduce_async(np.ones(9, np.float32)), None, np.full(9, comm.size)))
+    for handle, out, expected in begun[::-1]:
+        found = handle.wait()
+        np.testing.assert_array_equal(found if out is None else out, expected)
+
+
+def test_an_array_of_another_length_is_refused(comm):
+    with pytest.raises(ArgumentError) as caught:
+        comm.all_gather_async(np.ones(4, np.float32), out=np.empty(4 * comm.size + 1, np.float32))
+    assert one_line(caught).startswith(f"out: expected a C-contiguous array of {4 * comm.size} float32, got ")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("differs", ["bucket", "length", "operation"])
+def test_ranks_that_gather_different_things_all_raise(several, differs):
+    odd = several.rank == 1
+    size = 5 if differs == "length" and odd else 4
+    array = np.ones(size, np.float32)
+    if differs == "operation" and odd:
+        handle = several.all_reduce_async(array)
+    else:
+        out = np.empty(size * several.size, np.float32)
+        handle = several.all_gather_async(array, out=out, bucket=int(differs == "bucket" and odd))
+    with pytest.raises(MismatchError):
+        handle.wait()
