@@ -314,3 +314,23 @@ def test_options_of_a_job(stage, option, name, refused_by):
     with pytest.raises(ArgumentError) as caught:
         TrainingOptions(zero=stage, **option)
     assert one_line(caught) == f"--zero {stage}: expected no {name} with it; use one of the two"
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("bucket_size", [1, "1MiB"])
+def test_more_ranks_than_blocks_leaves_some_without_a_part(comm, stage, bucket_size):
+    rows = []
+    for each in (0, stage):
+        model = tiny_model(comm.rank)
+        sync = Synchronizer(comm, zero=each or 1, bucket_size=bucket_size)
+        optimizer = SGD(model, 0.1, momentum=0.9)
+        optimizer = DistributedOptimizer(optimizer, sync) if each else optimizer
+        sync.broadcast_parameters(model)
+        for number in range(3):
+            model(Tensor(np.full((2, 3), number + comm.rank, np.float32))).sum().backward()
+            sync.sync_gradients(model)
+            optimizer.step()
+            optimizer.zero_grad()
+        rows.append((model.state_dict(), optimizer.state_dict()))
+    assert_same_bits(rows[0][0], rows[1][0])
+    assert_same_bits(rows[0][1], rows[1][1])
