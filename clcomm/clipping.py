@@ -55,7 +55,7 @@ def clip_grad_norm(sync: Synchronizer, model: Any, max_norm: float) -> float:
     if space.padded.reduced is space.padded.grads:
         written = ()  # one rank: its own gradients are the averaged ones
     part = _current(space, written)[start : start + space.shard_nbytes]
-    norm = global_norm(sync.comm, space, part, start)
+    norm = global_norm(sync.comm, space, named_parts(space.layout, part, start))
     coefficient = clip_coefficient(norm, max_norm)
     if coefficient != 1.0:
         _scale_all(sync.comm, space, coefficient)
@@ -63,19 +63,18 @@ def clip_grad_norm(sync: Synchronizer, model: Any, max_norm: float) -> float:
     return norm
 
 
-def global_norm(comm: Communicator, space: SharedSpace, part: np.ndarray, start: int) -> float:
+def global_norm(comm: Communicator, space: SharedSpace, parts: Iterable[tuple[str, np.ndarray]]) -> float:
     """Return the norm of all gradients together, the same bits on every rank; collective.
 
     Of parameters that are divided between further ranks the gradients of all of these count.
 
     Args:
         comm: the ranks that each have a part of the flat space.
-        part: this rank's bytes of the gradients.
-        start: where they begin in the flat space.
+        parts: what this rank has of each parameter's gradient, by name.
     """
     divided = _divided_parameters(space)
     squares: dict[bool, list[float]] = {False: [], True: []}
-    for name, values in _named_parts(space.layout, part, start):
+    for name, values in parts:
         squares[name in divided].append(sum_of_squares(values))
     if not divided:
         return math.sqrt(math.fsum(comm.all_gather(np.array([math.fsum(squares[False])]), label=CLIPPING)[:, 0]))
@@ -106,16 +105,11 @@ def scale(part: np.ndarray, coefficient: float) -> None:
         part *= part.dtype.type(coefficient)
 
 
-def typed_parts(layout: FlatLayout, part: np.ndarray, start: int) -> Iterator[np.ndarray]:
-    """Yield the elements of each parameter in `part`, in its dtype, complex numbers as pairs of reals.
+def named_parts(layout: FlatLayout, part: np.ndarray, start: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the name and the elements of each parameter in `part`, in its dtype, complex numbers as pairs of reals.
 
     part: bytes of the flat space, beginning at `start`.
     """
-    for _, values in _named_parts(layout, part, start):
-        yield values
-
-
-def _named_parts(layout: FlatLayout, part: np.ndarray, start: int) -> Iterator[tuple[str, np.ndarray]]:
     for place in layout.ranges:
         first, last = max(place.start - start, 0), min(place.stop - start, part.size)
         if first < last:
@@ -159,7 +153,7 @@ def _scale_all(comm: Communicator, space: SharedSpace, coefficient: float) -> No
     if shared:
         bounds = shard_bounds(stop, comm.local_size, space.layout.alignment)
         start, stop = bounds[comm.local_rank], bounds[comm.local_rank + 1]
-    for part in typed_parts(space.layout, space.arrays.reduced[start:stop], start):
+    for _, part in named_parts(space.layout, space.arrays.reduced[start:stop], start):
         scale(part, coefficient)
     if shared:
         comm.barrier()

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from clcomm.adapters.adapter import FlatArrays
-from clcomm.clipping import clip_coefficient, global_norm, scale
+from clcomm.clipping import clip_coefficient, global_norm, named_parts, scale
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.memory import MemoryUse
@@ -251,7 +251,7 @@ class _Units:
         self._shards.upload()
 
     def clip(self, max_norm: float) -> float:
-        norm = global_norm(self._comm, [self._shards.values])
+        norm = global_norm(self._comm, self.space, self._shards.named_parts())
         coefficient = clip_coefficient(norm, max_norm)
         if coefficient != 1.0:
             scale(self._shards.values, coefficient)
@@ -349,7 +349,7 @@ class _Range:
 
     def clip(self, max_norm: float) -> float:
         part = self._mean.view(np.uint8)[: self._stop - self._start]
-        norm = global_norm(self._comm, self.space, part, self._start)
+        norm = global_norm(self._comm, self.space, named_parts(self.space.layout, part, self._start))
         coefficient = clip_coefficient(norm, max_norm)
         if coefficient != 1.0:
             scale(self._mean, coefficient)

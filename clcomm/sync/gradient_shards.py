@@ -186,6 +186,12 @@ class GradientShards:
                 self.values[part] = added if place.name in self._fresh else self.values[part] + added
         self._fresh -= names
 
+    def named_parts(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield what this rank has of each parameter's gradient, by name."""
+        for unit in self._plan.units:
+            for place, part in self._own_places(unit):
+                yield place.name, self.values[part]
+
     def _own_places(self, unit: Unit) -> Iterator[tuple[ParameterRange, slice]]:
         """Yield the unit's parameters of which this rank has a part, and where that is in `values`."""
         start = unit.start + self._comm.rank * unit.part_nbytes
