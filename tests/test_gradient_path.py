@@ -6,6 +6,7 @@ import ast
 import gc
 import re
 import sys
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -24,8 +25,8 @@ PACKAGE = Path(clcomm.__file__).parent
 PAGE = (PACKAGE.parent / "docs" / "life-of-a-gradient.md").read_text(encoding="utf-8")
 HEADINGS = ("The hot path", "Beside it", "With overlap", "Other cases")
 MOST_FILES = 12
-#: What a rank calls while it waits for others depends on when they arrive.
-WAITING = "transport/bell.py"
+#: What a rank calls that waits for others, which depends on when they arrive.
+WAITING = {f"transport/{name}.py" for name in ("bell", "meeting", "fused", "shared_work")}
 
 
 class Hop(NamedTuple):
@@ -107,7 +108,7 @@ def traced(call: Callable[[], object], within: str = "") -> Traced:
         stack = [frame]
         while stack[-1].f_back is not None:
             stack.append(stack[-1].f_back)
-        if any(each.f_code.co_filename.endswith(WAITING) for each in stack):
+        if any(each.f_code.co_filename.endswith("transport/bell.py") for each in stack):
             return
         if within and all(name_of(each) != within for each in stack):
             return
@@ -132,8 +133,11 @@ def name_of(frame: FrameType) -> str:
     return f"{file}: {functions_of(file).get(frame.f_code.co_firstlineno, '')}"
 
 
-def steps_of(sync: Synchronizer, device, within: str = "") -> tuple[Traced, Traced, Traced]:
-    """Return the traces of a step's backward, synchronisation and update, once what is prepared is prepared."""
+def steps_of(sync: Synchronizer, device, within: str = "", late_s: float = 0.0) -> tuple[Traced, Traced, Traced]:
+    """Return the traces of a step's backward, synchronisation and update, once what is prepared is prepared.
+
+    late_s: how much later this rank synchronises.
+    """
     model = Sequential(Linear(64, 128, device=device), ReLU(), Linear(128, 10, device=device))
     optimizer, loss_fn = SGD(model, 0.1, momentum=0.9), CrossEntropyLoss()
     sync.broadcast_parameters(model)
@@ -141,6 +145,7 @@ def steps_of(sync: Synchronizer, device, within: str = "") -> tuple[Traced, Trac
     for _ in range(4):
         loss = loss_fn(model(x), y)
         backward = traced(loss.backward, within)
+        time.sleep(late_s)
         synchronisation = traced(lambda: sync.sync_gradients(model))
         step = traced(optimizer.step)
         optimizer.zero_grad()
@@ -148,10 +153,11 @@ def steps_of(sync: Synchronizer, device, within: str = "") -> tuple[Traced, Trac
 
 
 @pytest.mark.mpi(min_size=2)
-def test_the_hot_path_is_the_pages(auto, device):
+@pytest.mark.parametrize("shares_cores", [False, True])
+def test_the_hot_path_is_the_pages(auto, device, shares_cores):
     if not device.runs_in_caller:
         pytest.skip("this device computes by itself")
-    auto._shared._point.polls = False  # as where ranks outnumber their cores
+    auto._shared._point.polls = not shares_cores
     path, beside = hops("The hot path"), {file for file, _ in hops("Beside it")}
     backward, synchronisation, step = steps_of(Synchronizer(auto), device, "engine/ops/matmul.py: LinearOp.backward")
     first, *middle, last = [file for file, _ in path]
@@ -160,17 +166,23 @@ def test_the_hot_path_is_the_pages(auto, device):
     everything = Traced([], backward.functions | synchronisation.functions | step.functions)
     crossed = {*backward.files, *synchronisation.files, *step.files}
     assert crossed - beside == {first, *middle, last}
-    assert beside - crossed <= {WAITING}
-    assert everything.misses([*path, *(hop for hop in hops("Beside it") if hop.file != WAITING)]) == []
+    assert beside - crossed <= WAITING
+    assert everything.misses([*path, *(hop for hop in hops("Beside it") if hop.file not in WAITING)]) == []
 
 
 @pytest.mark.mpi(min_size=2)
-def test_with_a_core_for_each_rank_one_kernel_reduces(auto, device):
-    if not device.runs_in_caller or not auto._shared._point.polls:
-        pytest.skip("ranks share cores, or this device computes by itself")
-    _, synchronisation, _ = steps_of(Synchronizer(auto), device)
-    (row,) = (hop for hop in hops("Other cases") if hop.functions == ["CollectiveRunner._fused"])
-    assert synchronisation.misses([row]) == []
+@pytest.mark.parametrize("shares_cores", [False, True])
+def test_ranks_that_wait_for_a_late_one_run_the_functions_of_the_page(auto, device, shares_cores):
+    if not device.runs_in_caller:
+        pytest.skip("this device computes by itself")
+    auto._shared._point.polls = not shares_cores
+    _, synchronisation, _ = steps_of(Synchronizer(auto), device, late_s=0.1 if auto.rank == 0 else 0.0)
+    waiting = {hop.file: hop for hop in hops("Beside it")}
+    own = waiting["transport/shared_work.py" if shares_cores else "transport/fused.py"]
+    other = waiting["transport/fused.py" if shares_cores else "transport/shared_work.py"]
+    if auto.rank:
+        assert synchronisation.misses([own, waiting["transport/meeting.py"]]) == []
+    assert synchronisation.misses([other]) != []
 
 
 @pytest.mark.mpi(min_size=2)
