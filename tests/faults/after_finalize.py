@@ -13,7 +13,7 @@ from clcomm import ClcommError, Communicator, Synchronizer, clip_grad_norm
 from clcomm.engine import CrossEntropyLoss, Linear, Tensor
 from clcomm.optim import SGD
 
-#: Methods of the Communicator and the Synchronizer that need no other rank (for a model without buffers).
+#: Methods of the Communicator and the Synchronizer that need no other rank (for a model without buffers, whole on each).
 LOCAL = {
     "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "collectives_begun", "communicated",
     "finalize", "fold_with",
@@ -25,8 +25,9 @@ LOCAL = {
     "world_size",
     "attach_optimizer", "broadcast_buffers", "bucket_size", "check_state_dict", "completion_order", "compression",
     "count_synchronisation",
-    "decisions", "delegate_reduction", "get_communication_stats", "load_state_dict", "no_sync", "register_comm_hook",
-    "sharded_update_of", "space_for", "space_of", "state_dict", "use_bucketing",
+    "decisions", "delegate_reduction", "expected_memory", "full_parameters", "get_communication_stats", "known_space",
+    "load_state_dict", "no_sync", "register_comm_hook",
+    "sharded_update_of", "space_for", "space_of", "state_dict", "unit_sizes", "use_bucketing",
 }  # fmt: skip
 
 
@@ -41,6 +42,7 @@ def calls_of(comm: Communicator) -> dict[str, Callable[[], object]]:
         "adopt": lambda: comm.adopt([], list),
         "all_agree": lambda: comm.all_agree(True, "all_agree"),
         "all_gather": lambda: comm.all_gather(x),
+        "all_gather_async": lambda: comm.all_gather_async(x, out=np.ones(6 * comm.size)),
         "all_gather_in_place": lambda: comm.all_gather_in_place(np.ones(2 * comm.size)),
         "all_gather_in_place_init": lambda: comm.all_gather_in_place_init(np.ones(2 * comm.size)),
         "all_gather_object": lambda: comm.all_gather_object(x),
