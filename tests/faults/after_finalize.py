@@ -13,7 +13,7 @@ from clcomm import ClcommError, Communicator, Synchronizer, clip_grad_norm
 from clcomm.engine import CrossEntropyLoss, Linear, Tensor
 from clcomm.optim import SGD
 
-#: Methods of the Communicator and the Synchronizer that need no other rank (for a model without buffers, whole on each).
+#: Methods of the Communicator and the Synchronizer that need no other rank (for a whole model without buffers).
 LOCAL = {
     "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "collectives_begun", "communicated",
     "finalize", "fold_with",
