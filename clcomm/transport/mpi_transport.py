@@ -151,11 +151,12 @@ class MpiTransport(Transport):
             _put(rows, blocks[:, piece])
 
     def start_all_gather(self, source: np.ndarray, out: np.ndarray) -> Pending:
-        own = np.array([self.meeting.tag, *places_elsewhere(source)], np.int64)
+        # As many words as an all-reduce brings, so that ranks which have started one are found.
+        own = np.array([self.meeting.tag, *places_elsewhere(source, source)], np.int64)
         everyone = np.empty((self.world_size, own.size), np.int64)
 
         def compare_and_begin() -> Any:
-            require_alike(everyone, arrays=1)
+            require_alike(everyone, arrays=2)
             return self._second_comm.Iallgather([source, self._byte], [out, self._byte])
 
         return Pending(self.pending, self.comm.Iallgather(own, everyone), compare_and_begin, meets=True)
