@@ -36,7 +36,8 @@ DIVIDED_FROM = 4
 def pytest_collection_modifyitems(config, items):
     """Under mpiexec run what is about ranks alone: plain pytest runs the rest, once instead of once a rank.
 
-    In a run of the whole suite a test of many cases runs them all on two ranks, and each case on either three or four.
+    In a run of the whole suite a test of many cases runs them all on two ranks, and each case on either three or four;
+    one that is marked `long` runs each case on one of the three. What needs four ranks always has them.
     """
     if not config.getoption("--with-mpi", default=False):
         return
@@ -49,14 +50,17 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _divided(items, ranks):
-    """Return the items that run on so many ranks; which of three and four, follows from an item's name."""
+    """Return the items that run on so many ranks; on how many a case of many does, follows from its name."""
     cases = Counter(item.nodeid.partition("[")[0] for item in items)
 
     def runs(item):
-        is_one_of_many = cases[item.nodeid.partition("[")[0]] >= DIVIDED_FROM
-        return not is_one_of_many or zlib.crc32(item.nodeid.encode()) % 2 == ranks % 2
+        needs_four = item.get_closest_marker("mpi").kwargs.get("min_size", 1) > 3
+        if needs_four or cases[item.nodeid.partition("[")[0]] < DIVIDED_FROM:
+            return True
+        numbers = (2, 3, 4) if item.get_closest_marker("long") else (3, 4)
+        return ranks not in numbers or numbers[zlib.crc32(item.nodeid.encode()) % len(numbers)] == ranks
 
-    return items if ranks <= 2 else [item for item in items if runs(item)]
+    return [item for item in items if runs(item)]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -36,7 +36,7 @@ from clcomm.parallel.tensor_parallel import (
 from models.gpt import GPT, next_token_loss
 from tests.helpers import cpu_device, one_line
 
-pytestmark = pytest.mark.mpi(min_size=1)
+pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.long]
 #: The bar: relative to the parameters of one rank.
 STEPS, CLOSE = 50, 1e-4
 #: All but the number of features are multiples of 1 to 4 ranks, and of 8.

@@ -29,7 +29,7 @@ from tests.parallel.pipeline.cases import (
 )
 from tests.transport.references import pretended_host
 
-pytestmark = pytest.mark.mpi(min_size=1)
+pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.long]
 
 alone = functools.cache(trained_alone)
 
