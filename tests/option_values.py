@@ -25,6 +25,7 @@ _TEXTS = {
     "bucket_size": ("1MiB", "2MiB"),
     "compression": ("fp16", "int8"),
     "image_shape": ("1x2x2", "3x2x2"),
+    "zero": ("1", "2"),
 }
 
 
