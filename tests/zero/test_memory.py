@@ -20,6 +20,8 @@ from clcomm.optim import SGD
 from tests.sharded_jobs import cpu, discrete
 from tests.zero.jobs import MODELS, STAGES, ZeroJob
 
+pytestmark = pytest.mark.long
+
 MIB = 1 << 20
 
 
