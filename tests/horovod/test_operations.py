@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from clcomm.errors import ArgumentError, MismatchError  # noqa: E402
+from clcomm.errors import ArgumentError  # noqa: E402
 from tests.helpers import one_line  # noqa: E402
 from tests.horovod.values import FLOATS, INTEGERS, SHAPES, adaptive_sum, folded, same_bits, spread, tensor_of  # noqa: E402
 
@@ -178,59 +178,6 @@ def test_sparse_tensors_are_summed(hvd, dtype, op):
     assert torch.equal(found.to_dense(), total / hvd.size() if op == "Average" else total)
 
 
-# --- gradients through the operations ---
-
-
-def grad(tensor, result, weights):
-    (result * weights).sum().backward()
-    return tensor.grad
-
-
-@pytest.mark.parametrize("op", ["Average", "Sum"])
-def test_gradients_of_an_all_reduce_are_all_reduced(hvd, op):
-    everyone = [tensor_of(rank, (4,), torch.float64, 1) for rank in range(hvd.size())]
-    own = torch.ones(4, dtype=torch.float64, requires_grad=True)
-    found = grad(own, hvd.allreduce(own, op=getattr(hvd, op)), everyone[hvd.rank()])
-    assert same_bits(found, folded(everyone, op))
-    pair = [torch.ones(4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    sum(hvd.grouped_allreduce(pair, op=getattr(hvd, op))).mul(everyone[hvd.rank()]).sum().backward()
-    assert all(same_bits(each.grad, folded(everyone, op)) for each in pair)
-
-
-def test_gradients_of_the_others_come_back_to_where_rows_came_from(hvd):
-    rank, ranks = hvd.rank(), hvd.size()
-    own = torch.ones(rank + 1, 2, dtype=torch.float64, requires_grad=True)
-    rows = sum(range(1, ranks + 1))
-    weights = [tensor_of(each, (rows, 2), torch.float64, 2) for each in range(ranks)]
-    found = grad(own, hvd.allgather(own), weights[rank])
-    first = sum(range(1, rank + 1))
-    assert same_bits(found, folded(weights, "Average")[first : first + rank + 1])
-    for root in range(ranks):
-        one = torch.ones(3, dtype=torch.float64, requires_grad=True)
-        each = [tensor_of(other, (3,), torch.float64, 3) for other in range(ranks)]
-        expected = folded(each, "Average") if rank == root else torch.zeros(3, dtype=torch.float64)
-        assert same_bits(grad(one, hvd.broadcast(one, root), each[rank]), expected)
-    sent = torch.ones(2 * ranks, dtype=torch.float64, requires_grad=True)
-    factors = torch.arange(2.0 * ranks, dtype=torch.float64) + 100 * rank
-    expected = torch.cat(
-        [torch.tensor([2.0 * rank, 2.0 * rank + 1], dtype=torch.float64) + 100 * to for to in range(ranks)]
-    )
-    assert same_bits(grad(sent, hvd.alltoall(sent), factors), expected)
-
-
-@pytest.mark.parametrize("op", ["Average", "Sum"])
-def test_gradients_of_a_reduce_scatter_are_gathered(hvd, op):
-    own = torch.ones(2 * hvd.size() + 1, dtype=torch.float64, requires_grad=True)
-    part = hvd.reducescatter(own, op=getattr(hvd, op), prescale_factor=2.0)
-    found = grad(own, part, torch.full(part.shape, hvd.rank() + 1.0, dtype=torch.float64))
-    lengths = [len(each) for each in torch.tensor_split(own, hvd.size())]
-    factor = 2.0 * (hvd.size() if op == "Sum" else 1)
-    assert found.tolist() == [factor * (rank + 1) for rank, length in enumerate(lengths) for _ in range(length)]
-
-
-# --- Adasum, process sets ---
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_adasum_is_the_published_sum_of_each_tensor(hvd, dtype):
     shapes = ((5,), (2, 3), (), (0,), (40, 20))
@@ -246,118 +193,3 @@ def test_adasum_is_the_published_sum_of_each_tensor(hvd, dtype):
     total = hvd.communicator().stats.total("all_reduce", "x")
     nbytes = sum(each.nbytes for each in everyone[0])
     assert (total["calls"], total["bytes"]) == (1, nbytes)
-
-
-def test_a_process_set_is_a_world_of_its_own(hvd):
-    halves = [[rank for rank in range(hvd.size()) if rank % 2 == parity] for parity in (0, 1)]
-    sets = [hvd.add_process_set(ranks) for ranks in halves if ranks]
-    mine = next(each for each in sets if each.included())
-    ranks = mine.ranks
-    assert (mine.size(), mine.rank()) == (len(ranks), ranks.index(hvd.rank()))
-    own = torch.tensor([float(hvd.rank())])
-    assert hvd.allreduce(own, op=hvd.Sum, process_set=mine).item() == sum(ranks)
-    assert hvd.allgather(own, process_set=mine).tolist() == ranks
-    assert hvd.broadcast(own, ranks[-1], process_set=mine).item() == ranks[-1]
-    assert hvd.allgather_object(hvd.rank(), process_set=mine) == ranks
-    for other in sets:
-        if other is not mine:
-            with pytest.raises(ArgumentError) as caught:
-                hvd.allreduce(own, process_set=other)
-            assert "expected a call by its ranks" in one_line(caught)
-    hvd.barrier(process_set=mine)
-    assert all(hvd.remove_process_set(each) for each in sets) and not hvd.remove_process_set(mine)
-    with pytest.raises(ArgumentError):
-        hvd.allreduce(own, process_set=mine)
-
-
-@pytest.mark.mpi(min_size=2)
-def test_ranks_that_add_different_sets_all_get_the_same_error(hvd):
-    with pytest.raises(MismatchError) as caught:
-        hvd.add_process_set([hvd.rank()])
-    assert len(set(hvd.allgather_object(one_line(caught)))) == 1
-    for wrong in (["a"], 1.5, "01"):
-        with pytest.raises(ArgumentError) as caught:
-            hvd.ProcessSet(wrong)
-        assert "expected numbers of ranks" in one_line(caught)
-
-
-def test_sets_may_be_announced(hvd):
-    hvd.shutdown()
-    with pytest.raises(ArgumentError) as caught:
-        hvd.init(process_sets="static")
-    assert "got 'static'" in one_line(caught)
-    hvd.init(process_sets="dynamic")
-    added = hvd.ProcessSet([0])
-    hvd.shutdown()
-    hvd.init(process_sets=[added])
-    assert added.size() == 1
-
-
-def test_queries(hvd):
-    assert hvd.is_initialized() and 0 <= hvd.rank() < hvd.size()
-    assert (hvd.local_rank(), hvd.local_size()) == (hvd.rank(), hvd.size())
-    assert (hvd.cross_rank(), hvd.cross_size(), hvd.is_homogeneous()) == (0, 1, True)
-    assert hvd.mpi_built() and hvd.mpi_enabled() and not hvd.mpi_threads_supported()
-    assert not any(each() for each in (hvd.gloo_built, hvd.gloo_enabled, hvd.nccl_built, hvd.ccl_built, hvd.cuda_built))
-    hvd.init()  # a second one does nothing
-    with pytest.raises(ArgumentError) as caught:
-        hvd.run(lambda: None, np=3)
-    assert one_line(caught).endswith("clcomm run -n 3 train.py")
-
-
-# --- mistakes ---
-
-
-def mistakes(hvd):
-    return {
-        "no tensor": (lambda: hvd.allreduce([1.0]), "expected a torch.Tensor, got list"),
-        "sparse": (lambda: hvd.allreduce(torch.eye(2).to_sparse()), "expected a dense tensor"),
-        "no list": (lambda: hvd.grouped_allreduce(torch.ones(2)), "expected a list of tensors, got Tensor"),
-        "op": (lambda: hvd.allreduce(torch.ones(2), op="sum"), "expected hvd.Average"),
-        "adasum of integers": (
-            lambda: hvd.allreduce(torch.ones(2).int(), op=hvd.Adasum),
-            "needs a real floating dtype",
-        ),
-        "quarter precision": (lambda: hvd.allreduce(torch.ones(2).to(torch.float8_e5m2)), "that can be summed"),
-        "complex halves": (lambda: hvd.allreduce(torch.zeros(2, dtype=torch.complex32)), "that can be summed"),
-        "root": (lambda: hvd.broadcast(torch.ones(2), 99), "root_rank: expected one of the ranks"),
-        "splits": (lambda: hvd.alltoall(torch.ones(4), splits=[9] * hvd.size()), "splits: expected"),
-        "number": (lambda: hvd.alltoall(torch.tensor(1.0)), "expected a first dimension that"),
-        "scatter a number": (lambda: hvd.reducescatter(torch.tensor(1.0)), "expected at least one dimension"),
-        "scatter adasum": (lambda: hvd.reducescatter(torch.ones(2), op=hvd.Adasum), "expected another than Adasum"),
-    }
-
-
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-@pytest.mark.parametrize("kind", sorted(mistakes(None)))
-def test_a_mistake_is_one_line_and_harms_nothing(hvd, kind):
-    call, said = mistakes(hvd)[kind]
-    with pytest.raises(ArgumentError) as caught:
-        call()
-    assert said in one_line(caught)
-    assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize(
-    "kind", ["shape", "dimensions", "group", "adasum", "dtype", "operation", "name", "rows", "columns", "root"]
-)
-def test_ranks_that_differ_all_get_the_same_error(hvd, kind):
-    is_odd = hvd.rank() == hvd.size() - 1
-    calls = {
-        "shape": lambda: hvd.allreduce(torch.ones(4 + is_odd)),
-        "dimensions": lambda: hvd.allreduce(torch.ones((2, 3) if is_odd else (3, 2))),
-        "group": lambda: hvd.grouped_allreduce([torch.ones(4 - is_odd), torch.ones(4 + is_odd)]),
-        "adasum": lambda: hvd.grouped_allreduce([torch.ones(4 - is_odd), torch.ones(4 + is_odd)], op=hvd.Adasum),
-        "columns": lambda: hvd.alltoall(torch.ones(2 * hvd.size(), 2 + is_odd)),
-        "dtype": lambda: hvd.allreduce(torch.ones(4, dtype=torch.float64 if is_odd else torch.float32)),
-        "operation": lambda: hvd.allgather(torch.ones(4)) if is_odd else hvd.allreduce(torch.ones(4)),
-        "name": lambda: hvd.allreduce(torch.ones(4), name="a" if is_odd else "b"),
-        "rows": lambda: hvd.allgather(torch.ones(4, 2 + is_odd)),
-        "root": lambda: hvd.broadcast(torch.ones(4), int(is_odd)),
-    }
-    with pytest.raises(MismatchError) as caught:
-        calls[kind]()
-    texts = hvd.allgather_object(one_line(caught))
-    assert len(set(texts)) == 1
-    assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2
