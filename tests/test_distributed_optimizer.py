@@ -33,23 +33,6 @@ def test_a_device_with_memory_of_its_own(comm):
     assert_same_bits(sharded.run(4), plain.run(4))
 
 
-def test_more_ranks_than_blocks_leaves_some_without_a_part(comm):
-    rows = []
-    for sharded in (False, True):
-        model = tiny_model(comm.rank)
-        sync, optimizer = Synchronizer(comm), Adam(model, 0.1)
-        optimizer = DistributedOptimizer(optimizer, sync) if sharded else optimizer
-        sync.broadcast_parameters(model)
-        for number in range(3):
-            model(Tensor(np.full((2, 3), number + comm.rank, np.float32))).sum().backward()
-            sync.sync_gradients(model)
-            optimizer.step()
-            optimizer.zero_grad()
-        rows.append((model.state_dict(), optimizer.state_dict()))
-    assert_same_bits(rows[0][0], rows[1][0])
-    assert_same_bits(rows[0][1], rows[1][1])
-
-
 def test_traffic_is_one_reduce_scatter_and_one_all_gather_a_step(comm):
     job = Job(comm)
     comm.stats.reset()

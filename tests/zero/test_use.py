@@ -10,7 +10,7 @@ from clcomm.checkpoint_series import CheckpointSeries
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Tensor
 from clcomm.errors import ArgumentError, MismatchError, NonFiniteError
-from clcomm.optim import SGD
+from clcomm.optim import SGD, Adam
 from models import MLP
 from tests.helpers import one_line
 from tests.numpy_models import Model
@@ -320,13 +320,13 @@ def test_options_of_a_job(stage, option, name, refused_by):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("bucket_size", [1, "1MiB"])
-def test_more_ranks_than_blocks_leaves_some_without_a_part(comm, stage, bucket_size):
+@pytest.mark.parametrize("make", [lambda model: SGD(model, 0.1, momentum=0.9), lambda model: Adam(model, 0.1)])
+def test_more_ranks_than_blocks_leaves_some_without_a_part(comm, stage, bucket_size, make):
     rows = []
     for each in (0, stage):
         model = tiny_model(comm.rank)
         sync = Synchronizer(comm, zero=each or 1, bucket_size=bucket_size)
-        optimizer = SGD(model, 0.1, momentum=0.9)
-        optimizer = DistributedOptimizer(optimizer, sync) if each else optimizer
+        optimizer = DistributedOptimizer(make(model), sync) if each else make(model)
         sync.broadcast_parameters(model)
         for number in range(3):
             model(Tensor(np.full((2, 3), number + comm.rank, np.float32))).sum().backward()
