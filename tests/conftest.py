@@ -6,8 +6,6 @@ import atexit
 import os
 import shutil
 import tempfile
-import zlib
-from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,6 +19,7 @@ for name in ("COLUMNS", "LINES"):  # of no terminal: readline sets them in pytes
 from clcomm import Communicator  # noqa: E402 - after the environment is set
 from clcomm.transport.mpi_runtime import world  # noqa: E402
 from tests.helpers import cpu_device  # noqa: E402
+from tests.sampling import divided, is_whole_suite, sampled  # noqa: E402
 
 # Kernel builds and a busy machine make single examples slow: time is no measure of a test's result.
 settings.register_profile(
@@ -29,38 +28,24 @@ settings.register_profile(
 settings.load_profile("clcomm")
 
 
-#: From how many cases on a test of the whole suite is divided between three and four ranks.
-DIVIDED_FROM = 4
-
-
 def pytest_collection_modifyitems(config, items):
-    """Under mpiexec run what is about ranks alone: plain pytest runs the rest, once instead of once a rank.
-
-    In a run of the whole suite a test of many cases runs them all on two ranks, and each case on either three or four;
-    one that is marked `long` runs each case on one of the three. What needs four ranks always has them.
-    """
-    if not config.getoption("--with-mpi", default=False):
-        return
-    about_ranks = [item for item in items if item.get_closest_marker("mpi") is not None]
-    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
-    chosen = _divided(about_ranks, world().Get_size()) if is_whole else about_ranks
+    """Under mpiexec run what is about ranks alone: plain pytest runs the rest, once instead of once a rank."""
+    chosen, with_mpi = items, config.getoption("--with-mpi", default=False)
+    if with_mpi:
+        chosen = [item for item in items if item.get_closest_marker("mpi") is not None]
+    if is_whole_suite(config):
+        chosen = sampled(chosen)
+        if with_mpi:
+            chosen = divided(chosen, world().Get_size())
     kept = set(chosen)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = chosen
 
 
-def _divided(items, ranks):
-    """Return the items that run on so many ranks; on how many a case of many does, follows from its name."""
-    cases = Counter(item.nodeid.partition("[")[0] for item in items)
-
-    def runs(item):
-        needs_four = item.get_closest_marker("mpi").kwargs.get("min_size", 1) > 3
-        if needs_four or cases[item.nodeid.partition("[")[0]] < DIVIDED_FROM:
-            return True
-        numbers = (2, 3, 4) if item.get_closest_marker("long") else (3, 4)
-        return ranks not in numbers or numbers[zlib.crc32(item.nodeid.encode()) % len(numbers)] == ranks
-
-    return [item for item in items if runs(item)]
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Tell pytest-xdist's worker, whose command line is not the user's."""
+    node.workerinput["is_whole_suite"] = is_whole_suite(node.config)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -50,6 +50,7 @@ def losses_of(model: GPT, device: Device, steps: int, replayed: bool) -> list[fl
     return losses
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("approximate", ["tanh", "none"])
 def test_losses_are_pytorchs_from_the_same_parameters(device, tied, approximate):

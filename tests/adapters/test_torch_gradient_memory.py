@@ -75,6 +75,7 @@ KEEPERS = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("keep", sorted(KEEPERS))

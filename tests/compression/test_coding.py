@@ -49,6 +49,7 @@ def test_the_largest_are_sent_and_the_rest_stays(seed: int, dtype: str) -> None:
     assert residual.tolist() == left and not rows[0].any()
 
 
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_mean_of_the_largest_sums_in_rank_order(seed: int, ranks: int) -> None:

@@ -232,6 +232,7 @@ def report(names: Sequence[str], digits: int, rng: random.Random) -> Drawn:
 TABLES = [stats_table, times, calls, bench, fits, candidates, scaled, summary, device_list, report]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("draw", TABLES)
 def test_numbers_stay_whole_at_every_width(draw: Callable[[Sequence[str], int, random.Random], Drawn]) -> None:
     rng = random.Random(11)

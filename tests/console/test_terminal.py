@@ -63,6 +63,7 @@ def found(tmp_path: Path, script: str, columns: int = 77, **environment: str) ->
     return json.loads(report.read_text())
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("script", "shown", "live"),
     [
@@ -93,6 +94,7 @@ def test_a_rank_finds_the_terminal_that_shows_its_output(
     assert report["errors"] == (shown and "errors.log" not in script)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("columns", [1, 40, 80, 120, 200])
 def test_lines_have_the_width_of_the_terminal_or_of_columns(tmp_path: Path, columns: int) -> None:
     assert found(tmp_path, "LAUNCH", columns)["width"] == max(columns, LEAST_WIDTH)

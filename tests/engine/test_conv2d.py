@@ -183,6 +183,7 @@ def test_same_bits_every_time_and_on_any_number_of_cores(
     assert bits() == first
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("x_shape", "outputs", "kernel", "stride"),
     [((3, 70, 9, 9), 31, 3, 1), ((2, 17, 20, 20), 50, 3, 2), ((1, 300, 7, 7), 20, 1, 1), ((5, 3, 17, 19), 64, 5, 3)],

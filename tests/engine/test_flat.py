@@ -313,6 +313,7 @@ def _parameter_on(tensor: Tensor) -> Tensor:
     return other
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("way", list(KEPT))
 @pytest.mark.parametrize("moved", [False, True], ids=["dropped", "moved"])
 def test_what_shares_a_parameters_memory_keeps_it(device, way, moved):

@@ -40,6 +40,7 @@ def test_memory_does_not_grow_over_ten_thousand_steps(device):
     assert repeats(step) == 10_008
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
 @pytest.mark.parametrize("change", ["hook", "requires_grad", "memory"])
 def test_recording_anew_makes_no_kernel_anew(device, model, change):

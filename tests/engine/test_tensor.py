@@ -148,6 +148,7 @@ ON_TOP = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("what", list(ON_TOP))
 @pytest.mark.parametrize("queued", [1, 50])
 def test_host_memory_stays_while_kernels_are_queued_on_it(device, what, queued):

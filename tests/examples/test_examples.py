@@ -58,6 +58,7 @@ def parameters(path: Path) -> dict[str, np.ndarray]:
     return load(path).group("parameter")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("model", "ranks"), [("mlp", 0), ("convnet", 1), ("convnet", 3), ("mlp", 8)])
 def test_mnist_reports_on_any_number_of_ranks(tmp_path: Path, model: str, ranks: int) -> None:
     out = run(

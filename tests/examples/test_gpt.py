@@ -25,6 +25,7 @@ def sample_of(out: str) -> str:
     return out.partition("sample:\n")[2]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ranks", [0, 2, 3, 4])
 def test_it_reports_on_any_number_of_ranks(tmp_path: Path, text: str, ranks: int) -> None:
     report = tmp_path / "report.json"
@@ -67,6 +68,7 @@ def test_four_ranks_train_as_one_with_all_of_their_windows(tmp_path: Path, text:
     assert np.linalg.norm(four - one) / np.linalg.norm(one) < 1e-5
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("ranks", [0, 2])
 @pytest.mark.parametrize(
     ("arguments", "message"),

@@ -25,6 +25,7 @@ def test_every_model_of_the_examples_is_measured_here() -> None:
     assert set(SMALL) == {*MODELS, "gpt"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("model", "ranks", "more"),
     [

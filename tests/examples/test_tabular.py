@@ -14,6 +14,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 TABLES = {"breast_cancer": (455, 30, 94), "diabetes": (354, 10, 0.2), "iris": (120, 4, 86), "wine": (142, 13, 86)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("data", "ranks"), [("breast_cancer", 0), ("breast_cancer", 4), ("diabetes", 3), ("iris", 2), ("wine", 3)]
 )

@@ -25,9 +25,9 @@ from tests.families.family import Family, leaf, whole_numbers
 from tests.families.memory import GuardedMemory, guarded
 from tests.helpers import cpu_device
 
-CASES = int(os.environ.get("CLCOMM_FAMILY_CASES", 90))
+CASES = int(os.environ.get("CLCOMM_FAMILY_CASES", 30))
 LONGEST = 34
-pytestmark = pytest.mark.timeout(0 if CASES > 90 else 300)
+pytestmark = pytest.mark.timeout(0 if CASES > 30 else 600)
 
 #: For each size that a device may be tuned in, the families whose kernels it changes.
 TUNED: dict[str, tuple[Family, ...]] = {

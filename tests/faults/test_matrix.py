@@ -27,6 +27,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fut
     forget_kernels()
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_fault_ends_as_it_has_to(name: str, outcomes: dict[str, Future[Outcome]]) -> None:
     outcome = outcomes[name].result()

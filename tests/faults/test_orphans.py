@@ -84,6 +84,7 @@ SLEEP = "import time; time.sleep(60)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("programs", [(SLEEP,), (SLEEP, SLEEP), (SLEEP, STUBBORN), (STUBBORN, STUBBORN)])
 @pytest.mark.parametrize("launchers", [1, 2])
 def test_the_exit_monitor_ends_ranks_without_a_launcher(programs, launchers, capfd):

@@ -37,6 +37,7 @@ run(main)
 """
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
 @pytest.mark.parametrize(
     "does",

@@ -125,6 +125,7 @@ def test_every_line_of_any_number_of_ranks_with_any_texts_arrives(count, drawn) 
                 assert len(json.dumps(longer, ensure_ascii=False).encode()) - 2 > room, "no more would have fit"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("ranks", [1, 40, 1000])
 @pytest.mark.parametrize("text", ["", '"' * 1900, "\1" * 1900, "é" * 900])
 def test_a_host_with_many_ranks_answers(ranks, text) -> None:

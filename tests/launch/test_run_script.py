@@ -58,6 +58,7 @@ SPELLINGS = (
 )
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("form", ["script", "script elsewhere", "module"])
 def test_a_script_finds_torchruns_variables_and_what_python_gives_it(tmp_path, ranks, form):
@@ -131,6 +132,7 @@ FAILING = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", FAILING)
 @pytest.mark.parametrize("victim", [0, 2])
 def test_the_end_of_one_rank_ends_the_job_with_its_code(tmp_path, kind, victim):
@@ -198,6 +200,7 @@ def test_a_signal_that_comes_while_the_job_is_started_reaches_it(monkeypatch):
     assert sent == [signal.SIGTERM]
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

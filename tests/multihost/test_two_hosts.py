@@ -55,6 +55,7 @@ def test_training_has_the_bits_of_the_documented_order(two_hosts: TwoHosts, rank
     assert two_hosts.bytes_received() - before > 30 * gradient_bytes, "six runs of five steps went by another way"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [(2, 2), (2, 1)], ids=["2+2", "2+1"])
 def test_every_stage_of_zero_has_the_bits_of_plain_data_parallelism(two_hosts: TwoHosts, ranks):
     """And divides the parameters between all ranks of all hosts in stage 3."""

@@ -28,7 +28,7 @@ SIZES = {"cpu": (int(CASES or 8), 9), "gpu": (int(CASES or 4), 4)}
 #: Runs in which Oclgrind also tracks what is initialised.
 TRACKED = ("cpu, tracked", "gpu", "gpu, blocks", "gpu, outputs")
 KERNELS = Path(program.__file__).with_name("kernels")
-pytestmark = pytest.mark.timeout(0 if CASES else 300)
+pytestmark = pytest.mark.timeout(0 if CASES else 900)
 
 #: Build options that choose a kernel's code, rather than a size in it.
 CHOOSING = {

@@ -31,7 +31,7 @@ from tests.parallel.small_networks import (
     trained_alone,
 )  # fmt: skip
 
-pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.long]
+pytestmark = pytest.mark.mpi(min_size=1)
 
 
 @pytest.fixture(autouse=True)

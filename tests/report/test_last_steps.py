@@ -57,6 +57,7 @@ def in_the_background(began_s: float, stretches: int) -> Collective:
     )  # fmt: skip
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(20))
 def test_a_report_of_any_number_of_stretches_can_be_read(seed: int) -> None:
     rng = random.Random(seed)

@@ -76,6 +76,7 @@ def percent(attributes: dict[str, str], what: str) -> float:
     return float(match[1]) if match else 0.0
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_page_of_any_run(kind: Kind, ranks: int, tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ def prepared(temporary: Path, **environment: str) -> tuple[str, str]:
     return found, ""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("home", ["", "/nonexistent", "/proc", "/dev/null"])
 @pytest.mark.parametrize("planted", ["", "pocl/kcache"])
 def test_pocl_runs_nothing_that_another_user_planted(temporary: Path, home: str, planted: str) -> None:
@@ -97,6 +98,7 @@ def _with_home(temporary: Path, home: str) -> tuple[str, str]:
     return prepared(temporary, HOME=home)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["directory", "link", "file", "open directory"])
 def test_a_squatted_place_is_refused_in_a_line(temporary: Path, kind: str) -> None:
     place = temporary / f"clcomm-{NOBODY}"

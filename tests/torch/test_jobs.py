@@ -31,6 +31,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("call", "ranks"), list(zip(CALLS, (4, 3, 2, 3, 2), strict=True)))
 def test_a_rank_that_never_comes_is_named(tmp_path, call, ranks):
     code, name = CALLS[call]
@@ -76,6 +77,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "ranks"), list(zip(MODELS, (2, 3, 4, 2, 3), strict=True)))
 def test_models_that_differ(tmp_path, kind, ranks):
     """PyTorch's own check would raise on some ranks alone, in C++."""

@@ -67,6 +67,7 @@ def train(parts, optimizer, seeds):
         optimizer.zero_grad()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("engine", "model", "shape"),
     [

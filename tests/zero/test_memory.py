@@ -18,9 +18,6 @@ from tests.sharded_jobs import cpu, discrete
 from tests.zero.jobs import MODELS, STAGES, ZeroJob
 from tests.zero.resident import LAYER_BYTES
 
-pytestmark = pytest.mark.long
-
-
 # --- arithmetic ---
 
 
@@ -59,6 +56,7 @@ def test_parts_cover_the_space_once_and_shards_are_equal_within_alignment(ranks,
 # --- as reported, and as allocated ---
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("make_device", [cpu, discrete])
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("kind", MODELS)

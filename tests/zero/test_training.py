@@ -20,7 +20,6 @@ from tests.zero.jobs import MODELS, STAGES, ZeroJob, batch_of, loss_of, require_
 
 alone = functools.cache(trained_alone)
 STEPS = 50
-pytestmark = pytest.mark.long
 
 
 @pytest.mark.parametrize("micro", [1, 3])

@@ -20,8 +20,6 @@ from tests.zero.jobs import ZeroJob, require_close
 from training.options import TrainingOptions
 from training.snapshot import restore_snapshot, save_snapshot
 
-pytestmark = pytest.mark.long
-
 SHARDED = pytest.mark.parametrize("stage", [2, 3])
 
 

@@ -29,7 +29,7 @@ from tests.parallel.pipeline.cases import (
 )
 from tests.transport.references import pretended_host
 
-pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.long]
+pytestmark = pytest.mark.mpi(min_size=1)
 
 alone = functools.cache(trained_alone)
 
@@ -57,6 +57,7 @@ def train(pipeline: Pipeline, case: Case, samples: int, steps: int, ddp=None, re
     return losses
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", CASES)
 def test_stages_equal_one_rank_on_the_same_samples(several, name, schedule):

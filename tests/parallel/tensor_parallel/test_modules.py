@@ -19,7 +19,7 @@ from clcomm.parallel.tensor_parallel import (
 )
 from tests.parallel.tensor_parallel.tasks import HEADS, HIDDEN, TOKENS, WIDTH, device, drawn
 
-pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.long]
+pytestmark = pytest.mark.mpi(min_size=1)
 
 
 def test_modules_of_a_divided_sequence_may_be_called_alone(auto):

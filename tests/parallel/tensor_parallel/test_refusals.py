@@ -19,7 +19,7 @@ from clcomm.parallel.tensor_parallel import (
 from tests.helpers import one_line
 from tests.parallel.tensor_parallel.tasks import TOKENS, GPTTask, MLPTask, device
 
-pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.long]
+pytestmark = pytest.mark.mpi(min_size=1)
 
 
 def refused(comm, model, plan, message, kind=ArgumentError) -> None:

@@ -12,7 +12,7 @@ from clcomm.errors import ArgumentError
 from clcomm.parallel.tensor_parallel import parallelize_module
 from tests.parallel.tensor_parallel.tasks import VOCABULARY, WIDTH, GPTTask, device
 
-pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.long]
+pytestmark = pytest.mark.mpi(min_size=1)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -25,7 +25,7 @@ from tests.parallel.tensor_parallel.tasks import (
     trained,
 )
 
-pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.long]
+pytestmark = pytest.mark.mpi(min_size=1)
 
 
 @pytest.mark.parametrize("kind", ["whole", "part"])
@@ -41,6 +41,7 @@ def test_tensor_parallel_ranks_train_as_one(transport, make, task, kind):
     assert alike(comm, whole)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("kind", ["whole", "part"])
 @pytest.mark.parametrize("task", [MLPTask, GPTTask])
 @pytest.mark.parametrize(("overlap", "sharded"), [(False, False), (True, False), ("auto", False), (False, True)])

@@ -1,0 +1,66 @@
+"""What a run of the whole suite leaves out, so that it ends in time; CLCOMM_ALL_CASES=1 leaves out nothing.
+
+Files, folders and `-k` on pytest's command line name what to run: then every case of it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections import defaultdict
+
+import pytest
+
+#: From how many cases on a test's cases are divided between these numbers of ranks.
+DIVIDED_FROM = 4
+NUMBERS = (2, 3, 4)
+
+
+def is_whole_suite(config: pytest.Config) -> bool:
+    """Return whether this run, or the one whose worker this process is, was asked for no particular tests."""
+    if hasattr(config, "workerinput"):
+        return config.workerinput["is_whole_suite"]
+    named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS or config.option.keyword
+    return not named and os.environ.get("CLCOMM_ALL_CASES") != "1"
+
+
+def sampled(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the items without those beyond the number that their test's mark `sampled(cases)` gives.
+
+    Which of them stay follows from their names, so that every parameter's values have their chance.
+    """
+    tests = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled") is not None:
+            tests[_test_of(item)].append(item)
+    left_out = set()
+    for cases in tests.values():
+        (count,) = cases[0].get_closest_marker("sampled").args
+        left_out.update(sorted(cases, key=_draw)[count:])
+    return [item for item in items if item not in left_out]
+
+
+def divided(items: list[pytest.Item], ranks: int) -> list[pytest.Item]:
+    """Return the items that run on so many ranks: each case of a test of many on either 2, 3 or 4.
+
+    What needs four ranks always has them.
+    """
+    cases: dict[str, int] = defaultdict(int)
+    for item in items:
+        cases[_test_of(item)] += 1
+
+    def runs(item: pytest.Item) -> bool:
+        needs_four = item.get_closest_marker("mpi").kwargs.get("min_size", 1) > 3
+        if needs_four or ranks not in NUMBERS or cases[_test_of(item)] < DIVIDED_FROM:
+            return True
+        return NUMBERS[_draw(item) % len(NUMBERS)] == ranks
+
+    return [item for item in items if runs(item)]
+
+
+def _test_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def _draw(item: pytest.Item) -> int:
+    return zlib.crc32(item.nodeid.encode())
