@@ -177,7 +177,7 @@ def _fill(path: FilePath, stream: BinaryIO, array: np.ndarray) -> None:
             got += count
         rest = stream.read(1)  # at the end of the data gzip also checks its sum and length
     except EOFError as error:
-        got_text = f"a gzip file cut off after about {header + got} bytes"
+        got_text = f"a gzip file cut off after {os.path.getsize(path)} bytes"
         raise DataError(_wrong_length(path, header + len(target), got_text)) from error
     if got < len(target) or rest:
         got_text = "more" if rest else f"{header + got} bytes"
