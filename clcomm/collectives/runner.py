@@ -12,12 +12,12 @@ import numpy as np
 
 from clcomm.collectives.arguments import address_of
 from clcomm.collectives.handle import Handle
-from clcomm.collectives.in_flight import InFlightTimes
+from clcomm.collectives.notifier import Notifier
 from clcomm.collectives.world import World
 from clcomm.errors import ArgumentError, RankNames, no_copy
 from clcomm.stats.call import Call, disagreement
 from clcomm.stats.comm_stats import CommStats
-from clcomm.stats.events import PACKING, Collective, Observer, Phase, TimedPhase
+from clcomm.stats.events import Collective, Observer
 from clcomm.transport import Pending, Transport
 from clcomm.transport.base import misaligned
 from clcomm.transport.fused import (
@@ -48,7 +48,7 @@ class Named(Protocol):
     name: str
 
 
-class CollectiveRunner:
+class CollectiveRunner(Notifier):
     """Runs every collective of the Communicator (a base class of it)."""
 
     def __init__(self, world: World, observers: Iterable[Observer], name_ranks: RankNames):
@@ -57,8 +57,6 @@ class CollectiveRunner:
         self.host, self.hosts, self.cores = world.host, world.hosts, world.cores
         self.rank, self.size = self._base.rank, self._base.world_size
         self._pending = world.pending
-        self._in_flight = InFlightTimes()
-        self._blocked_s = 0.0  # time in blocking collectives and in packing for them
         self._finalized, self._closed_by = False, ""
         self._sequence = 0
         self._sent = 0, 0  # messages and their bytes in the collective that runs, where they are counted
@@ -74,10 +72,7 @@ class CollectiveRunner:
         self.name_ranks = name_ranks
         #: The collective that this rank is in: call, sequence number, begin (perf_counter); None: in none.
         self.current: tuple[Call, int, float] | None = None
-        self.stats = CommStats(self.size, name_ranks.name)
-        self._observers: list[Observer] = []
-        for observer in (self.stats, *observers):
-            self.add_observer(observer)
+        super().__init__(CommStats(self.size, name_ranks.name), observers)
 
     def __reduce__(self) -> NoReturn:
         raise no_copy("Communicator", "make another where one is needed")
@@ -87,57 +82,10 @@ class CollectiveRunner:
         """The memory that the ranks of this host share, with their meeting point; None where they share none."""
         return None if self._shared is None else self._shared.memory
 
-    # --- observers ---
-
-    def add_observer(self, observer: Observer) -> None:
-        """Notify an observer of collectives that finish from now on, and of phases if it has `phase_finished`."""
-        self._observe([*self._observers, observer])
-
-    def remove_observer(self, observer: Observer) -> None:
-        """Stop notifying an observer; no-op if it was never added."""
-        self._observe([other for other in self._observers if other is not observer])
-
-    def _observe(self, observers: list[Observer]) -> None:
-        self._observers = observers
-        self._finished: list[Callable[[Collective], object]] = [each.collective_finished for each in observers]
-        self._phase_finished = [each.phase_finished for each in observers if hasattr(each, "phase_finished")]
-
-    def notify_phase(self, phase: Phase) -> None:
-        """Notify the observers that have a method `phase_finished` of a finished phase."""
-        if phase[0] in PACKING:
-            self._blocked_s += phase[2]
-        for finished in self._phase_finished:
-            finished(phase)
-
-    def notify_collective(self, event: Collective, *, blocked_s: float = 0.0) -> None:
-        """Notify the observers of a collective of another Communicator, which counts as this one's.
-
-        blocked_s: how long this thread could do nothing else, to be counted in `communicated`.
-        """
-        self._blocked_s += blocked_s
-        self._notify(event)
-
     @property
     def sequence(self) -> int:
         """Number of collectives that have begun, the same on every rank between two of them."""
         return self._sequence
-
-    def notify_message(self, event: Collective) -> None:
-        """Notify the observers of a message from rank to rank; its exposed time counts as communication."""
-        self._blocked_s += event.exposed_s or 0.0
-        self._notify(event)
-
-    def phase(self, name: str, label: str = "", bucket: int = -1, **figures: float) -> TimedPhase:
-        """Return a context manager that reports its block as a phase: "step", "forward_backward" or any name.
-
-        figures: shown with it in a timeline, such as step=7 and epoch=1.
-        """
-        shown = tuple(figures.items()) if figures else ()
-        return TimedPhase(self.notify_phase, self.communicated, name, label, bucket, shown)
-
-    def communicated(self) -> float:
-        """Return the seconds that this rank has spent blocked in collectives and packing for them."""
-        return self._blocked_s + self._in_flight.exposed_s
 
     # --- a collective ---
 
@@ -291,10 +239,6 @@ class CollectiveRunner:
             begin, wait_s, None, last_rank, late_s, messages=messages, message_nbytes=message_nbytes,
         )  # fmt: skip
         self._notify(event)
-
-    def _notify(self, event: Collective) -> None:
-        for finished in self._finished:
-            finished(event)
 
     @contextmanager
     def _shown_as_current(self, call: Call, sequence: int) -> Iterator[None]:
