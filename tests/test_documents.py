@@ -17,7 +17,8 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 README = (ROOT / "README.md").read_text()
 #: Pages whose Python blocks are whole programs.
 WITH_PROGRAMS = (
-    "README.md", "docs/numpy.md", "docs/netcl.md", "docs/parallel.md", "docs/pipeline.md", "docs/tensor-parallel.md",
+    "README.md", "docs/numpy.md", "docs/netcl.md", "docs/parallel.md", "docs/pipeline.md", "docs/several-devices.md",
+    "docs/tensor-parallel.md",
 )  # fmt: skip
 PROGRAMS = [
     (page, program)

@@ -67,6 +67,10 @@ class FlatBuffers:
             expected = f"{self.layout.span} contiguous uint8"
             raise ArgumentError(f"{name}: expected {expected}, got {array.dtype} of shape {array.shape}")
 
+    def reduces_into(self, reduced: np.ndarray) -> bool:
+        """Return whether this is the memory of the host in which the averaged gradients are expected."""
+        return self._host is not None and self._host["reduced"].ctypes.data == reduced.ctypes.data
+
     def _host_array(self, name: str) -> np.ndarray:
         if self._host is None:
             raise ArgumentError("FlatSpace: no host arrays yet; call rebind() first")

@@ -147,6 +147,12 @@ def choose(spec: str | None, local_rank: int) -> Candidate:
     Raises:
         DeviceError: no device fits; the message lists those present.
     """
+    matches = matching(spec)
+    return matches[local_rank % len(matches)]
+
+
+def matching(spec: str | None) -> list[Candidate]:
+    """Return all devices that fit a `spec` as in `choose`; raises DeviceError if there are none."""
     spec, source = _asked(spec)
     found = candidates()
     matches = _by_kind(found) if spec is None else _by_spec(found, spec.strip().lower())
@@ -154,7 +160,7 @@ def choose(spec: str | None, local_rank: int) -> Candidate:
         present = ", ".join(f"{c.label} ({c.description})" for c in found) or "none: this machine's platforms have none"
         asked = f"{source}={spec!r}" if spec is not None else source
         raise DeviceError(f"{asked}: expected one of {present}, or part of such a name{_unloaded(found)}")
-    return matches[local_rank % len(matches)]
+    return matches
 
 
 def _unloaded(found: list[Candidate]) -> str:

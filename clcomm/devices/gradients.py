@@ -1,0 +1,79 @@
+"""The mean of the gradients of replicas on several devices of one process, and of those of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from clcomm.engine.flat import FlatSpace
+from clcomm.errors import ArgumentError
+from clcomm.host_arrays import aligned_zeros
+from clcomm.sync.uneven_inputs import apply_weight
+from clcomm.synchronizer import Synchronizer
+from clcomm.transport.reduction import prepared_reduction
+
+
+class GradientMean:
+    """Replaces the gradients in flat spaces by their mean: over the devices in their order, then over the ranks.
+
+    The flat spaces move onto host arrays. The mean has one array, which all devices that compute in the host's memory
+    read in place, as ranks of a host do.
+
+    Args:
+        spaces: one of each device, of one layout.
+        model: the module whose flat space is the first.
+        synchronizer: averages over ranks; None: there are no others.
+    """
+
+    def __init__(self, spaces: Sequence[FlatSpace], model: Any = None, synchronizer: Synchronizer | None = None):
+        self._spaces, self._model, self._synchronizer = tuple(spaces), model, synchronizer
+        first, span = spaces[0], spaces[0].layout.span
+        if synchronizer is None:
+            self._grads = self._mean = aligned_zeros(span)
+            first.rebind(aligned_zeros(span), self._grads, self._mean)
+        else:
+            arrays = synchronizer.space_for(model).arrays
+            self._grads, self._mean = arrays.grads, arrays.reduced
+        rows = [self._grads]
+        for space in spaces[1:]:
+            rows.append(aligned_zeros(span))
+            space.rebind(aligned_zeros(span), rows[-1], self._mean)
+        self._names = frozenset(place.name for place in first.layout.ranges)
+        self._rows = [row.view(np.float32) for row in rows]
+        self._fold: Callable[[], None] = prepared_reduction(self._rows, self._rows[0], "mean")
+
+    def run(self, samples: Sequence[float] | None) -> None:
+        """Average; a missing gradient counts as zero.
+
+        samples: how many each device's gradient is the mean of; None: equally many.
+        """
+        first, *others = self._spaces
+        if not first.reduces_into(self._mean):
+            raise ArgumentError(
+                "param_replicas: expected the first device's gradients where prepare_replicas put them, got them moved "
+                "by another Synchronizer; give that to prepare_replicas"
+            )
+        for space in self._spaces:
+            space.pull_grads(0, space.layout.span)
+        for row, weight in zip(self._rows, _weights(samples, len(self._rows)), strict=True):
+            apply_weight(row, weight)
+        if others:
+            self._fold()
+        if self._synchronizer is None:
+            first.push_grads(0, first.layout.span)
+        else:
+            first.push_own_grads(self._names)
+            total = sum(samples) if samples is not None else len(self._rows)
+            self._synchronizer.sync_gradients(self._model, samples=total)
+        for space in others:
+            space.push_grads(0, space.layout.span)
+
+
+def _weights(samples: Sequence[float] | None, count: int) -> list[float]:
+    """Return the factors that make the mean over devices the mean over samples: 1.0 where all have equally many."""
+    if samples is None:
+        return [1.0] * count
+    total = sum(samples)
+    return [each * count / total if total else 0.0 for each in samples]
