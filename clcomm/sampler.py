@@ -7,7 +7,7 @@ batches of b samples a rank.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -34,6 +34,8 @@ class Sampler(Protocol):
     def __len__(self) -> int: ...
     def set_epoch(self, epoch: int) -> None: ...
     def indices(self) -> np.ndarray: ...
+    def batches(self, batch_size: int) -> list[np.ndarray]: ...
+    def batch_count(self, batch_size: int) -> int: ...
     def check_batch_size(self, batch_size: int) -> None: ...
     @property
     def longest_shard(self) -> int: ...
@@ -82,6 +84,15 @@ class _ShardSampler(ABC):
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.indices().tolist())
+
+    def batches(self, batch_size: int) -> list[np.ndarray]:
+        """Return this rank's indices batch by batch, of which the last may be shorter."""
+        indices = self.indices()
+        return [indices[start : start + batch_size] for start in range(0, len(indices), batch_size)]
+
+    def batch_count(self, batch_size: int) -> int:
+        """Return the number of this rank's batches in an epoch."""
+        return -(-len(self) // batch_size)
 
     def check_batch_size(self, batch_size: int) -> None:
         """Raise ArgumentError where `batch_size` is not positive or exceeds this rank's shard.
@@ -190,6 +201,64 @@ class DistributedSampler(_ShardSampler):
 
     def indices(self) -> np.ndarray:
         return self.global_order()[self.rank :: self.world_size]
+
+
+class BalancedSampler(DistributedSampler):
+    """Step s of W ranks covers G[s*W*b : (s+1)*W*b] of the global order, of which each rank gets its share.
+
+    Those are the samples of a DistributedSampler's step, each of the epoch exactly once. A shorter last step is divided
+    in the same proportions, so that some ranks may get nothing of it.
+
+    Attributes:
+        shares: the samples of each rank in a whole step, which add up to W * b; may be set between steps.
+
+    Raises ArgumentError unless there is a share of at least 1 for each rank.
+    """
+
+    def __init__(
+        self, length: int, rank: int, world_size: int, shares: Sequence[int], shuffle: bool = True, seed: int = 0
+    ) -> None:
+        super().__init__(length, rank, world_size, shuffle, seed, pad=False)
+        self.equal_shards = False  # even where they are: shares may change
+        if len(shares) != world_size or min(shares) < 1 or sum(shares) % world_size:
+            expected = f"{world_size} numbers of at least 1 that add up to a multiple of {world_size}"
+            raise ArgumentError(f"shares: expected {expected}, got {list(shares)}")
+        self.shares = tuple(shares)
+
+    def batches(self, batch_size: int) -> list[np.ndarray]:
+        self._check_shares(batch_size)
+        order, whole = self.global_order(), sum(self.shares)
+        steps = [order[start : start + whole] for start in range(0, len(order), whole)]
+        return [step[slice(*self._own_part(len(step)))] for step in steps][: self.batch_count(batch_size)]
+
+    def batch_count(self, batch_size: int) -> int:
+        self._check_shares(batch_size)
+        steps, last = self._steps()
+        start, stop = self._own_part(last)
+        return steps - (start == stop)
+
+    def indices(self) -> np.ndarray:
+        return np.concatenate([np.empty(0, np.int64), *self.batches(sum(self.shares) // self.world_size)])
+
+    def __len__(self) -> int:
+        steps, last = self._steps()
+        start, stop = self._own_part(last)
+        return (steps - 1) * self.shares[self.rank] + stop - start
+
+    def _steps(self) -> tuple[int, int]:
+        """Return the number of steps in the epoch, and the samples of the last one."""
+        left, whole = self.length - self.done, sum(self.shares)
+        steps = -(-left // whole)
+        return steps, left - (steps - 1) * whole
+
+    def _own_part(self, samples: int) -> tuple[int, int]:
+        """Return where this rank's part of a step of so many samples begins and ends."""
+        before, whole = sum(self.shares[: self.rank]), sum(self.shares)
+        return before * samples // whole, (before + self.shares[self.rank]) * samples // whole
+
+    def _check_shares(self, batch_size: int) -> None:
+        if sum(self.shares) != batch_size * self.world_size:
+            raise ArgumentError(f"batch_size: expected {sum(self.shares) // self.world_size}, got {batch_size}")
 
 
 class ContiguousSampler(_ShardSampler):

@@ -11,7 +11,8 @@ from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import RandomStream
 from clcomm.errors import ArgumentError
 from clcomm.host_arrays import require_memory
-from clcomm.sampler import ContiguousSampler, DistributedSampler
+from clcomm.sampler import BalancedSampler, ContiguousSampler, DistributedSampler, Sampler
+from clcomm.sync.balance import MOST_TIMES, Balancer
 from clcomm.synchronizer import Synchronizer
 from clcomm.units import format_size
 from training.data.augment import ShiftAndMirror
@@ -45,8 +46,7 @@ def make_loader(options: TrainingOptions, comm: Communicator, train: ArrayDatase
 
     Raises ArgumentError, before memory is allocated, for a batch larger than the rank's shard or than memory.
     """
-    sampler_class = ContiguousSampler if options.sharding == "contiguous" else DistributedSampler
-    sampler = sampler_class(len(train), comm.rank, comm.size, seed=options.seed, pad=options.uneven_inputs == "pad")
+    sampler = _sampler(options, comm, len(train))
     prefetch = default_prefetch(comm.cores)
     augment = ShiftAndMirror(options.seed, len(train), train.black) if options.augment else None
     held = min(options.grad_accumulation, -(-sampler.longest_shard // options.batch_size))
@@ -56,9 +56,17 @@ def make_loader(options: TrainingOptions, comm: Communicator, train: ArrayDatase
     except ArgumentError as error:
         size = format_size(options.batch_size * image_bytes)
         raise ArgumentError(f"{error}; its images alone would take {size} a rank") from None
-    needed_bytes = min(options.batch_size, sampler.longest_shard) * image_bytes * (held + 1 + prefetch)
+    most = options.batch_size * (MOST_TIMES if options.balance == "auto" else 1)
+    needed_bytes = min(most, sampler.longest_shard) * image_bytes * (held + 1 + prefetch)
     require_memory("batch_size", options.batch_size, needed_bytes, comm.local_size)
     return loader
+
+
+def _sampler(options: TrainingOptions, comm: Communicator, length: int) -> Sampler:
+    if options.balance == "auto":
+        return BalancedSampler(length, comm.rank, comm.size, (options.batch_size,) * comm.size, seed=options.seed)
+    sampler_class = ContiguousSampler if options.sharding == "contiguous" else DistributedSampler
+    return sampler_class(length, comm.rank, comm.size, seed=options.seed, pad=options.uneven_inputs == "pad")
 
 
 def build_kernels(
@@ -96,8 +104,10 @@ def make_trainer(options: TrainingOptions, comm: Communicator, parts: Parts, loa
     optimizer = parts.make_optimizer(options.optimizer, options.learning_rate, **_optimizer_settings(options))
     if options.zero_stage:
         optimizer = DistributedOptimizer(optimizer, sync)
-    accumulation, clip_norm = options.grad_accumulation, options.clip_norm
-    trainer = Trainer(comm, sync, parts, optimizer, loader, accumulation=accumulation, clip_norm=clip_norm)
+    trainer = Trainer(
+        comm, sync, parts, optimizer, loader, accumulation=options.grad_accumulation, clip_norm=options.clip_norm,
+        balancer=Balancer(comm, options.batch_size) if options.balance == "auto" else None,
+    )  # fmt: skip
     trainer.schedule = parse_schedule(options.schedule, trainer.total_steps(epochs))
     return trainer
 

@@ -58,7 +58,7 @@ class CsvLogger(Callback):
             "step_ms": f"{record.seconds * 1e3:.3f}",
             "data_wait_ms": f"{record.data_wait_s * 1e3:.3f}",
             "communication_ms": f"{self._lap.seconds() * 1e3:.3f}",
-            "images_per_s": f"{self._world_size * record.samples / record.seconds:.1f}",
+            "images_per_s": f"{record.samples_of_all(self._world_size) / record.seconds:.1f}",
         }
 
     def evaluation_finished(self, step: int, evaluation: Evaluation) -> None:
@@ -162,10 +162,11 @@ class TensorBoardLogger(Callback):
             return
         last, seconds = self._records[-1], sum(record.seconds for record in self._records)
         samples = sum(record.samples for record in self._records)
+        of_all = sum(record.samples_of_all(self._world_size) for record in self._records)
         for tag, value in (
             ("train/loss", sum(record.loss * record.samples for record in self._records) / samples),
             ("train/lr", last.lr),
-            ("speed/images_per_s", self._world_size * samples / seconds),
+            ("speed/images_per_s", of_all / seconds),
             ("speed/step_ms", seconds / len(self._records) * 1e3),
             ("speed/communication_share", self._communication_s / seconds),
         ):

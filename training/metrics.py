@@ -12,7 +12,10 @@ WARM_UP_STEPS = 10
 
 @dataclass
 class StepRecord:
-    """One finished step, for callbacks. `loss` is this rank's; `seconds` of the whole step include `data_wait_s`."""
+    """One finished step, for callbacks. `loss` is this rank's; `seconds` of the whole step include `data_wait_s`.
+
+    `share` is the part of all ranks' samples that this rank has; None: equal parts.
+    """
 
     step: int
     epoch: int
@@ -22,6 +25,11 @@ class StepRecord:
     lr: float
     seconds: float
     data_wait_s: float
+    share: float | None = None
+
+    def samples_of_all(self, world_size: int) -> float:
+        """Return the samples of all ranks in this step."""
+        return self.samples * world_size if self.share is None else self.samples / self.share
 
 
 @dataclass
@@ -59,12 +67,12 @@ class Metrics:
         """Set the epoch's loss and samples to zero."""
         self.epoch_loss, self.epoch_samples = 0.0, 0
 
-    def samples_per_s(self, world_size: int) -> float:
-        """Return the samples of all ranks per second, without the first WARM_UP_STEPS unless there are no others."""
+    def samples_per_s(self) -> float:
+        """Return this rank's samples per second, without the first WARM_UP_STEPS unless there are no others."""
         samples, seconds = self.warm_samples, self.warm_seconds
         if not samples:
             samples, seconds = self.samples, self.seconds
-        return world_size * samples / seconds if seconds else 0.0
+        return samples / seconds if seconds else 0.0
 
     def step_s(self, share: float) -> float:
         """Return a percentile of the steps' seconds, without the first WARM_UP_STEPS unless there are no others.

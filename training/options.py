@@ -72,6 +72,9 @@ class JobOptions(Options):
         "pad", "where ranks don't divide the samples: repeat some, or let ranks with fewer wait for none",
         choices=("pad", "join"),
     )  # fmt: skip
+    balance: str = _data(
+        "off", "divide each step's samples by the ranks' measured speed (auto), or evenly", choices=("off", "auto")
+    )
     batch_size: int = _data(32, "a rank's", whole_number(1), metavar="N")
     epochs: int | None = _data(None, "default: 1 for MNIST, 40 for the small digits", whole_number(1), metavar="N")
     max_steps: int | None = _data(None, "stop after this many steps in all", whole_number(1), metavar="N")
@@ -142,6 +145,8 @@ class JobOptions(Options):
             self._refuse_buckets()
         if self.uneven_inputs == "join" and self.overlap == "on":
             raise ArgumentError("--uneven-inputs join: expected no --overlap on with it; use one of the two")
+        if self.balance == "auto":
+            self._refuse_with_balance()
         if self.target_accuracy is not None and not self.eval:
             raise ArgumentError("--target-accuracy: needs the evaluation that --no-eval leaves out")
         if self.trace:
@@ -168,6 +173,16 @@ class JobOptions(Options):
         }
         for name in (name for name, is_given in given.items() if is_given):
             raise ArgumentError(f"{self._sharded_by}: expected no {name} with it; use one of the two")
+
+    def _refuse_with_balance(self) -> None:
+        """Raise ArgumentError if an option is given that needs every rank to have as many samples."""
+        given = {
+            "--overlap on": self.overlap == "on",
+            "--sharding contiguous": self.sharding == "contiguous",
+            f"{self._sharded_by}": self.zero_stage > 1,
+        }
+        for name in (name for name, is_given in given.items() if is_given):
+            raise ArgumentError(f"--balance auto: expected no {name} with it; use one of the two")
 
     @property
     def learning_rate(self) -> float:

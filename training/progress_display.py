@@ -122,7 +122,7 @@ class ProgressDisplay(Callback):
             self._window.begin_anew()
             self._paced_since, self._paced = time.perf_counter() - record.seconds, 1
         communication_s = self._lap.seconds() if self._lap is not None else 0.0
-        self._window.add(Totals(record.seconds, record.samples * self._world_size, communication_s))
+        self._window.add(Totals(record.seconds, record.samples_of_all(self._world_size), communication_s))
         waited_s = time.perf_counter() - self._since
         if waited_s >= (REDRAW_EVERY_S if self._line else LINE_EVERY_S) or self._done == self._total:
             self._show()

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from clcomm import elastic
 from clcomm.communicator import Communicator
 from clcomm.distributed_optimizer import DistributedOptimizer
@@ -183,7 +185,7 @@ class Session:
         records = self._gather_records()
         return Result(
             steps=metrics.steps,
-            images_per_s=metrics.samples_per_s(comm.size),
+            images_per_s=float(comm.all_reduce(np.array([metrics.samples_per_s()]), label="metrics")[0]),
             train_loss=self.trainer.train_loss,
             evaluation=self._evaluation,
             step_p50_s=metrics.step_s(0.50),

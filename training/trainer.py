@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -16,7 +16,9 @@ from clcomm.clipping import clip_grad_norm
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.job.endings import note_step
+from clcomm.sampler import BalancedSampler
 from clcomm.stats.events import Phase
+from clcomm.sync.balance import Balancer
 from clcomm.synchronizer import Synchronizer
 from training.data.loader import Batch, Loader
 from training.engines.parts import Parts
@@ -31,6 +33,9 @@ class Callback:
 
     def step_finished(self, record: StepRecord) -> None:
         """Receive a step of this rank."""
+
+    def shares_changed(self, step: int, shares: Sequence[int]) -> None:
+        """Receive the samples that each rank has in a step from now on."""
 
     def evaluation_finished(self, step: int, evaluation: Evaluation) -> None:
         """Receive an evaluation after this step; after an epoch's last step it comes before `epoch_finished`."""
@@ -63,6 +68,8 @@ class Trainer:
         accumulation: micro-batches a step; the gradients are those of one batch of all their samples.
         schedule: factor of the optimizer's initial learning rate by step.
         clip_norm: the largest norm of all averaged gradients together; None: no limit.
+        balancer: divides each step's samples by the ranks' speed; the loader's sampler is a BalancedSampler. None: the
+            sampler divides them.
         callbacks: receive this rank's steps, evaluations and epochs.
 
     Raises ArgumentError for an accumulation below 1 or above sys.maxsize.
@@ -79,15 +86,18 @@ class Trainer:
         accumulation: int = 1,
         schedule: Schedule | None = None,
         clip_norm: float | None = None,
+        balancer: Balancer | None = None,
         callbacks: Sequence[Callback] = (),
     ):
+        if (balancer is not None) != isinstance(loader.sampler, BalancedSampler):
+            raise ArgumentError("balancer: expected one with a BalancedSampler, and none with another sampler")
         if not 1 <= accumulation <= sys.maxsize:
             raise ArgumentError(
                 f"grad_accumulation: expected a number of micro-batches from 1 to {sys.maxsize}, got {accumulation}"
             )
         self.comm, self.sync, self.loader = comm, sync, loader
         self.parts, self.model, self.optimizer = parts, parts.model, optimizer
-        self.accumulation, self.clip_norm = accumulation, clip_norm
+        self.accumulation, self.clip_norm, self.balancer = accumulation, clip_norm, balancer
         self.schedule = schedule or constant()
         self.base_lr = optimizer.lr
         self.callbacks = list(callbacks)
@@ -112,9 +122,8 @@ class Trainer:
         """
         while self.progress.epoch < epochs:
             self.metrics.start_epoch()
-            batches = self.loader.epoch(self.progress.epoch, min(self.progress.batch, len(self.loader)))
             with self.comm.phase("epoch", epoch=self.progress.epoch + 1):
-                for group in self._timed_groups(batches):
+                for group in self._timed_groups():
                     if max_steps is not None and self.progress.step >= max_steps:
                         self._reduce_train_loss()
                         return
@@ -150,6 +159,11 @@ class Trainer:
         self.comm.notify_phase(Phase("step", begin, seconds, communication_s=within_s, figures=figures))
         self.metrics.cpu_s += time.process_time() - cpu_began_s
         self._record(samples, loss, seconds, data_wait_s)
+        if self.balancer is not None and self.balancer.step_finished(samples, seconds - within_s):
+            assert isinstance(self.loader.sampler, BalancedSampler)
+            self.loader.sampler.shares = self.balancer.shares
+            for callback in self.callbacks:
+                callback.shares_changed(self.progress.step, self.balancer.shares)
 
     def _figures(self, samples: int, loss: float, seconds: float) -> tuple[tuple[str, float], ...]:
         """Return the step's figures for a timeline, numbered from 1 as in all output."""
@@ -166,13 +180,16 @@ class Trainer:
         with self.comm.phase("sync"):
             self.sync.sync_gradients(self.model, samples=None if self.loader.sampler.equal_shards else samples)
 
-    def _timed_groups(self, batches: Iterable[Batch]) -> Iterator[tuple[list[Batch], float, float, float]]:
-        """Yield for each step its micro-batches, its begin, its wait for data and the processor time at its begin.
+    def _timed_groups(self) -> Iterator[tuple[list[Batch], float, float, float]]:
+        """Yield for each step of the epoch its micro-batches, its begin, its wait for data, the processor time then.
 
         There are no micro-batches if only other ranks have samples left.
         """
-        batches = iter(batches)
+        batches, shares = self._batches_left(), self._shares()
         while True:
+            if self._shares() != shares:
+                batches.close()
+                batches, shares = self._batches_left(), self._shares()
             begin, cpu_began_s = time.perf_counter(), time.process_time()
             group = list(islice(batches, self.accumulation))
             if not group and self.progress.batch >= self.loader.most_batches:
@@ -181,16 +198,27 @@ class Trainer:
             self.comm.notify_phase(Phase("data", begin, wait_s))
             yield group, begin, wait_s, cpu_began_s
 
+    def _batches_left(self) -> Generator[Batch, None, None]:
+        return self.loader.epoch(self.progress.epoch, min(self.progress.batch, len(self.loader)))
+
+    def _shares(self) -> tuple[int, ...] | None:
+        return None if self.balancer is None else self.balancer.shares
+
     def _record(self, samples: int, loss: float, seconds: float, data_wait_s: float) -> None:
         self.progress.step += 1
         self.progress.batch = min(self.progress.batch + self.accumulation, self.loader.most_batches)
         record = StepRecord(
             self.progress.step, self.progress.epoch, self.progress.batch, samples, loss, self.optimizer.lr, seconds,
-            data_wait_s,
+            data_wait_s, self._own_share(),
         )  # fmt: skip
         self.metrics.add(record)
         for callback in self.callbacks:
             callback.step_finished(record)
+
+    def _own_share(self) -> float | None:
+        """Return the part of all ranks' samples that this rank has; None: equal parts."""
+        shares = self._shares()
+        return None if shares is None else shares[self.comm.rank] / sum(shares)
 
     def _finish_epoch(self) -> None:
         if self._reduce_train_loss():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from clcomm import Communicator
 from clcomm.errors import DataError
+from clcomm.sampler import EvaluationSampler
 from training.data.loader import Loader
 from training.data.text import TextDataset, Vocabulary, open_text
 from training.text_options import TextOptions
@@ -74,7 +75,7 @@ def test_all_ranks_refuse_what_rank_0_cannot_use(comm, tmp_path, content):
 def test_the_default_text_is_pythons_own_and_ascii(comm):
     splits = open_text(None, 256, comm)
     assert 60 < splits.train.classes <= 127 and len(splits.train) > 4000 and len(splits.test) == (1 << 17) // 256 - 1
-    tokens, _ = next(iter(Loader(splits.test, _InOrder(len(splits.test)), 4, prefetch=0)))
+    tokens, _ = next(iter(Loader(splits.test, EvaluationSampler(len(splits.test), 0, 1), 4, prefetch=0)))
     assert len(splits.train.vocabulary.decode(tokens[0])) == 256
 
 
@@ -94,22 +95,6 @@ def test_a_rehearsed_step_needs_no_kernel_more(comm, tmp_path):
     result = session.run()
     assert result.steps == 3 and np.isfinite(result.evaluation.loss)
     assert set(session.parts.opencl._kernels) == built
-
-
-class _InOrder:
-    epoch, equal_shards = 0, True
-
-    def __init__(self, count):
-        self.longest_shard = count
-
-    def __len__(self):
-        return self.longest_shard
-
-    def indices(self):
-        return np.arange(self.longest_shard)
-
-    def check_batch_size(self, batch_size):
-        pass
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])

@@ -76,15 +76,14 @@ class Loader:
 
     def __len__(self) -> int:
         """The number of batches in a whole epoch."""
-        return self._batches_in(len(self.sampler))
+        if self.drop_last:
+            return len(self.sampler) // self.batch_size
+        return self.sampler.batch_count(self.batch_size)
 
     @property
     def most_batches(self) -> int:
         """The number of batches on the rank that has the most."""
-        return self._batches_in(self.sampler.longest_shard)
-
-    def _batches_in(self, samples: int) -> int:
-        whole, rest = divmod(samples, self.batch_size)
+        whole, rest = divmod(self.sampler.longest_shard, self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
     def __iter__(self) -> Generator[Batch, None, None]:
@@ -99,11 +98,7 @@ class Loader:
         """Return the rest of the sampler's current epoch from `start_batch`; its order is fixed at this call."""
         if not 0 <= start_batch <= len(self):
             raise ArgumentError(f"start_batch: expected 0 to {len(self)}, the batches of an epoch, got {start_batch}")
-        indices = self.sampler.indices()
-        parts = [
-            indices[number * self.batch_size : (number + 1) * self.batch_size]
-            for number in range(start_batch, len(self))
-        ]
+        parts = self.sampler.batches(self.batch_size)[start_batch : len(self)]
         gathered = self._gathered(parts, self.sampler.epoch)
         return self._ahead(gathered, len(parts)) if self.prefetch else self._inline(gathered)
 
@@ -111,17 +106,21 @@ class Loader:
         """Yield the batch of each part of the epoch's order."""
         # One more is being gathered while `prefetch` wait and the caller uses its own.
         places = self._held + (self.prefetch + 1 if self.prefetch else 0)
+        size = len(parts[0]) if parts else 0
         for number, part in enumerate(parts):
-            is_whole = self._held > 0 and len(part) == self.batch_size
-            place = self._place(number % places) if is_whole else None
+            is_whole = self._held > 0 and len(part) == size
+            place = self._place(number % places, size) if is_whole else None
             batch = self.dataset.batch(part) if place is None else self.dataset.batch(part, place)
             if self._augment is not None:
                 self._augment(batch[0], part, epoch)
             yield batch
 
-    def _place(self, number: int) -> Batch:
+    def _place(self, number: int, size: int) -> Batch:
+        """Return memory for a batch of so many samples, which is used again for others of this size."""
+        if self._memory and len(self._memory[0][1]) != size:
+            self._memory = []
         while number >= len(self._memory):
-            self._memory.append(self.dataset.new_batch(self.batch_size))
+            self._memory.append(self.dataset.new_batch(size))
         return self._memory[number]
 
     def _inline(self, gathered: Iterator[Batch]) -> Generator[Batch, None, None]:
