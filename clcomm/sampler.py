@@ -237,6 +237,11 @@ class BalancedSampler(DistributedSampler):
         start, stop = self._own_part(last)
         return steps - (start == stop)
 
+    def samples_of_all(self, batch: int, count: int) -> int:
+        """Return the samples of all ranks in `count` batches from the epoch's batch number `batch` on."""
+        whole = sum(self.shares)
+        return max(0, min(count * whole, self.length - self.done - batch * whole))
+
     def indices(self) -> np.ndarray:
         return np.concatenate([np.empty(0, np.int64), *self.batches(sum(self.shares) // self.world_size)])
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clcomm.errors import ArgumentError, CheckpointError
-from clcomm.sampler import ContiguousSampler, DistributedSampler, EvaluationSampler, shuffled
+from clcomm.sampler import BalancedSampler, ContiguousSampler, DistributedSampler, EvaluationSampler, shuffled
 
 lengths = st.integers(1, 300)
 worlds = st.integers(1, 9)
@@ -179,3 +179,46 @@ def test_iterating_gives_the_indices_as_plain_integers():
     sampler = DistributedSampler(10, 1, 2, shuffle=False)
     assert list(sampler) == [1, 3, 5, 7, 9]
     assert all(type(index) is int for index in sampler)
+
+
+# --- shares ---
+
+
+@given(
+    length=st.integers(1, 200), batch=st.integers(1, 9), seed=st.integers(0, 9), done=st.integers(0, 20),
+    units=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+)  # fmt: skip
+def test_shares_divide_the_steps_of_equal_shards(length, batch, seed, done, units):
+    ranks = len(units)
+    whole = batch * ranks
+    shares = [1] * ranks
+    for index in range(whole - ranks):
+        shares[units[index % ranks] % ranks] += 1
+    samplers = [BalancedSampler(length, rank, ranks, shares, seed=seed) for rank in range(ranks)]
+    for sampler in samplers:
+        sampler.set_epoch(3)
+        if done < length:
+            sampler.leave_out(done)
+    order = samplers[0].global_order()
+    batches = [sampler.batches(batch) for sampler in samplers]
+    steps = max(map(len, batches))
+    assert steps == -(-len(order) // whole) == -(-samplers[0].longest_shard // batch)
+    for step in range(steps):
+        parts = [own[step] for own in batches if step < len(own)]
+        np.testing.assert_array_equal(np.concatenate(parts), order[step * whole : (step + 1) * whole])
+        assert samplers[0].samples_of_all(step, 1) == sum(map(len, parts))
+        if (step + 1) * whole <= len(order):
+            assert [len(part) for part in parts] == shares
+    for sampler, own in zip(samplers, batches, strict=True):
+        assert sampler.batch_count(batch) == len(own) and all(len(part) for part in own)
+        assert len(sampler) == len(sampler.indices()) == sum(map(len, own))
+
+
+@pytest.mark.parametrize("shares", [(3, 2), (0, 4), (4,), (2, 2, 2)])
+def test_shares_that_do_not_fit(shares):
+    with pytest.raises(ArgumentError) as caught:
+        BalancedSampler(20, 0, 2, shares)
+    expected = "shares: expected 2 numbers of at least 1 that add up to a multiple of 2, got"
+    assert str(caught.value) == f"{expected} {list(shares)}"
+    with pytest.raises(ArgumentError, match=r"^batch_size: expected 3, got 4"):
+        BalancedSampler(20, 0, 2, (2, 4)).batches(4)

@@ -14,7 +14,7 @@ WARM_UP_STEPS = 10
 class StepRecord:
     """One finished step, for callbacks. `loss` is this rank's; `seconds` of the whole step include `data_wait_s`.
 
-    `share` is the part of all ranks' samples that this rank has; None: equal parts.
+    `all_samples` are those of all ranks; None: as many on each.
     """
 
     step: int
@@ -25,11 +25,11 @@ class StepRecord:
     lr: float
     seconds: float
     data_wait_s: float
-    share: float | None = None
+    all_samples: int | None = None
 
-    def samples_of_all(self, world_size: int) -> float:
+    def samples_of_all(self, world_size: int) -> int:
         """Return the samples of all ranks in this step."""
-        return self.samples * world_size if self.share is None else self.samples / self.share
+        return self.samples * world_size if self.all_samples is None else self.all_samples
 
 
 @dataclass

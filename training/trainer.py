@@ -178,7 +178,8 @@ class Trainer:
 
     def _synchronise(self, samples: int) -> None:
         with self.comm.phase("sync"):
-            self.sync.sync_gradients(self.model, samples=None if self.loader.sampler.equal_shards else samples)
+            own = None if self.loader.sampler.equal_shards else samples
+            self.sync.sync_gradients(self.model, samples=own, of=self._all_samples())
 
     def _timed_groups(self) -> Iterator[tuple[list[Batch], float, float, float]]:
         """Yield for each step of the epoch its micro-batches, its begin, its wait for data, the processor time then.
@@ -205,20 +206,23 @@ class Trainer:
         return None if self.balancer is None else self.balancer.shares
 
     def _record(self, samples: int, loss: float, seconds: float, data_wait_s: float) -> None:
+        all_samples = self._all_samples()
         self.progress.step += 1
         self.progress.batch = min(self.progress.batch + self.accumulation, self.loader.most_batches)
         record = StepRecord(
             self.progress.step, self.progress.epoch, self.progress.batch, samples, loss, self.optimizer.lr, seconds,
-            data_wait_s, self._own_share(),
+            data_wait_s, all_samples,
         )  # fmt: skip
         self.metrics.add(record)
         for callback in self.callbacks:
             callback.step_finished(record)
 
-    def _own_share(self) -> float | None:
-        """Return the part of all ranks' samples that this rank has; None: equal parts."""
-        shares = self._shares()
-        return None if shares is None else shares[self.comm.rank] / sum(shares)
+    def _all_samples(self) -> int | None:
+        """Return the samples of all ranks in the next step, as far as every rank knows them; None: it does not."""
+        sampler = self.loader.sampler
+        if not isinstance(sampler, BalancedSampler):
+            return None
+        return sampler.samples_of_all(self.progress.batch, self.accumulation)
 
     def _finish_epoch(self) -> None:
         if self._reduce_train_loss():

@@ -26,8 +26,10 @@ def total_inputs(comm: Communicator, samples: float | None) -> InputTotals:
     return InputTotals(int(ranks), float(total))
 
 
-def gradient_weight(comm: Communicator, samples: float, of: float | None = None) -> float:
-    """Return the factor for this rank's gradient that makes the mean over ranks the mean over samples; collective.
+def gradient_weight(comm: Communicator, samples: float, of: float | None = None, *, in_join: bool = False) -> float:
+    """Return the factor for this rank's gradient that makes the mean over ranks the mean over samples.
+
+    Collective, unless `of` is given outside of a join, where ranks without inputs have to be told of each step.
 
     1.0, and so the same bits as without, where all ranks have equally many. Raises ArgumentError unless `samples` is a
     number from 0 up.
@@ -38,8 +40,10 @@ def gradient_weight(comm: Communicator, samples: float, of: float | None = None)
     """
     if isinstance(samples, bool) or not isinstance(samples, (int, float, np.number)) or not 0 <= samples < math.inf:
         raise ArgumentError(f"samples: expected this rank's number of samples, from 0 up, got {samples!r}")
-    total = total_inputs(comm, float(samples)).samples
-    total = total if of is None else of
+    total = of
+    if of is None or in_join:
+        found = total_inputs(comm, float(samples)).samples
+        total = found if of is None else of
     return float(samples) * comm.size / total if total else 0.0
 
 

@@ -37,6 +37,7 @@ EXCLUDED = [
     {"eval": False, "target_accuracy": 0.9}, {"trace": "t.json", "trace_limit": "much"},
     {"elastic": True, "sharding": "contiguous"}, {"elastic": True, "sharded_optimizer": True},
     {"elastic": True, "trace": "t.json"}, {"resume": ""}, {"checkpoint_every": 3},
+    {"balance": "auto", "overlap": "on"}, {"balance": "auto", "sharding": "contiguous"}, {"balance": "auto", "zero": 2},
 ]  # fmt: skip
 
 

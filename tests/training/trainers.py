@@ -8,7 +8,8 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.distributed_optimizer import DistributedOptimizer
-from clcomm.sampler import DistributedSampler
+from clcomm.sampler import BalancedSampler, DistributedSampler
+from clcomm.sync.balance import Balancer
 from clcomm.synchronizer import Synchronizer
 from tests.helpers import cpu_device
 from training.data.datasets import ArrayDataset, load_synthetic
@@ -51,17 +52,23 @@ def make_trainer(
     sharded: bool = False,
     clip_norm: float | None = None,
     pad: bool = True,
+    balancer: Balancer | None = None,
+    prefetch: int = 0,
     **sync_options: object,
 ) -> Trainer:
     dataset = data(samples)
     parts = build_parts("native", model, dataset.image_shape, dataset.classes, seed=3, device=cpu_device("cpu"))
-    loader = Loader(dataset, DistributedSampler(samples, comm.rank, comm.size, seed=5, pad=pad), batch, prefetch=0)
+    sampler = DistributedSampler(samples, comm.rank, comm.size, seed=5, pad=pad)
+    if balancer is not None:
+        sampler = BalancedSampler(samples, comm.rank, comm.size, balancer.shares, seed=5)
+    loader = Loader(dataset, sampler, batch, prefetch=prefetch, held=accumulation)
     chosen = parts.make_optimizer(optimizer, 0.02 if optimizer == "sgd" else 1e-3, momentum=0.9)
     sync = Synchronizer(comm, **sync_options)  # type: ignore[arg-type]
     chosen = DistributedOptimizer(chosen, sync) if sharded else chosen
     trainer = Trainer(
-        comm, sync, parts, chosen, loader, accumulation=accumulation, clip_norm=clip_norm, callbacks=[Watcher()]
-    )
+        comm, sync, parts, chosen, loader, accumulation=accumulation, clip_norm=clip_norm, balancer=balancer,
+        callbacks=[Watcher()],
+    )  # fmt: skip
     trainer.schedule = parse_schedule("cosine:warmup=3", 100)
     return trainer
 
