@@ -22,7 +22,7 @@ from clcomm.sync.bucket_plan import GRADIENTS, hook_name
 from clcomm.sync.decision import Decision, DecisionLog
 from clcomm.sync.divergence import ReplicaGuard
 from clcomm.sync.model_sync import ModelSync
-from clcomm.sync.parameter_broadcast import PARAMETERS, broadcast_buffers, broadcast_parameters
+from clcomm.sync.parameter_broadcast import PARAMETERS, average_parameters, broadcast_buffers, broadcast_parameters
 from clcomm.sync.settings import SyncSettings
 from clcomm.sync.sharded_update import ShardedUpdate
 from clcomm.sync.shared_space import SharedSpace
@@ -151,6 +151,22 @@ class Synchronizer:
         ours = self._model(model)
         ours.require_unchanged()
         broadcast_buffers(self.comm, ours.space, root)
+
+    def average_parameters(self, model: Any) -> None:
+        """Replace each rank's parameters by the mean of all ranks'; the same bits everywhere. Collective.
+
+        For local SGD (Stich, "Local SGD converges fast and communicates little", ICLR 2019): ranks take steps of their
+        own, without `sync_gradients`, and call it after every K-th. Optimizers' state and buffers stay each rank's own.
+        Raises ArgumentError where a DistributedOptimizer divides the parameters' update.
+        """
+        ours = self._model(model)
+        ours.require_unchanged()
+        if ours.sharded_update is not None:
+            raise ArgumentError(
+                "average_parameters: expected a model without a DistributedOptimizer, which keeps the parameters alike "
+                "in each step, got one with it"
+            )
+        average_parameters(self.comm, ours.space)
 
     def full_parameters(self, model: Any) -> AbstractContextManager[None]:
         """Return a block within which every rank has all parameters, to evaluate or to save; entering it is collective.

@@ -1,4 +1,4 @@
-"""One rank's parameters, buffers and frozen parameters, sent to all ranks."""
+"""Parameters, buffers and frozen parameters of one rank sent to all, and the mean of all ranks' parameters."""
 
 from __future__ import annotations
 
@@ -33,6 +33,15 @@ def broadcast_parameters(comm: Communicator, space: SharedSpace, root: int) -> N
     received = _broadcast(comm, state, root, PARAMETERS)
     if received and comm.rank != root:
         space.adapter.load_extra_state(received)
+
+
+def average_parameters(comm: Communicator, space: SharedSpace) -> None:
+    """Give every rank the mean of all ranks' parameters, in one all-reduce for each run of equal dtypes; collective."""
+    space.adapter.pull_parameters()
+    for bucket in space.layout.buckets(space.layout.span):
+        values = space.arrays.params[bucket.start : bucket.stop].view(bucket.dtype)
+        comm.all_reduce(values, "mean", label=PARAMETERS, nbytes=bucket.nbytes)
+    space.adapter.push_parameters()
 
 
 def broadcast_buffers(comm: Communicator, space: SharedSpace, root: int) -> None:
