@@ -16,6 +16,7 @@ from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.memory import MemoryUse
 from clcomm.flat_space.shards import ShardPlan
 from clcomm.sync import compression_state
+from clcomm.sync.adasum import AdasumHook
 from clcomm.sync.agreement import require_agreement
 from clcomm.sync.algorithm_hook import AlgorithmHook
 from clcomm.sync.bucket_plan import GRADIENTS, hook_name
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["GRADIENTS", "PARAMETERS", "Synchronizer"]
 #: The stages of ZeRO.
 STAGES = (1, 2, 3)
+#: What the ranks' gradients can become.
+COMBINATIONS = MEAN, ADASUM = ("mean", "adasum")
 
 
 class Synchronizer:
@@ -64,6 +67,9 @@ class Synchronizer:
             others.
         algorithm: "ring", "halving", "tree" or "direct": reduce buckets with messages from rank to rank, to study them
             (docs/algorithms.md); instead of compression. None: the Communicator's own all-reduce, which is faster.
+        combination: what the ranks' gradients become: their "mean", or "adasum": tensor by tensor an adaptive sum,
+            which is the sum of orthogonal gradients and the mean of parallel ones (Maleki et al., MLSys 2021), so that
+            the learning rate of one rank holds for many; without compression, algorithm and samples.
         zero: what a DistributedOptimizer of a model divides between the ranks, as the stages of ZeRO number it: 1: the
             optimizer's state; 2: gradients too, in units of up to `bucket_size`; 3: parameters too (docs/zero.md).
     """
@@ -82,6 +88,7 @@ class Synchronizer:
         check_finite: bool = False,
         compression: str = "none",
         algorithm: str | None = None,
+        combination: str = "mean",
         zero: int = 1,
     ):
         if isinstance(zero, bool) or zero not in STAGES:
@@ -96,6 +103,12 @@ class Synchronizer:
             if hook is not None:
                 raise ArgumentError(f"algorithm: expected None with compression {compression}, got {algorithm!r}")
             hook = AlgorithmHook(algorithm)
+        if combination not in COMBINATIONS:
+            raise ArgumentError(f"combination: expected one of {', '.join(COMBINATIONS)}, got {combination!r}")
+        if combination == ADASUM:
+            if hook is not None:
+                raise ArgumentError(f"combination: expected 'mean' with compression {hook_name(hook)}, got 'adasum'")
+            hook = AdasumHook()
         self._settings = SyncSettings.of(
             comm, use_bucketing, bucket_size, first_bucket_size, split_tensors, overlap
         ).with_hook(hook)
@@ -226,7 +239,9 @@ class Synchronizer:
             self._use(replace(self._settings, overlap=False))
 
     def _refuse_weights(self, model: Any) -> None:
-        """Raise ArgumentError where gradients are reduced before their weight is known."""
+        """Raise ArgumentError where gradients are reduced before their weight is known, or not by a mean."""
+        if isinstance(self._settings.hook, AdasumHook):
+            raise ArgumentError("samples: expected None with combination='adasum', which is no mean over samples")
         if self.zero > 1 and self._model(model).sharded_update is not None:
             raise ArgumentError(
                 f"samples: expected None with zero={self.zero}, which reduces gradients during backward, before they "

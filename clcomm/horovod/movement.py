@@ -13,8 +13,8 @@ import torch
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, MismatchError
-from clcomm.horovod.adasum import adasum
 from clcomm.horovod.tensors import divided, scaled
+from clcomm.sync.adasum import adasum
 from clcomm.tensors.arrays import array_of, as_tensor, dtype_name, flat, require_summable
 from clcomm.tensors.staging import Staging
 

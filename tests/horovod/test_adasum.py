@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from clcomm.horovod.adasum import adasum
+from clcomm.sync.adasum import adasum
 from tests.horovod.values import adaptive_sum
 
 

@@ -17,11 +17,29 @@ from collections.abc import Sequence
 import numpy as np
 
 from clcomm.communicator import Communicator
+from clcomm.flat_space.buckets import Bucket
 
 #: Elements that are converted to float64 at a time.
 _BLOCK = 1 << 14
 #: Of smaller squares float64 has too few bits to divide by them (Horovod has the same limit); such vectors are added.
 _LEAST_SQUARE = math.sqrt(np.finfo(np.float64).tiny)
+
+
+class AdasumHook:
+    """Replaces a bucket's gradients by their adaptive sums over the ranks, tensor by tensor: a hook of a Synchronizer.
+
+    A tensor's result does not depend on the bucket that it is in.
+    """
+
+    elementwise = True  # in the sense that any buckets give the same result
+
+    def __call__(self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket) -> None:
+        np.copyto(out, gradient)
+        items = [slice(*((end - bucket.start) // out.itemsize for end in (p.start, p.stop))) for p in bucket.ranges]
+        adasum(comm, [out[part] for part in items], "Adasum", "gradients")
+
+    def __str__(self) -> str:
+        return "adasum"
 
 
 def adasum(comm: Communicator, vectors: Sequence[np.ndarray], operation: str, label: str = "") -> int:
