@@ -181,6 +181,11 @@ class Session:
     def finish(self) -> Result:
         """Evaluate unless --no-eval, and return the result of the steps; collective."""
         self._evaluate_last_step()
+        balancer = self.trainer.balancer
+        if balancer is not None and not self.options.quiet:
+            shares = ", ".join(map(str, balancer.shares))
+            self.console.print(f"balance: {shares} samples a step after {_count(balancer.changes, 'change')}",
+                               highlight=False)  # fmt: skip
         metrics, comm, sync = self.trainer.metrics, self.comm, self.trainer.sync
         records = self._gather_records()
         return Result(

@@ -26,7 +26,8 @@ class Balancer:
     Now and then the ranks exchange the seconds that a sample took them, without the time in which they communicated or
     waited, and compute the shares by which the slowest rank takes least time. The seconds are means, as a rank that
     shares its core with another process is slow in some steps only, and half of each new figure is the one before. The
-    ranks keep the shares that they have unless the new ones make that time shorter by `least_gain`.
+    ranks keep the shares that they have unless the new ones make that time shorter by `least_gain`, by these figures
+    and by the latest window's alone.
 
     Args:
         comm: the ranks.
@@ -88,7 +89,7 @@ class Balancer:
         costs = seconds / samples
         self._costs = np.where(self._costs, (self._costs + costs) / 2, costs)
         found = balanced_shares(self._costs.tolist(), self.batch_size)
-        if step_s(self._costs, self.shares) < self._least_gain * step_s(self._costs, found):
+        if min(step_s(each, self.shares) / step_s(each, found) for each in (self._costs, costs)) < self._least_gain:
             return False
         self.shares, self._skipped = found, 0
         self.changes += 1
