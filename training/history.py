@@ -5,20 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from training.metrics import StepRecord
-from training.windows import CommunicationCallback
+from training.trainer import Callback
 
 _MOST_POINTS = 256
 _NAMES = ("loss", "step_ms", "communication_ms")
 
 
-class StepHistory(CommunicationCallback):
+class StepHistory(Callback):
     """A callback that keeps a rank's steps as points, each the mean of equally many consecutive steps.
 
     At 256 points neighbours are merged, so that memory stays bounded.
     """
 
+    every_step = False
+
     def __init__(self) -> None:
-        super().__init__()
         self._points: list[list[float]] = []  # each is the sums over its steps
         self._steps_a_point = 1
         self._open, self._count = [0.0] * len(_NAMES), 0  # the sums and the number of steps since the last point
@@ -26,7 +27,7 @@ class StepHistory(CommunicationCallback):
 
     def step_finished(self, record: StepRecord) -> None:
         self._first_step = self._first_step or record.step
-        values = record.loss, record.seconds * 1e3, self.communication_s() * 1e3
+        values = record.loss, record.seconds * 1e3, record.communication_s * 1e3
         self._open, self._count = [a + b for a, b in zip(self._open, values, strict=True)], self._count + 1
         if self._count == self._steps_a_point:
             self._points.append(self._open)

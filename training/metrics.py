@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from clcomm.stats.comm_stats import Histogram
 
 #: The number of steps at the start that don't count towards speed: they build kernels and fill caches.
 WARM_UP_STEPS = 10
+#: After the first steps, which are all measured, the processor time of every so many steps is measured: reading it
+#: takes a system call.
+PROCESSOR_TIME_EVERY = 8
 
 
-@dataclass
-class StepRecord:
-    """One finished step, for callbacks. `loss` is this rank's; `seconds` of the whole step include `data_wait_s`.
+class StepRecord(NamedTuple):
+    """One finished step, for callbacks.
 
+    `loss` is this rank's; `seconds` of the whole step include `data_wait_s`, and `communication_s` in collectives that
+    kept the rank from computing. `cpu_s` is the processor time of all threads; None: not measured in this step.
     `all_samples` are those of all ranks; None: as many on each.
     """
 
@@ -25,6 +30,8 @@ class StepRecord:
     lr: float
     seconds: float
     data_wait_s: float
+    communication_s: float = 0.0
+    cpu_s: float | None = None
     all_samples: int | None = None
 
     def samples_of_all(self, world_size: int) -> int:
@@ -34,13 +41,19 @@ class StepRecord:
 
 @dataclass
 class Metrics:
-    """Totals over this rank's steps of this run; `cpu_s` is the processor time of all its threads in them."""
+    """Totals over this rank's steps of this run.
+
+    `measured_cpu_s` is the processor time of the steps of which it was measured, and `measured_s` their time; both
+    without the first WARM_UP_STEPS, whose processor time is `cold_cpu_s`.
+    """
 
     steps: int = 0
     samples: int = 0
     seconds: float = 0.0
     data_wait_s: float = 0.0
-    cpu_s: float = 0.0
+    cold_cpu_s: float = 0.0
+    measured_cpu_s: float = 0.0
+    measured_s: float = 0.0
     warm_samples: int = 0
     warm_seconds: float = 0.0
     epoch_loss: float = 0.0
@@ -58,10 +71,20 @@ class Metrics:
         self.epoch_samples += record.samples
         if self.steps <= WARM_UP_STEPS:
             self.cold_durations.add(record.seconds)
+            self.cold_cpu_s += record.cpu_s or 0.0
             return
+        if record.cpu_s is not None:
+            self.measured_cpu_s += record.cpu_s
+            self.measured_s += record.seconds
         self.warm_samples += record.samples
         self.warm_seconds += record.seconds
         self.warm_durations.add(record.seconds)
+
+    @property
+    def cpu_s(self) -> float:
+        """The processor time of all threads in the steps, in seconds: measured in some, estimated from them for all."""
+        scale = self.warm_seconds / self.measured_s if self.measured_s else 1.0
+        return self.cold_cpu_s + self.measured_cpu_s * scale
 
     def start_epoch(self) -> None:
         """Set the epoch's loss and samples to zero."""

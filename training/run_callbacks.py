@@ -98,6 +98,8 @@ def _open(
     stack: ExitStack,
 ) -> list[Callback]:
     callbacks: list[Callback] = []
+    if options.quiet and not (options.log_csv or options.tensorboard):
+        return callbacks
     clock = CommunicationClock()
     comm.add_observer(clock)
     stack.callback(comm.remove_observer, clock)

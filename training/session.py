@@ -249,9 +249,7 @@ class Session:
             options, self.comm, self.console, self.total_steps, trainer.progress.step, self.epochs
         )
         with callbacks as shown, ExitStack() as stack:
-            for each in (self._windows, self._history):
-                stack.enter_context(each.observing(self.comm))
-                trainer.callbacks.append(each)
+            trainer.callbacks += [self._windows, self._history]
             self.comm.add_observer(self._last_steps)
             stack.callback(self.comm.remove_observer, self._last_steps)
             trainer.callbacks.extend(shown)

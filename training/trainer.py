@@ -23,13 +23,21 @@ from clcomm.synchronizer import Synchronizer
 from training.data.loader import Batch, Loader
 from training.engines.parts import Parts
 from training.evaluate import Evaluation
-from training.metrics import Metrics, StepRecord
+from training.metrics import PROCESSOR_TIME_EVERY, WARM_UP_STEPS, Metrics, StepRecord
 from training.overhead import Overhead
 from training.schedules import Schedule, constant
+from training.step_log import StepLog
 
 
 class Callback:
-    """Base of callbacks that follow a run; a subclass overrides what it needs."""
+    """Base of callbacks that follow a run; a subclass overrides what it needs.
+
+    Attributes:
+        every_step: whether it receives each step as soon as that is finished. Otherwise steps may come a few at a time,
+            but before the evaluation or the end of the epoch that follows them; this takes less time.
+    """
+
+    every_step = True
 
     def step_finished(self, record: StepRecord) -> None:
         """Receive a step of this rank."""
@@ -102,12 +110,25 @@ class Trainer:
         self.base_lr = optimizer.lr
         self.callbacks = list(callbacks)
         self.progress = Progress()
-        self.metrics = Metrics()
+        self._log = StepLog(self.callbacks, time.perf_counter)
+        self._taken = 0  # steps of this run
         self.overhead = Overhead(parts.profile, comm.communicated)
         self.train_loss = float("nan")
         self.steps_per_epoch = -(-loader.most_batches // accumulation)  # of a whole epoch
+        names = "forward_backward", "sync", "loss", "optimizer"
+        self._forward_phase, self._sync_phase, self._loss_phase, self._update_phase = map(comm.phase, names)
         sync.broadcast_parameters(self.model)
         sync.attach_optimizer(self.model, optimizer)
+
+    @property
+    def metrics(self) -> Metrics:
+        """The totals of all steps of this run; settable, to go on with those of another Trainer."""
+        self._log.hand_on()
+        return self._log.metrics
+
+    @metrics.setter
+    def metrics(self, metrics: Metrics) -> None:
+        self._log.metrics = metrics
 
     def total_steps(self, epochs: int) -> int:
         """Return the number of optimizer steps, those done included, at the end of the last of `epochs` epochs."""
@@ -131,8 +152,8 @@ class Trainer:
                     yield self.progress
                 self._finish_epoch()
 
-    def _step(self, group: list[Batch], begin: float, data_wait_s: float, cpu_began_s: float) -> None:
-        communicated_s = self.comm.communicated()
+    def _step(self, group: list[Batch], begin: float, data_wait_s: float, cpu_began_s: float | None) -> None:
+        communicated_s, in_collectives_s = self.comm.communicated(), self.comm.in_collectives()
         note_step(self.progress.step + 1)
         self.optimizer.lr = self.base_lr * self.schedule(self.progress.step)
         samples = sum(len(labels) for _, labels in group)
@@ -143,22 +164,23 @@ class Trainer:
                     share = len(labels) / samples
                     part = self._forward_backward(images, labels, share)
                     self._synchronise(samples)
-                    with self.comm.phase("loss"):
+                    with self._loss_phase:
                         loss += share * part.item()  # item() blocks: only after synchronisation has started
             if not group:
                 self._synchronise(0)
             if self.clip_norm is not None:
                 with self.comm.phase("clipping"):
                     clip_grad_norm(self.sync, self.model, self.clip_norm)
-            with self.comm.phase("optimizer"):
+            with self._update_phase:
                 self.optimizer.step()
                 self.optimizer.zero_grad()
         seconds = time.perf_counter() - begin
         within_s = min(seconds, self.comm.communicated() - communicated_s)
         figures = self._figures(samples, loss, seconds)
         self.comm.notify_phase(Phase("step", begin, seconds, communication_s=within_s, figures=figures))
-        self.metrics.cpu_s += time.process_time() - cpu_began_s
-        self._record(samples, loss, seconds, data_wait_s)
+        in_collectives_s = self.comm.in_collectives() - in_collectives_s
+        cpu_s = None if cpu_began_s is None else time.process_time() - cpu_began_s
+        self._record(samples, loss, seconds, data_wait_s, in_collectives_s, cpu_s)
         if self.balancer is not None and self.balancer.step_finished(samples, seconds - within_s):
             assert isinstance(self.loader.sampler, BalancedSampler)
             self.loader.sampler.shares = self.balancer.shares
@@ -172,26 +194,29 @@ class Trainer:
 
     def _forward_backward(self, images: np.ndarray, labels: np.ndarray, weight: float) -> Any:
         """Add `weight` times this micro-batch's gradients, and return its loss."""
-        with self.comm.phase("forward_backward"):
+        with self._forward_phase:
             inputs, targets = self.parts.prepare(images, labels)
             return self.parts.forward_backward(inputs, targets, weight)
 
     def _synchronise(self, samples: int) -> None:
-        with self.comm.phase("sync"):
+        with self._sync_phase:
             own = None if self.loader.sampler.equal_shards else samples
             self.sync.sync_gradients(self.model, samples=own, of=self._all_samples())
 
-    def _timed_groups(self) -> Iterator[tuple[list[Batch], float, float, float]]:
+    def _timed_groups(self) -> Iterator[tuple[list[Batch], float, float, float | None]]:
         """Yield for each step of the epoch its micro-batches, its begin, its wait for data, the processor time then.
 
-        There are no micro-batches if only other ranks have samples left.
+        There are no micro-batches if only other ranks have samples left. The processor time is None where that of the
+        step is not measured.
         """
         batches, shares = self._batches_left(), self._shares()
         while True:
             if self._shares() != shares:
                 batches.close()
                 batches, shares = self._batches_left(), self._shares()
-            begin, cpu_began_s = time.perf_counter(), time.process_time()
+            begin = time.perf_counter()
+            is_measured = self._taken < WARM_UP_STEPS or (self._taken - WARM_UP_STEPS) % PROCESSOR_TIME_EVERY == 0
+            cpu_began_s = time.process_time() if is_measured else None
             group = list(islice(batches, self.accumulation))
             if not group and self.progress.batch >= self.loader.most_batches:
                 return
@@ -205,17 +230,21 @@ class Trainer:
     def _shares(self) -> tuple[int, ...] | None:
         return None if self.balancer is None else self.balancer.shares
 
-    def _record(self, samples: int, loss: float, seconds: float, data_wait_s: float) -> None:
+    def _record(
+        self, samples: int, loss: float, seconds: float, data_wait_s: float, in_collectives_s: float,
+        cpu_s: float | None,
+    ) -> None:  # fmt: skip
         all_samples = self._all_samples()
+        self._taken += 1
         self.progress.step += 1
         self.progress.batch = min(self.progress.batch + self.accumulation, self.loader.most_batches)
         record = StepRecord(
             self.progress.step, self.progress.epoch, self.progress.batch, samples, loss, self.optimizer.lr, seconds,
-            data_wait_s, all_samples,
+            data_wait_s, in_collectives_s, cpu_s, all_samples,
         )  # fmt: skip
-        self.metrics.add(record)
-        for callback in self.callbacks:
-            callback.step_finished(record)
+        self._log.add(record)
+        if self.progress.batch == self.loader.most_batches:
+            self._log.hand_on()  # an evaluation may follow
 
     def _all_samples(self) -> int | None:
         """Return the samples of all ranks in the next step, as far as every rank knows them; None: it does not."""
@@ -232,7 +261,8 @@ class Trainer:
 
     def _reduce_train_loss(self) -> bool:
         """Reduce the mean loss of the epoch; return False, and keep the last one, if this run took no step in it."""
-        totals = np.array([self.metrics.epoch_loss, self.metrics.epoch_samples], np.float64)
+        metrics = self.metrics
+        totals = np.array([metrics.epoch_loss, metrics.epoch_samples], np.float64)
         loss, samples = self.comm.all_reduce(totals, label="metrics")
         if samples:
             self.train_loss = loss / samples

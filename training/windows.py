@@ -2,67 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
-from clcomm.communicator import Communicator
 from clcomm.measure.intervals import Estimate, estimate
-from training.communication_clock import CommunicationClock, Lap
 from training.metrics import WARM_UP_STEPS, StepRecord
 from training.trainer import Callback
 
 _FEWEST_STEPS, _MOST_WINDOWS = 4, 64
 
 
-class CommunicationCallback(Callback):
-    """A callback that measures communication between its calls, without that of evaluations."""
-
-    def __init__(self) -> None:
-        self._lap = Lap(CommunicationClock())
-
-    @contextmanager
-    def observing(self, comm: Communicator) -> Iterator[None]:
-        """Observe a Communicator's collectives within the block."""
-        clock = CommunicationClock()
-        self._lap = Lap(clock)
-        comm.add_observer(clock)
-        try:
-            yield
-        finally:
-            comm.remove_observer(clock)
-
-    def communication_s(self) -> float:
-        """Return the communication time since the last call."""
-        return self._lap.seconds()
-
-    def evaluation_finished(self, step: int, evaluation: Any) -> None:
-        self._lap.seconds()
-
-    def epoch_finished(self, epoch: int, train_loss: float) -> None:
-        self._lap.seconds()
-
-
-class StepWindows(CommunicationCallback):
+class StepWindows(Callback):
     """A callback that keeps mean step and communication times of windows of consecutive steps.
 
     The first steps don't count. At 64 windows neighbours are merged, so that memory stays bounded. Neighbouring steps
     are correlated, windows of many steps hardly at all, so that intervals over windows are valid.
     """
 
+    every_step = False
+
     def __init__(self) -> None:
-        super().__init__()
         self._windows: list[tuple[float, float]] = []  # seconds of all steps, and of communication, of each window
         self._size = _FEWEST_STEPS
         self._steps, self._open = 0, (0, 0.0, 0.0)  # steps, seconds and communication of the window being filled
 
     def step_finished(self, record: StepRecord) -> None:
         self._steps += 1
-        communication_s = self.communication_s()
         if self._steps <= WARM_UP_STEPS:
             return
         steps, seconds, communicated_s = self._open
-        steps, seconds, communicated_s = steps + 1, seconds + record.seconds, communicated_s + communication_s
+        steps, seconds, communicated_s = steps + 1, seconds + record.seconds, communicated_s + record.communication_s
         self._open = steps, seconds, communicated_s
         if steps == self._size:
             self._windows.append((seconds, communicated_s))

@@ -29,14 +29,10 @@ class InFlightTimes:
     """
 
     def __init__(self) -> None:
-        self._exposed = ExposedTime()
+        #: The rank's calls to their handles; its `seconds` are those spent in them so far.
+        self.exposed = ExposedTime()
         self._started: deque[_Started] = deque()
         self._idle_from_s = 0.0  # when the last of them was complete
-
-    @property
-    def exposed_s(self) -> float:
-        """Seconds that the rank has spent in calls to their handles so far."""
-        return self._exposed.seconds
 
     def add(
         self, call: Call, sequence: int, began_s: float, pending: Pending, notify: Callable[[Collective], object]
@@ -47,7 +43,7 @@ class InFlightTimes:
     def add_call(self, begin_s: float, end_s: float, *, is_hidden: bool = False) -> None:
         """Record a call that has returned; is_hidden: the rank's device was computing meanwhile."""
         if not is_hidden:
-            self._exposed.add(begin_s, end_s)
+            self.exposed.add(begin_s, end_s)
         self.report_finished()
 
     def report_finished(self) -> None:
@@ -61,7 +57,7 @@ class InFlightTimes:
         end = pending.finished_s
         turn = min(end, max(started.began_s, self._idle_from_s))
         self._idle_from_s = end
-        exposed = self._exposed.take(turn, end)
+        exposed = self.exposed.take(turn, end)
         waits = intersection(exposed, pending.waits or ())
         last_rank, late_s = UNKNOWN if pending.arrivals is None else last_of(pending.arrivals)
         return Collective(

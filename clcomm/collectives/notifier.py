@@ -14,7 +14,8 @@ class Notifier:
 
     def __init__(self, stats: CommStats, observers: Iterable[Observer]):
         self._in_flight = InFlightTimes()
-        self._blocked_s = 0.0  # time in blocking collectives and in packing for them
+        self._exposed = self._in_flight.exposed
+        self._blocked_s = self._packed_s = 0.0  # time in blocking collectives, and in packing for them
         self.stats = stats
         self._observe([stats, *observers])
 
@@ -34,7 +35,7 @@ class Notifier:
     def notify_phase(self, phase: Phase) -> None:
         """Notify the observers that have a method `phase_finished` of a finished phase."""
         if phase[0] in PACKING:
-            self._blocked_s += phase[2]
+            self._packed_s += phase[2]
         for finished in self._phase_finished:
             finished(phase)
 
@@ -61,7 +62,11 @@ class Notifier:
 
     def communicated(self) -> float:
         """Return the seconds that this rank has spent blocked in collectives and packing for them."""
-        return self._blocked_s + self._in_flight.exposed_s
+        return self._blocked_s + self._packed_s + self._exposed.seconds
+
+    def in_collectives(self) -> float:
+        """Return the seconds that this rank has spent blocked in collectives, without packing for them."""
+        return self._blocked_s + self._exposed.seconds
 
     def _notify(self, event: Collective) -> None:
         for finished in self._finished:

@@ -237,11 +237,9 @@ class Device(LaunchQueue):
 
     def read(self, buffer: Any, array: np.ndarray, offset: int = 0) -> None:
         """Fill a C-contiguous host array from a buffer, from byte `offset` on; waits."""
-        import pyopencl as cl
-
         self.not_replayable("brings values to the host")
         with self.in_turn:
-            cl.enqueue_copy(self.queue, array, buffer, src_offset=offset, is_blocking=True)
+            self._enqueue_copy(self.queue, array, buffer, src_offset=offset, is_blocking=True)
 
     def host_address(self, buffer: Any, nbytes: int) -> int:
         """Return the address of a buffer's first `nbytes`, on a device that shares the host's memory; waits.

@@ -91,8 +91,7 @@ class CommStats:
         began_ns = thread_time_ns()
         events, self._uncounted = self._uncounted, []
         phases, self._uncounted_phases = self._uncounted_phases, []
-        for phase in phases:
-            self._count_phase(phase)
+        self._count_phases(phases)
         if events:
             self._count_all(events)
         self.events += len(events) + len(phases)
@@ -143,19 +142,20 @@ class CommStats:
             tally = self.tallies[key] = Tally(transport)
         return tally
 
-    def _count_phase(self, phase: Phase) -> None:
-        ns = int(phase.seconds * 1e9 + 0.5)
-        key = phase.name, phase.label, phase.bucket
-        counts = self.phases.get(key)
-        if counts is None:
-            key = key if len(self.phases) < MOST_PHASES else (OTHER_LABELS, "", -1)
-            counts = self.phases.setdefault(key, [0, 0, 0, 0])
-        counts[0] += 1
-        counts[1] += ns
-        if phase.communication_s:
-            counts[2] += min(ns, int(phase.communication_s * 1e9 + 0.5))
-        if ns > counts[3]:
-            counts[3] = ns
+    def _count_phases(self, phases: list[Phase]) -> None:
+        alike: dict[PhaseKey, list[tuple[float, float]]] = {}
+        for name, _, seconds, label, bucket, communication_s, _ in phases:
+            key = name, label, bucket
+            if key in alike:
+                alike[key].append((seconds, communication_s))
+            else:
+                alike[key] = [(seconds, communication_s)]
+        for key, times in alike.items():
+            if key not in self.phases and len(self.phases) >= MOST_PHASES:
+                key = OTHER_LABELS, "", -1
+            ns, within_ns = map(to_ns, zip(*times, strict=True))
+            found = [len(times), int(ns.sum()), int(np.minimum(ns, within_ns).sum()), int(ns.max())]
+            self.phases[key] = _merged(self.phases.get(key, [0, 0, 0, 0]), found)
 
     # --- reading ---
 

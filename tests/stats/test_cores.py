@@ -47,6 +47,21 @@ def test_phases_that_hold_others_or_are_too_short_are_left_to_those_that_count(w
     assert observer.seconds == pytest.approx({"forward_backward": 0.001})
 
 
+@pytest.mark.parametrize("steps", [1, 8, 9, 60])
+@pytest.mark.parametrize("step_s", [0.003, 0.03])
+def test_short_steps_that_are_measured_stand_for_all(waited, steps, step_s):
+    """Each step waits for a fourth of its phase; where it is short, no more than one in 8 is read."""
+    observer, wait_ns, reads = cores.CoreWaits(), 7_000_000, []
+    reading, observer._read = observer._read, lambda: (reads.append(1), reading())[1]
+    for _ in range(steps):
+        wait_ns += int(step_s * 0.25e9)
+        waited(wait_ns)
+        observer.phase_finished(Phase("forward_backward", 0.0, step_s))
+        observer.phase_finished(Phase("step", 0.0, step_s))
+    assert observer.seconds == pytest.approx({"forward_backward": steps * step_s / 4})
+    assert len(reads) == steps if step_s > 0.02 else len(reads) <= 2 * (1 + steps // 8)
+
+
 def test_where_the_system_does_not_say_nothing_is_known(monkeypatch, tmp_path):
     monkeypatch.setattr(cores, "_SCHEDSTAT", str(tmp_path / "none"))
     observer = cores.CoreWaits()

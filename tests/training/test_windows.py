@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from clcomm.communicator import Communicator
-from clcomm.stats.comm_stats import Collective
 from training.metrics import WARM_UP_STEPS, StepRecord
 from training.windows import StepWindows
 
 
-def take(windows: StepWindows, comm: Communicator, steps: range) -> None:
+def take(windows: StepWindows, steps: range) -> None:
     for step in steps:
-        for observer in comm._observers:
-            observer.collective_finished(Collective("barrier", "", 0, 0.0004, "solo", step))
         seconds = 9.0 if step <= WARM_UP_STEPS else 0.001 * (1 + step % 2)
-        windows.step_finished(StepRecord(step, 0, step, 32, 1.0, 0.1, seconds, 0.0))
+        windows.step_finished(StepRecord(step, 0, step, 32, 1.0, 0.1, seconds, 0.0, 0.0004))
 
 
 def test_the_first_steps_do_not_count_and_windows_are_whole() -> None:
-    comm, windows = Communicator(transport="solo"), StepWindows()
-    with windows.observing(comm):
-        take(windows, comm, range(1, WARM_UP_STEPS + 4))
-        assert windows.estimates() is None
-        take(windows, comm, range(WARM_UP_STEPS + 4, WARM_UP_STEPS + 4 * 7))
+    windows = StepWindows()
+    take(windows, range(1, WARM_UP_STEPS + 4))
+    assert windows.estimates() is None
+    take(windows, range(WARM_UP_STEPS + 4, WARM_UP_STEPS + 4 * 7))
     found = windows.estimates()
     assert found is not None
     assert tuple(found["step_ms"]) == pytest.approx((1.5, 1.5, 1.5))
@@ -39,14 +34,3 @@ def test_memory_is_bounded_and_nothing_is_lost(steps: int) -> None:
     assert 32 <= count < 64 and steps - size < count * size <= steps
     found = windows.estimates()
     assert found is not None and found["step_ms"].median == pytest.approx(2.0)
-
-
-def test_communication_outside_steps_is_not_theirs() -> None:
-    comm, windows = Communicator(transport="solo"), StepWindows()
-    with windows.observing(comm):
-        windows._lap._clock.collective_finished(Collective("all_reduce", "metrics", 8, 5.0, "mpi", 0))
-        windows.epoch_finished(0, 1.0)
-        for step in range(1, WARM_UP_STEPS + 30):
-            windows.step_finished(StepRecord(step, 0, step, 32, 1.0, 0.1, 0.002, 0.0))
-    found = windows.estimates()
-    assert found is not None and found["communication_ms"].high == 0.0
