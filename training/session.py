@@ -13,6 +13,7 @@ import numpy as np
 from clcomm import elastic
 from clcomm.communicator import Communicator
 from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.engine.selection import load_platforms
 from clcomm.report.last_steps import LastSteps
 from clcomm.report.record import gather_records, layout_of
 from clcomm.sampler import EvaluationSampler
@@ -292,5 +293,13 @@ def _count(number: int, noun: str) -> str:
 
 
 def open_splits(options: JobOptions, comm: Communicator, console: Console) -> Splits:
-    """Return the data that --data names; rank 0 prints which it is. Collective."""
-    return open_data(options.data, comm, lambda line: console.print(line, highlight=False), with_test=options.eval)
+    """Return the data that --data names; rank 0 prints which it is. Ranks that wait for it load OpenCL. Collective."""
+
+    def load_opencl() -> None:
+        if options.engine == "native":
+            load_platforms(comm.cores, options.device)
+
+    def report(line: str) -> None:
+        console.print(line, highlight=False)
+
+    return open_data(options.data, comm, report, with_test=options.eval, meanwhile=load_opencl)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from clcomm.engine import intel_runtime, pocl_cache
-from clcomm.errors import DeviceError
+from clcomm.errors import ClcommError, DeviceError
 from clcomm.usable_cores import usable_cores
 
 if TYPE_CHECKING:
@@ -85,6 +86,16 @@ def prepare_environment(cores: int, spec: str | None = None, *, every: bool = Fa
     os.environ.setdefault("POCL_CPU_MAX_CU_COUNT", str(max(cores, 1)))
     # PyOpenCL's own cache is one database that all ranks would lock; PoCL and GPU drivers cache programs themselves.
     os.environ.setdefault("PYOPENCL_NO_CACHE", "1")
+
+
+def load_platforms(cores: int, spec: str | None = None) -> None:
+    """Load OpenCL's platforms, as the first Device of a process does, while it waits for something else.
+
+    The arguments are those of `prepare_environment`. What fails here is raised when a device is selected.
+    """
+    with suppress(ClcommError):
+        prepare_environment(cores, spec)
+        candidates()
 
 
 def candidates() -> list[Candidate]:

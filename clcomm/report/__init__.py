@@ -4,8 +4,26 @@ record.py gathers and writes a run's figures. reading.py reads such files, which
 tables, charts and sentences as plain data; html.py, terminal.py, text_formats.py and png.py render them.
 """
 
-from clcomm.report.reading import Run, read_runs
-from clcomm.report.record import gather_records, run_document, write_document
-from clcomm.report.report import Report, build
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clcomm.report.reading import Run, read_runs
+    from clcomm.report.record import gather_records, run_document, write_document
+    from clcomm.report.report import Report, build
 
 __all__ = ["Report", "Run", "build", "gather_records", "read_runs", "run_document", "write_document"]
+
+#: The module of each name, imported at the first access: a job writes its figures without what shows them.
+_MODULES = {
+    "Report": "report", "Run": "reading", "build": "report", "gather_records": "record", "read_runs": "reading",
+    "run_document": "record", "write_document": "record",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of `__all__` at its first access."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'clcomm.report' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"clcomm.report.{_MODULES[name]}"), name)
+    return value

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 def open_data(
-    spec: str, comm: Communicator | None = None, report: Callable[[str], object] = print, *, with_test: bool = True
-) -> Splits:
+    spec: str, comm: Communicator | None = None, report: Callable[[str], object] = print, *, with_test: bool = True,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> Splits:  # fmt: skip
     """Return the training and test set that `spec` names; collective where `comm` is given.
 
     Rank 0 finds the files or downloads them. The first rank of each host reads them, and the others use its memory.
@@ -30,12 +31,16 @@ def open_data(
         comm: the ranks; None: this process alone.
         report: receives, on rank 0, a line on the data and on a download.
         with_test: False: a test set that has its own files is not read.
+        meanwhile: is called on ranks that wait for another one to read the files.
 
     Raises:
         DataError: the data is missing or damaged, or a rank cannot read it or reads other data; on every rank.
     """
     choice = _decided_by_rank_0(lambda: choose(spec, report), comm)
-    splits = load(choice, with_test) if comm is None or comm.size == 1 else _load_everywhere(choice, comm, with_test)
+    if comm is None or comm.size == 1:
+        splits = load(choice, with_test)
+    else:
+        splits = _load_everywhere(choice, comm, with_test, meanwhile)
     if comm is None or comm.rank == 0:
         report(choice.note)
     return splits
@@ -87,7 +92,7 @@ class _Attempt:
         return tuple(parts)
 
 
-def _load_everywhere(choice: Choice, comm: Communicator, with_test: bool) -> Splits:
+def _load_everywhere(choice: Choice, comm: Communicator, with_test: bool, meanwhile: Callable[[], object]) -> Splits:
     """Load on the first rank of each host, share its memory with the others, and compare what the ranks have.
 
     A rank that cannot map that memory reads the files itself. A failure or a difference on one rank is raised on all.
@@ -99,6 +104,8 @@ def _load_everywhere(choice: Choice, comm: Communicator, with_test: bool) -> Spl
         if attempt.splits is not None and comm.local_size > 1:
             publication = publish(attempt.splits)
             notice = publication and publication.notice
+    else:
+        meanwhile()
     comm.rendezvous()
     tried = comm.all_gather_object((comm.local_rank == 0, attempt.failure, notice))
     _stop_at_failure({rank: failure for rank, (has_tried, failure, _) in enumerate(tried) if has_tried}, comm.size)
