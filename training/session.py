@@ -254,8 +254,8 @@ class Session:
             self.comm.add_observer(self._last_steps)
             stack.callback(self.comm.remove_observer, self._last_steps)
             trainer.callbacks.extend(shown)
-            for progress in self.steps():
-                epoch_done = progress.batch == trainer.loader.most_batches
+            for _ in self.steps():
+                epoch_done = trainer.epoch_done
                 if epoch_done and options.eval:
                     self._evaluate()
                 self._checkpoints.save_after_step(trainer, epoch_done)

@@ -114,7 +114,8 @@ class Trainer:
         self._taken = 0  # steps of this run
         self.overhead = Overhead(parts.profile, comm.communicated)
         self.train_loss = float("nan")
-        self.steps_per_epoch = -(-loader.most_batches // accumulation)  # of a whole epoch
+        self._epoch_batches = loader.most_batches  # of the current epoch, on the rank that has the most
+        self.steps_per_epoch = -(-self._epoch_batches // accumulation)  # of a whole epoch
         names = "forward_backward", "sync", "loss", "optimizer"
         self._forward_phase, self._sync_phase, self._loss_phase, self._update_phase = map(comm.phase, names)
         sync.broadcast_parameters(self.model)
@@ -130,6 +131,11 @@ class Trainer:
     def metrics(self, metrics: Metrics) -> None:
         self._log.metrics = metrics
 
+    @property
+    def epoch_done(self) -> bool:
+        """Whether the last step was its epoch's last."""
+        return self.progress.batch == self._epoch_batches
+
     def total_steps(self, epochs: int) -> int:
         """Return the number of optimizer steps, those done included, at the end of the last of `epochs` epochs."""
         progress = self.progress
@@ -143,6 +149,7 @@ class Trainer:
         """
         while self.progress.epoch < epochs:
             self.metrics.start_epoch()
+            self._epoch_batches = self.loader.most_batches  # fewer than before if the run resumed on other ranks
             with self.comm.phase("epoch", epoch=self.progress.epoch + 1):
                 for group in self._timed_groups():
                     if max_steps is not None and self.progress.step >= max_steps:
@@ -218,7 +225,7 @@ class Trainer:
             is_measured = self._taken < WARM_UP_STEPS or (self._taken - WARM_UP_STEPS) % PROCESSOR_TIME_EVERY == 0
             cpu_began_s = time.process_time() if is_measured else None
             group = list(islice(batches, self.accumulation))
-            if not group and self.progress.batch >= self.loader.most_batches:
+            if not group and self.progress.batch >= self._epoch_batches:
                 return
             wait_s = time.perf_counter() - begin
             self.comm.notify_phase(Phase("data", begin, wait_s))
@@ -237,13 +244,13 @@ class Trainer:
         all_samples = self._all_samples()
         self._taken += 1
         self.progress.step += 1
-        self.progress.batch = min(self.progress.batch + self.accumulation, self.loader.most_batches)
+        self.progress.batch = min(self.progress.batch + self.accumulation, self._epoch_batches)
         record = StepRecord(
             self.progress.step, self.progress.epoch, self.progress.batch, samples, loss, self.optimizer.lr, seconds,
             data_wait_s, in_collectives_s, cpu_s, all_samples,
         )  # fmt: skip
         self._log.add(record)
-        if self.progress.batch == self.loader.most_batches:
+        if self.epoch_done:
             self._log.hand_on()  # an evaluation may follow
 
     def _all_samples(self) -> int | None:
