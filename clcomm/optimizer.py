@@ -46,6 +46,7 @@ class Optimizer:
     _limits: ClassVar[Mapping[str, float]] = {}
     #: The hyper-parameters that are on or off: 1 or 0.
     _switches: tuple[str, ...] = ()
+    _lr = math.nan  # none is set yet
 
     def __init__(self, params: Module | Iterable[Parameter], lr: float, **hyper: float):
         self._params_given = params if isinstance(params, Module) else list(params)
@@ -108,7 +109,9 @@ class Optimizer:
 
     @lr.setter
     def lr(self, value: float) -> None:
-        self._lr = checked("lr", value)
+        found = checked("lr", value)
+        if found != self._lr:  # a launch takes longer with another object, even an equal one
+            self._lr = found
 
     def zero_grad(self) -> None:
         """Drop all gradients."""

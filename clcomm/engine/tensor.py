@@ -117,7 +117,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
 
     def item(self) -> float | int:
         """Return the value of a tensor of one element as a Python number; waits for the queue."""
-        if self.size != 1:
+        if self.shape and self.size != 1:
             raise ArgumentError(f"item: expected a tensor of one element, got shape {self.shape}")
         return self.numpy().item()
 
