@@ -62,7 +62,7 @@ def drawn(seed: int) -> Timeline:
         if not is_hidden:
             run.exposed.update(range(begin, now))
         times.add_call(begin * TICK_S, now * TICK_S, is_hidden=is_hidden)
-    run.exposed_s = times.exposed_s
+    run.exposed_s = times.exposed.seconds
     return run
 
 
