@@ -153,7 +153,8 @@ class CollectiveRunner(Notifier):
         look-ups and calls in Python took longer than the sum.
         """
         tag, words = call.tag, move.words
-        name, transport, bucket = (call.operation, call.label, call.nbytes), call.transport, call.bucket
+        operation, label, nbytes = call.operation, call.label, call.nbytes
+        transport, bucket = call.transport, call.bucket
 
         def run() -> None:
             if self._pending or self._finalized:
@@ -178,7 +179,7 @@ class CollectiveRunner(Notifier):
             seconds = perf_counter() - begin
             self._blocked_s += seconds
             event = _new(Collective, (
-                *name, seconds, transport, sequence, False, None, bucket, begin,
+                operation, label, nbytes, seconds, transport, sequence, False, None, bucket, begin,
                 words[WAITED_NS] * 1e-9, None, words[LAST_RANK], words[LATE_NS] * 1e-9, 0.0, (), (), "", 0, 0, 0,
             ))  # fmt: skip
             for finished in self._finished:

@@ -99,10 +99,11 @@ class CommStats:
 
     def _count_all(self, events: list[Collective]) -> None:
         fields = tuple(zip(*events, strict=True))
-        keys = tuple(zip(fields[0], fields[1], fields[8], fields[17], strict=True))
-        if len({*keys}) == 1:  # one prepared call again and again
-            self._count(keys[0], fields)
+        keyed = fields[0], fields[1], fields[8], fields[17]
+        if all(values.count(values[0]) == len(events) for values in keyed):  # one prepared call again and again
+            self._count((keyed[0][0], keyed[1][0], keyed[2][0], keyed[3][0]), fields)
             return
+        keys = tuple(zip(*keyed, strict=True))
         alike: dict[Key, list[Collective]] = {}
         for key, event in zip(keys, events, strict=True):
             if key in alike:

@@ -74,6 +74,11 @@ class Bell:
             which, nap = ctypes.c_long(number), ctypes.byref(_Timespec(*divmod(NAP_NS, 10**9)))
             self._futex = lambda operation, value: call(which, address, operation, value, nap, None, 0)
 
+    @property
+    def is_program_thread(self) -> bool:
+        """Whether the calling thread is the program's own, which made the bell."""
+        return threading.get_ident() == self._program
+
     @staticmethod
     def nbytes(ranks: int) -> int:
         """Return the number of bytes that the bell of `ranks` ranks needs."""
@@ -94,7 +99,7 @@ class Bell:
             count: the value to wait for; counters only grow.
         """
         polls = 0
-        sleeps = self._futex is not None and (self._sleeps or threading.get_ident() != self._program)
+        sleeps = self._futex is not None and (self._sleeps or not self.is_program_thread)
         while counters[other] < count:
             if sleeps and polls >= POLLS and not self._progress():
                 self._sleep(counters, other, count)

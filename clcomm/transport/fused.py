@@ -6,7 +6,8 @@ mismatch. If the others have not arrived soon, this rank goes on in Python, wher
 notice that a rank has failed.
 
 Where each rank has a core, it polls for some 10 us, folds its own part, and meets the others again (`OwnPart`). Ranks
-that share cores do not wait for the part of one that has no core just then (`shared_work.py`).
+that share cores yield them between polls, and do not wait for the part of one that has no core just then
+(`shared_work.py`).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from clcomm.errors import MismatchError
-from clcomm.transport.bell import Bell
+from clcomm.transport.bell import POLLS, Bell
 
 #: Words (int64) of a cell: the counter, tag and arrival of even meetings, those of odd ones, and three that are unused;
 #: then two boards. kernels/fold.cl has the first five words too.
@@ -119,6 +119,10 @@ class MeetingPoint:
     def nbytes(world_size: int) -> int:
         """Return the number of bytes that a meeting point of `world_size` ranks needs."""
         return world_size * _CELL_WORDS * 8 + _CLAIMS_BYTES + Bell.nbytes(world_size)
+
+    def yields(self) -> int:
+        """Return how often a kernel that this thread calls may yield the core, as the bell polls, until it returns."""
+        return POLLS if self._bell.is_program_thread else 0
 
     @property
     def parity(self) -> int:

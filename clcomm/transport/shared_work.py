@@ -3,7 +3,7 @@
 If each rank summed a part of its own, every core would have to run each of its ranks twice: until it arrives, and for
 its part. Here the ranks that run once all have arrived take parts until none is left; a rank that gets its core later
 finds the result complete. That halves the context switches of an all-reduce. An element's sum is the same, whoever
-computes it.
+computes it. A rank that has to wait yields its core in the kernel, some times, before it goes on in Python.
 
 Two words in shared memory (`MeetingPoint.claims`) count the parts taken and the parts summed, each with the meeting's
 number above PART_BITS. No rank can be at the next meeting's sum before all have arrived there, so the words need no
@@ -60,7 +60,7 @@ class SharedWork(FusedReduction):
         array: np.ndarray,
         prepare: Callable[[np.ndarray], Callable[[], None] | None],
     ):
-        words, part = words_of(point, polls=0), part_size(array)
+        words, part = words_of(point, point.yields()), part_size(array)
         words[CLAIMS], words[MARKS], words[PART] = point.claims.ctypes.data, point.sleepers.ctypes.data, part
         super().__init__(point, kind, words, prepare(words))
         self._summed, self._parts = point.claims[1:].data, -(-array.size // part)

@@ -167,7 +167,7 @@ def check_shared_work(device: Device, case: Case) -> None:
         marks[other] = asleep
         # Of this meeting, or what an earlier one has left.
         claims[:2] = [number << 16 | taken, number << 16 | summed] if begun else [number - 1 << 16 | 3] * 2
-        call[[TAG, ARRIVED_NS, RANK, STRIDE, PART]] = 5, 100, own, stride, part
+        call[[TAG, ARRIVED_NS, POLLS, RANK, STRIDE, PART]] = 5, 100, case.seed % 4, own, stride, part
         call[[CLAIMS, MARKS]] = claims.ctypes.data, marks.ctypes.data
         run = DeviceFold(device).with_meetings(
             rows, out, case.divisor, slice(0, case.size), cells, call, shares=True

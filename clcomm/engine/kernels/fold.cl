@@ -88,11 +88,45 @@ enum { COMPLETE, NOT_MET, DIFFERENT, NOT_LEFT, SLEEPERS };
 #define AFTER_SEEING(call) FENCE(call)
 #endif
 
-inline int all_reached(__global long *call, __global long *cells, int stride, long number) {
-    long polls = call[POLLS];
+/* Give the core to another process, by Linux's system call sched_yield: in code for the host's processor, in the thread
+   that called. */
+#if defined(IN_CALLER) && defined(__linux__) && defined(__x86_64__)
+inline void yield_core(void) {
+    long result = 24;
+    __asm__ volatile("syscall" : "+a"(result) : : "rcx", "r11", "cc", "memory");
+}
+#elif defined(IN_CALLER) && defined(__linux__) && defined(__aarch64__)
+inline void yield_core(void) {
+    register long number __asm__("x8") = 124;
+    register long result __asm__("x0");
+    __asm__ volatile("svc #0" : "=r"(result) : "r"(number) : "cc", "memory");
+}
+#else
+#define NEVER_YIELDS
+inline void yield_core(void) {}
+#endif
+
+/* Whether a counter reaches `number` within so many polls, between which the core is given away if `yields` says so. */
+inline int reached(__global const long *counter, long number, int yields, long *polls) {
+    while (SEEN(counter) < number) {
+        if (--*polls < 0) return 0;
+        if (yields) yield_core();
+    }
+    return 1;
+}
+
+/* How often to poll. Polls that should give the core away and cannot would keep it from the rank that is waited for. */
+inline long polls_of(__global const long *call, int yields) {
+#ifdef NEVER_YIELDS
+    if (yields) return 0;
+#endif
+    return call[POLLS];
+}
+
+inline int all_reached(__global long *call, __global long *cells, int stride, long number, int yields) {
+    long polls = polls_of(call, yields);
     for (int rank = 0; rank < ROWS; ++rank)
-        while (SEEN(cells + rank * stride) < number)
-            if (--polls < 0) return 0;
+        if (!reached(cells + rank * stride, number, yields, &polls)) return 0;
     AFTER_SEEING(call);
     return 1;
 }
@@ -116,15 +150,16 @@ inline void note_arrivals(__global long *call, __global const long *times, int s
     call[LATE_NS] = last_ns - before_ns;
 }
 
-/* Meet the other ranks as number `number`, and return how far it came: COMPLETE if all are in the same operation. */
-inline int meet(__global long *call, __global long *cells, long number) {
+/* Meet the other ranks as number `number`, and return how far it came: COMPLETE if all are in the same operation.
+   yields: whether polls give the core away. */
+inline int meet(__global long *call, __global long *cells, long number, int yields) {
     const int stride = call[STRIDE], side = 1 + 2 * (number & 1);
     const long tag = call[TAG];
     __global long *own = cells + call[RANK] * stride;
     own[side] = tag;
     own[side + 1] = call[ARRIVED_NS];
     PUBLISH(call, own, number);
-    if (!all_reached(call, cells, stride, number)) return NOT_MET;
+    if (!all_reached(call, cells, stride, number, yields)) return NOT_MET;
     note_arrivals(call, cells + side + 1, stride);
     for (int rank = 0; rank < ROWS; ++rank)
         if (cells[rank * stride + side] != tag) return DIFFERENT;
@@ -137,13 +172,13 @@ inline void meet_fold_leave(__global long *call, __global long *cells, __global 
     const int stride = call[STRIDE], streams = call[STREAMS], first = call[FIRST];
     __global long *own = cells + call[RANK] * stride;
     const long number = *own + 1;
-    const int state = meet(call, cells, number);
+    const int state = meet(call, cells, number, 0);
     call[STATE] = state;
     if (state != COMPLETE) return;
     fold_range(out + first, factor, streams, row0 + first OTHER_ROWS(ROWS, ARGUMENT_FROM), call[LAST] - first);
     if (streams) FENCE(call); /* non-temporal stores have no order */
     PUBLISH(call, own, number + 1);
-    if (!all_reached(call, cells, stride, number + 1)) call[STATE] = NOT_LEFT;
+    if (!all_reached(call, cells, stride, number + 1, 0)) call[STATE] = NOT_LEFT;
 }
 
 __kernel void meet_and_fold(__global long *call, __global long *cells, __global float *out, float factor,
@@ -185,7 +220,7 @@ inline void meet_and_share(__global long *call, __global long *cells, __global f
     __global const long *marks = (__global const long *)call[MARKS];
     long number = cells[call[RANK] * call[STRIDE]];
     if (!call[RESUMES]) {
-        const int state = meet(call, cells, ++number);
+        const int state = meet(call, cells, ++number, 1);
         call[STATE] = state;
         if (state != COMPLETE) return;
         FENCE(call); /* the counter before the marks */
@@ -199,7 +234,8 @@ inline void meet_and_share(__global long *call, __global long *cells, __global f
         if (streams) FENCE(call); /* non-temporal stores have no order */
         advance(claims + 1, number, parts);
     }
-    if (SEEN(claims + 1) != (number << PART_BITS) + parts)
+    long polls = polls_of(call, 1);
+    if (!reached(claims + 1, (number << PART_BITS) + parts, 1, &polls))
         call[STATE] = NOT_LEFT;
     else
         call[STATE] = any_asleep(marks) ? SLEEPERS : COMPLETE;
