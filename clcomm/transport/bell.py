@@ -90,15 +90,15 @@ class Bell:
             self._word[0] = (self._word[0] + 1) & _INT32_MAX
             self._futex(_WAKE, _INT32_MAX)  # wakes all
 
-    def wait(self, counters: memoryview, other: int, count: int) -> None:
+    def wait(self, counters: memoryview, other: int, count: int, polls: int = 0) -> None:
         """Block until another rank's counter has reached `count`.
 
         Args:
             counters: of all ranks, in shared memory.
             other: the rank to wait for.
             count: the value to wait for; counters only grow.
+            polls: how often this rank has polled before.
         """
-        polls = 0
         sleeps = self._futex is not None and (self._sleeps or not self.is_program_thread)
         while counters[other] < count:
             if sleeps and polls >= POLLS and not self._progress():

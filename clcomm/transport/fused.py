@@ -25,8 +25,8 @@ from clcomm.transport.meeting import DifferentOperations, MeetingPoint
 #: once this rank's number and the words of a cell. The kernel sets how far it came, how long this rank waited for the
 #: last one, which that was, and how late it was.
 TAG, ARRIVED_NS, POLLS, STATE, WAITED_NS, LAST_RANK, LATE_NS, _, RANK, STRIDE = range(10)
-#: The words of a sum that ranks share; see `shared_work.py`.
-CLAIMS, MARKS, PART, RESUMES = range(24, 28)
+#: The words of a sum that ranks share; see `shared_work.py`. The kernel sets the last: how often it polled in vain.
+CLAIMS, MARKS, PART, RESUMES, POLLED = range(24, 29)
 #: How far it came: to the end; the others had not arrived; they are in other operations; they have not summed yet;
 #: ranks sleep that this one has to wake.
 COMPLETE, NOT_MET, DIFFERENT, NOT_LEFT, SLEEPERS = range(5)

@@ -157,13 +157,16 @@ class MeetingPoint:
         self.counters[self.rank] = count
         self._fence()
 
-    def wait(self, arrived_ns: int) -> None:
-        """Wait until all counters have reached this rank's; the last rank to arrive wakes the sleeping ones."""
+    def wait(self, arrived_ns: int, polled: int = 0) -> None:
+        """Wait until all counters have reached this rank's; the last rank to arrive wakes the sleeping ones.
+
+        polled: how often this rank has polled since it arrived.
+        """
         counters, count = self.counters, self.counters[self.rank]
         waited = False
         for other in self._others:
             if counters[other] < count:
-                self._bell.wait(counters, other, count)
+                self._bell.wait(counters, other, count, polled)
                 waited = True
         self._fence()
         if waited:
@@ -171,10 +174,10 @@ class MeetingPoint:
         else:
             self._bell.ring()
 
-    def wait_for(self, words: memoryview, count: int) -> None:
-        """Block until a word that other ranks advance, the first of these, has reached `count`."""
+    def wait_for(self, words: memoryview, count: int, polled: int = 0) -> None:
+        """Block until a word that other ranks advance, the first of these, has reached `count`; as `wait`."""
         begin_ns = perf_counter_ns()
-        self._bell.wait(words, 0, count)
+        self._bell.wait(words, 0, count, polled)
         self._fence()
         self.waited_ns += perf_counter_ns() - begin_ns
 

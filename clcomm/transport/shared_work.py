@@ -22,6 +22,7 @@ from clcomm.transport.fused import (
     MARKS,
     NOT_MET,
     PART,
+    POLLED,
     RESUMES,
     SLEEPERS,
     STATE,
@@ -68,7 +69,7 @@ class SharedWork(FusedReduction):
     def complete(self) -> None:
         point, words = self._point, self.words
         if words[STATE] == NOT_MET:
-            point.wait(words[ARRIVED_NS])
+            point.wait(words[ARRIVED_NS], words[POLLED])
             point.compare(words[TAG])
         else:
             point.wake()
@@ -77,7 +78,7 @@ class SharedWork(FusedReduction):
         if self._summed[0] < complete and words[STATE] in (NOT_MET, SLEEPERS):
             self._resume()
         if self._summed[0] < complete:
-            point.wait_for(self._summed, complete)
+            point.wait_for(self._summed, complete, words[POLLED])
 
     def _resume(self) -> None:
         """Take parts in the kernel, which left before, and wake those that wait for them."""

@@ -70,7 +70,8 @@ __kernel void fold(__global float *out, float factor, int streams,
    ones. The words of `call` are listed in transport/fused.py. A rank that polls in vain for long returns. */
 
 enum { TAG, ARRIVED_NS, POLLS, STATE, WAITED_NS, LAST_RANK, LATE_NS, SPARE, RANK, STRIDE, FIRST, LAST, STREAMS,
-       CELLS, OUT, FACTOR, ROW_0, CLAIMS = ROW_0 + 8, MARKS, PART, RESUMES };
+       CELLS, OUT, FACTOR, ROW_0, CLAIMS = ROW_0 + 8, MARKS, PART, RESUMES,
+       POLLED };
 enum { COMPLETE, NOT_MET, DIFFERENT, NOT_LEFT, SLEEPERS };
 
 /* A fence of the processor, as other processes read this memory: mem_fence is none in PoCL, an atomic operation is. */
@@ -218,7 +219,8 @@ inline void meet_and_share(__global long *call, __global long *cells, __global f
     const int part = (int)call[PART], parts = (count + part - 1) / part, streams = (int)call[STREAMS];
     __global long *claims = (__global long *)call[CLAIMS];
     __global const long *marks = (__global const long *)call[MARKS];
-    long number = cells[call[RANK] * call[STRIDE]];
+    long number = cells[call[RANK] * call[STRIDE]], polls = polls_of(call, 1);
+    call[POLLED] = polls; /* if it returns without what it waits for */
     if (!call[RESUMES]) {
         const int state = meet(call, cells, ++number, 1);
         call[STATE] = state;
@@ -234,7 +236,6 @@ inline void meet_and_share(__global long *call, __global long *cells, __global f
         if (streams) FENCE(call); /* non-temporal stores have no order */
         advance(claims + 1, number, parts);
     }
-    long polls = polls_of(call, 1);
     if (!reached(claims + 1, (number << PART_BITS) + parts, 1, &polls))
         call[STATE] = NOT_LEFT;
     else
