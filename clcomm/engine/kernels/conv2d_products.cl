@@ -17,10 +17,28 @@
 #define EIGHTS (PANEL / 8)
 #define SHORT_ROWS (TILE_ROWS < 4 ? TILE_ROWS : 4) /* of a last tile that has no more */
 #define UNROLL_4 _Pragma("unroll 4")
+/* Channels between the weights that are packed and those that are asked for: time for several reads from memory. */
+#define AHEAD 8
+#if defined(__x86_64__) || defined(__aarch64__)
+#define ASK_FOR(address) __builtin_prefetch(address)
+#else
+#define ASK_FOR(address)
+#endif
 
 typedef struct {
     int channels, height, width;
 } Planes;
+
+/* A term of a sum: a tap in row i and column j of the kernel, and a channel. */
+typedef struct {
+    int i, j, channel;
+} Term;
+
+/* Where eight pixels are in x, before a tap shifts them. */
+typedef struct {
+    int8 row, column, counts;
+    int keeps_rows; /* x has rows of their width, and the stride is 1 */
+} Places;
 
 /* Where a tap sees eight pixels of a plane: `at` is 0 where it is outside. */
 typedef struct {
@@ -28,9 +46,20 @@ typedef struct {
     int is_run; /* all eight follow one another */
 } Eight;
 
-/* The pixels that follow `first` in rows of `width`, times `stride`, plus the shifts; from `count` on none is inside. */
-INLINE void find_seen(
-    Eight *seen, Planes x, int first, int count, int width, int stride, int shift_h, int shift_w)
+INLINE Term find_term(int number, int channels, int kernel_w)
+{
+    const int tap = number / channels;
+    return (Term){tap / kernel_w, tap % kernel_w, number - tap * channels};
+}
+
+INLINE void next_tap(Term *term, int kernel_w)
+{
+    const int wraps = term->j + 1 == kernel_w;
+    *term = (Term){term->i + wraps, wraps ? 0 : term->j + 1, 0};
+}
+
+/* The pixels that follow `first` in rows of `width`, times `stride`; those from `count` on do not count. */
+INLINE void find_places(Places *places, Planes x, int first, int count, int width, int stride)
 {
     const int8 place = (int8)(0, 1, 2, 3, 4, 5, 6, 7);
     int8 row = first / width, column = place + first % width;
@@ -39,10 +68,19 @@ INLINE void find_seen(
         row -= wraps;
         column = wraps ? column - width : column;
     }
-    const int8 iy = row * stride + shift_h, ix = column * stride + shift_w;
+    places->row = row * stride;
+    places->column = column * stride;
+    places->counts = place + first < count;
+    places->keeps_rows = stride == 1 && width == x.width;
+}
+
+INLINE void find_seen(Eight *seen, Planes x, const Places *places, int shift_h, int shift_w)
+{
+    const int8 place = (int8)(0, 1, 2, 3, 4, 5, 6, 7);
+    const int8 iy = places->row + shift_h, ix = places->column + shift_w;
     const int start = iy.s0 * x.width + ix.s0;
-    seen->inside = (iy >= 0) & (iy < x.height) & (ix >= 0) & (ix < x.width) & (place + first < count);
-    seen->is_run = stride == 1 && width == x.width && start >= 0 && start + 8 <= x.height * x.width;
+    seen->inside = places->counts & (iy >= 0) & (iy < x.height) & (ix >= 0) & (ix < x.width);
+    seen->is_run = places->keeps_rows && start >= 0 && start + 8 <= x.height * x.width;
     seen->at = seen->is_run ? place + start : seen->inside ? iy * x.width + ix : 0;
 }
 
@@ -110,7 +148,11 @@ __kernel void pack_weights(
     FOR_EACH(tile, tiles) {
         uint largest = 0; /* of the weights' bits without their signs */
         __global float *to_tile = packed + (long)tile * kernel_h * kernel_w * channels * TILE_ROWS;
-        for (int c = 0; c < channels; ++c)
+        for (int c = 0; c < channels; ++c) {
+            /* A tile's weights of one channel can be pages from those of the next: no processor foresees that. */
+            __global const float *ahead = weight + first_tap + (long)smaller(c + AHEAD, channels - 1) * w_channel;
+            UNROLL for (int r = 0; r < TILE_ROWS; ++r)
+                ASK_FOR(ahead + (long)smaller(tile * TILE_ROWS + r, rows - 1) * w_row);
             for (int i = 0; i < kernel_h; ++i)
                 for (int j = 0; j < kernel_w; ++j) {
                     __global float *to = to_tile + ((long)(i * kernel_w + j) * channels + c) * TILE_ROWS;
@@ -121,6 +163,7 @@ __kernel void pack_weights(
                         largest = bits > largest ? bits : largest;
                     }
                 }
+        }
         is_finite[tile] = largest < 0x7f800000u;
     }
 }
@@ -132,6 +175,7 @@ __kernel void convolve_products(
 {
     vector panels[PANELS * SIDES * DEPTH];
     vector_mask inside[PANELS * SIDES];
+    Places places[PANELS * EIGHTS];
     const Planes planes = {channels, height, width};
     const int pixels = out_height * out_width, first = get_global_id(0) * PANELS * PANEL;
     const int last = smaller(first + PANELS * PANEL, pixels), tiles = (outputs + TILE_ROWS - 1) / TILE_ROWS;
@@ -144,18 +188,21 @@ __kernel void convolve_products(
         const float start = has_bias ? bias[o] : 0.0f;
         for (int p = first; p < last; ++p) y[(long)o * pixels + p] = start;
     }
+    for (int e = 0; first + 8 * e < last; ++e) find_places(places + e, planes, first + 8 * e, last, out_width, stride);
     for (int k = 0, run; k < terms; k += run) {
-        run = smaller(DEPTH, all_finite ? terms - k : channels - k % channels);
+        const Term begin = find_term(k, channels, kernel_w);
+        run = smaller(DEPTH, all_finite ? terms - k : channels - begin.channel);
         for (int e = 0; first + 8 * e < last; ++e) {
             float *to = (float *)(panels + e / EIGHTS * SIDES * DEPTH) + e % EIGHTS * 8;
-            for (int term = k, next; term < k + run; term = next) {
-                const int tap = term / channels, c = term - tap * channels;
+            Term term = begin;
+            for (int left = run, count; left > 0; left -= count) {
                 Eight seen;
-                find_seen(&seen, planes, first + 8 * e, last, out_width, stride, tap / kernel_w + shift_h,
-                          tap % kernel_w + shift_w);
-                next = smaller(k + run, term - c + channels);
+                find_seen(&seen, planes, places + e, term.i + shift_h, term.j + shift_w);
+                count = smaller(left, channels - term.channel);
                 ((int8 *)inside)[e] = all_finite ? (int8)-1 : seen.inside;
-                pack_eight(to + (term - k) * PANEL, x + (long)c * height * width, height * width, next - term, &seen);
+                pack_eight(to, x + (long)term.channel * height * width, height * width, count, &seen);
+                to += count * PANEL;
+                next_tap(&term, kernel_w);
             }
         }
         for (int t = 0; t < tiles; ++t)
@@ -190,31 +237,30 @@ __kernel void join_phases(
     }
 }
 
-/* Packs what `columns` terms from `first_term` on read for the pixels [first, first + count). */
+/* Packs what `columns` terms from `first` on read for `count` pixels at `places`. */
 INLINE void pack_pixels(
-    float *to, __global const float *x, Planes planes, int first_term, int columns, int first, int count, int pixels,
-    int out_width, int kernel_w, int stride, int pad_h, int pad_w)
+    float *to, __global const float *x, Planes planes, Term first, int columns, const Places *places, int count,
+    int kernel_w, int pad_h, int pad_w)
 {
-#define FIND_SEEN \
-    find_seen(&seen, planes, first + p, pixels, out_width, stride, tap / kernel_w - pad_h, tap % kernel_w - pad_w)
-#define NEXT_TAP if (c == planes.channels) { ++tap; c = 0; FIND_SEEN; }
+#define FIND_SEEN find_seen(&seen, planes, places + p / 8, term.i - pad_h, term.j - pad_w)
+#define NEXT_TAP if (term.channel == planes.channels) { next_tap(&term, kernel_w); FIND_SEEN; }
     const int plane = planes.height * planes.width;
     for (int p = 0; p < count; p += 8) {
-        int tap = first_term / planes.channels, c = first_term - tap * planes.channels;
+        Term term = first;
         Eight seen;
         FIND_SEEN;
         for (int k = 0; k < columns; k += 8) {
             float8 block[8];
             NEXT_TAP
-            if (seen.is_run && c + 8 <= planes.channels && k + 8 <= columns) {
+            if (seen.is_run && term.channel + 8 <= planes.channels && k + 8 <= columns) {
                 const float8 zero = 0.0f;
-                __global const float *from = x + (long)c * plane + seen.at.s0;
+                __global const float *from = x + (long)term.channel * plane + seen.at.s0;
                 UNROLL for (int i = 0; i < 8; ++i) block[i] = seen.inside ? load8(from + (long)i * plane) : zero;
-                c += 8;
+                term.channel += 8;
             } else UNROLL for (int i = 0; i < 8; ++i) {
                 NEXT_TAP
-                block[i] = eight_of(x + (long)c * plane, &seen);
-                c += k + i + 1 < columns; /* surplus columns repeat the last one */
+                block[i] = eight_of(x + (long)term.channel * plane, &seen);
+                term.channel += k + i + 1 < columns; /* surplus columns repeat the last one */
             }
             transpose8(block);
             UNROLL for (int i = 0; i < 8; ++i) *(float8 *)(to + (p + i) * PANEL + k) = block[i];
@@ -231,6 +277,7 @@ __kernel void weight_products(
 {
     vector panels[PANELS * SIDES * DEPTH];
     vector_mask inside[SIDES];
+    Places places[DEPTH / 8];
     const Planes planes = {channels, height, width};
     const int pixels = out_height * out_width, terms = kernel_h * kernel_w * channels;
     const int first = get_global_id(0) * PANELS * PANEL, last = smaller(first + PANELS * PANEL, terms);
@@ -240,10 +287,12 @@ __kernel void weight_products(
     for (int n = 0; n < images; ++n)
         for (int p = 0; p < pixels; p += run) {
             const int count = smaller(run, pixels - p);
+            for (int e = 0; 8 * e < count; ++e)
+                find_places(places + e, planes, p + 8 * e, pixels, out_width, stride);
             for (int k = first; k < last; k += PANEL)
                 pack_pixels((float *)(panels + (k - first) / PANEL * SIDES * DEPTH),
-                            images_x + (long)n * channels * height * width, planes, k, smaller(PANEL, last - k), p, count,
-                            pixels, out_width, kernel_w, stride, pad_h, pad_w);
+                            images_x + (long)n * channels * height * width, planes, find_term(k, channels, kernel_w),
+                            smaller(PANEL, last - k), places, count, kernel_w, pad_h, pad_w);
             for (int o = 0; o < outputs; o += TILE_ROWS)
                 for (int k = first; k < last; k += PANEL) {
                     const int valid = smaller(TILE_ROWS, outputs - o);
