@@ -46,16 +46,20 @@ typedef struct {
     int is_run; /* all eight follow one another */
 } Eight;
 
-INLINE Term find_term(int number, int channels, int kernel_w)
+INLINE void find_term(Term *term, int number, int channels, int kernel_w)
 {
     const int tap = number / channels;
-    return (Term){tap / kernel_w, tap % kernel_w, number - tap * channels};
+    term->i = tap / kernel_w;
+    term->j = tap % kernel_w;
+    term->channel = number - tap * channels;
 }
 
 INLINE void next_tap(Term *term, int kernel_w)
 {
     const int wraps = term->j + 1 == kernel_w;
-    *term = (Term){term->i + wraps, wraps ? 0 : term->j + 1, 0};
+    term->i += wraps;
+    term->j = wraps ? 0 : term->j + 1;
+    term->channel = 0;
 }
 
 /* The pixels that follow `first` in rows of `width`, times `stride`; those from `count` on do not count. */
@@ -190,7 +194,8 @@ __kernel void convolve_products(
     }
     for (int e = 0; first + 8 * e < last; ++e) find_places(places + e, planes, first + 8 * e, last, out_width, stride);
     for (int k = 0, run; k < terms; k += run) {
-        const Term begin = find_term(k, channels, kernel_w);
+        Term begin;
+        find_term(&begin, k, channels, kernel_w);
         run = smaller(DEPTH, all_finite ? terms - k : channels - begin.channel);
         for (int e = 0; first + 8 * e < last; ++e) {
             float *to = (float *)(panels + e / EIGHTS * SIDES * DEPTH) + e % EIGHTS * 8;
@@ -239,14 +244,16 @@ __kernel void join_phases(
 
 /* Packs what `columns` terms from `first` on read for `count` pixels at `places`. */
 INLINE void pack_pixels(
-    float *to, __global const float *x, Planes planes, Term first, int columns, const Places *places, int count,
+    float *to, __global const float *x, Planes planes, int first, int columns, const Places *places, int count,
     int kernel_w, int pad_h, int pad_w)
 {
 #define FIND_SEEN find_seen(&seen, planes, places + p / 8, term.i - pad_h, term.j - pad_w)
 #define NEXT_TAP if (term.channel == planes.channels) { next_tap(&term, kernel_w); FIND_SEEN; }
     const int plane = planes.height * planes.width;
+    Term begin;
+    find_term(&begin, first, planes.channels, kernel_w);
     for (int p = 0; p < count; p += 8) {
-        Term term = first;
+        Term term = begin;
         Eight seen;
         FIND_SEEN;
         for (int k = 0; k < columns; k += 8) {
@@ -291,8 +298,8 @@ __kernel void weight_products(
                 find_places(places + e, planes, p + 8 * e, pixels, out_width, stride);
             for (int k = first; k < last; k += PANEL)
                 pack_pixels((float *)(panels + (k - first) / PANEL * SIDES * DEPTH),
-                            images_x + (long)n * channels * height * width, planes, find_term(k, channels, kernel_w),
-                            smaller(PANEL, last - k), places, count, kernel_w, pad_h, pad_w);
+                            images_x + (long)n * channels * height * width, planes, k, smaller(PANEL, last - k),
+                            places, count, kernel_w, pad_h, pad_w);
             for (int o = 0; o < outputs; o += TILE_ROWS)
                 for (int k = first; k < last; k += PANEL) {
                     const int valid = smaller(TILE_ROWS, outputs - o);
