@@ -26,7 +26,10 @@ PAGE = (PACKAGE.parent / "docs" / "life-of-a-gradient.md").read_text(encoding="u
 HEADINGS = ("The hot path", "Beside it", "With overlap", "Other cases")
 MOST_FILES = 12
 #: What a rank calls that waits for others, which depends on when they arrive.
-WAITING = {f"transport/{name}.py" for name in ("bell", "meeting", "fused", "shared_work")}
+WAITING = {
+    "collectives/notifier.py",
+    *(f"transport/{name}.py" for name in ("bell", "meeting", "fused", "shared_work")),
+}
 
 
 class Hop(NamedTuple):
