@@ -20,13 +20,15 @@ from hashlib import sha256
 from typing import NoReturn, TextIO
 
 from clcomm.errors import ClcommError
-from clcomm.job import exit_monitor, restarts
+from clcomm.job import background, exit_monitor, restarts
 from clcomm.transport import mpi_failures, mpi_runtime
 
 #: Exit codes: a user's mistake, a failure, SIGINT and SIGTERM (128 + the signal), a hang (as timeout(1) uses it).
 USER_ERROR, FAILURE, INTERRUPTED, TERMINATED, TIMED_OUT = 2, 1, 130, 143, 124
 #: How long a failing rank waits for the others to fail with the same message before it ends them.
 AGREEMENT_S = 2.0
+#: How long a failing rank waits for collectives in the background; shorter, as the others wait for its agreement.
+BACKGROUND_S = 1.0
 #: How long a rank waits for the exit monitor to report another rank's death.
 REPORT_S = 1.5
 #: How long the end of a job waits for the launcher to read the output.
@@ -191,8 +193,13 @@ def _report_together(message: str, code: int, alone: str | None = None) -> int:
     if rank == min(alike):
         print_line(_placed(message, alike, size))
         _wait_for_reader()
+    is_idle = background.finish(BACKGROUND_S)
     if size > 1:
-        mpi_failures.ranks_in_agreement(_digest("reported"), AGREEMENT_S)  # launchers may end the others once one exits
+        # Launchers may end the others once one exits.
+        idle = mpi_failures.ranks_in_agreement(_digest("idle" if is_idle else "busy"), AGREEMENT_S)
+        is_idle = is_idle and (idle is None or len(idle) == size)
+    if not is_idle:
+        abort(code)  # MPI can't be finalized
     return code
 
 

@@ -14,7 +14,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, ClassVar
 
-from clcomm.job import endings, exit_monitor, restarts, termination_signals
+from clcomm.job import background, endings, exit_monitor, restarts, termination_signals
 from clcomm.job.last_resort import end_by_force_later
 from clcomm.job.shutdown_watchdog import ShutdownWatchdog
 from clcomm.job.termination_signals import SignalHandlers
@@ -138,6 +138,7 @@ def _leave_job() -> None:
         return
     _Process.is_looking_back = True
     try:
+        background.finish()
         left = list(_Process.communicators)
         for communicator in left:  # all before the first look_back, whose order differs between ranks
             communicator.leave_program()

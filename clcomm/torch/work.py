@@ -11,7 +11,7 @@ import torch
 from torch.distributed import Work
 
 from clcomm.errors import ClcommError
-from clcomm.job import endings
+from clcomm.job import background, endings
 
 
 class OwnWork(Work):
@@ -127,8 +127,8 @@ class Turns:
 
     def take(self, work: CollectiveWork, move: Callable[[], object], blocking: bool) -> CollectiveWork:
         """Run a collective, or have it run in its turn."""
-        if threading.current_thread() is self._thread:  # called by a callback of the one that has just ended
-            work.run(move)
+        if threading.current_thread() is self._thread or self._is_closed:
+            work.run(move)  # called by a callback of the one that has just ended, or at the end of the program
             return work
         with self._state:
             if blocking and not self._unfinished:
@@ -148,6 +148,7 @@ class Turns:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"clcomm-{self._name}", daemon=True)
             self._thread.start()
+            background.register(self)
         self._state.notify()
 
     def _run(self) -> None:
@@ -164,10 +165,17 @@ class Turns:
             with self._state:
                 self._unfinished -= 1
 
-    def close(self) -> None:
-        """Complete what has been called, and end the thread."""
+    def close(self, within_s: float | None = None) -> bool:
+        """Complete what has been called, and end the thread; return whether it has ended within this time, None: any.
+
+        What is called later runs in the caller's thread.
+        """
         with self._state:
             self._is_closed = True
             self._state.notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._thread is None:
+            return True
+        if self._thread is threading.current_thread():
+            return False
+        self._thread.join(within_s)
+        return not self._thread.is_alive()

@@ -67,6 +67,43 @@ def test_a_program_may_catch_it(tmp_path):
     assert "rank 0 failed:\nTraceback" in ended.err and ended.err.rstrip().endswith("RuntimeError: another")
 
 
+#: What every rank has started when one of them fails, or when all end: the threads that move it are in MPI then.
+QUEUES = {
+    "different": "started({count}, odd=3)[3].wait()",  # every rank's error, and the others behind it are still to run
+    "unequal": "started({count} + 9 * rank, odd=3)[3].wait()",  # the last ones wait for ranks that do not come
+    "alone": "works = started({count})\nif rank == last: raise ArgumentError('one rank alone')\nworks[-1].wait()",
+}
+STARTED = """
+from clcomm.errors import ArgumentError
+
+def started(count, odd=-1):
+    tensors = [torch.ones(500 + (rank == last and turn == odd)) for turn in range(count)]
+    return [
+        dist.all_reduce(each, async_op=True) if turn % 2 else dist.broadcast(each, turn % (last + 1), async_op=True)
+        for turn, each in enumerate(tensors)
+    ]
+"""
+
+
+@pytest.mark.parametrize(("queue", "ranks"), list(zip(QUEUES, (3, 3, 2), strict=True)))
+def test_collectives_queued_behind_one_that_fails(tmp_path, queue, ranks):
+    """One line, and no banner of MPI's launcher: threads in MPI end before it does."""
+    ended = job(tmp_path, STARTED + QUEUES[queue].format(count=300), preamble=PREAMBLE, ranks=ranks)
+    assert ended.code in (1, 2) and not ended.out
+    lines = ended.clcomm_lines()
+    assert ended.err.splitlines() == lines and len(lines) == 1, ended.err
+    said = "one rank alone" if queue == "alone" else f"rank {ranks - 1} in all_reduce of 501 float32"
+    assert said in lines[0]
+
+
+@pytest.mark.parametrize("ranks", [3])
+def test_a_program_may_end_before_what_it_started(tmp_path, ranks):
+    """Every rank completes what all have started."""
+    script = "works = started(300)"
+    ended = job(tmp_path, STARTED + script, preamble=PREAMBLE, ranks=ranks)
+    assert ended.code == 0 and not ended.err, ended.err
+
+
 #: The last rank's model beside the others' Linear(6, 3), and what the line says of it.
 MODELS = {
     "shape": ("torch.nn.Linear(6, 4)", "[4, 6] torch.float32' on rank"),
