@@ -8,6 +8,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,39 @@ _SPARE_BYTES = 1 << 20
 KEPT = 4096
 #: Bytes of a host's memory that unreachable models (reference cycles) may hold before the garbage collector runs.
 _GARBAGE_BYTES = 64 << 20
+
+
+class _Windows:
+    """The windows of one communicator, which is freed after the last of them.
+
+    MPI lets windows outlive their communicator, but MPICH up to 5.0.2 identifies a window by the communicator on which
+    it was made and its number there (MPIDIG_generate_win_id in src/mpid/ch4): a window that outlives it has the name of
+    the first window on the next communicator, and the locks of one are counted for the other, until MPICH aborts.
+    """
+
+    def __init__(self, comm: Any):
+        self._comm, self._open, self._is_closed = comm, 0, False
+
+    def make(self, own_bytes: int) -> Any:
+        """Return a window with so many bytes of this rank, in whole pages; collective."""
+        window = shared_window(self._comm, -(-own_bytes // _PAGE) * _PAGE)
+        self._open += 1
+        return window
+
+    def free(self, window: Any) -> None:
+        """Free a window; collective."""
+        window.Free()
+        self._open -= 1
+        self._free_comm()
+
+    def close(self) -> None:
+        """Free the communicator as soon as no window is left; collective."""
+        self._is_closed = True
+        self._free_comm()
+
+    def _free_comm(self) -> None:
+        if self._is_closed and not self._open:
+            self._comm.Free()
 
 
 @dataclass
@@ -74,7 +108,8 @@ class HostMemory:
         self._used_bytes = 0  # at the last garbage collection
         self._kept: dict[tuple, Any] = {}
         nbytes = desk_bytes + MeetingPoint.nbytes(self.ranks)
-        self._window = self._make_window(nbytes if self.rank == 0 else 0)
+        self._windows = _Windows(comm)
+        self._window = self._windows.make(nbytes if self.rank == 0 else 0)
         memory = _memory(self._window, 0, nbytes)
         if self.rank == 0:
             memory[:] = 0
@@ -106,7 +141,7 @@ class HostMemory:
 
     def allocate(self, nbytes: int, common: bool) -> np.ndarray:
         """Return `nbytes` zeroed bytes: this rank's, readable by the others, or common to all; collective."""
-        window = self._make_window(nbytes if self.rank == 0 or not common else 0)
+        window = self._windows.make(nbytes if self.rank == 0 or not common else 0)
         parts = [_memory(window, rank, nbytes) for rank in ([0] if common else range(self.ranks))]
         if not common or self.rank == 0:
             parts[0 if common else self.rank][:] = 0
@@ -114,9 +149,8 @@ class HostMemory:
         # Every view of this array refers to it, so it lives as long as the memory is used; `parts` does not count.
         mine = _memory(window, 0 if common else self.rank, nbytes)
         start, handed_out = self._address(mine), weakref.ref(mine)
-        self._regions.append(
-            _Region(parts, common, start, start + nbytes, lambda: handed_out() is not None, window.Free)
-        )
+        free = partial(self._windows.free, window)
+        self._regions.append(_Region(parts, common, start, start + nbytes, lambda: handed_out() is not None, free))
         return mine
 
     def adopt(self, files: Sequence[MappedFile]) -> bool:
@@ -140,9 +174,6 @@ class HostMemory:
             self._regions.append(_Region(parts, False, file.address, stop, file.is_used, lambda: None))
         self._kept.clear()
         return True
-
-    def _make_window(self, own_bytes: int) -> Any:
-        return shared_window(self.comm, -(-own_bytes // _PAGE) * _PAGE)
 
     def free_unused(self) -> None:
         """Free the memory in which no rank has an array left; collective."""
@@ -176,8 +207,8 @@ class HostMemory:
         self._regions = []
         self._kept.clear()
         self._window.Unlock_all()
-        self._window.Free()
-        self.comm.Free()
+        self._windows.free(self._window)
+        self._windows.close()
 
     # --- locations of arrays ---
 

@@ -10,6 +10,8 @@ import pytest
 
 from clcomm.errors import MismatchError
 from clcomm.transport import host_memory as memory_module
+from clcomm.transport.host_memory import HostMemory
+from clcomm.transport.mpi_communicators import host_of, shared_window
 from clcomm.transport.mpi_runtime import world
 from tests.transport.conftest import Bench, make_bench
 from tests.transport.references import drawn, folded, same_bits
@@ -125,6 +127,25 @@ def test_arrays_outlive_the_transport():
     assert (array == np.arange(10_000)).all()
     array += 1
     assert array[-1] == 10_000
+
+
+def test_memory_that_outlives_its_communicator_is_freed_beside_the_memory_of_another():
+    """Where a window outlives its communicator, MPICH gives the next communicator's the same identity, and aborts."""
+    comm = world().Dup()
+    for before in range(3):  # windows before the meeting point's, which is locked
+        first = HostMemory(host_of(comm))
+        kept = [first.allocate(8, common=False) for _ in range(3)]
+        first.close()
+        host = host_of(comm)
+        for window in [shared_window(host, 1) for _ in range(before)]:
+            window.Free()
+        second = HostMemory(host)
+        comm.Barrier()
+        kept.clear()
+        second.free_unused()
+        assert not first.comm
+        second.close()
+    comm.Free()
 
 
 def test_communicators_are_freed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 
 import pytest
@@ -9,9 +10,16 @@ import pytest
 from clcomm import Communicator
 from clcomm.host_arrays import PAGE, aligned_zeros
 from clcomm.parallel.pipeline.channels import ChannelPlan, open_channels
+from clcomm.transport import mpi_communicators
 from clcomm.transport.slots import SharedSlots, shared_bytes
+from tests.transport.references import LAYOUTS, layout_hosts, pretended_host
 
 MESSAGES = 40
+#: Layout of the hosts, number of slots, bytes of each.
+CASES = [
+    *itertools.product(["", "mpi"], [1, 2, 3], [1, 4096, 300_000]),
+    *((layout, *case) for layout in LAYOUTS for case in ((1, 300_000), (3, 4096))),
+]
 
 
 @pytest.mark.parametrize("nbytes", [1, 7, PAGE, PAGE + 1])
@@ -36,12 +44,13 @@ def test_slots_are_apart_and_begin_at_pages(slots, nbytes):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("nbytes", [1, 4096, 300_000])
-@pytest.mark.parametrize("slots", [1, 2, 3])
-@pytest.mark.parametrize("transport", ["auto", "mpi"])
-def test_what_is_sent_arrives_in_order(transport, slots, nbytes):
+@pytest.mark.parametrize(("layout", "slots", "nbytes"), CASES)
+def test_what_is_sent_arrives_in_order(monkeypatch, layout, slots, nbytes):
     """Each rank sends to the next one, receives from the one before, and holds what it received as long as it may."""
-    comm = Communicator(transport=transport)
+    with monkeypatch.context() as patch:
+        if layout in LAYOUTS:
+            patch.setattr(mpi_communicators, "host_of", lambda comm: pretended_host(layout, comm))
+        comm = Communicator(transport="mpi" if layout == "mpi" else "auto")
     size, rank = comm.size, comm.rank
     ends = open_channels(comm, [ChannelPlan(each, (each + 1) % size, nbytes, slots, "x") for each in range(size)])
     sender, receiver = ends[rank].sender, ends[(rank - 1) % size].receiver
@@ -64,9 +73,11 @@ def test_what_is_sent_arrives_in_order(transport, slots, nbytes):
             receiver.release()
         sender.complete()
         comm.barrier()
+    hosts = [list(each) for each in layout_hosts(layout, size)] if layout in LAYOUTS else [list(range(size))]
+    together = any({rank, (rank + 1) % size} <= set(each) for each in hosts) and layout != "mpi"
     sent = next(tally for key, tally in comm.stats.tallies.items() if key[0] == "send") if _flushed(comm) else None
     assert sent is not None and (sent.calls, sent.nbytes) == (2 * MESSAGES, 2 * MESSAGES * nbytes)
-    assert sent.transport == ("shared" if transport == "auto" else "mpi")
+    assert sent.transport == ("shared" if together else "mpi")
     comm.finalize()
 
 
