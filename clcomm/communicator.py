@@ -98,13 +98,30 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
             self._resources = MpiResources(self, world.comm, held, world.pending, world.number, name)
         names = RankNames(name) if self._resources is None else self._resources.names
         super().__init__(world, self._given_observers, names)
-        self._elsewhere, self._watchdog = world.elsewhere, None
+        self._elsewhere, self._board = world.elsewhere, world.board
+        self._watchdog: Watchdog | None = None
         if self.size > 1:
             exits.opened(self)
-        if self.size > 1 and world.board is not None and limits:
+        self._watch()
+
+    def _watch(self) -> None:
+        """Start the watchdog where there is something to watch, or let it have the present limits."""
+        if self._watchdog is not None:
+            self._watchdog.limits = self.limits
+        elif self.size > 1 and self._board is not None and self.limits:
             recorder = FlightRecorder()
             self.add_observer(recorder)
-            self._watchdog = Watchdog(self, world.board, limits, recorder, world.elsewhere, self._resources)
+            self._watchdog = Watchdog(self, self._board, self.limits, recorder, self._elsewhere, self._resources)
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Set after how many seconds in one collective this rank ends the job, 0: never; also in one that runs now.
+
+        The parts that `split` made keep theirs. CLCOMM_TIMEOUT_S overrides it. Raises ArgumentError for what is no
+        number of seconds.
+        """
+        self._require_open()
+        self.limits = Limits.of(self.limits.stall_warning_s, timeout_s)
+        self._watch()
 
     @property
     def world_size(self) -> int:

@@ -45,13 +45,16 @@ class Watchdog:
         watched: has `current`: (call, sequence number, begin in perf_counter's seconds), or None outside collectives.
         elsewhere: queries the ranks of other hosts; None where there are none.
         resources: those of `watched`, for its name and the waits of this process's other Communicators.
+
+    Attributes:
+        limits: those in force; other ones are from the next look on, within a second.
     """
 
     def __init__(
         self, watched: Any, board: ProgressBoard, limits: Limits, recorder: FlightRecorder,
         elsewhere: OtherHosts | None = None, resources: MpiResources | None = None,
     ):  # fmt: skip
-        self._board, self._limits, self._recorder = board, limits, recorder
+        self._board, self.limits, self._recorder = board, limits, recorder
         self._elsewhere, self._resources = elsewhere, resources
         self._names = RankNames() if resources is None else resources.names
         self._program = threading.get_ident()
@@ -77,7 +80,7 @@ class Watchdog:
             self._stop.release()
 
     def _watch(self) -> None:
-        while not self._stop.acquire(timeout=min(self._limits.interval_s, threading.TIMEOUT_MAX)):
+        while not self._stop.acquire(timeout=min(self.limits.interval_s, threading.TIMEOUT_MAX)):
             watched = self._watched()
             if watched is None:
                 return
@@ -104,9 +107,9 @@ class Watchdog:
         folder = self._board.dump_folder
         if folder:
             self._dump(folder)
-        elif waited_s > self._limits.timeout_s:
+        elif waited_s > self.limits.timeout_s:
             self._end_job(waited_s)
-        elif waited_s > self._limits.stall_warning_s and self._warned_of != current:
+        elif waited_s > self.limits.stall_warning_s and self._warned_of != current:
             self._warned_of = current
             self._warn(waited_s)
 
@@ -148,18 +151,18 @@ class Watchdog:
     # --- the warning ---
 
     def _warn(self, waited_s: float) -> None:
-        limit_s = self._limits.stall_warning_s
+        limit_s = self.limits.stall_warning_s
         if not is_lowest(self._board.own, self._board.read(), limit_s) or not self._is_first_to_report():
             return
         lines = self._everyone(PROGRESS)
         if is_lowest(self._board.own, lines, limit_s):
-            end = f"; after {self._limits.timeout_s:g} s the job ends" if self._limits.timeout_s < math.inf else ""
+            end = f"; after {self.limits.timeout_s:g} s the job ends" if self.limits.timeout_s < math.inf else ""
             endings.print_line(f"clcomm: {describe(self._board.own, lines, waited_s, self._names)}{end}")
             self._board.note_report()
 
     def _is_first_to_report(self) -> bool:
         last_ns = self._board.reported_ns
-        return not last_ns or perf_counter_ns() - last_ns > self._limits.stall_warning_s * 1e9
+        return not last_ns or perf_counter_ns() - last_ns > self.limits.stall_warning_s * 1e9
 
     def _everyone(self, question: bytes) -> list[Progress]:
         """Return the lines of all ranks, in rank order; those of other hosts are queried over the network."""
@@ -169,7 +172,7 @@ class Watchdog:
     # --- the end of the job ---
 
     def _end_job(self, waited_s: float) -> None:
-        if not is_lowest(self._board.own, self._board.read(), self._limits.timeout_s):
+        if not is_lowest(self._board.own, self._board.read(), self.limits.timeout_s):
             return  # the lowest waiting rank ends it; if that one hangs, its line gets too old, and the next one does
         end_by_force_later(endings.TIMED_OUT)
         folder = self._board.dump_folder or new_dump_folder()
@@ -181,7 +184,7 @@ class Watchdog:
         written = f"; what each rank did last is in {folder}/rank-*.json" if folder else ""
         endings.print_line(
             f"clcomm: {describe(self._board.own, lines, waited_s, self._names)}; the limit is "
-            f"{self._limits.timeout_s:g} s, the job ends{written}"
+            f"{self.limits.timeout_s:g} s, the job ends{written}"
         )
         endings.abort(endings.TIMED_OUT)
 

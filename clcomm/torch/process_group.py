@@ -141,7 +141,10 @@ class ClcommProcessGroup(ProcessGroup):
         return self._sequence
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Do nothing: a group keeps the time limit with which it was made."""
+        """Set how long a collective of this group may take until the job ends, with a line that names missing ranks."""
+        self.communicator.set_timeout(timeout.total_seconds())
+
+    _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
         """Complete what was called, and leave the group's resources to be freed when all of its ranks have.

@@ -67,7 +67,7 @@ def test_a_collective_that_all_are_in_has_no_rank_missing(dogs) -> None:
 
 def test_the_lowest_waiting_rank_reports_once(dogs, capfd) -> None:
     for dog in dogs:
-        dog._limits = Limits(5.0, 60.0)
+        dog.limits = Limits(5.0, 60.0)
     stalls = {1: entered(6), 2: entered(7)}
     dogs[0].look(None)
     for _ in range(3):

@@ -31,3 +31,26 @@ def test_the_environment_overrides_the_arguments(monkeypatch) -> None:
     assert Limits.of(0, 0) == Limits(math.inf, 2.5)
     monkeypatch.setenv("CLCOMM_TIMEOUT_S", "0")
     assert not Limits.of(0, 7), "nothing to watch for"
+
+
+def test_the_time_limit_may_be_set_later(monkeypatch) -> None:
+    monkeypatch.delenv("CLCOMM_TIMEOUT_S", raising=False)
+    with Communicator(transport="solo", stall_warning_s=7, timeout_s=20) as comm:
+        for given, expected in ((5, 5.0), (0, math.inf), (0.5, 0.5)):
+            comm.set_timeout(given)
+            assert comm.limits.timeout_s == expected and comm.limits.stall_warning_s == 7
+        with pytest.raises(ArgumentError, match="timeout_s: expected seconds, 0 for no limit, got -1"):
+            comm.set_timeout(-1)
+        assert comm.limits.timeout_s == 0.5
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("timeout_s", [0, 20])
+def test_the_watchdog_has_the_time_limit_that_was_set_later(monkeypatch, timeout_s) -> None:
+    for name in ("CLCOMM_TIMEOUT_S", "CLCOMM_STALL_WARNING_S"):
+        monkeypatch.delenv(name, raising=False)
+    with Communicator(stall_warning_s=0, timeout_s=timeout_s) as comm:
+        assert (comm._watchdog is None) == (timeout_s == 0)
+        comm.set_timeout(90)
+        assert comm._watchdog is not None and comm._watchdog.limits == Limits(math.inf, 90.0)
+        comm.barrier()

@@ -44,6 +44,23 @@ def test_a_rank_that_never_comes_is_named(tmp_path, call, ranks):
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.parametrize(("call", "ranks"), [("set_timeout", 2), ("_set_default_timeout", 3)])
+def test_the_time_limit_of_a_group_may_be_set(tmp_path, call, ranks):
+    """Of that group alone, and in place of the one with which it was made."""
+    script = (
+        "other, late = dist.new_group(timeout=timedelta(seconds=600)), dist.new_group(timeout=timedelta(seconds=1))\n"
+        f"other.{call}(timedelta(seconds=3)); late.{call}(timedelta(seconds=600))\n"
+        "if rank == last: time.sleep(5)\n"
+        "dist.barrier(late); print('late', flush=True)\n"
+        "if rank == last: time.sleep(300)\n"
+        "dist.barrier(other)"
+    )
+    ended = job(tmp_path, "from datetime import timedelta\n" + script, preamble=PREAMBLE, ranks=ranks)
+    assert ended.code == 124 and ended.out.split() == ["late"] * ranks, ended.err
+    ends = [line for line in ended.clcomm_lines() if "the job ends; what" in line]
+    assert len(ends) == 1 and "the limit is 3 s" in ends[0] and f"missing: rank {ranks - 1}" in ends[0]
+
+
 @pytest.mark.parametrize(("other", "ranks"), [("dist.barrier()", 2), ("dist.all_reduce(torch.ones(5))", 4)])
 def test_an_error_within_backward_is_one_line(tmp_path, other, ranks):
     """PyTorch raises its own RuntimeError there, with frames of C++ and Python."""
