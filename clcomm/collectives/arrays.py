@@ -50,11 +50,18 @@ class ArrayCollectives(ObjectCollectives):
         return finish()
 
     def all_gather(
-        self, array: np.ndarray, *, out: np.ndarray | None = None, label: str = "", bucket: int = -1
+        self,
+        array: np.ndarray,
+        *,
+        out: np.ndarray | None = None,
+        label: str = "",
+        bucket: int = -1,
+        operation: str = "all_gather",
     ) -> np.ndarray:
         """Return all ranks' arrays, stacked in rank order: shape (world_size, *array.shape).
 
         out: receives them, C-contiguous; None: a new array. bucket: index of a bucket of parameters, for observers.
+        operation: the collective that this one implements.
         """
         source = flat(array, "array")
         if out is None:
@@ -65,7 +72,7 @@ class ArrayCollectives(ObjectCollectives):
                 f"got {out.size:,} {out.dtype}"
             )
         chosen = self._transport_for(source)
-        call = self._call("all_gather", chosen, label, array=source, nbytes=out.nbytes, bucket=bucket)
+        call = self._call(operation, chosen, label, array=source, nbytes=out.nbytes, bucket=bucket)
         self._run_counted(call, chosen.all_gather, source, out.reshape(-1))
         return out
 
