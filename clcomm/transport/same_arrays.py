@@ -7,6 +7,10 @@ import numpy as np
 from clcomm.errors import MismatchError
 from clcomm.transport.meeting import DifferentOperations
 
+#: NumPy's dtypes by their numbers, and a bound of those of other packages' dtypes, which NumPy counts from 256.
+_DTYPES: dict[int, np.dtype] = {np.dtype(code).num: np.dtype(code) for code in np.typecodes["All"]}
+_DTYPE_NUMBERS = 1 << 12
+
 
 def places_elsewhere(*arrays: np.ndarray) -> list[int]:
     """Return the `places` of arrays outside shared memory."""
@@ -21,6 +25,8 @@ def require_alike(everyone: np.ndarray, arrays: int) -> None:
         arrays: the number of arrays of each rank.
     """
     kinds = everyone[:, 1:].reshape(len(everyone), arrays, 4)[:, :, 2:]
+    if not ((kinds[:, :, 1] >= 0) & (kinds[:, :, 1] < _DTYPE_NUMBERS)).all():
+        raise DifferentOperations  # a rank that has started a prepared operation has sent values of its array
     if (kinds != kinds[0]).any():
         raise mismatch(kinds[:, 0].tolist())
     if (everyone[:, 0] != everyone[0, 0]).any():
@@ -29,12 +35,14 @@ def require_alike(everyone: np.ndarray, arrays: int) -> None:
 
 def mismatch(kinds: list[list[int]]) -> MismatchError:
     """Return the error for arrays that differ, from (nbytes, dtype) on each rank."""
-    dtypes: dict[int, np.dtype] = {np.dtype(code).num: np.dtype(code) for code in np.typecodes["All"]}
     sides: dict[str, list[str]] = {}
     for rank, (nbytes, number) in enumerate(kinds):
-        dtype = dtypes[number]
+        dtype = _DTYPES.get(number)
         # The dtype number of texts, records and bfloat16 does not give the size of an element.
-        text = f"{nbytes // dtype.itemsize:,} {dtype}" if dtype.itemsize else f"{nbytes:,} bytes of dtype {dtype.name}"
+        if dtype is not None and dtype.itemsize:
+            text = f"{nbytes // dtype.itemsize:,} {dtype}"
+        else:
+            text = f"{nbytes:,} bytes of dtype {f'number {number}' if dtype is None else dtype.name}"
         sides.setdefault(text, []).append(str(rank))
     listed = ", ".join(f"{text} on rank {' and '.join(ranks)}" for text, ranks in sides.items())
     return MismatchError(f"array: expected the same length and dtype on every rank, got {listed}")

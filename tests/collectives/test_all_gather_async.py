@@ -50,15 +50,20 @@ def test_an_array_of_another_length_is_refused(comm):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("differs", ["bucket", "length", "operation"])
-def test_ranks_that_gather_different_things_all_raise(several, differs):
-    odd = several.rank == 1
+@pytest.mark.parametrize("differs", ["bucket", "length", "operation", "memory"])
+@pytest.mark.parametrize("odd", [0, 1])
+def test_ranks_that_gather_different_things_all_raise(several, differs, odd):
+    """In "memory" the others start a sum in shared memory, where there is any, and one gathers through MPI."""
+    odd = several.rank == odd
     size = 5 if differs == "length" and odd else 4
-    array = np.ones(size, np.float32)
-    if differs == "operation" and odd:
+    array = several.allocate(20).view(np.float32)[:size]
+    if differs == "memory" and odd:
+        array = np.ones(size, np.float32)
+    if (differs == "operation" and odd) or (differs == "memory" and not odd):
         handle = several.all_reduce_async(array)
     else:
         out = np.empty(size * several.size, np.float32)
         handle = several.all_gather_async(array, out=out, bucket=int(differs == "bucket" and odd))
     with pytest.raises(MismatchError):
         handle.wait()
+    np.testing.assert_array_equal(several.all_reduce(np.ones(3)), np.full(3, several.size))  # in step again

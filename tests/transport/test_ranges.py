@@ -7,7 +7,8 @@ import pytest
 
 from clcomm.bfloat16 import BFLOAT16
 from clcomm.errors import ArgumentError, MismatchError
-from clcomm.transport.same_arrays import mismatch
+from clcomm.transport.meeting import DifferentOperations
+from clcomm.transport.same_arrays import mismatch, require_alike
 from tests.helpers import one_line
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -112,3 +113,14 @@ def test_a_difference_is_told_whatever_the_dtypes():
     assert str(mismatch(kinds)).endswith(
         "got 2 float32 on rank 0, 6 bytes of dtype void on rank 1, 12 bytes of dtype bytes on rank 2"
     )
+
+
+def test_values_that_arrive_in_place_of_a_description_are_another_operation():
+    """As where one rank has started a prepared all-reduce, which compares nothing."""
+    words = np.array([[7, -1, 0, 40, 11]] * 2, np.int64)
+    require_alike(words, arrays=1)
+    words[1] = np.ones(10, np.float32).view(np.int64)
+    with pytest.raises(DifferentOperations):
+        require_alike(words, arrays=1)
+    with pytest.raises(MismatchError, match="10 float32 on rank 0, 40 bytes of dtype number 256 on rank 1"):
+        raise mismatch([[40, 11], [40, 256]])
