@@ -289,8 +289,8 @@ class _Range:
             self._reduce = partial(
                 self._comm.reduce_scatter, grads, "mean", out=self._mean, label=GRADIENTS, nbytes=nbytes
             )
-        params = space.padded.params.view(np.float32)
-        self._all_gather = self._comm.all_gather_in_place_init(params, label=PARAMETERS, nbytes=nbytes)
+        params = space.padded.params.view(space.precision.dtype)
+        self._all_gather = self._comm.all_gather_in_place_init(params, label=PARAMETERS, nbytes=space.params_nbytes)
         self.gradients = self._gradient_buffer()
         self._whole_gradients = self._flat.reduced
         self._pull = partial(space.adapter.pull_gradients, Bucket(0, space.layout.ranges, 0, space.layout.span))
@@ -367,7 +367,8 @@ class _Range:
     def gather(self) -> None:
         flat = self._flat
         if flat.is_staged:
-            flat.device.read(flat.params, self.space.arrays.params[self._start : self._stop], self._start)
+            start, stop = map(flat.precision.nbytes, (self._start, self._stop))
+            flat.device.read(flat.params, self.space.arrays.params[start:stop], start)
         else:
             flat.device.finish()
         self._all_gather()

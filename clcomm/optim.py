@@ -43,7 +43,7 @@ class SGD(Optimizer):
 
     def _kernel_call(self, steps: int) -> tuple[str, tuple[Any, ...]]:
         hyper = self._hyper
-        if not self._state:
+        if not self._buffer_names:
             return "sgd", (self._lr, hyper["weight_decay"])
         numbers = (self._lr, hyper["weight_decay"], hyper["momentum"], int(hyper["nesterov"]))
         return "sgd_momentum", (self._state["velocity"], *numbers)

@@ -6,7 +6,7 @@ Neighbouring parameters with the same number of steps share a launch: as long as
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -24,6 +24,8 @@ from clcomm.flat_space.shards import Part
 _ITEM = 4
 #: The entry of a state with the number of steps that each parameter missed.
 _MISSED = "missed"
+#: The state buffer with the parameters in float32, where 16 bits are stored.
+_MASTER = "master"
 
 
 class Optimizer:
@@ -31,6 +33,9 @@ class Optimizer:
 
     Parameters may be frozen and unfrozen between steps, as with PyTorch's optimizers: while one is frozen, its value,
     state and number of steps do not change.
+
+    Where the flat space stores parameters in 16 bits, the state has a master of each in float32. A step updates the
+    masters, and rounds them to what is stored. A value that the program has stored becomes its master in the next step.
 
     Args:
         params: a Module, or an iterable of Parameters that share a flat space or have none yet.
@@ -72,13 +77,16 @@ class Optimizer:
     @cached_property
     def _state(self) -> dict[str, Any]:
         """The state buffers, filled with zeros; made at the first use, which comes after `restrict`."""
+        return {name: self._zeros() for name in self.state_names}
+
+    def _zeros(self) -> Any:
         zeros = np.zeros(max(self._count, 1), np.float32)  # no OpenCL buffer is empty
-        return {name: self.space.device.upload(zeros) for name in self._buffer_names}
+        return self.space.device.upload(zeros)
 
     @property
     def state_nbytes(self) -> int:
-        """Bytes of optimizer state on this rank."""
-        return len(self._buffer_names) * self._count * _ITEM
+        """Bytes of optimizer state on this rank, masters included."""
+        return len(self.state_names) * self._count * _ITEM
 
     def restrict(self, start: int, stop: int) -> None:
         """Restrict the optimizer and its state to elements [start, stop) of the flat space.
@@ -138,13 +146,35 @@ class Optimizer:
         """
         self._find_trained()
         self.steps += 1
+        storage = self.space.storage
+        if storage is not None:
+            self._for_stored(storage.reconcile, params)
         device = self.space.device
         for (first, count, missed, part), launch in zip(self._runs, self._launches, strict=True):
             name, arguments = self._kernel_call(self.steps - missed)
-            kernel, own = device.kernel("optim", name), self._view(part) if params is None else params
+            kernel, own = device.kernel("optim", name), self._updated(part, params)
             launch(kernel, *device.grid(count), own, gradients, *arguments, first, count)
+        if storage is not None:
+            self._for_stored(storage.narrow, params)
         for parameter in self._frozen:
             self._missed[parameter] = self._missed.get(parameter, 0) + 1
+
+    def _updated(self, part: int, params: Any) -> Any:
+        """Return the buffer of float32 in which a part is updated: its masters, where 16 bits are stored."""
+        if self.space.storage is not None:
+            return self._state[_MASTER]
+        return self._view(part) if params is None else params
+
+    def _for_stored(self, move: Callable[[Any, Any, int, int, int], None], params: Any) -> None:
+        """Call `move` of a Storage with each part of what is stored, and its masters."""
+        masters = self._state.get(_MASTER)
+        if masters is None:  # parameters were stored in 16 bits after the first use of the state
+            masters = self._state[_MASTER] = self._zeros()
+        for start, stop, offset in self._parts:
+            if params is None:
+                move(self.space.params, masters, start, offset, stop - start)
+            else:
+                move(params, masters, offset, offset, stop - start)
 
     # -- trained parameters
 
@@ -269,7 +299,7 @@ class Optimizer:
     @property
     def state_names(self) -> tuple[str, ...]:
         """Names of the flat state buffers."""
-        return self._buffer_names
+        return (*self._buffer_names, *[_MASTER] * (self.space.storage is not None))
 
     def settings(self) -> dict[str, Any]:
         """Return kind, number of steps and hyper-parameters by name."""

@@ -14,6 +14,7 @@ from clcomm.compression import CommHook, StatefulHook, parse_compression
 from clcomm.errors import ArgumentError, no_copy
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.memory import MemoryUse
+from clcomm.flat_space.precision import Precision, parse_precision
 from clcomm.flat_space.shards import ShardPlan
 from clcomm.sync import compression_state
 from clcomm.sync.adasum import AdasumHook
@@ -72,6 +73,8 @@ class Synchronizer:
             the learning rate of one rank holds for many; without compression, algorithm and samples.
         zero: what a DistributedOptimizer of a model divides between the ranks, as the stages of ZeRO number it: 1: the
             optimizer's state; 2: gradients too, in units of up to `bucket_size`; 3: parameters too (docs/zero.md).
+        precision: "float32", "bf16" or "fp16": what the engine's models store and send parameters in. The optimizer
+            then has float32 masters; gradients are float32 in any case (docs/precision.md).
     """
 
     def __init__(
@@ -90,12 +93,13 @@ class Synchronizer:
         algorithm: str | None = None,
         combination: str = "mean",
         zero: int = 1,
+        precision: Precision | str = "float32",
     ):
         if isinstance(zero, bool) or zero not in STAGES:
             raise ArgumentError(f"zero: expected a stage of ZeRO, 1, 2 or 3, got {zero!r}")
         if zero > 1 and split_tensors:
             raise ArgumentError(f"split_tensors: expected False with zero={zero}, which moves whole tensors, got True")
-        self.comm, self.zero = comm, zero
+        self.comm, self.zero, self.precision = comm, zero, parse_precision(precision)
         self.guard = ReplicaGuard(comm, check_replicas_every, on_divergence)
         self.check_finite = check_finite
         hook = parse_compression(compression)
@@ -433,7 +437,7 @@ class Synchronizer:
     def expected_memory(self, model: Any, state_buffers: int) -> MemoryUse | None:
         """Return the bytes that a rank will have, None for other libraries' models; collective the first time.
 
-        state_buffers: of the optimizer's state, each as large as the parameters.
+        state_buffers: of the optimizer's state, each as large as the parameters are as float32.
         """
         ours = self._model(model)
         flat, layout = ours.space.flat_space, ours.space.layout
@@ -442,7 +446,7 @@ class Synchronizer:
         stage = 0 if ours.sharded_update is None else self.zero
         sizes = self.unit_sizes if stage > 1 else (layout.span, None)
         plan, shares = ShardPlan(layout, self.comm.size, *sizes), self.comm.shares_memory and self.comm.hosts == 1
-        return MemoryUse.expected(plan, stage, state_buffers, shares, not flat.is_staged)
+        return MemoryUse.expected(plan, stage, state_buffers, shares, not flat.is_staged, flat.precision)
 
     def sharded_update_of(self, model: Any) -> ShardedUpdate | None:
         """Return the DistributedOptimizer that reduces a model's gradients, None where `sync_gradients` does."""
@@ -473,7 +477,7 @@ class Synchronizer:
     def _model(self, model: Any) -> ModelSync:
         ours = self._models.get(id(model))
         if ours is None:
-            space = SharedSpace(self.comm, model)
+            space = SharedSpace(self.comm, model, self.precision)
             require_agreement(self.comm, "Synchronizer", self._compared(), "give every rank the same settings")
             ours = ModelSync(self.comm, space, self._settings, self._decisions, self._pauses > 0)
             for flat_space, update in self._sharded:
@@ -491,4 +495,5 @@ class Synchronizer:
             f"on_divergence {self.guard.on_divergence}",
             f"check_finite {self.check_finite}",
             f"zero {self.zero}",
+            f"precision {self.precision}",
         ]

@@ -71,7 +71,7 @@ class NativeAdapter:
     def hash_parameters(self) -> int:
         """Return the parameters' hash, computed on the device."""
         space = self.flat_space
-        return hash_buffer(space.device, space.params, space.layout.span)
+        return hash_buffer(space.device, space.params, space.params_nbytes)
 
     def push_parameters(self) -> None:
         """Copy the host's array to the parameters."""

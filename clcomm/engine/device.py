@@ -62,6 +62,8 @@ class Device(LaunchQueue):
         self.driver = f"{cl_device.platform.name.strip()} {cl_device.driver_version.strip()}"
         self.shares_host_memory = self.is_cpu
         self.local_bytes: int = cl_device.local_mem_size
+        #: Whether it reports half precision, in which it computes by itself.
+        self.has_half = "cl_khr_fp16" in cl_device.extensions.split()
         self.tuning = _load_tuning(cl_device, self.kind) if tuning is None else tuning
         self.group = 1 if self.is_cpu else min(self.tuning.group, cl_device.max_work_group_size)
         self.row_group = 1 if self.is_cpu else min(_GPU_ROW_GROUP, cl_device.max_work_group_size)  # a power of two

@@ -18,10 +18,12 @@ from clcomm.engine.grad_blocks import GradBlocks
 from clcomm.engine.grad_slot import LOCAL, NONE, REDUCED, SENT, GradSlot
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.queue_mark import QueueMark
+from clcomm.engine.stored_parameters import Storage, StoredParameter
 from clcomm.engine.tensor import Tensor, wrap
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.layout import FlatLayout
 from clcomm.flat_space.parameters import ParameterRange, ParameterSpec
+from clcomm.flat_space.precision import FLOAT32, Precision
 from clcomm.flat_space.shards import Unit
 
 
@@ -30,9 +32,11 @@ class FlatSpace(FlatBuffers):
 
     The parameters become views of `params`. Padding is zero. Raises ArgumentError for parameters on several devices,
     for no parameters, and for parameters that are in a flat space already.
+
+    precision: what the parameters are stored in; see `store_in`.
     """
 
-    def __init__(self, named_parameters: Iterable[tuple[str, Parameter]]):
+    def __init__(self, named_parameters: Iterable[tuple[str, Parameter]], precision: Precision = FLOAT32):
         named = list(named_parameters)
         _check(named)
         layout, by_name = FlatLayout([ParameterSpec(name, p.shape) for name, p in named]), dict(named)
@@ -53,11 +57,12 @@ class FlatSpace(FlatBuffers):
         for parameter, slot, gradient in zip(self.parameters, self.slots, kept, strict=True):
             parameter._grad, parameter.slot = None, slot
             slot.assign(gradient)
+        self.store_in(precision)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return the parameters, so that a copy has them in a new flat space."""
         places = {place.name: parameter for place, parameter in zip(self.layout.ranges, self.parameters, strict=True)}
-        return FlatSpace, ([(spec.name, places[spec.name]) for spec in self.layout.specs],)
+        return FlatSpace, ([(spec.name, places[spec.name]) for spec in self.layout.specs], self.precision)
 
     @classmethod
     def holding(cls, named_parameters: Iterable[tuple[str, Parameter]], outgrown: FlatSpace | None = None) -> FlatSpace:
@@ -92,6 +97,11 @@ class FlatSpace(FlatBuffers):
     def release(self, parameters: Iterable[Parameter]) -> None:
         """Detach parameters, which keep their values and gradients, from this flat space."""
         self._refuse_move()
+        if self.storage is not None:
+            raise ArgumentError(
+                f"model: expected its trainable parameters to stay the same once they are stored in {self.precision}; "
+                "freeze or unfreeze before"
+            )
         for parameter in parameters:
             if parameter.slot is not None:
                 parameter._grad = parameter.slot.release()
@@ -110,7 +120,8 @@ class FlatSpace(FlatBuffers):
         """Make parameters and gradients views of the buffers."""
         self.device.revision += 1
         for place, parameter, slot in zip(self.layout.ranges, self.parameters, self.slots, strict=True):
-            parameter.buffer = self.params.get_sub_region(place.start, place.nbytes)
+            if self.storage is None:
+                parameter.buffer = self.params.get_sub_region(place.start, place.nbytes)
             slot.local = slot.reduced = self._view(self.grads, place)
             if self.reduced is not self.grads:
                 slot.reduced = self._view(self.reduced, place)
@@ -121,13 +132,15 @@ class FlatSpace(FlatBuffers):
     def rebind(self, params: np.ndarray, grads: np.ndarray, reduced: np.ndarray) -> None:
         """Move the flat space, with its contents, onto host arrays (uint8, `layout.span` bytes each).
 
+        Of parameters stored in 16 bits the array has `params_nbytes`.
+
         If the device shares the host's memory its buffers lie on top of the arrays. Otherwise, and for arrays that are
         not aligned, the arrays are staging memory that pull_* and push_* copy to and from. Raises ArgumentError for
         arrays of another dtype or size.
         """
         self._refuse_move()
         for name, array in (("params", params), ("grads", grads), ("reduced", reduced)):
-            self._check_host_array(name, array)
+            self._check_host_array(name, array, self.params_nbytes if name == "params" else self.layout.span)
         self.device.read(self.params, params)
         gradients = np.zeros_like(grads)
         for place, slot in zip(self.layout.ranges, self.slots, strict=True):
@@ -136,6 +149,45 @@ class FlatSpace(FlatBuffers):
                 self.device.read(current.buffer, self.layout.view(gradients, place.name))
         self._bind(params, grads, reduced, gradients)
         self._attach()
+
+    # -- precision
+
+    def store_in(self, precision: Precision) -> None:
+        """Store the parameters, rounded to nearest, in this precision; kernels compute with float32 copies of them.
+
+        Each use of a parameter queues a kernel that makes the copy. Raises ArgumentError for fp16 on a device without
+        half precision, and for a second precision or one that comes after the memory was given to a Communicator.
+        """
+        if precision is self.precision:
+            return
+        if self.storage is not None or self._host is not None:
+            raise ArgumentError(
+                f"precision: expected {self.precision}, in which the parameters are stored already, got {precision}; "
+                "make another model"
+            )
+        storage, values = Storage(self.device, precision), self.params
+        self.params = self.device.memory.exact(precision.nbytes(self.layout.span))
+        storage.narrow(self.params, values, 0, 0, self.layout.span // 4)
+        self.precision, self.storage = precision, storage
+        self._places = dict(zip(self.parameters, self.layout.ranges, strict=True))
+        for parameter in self.parameters:
+            parameter.buffer = None
+            parameter.__class__ = StoredParameter
+        self.device.revision += 1
+
+    def expanded(self, parameter: Parameter) -> Any:
+        """Return a buffer with a stored parameter's values as float32."""
+        assert self.storage is not None
+        values = self.device.allocate(parameter.nbytes)
+        self.storage.expand(self.params, values, self._places[parameter].start // 4, parameter.size)
+        return values
+
+    def narrow(self, parameter: Parameter, values: np.ndarray) -> None:
+        """Store a parameter's values, float32; waits for the queue."""
+        assert self.storage is not None
+        given = self.device.upload(np.ascontiguousarray(values, np.float32))
+        self.storage.narrow(self.params, given, self._places[parameter].start // 4, 0, parameter.size)
+        self.device.finish()
 
     # -- shards
 
@@ -162,7 +214,8 @@ class FlatSpace(FlatBuffers):
         self.gathered, self.params = gathered, None
         self._drop_host_arrays("params")
         for parameter in self.parameters:
-            parameter.buffer = None
+            if self.storage is None:
+                parameter.buffer = None
             parameter.__class__ = GatheredParameter
         self.device.revision += 1
 

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from clcomm.engine.device import HOST_POINTER_ALIGNMENT, Device
+from clcomm.engine.stored_parameters import Storage
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.layout import FlatLayout
+from clcomm.flat_space.precision import FLOAT32, Precision
 
 
 class FlatBuffers:
@@ -16,14 +18,23 @@ class FlatBuffers:
 
     `reduced` is `grads` itself unless all three lie on top of host arrays and it has an array of its own. With
     `is_staged` the device's memory is separate from the host arrays, so that pull_* and push_* copy.
+
+    Parameters may be stored in a `precision` of 16 bits, at half the offset: `storage` then expands and rounds them.
     """
 
     def __init__(self, device: Device, layout: FlatLayout, params: np.ndarray):
         self.device, self.layout = device, layout
         self.params = device.memory.exact(copy_of=params)
         self.grads = self.reduced = device.memory.exact(copy_of=np.zeros_like(params))
+        self.precision: Precision = FLOAT32
+        self.storage: Storage | None = None
         self.is_staged = True
         self._host: dict[str, np.ndarray] | None = None
+
+    @property
+    def params_nbytes(self) -> int:
+        """Bytes of the flat array of parameters, padding included."""
+        return self.precision.nbytes(self.layout.span)
 
     def pull_params(self) -> None:
         """Bring the host's `params` array up to date."""
@@ -62,9 +73,10 @@ class FlatBuffers:
         device.finish()
         return not array[-4:].any()
 
-    def _check_host_array(self, name: str, array: np.ndarray) -> None:
-        if array.dtype != np.uint8 or array.shape != (self.layout.span,) or not array.flags.c_contiguous:
-            expected = f"{self.layout.span} contiguous uint8"
+    @staticmethod
+    def _check_host_array(name: str, array: np.ndarray, nbytes: int) -> None:
+        if array.dtype != np.uint8 or array.shape != (nbytes,) or not array.flags.c_contiguous:
+            expected = f"{nbytes} contiguous uint8"
             raise ArgumentError(f"{name}: expected {expected}, got {array.dtype} of shape {array.shape}")
 
     def reduces_into(self, reduced: np.ndarray) -> bool:

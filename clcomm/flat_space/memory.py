@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from clcomm.flat_space.precision import FLOAT32, Precision
 from clcomm.flat_space.shards import ShardPlan
 
 
@@ -20,20 +21,23 @@ class MemoryUse(NamedTuple):
     in_flight: int
 
     @classmethod
-    def expected(cls, plan: ShardPlan, stage: int, buffers: int, shares: bool, in_place: bool) -> MemoryUse:
+    def expected(
+        cls, plan: ShardPlan, stage: int, buffers: int, shares: bool, in_place: bool, precision: Precision = FLOAT32
+    ) -> MemoryUse:
         """Return what a run will have, if backward completes gradients in the layout's order.
 
         Args:
             plan: the units and their parts.
             stage: of ZeRO; 0: nothing is divided.
-            buffers: of the optimizer's state, each as large as the parameters.
+            buffers: of the optimizer's state, each as large as the parameters are as float32.
             shares: whether all ranks have memory in common.
             in_place: whether their devices compute in it.
+            precision: what parameters are stored and gathered in.
         """
         whole, part, ranks = plan.layout.span, plan.shard_nbytes, plan.ranks
         means = 0 if ranks == 1 else whole // ranks if shares else whole
         gathers = ranks > 1 and not (shares and in_place)
-        parameters = part if stage > 2 or (stage > 0 and not gathers) else whole
+        parameters = precision.nbytes(part if stage > 2 or (stage > 0 and not gathers) else whole)
         gradients = part if stage > 1 else whole + means
         in_flight = 0
         if stage > 1:
@@ -41,5 +45,5 @@ class MemoryUse(NamedTuple):
             writing = min(2, len(plan.units)) * plan.largest
             in_flight = writing + (2 if shares and ranks > 1 else 1) * row + plan.largest_part
             if stage > 2 and gathers:
-                in_flight += min(2, len(plan.units)) * plan.largest + row + plan.largest_part
+                in_flight += min(2, len(plan.units)) * plan.largest + precision.nbytes(row + plan.largest_part)
         return cls(parameters, gradients, buffers * (part if stage else whole), in_flight)

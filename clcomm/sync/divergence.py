@@ -120,7 +120,7 @@ def _hash_of(space: SharedSpace, on_device: bool) -> int:
 
 def _hashes_of_slots(space: SharedSpace) -> list[int]:
     """Return the hash of each parameter with its padding, which is zero on every rank."""
-    bounds = [*(place.start for place in space.layout.ranges), space.layout.span]
+    bounds = map(space.precision.nbytes, [*(place.start for place in space.layout.ranges), space.layout.span])
     params = space.arrays.params
     return [hash_words(params[start:stop], start // WORD) for start, stop in itertools.pairwise(bounds)]
 

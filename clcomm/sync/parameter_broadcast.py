@@ -25,7 +25,7 @@ def broadcast_parameters(comm: Communicator, space: SharedSpace, root: int) -> N
     """
     if space.has_parameters:
         space.adapter.pull_parameters()
-        comm.broadcast(space.arrays.params, root, label=PARAMETERS, nbytes=space.layout.nbytes)
+        comm.broadcast(space.arrays.params, root, label=PARAMETERS, nbytes=space.params_nbytes)
         space.adapter.push_parameters()
     state = space.adapter.extra_state()
     lines = [f"{name} {array.shape} {array.dtype}" for name, array in state.items()]

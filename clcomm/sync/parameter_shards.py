@@ -10,7 +10,8 @@ from clcomm.adapters.adapter import FlatArrays
 from clcomm.collectives.handle import Handle
 from clcomm.communicator import Communicator
 from clcomm.engine.gathered_parameters import GatheredUnits
-from clcomm.flat_space.shards import ShardPlan, Unit
+from clcomm.flat_space.precision import Precision
+from clcomm.flat_space.shards import Part, ShardPlan, Unit
 from clcomm.sync.agreement import CHECKS
 from clcomm.sync.parameter_broadcast import PARAMETERS
 from clcomm.sync.shared_space import SharedSpace
@@ -55,8 +56,8 @@ class _InCommon:
     def __init__(self, comm: Communicator, space: SharedSpace):
         self._comm, self._device = comm, space.adapter.flat_space.device  # type: ignore[attr-defined]
         self.nbytes = space.padded.params.nbytes // comm.size
-        params, nbytes = space.padded.params.view(np.float32), space.layout.nbytes
-        self._gather = comm.all_gather_in_place_init(params, label=PARAMETERS, nbytes=nbytes)
+        params = space.padded.params.view(space.precision.dtype)
+        self._gather = comm.all_gather_in_place_init(params, label=PARAMETERS, nbytes=space.params_nbytes)
 
     def begin_update(self) -> None:
         self._device.finish()
@@ -76,7 +77,7 @@ class _Copies:
         self._comm, self._space, self._plan = comm, space, plan
         self._flat = space.adapter.flat_space  # type: ignore[attr-defined]
         self.nbytes = space.padded.params.nbytes
-        self._gathering = _Gathering(comm, plan)
+        self._gathering = _Gathering(comm, plan, space.precision)
 
     def begin_update(self) -> None:
         pass
@@ -85,11 +86,13 @@ class _Copies:
         flat, params, rank = self._flat, self._space.arrays.params, self._comm.rank
         flat.device.finish()
         for unit in self._plan.units:
-            start = min(unit.start + rank * unit.part_nbytes, unit.stop)
-            stop = min(start + unit.part_nbytes, unit.stop)
+            first = min(unit.start + rank * unit.part_nbytes, unit.stop)
+            last = min(first + unit.part_nbytes, unit.stop)
+            start, stop = map(flat.precision.nbytes, (first, last))
             if flat.is_staged and start < stop:
                 flat.device.read(flat.params, params[start:stop], start)
-            params[unit.start : unit.stop] = self._gathering.gather(unit, params[start:stop])
+            whole = slice(*map(flat.precision.nbytes, (unit.start, unit.stop)))
+            params[whole] = self._gathering.gather(unit, params[start:stop])
         if flat.is_staged:
             flat.push_params()
 
@@ -99,13 +102,15 @@ class _Shard:
 
     def __init__(self, comm: Communicator, space: SharedSpace, plan: ShardPlan):
         flat = space.adapter.flat_space  # type: ignore[attr-defined]
-        self._comm, self._plan, self._device = comm, plan, flat.device
+        self._plan, self._device = plan, flat.device
+        self._storage, self._nbytes = flat.storage, flat.precision.nbytes
+        self._parts = [Part(*map(self._nbytes, part)) for part in plan.parts(comm.rank)]
         space.adapter.pull_parameters()
-        own, whole = np.zeros(plan.shard_nbytes, np.uint8), space.arrays.params
-        for start, stop, offset in plan.parts(comm.rank):
+        own, whole = np.zeros(self._nbytes(plan.shard_nbytes), np.uint8), space.arrays.params
+        for start, stop, offset in self._parts:
             own[offset : offset + stop - start] = whole[start:stop]
-        self.buffer, self.nbytes = flat.device.memory.exact(copy_of=own), plan.shard_nbytes
-        self._gathering, self._order = _Gathering(comm, plan), _Order()
+        self.buffer, self.nbytes = flat.device.memory.exact(copy_of=own), own.nbytes
+        self._gathering, self._order = _Gathering(comm, plan, flat.precision), _Order()
         self._units = GatheredUnits(
             flat.device, plan.units, flat.parameters, self._gather, self._gathering.advance, self._write
         )
@@ -128,16 +133,25 @@ class _Shard:
         whole = self._gathering.finish(index)
         if whole is None:
             whole = self._gathering.gather(self._plan.units[index], self._read(index))
-        self._device.write(block, whole)
+        self._fill(block, whole)
         following = self._order.following(index)
         if following is not None:
             self._gathering.start(self._plan.units[following], self._read(following))
+
+    def _fill(self, block: Any, whole: np.ndarray) -> None:
+        """Copy a gathered unit to a block of float32."""
+        if self._storage is None:
+            self._device.write(block, whole)
+            return
+        stored = self._device.allocate(whole.nbytes)
+        self._device.write(stored, whole)
+        self._storage.expand(stored, block, 0, whole.nbytes // 2)
 
     def _read(self, index: int) -> np.ndarray:
         """Return this rank's part of a unit, in the memory from which it is gathered."""
         unit = self._plan.units[index]
         part = self._gathering.part(unit)
-        self._device.read(self.buffer, part, unit.offset)
+        self._device.read(self.buffer, part, self._nbytes(unit.offset))
         return part
 
     def _forget(self) -> None:
@@ -147,40 +161,42 @@ class _Shard:
 
     def _write(self, name: str, values: np.ndarray) -> None:
         self._forget()
-        flat = values.reshape(-1).view(np.uint8)
+        flat = values if self._storage is None else self._storage.narrowed(values)
+        flat = flat.reshape(-1).view(np.uint8)
         place = next(place for place in self._plan.layout.ranges if place.name == name)
-        for start, stop, offset in self._plan.parts(self._comm.rank):
-            first, last = max(start, place.start), min(stop, place.stop)
+        begin, end = map(self._nbytes, (place.start, place.stop))
+        for start, stop, offset in self._parts:
+            first, last = max(start, begin), min(stop, end)
             if first < last:
-                changed = flat[first - place.start : last - place.start]
+                changed = flat[first - begin : last - begin]
                 self._device.write(self.buffer, changed, offset + first - start)
 
 
 class _Gathering:
     """Gathers units from all ranks' parts, one at a time, at once or ahead; nbytes: of the memory for that."""
 
-    def __init__(self, comm: Communicator, plan: ShardPlan):
-        self._comm = comm
-        self._part = np.zeros(plan.largest_part, np.uint8)
-        self._whole = np.empty(comm.size * plan.largest_part, np.uint8)
+    def __init__(self, comm: Communicator, plan: ShardPlan, precision: Precision):
+        self._comm, self._nbytes = comm, precision.nbytes  # of what takes so many bytes as float32
+        self._part = np.zeros(self._nbytes(plan.largest_part), np.uint8)
+        self._whole = np.empty(comm.size * self._part.nbytes, np.uint8)
         self.nbytes = self._part.nbytes + self._whole.nbytes
         self._begun: tuple[Unit, Handle] | None = None
 
     def part(self, unit: Unit) -> np.ndarray:
         """Return where this rank's part of a unit is to be, once nothing is gathered ahead."""
         self.finish(None)
-        return self._part[: unit.part_nbytes]
+        return self._part[: self._nbytes(unit.part_nbytes)]
 
     def gather(self, unit: Unit, own: np.ndarray) -> np.ndarray:
         """Return a unit's bytes from this rank's own and the others'; valid until the next one. Collective."""
-        part, whole = self.part(unit), self._whole[: self._comm.size * unit.part_nbytes]
+        part, whole = self.part(unit), self._whole[: self._comm.size * self._nbytes(unit.part_nbytes)]
         part[: own.size] = own
         self._comm.all_gather(part, out=whole, label=PARAMETERS, bucket=unit.index)
-        return whole[: unit.nbytes]
+        return whole[: self._nbytes(unit.nbytes)]
 
     def start(self, unit: Unit, own: np.ndarray) -> None:
         """Begin to gather a unit ahead; collective."""
-        part, whole = self.part(unit), self._whole[: self._comm.size * unit.part_nbytes]
+        part, whole = self.part(unit), self._whole[: self._comm.size * self._nbytes(unit.part_nbytes)]
         part[: own.size] = own
         self._begun = unit, self._comm.all_gather_async(part, out=whole, label=PARAMETERS, bucket=unit.index)
 
@@ -195,7 +211,7 @@ class _Gathering:
             return None
         (unit, handle), self._begun = self._begun, None
         handle.wait()
-        return self._whole[: unit.nbytes] if unit.index == index else None
+        return self._whole[: self._nbytes(unit.nbytes)] if unit.index == index else None
 
 
 class _Order:

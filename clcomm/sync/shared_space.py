@@ -9,8 +9,9 @@ import numpy as np
 from clcomm.adapters import adapter_of
 from clcomm.adapters.adapter import FlatArrays, ModelAdapter
 from clcomm.communicator import Communicator
-from clcomm.errors import ClcommError
+from clcomm.errors import ArgumentError, ClcommError
 from clcomm.flat_space.layout import FlatLayout
+from clcomm.flat_space.precision import FLOAT32, Precision
 from clcomm.sync.agreement import require_agreement
 
 if TYPE_CHECKING:
@@ -20,17 +21,19 @@ if TYPE_CHECKING:
 class SharedSpace:
     """A model's adapter with its flat space in the Communicator's memory; making one is collective.
 
-    arrays: the flat arrays, of `layout.span` bytes. padded: the same memory up to equal shards for all ranks. shards:
-    what has divided the memory between the ranks; None: nothing has.
-    MismatchError is raised on every rank where the ranks' parameters differ in name, shape or dtype.
+    arrays: the flat arrays, of `layout.span` bytes as float32. padded: the same memory up to equal shards for all
+    ranks. shards: what has divided the memory between the ranks; None: nothing has.
+    MismatchError is raised on every rank where the ranks' parameters differ in name, shape, dtype or precision.
+
+    precision: what parameters are stored in.
     """
 
-    def __init__(self, comm: Communicator, model: Any):
+    def __init__(self, comm: Communicator, model: Any, precision: Precision = FLOAT32):
         self.model = model  # kept, so that no other model can get its id
         self.shards: Any = None
         self.padded: FlatArrays
         self.arrays: FlatArrays
-        self.adapter = _adapter_on_all(comm, model)
+        self.adapter = _adapter_on_all(comm, model, precision)
         if self.adapter.fold is not None:
             comm.fold_with(self.adapter.fold)
         self.layout = FlatLayout(self.adapter.specs)
@@ -38,12 +41,22 @@ class SharedSpace:
         whole = comm.size * self.shard_nbytes
         grads = comm.allocate(whole)
         reduced = grads if comm.size == 1 else comm.allocate_common(whole)
-        self.move(FlatArrays(comm.allocate(whole), grads, reduced))
+        self.move(FlatArrays(comm.allocate(self.precision.nbytes(whole)), grads, reduced))
 
     @property
     def flat_space(self) -> FlatSpace | None:
         """The engine's flat space, which lies on the arrays; None for another library's model."""
         return getattr(self.adapter, "flat_space", None)
+
+    @property
+    def precision(self) -> Precision:
+        """What the parameters are stored in."""
+        return FLOAT32 if self.flat_space is None else self.flat_space.precision
+
+    @property
+    def params_nbytes(self) -> int:
+        """Bytes of the parameters as they are stored, without padding."""
+        return self.precision.nbytes(self.layout.nbytes)
 
     @property
     def has_parameters(self) -> bool:
@@ -69,19 +82,35 @@ class SharedSpace:
         """Let the flat space live in other memory, as large as `padded`; its values are kept."""
         span = self.layout.span
         self.padded = padded
-        self.arrays = FlatArrays(padded.params[:span], padded.grads[:span], padded.reduced[:span])
+        params = padded.params[: self.precision.nbytes(span)]
+        self.arrays = FlatArrays(params, padded.grads[:span], padded.reduced[:span])
         self.attach()
 
 
-def _adapter_on_all(comm: Communicator, model: Any) -> ModelAdapter:
-    """Return the model's adapter; every rank raises where one refuses the model or the ranks' parameters differ."""
+def _adapter_on_all(comm: Communicator, model: Any, precision: Precision) -> ModelAdapter:
+    """Return the model's adapter; every rank raises where one refuses model or precision, or the parameters differ."""
     refusal = None
     try:
         adapter = adapter_of(model)
-        lines = [f"{spec.name} {spec.shape} {spec.dtype}" for spec in adapter.specs]
+        _store(adapter, model, precision)
+        stored = "" if precision.is_full else f" stored in {precision}"
+        lines = [f"{spec.name} {spec.shape} {spec.dtype}{stored}" for spec in adapter.specs]
     except ClcommError as error:
         refusal, lines = error, [str(error)]
     require_agreement(comm, "parameters", lines, "build the same model on every rank")
     if refusal is not None:
         raise refusal
     return adapter
+
+
+def _store(adapter: ModelAdapter, model: Any, precision: Precision) -> None:
+    """Store the model's parameters in a precision; ArgumentError for another library's model."""
+    if precision.is_full:
+        return
+    flat: FlatSpace | None = getattr(adapter, "flat_space", None)
+    if flat is None:
+        raise ArgumentError(
+            f"precision: expected float32 for other libraries' models, which store their parameters themselves, got "
+            f"{precision} for {type(model).__name__}"
+        )
+    flat.store_in(precision)

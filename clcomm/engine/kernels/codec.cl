@@ -1,30 +1,4 @@
-/* Coding and decoding of compressed gradients. Halves are 16-bit integers, as many devices have no half arithmetic;
-   rounding is to nearest, ties to even. */
-
-#define INFINITE 0x7f800000u
-#define IS_FINITE(value) ((as_uint(value) & INFINITE) != INFINITE)
-
-/* Exponents: a half's bias is 112 less than a float's. Below 2^-14 halves are multiples of 2^-24, the distance
-   of floats between 0.5 and 1, so that adding 0.5 rounds to them. */
-#define REBIAS (112u << 23)
-#define HALF_OVERFLOW 0x477ff000u
-#define HALF_NORMAL 0x38800000u
-
-inline uint half_of(float value) {
-    const uint bits = as_uint(value), magnitude = bits & 0x7fffffffu;
-    const uint normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - REBIAS) >> 13;
-    const uint small = as_uint(as_float(magnitude) + 0.5f) - 0x3f000000u;
-    const uint large = magnitude > INFINITE ? 0x7e00u : 0x7c00u;
-    const uint rounded = magnitude < HALF_NORMAL ? small : magnitude < HALF_OVERFLOW ? normal : large;
-    return rounded | ((bits >> 16) & 0x8000u);
-}
-
-inline float float_of(uint half_bits) {
-    const uint magnitude = half_bits & 0x7fffu, sign = (half_bits & 0x8000u) << 16;
-    const uint normal = (magnitude << 13) + (magnitude >= 0x7c00u ? 2 * REBIAS : REBIAS);
-    const uint small = as_uint(as_float(0x3f000000u | magnitude) - 0.5f);
-    return as_float((magnitude < 0x400u ? small : normal) | sign);
-}
+/* Coding and decoding of compressed gradients. */
 
 __kernel void to_halves(__global const float *values, __global ushort *restrict halves, float divisor, int count) {
     FOR_ELEMENTS(i, count) halves[i] = (ushort)half_of(values[i] / divisor);
@@ -40,18 +14,15 @@ __kernel void add_halves(__global const ushort *halves, __global float *restrict
 }
 
 __kernel void to_bfloat16(__global const float *values, __global ushort *restrict halves, float divisor, int count) {
-    FOR_ELEMENTS(i, count) {
-        const uint bits = as_uint(values[i] / divisor), rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-        halves[i] = (ushort)((bits & 0x7fffffffu) > INFINITE ? (bits >> 16) | 0x40u : rounded >> 16);
-    }
+    FOR_ELEMENTS(i, count) halves[i] = (ushort)bfloat16_of(values[i] / divisor);
 }
 
 __kernel void from_bfloat16(__global const ushort *halves, __global float *restrict values, int count) {
-    FOR_ELEMENTS(i, count) values[i] = as_float((uint)halves[i] << 16);
+    FOR_ELEMENTS(i, count) values[i] = float_of_bfloat16(halves[i]);
 }
 
 __kernel void add_bfloat16(__global const ushort *halves, __global float *restrict total, int count) {
-    FOR_ELEMENTS(i, count) total[i] += as_float((uint)halves[i] << 16);
+    FOR_ELEMENTS(i, count) total[i] += float_of_bfloat16(halves[i]);
 }
 
 /* Elements are processed in blocks, so that the compiler has short loops over consecutive ones. */

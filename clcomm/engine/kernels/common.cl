@@ -168,6 +168,40 @@ typedef float lanes;
 
 #endif
 
+/* Numbers of 16 bits, as integers: many devices have no half arithmetic. Rounding is to nearest, ties to even. */
+
+#define INFINITE 0x7f800000u
+#define IS_FINITE(value) ((as_uint(value) & INFINITE) != INFINITE)
+
+/* Exponents: a half's bias is 112 less than a float's. Below 2^-14 halves are multiples of 2^-24, the distance
+   of floats between 0.5 and 1, so that adding 0.5 rounds to them. */
+#define REBIAS (112u << 23)
+#define HALF_OVERFLOW 0x477ff000u
+#define HALF_NORMAL 0x38800000u
+
+inline uint half_of(float value) {
+    const uint bits = as_uint(value), magnitude = bits & 0x7fffffffu;
+    const uint normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - REBIAS) >> 13;
+    const uint small = as_uint(as_float(magnitude) + 0.5f) - 0x3f000000u;
+    const uint large = magnitude > INFINITE ? 0x7e00u : 0x7c00u;
+    const uint rounded = magnitude < HALF_NORMAL ? small : magnitude < HALF_OVERFLOW ? normal : large;
+    return rounded | ((bits >> 16) & 0x8000u);
+}
+
+inline float float_of(uint half_bits) {
+    const uint magnitude = half_bits & 0x7fffu, sign = (half_bits & 0x8000u) << 16;
+    const uint normal = (magnitude << 13) + (magnitude >= 0x7c00u ? 2 * REBIAS : REBIAS);
+    const uint small = as_uint(as_float(0x3f000000u | magnitude) - 0.5f);
+    return as_float((magnitude < 0x400u ? small : normal) | sign);
+}
+
+inline uint bfloat16_of(float value) {
+    const uint bits = as_uint(value), rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    return ((bits & 0x7fffffffu) > INFINITE ? bits | 0x400000u : rounded) >> 16;
+}
+
+inline float float_of_bfloat16(uint bits) { return as_float(bits << 16); }
+
 /* For helpers whose loops must unroll into registers: their bounds are constants after inlining. */
 #define INLINE static inline __attribute__((always_inline))
 INLINE int smaller(int a, int b) { return a < b ? a : b; }
