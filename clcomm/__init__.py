@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from clcomm.collectives.handle import Handle
     from clcomm.communicator import Communicator
     from clcomm.errors import ClcommError
+    from clcomm.loss_scaling import GradScaler
     from clcomm.parallel import DistributedDataParallel, Mesh
     from clcomm.stats import Collective, CommStats, Observer
     from clcomm.synchronizer import Synchronizer
@@ -20,6 +21,7 @@ __all__ = [
     "CommStats",
     "Communicator",
     "DistributedDataParallel",
+    "GradScaler",
     "Handle",
     "Mesh",
     "Observer",
@@ -31,8 +33,8 @@ __all__ = [
 #: The module of each name, imported at the first access, so that `clcomm --help` does not load NumPy.
 _MODULES = {
     "ClcommError": "errors", "Collective": "stats", "CommStats": "stats", "Communicator": "communicator",
-    "DistributedDataParallel": "parallel", "Handle": "collectives.handle", "Mesh": "parallel", "Observer": "stats",
-    "Synchronizer": "synchronizer", "clip_grad_norm": "clipping",
+    "DistributedDataParallel": "parallel", "GradScaler": "loss_scaling", "Handle": "collectives.handle",
+    "Mesh": "parallel", "Observer": "stats", "Synchronizer": "synchronizer", "clip_grad_norm": "clipping",
 }  # fmt: skip
 
 

@@ -50,16 +50,11 @@ def clip_grad_norm(sync: Synchronizer, model: Any, max_norm: float) -> float:
     if sharded is not None:
         return sharded.clip_grad_norm(max_norm)
     space = sync.space_for(model)
-    start = sync.comm.rank * space.shard_nbytes
-    written = space.adapter.pull_written()
-    if space.padded.reduced is space.padded.grads:
-        written = ()  # one rank: its own gradients are the averaged ones
-    part = _current(space, written)[start : start + space.shard_nbytes]
-    norm = global_norm(sync.comm, space, named_parts(space.layout, part, start))
+    part, written = averaged_part(sync.comm, space)
+    norm = global_norm(sync.comm, space, named_parts(space.layout, part, sync.comm.rank * space.shard_nbytes))
     coefficient = clip_coefficient(norm, max_norm)
     if coefficient != 1.0:
-        _scale_all(sync.comm, space, coefficient)
-        _scale_written(space, written, coefficient)
+        scale_averaged(sync.comm, space, coefficient, written)
     return norm
 
 
@@ -72,7 +67,7 @@ def global_norm(comm: Communicator, space: SharedSpace, parts: Iterable[tuple[st
         comm: the ranks that each have a part of the flat space.
         parts: what this rank has of each parameter's gradient, by name.
     """
-    divided = _divided_parameters(space)
+    divided = divided_parameters(space)
     squares: dict[bool, list[float]] = {False: [], True: []}
     for name, values in parts:
         squares[name in divided].append(sum_of_squares(values))
@@ -84,7 +79,7 @@ def global_norm(comm: Communicator, space: SharedSpace, parts: Iterable[tuple[st
     return math.sqrt(math.fsum([everyone[0, 0], *everyone[:, 1]]))
 
 
-def _divided_parameters(space: SharedSpace) -> dict[str, Part]:
+def divided_parameters(space: SharedSpace) -> dict[str, Part]:
     """Return the parameters of which this rank has a part, by name."""
     flat = space.flat_space
     if flat is None:
@@ -125,6 +120,21 @@ def sum_of_squares(part: np.ndarray) -> float:
             chunk *= chunk  # not a dot product: BLAS threads would compete with the other ranks for their cores
             total += float(chunk.sum())
     return total
+
+
+def averaged_part(comm: Communicator, space: SharedSpace) -> tuple[np.ndarray, Sequence[str]]:
+    """Return this rank's shard of the averaged gradients, and the names of those that the program has changed since."""
+    start = comm.rank * space.shard_nbytes
+    written = space.adapter.pull_written()
+    if space.padded.reduced is space.padded.grads:
+        written = ()  # one rank: its own gradients are the averaged ones
+    return _current(space, written)[start : start + space.shard_nbytes], written
+
+
+def scale_averaged(comm: Communicator, space: SharedSpace, coefficient: float, written: Sequence[str]) -> None:
+    """Multiply all averaged gradients by the coefficient; written: as `averaged_part` returns it. Collective."""
+    _scale_all(comm, space, coefficient)
+    _scale_written(space, written, coefficient)
 
 
 def _current(space: SharedSpace, written: Iterable[str]) -> np.ndarray:

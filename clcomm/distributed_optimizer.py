@@ -7,7 +7,7 @@ rank also holds 1/N of the gradients, in stage 3 of the parameters too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
@@ -147,6 +147,14 @@ class DistributedOptimizer:
         """Average the gradients, clip them as `clcomm.clip_grad_norm` does, and return their norm before."""
         return self._reduced().clip(max_norm)
 
+    def has_finite_gradients(self) -> bool:
+        """Average the gradients, and return whether this rank's part holds neither NaN nor Inf."""
+        return self._reduced().is_finite()
+
+    def scale_gradients(self, coefficient: float) -> None:
+        """Average the gradients, and multiply this rank's part by the coefficient, as every rank does."""
+        self._reduced().scale(coefficient)
+
     def _step(self) -> None:
         is_clipped, shard = self._is_reduced, self._reduced()
         shard.begin_update(is_clipped)
@@ -215,8 +223,14 @@ class _Update(Protocol):
     def reduce(self, weight: float) -> None:
         """Average the gradients of this rank's part into `gradients`; its own count `weight` times."""
 
+    def scale(self, coefficient: float) -> None:
+        """Multiply this rank's part by the coefficient."""
+
     def clip(self, max_norm: float) -> float:
         """Scale this rank's part so that the norm of the whole mean is at most `max_norm`; return the norm before."""
+
+    def is_finite(self) -> bool:
+        """Return whether this rank's part of the mean holds neither NaN nor Inf."""
 
     def require_finite(self) -> None:
         """Raise NonFiniteError on every rank, if any rank's part of the mean holds NaN or Inf."""
@@ -250,13 +264,20 @@ class _Units:
         self._shards.complete()
         self._shards.upload()
 
+    def scale(self, coefficient: float) -> None:
+        for _, values in self._shards.named_parts():  # not the padding, in which 0 times NaN would stay
+            scale(values, coefficient)
+        self._shards.upload()
+
     def clip(self, max_norm: float) -> float:
         norm = global_norm(self._comm, self.space, self._shards.named_parts())
         coefficient = clip_coefficient(norm, max_norm)
         if coefficient != 1.0:
-            scale(self._shards.values, coefficient)
-            self._shards.upload()
+            self.scale(coefficient)
         return norm
+
+    def is_finite(self) -> bool:
+        return bool(np.isfinite(self._shards.values).all())
 
     def begin_update(self, is_clipped: bool) -> None:
         self._parameters.begin_update()
@@ -347,17 +368,27 @@ class _Range:
         if self._flat.is_staged and self.gradients is not None:
             self._flat.device.write(self.gradients, self._mean[: (self._stop - self._start) // _ITEM])
 
+    def scale(self, coefficient: float) -> None:
+        for _, values in self._named_parts():  # not the padding, in which 0 times NaN would stay
+            scale(values, coefficient)
+        self._upload()
+
+    def _named_parts(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield what this rank has of each parameter's gradient, by name."""
+        return named_parts(self.space.layout, self._mean.view(np.uint8)[: self._stop - self._start], self._start)
+
     def clip(self, max_norm: float) -> float:
-        part = self._mean.view(np.uint8)[: self._stop - self._start]
-        norm = global_norm(self._comm, self.space, named_parts(self.space.layout, part, self._start))
+        norm = global_norm(self._comm, self.space, self._named_parts())
         coefficient = clip_coefficient(norm, max_norm)
         if coefficient != 1.0:
-            scale(self._mean, coefficient)
-            self._upload()
+            self.scale(coefficient)
         return norm
 
+    def is_finite(self) -> bool:
+        return bool(np.isfinite(self._mean).all())
+
     def require_finite(self) -> None:
-        if self._comm.all_gather(np.array([np.isfinite(self._mean).all()]), label=CHECKS).all():
+        if self._comm.all_gather(np.array([self.is_finite()]), label=CHECKS).all():
             return
         layout, arrays = self.space.layout, self.space.arrays
         mean = np.zeros(layout.span, np.uint8)

@@ -331,6 +331,11 @@ class Synchronizer:
         """What reduces the gradients, in words; "none" is a plain all-reduce."""
         return hook_name(self._settings.hook)
 
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether compression keeps what it leaves out for the next step."""
+        return isinstance(self._settings.hook, StatefulHook)
+
     def decisions(self) -> tuple[Decision, ...]:
         """Return what was chosen by measuring, with the evidence."""
         return tuple(self._decisions)

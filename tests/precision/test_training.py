@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
 
-from clcomm import clip_grad_norm
-from models import MLP, ConvNet
 from tests.precision.jobs import KINDS, PRECISIONS, Job, TwoModels
+from tests.sharded_jobs import cpu, discrete
 from tests.training.trainers import assert_same_bits
 
 
@@ -25,3 +22,30 @@ def test_masters_train_as_a_float32_model_does(comm, kind, precision):
         layout = job.model.flat_space().layout
         for name, values in expected.model.state_dict().items():
             assert layout.view(masters, name).tobytes() == values.tobytes()
+
+
+#: What is crossed with 16 bits; the plain run has none of them.
+WAYS = [
+    {"zero": stage, "make_device": make_device, "bucket_size": size}
+    for stage in (1, 2, 3)
+    for make_device, size in ((cpu, "4KiB"), (discrete, "1MiB"))
+]
+
+
+@pytest.mark.parametrize("options", WAYS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_sharded_updates_have_the_plain_runs_bits(comm, precision, options):
+    plain = Job(comm, "adam", False, make_device=options["make_device"], precision=precision)
+    sharded = Job(comm, "adam", True, precision=precision, **options)
+    assert_same_bits(sharded.run(3), plain.run(3))
+    assert_same_bits(sharded.optimizer.state_dict(), plain.optimizer.state_dict())
+    sharded.sync.check_replicas(sharded.model)
+    # What a program stores is a master from the next step on, and so are the masters of a state.
+    state = {name: values * np.float32(0.7) for name, values in plain.model.state_dict().items()}
+    for job in (plain, sharded):
+        job.model.load_state_dict(state)
+    assert_same_bits(sharded.run(2, 3), plain.run(2, 3))
+    again = Job(comm, "adam", True, precision=precision, **options)
+    again.optimizer.load_state_dict(plain.optimizer.state_dict())
+    again.model.load_state_dict(plain.model.state_dict())
+    assert_same_bits(again.run(2, 5), plain.run(2, 5))
