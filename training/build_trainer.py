@@ -11,6 +11,7 @@ from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import RandomStream
 from clcomm.errors import ArgumentError
 from clcomm.host_arrays import require_memory
+from clcomm.loss_scaling import GradScaler
 from clcomm.sampler import BalancedSampler, ContiguousSampler, DistributedSampler, Sampler
 from clcomm.sync.balance import MOST_TIMES, Balancer
 from clcomm.synchronizer import Synchronizer
@@ -81,10 +82,10 @@ def build_kernels(
     rows = comm.local_size
     # On several hosts a host's ranks make a sum, and the mean is computed from the hosts' sums.
     sums = rows, rows if rows == comm.size else 1
-    settings = _optimizer_settings(options)
+    settings, ways = _optimizer_settings(options), (options.compression, options.precision)
     model = (options.model, *(getattr(options, name) for name in options.ALSO_SHARED))
-    identity = repr((model, train.image_shape, train.classes, run, settings, sums, options.compression))
-    build_together(comm, parts.opencl, lambda: rehearse(*run, settings, *sums, options.compression), identity)
+    identity = repr((model, train.image_shape, train.classes, run, settings, sums, ways))
+    build_together(comm, parts.opencl, lambda: rehearse(*run, settings, *sums, *ways), identity)
 
 
 def make_trainer(options: TrainingOptions, comm: Communicator, parts: Parts, loader: Loader, epochs: int) -> Trainer:
@@ -100,6 +101,7 @@ def make_trainer(options: TrainingOptions, comm: Communicator, parts: Parts, loa
         check_finite=options.check_finite,
         compression=options.compression,
         zero=options.zero_stage or 1,
+        precision=options.precision,
     )
     optimizer = parts.make_optimizer(options.optimizer, options.learning_rate, **_optimizer_settings(options))
     if options.zero_stage:
@@ -107,6 +109,7 @@ def make_trainer(options: TrainingOptions, comm: Communicator, parts: Parts, loa
     trainer = Trainer(
         comm, sync, parts, optimizer, loader, accumulation=options.grad_accumulation, clip_norm=options.clip_norm,
         balancer=Balancer(comm, options.batch_size) if options.balance == "auto" else None,
+        scaler=GradScaler(sync, enabled=options.scales_losses),
     )  # fmt: skip
     trainer.schedule = parse_schedule(options.schedule, trainer.total_steps(epochs))
     return trainer

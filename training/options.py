@@ -7,8 +7,9 @@ from argparse import ArgumentTypeError
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from clcomm.compression import parse_compression
+from clcomm.compression import StatefulHook, parse_compression
 from clcomm.errors import ArgumentError
+from clcomm.flat_space.precision import PRECISIONS
 from clcomm.option_types import number, whole_number
 from clcomm.sync.divergence import ON_DIVERGENCE
 from clcomm.trace.recorder import DEFAULT_LIMIT
@@ -96,6 +97,14 @@ class JobOptions(Options):
         0, "what ranks divide: the optimizer's state (1), gradients too (2), parameters too (3); 0: nothing",
         whole_number(most=3), metavar="STAGE",
     )  # fmt: skip
+    precision: str = _optimizer(
+        "float32", "what parameters are stored and sent in; the optimizer has float32 masters",
+        choices=tuple(PRECISIONS),
+    )  # fmt: skip
+    loss_scaling: bool = _optimizer(
+        False, "find a scale for losses at which gradients do not overflow, and skip steps where one does; always "
+        "with fp16",
+    )  # fmt: skip
     grad_accumulation: int = _optimizer(1, "micro-batches a step", whole_number(1), metavar="N")
 
     bucket_size: int | str = _communication("1MiB", "of gradients reduced at a time", size, metavar="SIZE|auto")
@@ -143,6 +152,7 @@ class JobOptions(Options):
             raise ArgumentError("--split-tensors: expected no --compression with it, which needs whole tensors")
         if self.zero_stage:
             self._refuse_buckets()
+        self._refuse_precision()
         if self.uneven_inputs == "join" and self.overlap == "on":
             raise ArgumentError("--uneven-inputs join: expected no --overlap on with it; use one of the two")
         if self.balance == "auto":
@@ -183,6 +193,24 @@ class JobOptions(Options):
         }
         for name in (name for name, is_given in given.items() if is_given):
             raise ArgumentError(f"--balance auto: expected no {name} with it; use one of the two")
+
+    @property
+    def scales_losses(self) -> bool:
+        """Whether the loss is scaled: with --loss-scaling, and with --precision fp16."""
+        return self.loss_scaling or self.precision == "fp16"
+
+    def _refuse_precision(self) -> None:
+        """Raise ArgumentError if an option is given that stored precisions or loss scaling do not have."""
+        scales = "--loss-scaling" if self.loss_scaling else f"--precision {self.precision}"
+        if self.engine != "native" and (self.precision != "float32" or self.scales_losses):
+            raise ArgumentError(f"{scales}: needs --engine native, got {self.engine}")
+        if self.scales_losses and self.check_finite:
+            raise ArgumentError(f"{scales}: expected no --check-finite with it, as steps with NaN or Inf are skipped")
+        if self.scales_losses and isinstance(parse_compression(self.compression), StatefulHook):
+            raise ArgumentError(
+                f"{scales}: expected --compression none, fp16 or bf16 with it, as residuals are at the scale of their "
+                f"step, got {self.compression}"
+            )
 
     @property
     def learning_rate(self) -> float:

@@ -99,6 +99,8 @@ class Session:
             f"{options.model} on {_count(comm.size, 'rank')}, batch {options.batch_size} a rank, "
             f"{self.parts.device}; {_update(options.zero_stage, buckets)}"
         )
+        if options.precision != "float32":
+            line += f"; {options.precision} parameters"
         if options.trace and self.parts.opencl is None:
             line += f"\ntrace: without kernels, which --engine {options.engine} does not report"
         return line

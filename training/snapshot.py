@@ -21,6 +21,8 @@ from training.trainer import Trainer
 from training.trainer_state import check_state, load_state, state_of
 
 _log = logging.getLogger("clcomm")
+#: Settings that older checkpoints lack, as they were then.
+_BEFORE = {"precision": "float32", "loss_scaling": False}
 
 
 def save_snapshot(series: CheckpointSeries, trainer: Trainer, job: dict[str, Any]) -> None:
@@ -101,8 +103,9 @@ def _check_job(theirs: Any, ours: dict[str, Any]) -> None:
     if not isinstance(theirs, dict):
         raise CheckpointError("checkpoint: expected the settings of its job, found none; use another checkpoint")
     for name, value in ours.items():
-        if theirs.get(name) != value:
-            shown = reprlib.repr(theirs.get(name)).strip("'")
+        found = theirs.get(name, _BEFORE.get(name))
+        if found != value:
+            shown = reprlib.repr(found).strip("'")
             raise CheckpointError(
                 f"checkpoint: was written with --{name.replace('_', '-')} {shown}, this job has {value}; "
                 f"resume with the same settings"

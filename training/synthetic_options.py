@@ -8,6 +8,7 @@ from typing import Any
 
 from clcomm.compression import parse_compression
 from clcomm.errors import ArgumentError
+from clcomm.flat_space.precision import PRECISIONS
 from clcomm.option_types import whole_number
 from training.option_fields import Options, option_group, size
 from training.options import MODELS
@@ -49,7 +50,11 @@ class SyntheticOptions(Options):
         "none", "what gradients travel as: none, fp16, bf16, int8, topk:SHARE, powersgd:RANK", metavar="SCHEME"
     )
 
+    precision: str = _model("float32", "what parameters are stored and sent in", choices=tuple(PRECISIONS))
+
     def check(self) -> None:
         parse_compression(self.compression)
         if self.engine == "torch" and self.model == "gpt":
             raise ArgumentError("--model gpt: needs --engine native, got torch")
+        if self.engine == "torch" and self.precision != "float32":
+            raise ArgumentError(f"--precision {self.precision}: needs --engine native, got torch")

@@ -16,6 +16,7 @@ from clcomm.clipping import clip_grad_norm
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.job.endings import note_step
+from clcomm.loss_scaling import GradScaler
 from clcomm.sampler import BalancedSampler
 from clcomm.stats.events import Phase
 from clcomm.sync.balance import Balancer
@@ -79,6 +80,7 @@ class Trainer:
         balancer: divides each step's samples by the ranks' speed; the loader's sampler is a BalancedSampler. None: the
             sampler divides them.
         callbacks: receive this rank's steps, evaluations and epochs.
+        scaler: scales losses, and skips steps in which a gradient overflows; None: neither.
 
     Raises ArgumentError for an accumulation below 1 or above sys.maxsize.
     """
@@ -96,6 +98,7 @@ class Trainer:
         clip_norm: float | None = None,
         balancer: Balancer | None = None,
         callbacks: Sequence[Callback] = (),
+        scaler: GradScaler | None = None,
     ):
         if (balancer is not None) != isinstance(loader.sampler, BalancedSampler):
             raise ArgumentError("balancer: expected one with a BalancedSampler, and none with another sampler")
@@ -106,6 +109,7 @@ class Trainer:
         self.comm, self.sync, self.loader = comm, sync, loader
         self.parts, self.model, self.optimizer = parts, parts.model, optimizer
         self.accumulation, self.clip_norm, self.balancer = accumulation, clip_norm, balancer
+        self.scaler = scaler or GradScaler(sync, enabled=False)
         self.schedule = schedule or constant()
         self.base_lr = optimizer.lr
         self.callbacks = list(callbacks)
@@ -177,9 +181,11 @@ class Trainer:
                 self._synchronise(0)
             if self.clip_norm is not None:
                 with self.comm.phase("clipping"):
+                    self.scaler.unscale_(self.optimizer)
                     clip_grad_norm(self.sync, self.model, self.clip_norm)
             with self._update_phase:
-                self.optimizer.step()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
                 self.optimizer.zero_grad()
         seconds = time.perf_counter() - begin
         within_s = min(seconds, self.comm.communicated() - communicated_s)
@@ -203,7 +209,7 @@ class Trainer:
         """Add `weight` times this micro-batch's gradients, and return its loss."""
         with self._forward_phase:
             inputs, targets = self.parts.prepare(images, labels)
-            return self.parts.forward_backward(inputs, targets, weight)
+            return self.parts.forward_backward(inputs, targets, weight * self.scaler.get_scale())
 
     def _synchronise(self, samples: int) -> None:
         with self._sync_phase:

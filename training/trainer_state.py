@@ -8,6 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from clcomm.checkpoint import invalid_entry, whole_number
+from clcomm.errors import ArgumentError, CheckpointError
+from clcomm.loss_scaling import GradScaler
 from clcomm.sampler import DistributedSampler, Sampler
 from training.trainer import Progress, Trainer
 
@@ -16,9 +18,12 @@ _MOST = (1 << 63) - 1
 
 
 def state_of(trainer: Trainer) -> dict[str, Any]:
-    """Return progress, sampler and learning rate as plain numbers."""
-    sampler = trainer.loader.sampler.state_dict()
-    return {"progress": asdict(trainer.progress), "sampler": sampler, "base_lr": trainer.base_lr}
+    """Return progress, sampler, learning rate and, where losses are scaled, their scale as plain numbers."""
+    state = {
+        "progress": asdict(trainer.progress), "sampler": trainer.loader.sampler.state_dict(),
+        "base_lr": trainer.base_lr,
+    }  # fmt: skip
+    return {**state, "scaler": trainer.scaler.state_dict()} if trainer.scaler.is_enabled() else state
 
 
 def load_state(trainer: Trainer, state: dict[str, Any]) -> None:
@@ -29,6 +34,8 @@ def load_state(trainer: Trainer, state: dict[str, Any]) -> None:
     progress = check_state(trainer, state)
     trainer.loader.sampler.load_state_dict(state["sampler"])
     trainer.progress, trainer.base_lr = progress, float(state["base_lr"])
+    if trainer.scaler.is_enabled():
+        trainer.scaler.load_state_dict(state["scaler"])
     if state["sampler"]["world_size"] != trainer.comm.size:
         _redistribute(trainer, state["sampler"]["world_size"])
 
@@ -40,11 +47,20 @@ def check_state(trainer: Trainer, state: Any) -> Progress:
     base_lr = state.get("base_lr")
     if not isinstance(base_lr, (int, float)) or isinstance(base_lr, bool) or not 0 <= base_lr <= sys.float_info.max:
         raise invalid_entry("base_lr", "a finite number from 0 up", base_lr)
+    _check_scaler(trainer, state.get("scaler"))
     sampler = copy.copy(trainer.loader.sampler)
     sampler.load_state_dict(theirs)
     ranks = whole_number("sampler.world_size", theirs.get("world_size"), 1, _MOST)
     most = {"epoch": _MOST, "batch": _batches_left(trainer, sampler, ranks), "step": _MOST}
     return Progress(**{name: whole_number(f"progress.{name}", found.get(name), 0, most[name]) for name in most})
+
+
+def _check_scaler(trainer: Trainer, state: Any) -> None:
+    if trainer.scaler.is_enabled():
+        try:
+            GradScaler(trainer.sync).load_state_dict(_entries("scaler", state))
+        except ArgumentError as error:
+            raise CheckpointError(f"checkpoint: scaler: {error}; use an earlier checkpoint") from None
 
 
 def _batches_left(trainer: Trainer, sampler: Sampler, ranks: int) -> int:

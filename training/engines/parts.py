@@ -19,6 +19,7 @@ from clcomm.engine.gather import DeviceGather
 from clcomm.engine.nn.module import evaluating
 from clcomm.engine.rehearsal import Rehearsal
 from clcomm.errors import ArgumentError
+from clcomm.flat_space.precision import parse_precision
 from clcomm.host_arrays import aligned_zeros
 from models import MLP, ConvNet, LeNet, ResNet
 
@@ -45,9 +46,9 @@ class Parts:
     profile: a `with` block that times the kernels queued within it; None: the engine cannot.
     opencl: the device of the native engine.
     prepare_gather: see training.data.datasets.ArrayDataset; None: the engine gathers no batches.
-    rehearse: rehearse(batch sizes, optimizer name, lr, its settings, rows, divisor, compression) -> the kernels that a
-        run needs, if the engine builds kernels: training with the first batch size, prediction with all of them, sums
-        of `rows` ranks' gradients over `divisor`, and the compression.
+    rehearse: rehearse(batch sizes, optimizer name, lr, its settings, rows, divisor, compression, precision) -> the
+        kernels that a run needs, if the engine builds kernels: training with the first batch size, prediction with all
+        of them, sums of `rows` ranks' gradients over `divisor`, the compression, and the parameters' precision.
     """
 
     model: Any
@@ -187,12 +188,14 @@ def rehearsal_of(
 
     def rehearse(
         sizes: Sequence[int], name: str, lr: float, settings: dict[str, Any], rows: int = 1, divisor: int = 1,
-        compression: str = "none",
+        compression: str = "none", precision: str = "float32",
     ) -> Rehearsal:  # fmt: skip
         device = Rehearsal(opencl)
         module = make(device)
         space = module.flat_space()
-        space.rebind(*(aligned_zeros(space.layout.span) for _ in range(3)))  # as the Synchronizer does
+        space.store_in(parse_precision(precision))
+        sizes_of_arrays = space.params_nbytes, space.layout.span, space.layout.span
+        space.rebind(*map(aligned_zeros, sizes_of_arrays))  # as the Synchronizer does
         optimizer = make_native_optimizer(module, name, lr, **settings)
         batches = [(Tensor(inputs, device), Tensor(targets, device)) for inputs, targets in map(batch_of, sizes)]
         _forward_backward(module, loss_fn)(*batches[0], 1.0)
