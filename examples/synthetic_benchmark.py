@@ -74,23 +74,11 @@ def stepper(
     """Return what trains on the batch once and returns the loss."""
     if parts.opencl is not None and parts.rehearse is not None:  # kernels are built once for all ranks of a host
         rehearse, size, ways = parts.rehearse, options.batch_size, (options.compression, options.precision)
-        identity = repr(
-            (
-                options.model,
-                options.image_shape,
-                options.context,
-                size,
-                options.compression,
-                options.precision,
-                comm.size,
-            )
-        )
+        identity = repr((options.model, options.image_shape, options.context, size, *ways, comm.size))
         rows = comm.local_size, comm.local_size if comm.local_size == comm.size else 1
         build_together(comm, parts.opencl, lambda: rehearse((size,), "sgd", LR, {}, *rows, *ways), identity)
-    sync, optimizer = (
-        Synchronizer(comm, compression=options.compression, precision=options.precision),
-        parts.make_optimizer("sgd", LR),
-    )
+    sync = Synchronizer(comm, compression=options.compression, precision=options.precision)
+    optimizer = parts.make_optimizer("sgd", LR)
     sync.broadcast_parameters(parts.model)
 
     def step() -> float:

@@ -49,8 +49,7 @@ class SyntheticOptions(Options):
     compression: str = _communication(
         "none", "what gradients travel as: none, fp16, bf16, int8, topk:SHARE, powersgd:RANK", metavar="SCHEME"
     )
-
-    precision: str = _model("float32", "what parameters are stored and sent in", choices=tuple(PRECISIONS))
+    precision: str = _communication("float32", "what parameters are stored and sent in", choices=tuple(PRECISIONS))
 
     def check(self) -> None:
         parse_compression(self.compression)

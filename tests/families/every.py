@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clcomm.engine.tuning import Tuning
-from tests.families import attentions, channels, convolutions, elements, host, parts, pools, products, rows
+from tests.families import attentions, channels, convolutions, elements, host, parts, pools, products, rows, stored
 
 #: By name; those of products with an ending, which double their builds, come apart from the plain ones.
 FAMILIES = {
@@ -15,7 +15,7 @@ FAMILIES = {
         products.BATCH, attentions.ATTENTION, rows.CLASS_LOSSES, rows.ELEMENT_LOSSES,
         rows.SOFTMAX, rows.LAYER_NORM, rows.EMBEDDING, parts.VOCABULARY, rows.SQUARED_ERROR, rows.REDUCTION,
         elements.ARITHMETIC, elements.TRANSPOSE, elements.BLOCKS, elements.ACTIVATIONS, elements.DROPOUT,
-        elements.OPTIMIZERS,
+        elements.OPTIMIZERS, stored.STORED,
         host.FOLD, host.MEETING, host.SHARED_WORK, host.CODING, host.FACTORS, host.HASH, host.GATHER,
     )
 }  # fmt: skip
@@ -24,7 +24,7 @@ WIDE = Tuning(gemm_tile=(12, 32, 16), conv_lanes=16, loop_lanes=16)
 WIDE_FAMILIES = (
     "convolution", "convolution of one width", "convolution as products", "plain product", "product", "linear layer",
     "layers after ReLU", "batch of products", "squared error", "arithmetic", "activations", "optimizers", "fold",
-    "coding", "factors", "attention", "losses of elements",
+    "coding", "factors", "attention", "losses of elements", "stored parameters",
 )  # fmt: skip
 #: Families of vectors that stay as they are, in builds for such CPUs; Oclgrind tracks what is initialised in them.
 ALSO_WIDE = ("batch norm", "batch norm of ranks", "adaptive pooling", "dropout")

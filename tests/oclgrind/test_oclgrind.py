@@ -34,6 +34,7 @@ pytestmark = pytest.mark.timeout(0 if CASES else 900)
 CHOOSING = {
     "HAS_BIAS", "HAS_RELU", "BATCHED", "SIDE", "EACH", "SLICE", "TILE_LANES", "DILATED", "WIDTH", "ONE_CHANNEL",
     "BLOCKS", "TILE_OUTPUTS", "POOLED", "OUTPUTS", "ROWS", "DIVIDES", "LOOP_LANES",
+    "FP16",
 }  # fmt: skip
 #: Of those, the ones whose value is only a size.
 ANY_VALUE = {"WIDTH", "POOLED"}
@@ -153,6 +154,7 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
     "optim.sgd_momentum": [{"LOOP_LANES": lanes} for lanes in (8, 16)],
     "attention.attend": [{"TILE_LANES": lanes} for lanes in (8, 16)],
     "attention.attend_grad": [{"TILE_LANES": lanes} for lanes in (8, 16)],
+    **{f"stored.{kernel}": [{"FP16": 1}, {"LOOP_LANES": 16}] for kernel in ("expand", "narrow", "reconcile")},
     "fold.fold": [{"ROWS": rows, **by} for rows in range(2, MOST_ROWS + 1) for by in ({}, {"DIVIDES": 1})],
 }  # fmt: skip
 
