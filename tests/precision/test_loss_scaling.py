@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clcomm import GradScaler, Synchronizer, clip_grad_norm
-from clcomm.engine import CrossEntropyLoss, Parameter, Tensor
+from clcomm.engine import CrossEntropyLoss, Parameter, Replay, Tensor
 from clcomm.engine.nn.module import Module
 from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
@@ -51,7 +51,8 @@ class ScaledJob(Job):
 
 #: Powers of two scale without rounding.
 SCALING = {"init_scale": 256.0, "growth_interval": 3}
-WAYS = [{"sharded": False}, {"sharded": True}, {"zero": 2}, {"zero": 3, "precision": "bf16"}, {"precision": "fp16"}]
+WAYS = [{"sharded": False}, {"sharded": True}, {"zero": 2}, {"zero": 3, "precision": "bf16"}, {"precision": "fp16"},
+        {"sharded": False, "overlap": True}]  # fmt: skip
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.5])
@@ -82,6 +83,32 @@ def test_a_step_that_overflows_on_one_rank_is_skipped_on_all(comm, options, max_
     assert all(np.isfinite(values).all() for values in job.model.state_dict().values())
     assert job.optimizer.steps == 5
     job.sync.check_replicas(job.model)
+
+
+def test_a_replayed_step_has_the_scale_of_its_time(comm):
+    jobs = []
+    for replays in (False, True):
+        job = ScaledJob(comm, "momentum", False, scaling={"init_scale": 4.0, "growth_interval": 2}, precision="bf16")
+        loss_fn = CrossEntropyLoss()
+
+        def forward_backward(x, y, job=job, loss_fn=loss_fn):
+            loss = loss_fn(job.model(x), y)
+            job.scaler.scale(loss).backward()
+            return loss
+
+        run = Replay(forward_backward) if replays else forward_backward
+        for number in range(7):
+            rng = np.random.default_rng([number, comm.rank])
+            images = Tensor(rng.standard_normal((3, *SHAPE)).astype(np.float32), job.device)
+            run(images, Tensor(rng.integers(0, 10, 3).astype(np.int32), job.device))
+            job.sync.sync_gradients(job.model)
+            job.scaler.step(job.optimizer)
+            job.scaler.update()
+            job.optimizer.zero_grad()
+        jobs.append(job)
+    plain, replayed = jobs
+    assert_same_bits(replayed.model.state_dict(), plain.model.state_dict())
+    assert replayed.scaler.get_scale() == 32.0
 
 
 class One(Module):
