@@ -55,6 +55,7 @@ WAYS = [{"sharded": False}, {"sharded": True}, {"zero": 2}, {"zero": 3, "precisi
         {"sharded": False, "overlap": True}]  # fmt: skip
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("max_norm", [None, 0.5])
 @pytest.mark.parametrize("number", range(2 * len(WAYS)))
 def test_steps_without_overflow_have_the_bits_without_scaling(comm, number, max_norm):
@@ -68,6 +69,7 @@ def test_steps_without_overflow_have_the_bits_without_scaling(comm, number, max_
     scaled.sync.check_replicas(scaled.model)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("max_norm", [None, 0.5])
 @pytest.mark.parametrize("options", [*WAYS, {"compression": "fp16", "sharded": False}])
 def test_a_step_that_overflows_on_one_rank_is_skipped_on_all(comm, options, max_norm):
@@ -118,6 +120,7 @@ class One(Module):
         self.weight = Parameter(np.ones(3, np.float32), device)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(8))
 def test_the_scale_is_pytorchs_on_the_same_overflows(comm, seed):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed; pip install 'clcomm[torch]'")

@@ -36,6 +36,7 @@ def test_50_steps_end_near_float32(comm, model, precision):
     assert abs(rounded[-10:].mean() - plain[-10:].mean()) < 0.03 * plain[:5].mean()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("precision", "options"),
     [("bf16", {"compression": "fp16"}), ("bf16", {}), ("fp16", {"sharded": True}),

@@ -10,6 +10,7 @@ from tests.sharded_jobs import cpu, discrete
 from tests.training.trainers import assert_same_bits
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_masters_train_as_a_float32_model_does(comm, kind, precision):
@@ -32,6 +33,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("options", WAYS)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_sharded_updates_have_the_plain_runs_bits(comm, precision, options):
