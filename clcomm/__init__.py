@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from clcomm.collectives.handle import Handle
     from clcomm.communicator import Communicator
     from clcomm.errors import ClcommError
-    from clcomm.loss_scaling import GradScaler
     from clcomm.parallel import DistributedDataParallel, Mesh
+    from clcomm.parallel.loss_scaling import GradScaler
     from clcomm.stats import Collective, CommStats, Observer
     from clcomm.synchronizer import Synchronizer
 
@@ -33,7 +33,7 @@ __all__ = [
 #: The module of each name, imported at the first access, so that `clcomm --help` does not load NumPy.
 _MODULES = {
     "ClcommError": "errors", "Collective": "stats", "CommStats": "stats", "Communicator": "communicator",
-    "DistributedDataParallel": "parallel", "GradScaler": "loss_scaling", "Handle": "collectives.handle",
+    "DistributedDataParallel": "parallel", "GradScaler": "parallel.loss_scaling", "Handle": "collectives.handle",
     "Mesh": "parallel", "Observer": "stats", "Synchronizer": "synchronizer", "clip_grad_norm": "clipping",
 }  # fmt: skip
 

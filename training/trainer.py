@@ -16,7 +16,7 @@ from clcomm.clipping import clip_grad_norm
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.job.endings import note_step
-from clcomm.loss_scaling import GradScaler
+from clcomm.parallel.loss_scaling import GradScaler
 from clcomm.sampler import BalancedSampler
 from clcomm.stats.events import Phase
 from clcomm.sync.balance import Balancer

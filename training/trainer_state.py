@@ -9,7 +9,7 @@ from typing import Any
 
 from clcomm.checkpoint import invalid_entry, whole_number
 from clcomm.errors import ArgumentError, CheckpointError
-from clcomm.loss_scaling import GradScaler
+from clcomm.parallel.loss_scaling import GradScaler
 from clcomm.sampler import DistributedSampler, Sampler
 from training.trainer import Progress, Trainer
 
