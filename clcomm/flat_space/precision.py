@@ -30,6 +30,9 @@ class Precision:
         """Return the bytes that take `nbytes` as float32; so do offsets in the flat space."""
         return nbytes * self.itemsize // 4
 
+    def __reduce__(self) -> tuple:
+        return parse_precision, (self.name,)  # copies are the precision itself
+
     def __str__(self) -> str:
         return self.name
 
