@@ -7,26 +7,22 @@ rank also holds 1/N of the gradients, in stage 3 of the parameters too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, NoReturn, Protocol
+from collections.abc import Mapping
+from typing import NoReturn
 
 import numpy as np
 
-from clcomm.adapters.adapter import FlatArrays
-from clcomm.clipping import clip_coefficient, global_norm, named_parts, scale
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.memory import MemoryUse
 from clcomm.flat_space.shards import Part, ShardPlan
 from clcomm.optim import Optimizer
-from clcomm.sync.agreement import CHECKS, require_agreement
-from clcomm.sync.finiteness import raise_non_finite
-from clcomm.sync.gradient_shards import GradientShards
-from clcomm.sync.parameter_shards import updated_parameters
+from clcomm.sync.agreement import require_agreement
 from clcomm.sync.shared_space import SharedSpace
-from clcomm.sync.uneven_inputs import apply_weight
-from clcomm.synchronizer import GRADIENTS, PARAMETERS, Synchronizer
+from clcomm.synchronizer import Synchronizer
+from clcomm.zero.range_update import RangeUpdate
+from clcomm.zero.unit_update import UnitUpdate
+from clcomm.zero.update import Update
 
 _ITEM = 4  # bytes of a float32
 
@@ -72,7 +68,7 @@ class DistributedOptimizer:
             self._plan = ShardPlan(layout, comm.size, *((layout.span, None) if sync.zero == 1 else sync.unit_sizes))
         parts = self._plan.parts(comm.rank)
         optimizer.restrict_to([Part(*(value // _ITEM for value in part)) for part in parts])
-        self._shard: _Update | None = None
+        self._shard: Update | None = None
         self._weight = 1.0  # of this rank's gradients in the next mean
         self._is_reduced = False  # whether the gradients are averaged already, before the step
         sync.delegate_reduction(optimizer.space, self)
@@ -129,7 +125,7 @@ class DistributedOptimizer:
             self.require_same_settings()
             self.sync.guard.require_alike(space)
             if space.shards is None:
-                space.shards = _Units(self.sync, space, self._plan)
+                space.shards = UnitUpdate(self.sync, space, self._plan)
             self._shard = space.shards
 
     def expect_step(self, weight: float) -> None:
@@ -164,7 +160,7 @@ class DistributedOptimizer:
         self.sync.count_synchronisation(shard.space.model)
         shard.follow(self.sync.completion_order(shard.space.model))
 
-    def _reduced(self) -> _Update:
+    def _reduced(self) -> Update:
         """Return this rank's part with its averaged gradients; they are averaged once a step."""
         shard = self._shard
         if shard is None:
@@ -174,7 +170,7 @@ class DistributedOptimizer:
                     f"optimizer: expected broadcast_parameters(model) before the first backward with "
                     f"zero={self.sync.zero}, got none"
                 )
-            shard = self._shard = _Range(self.sync, space, self._plan)
+            shard = self._shard = RangeUpdate(self.sync, space, self._plan)
         if not self._is_reduced:
             shard.reduce(self._weight)
             self._weight = 1.0
@@ -205,203 +201,3 @@ class DistributedOptimizer:
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Continue from a whole state, written by any number of ranks or by the plain optimizer."""
         self.optimizer.load_state_dict(state)
-
-
-class _Update(Protocol):
-    """This rank's part of a model, with what reduces its gradients and gathers its parameters.
-
-    gradients: the device's buffer of the averaged gradients. params: that of the parameters; None: the flat space's.
-    """
-
-    space: SharedSpace
-    gradients: Any
-    params: Any
-
-    def memory(self) -> tuple[int, int, int]:
-        """Return the bytes of parameters, of gradients, and in flight: see MemoryUse."""
-
-    def reduce(self, weight: float) -> None:
-        """Average the gradients of this rank's part into `gradients`; its own count `weight` times."""
-
-    def scale(self, coefficient: float) -> None:
-        """Multiply this rank's part by the coefficient."""
-
-    def clip(self, max_norm: float) -> float:
-        """Scale this rank's part so that the norm of the whole mean is at most `max_norm`; return the norm before."""
-
-    def is_finite(self) -> bool:
-        """Return whether this rank's part of the mean holds neither NaN nor Inf."""
-
-    def require_finite(self) -> None:
-        """Raise NonFiniteError on every rank, if any rank's part of the mean holds NaN or Inf."""
-
-    def begin_update(self, is_clipped: bool) -> None:
-        """Wait until this rank may change its parameters."""
-
-    def gather(self) -> None:
-        """Let all ranks have all updated parameters."""
-
-    def follow(self, completed: Sequence[str]) -> None:
-        """Note in which order backward completes gradients."""
-
-
-class _Units:
-    """This rank's part of every unit of a flat space: stages 2 and 3."""
-
-    def __init__(self, sync: Synchronizer, space: SharedSpace, plan: ShardPlan):
-        self.space, self.plan, self._comm = space, plan, sync.comm
-        self._parameters = updated_parameters(sync.comm, space, plan, sync.zero)
-        self._shards = GradientShards(sync.comm, space, plan, sync.check_finite)
-        self.gradients, self.params = self._shards.buffer, self._parameters.buffer
-        self.require_finite, self.follow = self._shards.require_finite, self._shards.follow
-        sync.comm.barrier()
-
-    def memory(self) -> tuple[int, int, int]:
-        in_flight = self._shards.in_flight_nbytes + self._parameters.in_use_nbytes
-        return self._parameters.nbytes, self._shards.values.nbytes, in_flight
-
-    def reduce(self, weight: float) -> None:
-        self._shards.complete()
-        self._shards.upload()
-
-    def scale(self, coefficient: float) -> None:
-        for _, values in self._shards.named_parts():  # not the padding, in which 0 times NaN would stay
-            scale(values, coefficient)
-        self._shards.upload()
-
-    def clip(self, max_norm: float) -> float:
-        norm = global_norm(self._comm, self.space, self._shards.named_parts())
-        coefficient = clip_coefficient(norm, max_norm)
-        if coefficient != 1.0:
-            self.scale(coefficient)
-        return norm
-
-    def is_finite(self) -> bool:
-        return bool(np.isfinite(self._shards.values).all())
-
-    def begin_update(self, is_clipped: bool) -> None:
-        self._parameters.begin_update()
-
-    def gather(self) -> None:
-        self._parameters.end_update()
-        self._shards.finish_step()
-
-
-class _Range:
-    """This rank's range of a flat space, with its reduce-scatter and all-gather: stage 1."""
-
-    params = None
-
-    def __init__(self, sync: Synchronizer, space: SharedSpace, plan: ShardPlan):
-        self.space, self._comm = space, sync.comm
-        self._flat = space.adapter.flat_space  # type: ignore[attr-defined]
-        parts = plan.parts(sync.comm.rank)
-        self._start, self._stop = parts[0][:2] if parts else (0, 0)
-        sync.check_replicas(space.model)  # settings too: ranks may share memory only if both are alike
-        own, rank, nbytes = space.shard_nbytes, self._comm.rank, space.layout.nbytes
-        self._mean = space.padded.reduced[rank * own : (rank + 1) * own].view(np.float32)
-        rows = self._move_to_common_memory()
-        self._is_common = rows is not None
-        self._reduce: Callable[[], Any]
-        if rows is not None:
-            self._reduce = self._comm.reduce_scatter_init(rows, "mean", out=self._mean, label=GRADIENTS, nbytes=nbytes)
-        else:
-            grads = space.padded.grads.view(np.float32)
-            self._reduce = partial(
-                self._comm.reduce_scatter, grads, "mean", out=self._mean, label=GRADIENTS, nbytes=nbytes
-            )
-        params = space.padded.params.view(space.precision.dtype)
-        self._all_gather = self._comm.all_gather_in_place_init(params, label=PARAMETERS, nbytes=space.params_nbytes)
-        self.gradients = self._gradient_buffer()
-        self._whole_gradients = self._flat.reduced
-        self._pull = partial(space.adapter.pull_gradients, Bucket(0, space.layout.ranges, 0, space.layout.span))
-
-    def _move_to_common_memory(self) -> np.ndarray | None:
-        """Move parameters and gradients into memory common to all ranks, if there is any.
-
-        Returns all ranks' gradients, a row for each; None where nothing was moved.
-        """
-        comm, padded = self._comm, self.space.padded
-        if comm.size == 1 or not all(comm.all_gather_object(not self._flat.is_staged, label=CHECKS)):
-            return None
-        params, rows = comm.allocate_common(padded.params.nbytes), comm.allocate_common(comm.size * padded.grads.nbytes)
-        if not (comm.is_common(params) and comm.is_common(rows)):
-            return None
-        rows = rows.reshape(comm.size, -1)
-        self.space.move(FlatArrays(params, rows[comm.rank], padded.reduced))  # all ranks write the same params
-        comm.barrier()
-        return rows.view(np.float32)
-
-    def _gradient_buffer(self) -> Any:
-        """Return the device buffer from which the optimizer reads the mean; None for an empty range."""
-        flat, nbytes = self._flat, self._stop - self._start
-        if not nbytes:
-            return None
-        if flat.is_staged:
-            return flat.device.allocate(nbytes)
-        return flat.reduced.get_sub_region(self._start, nbytes)
-
-    def memory(self) -> tuple[int, int, int]:
-        padded, comm = self.space.padded, self._comm
-        own = [each.nbytes // (comm.size if comm.is_common(each) else 1) for each in (padded.params, padded.reduced)]
-        return own[0], padded.grads.nbytes + (0 if padded.reduced is padded.grads else own[1]), 0
-
-    def follow(self, completed: Sequence[str]) -> None:
-        pass
-
-    def begin_update(self, is_clipped: bool) -> None:
-        if is_clipped and self._is_common:  # else all ranks have just met in `reduce`
-            self._flat.device.finish()
-            self._comm.barrier()
-
-    def reduce(self, weight: float) -> None:
-        if self._flat.reduced is not self._whole_gradients:
-            raise ArgumentError("optimizer: another Synchronizer moved its model's memory; use one Synchronizer")
-        self._pull()
-        if weight != 1.0:
-            apply_weight(self.space.arrays.grads.view(np.float32), weight)
-        self._reduce()
-        self._upload()
-
-    def _upload(self) -> None:
-        """Copy the mean to the device, where its memory is separate."""
-        if self._flat.is_staged and self.gradients is not None:
-            self._flat.device.write(self.gradients, self._mean[: (self._stop - self._start) // _ITEM])
-
-    def scale(self, coefficient: float) -> None:
-        for _, values in self._named_parts():  # not the padding, in which 0 times NaN would stay
-            scale(values, coefficient)
-        self._upload()
-
-    def _named_parts(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield what this rank has of each parameter's gradient, by name."""
-        return named_parts(self.space.layout, self._mean.view(np.uint8)[: self._stop - self._start], self._start)
-
-    def clip(self, max_norm: float) -> float:
-        norm = global_norm(self._comm, self.space, self._named_parts())
-        coefficient = clip_coefficient(norm, max_norm)
-        if coefficient != 1.0:
-            self.scale(coefficient)
-        return norm
-
-    def is_finite(self) -> bool:
-        return bool(np.isfinite(self._mean).all())
-
-    def require_finite(self) -> None:
-        if self._comm.all_gather(np.array([self.is_finite()]), label=CHECKS).all():
-            return
-        layout, arrays = self.space.layout, self.space.arrays
-        mean = np.zeros(layout.span, np.uint8)
-        mean[self._start : self._stop] = self._mean.view(np.uint8)[: self._stop - self._start]
-        raise_non_finite(self._comm, layout, layout.ranges, arrays.grads, mean)
-
-    def gather(self) -> None:
-        flat = self._flat
-        if flat.is_staged:
-            start, stop = map(flat.precision.nbytes, (self._start, self._stop))
-            flat.device.read(flat.params, self.space.arrays.params[start:stop], start)
-        else:
-            flat.device.finish()
-        self._all_gather()
-        if flat.is_staged:
-            flat.push_params()

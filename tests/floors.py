@@ -19,6 +19,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("clcomm/trace", "clcomm/costs", "clcomm/compression", "clcomm/tensors"),
     ("clcomm/measure", "clcomm/adapters", "clcomm/weights"),
     ("clcomm/sync", "clcomm/summary"),
+    ("clcomm/zero",),
     ("clcomm/report", "clcomm/lizardist", "clcomm/launch", "clcomm/parallel", "clcomm/devices"),
     ("clcomm/commands", "clcomm/horovod", "clcomm/torch", "clcomm/netcl", "models"),
     ("training/data", "training/engines"),

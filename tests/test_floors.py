@@ -136,7 +136,7 @@ def test_sound_sources_pass():
         (
             "training/data/idx.py",
             "import examples.mnist",
-            "training/data/idx.py:1: is on floor 10 and imports examples/mnist.py of floor 12",
+            "training/data/idx.py:1: is on floor 11 and imports examples/mnist.py of floor 13",
         ),
         (
             "examples/mnist.py",

@@ -6,15 +6,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from clcomm.adapters.adapter import FlatArrays
 from clcomm.collectives.handle import Handle
 from clcomm.communicator import Communicator
 from clcomm.engine.gathered_parameters import GatheredUnits
 from clcomm.flat_space.precision import Precision
 from clcomm.flat_space.shards import Part, ShardPlan, Unit
-from clcomm.sync.agreement import CHECKS
 from clcomm.sync.parameter_broadcast import PARAMETERS
 from clcomm.sync.shared_space import SharedSpace
+from clcomm.zero.common_memory import move_to_common_memory
 
 
 class UpdatedParameters(Protocol):
@@ -43,7 +42,7 @@ def updated_parameters(comm: Communicator, space: SharedSpace, plan: ShardPlan, 
 
     One memory common to all ranks, where there is such memory: of it each rank has its share, and gathers nothing.
     """
-    if comm.size == 1 or _move_to_common_memory(comm, space):
+    if comm.size == 1 or move_to_common_memory(comm, space, with_gradients=False) is not None:
         return _InCommon(comm, space)
     return _Copies(comm, space, plan) if stage < 3 else _Shard(comm, space, plan)
 
@@ -236,16 +235,3 @@ class _Order:
     def _note(self, index: int) -> None:
         self._after[self._last] = index
         self._last = self._last[1], index
-
-
-def _move_to_common_memory(comm: Communicator, space: SharedSpace) -> bool:
-    """Move the parameters into memory common to all ranks, if there is any; return whether they are there."""
-    flat = space.adapter.flat_space  # type: ignore[attr-defined]
-    if not all(comm.all_gather_object(not flat.is_staged, label=CHECKS)):
-        return False
-    params = comm.allocate_common(space.padded.params.nbytes)
-    if not comm.is_common(params):
-        return False
-    space.move(FlatArrays(params, space.padded.grads, space.padded.reduced))  # all ranks write the same values
-    comm.barrier()
-    return True

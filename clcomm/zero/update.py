@@ -1,0 +1,78 @@
+"""A rank's part of a model, as a DistributedOptimizer uses it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from clcomm.clipping import clip_coefficient, global_norm, scale
+from clcomm.communicator import Communicator
+from clcomm.sync.shared_space import SharedSpace
+
+
+class Update(ABC):
+    """This rank's part of a model, with what reduces its gradients and gathers its parameters.
+
+    Attributes:
+        gradients: the device's buffer of the averaged gradients.
+        params: that of the parameters; None: the flat space's.
+    """
+
+    gradients: Any
+    params: Any = None
+
+    def __init__(self, comm: Communicator, space: SharedSpace):
+        self.comm, self.space = comm, space
+
+    @abstractmethod
+    def memory(self) -> tuple[int, int, int]:
+        """Return the bytes of parameters, of gradients, and in flight: see MemoryUse."""
+
+    @abstractmethod
+    def reduce(self, weight: float) -> None:
+        """Average the gradients of this rank's part into `gradients`; its own count `weight` times."""
+
+    @abstractmethod
+    def named_parts(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield what this rank has of each parameter's averaged gradient, by name."""
+
+    @abstractmethod
+    def upload(self) -> None:
+        """Copy the averaged gradients to the device, where its memory is separate."""
+
+    @abstractmethod
+    def is_finite(self) -> bool:
+        """Return whether this rank's part of the mean holds neither NaN nor Inf."""
+
+    @abstractmethod
+    def require_finite(self) -> None:
+        """Raise NonFiniteError on every rank, if any rank's part of the mean holds NaN or Inf."""
+
+    @abstractmethod
+    def begin_update(self, is_clipped: bool) -> None:
+        """Wait until this rank may change its parameters."""
+
+    @abstractmethod
+    def gather(self) -> None:
+        """Let all ranks have all updated parameters."""
+
+    @abstractmethod
+    def follow(self, completed: Sequence[str]) -> None:
+        """Note in which order backward completes gradients."""
+
+    def scale(self, coefficient: float) -> None:
+        """Multiply this rank's part by the coefficient."""
+        for _, values in self.named_parts():  # not the padding, in which 0 times NaN would stay
+            scale(values, coefficient)
+        self.upload()
+
+    def clip(self, max_norm: float) -> float:
+        """Scale this rank's part so that the norm of the whole mean is at most `max_norm`; return the norm before."""
+        norm = global_norm(self.comm, self.space, self.named_parts())
+        coefficient = clip_coefficient(norm, max_norm)
+        if coefficient != 1.0:
+            self.scale(coefficient)
+        return norm
