@@ -17,8 +17,8 @@ from clcomm.optim import SGD
 LOCAL = {
     "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "collectives_begun", "communicated",
     "finalize", "fold_with",
-    "get_bucket_stats", "get_rank", "get_world_size", "holds", "holds_at", "host_memory", "is_common",
-    "is_common_on_host",
+    "get_bucket_stats", "get_rank", "get_world_size", "holds", "holds_at", "host_memory",
+    "in_collectives", "is_common", "is_common_on_host",
     "leave_mpi", "leave_program", "look_back", "notify_collective", "notify_message", "notify_phase", "phase",
     "reduces_within_hosts", "remove_observer", "sequence", "settings", "shares_memory", "sums",
     "total_allreduce_calls", "total_bytes_sent", "waiting_for",
@@ -26,7 +26,7 @@ LOCAL = {
     "attach_optimizer", "broadcast_buffers", "bucket_size", "check_state_dict", "completion_order", "compression",
     "count_synchronisation",
     "decisions", "delegate_reduction", "expected_memory", "full_parameters", "get_communication_stats", "known_space",
-    "load_state_dict", "no_sync", "register_comm_hook",
+    "keeps_residuals", "load_state_dict", "no_sync", "register_comm_hook",
     "sharded_update_of", "space_for", "space_of", "state_dict", "unit_sizes", "use_bucketing",
 }  # fmt: skip
 
@@ -70,6 +70,7 @@ def calls_of(comm: Communicator) -> dict[str, Callable[[], object]]:
         "run_as_all_reduce": lambda: comm.run_as_all_reduce(lambda: None, nbytes=1),
         "scatter": lambda: comm.scatter([1] * comm.size),
         "scatter_object": lambda: comm.scatter_object([1] * comm.size),
+        "set_timeout": lambda: comm.set_timeout(60),
         "split": lambda: comm.split(0),
     }
 
@@ -82,6 +83,7 @@ def calls_of_synchronizer(sync: Synchronizer, model: Linear) -> dict[str, Callab
             pass
 
     return {
+        "average_parameters": lambda: sync.average_parameters(model),
         "broadcast_parameters": lambda: sync.broadcast_parameters(model),
         "bucket_plan": lambda: sync.bucket_plan(model, False),
         "check_replicas": lambda: sync.check_replicas(model),

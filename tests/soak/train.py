@@ -22,25 +22,24 @@ from clcomm.sampler import DistributedSampler
 from training.data.datasets import load_synthetic
 from training.data.loader import Loader
 from training.engines.parts import build_parts
+from training.metrics import StepRecord
 from training.snapshot import save_snapshot
-from training.trainer import Trainer
+from training.trainer import Callback, Trainer
 
 STEPS_A_ROUND, SAMPLES, BATCH = 40, 4096, 8
 #: One step in so many stalls on a rank, for up to so many seconds.
 STALL_EVERY, MOST_STALL_S = 50, 0.03
 
 
-class Stalls:
+class Stalls(Callback):
     """A callback that lets this rank be late now and then."""
 
     def __init__(self, rank: int):
         self._draw = random.Random(rank)
 
-    def step_finished(self, record: object) -> None:
+    def step_finished(self, record: StepRecord) -> None:
         if self._draw.randrange(STALL_EVERY) == 0:
             time.sleep(self._draw.uniform(0, MOST_STALL_S))
-
-    def epoch_finished(self, epoch: int, train_loss: float) -> None: ...
 
 
 def make_trainer(comm: Communicator) -> Trainer:
