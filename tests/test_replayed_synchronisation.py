@@ -56,6 +56,7 @@ def trained(comm, device, ways: tuple[str, ...], overlap: bool, bucket_size: int
     return b"".join(parameter.numpy().tobytes() for parameter in net.parameters()), function
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize(("ways", "overlap", "bucket_size"), CASES)
 def test_a_step_that_synchronises_has_the_bits_of_the_plain_loop(comm, device, ways, overlap, bucket_size):
     expected, _ = trained(comm, device, ways, overlap, bucket_size, replays=False)

@@ -96,6 +96,7 @@ def test_each_step_has_the_bits_of_the_plain_loop(alone, device, kind, overlap, 
         assert course.replay.replayed == 0 and course.replay.refusal
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("kind", [kind for kind in (*STEADY, *unsteady.NETS) if may_synchronise(kind, True)])

@@ -28,6 +28,7 @@ CASES = list(
 SAMPLE = [CASES[at] for at in np.random.default_rng(15).permutation(len(CASES))[:40]]
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("set_to_none, parts, overlap, bucket, dtype, clip, optimizer", SAMPLE)
 def test_loops_have_the_bits_of_the_formula(set_to_none, parts, overlap, bucket, dtype, clip, optimizer):
     comm = Communicator()

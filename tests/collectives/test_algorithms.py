@@ -41,6 +41,7 @@ def by_schedule(algorithm: str, rows: list[np.ndarray], op: str) -> np.ndarray:
     return now[0] / now[0].dtype.type(len(rows)) if op == "mean" else now[0]
 
 
+@pytest.mark.sampled(50)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("op", FOLDS)
 @pytest.mark.parametrize("size", SIZES)

@@ -27,6 +27,7 @@ def ways(hvd):
     }
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, torch.bool, torch.complex64])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_all_reduces_are_folds_in_rank_order(hvd, dtype, layout):
@@ -98,6 +99,7 @@ def test_handles_may_be_waited_for_in_any_order(hvd):
         hvd.synchronize(7)
 
 
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, torch.bool, torch.complex64])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("lengths", ["equal", "by rank", "only the last"])
@@ -113,6 +115,7 @@ def test_all_gathers_put_ranks_one_after_another(hvd, dtype, layout, lengths):
         assert same_bits(hvd.synchronize(hvd.allgather_async(own)), torch.cat(everyone))
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, torch.bool, torch.complex64])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_broadcasts_bring_roots_tensor(hvd, dtype, layout):

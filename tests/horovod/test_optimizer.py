@@ -15,6 +15,7 @@ from tests.horovod.values import adaptive_sum, folded, same_bits  # noqa: E402
 pytestmark = pytest.mark.mpi(min_size=1)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("op", ["Average", "Sum"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

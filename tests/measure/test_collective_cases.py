@@ -46,6 +46,7 @@ def test_a_mean_is_the_sum_divided():
     )
 
 
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
 @pytest.mark.parametrize("operation", CASES)
 def test_nothing_is_wrong_where_nothing_is_broken(operation, dtype, comm):

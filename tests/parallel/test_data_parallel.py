@@ -45,6 +45,7 @@ def sizes(monkeypatch):
     try_sizes_at_once()
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize(("micro", "frozen"), [(1, False), (3, False), (1, True)])
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("overlap", [False, True, "auto"])

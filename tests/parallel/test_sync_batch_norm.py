@@ -150,6 +150,7 @@ def trained(model, batches, comm=None, replayed=False):
     return losses, model.state_dict()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("replayed", [False, True])
 @pytest.mark.parametrize("make", [network, lambda: ResNet((2, 6, 6), 5, (1, 1), 4, seed=2)], ids=["layers", "resnet"])
 def test_a_converted_model_trains_as_one_rank_with_the_whole_batch(ranks, make, replayed):

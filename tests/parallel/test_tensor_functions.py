@@ -210,6 +210,7 @@ def compared(comm, whole: Module, plan, *inputs, part_of_output=None) -> None:
         assert np.allclose(whole_gradient, expected[2][name], **close), name
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("sizes", [(3, 1, 2), (40, 3, 7), (2, 70, 33), (130, 8, 16)])

@@ -79,6 +79,7 @@ def test_bytes_a_rank_are_the_total_divided_by_the_ranks(comm, kind, stage, make
     assert use.in_flight <= 4 * largest + 3 * row + 3 * row
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("make_device", [cpu, discrete])
 @pytest.mark.parametrize("stage", [0, *STAGES])
 @pytest.mark.parametrize("kind", MODELS)

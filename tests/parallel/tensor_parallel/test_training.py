@@ -28,6 +28,7 @@ from tests.parallel.tensor_parallel.tasks import (
 pytestmark = pytest.mark.mpi(min_size=1)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", ["whole", "part"])
 @pytest.mark.parametrize("task", [MLPTask, GPTTask])
 @pytest.mark.parametrize("make", [SGD, AdamW])
