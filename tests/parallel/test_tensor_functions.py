@@ -11,7 +11,7 @@ import pytest
 from clcomm import Communicator
 from clcomm.engine import Embedding, Linear, MultiheadAttention, Replay, Sequential, Tensor
 from clcomm.engine import functional as F
-from clcomm.engine.nn import Module
+from clcomm.engine.nn import Module, manual_seed
 from clcomm.errors import ArgumentError
 from clcomm.parallel.tensor_parallel import (
     ColumnParallel,
@@ -41,6 +41,7 @@ def ranks(request, monkeypatch):
     if request.param == "two hosts":
         monkeypatch.setattr(mpi_communicators, "host_of", lambda comm: pretended_host("interleaved", comm))
     comm = Communicator(transport="mpi" if request.param == "mpi" else "auto")
+    manual_seed(0)  # earlier tests may have drawn more on one rank
     yield comm
     if not request.node.has_failed:
         comm.finalize()
