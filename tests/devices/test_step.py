@@ -9,11 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clcomm import Communicator, Synchronizer
-from clcomm.devices import data_parallel_step, prepare_replicas, shard_batch, sync_grads
-from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.devices import data_parallel_step, prepare_replicas, shard_batch
 from clcomm.engine import BatchNorm1d, CrossEntropyLoss, Dropout, Linear, Sequential, Tensor, no_grad
-from clcomm.errors import ArgumentError
 from clcomm.netcl import autograd
 from clcomm.netcl import nn as netcl_nn
 from clcomm.optim import SGD, AdamW, RMSProp
@@ -30,7 +27,7 @@ from tests.devices.several import (
     train,
     train_alone,
 )
-from tests.helpers import cpu_device, one_line
+from tests.helpers import cpu_device
 
 OPTIMIZERS = {
     "sgd": sgd,
@@ -202,158 +199,3 @@ def test_netcl_s_program_trains():
         for _ in range(60)
     ]  # fmt: skip
     assert losses[-1] < 0.5 * losses[0]
-
-
-# --- ranks ---
-
-
-@pytest.mark.mpi(min_size=1)
-@pytest.mark.parametrize("kind", ["cpu", "gpu"])
-@pytest.mark.parametrize("uneven", [False, True])
-def test_ranks_with_several_devices_equal_one_device(kind, uneven):
-    comm = Communicator()
-    count = 2
-    sizes = [[3 + uneven * (rank + 2 * index) for index in range(count)] for rank in range(comm.size)]
-    if uneven and comm.size > 1:
-        sizes[-1] = [0, 0]
-    parts = [[batch_of(sum(own), step, rank) for rank, own in enumerate(sizes)] for step in range(4)]
-    joined = [tuple(np.concatenate(column) for column in zip(*each, strict=True)) for each in parts]
-    replicas, model, _ = train(
-        queues(count, kind), [each[comm.rank] for each in parts], sizes[comm.rank],
-        synchronizer=Synchronizer(comm, bucket_size=128), seed=comm.rank,
-    )  # fmt: skip
-    require_close(model, train_alone(joined, [size for own in sizes for size in own])[0])
-    everyone = comm.all_gather_object([bits(params) for params in replicas])
-    assert all(each == everyone[0][0] for own in everyone for each in own)
-
-
-@pytest.mark.mpi(min_size=1)
-@pytest.mark.parametrize("sizes", [(4, 4, 4, 4), (5, 0, 3, 9)])
-def test_as_many_ranks_have_the_same_bits_as_devices(sizes):
-    comm = Communicator()
-    sizes = sizes[: comm.size]
-    batches = [batch_of(sum(sizes), step) for step in range(3)]
-    mine = [tuple(shard_batch(array, comm.size, sizes)[comm.rank] for array in batch) for batch in batches]
-    _, spread, _ = train(queues(1), mine, [sizes[comm.rank]], synchronizer=Synchronizer(comm))
-    _, local, _ = train(queues(comm.size), batches, sizes)
-    assert bits(spread.parameters()) == bits(local.parameters())
-
-
-# --- errors ---
-
-
-def step_with(replicas, forward=None, optimizers=None, batch=None, **arguments):
-    model = replicas.model
-
-    def plain(device, x, y, params):
-        return CrossEntropyLoss()(model(x), y)
-
-    optimizers = [sgd(params) for params in replicas] if optimizers is None else optimizers
-    batch = batch_of(6, 0) if batch is None else batch
-    return data_parallel_step(forward or plain, replicas, optimizers, batch, **arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"batch": batch_of(1, 0)}, "batch: expected at least 2 samples, one for each device, got 1; "),
-        ({"batch": (np.zeros((4, FEATURES)), np.zeros(3, int))}, "batch: expected arrays of equal length, got 4 and 3"),
-        ({"batch": np.zeros((4, FEATURES))}, "batch: expected arrays such as (images, labels), got ndarray"),
-        ({"sizes": [6]}, "sizes: expected 2 numbers from 0 up that add up to 6 samples, got [6]"),
-        ({"sizes": [7, -1]}, "sizes: expected 2 numbers from 0 up that add up to 6 samples, got [7, -1]"),
-        ({"sizes": [3, 4]}, "sizes: expected 2 numbers from 0 up that add up to 6 samples, got [3, 4]"),
-        ({"sizes": [1.5, 4.5]}, "sizes: expected 2 numbers from 0 up that add up to 6 samples, got [1.5, 4.5]"),
-        ({"optimizers": [None]}, "optimizers: expected one for each of 2 devices, got 1"),
-        (
-            {"forward": lambda device, x, y, params: 1.0},
-            "forward_fn: expected a loss of one element, or (loss, tape), ",
-        ),
-        ({"forward": lambda device, x, y, params: x @ params[0].T}, "forward_fn: expected a loss of one element"),
-        (
-            {"forward": lambda device, x, y, params: Tensor(1.0, device, requires_grad=True) * 1.0},
-            "forward_fn: expected a loss of the parameters of param_replicas",
-        ),
-    ],
-)
-def test_arguments_that_do_not_fit(arguments, message):
-    devices = queues(2)
-    replicas = prepare_replicas(Network(devices[0]), devices)
-    with pytest.raises(ArgumentError) as caught:
-        step_with(replicas, **arguments)
-    assert one_line(caught).startswith(message)
-
-
-def test_a_loss_on_another_device_is_refused():
-    devices = queues(2)
-    model, other = Network(devices[0]), Network(devices[0], 1)
-    replicas = prepare_replicas(model, devices)
-
-    def forward(device, x, y, params):
-        return CrossEntropyLoss()(other(Tensor(x.numpy(), devices[0])), y.numpy())
-
-    with pytest.raises(ArgumentError) as caught:
-        step_with(replicas, forward)
-    assert one_line(caught).startswith("forward_fn: expected a loss of the parameters of param_replicas")
-    other = model
-    with pytest.raises(ArgumentError) as caught:
-        step_with(replicas, lambda device, x, y, params: Network(devices[0])(Tensor(x.numpy(), devices[0])).mean())
-    assert "forward_fn: expected" in one_line(caught)
-
-
-def test_what_cannot_be_replicated():
-    devices = queues(2)
-    model = Network(devices[0])
-    cases = [
-        ((model, devices[::-1]), "params[0]: expected it on the first of the queues, "),
-        ((model, []), "queues: expected at least one Device, got none"),
-        ((model, ["cpu"]), "queues[0]: expected a Device, got str; see DeviceManager"),
-        ((model, [devices[0], devices[0]]), "queues[1]: expected each Device once, got "),
-        (([], devices), "params: expected at least one parameter, got none"),
-        (([np.zeros(3)], devices), "params[0]: expected a Parameter, got ndarray"),
-        ((model.parameters(), devices, Synchronizer(Communicator(transport="solo"))), "params: expected the module"),
-    ]
-    for arguments, message in cases:
-        with pytest.raises(ArgumentError) as caught:
-            prepare_replicas(*arguments)
-        assert one_line(caught).startswith(message)
-    for given_replicas in ([list(model.parameters())], None):
-        with pytest.raises(ArgumentError) as caught:
-            sync_grads(given_replicas)
-        assert one_line(caught).startswith("param_replicas: expected what prepare_replicas returned, got ")
-
-
-def test_what_would_be_wrong_in_silence_is_refused():
-    devices = queues(2)
-    solo = Communicator(transport="solo")
-    model = Network(devices[0])
-    model.first.weight.requires_grad = False
-    replicas = prepare_replicas(model, devices)
-    model.first.weight.requires_grad = True
-    with pytest.raises(ArgumentError) as caught:
-        step_with(replicas)
-    assert one_line(caught).startswith("params[0]: expected requires_grad as it was in prepare_replicas, got it set")
-
-    model = Network(devices[0])
-    replicas = prepare_replicas(model, devices)
-    Synchronizer(solo).broadcast_parameters(model)
-    with pytest.raises(ArgumentError) as caught:
-        step_with(replicas)
-    assert "got them moved by another Synchronizer" in one_line(caught)
-
-    model = Network(devices[0])
-    synchronizer = Synchronizer(solo)
-    replicas = prepare_replicas(model, devices, synchronizer)
-    optimizers = [DistributedOptimizer(sgd(model), synchronizer), sgd(replicas[1])]
-    with pytest.raises(ArgumentError) as caught:
-        step_with(replicas, optimizers=optimizers)
-    assert one_line(caught).startswith("optimizers: expected none that is a DistributedOptimizer with several devices")
-
-    model = Network(devices[0])
-    replicas = prepare_replicas(model, devices, Synchronizer(solo, overlap=True))
-    with pytest.raises(ArgumentError) as caught:
-        step_with(replicas)
-    assert one_line(caught).startswith("samples: expected None with overlap")
-
-    with pytest.raises(ArgumentError) as caught:
-        sync_grads(replicas, [1, 2, 3])
-    assert one_line(caught).startswith("samples: expected a number from 0 up for each of 2 devices")
