@@ -24,6 +24,8 @@ FIRST_PID = 1000
 PIECE_BYTES = 256 << 10
 #: A bit that is set in the numbers of flows between ranks, to keep them apart from those within a rank.
 _BETWEEN_RANKS = 1 << 62
+#: How much longer an event can become, with its comma, when its times count from another origin.
+_MOST_MORE_BYTES = 32
 #: The part of a rank's share that is reserved for its names and notes.
 _RESERVED_BYTES = 4096
 
@@ -58,8 +60,20 @@ class RankEvents:
         return self._slices[0].begin_ns if self._slices else self._align(self.part.header["began_ns"])
 
     def came_last(self) -> dict[int, int]:
-        """Return when this rank arrived last, in ns of rank 0's clock, by the collective's sequence number."""
-        return {each.sequence: each.begin_ns for each in self._slices if each.name == CAME_LAST}
+        """Return when this rank arrived last, in ns of rank 0's clock, by the collective's sequence number.
+
+        Only slices for which `pieces` will have room: an arrow that begins at another would come from nowhere.
+        """
+        found, room = {}, self.limit_bytes - _RESERVED_BYTES
+        for each in self._slices:
+            # The most that it can take: with an arrow, and with numbers of any length.
+            everyone = {each.sequence: each.begin_ns - 1}
+            room -= sum(len(json.dumps(event)) + _MOST_MORE_BYTES for event in self._events(each, 0, everyone))
+            if room < 0:
+                break
+            if each.name == CAME_LAST:
+                found[each.sequence] = each.begin_ns
+        return found
 
     def pieces(self, origin_ns: int, came_last: Mapping[int, int] = MappingProxyType({})) -> Iterator[str]:
         """Yield comma-separated lines of JSON, some hundred KiB at a time.

@@ -1,4 +1,4 @@
-"""Steps on several devices: one device on the same samples, and as many ranks, end with the same parameters."""
+"""Steps on several devices end with the parameters of one device on the same samples, and with one another's bits."""
 
 from __future__ import annotations
 

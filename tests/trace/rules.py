@@ -39,8 +39,7 @@ def check(trace: dict[str, Any]) -> None:
     check_names(trace["traceEvents"])
     check_order(slices)
     check_nesting(slices)
-    cut = {event["pid"] for event in trace["traceEvents"] if event["ph"] == "i" and "left out" in event["name"]}
-    check_flows(slices, cut)
+    check_flows(slices)
 
 
 def check_names(events: list[Event]) -> None:
@@ -80,11 +79,8 @@ def check_nesting(slices: list[Event]) -> None:
         ends.append(end)
 
 
-def check_flows(slices: list[Event], cut: set[int]) -> None:
-    """A flow goes out of one slice and into slices that begin later: of the same rank, or of the ranks that waited.
-
-    cut: the processes whose later slices were left out: into another rank, a flow of theirs may come from nowhere.
-    """
+def check_flows(slices: list[Event]) -> None:
+    """A flow goes out of one slice and into slices that begin later: of the same rank, or of the ranks that waited."""
     sources: dict[str, Event] = {}
     for event in sorted(slices, key=lambda event: event["ts"]):
         assert ("bind_id" in event) == ("flow_out" in event or "flow_in" in event)
@@ -92,10 +88,7 @@ def check_flows(slices: list[Event], cut: set[int]) -> None:
             assert event["bind_id"] not in sources
             sources[event["bind_id"]] = event
         elif event.get("flow_in"):
-            source = sources.get(event["bind_id"])
-            if source is None:
-                assert cut - {event["pid"]}, event
-                continue
+            source = sources[event["bind_id"]]
             assert source["ts"] < event["ts"]
             assert (source["pid"] == event["pid"]) == (source["name"] != "came last")
 
