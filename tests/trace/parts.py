@@ -22,12 +22,14 @@ def reduction(began_s: float, seconds: float, bucket: int = 0, **fields: object)
     return event._replace(**fields)
 
 
-def parts_of(folder: Path, ranks: int, rows: Callable[[int], dict[str, list]]) -> dict[str, Any]:
+def parts_of(
+    folder: Path, ranks: int, rows: Callable[[int], dict[str, list]], limit_bytes: int = 1 << 24
+) -> dict[str, Any]:
     """Write the parts of several ranks, and the trace of them; return it, checked."""
     path = folder / "trace.json"
     for rank in range(ranks):
         writer = PartWriter(part_path(path, rank), {**HEADER, "rank": rank, "world_size": ranks})
         writer.append(**{"clocks": [CLOCK], **rows(rank)})
         writer.close()
-    write_from_parts(path, 1 << 24)
+    write_from_parts(path, limit_bytes)
     return rules.load(path)

@@ -211,6 +211,27 @@ def test_arrows_lead_from_the_rank_that_came_last_to_all_that_waited(tmp_path_fa
     assert len(set(counts.values())) == 1  # viewers that sort ranks by their slices then sort them by their names
 
 
+@pytest.mark.parametrize("share", range(8_000, 28_000, 1_117))
+def test_no_arrow_begins_at_a_slice_that_the_limit_leaves_out(tmp_path, share):
+    """The rank that comes last has more slices, so that its share ends earlier than the one that waits."""
+
+    def rows(rank: int) -> dict[str, list]:
+        waits = {"wait_s": 4e-4} if rank == 0 else {}
+        return {
+            "collectives": [
+                reduction(number + 2e-4 * rank, 1e-3, number, sequence=number + 1, last_rank=1, **waits)
+                for number in range(60)
+            ],
+            "phases": [Phase("mine", number + 0.5, 0.1, "a label") for number in range(60 * rank)],
+        }
+
+    trace = parts_of(tmp_path, 2, rows, 2 * share)  # loading it checks the rule
+    arrows = [event for event in trace["traceEvents"] if "flow_in" in event]
+    sources = [event for event in trace["traceEvents"] if "flow_out" in event]
+    waited = [event for event in trace["traceEvents"] if event["name"] == "wait"]
+    assert len(sources) - 5 <= len(arrows) <= len(sources) < len(waited) < 60
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4, 10, 11, 12, 101])
 def test_ranks_are_in_order_by_index_and_by_name(tmp_path, ranks):
     trace = parts_of(tmp_path, ranks, lambda rank: {"phases": [Phase("step", 1.0, 0.5)]})
