@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from clcomm.communicator import Communicator
-from clcomm.compression import CommHook, StatefulHook, parse_compression
+from clcomm.compression import CommHook, StatefulHook
 from clcomm.errors import ArgumentError, no_copy
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.memory import MemoryUse
@@ -19,10 +19,10 @@ from clcomm.flat_space.shards import ShardPlan
 from clcomm.sync import compression_state
 from clcomm.sync.adasum import AdasumHook
 from clcomm.sync.agreement import require_agreement
-from clcomm.sync.algorithm_hook import AlgorithmHook
 from clcomm.sync.bucket_plan import GRADIENTS, hook_name
 from clcomm.sync.decision import Decision, DecisionLog
 from clcomm.sync.divergence import ReplicaGuard
+from clcomm.sync.hook_choice import hook_of
 from clcomm.sync.model_sync import ModelSync
 from clcomm.sync.parameter_broadcast import PARAMETERS, average_parameters, broadcast_buffers, broadcast_parameters
 from clcomm.sync.settings import SyncSettings
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["GRADIENTS", "PARAMETERS", "Synchronizer"]
 #: The stages of ZeRO.
 STAGES = (1, 2, 3)
-#: What the ranks' gradients can become.
-COMBINATIONS = MEAN, ADASUM = ("mean", "adasum")
 
 
 class Synchronizer:
@@ -102,20 +100,9 @@ class Synchronizer:
         self.comm, self.zero, self.precision = comm, zero, parse_precision(precision)
         self.guard = ReplicaGuard(comm, check_replicas_every, on_divergence)
         self.check_finite = check_finite
-        hook = parse_compression(compression)
-        if algorithm is not None:
-            if hook is not None:
-                raise ArgumentError(f"algorithm: expected None with compression {compression}, got {algorithm!r}")
-            hook = AlgorithmHook(algorithm)
-        if combination not in COMBINATIONS:
-            raise ArgumentError(f"combination: expected one of {', '.join(COMBINATIONS)}, got {combination!r}")
-        if combination == ADASUM:
-            if hook is not None:
-                raise ArgumentError(f"combination: expected 'mean' with compression {hook_name(hook)}, got 'adasum'")
-            hook = AdasumHook()
         self._settings = SyncSettings.of(
             comm, use_bucketing, bucket_size, first_bucket_size, split_tensors, overlap
-        ).with_hook(hook)
+        ).with_hook(hook_of(compression, algorithm, combination))
         self._decisions = DecisionLog(comm.rank)
         self._models: dict[int, ModelSync] = {}
         self._sharded: list[tuple[FlatSpace, ShardedUpdate]] = []

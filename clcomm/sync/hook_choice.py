@@ -1,0 +1,31 @@
+"""What reduces the buckets, by the names that a Synchronizer's arguments give."""
+
+from __future__ import annotations
+
+from clcomm.compression import CommHook, parse_compression
+from clcomm.errors import ArgumentError
+from clcomm.sync.adasum import AdasumHook
+from clcomm.sync.algorithm_hook import AlgorithmHook
+from clcomm.sync.bucket_plan import hook_name
+
+#: What the ranks' gradients can become.
+COMBINATIONS = MEAN, ADASUM = ("mean", "adasum")
+
+
+def hook_of(compression: str, algorithm: str | None, combination: str) -> CommHook | None:
+    """Return what reduces each bucket, None for a plain all-reduce.
+
+    Raises ArgumentError for an unknown name, and where more than one of the three asks for another than that.
+    """
+    hook = parse_compression(compression)
+    if algorithm is not None:
+        if hook is not None:
+            raise ArgumentError(f"algorithm: expected None with compression {compression}, got {algorithm!r}")
+        hook = AlgorithmHook(algorithm)
+    if combination not in COMBINATIONS:
+        raise ArgumentError(f"combination: expected one of {', '.join(COMBINATIONS)}, got {combination!r}")
+    if combination == ADASUM:
+        if hook is not None:
+            raise ArgumentError(f"combination: expected 'mean' with compression {hook_name(hook)}, got 'adasum'")
+        hook = AdasumHook()
+    return hook
