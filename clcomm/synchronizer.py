@@ -18,11 +18,11 @@ from clcomm.flat_space.precision import Precision, parse_precision
 from clcomm.flat_space.shards import ShardPlan
 from clcomm.sync import compression_state
 from clcomm.sync.adasum import AdasumHook
-from clcomm.sync.agreement import require_agreement
 from clcomm.sync.bucket_plan import GRADIENTS, hook_name
-from clcomm.sync.decision import Decision, DecisionLog
+from clcomm.sync.decision import Decision
 from clcomm.sync.divergence import ReplicaGuard
 from clcomm.sync.hook_choice import hook_of
+from clcomm.sync.known_models import KnownModels
 from clcomm.sync.model_sync import ModelSync
 from clcomm.sync.parameter_broadcast import PARAMETERS, average_parameters, broadcast_buffers, broadcast_parameters
 from clcomm.sync.settings import SyncSettings
@@ -100,13 +100,9 @@ class Synchronizer:
         self.comm, self.zero, self.precision = comm, zero, parse_precision(precision)
         self.guard = ReplicaGuard(comm, check_replicas_every, on_divergence)
         self.check_finite = check_finite
-        self._settings = SyncSettings.of(
-            comm, use_bucketing, bucket_size, first_bucket_size, split_tensors, overlap
-        ).with_hook(hook_of(compression, algorithm, combination))
-        self._decisions = DecisionLog(comm.rank)
-        self._models: dict[int, ModelSync] = {}
-        self._sharded: list[tuple[FlatSpace, ShardedUpdate]] = []
-        self._pauses = 0  # how many no_sync() blocks are open
+        settings = SyncSettings.of(comm, use_bucketing, bucket_size, first_bucket_size, split_tensors, overlap)
+        settings = settings.with_hook(hook_of(compression, algorithm, combination))
+        self._models = KnownModels(comm, settings, self.precision)
         self._in_join = False
 
     def __reduce__(self) -> NoReturn:
@@ -119,20 +115,19 @@ class Synchronizer:
 
     @use_bucketing.setter
     def use_bucketing(self, use_bucketing: bool) -> None:
-        self._use(replace(self._settings, use_bucketing=bool(use_bucketing)))
+        self._models.use(replace(self._settings, use_bucketing=bool(use_bucketing)))
 
     @property
     def bucket_size(self) -> int:
         """The largest size of a bucket in bytes, as given or, with "auto", as chosen; settable between steps."""
-        chosen = [model.chosen_bucket_size for model in self._models.values()]
-        return next((size for size in reversed(chosen) if size is not None), self._settings.bucket_size)
+        return self._models.bucket_size
 
     @bucket_size.setter
     def bucket_size(self, nbytes: int | str) -> None:
         size = parse_size(nbytes)
         if size != self.bucket_size or self._settings.is_auto:
             self.comm.stats.merge_buckets(GRADIENTS)
-        self._use(replace(self._settings, bucket_size=size, is_auto=False))
+        self._models.use(replace(self._settings, bucket_size=size, is_auto=False))
 
     # --- a step ---
 
@@ -208,7 +203,7 @@ class Synchronizer:
         Raises:
             NonFiniteError: on every rank, if `check_finite` is set and a mean holds NaN or Inf.
         """
-        if self._pauses:
+        if self._models.is_paused:
             return
         if samples is not None:
             self._refuse_overlap()
@@ -221,13 +216,13 @@ class Synchronizer:
 
     def _refuse_overlap(self) -> None:
         """Exclude overlap, or raise ArgumentError where it was used already."""
-        if self._settings.overlap is True or any(model.overlaps for model in self._models.values()):
+        if self._settings.overlap is True or any(model.overlaps for model in self._models):
             raise ArgumentError(
                 "samples: expected None with overlap, where gradients are on their way before they could be weighed; "
                 "use overlap=False"
             )
         if self._settings.overlap:
-            self._use(replace(self._settings, overlap=False))
+            self._models.use(replace(self._settings, overlap=False))
 
     def _refuse_weights(self, model: Any) -> None:
         """Raise ArgumentError where gradients are reduced before their weight is known, or not by a mean."""
@@ -250,7 +245,7 @@ class Synchronizer:
 
     def count_synchronisation(self, model: Any) -> None:
         """Note that a model's gradients were averaged, and compare the replicas where that is due."""
-        ours = self._models[id(model)]
+        ours = self._model(model)
         ours.count_synchronisation()
         if self.guard.every and ours.synchronisations % self.guard.every == 0:
             self.check_replicas(model)
@@ -284,16 +279,11 @@ class Synchronizer:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Let gradients accumulate: within this block `sync_gradients` does nothing, also after an exception."""
-        self._pause(1)
+        self._models.pause(1)
         try:
             yield
         finally:
-            self._pause(-1)
-
-    def _pause(self, change: int) -> None:
-        self._pauses += change
-        for model in self._models.values():
-            model.pause(self._pauses > 0)
+            self._models.pause(-1)
 
     # --- settings of all models ---
 
@@ -304,14 +294,7 @@ class Synchronizer:
         ArgumentError for one that cannot be called, and where a DistributedOptimizer reduces gradients, as it has no
         buckets to give a hook.
         """
-        if hook is not None and self._sharded:
-            raise ArgumentError(
-                "hook: expected None with a DistributedOptimizer, which reduces without buckets, "
-                f"got {hook_name(hook)}; use one of the two"
-            )
-        self._use(self._settings.with_hook(hook))
-        for model in self._models.values():
-            model.forget_plans()
+        self._models.use_hook(hook)
 
     @property
     def compression(self) -> str:
@@ -325,12 +308,7 @@ class Synchronizer:
 
     def decisions(self) -> tuple[Decision, ...]:
         """Return what was chosen by measuring, with the evidence."""
-        return tuple(self._decisions)
-
-    def _use(self, settings: SyncSettings) -> None:
-        self._settings = settings
-        for model in self._models.values():
-            model.use(settings)
+        return tuple(self._models.decisions)
 
     # --- what a model's synchronisation consists of ---
 
@@ -415,16 +393,7 @@ class Synchronizer:
         """Let a DistributedOptimizer reduce the gradients of an engine's flat space, in place of `sync_gradients`."""
         if self._settings.overlap is True:
             raise ArgumentError("sync: expected one without overlap for a sharded update, got overlap=True")
-        self._sharded = [(theirs, other) for theirs, other in self._sharded if theirs is not flat_space]
-        self._sharded.append((flat_space, update))
-        for decision in self._settings.decisions_without_buckets(self.zero):
-            if decision not in self._decisions:
-                self._decisions.add(decision)
-        for model in self._models.values():
-            if model.space.flat_space is flat_space:
-                model.delegate(update)
-                if model.is_alike:
-                    update.shard(model.space)
+        self._models.delegate(flat_space, update, self.zero)
 
     def expected_memory(self, model: Any, state_buffers: int) -> MemoryUse | None:
         """Return the bytes that a rank will have, None for other libraries' models; collective the first time.
@@ -451,8 +420,8 @@ class Synchronizer:
 
     def known_space(self, flat_space: FlatSpace) -> SharedSpace | None:
         """Return the arrays of an engine's flat space; None for a model not seen yet."""
-        spaces = (model.space for model in self._models.values())
-        return next((space for space in spaces if space.flat_space is flat_space), None)
+        ours = self._models.with_space(flat_space)
+        return None if ours is None else ours.space
 
     def space_of(self, flat_space: FlatSpace) -> SharedSpace:
         """Return the arrays of an engine's flat space; ArgumentError for a model not seen yet."""
@@ -466,18 +435,12 @@ class Synchronizer:
 
     # --- parts ---
 
+    @property
+    def _settings(self) -> SyncSettings:
+        return self._models.settings
+
     def _model(self, model: Any) -> ModelSync:
-        ours = self._models.get(id(model))
-        if ours is None:
-            space = SharedSpace(self.comm, model, self.precision)
-            require_agreement(self.comm, "Synchronizer", self._compared(), "give every rank the same settings")
-            ours = ModelSync(self.comm, space, self._settings, self._decisions, self._pauses > 0)
-            for flat_space, update in self._sharded:
-                if flat_space is space.flat_space:
-                    ours.delegate(update)
-            self._models[id(model)] = ours
-        ours.take_over()
-        return ours
+        return self._models.of(model, self._compared)
 
     def _compared(self) -> list[str]:
         """Return the settings that ranks compare for each model, in words."""

@@ -18,7 +18,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("clcomm/collectives",),
     ("clcomm/trace", "clcomm/costs", "clcomm/compression", "clcomm/tensors"),
     ("clcomm/measure", "clcomm/adapters", "clcomm/weights"),
-    ("clcomm/sync", "clcomm/summary"),
+    ("clcomm/sync", "clcomm/summary", "clcomm/optim"),
     ("clcomm/zero",),
     ("clcomm/report", "clcomm/lizardist", "clcomm/launch", "clcomm/parallel", "clcomm/devices"),
     ("clcomm/commands", "clcomm/horovod", "clcomm/torch", "clcomm/netcl", "models"),

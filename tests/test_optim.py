@@ -123,10 +123,10 @@ def test_averaged_gradients_are_used_after_a_synchronisation(device):
     space.rebind(*[a[(-a.ctypes.data) % 4096 :][: space.layout.span] for a in arrays])
     optimizer = SGD([parameter], 1.0)
     parameter.grad = Tensor(np.full(4, 100.0), device)
-    space.pull_grads(0, space.layout.span)
+    space.moves.pull(0, space.layout.span)
     reduced = arrays[2][(-arrays[2].ctypes.data) % 4096 :][: space.layout.span]
     space.layout.view(reduced, "0")[:] = 0.25
-    space.push_grads(0, space.layout.span)
+    space.moves.push(0, space.layout.span)
     optimizer.step()
     assert parameter.numpy().tolist() == [0.75] * 4
 

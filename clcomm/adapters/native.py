@@ -79,30 +79,30 @@ class NativeAdapter:
 
     def pull_gradients(self, bucket: Bucket) -> None:
         """Copy the gradients to the bucket's range of the host's array; a missing one counts as zero."""
-        self.flat_space.pull_grads(bucket.start, bucket.stop)
+        self.flat_space.moves.pull(bucket.start, bucket.stop)
 
     def send_gradients(self, bucket: Bucket, mark: Any) -> None:
         """Copy like `pull_gradients`, once `mark` is reached; no backward may follow before `push_gradients`."""
-        self.flat_space.send_grads(bucket.start, bucket.stop, mark)
+        self.flat_space.moves.send(bucket.start, bucket.stop, mark)
 
     def push_gradients(self, bucket: Bucket) -> None:
         """Make the bucket's averaged gradients the parameters' gradients."""
-        self.flat_space.push_grads(bucket.start, bucket.stop)
+        self.flat_space.moves.push(bucket.start, bucket.stop)
 
     def pull_written(self) -> tuple[str, ...]:
         """Copy gradients that were written since they were pushed to the host's array, and return their names."""
-        return self.flat_space.pull_own_grads()
+        return self.flat_space.moves.pull_own()
 
     def push_written(self, names: Sequence[str]) -> None:
         """Copy these gradients back from the host's array."""
-        self.flat_space.push_own_grads(names)
+        self.flat_space.moves.push_own(names)
 
     def moves_in_place(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
         """Return functions that pull and push all gradients; None where the device has memory of its own."""
         space = self.flat_space
         if space.is_staged:
             return None
-        return space.grad_moves(0, space.layout.span)
+        return space.moves.of_range(0, space.layout.span)
 
     def watch_gradients(self, complete: OnComplete, begins: Callable[[], None] | None = None) -> Callable[[], None]:
         """Call `complete(name)` once the last kernel of a parameter's gradient is queued, then the returned action.

@@ -56,19 +56,19 @@ class GradientMean:
                 "by another Synchronizer; give that to prepare_replicas"
             )
         for space in self._spaces:
-            space.pull_grads(0, space.layout.span)
+            space.moves.pull(0, space.layout.span)
         for row, weight in zip(self._rows, _weights(samples, len(self._rows)), strict=True):
             apply_weight(row, weight)
         if others:
             self._fold()
         if self._synchronizer is None:
-            first.push_grads(0, first.layout.span)
+            first.moves.push(0, first.layout.span)
         else:
-            first.push_own_grads(self._names)
+            first.moves.push_own(self._names)
             total = sum(samples) if samples is not None else len(self._rows)
             self._synchronizer.sync_gradients(self._model, samples=total)
         for space in others:
-            space.push_grads(0, space.layout.span)
+            space.moves.push(0, space.layout.span)
 
 
 def _weights(samples: Sequence[float] | None, count: int) -> list[float]:

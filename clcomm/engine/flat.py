@@ -7,7 +7,7 @@ a discrete device it is `grads` itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,9 @@ import numpy as np
 from clcomm.engine.flat_buffers import FlatBuffers
 from clcomm.engine.gathered_parameters import GatheredParameter, GatheredUnits
 from clcomm.engine.grad_blocks import GradBlocks
+from clcomm.engine.grad_moves import GradMoves
 from clcomm.engine.grad_slot import LOCAL, NONE, REDUCED, SENT, GradSlot
 from clcomm.engine.parameter import Parameter
-from clcomm.engine.queue_mark import QueueMark
 from clcomm.engine.stored_parameters import Storage, StoredParameter
 from clcomm.engine.tensor import Tensor, wrap
 from clcomm.errors import ArgumentError
@@ -51,7 +51,8 @@ class FlatSpace(FlatBuffers):
         #: The parameters' memory where this rank keeps a shard of them alone; None: they lie in `params`.
         self.gathered: GatheredUnits | None = None
         self._on_drop: Callable[[Sequence[str]], None] | None = None
-        self._moves: dict[tuple[int, int], tuple[Callable[[], None], Callable[[], None]]] = {}  # by range
+        #: Gradients' way between the device and the host.
+        self.moves = GradMoves(self, self.slots)
         kept = [parameter._grad for parameter in self.parameters]
         self._attach()
         for parameter, slot, gradient in zip(self.parameters, self.slots, kept, strict=True):
@@ -135,7 +136,7 @@ class FlatSpace(FlatBuffers):
         Of parameters stored in 16 bits the array has `params_nbytes`.
 
         If the device shares the host's memory its buffers lie on top of the arrays. Otherwise, and for arrays that are
-        not aligned, the arrays are staging memory that pull_* and push_* copy to and from. Raises ArgumentError for
+        not aligned, the arrays are staging memory that moves copy to and from. Raises ArgumentError for
         arrays of another dtype or size.
         """
         self._refuse_move()
@@ -203,7 +204,7 @@ class FlatSpace(FlatBuffers):
         self.device.finish()
         self.blocks, self._on_drop = GradBlocks(self.device, units, self.slots), on_drop
         self.grads = self.reduced = None
-        self._moves.clear()
+        self.moves.forget()
         self._drop_host_arrays("grads", "reduced")
         self.device.revision += 1
         return self.blocks
@@ -236,86 +237,6 @@ class FlatSpace(FlatBuffers):
         if self._on_drop is not None:
             self._on_drop([self.layout.ranges[self.slots.index(slot)].name])
 
-    # -- between device and host
-
-    def pull_grads(self, start: int, stop: int) -> None:
-        """Bring bytes [start, stop) of the host's `grads` up to date; zeros where there is no gradient."""
-        self.grad_moves(start, stop)[0]()
-
-    def push_grads(self, start: int, stop: int) -> None:
-        """Make bytes [start, stop) of the host's `reduced` the gradients of the parameters that end there."""
-        self.grad_moves(start, stop)[1]()
-
-    def grad_moves(self, start: int, stop: int) -> tuple[Callable[[], None], Callable[[], None]]:
-        """Return functions that do `pull_grads` and `push_grads` of a range, to be called any number of times."""
-        found = self._moves.get((start, stop))
-        if found is None:
-            pairs = zip(self.layout.ranges, self.slots, strict=True)
-            closing = [slot for place, slot in pairs if start < place.stop <= stop]
-            pull, push = self._pull(self._opening(start, stop), start, stop), self._push(closing, start, stop)
-            found = self._moves[start, stop] = pull, push
-        return found
-
-    def send_grads(self, start: int, stop: int, mark: QueueMark | None) -> None:
-        """Do `pull_grads` as soon as the device has reached `mark`; None: once it has completed everything queued.
-
-        Until `push_grads` these gradients must not change.
-        """
-        opening = self._opening(start, stop)
-        if mark is None or any(slot.state != LOCAL for slot in opening):
-            self.pull_grads(start, stop)
-        elif self.is_staged:
-            mark.read(self.grads, self._host_array("grads")[start:stop], start)
-        else:
-            mark.wait()
-        for slot in opening:
-            slot.state = SENT
-
-    def pull_own_grads(self) -> tuple[str, ...]:
-        """Bring this rank's own gradients up to date in the host's `grads`; return the names of their parameters."""
-        own = [place for place, slot in zip(self.layout.ranges, self.slots, strict=True) if slot.state == LOCAL]
-        if self.is_staged:
-            for place in own:
-                self._read_grads(place.start, place.stop)
-        elif own:
-            self.device.finish()
-        return tuple([place.name for place in own])
-
-    def push_own_grads(self, names: Collection[str]) -> None:
-        """Make these parameters' gradients those in the host's `grads`."""
-        self.note_states()
-        for place, slot in zip(self.layout.ranges, self.slots, strict=True):
-            if place.name in names:
-                if self.is_staged:
-                    self._write_grads(place.start, place.stop, "grads")
-                slot.state = LOCAL
-
-    def _opening(self, start: int, stop: int) -> list[GradSlot]:
-        return [slot for place, slot in zip(self.layout.ranges, self.slots, strict=True) if start <= place.start < stop]
-
-    def _pull(self, opening: list[GradSlot], start: int, stop: int) -> Callable[[], None]:
-        def pull() -> None:
-            for slot in opening:
-                if slot.state != LOCAL:
-                    slot.make_own()
-            if self.is_staged:
-                self._read_grads(start, stop)
-            else:
-                self.device.finish()
-
-        return pull
-
-    def _push(self, closing: list[GradSlot], start: int, stop: int) -> Callable[[], None]:
-        def push() -> None:
-            if self.is_staged:
-                self._write_grads(start, stop, "reduced")
-            if self.device.recorder is not None:
-                self.note_states()
-            for slot in closing:
-                slot.state = REDUCED
-
-        return push
-
     def complete_grads(self, slots: Sequence[GradSlot] | None = None) -> Any:
         """Return the buffer that holds the gradients of `slots`, by default of all; missing ones are filled with zeros.
 
@@ -345,8 +266,7 @@ class FlatSpace(FlatBuffers):
 
     def note_states(self) -> None:
         """Notify a recording under way, if any, that states are about to change."""
-        if self.device.recorder is not None:
-            self.device.recorder.note_states(self.slots)
+        self.moves.note_states()
 
 
 def space_of(parameter: Tensor) -> FlatSpace | None:

@@ -17,7 +17,7 @@ class FlatBuffers:
     """OpenCL buffers of `layout.span` bytes: parameters, gradients and averaged gradients.
 
     `reduced` is `grads` itself unless all three lie on top of host arrays and it has an array of its own. With
-    `is_staged` the device's memory is separate from the host arrays, so that pull_* and push_* copy.
+    `is_staged` the device's memory is separate from the host arrays, so that what moves between them is copied.
 
     Parameters may be stored in a `precision` of 16 bits, at half the offset: `storage` then expands and rounds them.
     """
@@ -39,14 +39,14 @@ class FlatBuffers:
     def pull_params(self) -> None:
         """Bring the host's `params` array up to date."""
         if self.is_staged:
-            self.device.read(self.params, self._host_array("params"))
+            self.device.read(self.params, self.host_array("params"))
         else:
             self.device.finish()
 
     def push_params(self) -> None:
         """Make the host's `params` array the device's parameters."""
         if self.is_staged:
-            self.device.write(self.params, self._host_array("params"))
+            self.device.write(self.params, self.host_array("params"))
         else:
             self.device.finish()
 
@@ -83,7 +83,8 @@ class FlatBuffers:
         """Return whether this is the memory of the host in which the averaged gradients are expected."""
         return self._host is not None and self._host["reduced"].ctypes.data == reduced.ctypes.data
 
-    def _host_array(self, name: str) -> np.ndarray:
+    def host_array(self, name: str) -> np.ndarray:
+        """Return the host's array of "params", "grads" or "reduced"; ArgumentError before there are any."""
         if self._host is None:
             raise ArgumentError("FlatSpace: no host arrays yet; call rebind() first")
         return self._host[name]
@@ -92,11 +93,13 @@ class FlatBuffers:
         if self._host is not None:
             self._host = {name: array for name, array in self._host.items() if name not in names}
 
-    def _read_grads(self, start: int, stop: int) -> None:
-        self.device.read(self.grads, self._host_array("grads")[start:stop], start)
+    def read_grads(self, start: int, stop: int) -> None:
+        """Copy bytes [start, stop) of the gradients to the host's array."""
+        self.device.read(self.grads, self.host_array("grads")[start:stop], start)
 
-    def _write_grads(self, start: int, stop: int, source: str) -> None:
-        self.device.write(self.grads, self._host_array(source)[start:stop], start)
+    def write_grads(self, start: int, stop: int, source: str) -> None:
+        """Copy bytes [start, stop) of the host's array `source` to the gradients."""
+        self.device.write(self.grads, self.host_array(source)[start:stop], start)
 
 
 def _are_aligned(*arrays: np.ndarray) -> bool:

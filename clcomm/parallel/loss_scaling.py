@@ -17,7 +17,7 @@ from clcomm.communicator import Communicator
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Tensor
 from clcomm.errors import ArgumentError
-from clcomm.optimizer import Optimizer
+from clcomm.optim import Optimizer
 from clcomm.sync.agreement import CHECKS
 from clcomm.sync.shared_space import SharedSpace
 from clcomm.synchronizer import Synchronizer

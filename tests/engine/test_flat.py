@@ -119,13 +119,13 @@ def test_rebind_keeps_contents_and_sees_what_happens_after(model, device):
     assert_same(model.state_dict(), values)
     assert_same(gradients(model), before)
     space.pull_params()
-    space.pull_grads(0, space.layout.span)
+    space.moves.pull(0, space.layout.span)
     for name in values:
         assert space.layout.view(params, name).tobytes() == values[name].tobytes()
         assert space.layout.view(grads, name).tobytes() == before[name].tobytes()
     model.zero_grad()
     run_backward(model, device, 2)
-    space.pull_grads(0, space.layout.span)
+    space.moves.pull(0, space.layout.span)
     assert_same({n: space.layout.view(grads, n).copy() for n in values}, gradients(model))
 
 
@@ -154,7 +154,7 @@ def test_arrays_that_are_not_aligned_are_staged(model, device):
     space.rebind(params, grads, reduced)
     assert space.is_staged
     run_backward(model, device)
-    space.pull_grads(0, span)
+    space.moves.pull(0, span)
     assert_same({n: space.layout.view(grads, n).copy() for n, _ in model.named_parameters()}, gradients(model))
 
 
@@ -164,8 +164,8 @@ def test_a_world_of_one_has_one_array_for_grads_and_reduced(model, device):
     space.rebind(params, grads, grads)
     run_backward(model, device)
     expected = gradients(model)
-    space.pull_grads(0, space.layout.span)
-    space.push_grads(0, space.layout.span)
+    space.moves.pull(0, space.layout.span)
+    space.moves.push(0, space.layout.span)
     assert_same(gradients(model), expected)
     run_backward(model, device)
     assert {s.state for s in space.slots} == {LOCAL}
@@ -179,9 +179,9 @@ def test_reduced_gradients_are_what_parameters_show_and_are_never_written(model,
     space.rebind(params, grads, reduced)
     run_backward(model, device)
     own = gradients(model)
-    space.pull_grads(0, space.layout.span)
+    space.moves.pull(0, space.layout.span)
     reduced.view(np.float32)[:] = 10.0
-    space.push_grads(0, space.layout.span)
+    space.moves.push(0, space.layout.span)
     assert {s.state for s in space.slots} == {REDUCED}
     assert all((p.grad.numpy() == 10).all() for p in model.parameters())
     run_backward(model, device)  # accumulates on top of the averaged gradients, in `grads`
@@ -196,8 +196,8 @@ def test_a_range_marks_only_its_own_slots(model, device):
     space.rebind(*host_arrays(space))
     run_backward(model, device)
     first = space.layout.ranges[0]
-    space.pull_grads(first.start, first.stop)
-    space.push_grads(first.start, first.stop)
+    space.moves.pull(first.start, first.stop)
+    space.moves.push(first.start, first.stop)
     assert [s.state for s in space.slots] == [REDUCED, LOCAL, LOCAL, LOCAL]
 
 
@@ -211,7 +211,7 @@ def test_missing_gradients_count_as_zero(model, device):
     first(Tensor(np.ones((2, 7)), device)).sum().backward()
     grads_before = gradients(model)
     assert sorted(grads_before) == ["0.bias", "0.weight"]
-    space.pull_grads(0, space.layout.span)
+    space.moves.pull(0, space.layout.span)
     assert (space.layout.view(grads, "2.weight") == 0).all() and (space.layout.view(grads, "2.bias") == 0).all()
     assert space.layout.view(grads, "0.bias").tobytes() == grads_before["0.bias"].tobytes()
 
@@ -221,9 +221,9 @@ def test_complete_grads_never_mixes_averaged_and_own(model, device):
     params, grads, reduced = host_arrays(space)
     space.rebind(params, grads, reduced)
     run_backward(model, device)
-    space.pull_grads(0, space.layout.span)
+    space.moves.pull(0, space.layout.span)
     reduced.view(np.float32)[:] = 10.0
-    space.push_grads(0, space.layout.span)
+    space.moves.push(0, space.layout.span)
     assert space.complete_grads() is space.reduced
     space.slots[1].drop()
     assert space.complete_grads() is space.grads
@@ -291,7 +291,7 @@ def test_refuses(model, device):
     with pytest.raises(ArgumentError, match="another order"):
         model.flat_space()
     with pytest.raises(ArgumentError, match=r"call rebind\(\) first"):
-        space.pull_grads(0, space.layout.span)
+        space.moves.pull(0, space.layout.span)
     good = page_aligned(space.layout.span)
     with pytest.raises(ArgumentError, match=r"grads: expected \d+ contiguous uint8, got float32 of shape"):
         space.rebind(good, good.view(np.float32), good)

@@ -59,9 +59,9 @@ def test_synchronised_gradients_and_a_move_to_other_memory(device):
         twin.step()
         for model, (_, grads, reduced) in zip(twin.models, bound, strict=True):
             space = model.flat_space()
-            space.pull_grads(0, space.layout.span)
+            space.moves.pull(0, space.layout.span)
             reduced[...] = (grads.view(np.float32) * 0.5).view(np.uint8)
-            space.push_grads(0, space.layout.span)
+            space.moves.push(0, space.layout.span)
         if number % 3 == 0:
             twin.step()  # onto the averaged ones
         twin.update()

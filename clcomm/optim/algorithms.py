@@ -1,8 +1,4 @@
-"""Optimizers with PyTorch's formulas and defaults: one kernel launch for each step, over all parameters at once.
-
-A missing gradient counts as zeros, as it does between ranks; a step without any gradient does nothing. Frozen
-parameters do not change.
-"""
+"""The optimizers: their hyper-parameters, and each one's kernel with its arguments."""
 
 from __future__ import annotations
 
@@ -13,9 +9,8 @@ from typing import Any, ClassVar
 from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
 from clcomm.errors import ArgumentError
-from clcomm.optimizer import Optimizer, checked
-
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "RMSProp"]
+from clcomm.optim.checks import checked
+from clcomm.optim.optimizer import Optimizer
 
 
 class SGD(Optimizer):
@@ -124,6 +119,6 @@ class RMSProp(Optimizer):
     def _kernel_call(self, steps: int) -> tuple[str, tuple[Any, ...]]:
         hyper, state = self._hyper, self._state
         square = state["square"]
-        buffers = (square, state.get("mean", square), state.get("velocity", square))
+        buffers = (square, *[state[name] if name in self._buffer_names else square for name in ("mean", "velocity")])
         numbers = (self._lr, hyper["alpha"], hyper["eps"], hyper["weight_decay"], hyper["momentum"])
         return "rmsprop", (*buffers, *numbers, int(hyper["centered"]))

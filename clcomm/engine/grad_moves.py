@@ -1,0 +1,111 @@
+"""Gradients on their way from a device to the host's arrays, where ranks reduce them, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from clcomm.engine.flat_buffers import FlatBuffers
+from clcomm.engine.grad_slot import LOCAL, REDUCED, SENT, GradSlot
+from clcomm.engine.queue_mark import QueueMark
+from clcomm.flat_space.parameters import ParameterRange
+
+
+class GradMoves:
+    """Moves byte ranges of a flat space's gradients, and notes whose they then are.
+
+    On a device that shares the host's memory nothing is copied: a move waits for the device. A parameter belongs to the
+    range in which it begins on its way to the host, and to the one in which it ends on its way back.
+    """
+
+    def __init__(self, buffers: FlatBuffers, slots: tuple[GradSlot, ...]):
+        self._buffers, self._slots = buffers, slots
+        self._kept: dict[tuple[int, int], tuple[Callable[[], None], Callable[[], None]]] = {}  # by range
+
+    def forget(self) -> None:
+        """Forget prepared moves, as the buffers are to go."""
+        self._kept.clear()
+
+    def pull(self, start: int, stop: int) -> None:
+        """Bring bytes [start, stop) of the host's `grads` up to date; zeros where there is no gradient."""
+        self.of_range(start, stop)[0]()
+
+    def push(self, start: int, stop: int) -> None:
+        """Make bytes [start, stop) of the host's `reduced` the gradients of the parameters that end there."""
+        self.of_range(start, stop)[1]()
+
+    def of_range(self, start: int, stop: int) -> tuple[Callable[[], None], Callable[[], None]]:
+        """Return functions that do `pull` and `push` of a range, to be called any number of times."""
+        found = self._kept.get((start, stop))
+        if found is None:
+            closing = [slot for place, slot in self._places() if start < place.stop <= stop]
+            pull, push = self._pull(self._opening(start, stop), start, stop), self._push(closing, start, stop)
+            found = self._kept[start, stop] = pull, push
+        return found
+
+    def send(self, start: int, stop: int, mark: QueueMark | None) -> None:
+        """Do `pull` as soon as the device has reached `mark`; None: once it has completed everything queued.
+
+        Until `push` these gradients must not change.
+        """
+        opening, buffers = self._opening(start, stop), self._buffers
+        if mark is None or any(slot.state != LOCAL for slot in opening):
+            self.pull(start, stop)
+        elif buffers.is_staged:
+            mark.read(buffers.grads, buffers.host_array("grads")[start:stop], start)
+        else:
+            mark.wait()
+        for slot in opening:
+            slot.state = SENT
+
+    def pull_own(self) -> tuple[str, ...]:
+        """Bring this rank's own gradients up to date in the host's `grads`; return the names of their parameters."""
+        own = [place for place, slot in self._places() if slot.state == LOCAL]
+        if self._buffers.is_staged:
+            for place in own:
+                self._buffers.read_grads(place.start, place.stop)
+        elif own:
+            self._buffers.device.finish()
+        return tuple([place.name for place in own])
+
+    def push_own(self, names: Collection[str]) -> None:
+        """Make these parameters' gradients those in the host's `grads`."""
+        self.note_states()
+        for place, slot in self._places():
+            if place.name in names:
+                if self._buffers.is_staged:
+                    self._buffers.write_grads(place.start, place.stop, "grads")
+                slot.state = LOCAL
+
+    def note_states(self) -> None:
+        """Notify a recording under way, if any, that states are about to change."""
+        recorder = self._buffers.device.recorder
+        if recorder is not None:
+            recorder.note_states(self._slots)
+
+    def _places(self) -> zip[tuple[ParameterRange, GradSlot]]:
+        return zip(self._buffers.layout.ranges, self._slots, strict=True)
+
+    def _opening(self, start: int, stop: int) -> list[GradSlot]:
+        return [slot for place, slot in self._places() if start <= place.start < stop]
+
+    def _pull(self, opening: list[GradSlot], start: int, stop: int) -> Callable[[], None]:
+        def pull() -> None:
+            for slot in opening:
+                if slot.state != LOCAL:
+                    slot.make_own()
+            if self._buffers.is_staged:
+                self._buffers.read_grads(start, stop)
+            else:
+                self._buffers.device.finish()
+
+        return pull
+
+    def _push(self, closing: list[GradSlot], start: int, stop: int) -> Callable[[], None]:
+        def push() -> None:
+            if self._buffers.is_staged:
+                self._buffers.write_grads(start, stop, "reduced")
+            self.note_states()
+            for slot in closing:
+                slot.state = REDUCED
+
+        return push

@@ -1,0 +1,10 @@
+"""Optimizers with PyTorch's formulas and defaults: one kernel launch for each step, over all parameters at once.
+
+A missing gradient counts as zeros, as it does between ranks; a step without any gradient does nothing. Frozen
+parameters do not change.
+"""
+
+from clcomm.optim.algorithms import SGD, Adam, AdamW, RMSProp
+from clcomm.optim.optimizer import Optimizer
+
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "RMSProp"]

@@ -1,0 +1,54 @@
+"""What an optimizer's hyper-parameters and the numbers in its state_dict may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from clcomm.errors import ArgumentError
+
+#: The entry of a state_dict with the number of steps that each parameter missed.
+MISSED = "missed"
+
+
+def checked(name: str, value: float, below: float = math.inf) -> float:
+    """Return a hyper-parameter as a float; ArgumentError outside [0, below)."""
+    if not isinstance(value, (int, float, np.floating, np.integer)) or not 0.0 <= value < below:
+        limit = "a number of at least 0" if below == math.inf else f"a number from 0 to below {below:g}"
+        raise ArgumentError(f"{name}: expected {limit}, got {value!r}")
+    return float(value)
+
+
+def require_numbers(state: Mapping[str, np.ndarray], names: Iterable[str]) -> None:
+    """Raise ArgumentError for an entry that is more or less than one number."""
+    for name in names:
+        if np.shape(state[name]) != ():
+            raise ArgumentError(f"state_dict[{name!r}]: expected one number, got {np.size(state[name])}")
+
+
+def steps_of(state: Mapping[str, np.ndarray]) -> int:
+    """Return the number of steps in a state_dict; ArgumentError for what is none."""
+    steps = np.asarray(state["steps"])
+    if steps.dtype.kind not in "iu" or steps < 0:
+        raise ArgumentError(f"state_dict['steps']: expected a whole number of at least 0, got {steps}")
+    return int(steps)
+
+
+def hyper_parameter_of(state: Mapping[str, np.ndarray], name: str, below: float = math.inf) -> float:
+    """Return a hyper-parameter in a state_dict; ArgumentError outside [0, below)."""
+    array = np.asarray(state[name])
+    value: Any = array.item() if array.dtype.kind in "fiu" else str(array)
+    return checked(f"state_dict[{name!r}]", value, below)
+
+
+def missed_steps_of(state: Mapping[str, np.ndarray], count: int) -> list[int]:
+    """Return the steps that each of `count` parameters missed; ArgumentError for impossible numbers."""
+    missed = np.asarray(state.get(MISSED, np.zeros(count, np.int64)))
+    if missed.shape != (count,) or missed.dtype.kind not in "iu" or not (missed >= 0).all():
+        raise ArgumentError(f"state_dict[{MISSED!r}]: expected {count} numbers of steps, got {missed}")
+    if (missed > int(state["steps"])).any():
+        raise ArgumentError(f"state_dict[{MISSED!r}]: expected at most {state['steps']} steps, got {missed.max()}")
+    return missed.tolist()

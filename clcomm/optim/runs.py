@@ -1,0 +1,40 @@
+"""Runs: neighbouring elements of an optimizer's state that a step updates with one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from clcomm.engine.parameter import Parameter
+from clcomm.optim.flat_state import ITEM, FlatState
+
+
+class Run(NamedTuple):
+    """Elements [first, first + length) of the state, of parameters that missed as many steps, in one part of it."""
+
+    first: int
+    length: int
+    missed: int
+    part: int
+
+
+def runs_of(state: FlatState, trained: Collection[Parameter], missed: Mapping[Parameter, int]) -> list[Run]:
+    """Return the runs of the trained parameters; missed: the steps for which each was frozen, 0 for others."""
+    runs: list[Run] = []
+    places = state.space.layout.ranges
+    ends = [*(place.start // ITEM for place in places[1:]), state.span]
+    for part, (start, stop, offset) in enumerate(state.parts):
+        for place, end, parameter in zip(places, ends, state.space.parameters, strict=True):
+            first, last = max(place.start // ITEM, start), min(end, stop)
+            if first < last and parameter in trained:
+                _add(runs, Run(first - start + offset, last - first, missed.get(parameter, 0), part))
+    return runs
+
+
+def _add(runs: list[Run], run: Run) -> None:
+    """Add a run, to the one before it where that adjoins and is alike."""
+    last = runs[-1] if runs else None
+    if last is not None and last.first + last.length == run.first and last[2:] == run[2:]:
+        runs[-1] = last._replace(length=last.length + run.length)
+    else:
+        runs.append(run)

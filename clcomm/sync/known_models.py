@@ -1,0 +1,115 @@
+"""The models that a Synchronizer has seen: each one's arrays and averaging, and what holds for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from clcomm.communicator import Communicator
+from clcomm.compression import CommHook
+from clcomm.errors import ArgumentError
+from clcomm.flat_space.precision import Precision
+from clcomm.sync.agreement import require_agreement
+from clcomm.sync.bucket_plan import hook_name
+from clcomm.sync.decision import DecisionLog
+from clcomm.sync.model_sync import ModelSync
+from clcomm.sync.settings import SyncSettings
+from clcomm.sync.sharded_update import ShardedUpdate
+from clcomm.sync.shared_space import SharedSpace
+
+if TYPE_CHECKING:
+    from clcomm.engine.flat import FlatSpace
+
+
+class KnownModels:
+    """Makes a ModelSync for each model at its first use, and passes down what a Synchronizer sets for all.
+
+    Args:
+        comm: the ranks.
+        settings: those of the Synchronizer at first; `use` replaces them.
+        precision: what engine models store and send parameters in.
+    """
+
+    def __init__(self, comm: Communicator, settings: SyncSettings, precision: Precision):
+        self.settings = settings
+        #: What was chosen by measuring.
+        self.decisions = DecisionLog(comm.rank)
+        self._comm, self._precision = comm, precision
+        self._models: dict[int, ModelSync] = {}
+        self._sharded: list[tuple[FlatSpace, ShardedUpdate]] = []
+        self._pauses = 0  # how many no_sync() blocks are open
+
+    def __iter__(self) -> Iterator[ModelSync]:
+        return iter(self._models.values())
+
+    def of(self, model: Any, compared: Callable[[], list[str]]) -> ModelSync:
+        """Return a model's averaging; collective the first time.
+
+        compared: returns the settings that ranks compare for a new model, in words.
+
+        Raises MismatchError, on every rank, where the ranks' models or settings differ.
+        """
+        ours = self._models.get(id(model))
+        if ours is None:
+            space = SharedSpace(self._comm, model, self._precision)
+            require_agreement(self._comm, "Synchronizer", compared(), "give every rank the same settings")
+            ours = ModelSync(self._comm, space, self.settings, self.decisions, self.is_paused)
+            for flat_space, update in self._sharded:
+                if flat_space is space.flat_space:
+                    ours.delegate(update)
+            self._models[id(model)] = ours
+        ours.take_over()
+        return ours
+
+    def with_space(self, flat_space: FlatSpace) -> ModelSync | None:
+        """Return the averaging of an engine's flat space; None for a model not seen yet."""
+        return next((ours for ours in self if ours.space.flat_space is flat_space), None)
+
+    @property
+    def bucket_size(self) -> int:
+        """The largest size of a bucket in bytes: that found for the latest model, else that of the settings."""
+        chosen = [ours.chosen_bucket_size for ours in self]
+        return next((size for size in reversed(chosen) if size is not None), self.settings.bucket_size)
+
+    # --- what holds for all of them ---
+
+    def use(self, settings: SyncSettings) -> None:
+        """Let all models follow other settings."""
+        self.settings = settings
+        for ours in self:
+            ours.use(settings)
+
+    def use_hook(self, hook: CommHook | None) -> None:
+        """Let a hook reduce all models' buckets; ArgumentError for one that cannot, and with sharded updates."""
+        if hook is not None and self._sharded:
+            raise ArgumentError(
+                "hook: expected None with a DistributedOptimizer, which reduces without buckets, "
+                f"got {hook_name(hook)}; use one of the two"
+            )
+        self.use(self.settings.with_hook(hook))
+        for ours in self:
+            ours.forget_plans()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether gradients accumulate."""
+        return self._pauses > 0
+
+    def pause(self, change: int) -> None:
+        """Open (1) or close (-1) a block in which gradients accumulate."""
+        self._pauses += change
+        for ours in self:
+            ours.pause(self.is_paused)
+
+    def delegate(self, flat_space: FlatSpace, update: ShardedUpdate, stage: int) -> None:
+        """Let an update of a stage of ZeRO reduce the gradients of a flat space, whose model may be unknown yet."""
+        self._sharded = [(theirs, other) for theirs, other in self._sharded if theirs is not flat_space]
+        self._sharded.append((flat_space, update))
+        for decision in self.settings.decisions_without_buckets(stage):
+            if decision not in self.decisions:
+                self.decisions.add(decision)
+        for ours in self:
+            if ours.space.flat_space is flat_space:
+                ours.delegate(update)
+                if ours.is_alike:
+                    update.shard(ours.space)
