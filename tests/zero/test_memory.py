@@ -146,7 +146,7 @@ def constants(device) -> int:
 
 def window_bytes_after(comm, wanted: int) -> int:
     """Return the windows' bytes, soon after a release: a queue notices later that its kernels need an array no more."""
-    for _ in range(40):
+    for _ in range(200):
         if window_bytes(comm) <= wanted:  # on all ranks alike
             break
         time.sleep(0.05)
