@@ -87,6 +87,19 @@ class CachedProgram:
         (self._folder / TOUCHED).touch(mode=0o600)
 
 
+def damaged() -> list[Path]:
+    """Return the folders of programs whose binary is not the one that was stored."""
+    found = directory()
+    return [] if found is None else [path.parent for path in sorted(found.glob("*/*/program")) if not _is_whole(path)]
+
+
+def _is_whole(path: Path) -> bool:
+    with suppress(OSError):
+        content = read_regular(path, _MOST_BYTES)
+        return _digest(content[_DIGEST_BYTES:]) == content[:_DIGEST_BYTES]
+    return False
+
+
 def _digest(binary: bytes) -> bytes:
     return blake2b(binary, digest_size=_DIGEST_BYTES).digest()
 

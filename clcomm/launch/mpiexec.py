@@ -14,7 +14,7 @@ from clcomm.errors import ArgumentError, LaunchError
 
 MPICH, OPEN_MPI, INTEL = "MPICH", "Open MPI", "Intel MPI"
 #: MPI.get_vendor's names, by the kind of their launcher. MVAPICH is built on MPICH and has its launcher, Hydra.
-_KINDS = {"MPICH": MPICH, "MVAPICH": MPICH, "MVAPICH2": MPICH, "Open MPI": OPEN_MPI, "Intel MPI": INTEL}
+KINDS = {"MPICH": MPICH, "MVAPICH": MPICH, "MVAPICH2": MPICH, "Open MPI": OPEN_MPI, "Intel MPI": INTEL}
 #: What `mpiexec --version` writes.
 _SIGNS = (("Intel(R) MPI", INTEL), ("Open MPI", OPEN_MPI), ("OpenRTE", OPEN_MPI), ("HYDRA", MPICH))
 #: Names of launchers; Debian's of an MPI that is not the default one are the last two.
@@ -80,8 +80,8 @@ def find_mpiexec() -> Mpiexec:
     """
     wanted = _loaded_kind()
     seen = []
-    for path in _candidates():
-        kind = _kind_of(path)
+    for path in candidates():
+        kind = kind_of(path)
         if kind == wanted:
             return Mpiexec(path, kind)
         seen.append(f"{path} of {kind or 'an unknown MPI'}")
@@ -111,15 +111,15 @@ def _loaded_kind() -> str:
             f"mpi4py: expected an MPI library, found none ({reason}); run `pip install 'clcomm[mpich]'` "
             f"or see docs/mpi.md"
         )
-    if vendor not in _KINDS:
+    if vendor not in KINDS:
         raise LaunchError(
-            f"mpi4py: expected {', '.join(_KINDS)}, got {vendor}, whose launcher clcomm run does not know; "
+            f"mpi4py: expected {', '.join(KINDS)}, got {vendor}, whose launcher clcomm run does not know; "
             f"start the job with it, as in clcomm run -- mpiexec ..."
         )
-    return _KINDS[vendor]
+    return KINDS[vendor]
 
 
-def _candidates() -> Iterator[str]:
+def candidates() -> Iterator[str]:
     """Yield paths of launchers, those beside this Python first."""
     beside = str(Path(sys.executable).parent)
     seen = set()
@@ -131,7 +131,7 @@ def _candidates() -> Iterator[str]:
                 yield path
 
 
-def _kind_of(path: str) -> str | None:
+def kind_of(path: str) -> str | None:
     """Return the kind of a launcher by what it says of its version; None where that is not known."""
     try:
         said = subprocess.run(

@@ -1,0 +1,73 @@
+"""`clcomm doctor`: what is wrong with this installation, host or job, and what to do, with clcomm/doctor/."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from clcomm.commands.command import Command
+
+if TYPE_CHECKING:
+    from clcomm.doctor.finding import Finding
+
+#: The exit code where a problem was found; notes alone are 0.
+FOUND = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--hosts", default="", metavar="A,B:2", help="look whether these hosts can be reached too")
+    parser.add_argument("--hostfile", default="", metavar="FILE", help="the same for the hosts in a file")
+    parser.add_argument("--directory", default=".", metavar="DIR", help="where to look for locks of checkpoints")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON, with their evidence")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Examine, print, and return FOUND if there is a problem; under mpiexec rank 0 prints, and all return the same."""
+    from clcomm.doctor import examine, network, show, start
+    from clcomm.doctor.job import Job
+    from clcomm.launch.mpiexec import require_hostfile
+    from clcomm.launcher import launched_rank
+    from clcomm.transport.mpi_runtime import launched_ranks
+
+    if options.hostfile:
+        require_hostfile(options.hostfile)
+    probes = examine.probes(options.directory)
+    names = network.named_hosts(options.hosts, options.hostfile)
+    if names:
+        probes["hosts"] = lambda: network.probe(names)
+    launched = launched_ranks()
+    if launched == 1:
+        probes["start"] = start.probe
+        return _shown(examine.judge(Job([examine.look(probes)], False)), options.json)
+    prints = not launched_rank()
+    render = show.as_json if options.json else show.as_text
+    job = examine.together(examine.look(probes), launched, render if prints else None)
+    code = 0 if job is None else _shown(examine.judge(job), options.json)
+    return examine.agreed(code)
+
+
+def _shown(findings: list[Finding], as_json: bool) -> int:
+    """Print findings and return the exit code."""
+    from clcomm.doctor import show
+    from clcomm.doctor.finding import PROBLEM
+
+    if as_json:
+        sys.stdout.write(show.as_json(findings))
+        sys.stdout.flush()
+    else:
+        from clcomm.console.output import make_console
+
+        make_console(highlight=False, soft_wrap=False).print(show.table(findings))
+    return FOUND if any(finding.level == PROBLEM for finding in findings) else 0
+
+
+COMMAND = Command(
+    "doctor",
+    "find out what is wrong with an installation, a host or a job's ranks",
+    "Look at MPI, its mpiexec, OpenCL, cores, /dev/shm, caches, locks and what other jobs left, and say what to do "
+    "about what is wrong. Under mpiexec it looks at all ranks too: mpiexec -n 4 clcomm doctor compares their versions, "
+    "devices and clocks, and times messages between hosts. Exit code 1: a problem was found.",
+    add_arguments,
+    run,
+)

@@ -1,0 +1,91 @@
+"""Caches: their directories, whether kernels can be stored, and whether those that are stored are whole."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from clcomm.doctor.finding import Finding, note, ok, problem
+from clcomm.doctor.job import Job
+from clcomm.units import format_size
+
+_SEAL = re.compile(r"clcomm-[0-9a-f]{32}")
+#: Less room than this is too little for a model's kernels.
+_LEAST_BYTES = 64 << 20
+
+
+def probe() -> dict[str, Any]:
+    """Return the caches' directories, why they can't be used, and the damaged programs in them."""
+    wanted, used, reason = _directories()
+    return {"wanted": wanted, "used": used, "reason": reason, "free": _free(used), "damaged": _damaged()}
+
+
+def _directories() -> tuple[str, str, str]:
+    """Return the cache directory that the environment asks for, that in use, and why it is another one."""
+    from clcomm.storage.cache import cache_directory
+    from clcomm.storage.private import unfit
+
+    asked = os.environ.get("XDG_CACHE_HOME")
+    given = os.environ.get("CLCOMM_CACHE_DIR") or (asked and os.path.join(asked, "clcomm"))
+    wanted = Path(given) if given else Path(os.path.expanduser("~")) / ".cache" / "clcomm"
+    used = Path(os.path.realpath(cache_directory()))
+    return str(wanted), str(used), unfit(Path(os.path.realpath(wanted)), chosen=True)
+
+
+def _free(directory: str) -> int:
+    path = Path(directory)
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    try:
+        room = os.statvfs(path)
+    except OSError:
+        return 0
+    return room.f_bavail * room.f_frsize
+
+
+def _damaged() -> list[str]:
+    """Return the folders of stored programs whose files differ from those that were built."""
+    from clcomm.engine import kernel_cache, program_cache
+
+    found = []
+    given = os.environ.get("POCL_CACHE_DIR")
+    for cache in {Path(os.path.realpath(path)) for path in (given, Path.home() / ".cache" / "pocl" / "kcache") if path}:
+        for seal in cache.glob("clcomm-*") if cache.is_dir() else ():
+            if not _SEAL.fullmatch(seal.name):
+                continue
+            try:
+                found += kernel_cache.damaged(cache, kernel_cache.read_seal(seal), seal.stat().st_mtime)
+            except (OSError, ValueError, RecursionError):
+                found.append(seal)
+    found += program_cache.damaged()
+    return sorted({str(path) for path in found})
+
+
+def check(job: Job) -> Iterator[Finding]:
+    """Judge the caches of each host."""
+    for where, facts in job.by_host("caches"):
+        if facts["reason"]:
+            yield problem(
+                "caches", f"{facts['wanted']}{where} cannot be used: {facts['reason']}; "
+                + (f"{facts['used']} is, which may not last" if facts["used"] != facts["wanted"] else "none is"),
+                "make it writable, or name another: export XDG_CACHE_HOME=DIR", **facts,
+            )  # fmt: skip
+        elif facts["free"] < _LEAST_BYTES:
+            yield problem(
+                "caches", f"{format_size(facts['free'])} free at {facts['used']}{where}: kernels cannot be stored",
+                "make room, or name another place: export XDG_CACHE_HOME=DIR", **facts,
+            )  # fmt: skip
+        else:
+            yield ok("caches", f"{facts['used']}{where}, {format_size(facts['free'])} free", **facts)
+        if facts["damaged"]:
+            first, count = facts["damaged"][0], len(facts["damaged"])
+            yield problem(
+                "kernel cache", f"{count} of its programs {'is' if count == 1 else 'are'} damaged{where}, such as "
+                f"{first}: the driver would crash on it", f"rm -r {' '.join(facts['damaged'][:8])}: they are built "
+                "again", damaged=facts["damaged"],
+            )  # fmt: skip
+    for rank, reason in job.failures("caches").items():
+        yield note("caches", f"{job.who([rank])}could not be examined: {reason}", "export XDG_CACHE_HOME=DIR")

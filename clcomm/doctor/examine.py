@@ -1,0 +1,158 @@
+"""The doctor's course: look at this host, look at all ranks together, judge what was found."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from clcomm.doctor import (
+    caches,
+    clocks,
+    cores,
+    leftovers,
+    locks,
+    mpi,
+    network,
+    opencl,
+    other_jobs,
+    place,
+    shared_memory,
+    start,
+    versions,
+)
+from clcomm.doctor.finding import Finding, note, problem
+from clcomm.doctor.guard import Guard
+from clcomm.doctor.job import FAILED, Job
+
+Probe = Callable[[], dict[str, Any]]
+#: How long a probe may take; those that wait for other programs have limits of their own below this.
+LIMIT_S = 120.0
+#: How long the ranks may take to start, and then for each stage together.
+START_S, STAGE_S = 90.0, 60.0
+#: The checks, in the order in which they are shown.
+CHECKS: tuple[Callable[[Job], Iterator[Finding]], ...] = (
+    place.check, mpi.check, start.check, versions.check, cores.check, opencl.check, shared_memory.check, caches.check,
+    locks.check, leftovers.check, other_jobs.check, clocks.check, network.check,
+)  # fmt: skip
+_REPORT = "report it with the output of clcomm doctor --json"
+
+
+def probes(directory: str) -> dict[str, Probe]:
+    """Return the probes of a host, by name; directory: where locks are looked for."""
+    return {
+        "place": place.probe, "versions": versions.probe, "mpi": mpi.probe, "cores": cores.probe,
+        "opencl": opencl.probe, "shared memory": shared_memory.probe, "caches": caches.probe,
+        "locks": partial(locks.probe, directory), "leftovers": leftovers.probe, "other jobs": other_jobs.probe,
+    }  # fmt: skip
+
+
+def look(given: Mapping[str, Probe], limit_s: float = LIMIT_S) -> dict[str, Any]:
+    """Return the facts of each probe; for one that raises or takes too long, why there are none."""
+    return {name: _facts(probe, limit_s) for name, probe in given.items()}
+
+
+def _facts(probe: Probe, limit_s: float) -> dict[str, Any]:
+    found: dict[str, Any] = {FAILED: f"no answer within {limit_s:g} s"}
+
+    def run() -> None:
+        try:
+            facts = probe()
+        except BaseException as error:  # whatever breaks is what the doctor is for
+            facts = {FAILED: str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}
+        found.clear()
+        found.update(facts)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    return dict(found)
+
+
+def judge(job: Job, checks: Sequence[Callable[[Job], Iterator[Finding]]] = CHECKS) -> list[Finding]:
+    """Return the findings of all checks; a check that fails is one itself."""
+    found: list[Finding] = []
+    for check in checks:
+        found += _judged(check, job)
+    silent = {name for facts in job.ranks for name in facts} - {"caches", "start", "world"}
+    for name in sorted(silent):
+        for rank, reason in list(job.failures(name).items())[:1]:
+            found.append(note(name, f"{job.who([rank])}could not be examined: {reason}", _REPORT))
+    return found
+
+
+def _judged(check: Callable[[Job], Iterator[Finding]], job: Job) -> list[Finding]:
+    try:
+        return list(check(job))
+    except Exception as error:
+        name = check.__module__.rpartition(".")[2].replace("_", " ")
+        return [note(name, f"this check failed: {type(error).__name__}: {error}", _REPORT)]
+
+
+def together(facts: dict[str, Any], launched: int, render: Callable[[list[Finding]], str] | None) -> Job | None:
+    """Return all ranks' facts on rank 0, None on the others; collective.
+
+    Where MPI sees a single rank of several, the first rank by its launcher's variables is that one.
+
+    Args:
+        facts: this rank's, which get those of the ranks together.
+        launched: how many ranks the launcher has started.
+        render: returns what to print for findings; None on ranks that print nothing.
+    """
+    guard = None if render is None else Guard()
+
+    def stage(what: str, within_s: float) -> None:
+        if guard is not None and render is not None:
+            so_far = judge(Job([facts], True))
+            late = problem(what, f"did not end within {within_s:g} s: a rank or a host does not answer", _STUCK)
+            dead = problem(
+                what, "MPI ended this process", "read MPI's own message; make room in /dev/shm (docs/mpi.md)"
+            )
+            guard.expect(within_s, render([*so_far, late]), render([*so_far, dead]))
+
+    try:
+        stage("MPI's start", START_S)
+        return _gathered(facts, launched, stage)
+    finally:
+        if guard is not None:
+            guard.done()
+
+
+_STUCK = "see that all hosts run and that no firewall separates them: clcomm doctor --hosts A,B"
+
+
+def _gathered(facts: dict[str, Any], launched: int, stage: Callable[[str, float], None]) -> Job | None:
+    from clcomm.transport import mpi_communicators, mpi_runtime
+
+    try:
+        world = mpi_runtime.load_mpi().COMM_WORLD
+    except Exception as error:
+        facts["world"] = {FAILED: str(error).splitlines()[0]}
+        return Job([facts], True) if facts["place"]["rank"] == 0 else None
+    size = world.Get_size()
+    facts["world"] = {"size": size, "launched": launched, "library": mpi_runtime.library()}
+    if size == 1 and launched > 1:
+        return Job([facts], True) if facts["place"]["rank"] == 0 else None
+    stage("window", STAGE_S)
+    host = mpi_communicators.host_of(world)
+    if host.Get_size() > 1:
+        facts["world"]["window"] = mpi_communicators.shares_memory(host)
+    host.Free()
+    stage("clocks", STAGE_S)
+    facts["clocks"] = clocks.measure(world)
+    stage("network", STAGE_S)
+    facts["network"] = network.measure(world, world.allgather(facts["place"]["host"]))
+    everyone = world.gather(json.dumps(facts), 0)
+    return None if everyone is None else Job([json.loads(each) for each in everyone], True)
+
+
+def agreed(code: int) -> int:
+    """Return rank 0's exit code on every rank, where MPI connects them; collective."""
+    from clcomm.transport import mpi_runtime
+
+    if not mpi_runtime.is_running():
+        return code
+    given: int = mpi_runtime.load_mpi().COMM_WORLD.bcast(code, 0)
+    return given

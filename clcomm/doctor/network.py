@@ -1,0 +1,114 @@
+"""The network: hosts that a job is to run on, and how fast messages between them are."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clcomm.doctor.finding import Finding, note, ok, problem
+from clcomm.doctor.job import Job
+from clcomm.units import format_size
+
+#: ssh's port, by which launchers start ranks on other hosts, and how long a host may take to answer.
+_PORT, _ANSWER_S = 22, 5.0
+#: Messages that measure latency and bandwidth, and how often.
+_SMALL, _LARGE, _PINGS, _TAG = 8, 4 << 20, 50, 12
+#: Beyond this latency, or below this bandwidth, communication takes longer than computing for most models.
+SLOW_S, SLOW_BYTES_PER_S = 1e-3, 110e6
+
+
+def named_hosts(hosts: str, hostfile: str) -> list[str]:
+    """Return the names in --hosts a,b:2 and in a hostfile, without slots and comments; raises OSError."""
+    names = [each for each in hosts.split(",") if each]
+    if hostfile:
+        lines = [line.partition("#")[0].split() for line in Path(hostfile).read_text(errors="replace").splitlines()]
+        names += [line[0] for line in lines if line]
+    return list(dict.fromkeys(name if name.count(":") > 1 else name.partition(":")[0] for name in names))
+
+
+def probe(names: list[str]) -> dict[str, Any]:
+    """Return for each host why it can't be reached, "" where it can: its name is resolved and its ssh is called."""
+    with ThreadPoolExecutor(16) as threads:
+        return {"reasons": dict(zip(names, threads.map(_unreachable, names), strict=True))}
+
+
+def _unreachable(name: str) -> str:
+    try:
+        address = socket.getaddrinfo(name, _PORT, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        return f"its name is not known ({error.strerror})"
+    try:
+        with socket.socket(address[0], address[1]) as calling:
+            calling.settimeout(_ANSWER_S)
+            calling.connect(address[4])
+    except TimeoutError:
+        return f"{address[4][0]} does not answer within {_ANSWER_S:g} s"
+    except ConnectionRefusedError:
+        return f"{address[4][0]} answers, but has no ssh at port {_PORT}"
+    except OSError as error:
+        return f"{address[4][0]}: {error.strerror}"
+    return ""
+
+
+def measure(world: Any, hosts: list[str]) -> dict[str, Any]:
+    """Return seconds a message and bytes a second between rank 0 and the first rank of each other host; collective.
+
+    Args:
+        world: an mpi4py communicator of all ranks.
+        hosts: each rank's.
+    """
+    found: dict[str, Any] = {}
+    for host in dict.fromkeys(hosts):
+        peer = hosts.index(host)
+        if host != hosts[0] and world.Get_rank() in (0, peer):
+            latency_s = _half_round_trip(world, peer, _SMALL, _PINGS)
+            large_s = _half_round_trip(world, peer, _LARGE, 8)
+            found[host] = {"latency_s": latency_s, "bytes_per_s": _LARGE / max(large_s, 1e-9)}
+    world.barrier()
+    return found
+
+
+def _half_round_trip(world: Any, peer: int, nbytes: int, count: int) -> float:
+    """Return half of the median round trip between rank 0 and a peer; both call it."""
+    message, times = np.zeros(nbytes, np.uint8), []
+    for _ in range(count + 2):
+        began_s = time.perf_counter()
+        if world.Get_rank() == 0:
+            world.Send(message, peer, _TAG)
+            world.Recv(message, peer, _TAG)
+        else:
+            world.Recv(message, 0, _TAG)
+            world.Send(message, 0, _TAG)
+        times.append(time.perf_counter() - began_s)
+    return float(np.median(times[2:])) / 2
+
+
+def check(job: Job) -> Iterator[Finding]:
+    """Judge the hosts that were named, and the speed between those of the ranks."""
+    for facts in list(job.of("hosts").values())[:1]:
+        for name, reason in facts["reasons"].items():
+            if reason:
+                yield problem(
+                    "hosts", f"{name} cannot be reached: {reason}",
+                    f"check the name (getent hosts {name}), that it runs, its firewall, and ssh {name} true",
+                    host=name, reason=reason,
+                )  # fmt: skip
+            else:
+                yield ok("hosts", f"{name} answers", host=name)
+    first = next(iter(job.hosts))
+    for host, speed in job.ranks[0].get("network", {}).items():
+        latency_s, rate = speed["latency_s"], speed["bytes_per_s"]
+        what = f"{first} to {host}: {latency_s * 1e6:,.0f} us a message, {format_size(int(rate))}/s"
+        if latency_s > SLOW_S or rate < SLOW_BYTES_PER_S:
+            yield note(
+                "network", what, "choose the faster interface (UCX_NET_DEVICES, or Open MPI's --mca btl_tcp_if_include)"
+                "; or send less: --compression bf16, --grad-accumulation", **speed,
+            )  # fmt: skip
+        else:
+            yield ok("network", what, **speed)
