@@ -346,6 +346,8 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         exits.finalized(self)
         if self._watchdog is not None:
             self._watchdog.stop()
+        if self._board is not None:
+            self._board.hide()
         if self._elsewhere is not None:
             self._elsewhere.close()
 

@@ -16,6 +16,7 @@ from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.memory import MemoryUse
 from clcomm.flat_space.precision import Precision, parse_precision
 from clcomm.flat_space.shards import ShardPlan
+from clcomm.stats.now import count_step
 from clcomm.sync import compression_state
 from clcomm.sync.adasum import AdasumHook
 from clcomm.sync.bucket_plan import GRADIENTS, hook_name
@@ -247,6 +248,7 @@ class Synchronizer:
         """Note that a model's gradients were averaged, and compare the replicas where that is due."""
         ours = self._model(model)
         ours.count_synchronisation()
+        count_step()
         if self.guard.every and ours.synchronisations % self.guard.every == 0:
             self.check_replicas(model)
 

@@ -15,6 +15,7 @@ import numpy as np
 from clcomm.clipping import clip_grad_norm
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
+from clcomm.job import note_samples
 from clcomm.job.endings import note_step
 from clcomm.parallel.loss_scaling import GradScaler
 from clcomm.sampler import BalancedSampler
@@ -168,6 +169,7 @@ class Trainer:
         note_step(self.progress.step + 1)
         self.optimizer.lr = self.base_lr * self.schedule(self.progress.step)
         samples = sum(len(labels) for _, labels in group)
+        note_samples(samples)
         loss = 0.0
         with self.overhead.sampled():
             for number, (images, labels) in enumerate(group, 1):

@@ -14,6 +14,7 @@ from clcomm.errors import ArgumentError, MismatchError
 from clcomm.job import exit_monitor
 from clcomm.job.other_hosts import OtherHosts
 from clcomm.job.rank_board import ProgressBoard
+from clcomm.job.running_jobs import about_job
 from clcomm.job.time_limits import Limits
 from clcomm.same_start import require_same_start
 from clcomm.transport import Pending, SoloTransport, Transport, mpi_communicators, mpi_failures, mpi_runtime
@@ -140,9 +141,13 @@ def _connect_ranks(world: World, comm: Any, transport: str, limits: Limits, argu
         for each in (host, comm):
             each.Free()
         raise ArgumentError("transport: 'shared' needs all ranks on one host; use 'auto' or 'mpi'")
-    world.board = ProgressBoard.of_host(host, hosts.ranks[world.host], comm.Get_rank())
+    is_whole = comm.Get_size() == mpi_failures.place_in_world()[1]
+    world.board = ProgressBoard.of_host(
+        host, hosts.ranks[world.host], comm.Get_rank(), comm.Get_size() if is_whole else 0
+    )
     if world.hosts > 1:
         world.elsewhere = OtherHosts.of(comm, hosts.ranks, world.board)
+    world.board.describe(about_job(world.board.ranks, comm.Get_size(), world.hosts, world.elsewhere))
     world.base = base = MpiTransport(comm, world.pending)
     nested = transport == "auto" and hosts.nested
     if nested:

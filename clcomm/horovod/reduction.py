@@ -19,6 +19,7 @@ from clcomm.horovod.gradients import GradientBuckets
 from clcomm.horovod.tensors import host_tensor
 from clcomm.horovod.world import ProcessSet, global_process_set
 from clcomm.stats.events import Phase
+from clcomm.stats.now import count_step
 from clcomm.synchronizer import GRADIENTS
 
 #: Reductions of live optimizers, for `join`.
@@ -208,6 +209,7 @@ class Reduction:
         """Report the time since the last step as a step, with its part in communication."""
         if not self._process_set.included():
             return
+        count_step()
         comm, now = self._process_set.communicator(), time.perf_counter()
         spent = comm.communicated() + (self._buckets.comm.communicated() if self._buckets else 0.0)
         if self._step_ended_s:

@@ -18,6 +18,7 @@ from typing import Any
 
 from clcomm.errors import RankNames
 from clcomm.job import endings
+from clcomm.job.figures import Figures
 from clcomm.job.last_resort import end_by_force_later
 from clcomm.job.other_hosts import DUMP, PROGRESS, OtherHosts
 from clcomm.job.rank_board import Progress, ProgressBoard
@@ -60,6 +61,7 @@ class Watchdog:
         self._program = threading.get_ident()
         self._warned_of: tuple[Any, int, float] | None = None
         self._has_dumped = False
+        self._figures = Figures(recorder) if board.is_public else None
         self.look(None)
         # Released to end the thread. The garbage collector may have to do that, in any thread; setting an Event there
         # could deadlock, as it takes a lock.
@@ -85,22 +87,24 @@ class Watchdog:
             if watched is None:
                 return
             current = watched.current
+            figures = "" if self._figures is None else self._figures.take(watched, current)
             del watched
             try:
-                self.look(current)
+                self.look(current, figures)
             except Exception:  # a failing watchdog must not fail the job
                 _log.exception("the watchdog of rank %d ends; the job goes on unwatched", self._board.own)
                 return
 
-    def look(self, current: tuple[Any, int, float] | None) -> None:
+    def look(self, current: tuple[Any, int, float] | None, figures: str = "") -> None:
         """Write this rank's line, and act if its collective has taken too long or another rank ends the job."""
         if current is None:
-            self._board.write(0, 0, "" if self._resources is None else self._resources.others_wait(), self.place())
+            elsewhere = "" if self._resources is None else self._resources.others_wait()
+            self._board.write(0, 0, elsewhere, self.place(), figures)
             waited_s = 0.0
         else:
             call, sequence, began_s = current
             text = call.describe(sequence) + ("" if self._resources is None else self._resources.name)
-            self._board.write(call.tag + sequence + 1, int(began_s * 1e9), text, self.place())
+            self._board.write(call.tag + sequence + 1, int(began_s * 1e9), text, self.place(), figures)
             waited_s = perf_counter() - began_s
             if waited_s > LEFT_S:
                 self._end_if_left(text, sequence)

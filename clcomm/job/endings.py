@@ -21,6 +21,7 @@ from typing import NoReturn, TextIO
 
 from clcomm.errors import ClcommError
 from clcomm.job import background, exit_monitor, restarts
+from clcomm.stats import now
 from clcomm.transport import mpi_failures, mpi_runtime
 
 #: Exit codes: a user's mistake, a failure, SIGINT and SIGTERM (128 + the signal), a hang (as timeout(1) uses it).
@@ -78,7 +79,8 @@ def run(main: Callable[[], int | None], tidy: Callable[[BaseException], None] | 
 
 
 def note_step(step: int) -> None:
-    """Note this rank's step of the training, for messages about its end and for `clcomm run`."""
+    """Note this rank's step of the training, for messages about its end, for `clcomm run` and `clcomm top`."""
+    now.note_step(step)
     exit_monitor.note_step(step)
     restarts.note(restarts.STEP, step, exit_monitor.rank())
 

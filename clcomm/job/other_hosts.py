@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic, perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -44,46 +44,27 @@ class Address(NamedTuple):
     port: int
 
 
-class OtherHosts:
-    """The ranks of other hosts, and this rank's thread that answers their queries.
+class Questions:
+    """Asks the ranks of other hosts.
 
     Args:
-        board: this host's.
         token: a secret of the job, of TOKEN_BYTES; queries without it get no answer.
+        hosts: the other hosts, each as the addresses of its ranks.
     """
 
-    def __init__(self, board: ProgressBoard, token: bytes):
-        self._token, self._hosts = token, list[dict[int, Address]]()
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.bind(("", 0))
-        closed = threading.Event()
-        threading.Thread(
-            target=_answer, args=(self._socket, closed, token, board), name="clcomm-answers", daemon=True
-        ).start()
-        self.close = weakref.finalize(self, _close, self._socket, closed)
-        self.close.atexit = False
+    def __init__(self, token: bytes, hosts: Sequence[dict[int, Address]] = ()):
+        self._token, self._hosts = token, list(hosts)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return token and addresses in JSON-compatible form; who has them can ask."""
+        hosts = [[[rank, *address] for rank, address in host.items()] for host in self._hosts]
+        return {"token": self._token.hex(), "hosts": hosts}
 
     @classmethod
-    def of(cls, comm: Any, hosts: Sequence[Sequence[int]], board: ProgressBoard) -> OtherHosts:
-        """Return an OtherHosts that knows the ranks of all hosts but this one; collective.
-
-        Args:
-            comm: an mpi4py communicator of all ranks.
-            hosts: the ranks of each host, this one's included.
-            board: this host's.
-        """
-        made = cls(board, comm.bcast(secrets.token_bytes(TOKEN_BYTES), 0))
-        addresses = comm.allgather(made.address(own_addresses()))
-        made.know([{rank: addresses[rank] for rank in ranks} for ranks in hosts if board.own not in ranks])
-        return made
-
-    def address(self, hosts: list[str]) -> Address:
-        """Return this rank's address on a host with these IPv4 addresses."""
-        return Address(hosts, self._socket.getsockname()[1])
-
-    def know(self, hosts: list[dict[int, Address]]) -> None:
-        """Set the other hosts, each as the addresses of its ranks."""
-        self._hosts = hosts
+    def of_json(cls, given: Mapping[str, Any]) -> Questions:
+        """Return the Questions of an `as_json`."""
+        hosts = [{rank: Address(names, port) for rank, names, port in host} for host in given["hosts"]]
+        return Questions(bytes.fromhex(given["token"]), hosts)
 
     def ask(self, question: bytes = PROGRESS) -> list[Progress]:
         """Return the lines of all ranks of other hosts, in rank order, within ASK_S seconds.
@@ -119,6 +100,48 @@ class OtherHosts:
                 if secrets.compare_digest(answer[:TOKEN_BYTES], self._token):
                     found |= {line.rank: line for line in unpacked(answer[TOKEN_BYTES:]) if line.rank in wanted}
         return found
+
+
+class OtherHosts(Questions):
+    """The ranks of other hosts, and this rank's thread that answers their queries.
+
+    Args:
+        board: this host's.
+        token: as for Questions.
+    """
+
+    def __init__(self, board: ProgressBoard, token: bytes):
+        super().__init__(token)
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind(("", 0))
+        closed = threading.Event()
+        threading.Thread(
+            target=_answer, args=(self._socket, closed, token, board), name="clcomm-answers", daemon=True
+        ).start()
+        self.close = weakref.finalize(self, _close, self._socket, closed)
+        self.close.atexit = False
+
+    @classmethod
+    def of(cls, comm: Any, hosts: Sequence[Sequence[int]], board: ProgressBoard) -> OtherHosts:
+        """Return an OtherHosts that knows the ranks of all hosts but this one; collective.
+
+        Args:
+            comm: an mpi4py communicator of all ranks.
+            hosts: the ranks of each host, this one's included.
+            board: this host's.
+        """
+        made = cls(board, comm.bcast(secrets.token_bytes(TOKEN_BYTES), 0))
+        addresses = comm.allgather(made.address(own_addresses()))
+        made.know([{rank: addresses[rank] for rank in ranks} for ranks in hosts if board.own not in ranks])
+        return made
+
+    def address(self, hosts: list[str]) -> Address:
+        """Return this rank's address on a host with these IPv4 addresses."""
+        return Address(hosts, self._socket.getsockname()[1])
+
+    def know(self, hosts: list[dict[int, Address]]) -> None:
+        """Set the other hosts, each as the addresses of its ranks."""
+        self._hosts = hosts
 
 
 def _answer(listening: socket.socket, closed: threading.Event, token: bytes, board: ProgressBoard) -> None:
@@ -184,7 +207,7 @@ def _cut(text: str, room: int) -> str:
 
 
 def _encoded(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return json.dumps(value, default=dict, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def unpacked(answer: bytes) -> list[Progress]:
@@ -193,8 +216,8 @@ def unpacked(answer: bytes) -> list[Progress]:
     try:
         return [
             Progress(int(rank), now_ns - int(beat), int(key), now_ns - int(began), bool(dumped), str(state), str(text),
-                     str(place))
-            for rank, beat, key, began, dumped, state, text, place in json.loads(answer)
+                     str(place), dict(figures))
+            for rank, beat, key, began, dumped, state, text, place, figures in json.loads(answer)
         ]  # fmt: skip
     except (ValueError, TypeError, RecursionError):
         return []

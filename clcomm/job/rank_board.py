@@ -1,14 +1,18 @@
 """The progress of a host's ranks, on a board in shared memory: each rank's watchdog writes its own line.
 
-A line is at most a second old unless its process is stopped or dead, which /proc shows.
+A line is at most a second old unless its process is stopped or dead, which /proc shows. The board of a whole job stays
+open in the first rank of each host, under /proc/PID/fd, where processes of the same user find it (`running_jobs.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from clcomm.job.common_memory import common_memory
@@ -17,7 +21,9 @@ from clcomm.job.exit_monitor_process import stat_fields
 #: A line: words (int64), then text. Line 0 is common to all ranks: the time of the last stall report, the dump folder.
 _LINE_BYTES, _TEXT_START = 2048, 128
 _VERSION, _PID, _STARTED, _BEAT_NS, _KEY, _BEGAN_NS, _DUMPED, _TEXT_BYTES = range(8)
-_REPORTED_NS = 1  # in line 0
+_REPORTED_NS, _FORMAT, _RANKS, _ABOUT_BYTES = range(1, 5)  # in line 0
+#: The board's name in /proc, the format of its lines, and the room for what describes the job, besides that for a rank.
+NAME, FORMAT, _ABOUT_ROOM, _ABOUT_ROOM_OF_RANK = "clcomm-board", 1, 8192, 64
 #: Index of a process's start time in `stat_fields`.
 _START_FIELD = 19
 
@@ -34,6 +40,7 @@ class Progress(NamedTuple):
         dumped: whether the rank has written its last operations to the dump folder.
         state: "running", "stopped", "dead", or `stall_message.UNKNOWN`.
         place: the rank's source location.
+        figures: what `figures.py` says of the rank, by name; empty where nobody asks for it.
     """
 
     rank: int
@@ -44,6 +51,7 @@ class Progress(NamedTuple):
     state: str
     text: str
     place: str
+    figures: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def waits(self) -> bool:
@@ -55,37 +63,66 @@ class ProgressBoard:
     """The lines of the ranks of one host.
 
     Args:
-        memory: shared by these ranks; one line more than there are ranks.
+        memory: shared by these ranks; one line more than there are ranks, then room for what describes the job.
         ranks: their numbers in the job.
-        own: this rank's number.
+        own: this rank's number; None for a process that only reads.
+
+    Attributes:
+        is_public: whether processes of this user find it, as it is the board of a whole job.
+        hide: ends that.
     """
 
-    def __init__(self, memory: memoryview, ranks: Sequence[int], own: int):
-        self.ranks, self.own = list(ranks), own
-        lines = [memory[start : start + _LINE_BYTES] for start in range(0, len(memory), _LINE_BYTES)]
+    def __init__(self, memory: memoryview, ranks: Sequence[int], own: int | None):
+        self.ranks, self.is_public = list(ranks), False
+        self.hide: Callable[[], object] = lambda: None
+        end = _LINE_BYTES * (1 + len(self.ranks))
+        lines = [memory[start : start + _LINE_BYTES] for start in range(0, end, _LINE_BYTES)]
         self._common_line, *self._lines = [(line[:_TEXT_START].cast("q"), line[_TEXT_START:]) for line in lines]
-        words, _ = self._own_line = self._lines[self.ranks.index(own)]
-        words[_STARTED], words[_PID] = _start_time(os.getpid()), os.getpid()
+        self._about = memory[end:]
+        if own is not None:
+            self.own = own
+            words, _ = self._own_line = self._lines[self.ranks.index(own)]
+            words[_STARTED], words[_PID] = _start_time(os.getpid()), os.getpid()
 
     @classmethod
-    def of_host(cls, host: Any, ranks: Sequence[int], own: int) -> ProgressBoard:
-        """Return the board of `host`'s ranks; without shared memory, of this rank alone. Collective."""
-        memory, descriptor = common_memory(host, "clcomm-progress", _LINE_BYTES * (1 + len(ranks)))
+    def of_host(cls, host: Any, ranks: Sequence[int], own: int, public_size: int = 0) -> ProgressBoard:
+        """Return the board of `host`'s ranks; without shared memory, of this rank alone. Collective.
+
+        public_size: the number of the job's ranks, if these are all that it has on this host; 0: it is no public board.
+        """
+        about = _ABOUT_ROOM + _ABOUT_ROOM_OF_RANK * public_size if public_size else 0
+        memory, descriptor = common_memory(host, NAME, _LINE_BYTES * (1 + len(ranks)) + about)
+        board = cls.alone(own) if memory is None else cls(memory, ranks, own)
+        board.is_public = memory is not None and public_size > 0
         if descriptor >= 0:
-            os.close(descriptor)
-        return cls.alone(own) if memory is None else cls(memory, ranks, own)
+            if board.is_public:
+                closing = weakref.finalize(board, os.close, descriptor)
+                closing.atexit = False
+                board.hide = closing
+            else:
+                os.close(descriptor)
+        return board
 
     @classmethod
     def alone(cls, own: int) -> ProgressBoard:
         """Return the board of a single rank, in private memory."""
         return cls(memoryview(bytearray(2 * _LINE_BYTES)), [own], own)
 
-    def write(self, key: int, began_ns: int, text: str, place: str) -> None:
-        """Write this rank's line; the arguments are those of Progress."""
+    def describe(self, about: Mapping[str, Any]) -> None:
+        """Write what describes the job, for processes that find the board, if this is its host's first rank."""
+        encoded = json.dumps(about).encode()
+        if not self.is_public or self.own != self.ranks[0] or len(encoded) > len(self._about):
+            return
+        words = self._common_line[0]
+        self._about[: len(encoded)] = encoded
+        words[_ABOUT_BYTES], words[_RANKS], words[_FORMAT] = len(encoded), len(self.ranks), FORMAT
+
+    def write(self, key: int, began_ns: int, text: str, place: str, figures: str = "") -> None:
+        """Write this rank's line; the arguments are those of Progress, the figures as JSON."""
         words, _ = self._own_line
         words[_VERSION] += 1  # odd: being written
         words[_BEAT_NS], words[_KEY], words[_BEGAN_NS] = perf_counter_ns(), key, began_ns
-        _write_text(self._own_line, f"{text}\n{place}")
+        _write_text(self._own_line, f"{text}\n{place}", f"\n{figures}" if figures else "")
         words[_VERSION] += 1
 
     def read(self) -> list[Progress]:
@@ -97,10 +134,11 @@ class ProgressBoard:
         for _ in range(3):
             version = words[_VERSION]
             beat_ns, key, began_ns, dumped = words[_BEAT_NS], words[_KEY], words[_BEGAN_NS], bool(words[_DUMPED])
-            text, _, place = _read_text(line).partition("\n")
+            text, place, figures = (_read_text(line) + "\n\n").split("\n", 3)[:3]
             if version % 2 == 0 and version == words[_VERSION]:
                 break
-        return Progress(rank, beat_ns, key, began_ns, dumped, _state(words[_PID], words[_STARTED]), text, place)
+        return Progress(rank, beat_ns, key, began_ns, dumped, _state(words[_PID], words[_STARTED]), text, place,
+                        figures_of(figures))  # fmt: skip
 
     # --- the common line ---
 
@@ -127,9 +165,42 @@ class ProgressBoard:
         self._own_line[0][_DUMPED] = 1
 
 
-def _write_text(line: tuple[memoryview, memoryview], text: str) -> None:
+def about_of(memory: memoryview) -> tuple[dict[str, Any], int]:
+    """Return what describes the job of a public board, and the number of the lines of ranks.
+
+    Raises ValueError for a board of another format, one that is not written yet, and one that is damaged.
+    """
+    if len(memory) < _LINE_BYTES:
+        raise ValueError("it is cut off")
+    words = memory[:_TEXT_START].cast("q")
+    if words[_FORMAT] != FORMAT:
+        raise ValueError(
+            f"its format is {words[_FORMAT]}, this clcomm reads {FORMAT}" if words[_FORMAT] else "it is new"
+        )
+    start = _LINE_BYTES * (1 + words[_RANKS])
+    encoded = bytes(memory[start : start + words[_ABOUT_BYTES]]) if words[_RANKS] > 0 else b""
+    if len(encoded) != words[_ABOUT_BYTES] or not encoded:
+        raise ValueError("it is cut off")
+    about = json.loads(encoded)
+    if not isinstance(about, dict) or len(about.get("ranks", ())) != words[_RANKS]:
+        raise ValueError("it is damaged")
+    return about, words[_RANKS]
+
+
+def figures_of(text: str) -> Mapping[str, Any]:
+    """Return a line's figures; none where they are cut off or not there."""
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(text) if text else None
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _write_text(line: tuple[memoryview, memoryview], text: str, rest: str = "") -> None:
+    """Write text, cut so that the rest behind it fits."""
     words, space = line
-    encoded = text.encode(errors="replace")[: len(space)]
+    behind = rest.encode(errors="replace")
+    encoded = text.encode(errors="replace")[: len(space) - len(behind)] + behind
     space[: len(encoded)] = encoded
     words[_TEXT_BYTES] = len(encoded)
 

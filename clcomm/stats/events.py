@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from clcomm.stats.now import Now
+
 
 class Collective(NamedTuple):
     """One finished collective, as observers get it.
@@ -88,7 +90,10 @@ class TimedPhase:
         name, label, bucket, figures: those of the Phase.
     """
 
-    __slots__ = ("_began_s", "_bucket", "_communicated", "_communicated_s", "_figures", "_label", "_name", "_notify")
+    __slots__ = (
+        "_began_s", "_bucket", "_communicated", "_communicated_s", "_figures", "_label", "_name", "_notify",
+        "_outer",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -103,11 +108,12 @@ class TimedPhase:
         self._name, self._label, self._bucket, self._figures = name, label, bucket, figures
 
     def __enter__(self) -> None:
+        self._outer, Now.phase = Now.phase, self._name
         self._communicated_s = self._communicated()
         self._began_s = time.perf_counter()
 
     def __exit__(self, *error: object) -> None:
-        began_s = self._began_s
+        began_s, Now.phase = self._began_s, self._outer
         seconds = time.perf_counter() - began_s
         within_s = self._communicated() - self._communicated_s
         within_s = within_s if within_s < seconds else seconds

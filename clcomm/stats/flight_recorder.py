@@ -22,6 +22,10 @@ class FlightRecorder:
         self._ring: deque[Collective] = deque(maxlen=kept)
         self.collective_finished = self._ring.append
 
+    def last(self) -> list[Collective]:
+        """Return the kept operations, oldest first."""
+        return [*self._ring.copy()]
+
     def operations(self) -> list[dict[str, Any]]:
         """Return the kept operations, oldest first, in JSON-compatible form."""
         return [event._asdict() for event in self._ring.copy()]

@@ -1,0 +1,105 @@
+"""This user's running jobs on this host, by the boards that their ranks keep open.
+
+The kernel shows the descriptors in /proc/PID/fd to processes of the same user alone (proc_pid_fd(5)).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from clcomm.job.figures import about_program
+from clcomm.job.other_hosts import OtherHosts, Questions
+from clcomm.job.rank_board import NAME, Progress, ProgressBoard, about_of
+
+#: How /proc names an anonymous file.
+_LINK = f"/memfd:{NAME} (deleted)"
+
+
+def about_job(ranks: Sequence[int], size: int, hosts: int, elsewhere: OtherHosts | None) -> dict[str, Any]:
+    """Return what describes this job on its board.
+
+    Args:
+        ranks: those of this host.
+        size: the number of all ranks.
+        hosts: the number of hosts.
+        elsewhere: the ranks of other hosts; None where there are none.
+    """
+    return {
+        "pid": os.getpid(), "program": about_program(), "ranks": list(ranks), "size": size, "hosts": hosts,
+        "host": os.uname().nodename, "started_s": time.time(),
+        "elsewhere": None if elsewhere is None else elsewhere.as_json(),
+    }  # fmt: skip
+
+
+class RunningJob:
+    """A job whose board this process has mapped, for reading.
+
+    Attributes:
+        about: what `about_job` wrote.
+        pid: the process that keeps the board open.
+    """
+
+    def __init__(self, memory: memoryview, pid: int):
+        self.about, count = about_of(memory)
+        self.pid, self.program = pid, str(self.about["program"])
+        self.size, self.started_s = int(self.about["size"]), float(self.about["started_s"])
+        self._board = ProgressBoard(memory, [int(rank) for rank in self.about["ranks"]][:count], None)
+        given: Mapping[str, Any] | None = self.about.get("elsewhere")
+        self._elsewhere = None if given is None else Questions.of_json(given)
+
+    def lines(self) -> list[Progress]:
+        """Return the lines of all ranks, in rank order; other hosts are asked, which takes 2 s where one is silent."""
+        elsewhere = [] if self._elsewhere is None else self._elsewhere.ask()
+        return sorted([*self._board.read(), *elsewhere])
+
+    def has_ended(self) -> bool:
+        """Return whether all of its ranks on this host have ended."""
+        return all(line.state == "dead" for line in self._board.read())
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of this host."""
+        return self._board.ranks
+
+
+def find_jobs() -> tuple[list[RunningJob], list[str]]:
+    """Return this user's jobs on this host, the newest first, and a line for each board that cannot be read."""
+    jobs: dict[tuple[int, ...], RunningJob] = {}
+    problems = []
+    for pid, path in sorted(_open_boards()):
+        try:
+            with open(path, "rb") as file:
+                job = RunningJob(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), pid)
+        except OSError:  # ended meanwhile
+            continue
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            problems.append(f"the job of process {pid} cannot be read: {error}")
+            continue
+        if not job.has_ended():
+            key = (int(job.about["pid"]),)
+            jobs[key] = min(jobs.get(key, job), job, key=lambda each: each.started_s)  # of several Communicators
+    return sorted(jobs.values(), key=lambda each: -each.started_s), problems
+
+
+def _open_boards() -> Iterator[tuple[int, str]]:
+    """Yield a process and a path for each board that this user's processes keep open, each board once."""
+    seen = set()
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # it has ended
+            if os.stat(f"/proc/{name}").st_uid != os.geteuid():
+                continue
+            for descriptor in os.listdir(f"/proc/{name}/fd"):
+                path = f"/proc/{name}/fd/{descriptor}"
+                with contextlib.suppress(OSError):
+                    if os.readlink(path) == _LINK:
+                        info = os.stat(path)
+                        if info.st_ino not in seen:
+                            seen.add(info.st_ino)
+                            yield int(name), path
