@@ -62,4 +62,5 @@ COMMAND = Command(
     "when in one of them. `clcomm bench --operation all_reduce_ring` times them. docs/algorithms.md has more.",
     add_arguments,
     run,
+    (("clcomm algorithms", "messages and bytes of each algorithm"),),
 )

@@ -12,4 +12,8 @@ COMMAND = Command(
     "Start it as mpiexec -n 4 clcomm bench. Several transports take turns and are compared. docs/bench.md has more.",
     add_arguments,
     run,
+    (
+        ("mpiexec -n 4 clcomm bench", "all-reduce from small to large arrays"),
+        ("mpiexec -n 4 clcomm bench --transport auto mpi", "shared memory beside MPI, in turns"),
+    ),
 )

@@ -112,4 +112,8 @@ COMMAND = Command(
     "than noise where their 95% intervals don't touch; of runs that took turns, where their ratio's leaves out 1.",
     add_arguments,
     run,
+    (
+        ("clcomm compare before.json after.json", "what changed, and whether it is more than noise"),
+        ("clcomm compare main.json branch.json --fail-if-slower 5%", "exit code 3 where a step takes longer: for CI"),
+    ),
 )

@@ -74,4 +74,8 @@ COMMAND = Command(
     "List the OpenCL devices of this machine: kind and index, name, driver, compute units, memory.",
     add_arguments,
     run,
+    (
+        ("clcomm devices", "list the devices; * marks the one that is taken"),
+        ("clcomm devices --device gpu:1", "say which one a rank takes that is given this"),
+    ),
 )

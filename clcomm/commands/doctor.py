@@ -70,4 +70,10 @@ COMMAND = Command(
     "devices and clocks, and times messages between hosts. Exit code 1: a problem was found.",
     add_arguments,
     run,
+    (
+        ("clcomm doctor", "this host: MPI, OpenCL, /dev/shm, caches, leftovers"),
+        ("mpiexec -n 4 clcomm doctor", "four ranks too: versions, devices, clocks, network"),
+        ("clcomm doctor --hosts alpha,beta", "whether these hosts can be reached"),
+        ("clcomm doctor --json", "the findings with their evidence, for programs"),
+    ),
 )

@@ -33,4 +33,8 @@ COMMAND = Command(
     "are put together, whatever their order. docs/reading-a-report.md reads one line by line.",
     add_arguments,
     run,
+    (
+        ("clcomm report run.json", "where the time went, on the terminal"),
+        ("clcomm report run.json -o run.html", "the same as a page"),
+    ),
 )

@@ -276,4 +276,12 @@ COMMAND = Command(
     "checkpoint. It gives up after exit code 2 and after two failures at the same step. The exit code is the job's.",
     add_arguments,
     run,
+    (
+        ("clcomm run -n 4 train.py --epochs 3", "four ranks of a script on this host"),
+        ("clcomm run -n 8 --hosts alpha,beta -m package.train", "a module's ranks on two hosts"),
+        (
+            "clcomm run --restarts 3 -n 4 -m examples.mnist --checkpoint run.npz",
+            "start it again from its newest checkpoint when it fails",
+        ),
+    ),
 )

@@ -35,4 +35,9 @@ COMMAND = Command(
     "for which rank, its cores and memory. Run it as the job's user on any of its hosts. Ctrl-C ends it, not the job.",
     add_arguments,
     run,
+    (
+        ("clcomm top", "watch the job that runs here, until Ctrl-C"),
+        ("clcomm top --once --json", "one line of JSON, for scripts"),
+        ("clcomm top --job 4711", "of several jobs that of process 4711"),
+    ),
 )

@@ -29,4 +29,5 @@ COMMAND = Command(
     "A job that ends before it can write its --trace FILE leaves FILE.rank0.part and so on; this makes FILE of them.",
     add_arguments,
     run,
+    (("clcomm trace run.json.gz", "join the parts that a job left that was ended"),),
 )

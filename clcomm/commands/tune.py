@@ -12,4 +12,5 @@ COMMAND = Command(
     "and predict 2 to 4,096 ranks. Start it as mpiexec -n 4 clcomm tune. docs/bench.md has more.",
     add_arguments,
     run,
+    (("mpiexec -n 4 clcomm tune", "measure the cost model and recommend a bucket size"),),
 )

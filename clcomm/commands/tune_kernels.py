@@ -55,4 +55,8 @@ COMMAND = Command(
     "version. Times are relative to the built-in size's. Results keep their bits.",
     add_arguments,
     run,
+    (
+        ("clcomm tune-kernels", "measure on this rank's device, and store the fastest sizes"),
+        ("clcomm tune-kernels --device gpu:1", "the same for another device"),
+    ),
 )

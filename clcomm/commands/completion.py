@@ -1,0 +1,63 @@
+"""`clcomm completion SHELL`: a script that completes this command's words, made by shtab from the parsers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from clcomm.commands.command import Command
+from clcomm.errors import ArgumentError
+
+SHELLS = ("bash", "zsh", "fish")
+#: Metavars of options that are completed by files, and by directories.
+_FILES, _DIRECTORIES = ("FILE", "OUT", "BEFORE", "AFTER"), ("DIR",)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=SHELLS)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print the script; raises ArgumentError where shtab is missing, or too old for the shell."""
+    try:
+        import shtab
+    except ImportError:
+        raise ArgumentError(
+            "completion: needs shtab, which is not installed; pip install 'clcomm[completion]'"
+        ) from None
+    from clcomm.commands.listing import whole_parser
+
+    if options.shell not in shtab.SUPPORTED_SHELLS:
+        raise ArgumentError(
+            f"completion: expected a shtab that knows {options.shell}, got {shtab.__version__}; "
+            "pip install -U 'clcomm[completion]'"
+        )
+    parser = whole_parser()
+    _mark_paths(parser, shtab)
+    sys.stdout.write(shtab.complete(parser, options.shell) + "\n")
+
+
+def _mark_paths(parser: argparse.ArgumentParser, shtab: object) -> None:
+    """Let options that take a path complete one."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                _mark_paths(each, shtab)
+        for names, kind in ((_FILES, "FILE"), (_DIRECTORIES, "DIRECTORY")):
+            if action.metavar in names:
+                action.complete = getattr(shtab, kind)  # type: ignore[attr-defined]
+
+
+COMMAND = Command(
+    "completion",
+    "print the completion of this command's words for a shell",
+    "Print a script that lets a shell complete clcomm's commands, options and files. It needs shtab: "
+    "pip install 'clcomm[completion]'.",
+    add_arguments,
+    run,
+    (
+        ('eval "$(clcomm completion bash)"', "in ~/.bashrc; complete in every new shell"),
+        ("clcomm completion zsh > ~/.zfunc/_clcomm", "with fpath+=~/.zfunc before compinit in ~/.zshrc"),
+        ("clcomm completion fish | source", "in ~/.config/fish/config.fish"),
+    ),
+)

@@ -1,0 +1,140 @@
+"""What makes the command at home in a shell: completion, the manual page, examples in each help, exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clcomm import cli, errors
+from clcomm.commands import compare, completion, doctor, man
+from clcomm.commands import run as run_command
+from clcomm.commands.listing import whole_parser
+from clcomm.console.exit_codes import EXIT_CODES
+from clcomm.errors import ArgumentError, ClcommError
+from clcomm.job import endings
+from clcomm.top import watch
+from examples import mnist
+from tests.helpers import one_line
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMANDS = [each.load() for each in cli.COMMANDS if isinstance(each, cli.Listed)]
+
+
+def options_of(name: str) -> list[str]:
+    parser = whole_parser()
+    commands = next(action for action in parser._actions if hasattr(action, "choices") and action.choices)
+    shown = [
+        action
+        for action in commands.choices[name]._actions
+        if action.help != argparse.SUPPRESS and action.dest != "help"
+    ]
+    return [option for action in shown for option in action.option_strings if option.startswith("--")]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_help_teaches_with_examples_that_parse(command, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([command.name, "--help"])
+    shown = capsys.readouterr().out
+    assert command.examples
+    for example, what in command.examples:
+        assert f"  {example}\n      {what}\n" in shown
+        line = re.sub(r'^eval "\$\((.*)\)"$', r"\1", example).partition(" > ")[0].partition(" | ")[0]
+        words = shlex.split(line)
+        words = words[words.index("clcomm") + 1 :]
+        assert words[0] == command.name
+        cli.make_parser(words).parse_args(words)
+
+
+@pytest.mark.parametrize("shell", completion.SHELLS)
+def test_a_completion_knows_every_command_and_option(shell, capsys):
+    pytest.importorskip("shtab")
+    assert cli.main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for command in COMMANDS:
+        assert command.name in script
+        assert [option for option in options_of(command.name) if option.lstrip("-") not in script] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["clcomm", "do"], ["doctor"]),
+        (["clcomm", "doctor", "--js"], ["--json"]),
+        (["clcomm", "completion", "z"], ["zsh"]),
+        (["clcomm", "report", "--format", "mark"], ["markdown"]),
+        (["clcomm", "top", "--o"], ["--once"]),
+    ],
+)
+def test_bash_completes(words, expected, capsys, tmp_path):
+    pytest.importorskip("shtab")
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash here")
+    cli.main(["completion", "bash"])
+    file = tmp_path / "completion.sh"
+    file.write_text(capsys.readouterr().out)
+    line = " ".join(words)
+    ask = f"source {file}; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; COMP_LINE='{line}'; "
+    ask += "$(complete -p clcomm | sed 's/.*-F \\([^ ]*\\) .*/\\1/') clcomm; printf '%s\\n' \"${COMPREPLY[@]}\""
+    done = subprocess.run([bash, "-c", ask], capture_output=True, text=True, timeout=60, check=True)
+    assert [word.strip() for word in done.stdout.split()] == expected
+
+
+def test_completion_without_shtab_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(ArgumentError) as caught:
+        cli.main(["completion", "bash"])
+    assert one_line(caught) == "completion: needs shtab, which is not installed; pip install 'clcomm[completion]'"
+
+
+def test_the_manual_has_every_command_option_and_exit_code(capsys):
+    assert cli.main(["man", "--source"]) == 0
+    page = capsys.readouterr().out
+    text = page.replace("\\-", "-").replace("\\e", "\\")
+    for command in COMMANDS:
+        assert f".SS clcomm {command.name}\n" in text
+        assert all(option in text for option in options_of(command.name))
+        assert all(" ".join(example.split()) in text for example, _ in command.examples)
+    assert all(f".B {code}\n{meaning}\n" in text for code, meaning in EXIT_CODES.items())
+    if shutil.which("man") is None:
+        pytest.skip("no man(1) here")
+    done = subprocess.run(["man", "--warnings=w", "-l", "-"], input=page, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "EXIT STATUS" in done.stdout
+
+
+def test_text_of_the_manual_is_never_a_macro():
+    assert [man._plain(text) for text in (".TH x", "'a", "a\\b -c", "")] == ["\\&.TH x", "\\&'a", "a\\eb \\-c", ""]
+
+
+# --- exit codes ---
+
+
+def test_the_page_of_exit_codes_says_what_the_code_does():
+    page = (ROOT / "docs" / "exit-codes.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (.+?) \|", page, re.MULTILINE)
+    assert {int(code): meaning for code, meaning in rows} == EXIT_CODES
+
+
+def test_every_exit_code_of_the_code_is_on_the_page():
+    used = {
+        endings.USER_ERROR, endings.FAILURE, endings.INTERRUPTED, endings.TERMINATED, endings.TIMED_OUT,
+        run_command.NOT_FOUND, compare.SLOWER, mnist.TARGET_MISSED, doctor.FOUND, watch.NoJobError.exit_code,
+    }  # fmt: skip
+    assert used | {0} == set(EXIT_CODES)
+
+
+def test_errors_of_a_restart_that_may_help_are_on_the_page():
+    page = (ROOT / "docs" / "exit-codes.md").read_text()
+    kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, ClcommError)]
+    assert {kind.exit_code for kind in kinds} == {1, 2}
+    section = page.split("## Errors that a restart may cure")[1].split("\n## ")[0]
+    assert set(re.findall(r"`(\w+Error)`", section)) == {kind.__name__ for kind in kinds if kind.exit_code == 1}
