@@ -1,7 +1,7 @@
 """The progress of a host's ranks, on a board in shared memory: each rank's watchdog writes its own line.
 
-A line is at most a second old unless its process is stopped or dead, which /proc shows. The board of a whole job stays
-open in the first rank of each host, under /proc/PID/fd, where processes of the same user find it (`running_jobs.py`).
+A line is at most a second old unless its process is stopped or dead, which /proc shows. Processes of the same user find
+the board of a whole job under /proc/PID/fd of its ranks, whose mappings keep it open (`running_jobs.py`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter_ns
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -69,12 +68,10 @@ class ProgressBoard:
 
     Attributes:
         is_public: whether processes of this user find it, as it is the board of a whole job.
-        hide: ends that.
     """
 
     def __init__(self, memory: memoryview, ranks: Sequence[int], own: int | None):
         self.ranks, self.is_public = list(ranks), False
-        self.hide: Callable[[], object] = lambda: None
         end = _LINE_BYTES * (1 + len(self.ranks))
         lines = [memory[start : start + _LINE_BYTES] for start in range(0, end, _LINE_BYTES)]
         self._common_line, *self._lines = [(line[:_TEXT_START].cast("q"), line[_TEXT_START:]) for line in lines]
@@ -95,12 +92,7 @@ class ProgressBoard:
         board = cls.alone(own) if memory is None else cls(memory, ranks, own)
         board.is_public = memory is not None and public_size > 0
         if descriptor >= 0:
-            if board.is_public:
-                closing = weakref.finalize(board, os.close, descriptor)
-                closing.atexit = False
-                board.hide = closing
-            else:
-                os.close(descriptor)
+            os.close(descriptor)  # each rank's mapping has one of its own
         return board
 
     @classmethod
@@ -116,6 +108,10 @@ class ProgressBoard:
         words = self._common_line[0]
         self._about[: len(encoded)] = encoded
         words[_ABOUT_BYTES], words[_RANKS], words[_FORMAT] = len(encoded), len(self.ranks), FORMAT
+
+    def hide(self) -> None:
+        """End a public board: its job's Communicator is closed."""
+        self._common_line[0][_FORMAT] = 0
 
     def write(self, key: int, began_ns: int, text: str, place: str, figures: str = "") -> None:
         """Write this rank's line; the arguments are those of Progress, the figures as JSON."""
@@ -165,18 +161,18 @@ class ProgressBoard:
         self._own_line[0][_DUMPED] = 1
 
 
-def about_of(memory: memoryview) -> tuple[dict[str, Any], int]:
-    """Return what describes the job of a public board, and the number of the lines of ranks.
+def about_of(memory: memoryview) -> tuple[dict[str, Any], int] | None:
+    """Return what describes the job of a board, and the number of the lines of ranks; None for one that is not public.
 
-    Raises ValueError for a board of another format, one that is not written yet, and one that is damaged.
+    Raises ValueError for a board of another format, and one that is cut off or damaged.
     """
     if len(memory) < _LINE_BYTES:
         raise ValueError("it is cut off")
     words = memory[:_TEXT_START].cast("q")
+    if not words[_FORMAT]:
+        return None
     if words[_FORMAT] != FORMAT:
-        raise ValueError(
-            f"its format is {words[_FORMAT]}, this clcomm reads {FORMAT}" if words[_FORMAT] else "it is new"
-        )
+        raise ValueError(f"its format is {words[_FORMAT]}, this clcomm reads {FORMAT}")
     start = _LINE_BYTES * (1 + words[_RANKS])
     encoded = bytes(memory[start : start + words[_ABOUT_BYTES]]) if words[_RANKS] > 0 else b""
     if len(encoded) != words[_ABOUT_BYTES] or not encoded:

@@ -41,16 +41,18 @@ class RunningJob:
 
     Attributes:
         about: what `about_job` wrote.
-        pid: the process that keeps the board open.
+        pid: the process of its first rank on this host.
+        secret: that of a job on several hosts, the same on all of them.
     """
 
-    def __init__(self, memory: memoryview, pid: int):
-        self.about, count = about_of(memory)
-        self.pid, self.program = pid, str(self.about["program"])
+    def __init__(self, memory: memoryview, about: Mapping[str, Any], count: int):
+        self.about = about
+        self.pid, self.program = int(about["pid"]), str(about["program"])
         self.size, self.started_s = int(self.about["size"]), float(self.about["started_s"])
         self._board = ProgressBoard(memory, [int(rank) for rank in self.about["ranks"]][:count], None)
         given: Mapping[str, Any] | None = self.about.get("elsewhere")
         self._elsewhere = None if given is None else Questions.of_json(given)
+        self.secret = "" if given is None else str(given["token"])
 
     def lines(self) -> list[Progress]:
         """Return the lines of all ranks, in rank order; other hosts are asked, which takes 2 s where one is silent."""
@@ -69,21 +71,27 @@ class RunningJob:
 
 def find_jobs() -> tuple[list[RunningJob], list[str]]:
     """Return this user's jobs on this host, the newest first, and a line for each board that cannot be read."""
-    jobs: dict[tuple[int, ...], RunningJob] = {}
+    jobs: dict[int, list[RunningJob]] = {}
     problems = []
     for pid, path in sorted(_open_boards()):
         try:
             with open(path, "rb") as file:
-                job = RunningJob(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), pid)
+                memory = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            described = about_of(memory)
+            if described is None:
+                continue
+            job = RunningJob(memory, *described)
         except OSError:  # ended meanwhile
             continue
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             problems.append(f"the job of process {pid} cannot be read: {error}")
             continue
         if not job.has_ended():
-            key = (int(job.about["pid"]),)
-            jobs[key] = min(jobs.get(key, job), job, key=lambda each: each.started_s)  # of several Communicators
-    return sorted(jobs.values(), key=lambda each: -each.started_s), problems
+            jobs.setdefault(job.pid, []).append(job)
+    first = [min(own, key=lambda each: each.started_s) for own in jobs.values()]  # of several Communicators
+    # Of hosts that are namespaces of one machine, one stands for the job.
+    alike = {job.secret or str(job.pid): job for job in reversed(first)}
+    return sorted(alike.values(), key=lambda each: -each.started_s), problems
 
 
 def _open_boards() -> Iterator[tuple[int, str]]:

@@ -28,7 +28,7 @@ def choose(pid: int | None) -> RunningJob:
     Raises NoJobError where there is none, ArgumentError where there are several and none is chosen.
     """
     jobs, problems = find_jobs()
-    own = [job for job in jobs if pid is None or pid in (job.pid, job.about["pid"])]
+    own = [job for job in jobs if pid is None or pid == job.pid]
     if len(own) == 1:
         return own[0]
     if own:
