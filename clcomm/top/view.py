@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,8 @@ _COLUMNS = (
 )  # fmt: skip
 _DROPPED_FIRST = ("memory", "cores", "comm", "for")
 _STYLES = {"stopped": "bold red", "dead": "bold red", "unknown": "bold red", "silent": "yellow", "left": "dim"}
+#: Of a collective: length, dtype, bucket, root.
+_DETAILS = re.compile(r" \([^()]*\)")
 #: The most ranks that a cell names.
 _MOST_NAMED = 3
 
@@ -60,9 +63,11 @@ def title(job: RunningJob, rows: Sequence[Row]) -> str:
 
 def _cells(row: Row) -> tuple[str, ...]:
     known = row.state not in ("unknown", "starting")
-    doing = row.doing if row.state in ("running", "unknown", "left") else f"{row.state}: {row.doing}"
+    doing = _DETAILS.sub("", row.doing)  # one line a rank; JSON has all of it
     if row.state == "silent":
-        doing = f"silent for {row.age_s:.0f} s: {row.doing}"
+        doing = f"silent for {row.age_s:.0f} s: {doing}"
+    elif row.state not in ("running", "unknown", "left"):
+        doing = f"{row.state}: {doing}"
     return (
         str(row.rank),
         f"{row.step:,}" if row.step else "-",

@@ -17,6 +17,7 @@ from torch.distributed import ProcessGroup, ReduceOp, Work
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
+from clcomm.stats.now import count_step
 from clcomm.torch.collectives import TensorCollectives
 from clcomm.torch.ddp_check import parameters_to_compare, require_same_parameters
 from clcomm.torch.launch import require_same_world
@@ -180,6 +181,8 @@ class ClcommProcessGroup(ProcessGroup):
         backward = torch._C._current_graph_task_id()
         if backward < 0 or not tensor.is_floating_point():
             return "", -1
+        if backward != self._backward:
+            count_step()
         self._bucket = self._bucket + 1 if backward == self._backward else 0
         self._backward = backward
         return GRADIENTS, self._bucket
