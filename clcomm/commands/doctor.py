@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -26,17 +27,18 @@ def run(options: argparse.Namespace) -> int:
     """Examine, print, and return FOUND if there is a problem; under mpiexec rank 0 prints, and all return the same."""
     from clcomm.doctor import examine, network, show, start
     from clcomm.doctor.job import Job
+    from clcomm.engine import selection
     from clcomm.launch.mpiexec import require_hostfile
     from clcomm.launcher import launched_rank
-    from clcomm.transport.mpi_runtime import launched_ranks
+    from clcomm.transport import mpi_runtime
 
     if options.hostfile:
         require_hostfile(options.hostfile)
-    probes = examine.probes(options.directory)
+    probes = examine.probes(options.directory, selection.local_place()[0])
     names = network.named_hosts(options.hosts, options.hostfile)
     if names:
         probes["hosts"] = lambda: network.probe(names)
-    launched = launched_ranks()
+    launched = mpi_runtime.launched_ranks()
     if launched == 1:
         probes["start"] = start.probe
         return _shown(examine.judge(Job([examine.look(probes)], False)), options.json)
@@ -44,6 +46,8 @@ def run(options: argparse.Namespace) -> int:
     render = show.as_json if options.json else show.as_text
     job = examine.together(examine.look(probes), launched, render if prints else None)
     code = 0 if job is None else _shown(examine.judge(job), options.json)
+    if not mpi_runtime.is_running():
+        os._exit(code)  # another end would start MPI, to agree with ranks that it cannot reach
     return examine.agreed(code)
 
 
@@ -59,6 +63,7 @@ def _shown(findings: list[Finding], as_json: bool) -> int:
         from clcomm.console.output import make_console
 
         make_console(highlight=False, soft_wrap=False).print(show.table(findings))
+        sys.stdout.flush()
     return FOUND if any(finding.level == PROBLEM for finding in findings) else 0
 
 

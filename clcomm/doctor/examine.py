@@ -29,9 +29,9 @@ from clcomm.doctor.job import FAILED, Job
 
 Probe = Callable[[], dict[str, Any]]
 #: How long a probe may take; those that wait for other programs have limits of their own below this.
-LIMIT_S = 120.0
-#: How long the ranks may take to start, and then for each stage together.
-START_S, STAGE_S = 90.0, 60.0
+LIMIT_S = 75.0
+#: How long the ranks may take to start, after the probes of the slowest, and then for each stage together.
+START_S, STAGE_S = 150.0, 60.0
 #: The checks, in the order in which they are shown.
 CHECKS: tuple[Callable[[Job], Iterator[Finding]], ...] = (
     place.check, mpi.check, start.check, versions.check, cores.check, opencl.check, shared_memory.check, caches.check,
@@ -40,11 +40,21 @@ CHECKS: tuple[Callable[[Job], Iterator[Finding]], ...] = (
 _REPORT = "report it with the output of clcomm doctor --json"
 
 
-def probes(directory: str) -> dict[str, Probe]:
-    """Return the probes of a host, by name; directory: where locks are looked for."""
-    return {
-        "place": place.probe, "versions": versions.probe, "mpi": mpi.probe, "cores": cores.probe,
-        "opencl": opencl.probe, "shared memory": shared_memory.probe, "caches": caches.probe,
+def probes(directory: str, local_rank: int = 0) -> dict[str, Probe]:
+    """Return the probes of a rank, by name; the first one of a host looks at the host too.
+
+    Args:
+        directory: where locks are looked for.
+        local_rank: among the ranks of this host.
+    """
+    own: dict[str, Probe] = {
+        "place": place.probe, "versions": versions.probe, "cores": cores.probe, "opencl": opencl.probe,
+        "shared memory": shared_memory.probe,
+    }  # fmt: skip
+    if local_rank:
+        return own
+    return own | {
+        "mpi": mpi.probe, "caches": caches.probe,
         "locks": partial(locks.probe, directory), "leftovers": leftovers.probe, "other jobs": other_jobs.probe,
     }  # fmt: skip
 
@@ -94,32 +104,35 @@ def _judged(check: Callable[[Job], Iterator[Finding]], job: Job) -> list[Finding
 def together(facts: dict[str, Any], launched: int, render: Callable[[list[Finding]], str] | None) -> Job | None:
     """Return all ranks' facts on rank 0, None on the others; collective.
 
-    Where MPI sees a single rank of several, the first rank by its launcher's variables is that one.
+    Where MPI sees a single rank of several, or would end the ranks, the first rank by its launcher's variables has its
+    own facts.
 
     Args:
         facts: this rank's, which get those of the ranks together.
         launched: how many ranks the launcher has started.
         render: returns what to print for findings; None on ranks that print nothing.
     """
-    guard = None if render is None else Guard()
+    if shared_memory.is_too_small(facts["shared memory"]):
+        return Job([facts], True) if facts["place"]["rank"] == 0 else None  # MPI would end by SIGBUS
+    guard = Guard()
 
     def stage(what: str, within_s: float) -> None:
-        if guard is not None and render is not None:
-            so_far = judge(Job([facts], True))
-            late = problem(what, f"did not end within {within_s:g} s: a rank or a host does not answer", _STUCK)
-            dead = problem(
-                what, "MPI ended this process", "read MPI's own message; make room in /dev/shm (docs/mpi.md)"
-            )
-            guard.expect(within_s, render([*so_far, late]), render([*so_far, dead]))
+        if render is None:
+            guard.expect(within_s, "", "")
+            return
+        so_far = judge(Job([facts], True))
+        late = problem(what, f"did not end within {within_s:g} s: a rank or a host does not answer", _STUCK)
+        dead = problem(what, "MPI ended this process", _ENDED)
+        guard.expect(within_s, render([*so_far, late]), render([*so_far, dead]))
 
     try:
         stage("MPI's start", START_S)
         return _gathered(facts, launched, stage)
     finally:
-        if guard is not None:
-            guard.done()
+        guard.done()
 
 
+_ENDED = "read MPI's own message; make room in /dev/shm (docs/mpi.md)"
 _STUCK = "see that all hosts run and that no firewall separates them: clcomm doctor --hosts A,B"
 
 
@@ -149,10 +162,8 @@ def _gathered(facts: dict[str, Any], launched: int, stage: Callable[[str, float]
 
 
 def agreed(code: int) -> int:
-    """Return rank 0's exit code on every rank, where MPI connects them; collective."""
+    """Return rank 0's exit code on every rank; collective."""
     from clcomm.transport import mpi_runtime
 
-    if not mpi_runtime.is_running():
-        return code
     given: int = mpi_runtime.load_mpi().COMM_WORLD.bcast(code, 0)
     return given

@@ -18,7 +18,7 @@ from clcomm.doctor.job import Facts, Job
 from clcomm.errors import name_ranks
 
 #: How long the device may take, with the building of its kernels.
-_LIMIT_S = 90.0
+_LIMIT_S = 60.0
 #: A device slower than this share of the others like it is found; so is one that reaches less of the CPU's peak.
 SLOW, FAR_FROM_PEAK = 0.65, 0.1
 #: Launchers' variables, which a child of a rank must not see: it is none.

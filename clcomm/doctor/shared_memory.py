@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from clcomm.doctor.finding import Finding, note, ok, problem
-from clcomm.doctor.job import Job
+from clcomm.doctor.job import FAILED, Facts, Job
 from clcomm.units import format_size
 
 #: Less room is not enough for a job's ranks at all; with less than the second only small models fit.
@@ -28,6 +28,11 @@ def probe() -> dict[str, Any]:
     return found
 
 
+def is_too_small(facts: Facts) -> bool:
+    """Return whether MPI has no room for its own files, so that a rank that starts it ends by SIGBUS."""
+    return FAILED not in facts and facts["bytes"] > 0 and facts["free"] < LEAST_BYTES
+
+
 def check(job: Job) -> Iterator[Finding]:
     """Judge the room on each host, and whether its ranks share a window."""
     for where, facts in job.by_host("shared memory"):
@@ -37,7 +42,7 @@ def check(job: Job) -> Iterator[Finding]:
             yield problem("/dev/shm", what, "mount a tmpfs there, writable by all (mode 1777)", **facts)
         elif facts["free"] < LEAST_BYTES:
             yield problem(
-                "/dev/shm", f"full: {shown}: MPI does not start, or ranks reduce through MPI",
+                "/dev/shm", f"full: {shown}: MPI ends its ranks by SIGBUS",
                 f"{_ENLARGE}; ls -l /dev/shm shows what fills it", **facts,
             )  # fmt: skip
         elif facts["free"] < AMPLE_BYTES:

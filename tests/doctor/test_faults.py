@@ -104,6 +104,18 @@ def test_3_shared_memory_is_full(in_namespaces):
     assert only(shared_memory.check, job_of({"shared memory": ample | {"free": 1 << 26}})).level == NOTE
 
 
+def test_3_shared_memory_is_full_for_ranks(tmp_path):
+    """MPI would end both by SIGBUS: they say so before they start it."""
+    reason = planted.refusal()
+    if reason:
+        pytest.skip(f"no namespaces here: {reason}")
+    doctor = f"{mpiexec()} -n 2 {sys.executable} -m clcomm doctor --json --directory {tmp_path}"
+    command = ["unshare", "-rm", "sh", "-c", f"mount -t tmpfs -o size=64k tmpfs /dev/shm && exec {doctor}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=clean_environment(), cwd=ROOT)
+    (found,) = [each for each in json.loads(done.stdout)["findings"] if each["check"] == "/dev/shm"]
+    assert found["level"] == PROBLEM and done.returncode == 1, done.stderr
+
+
 def test_4_a_read_only_cache(in_namespaces):
     (found,) = [each for each in in_namespaces if each["check"] == "caches"]
     assert found["level"] == PROBLEM and "cannot be used: Read-only file system" in found["what"]
