@@ -87,9 +87,9 @@ class Watchdog:
             if watched is None:
                 return
             current = watched.current
-            figures = "" if self._figures is None else self._figures.take(watched, current)
-            del watched
             try:
+                figures = "" if self._figures is None else self._figures.take(watched, current)
+                del watched
                 self.look(current, figures)
             except Exception:  # a failing watchdog must not fail the job
                 _log.exception("the watchdog of rank %d ends; the job goes on unwatched", self._board.own)
