@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from clcomm._version import __version__
-from clcomm.commands.listing import COMMANDS, DESCRIPTION, Listed, add
+from clcomm.commands.listing import COMMANDS, DESCRIPTION, EPILOG, Listed, add
 from clcomm.launcher import launched_rank
 from clcomm.option_types import OneLineParser
 
@@ -26,7 +26,7 @@ class Parser(OneLineParser):
 
 def make_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Return the parser of a command line; `options.run` is the function of the line's sub-command."""
-    parser = Parser(prog="clcomm", description=DESCRIPTION)
+    parser = Parser(prog="clcomm", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"clcomm {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
     asked_for = next((word for word in arguments if not word.startswith("-")), None)

@@ -41,13 +41,14 @@ COMMANDS: tuple[Listed | Command, ...] = (
 )
 
 
-#: Of the whole command.
+#: Of the whole command: the first and the last lines of its help.
 DESCRIPTION = "Data-parallel training for OpenCL devices over MPI."
+EPILOG = "clcomm COMMAND --help shows a command's options and examples, clcomm man all of them and the exit codes."
 
 
 def whole_parser() -> argparse.ArgumentParser:
     """Return the parser with the options of every sub-command, for completion and the manual: it imports them all."""
-    parser = argparse.ArgumentParser(prog="clcomm", description=DESCRIPTION)
+    parser = argparse.ArgumentParser(prog="clcomm", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"clcomm {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
     for listed in COMMANDS:
