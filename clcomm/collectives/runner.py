@@ -13,6 +13,7 @@ import numpy as np
 from clcomm.collectives.arguments import address_of
 from clcomm.collectives.handle import Handle
 from clcomm.collectives.notifier import Notifier
+from clcomm.collectives.start_guard import StartGuard
 from clcomm.collectives.world import World
 from clcomm.errors import ArgumentError, RankNames, no_copy
 from clcomm.stats.call import Call, disagreement
@@ -34,7 +35,9 @@ from clcomm.transport.host_memory import HostMemory
 from clcomm.transport.meeting import DifferentOperations, Meeting, NoMeeting
 from clcomm.transport.mpi_communicators import address_function
 from clcomm.transport.mpi_resources import closed
+from clcomm.transport.mpi_transport import MpiTransport
 from clcomm.transport.pending import complete_started
+from clcomm.transport.shared import SharedTransport
 
 #: Bounds the memory for different calls; no program makes so many.
 KEPT_CALLS = 4096
@@ -134,11 +137,25 @@ class CollectiveRunner(Notifier):
         self._require_open()
         self._sequence = sequence = self._sequence + 1
         begin = perf_counter()
-        self._meeting.announce(call.tag + sequence)
+        guard = self._guard(call, sequence)
         pending = start()
+        if guard is not None:
+            pending.guard_with(guard)
         self._in_flight.add(call, sequence, begin, pending, self._notify)
         waiting = partial(self._shown_as_current, call, sequence)
         return Handle(pending, result, begin, self._in_flight, waiting, computes)
+
+    def _guard(self, call: Call, sequence: int) -> StartGuard | None:
+        """Announce an operation that is about to start, and return what watches it; None: nothing is compared."""
+        tag = call.tag + sequence
+        self._meeting.announce(tag)
+        if not self._checked:
+            return None
+        order = self._shared.start_order if isinstance(self._shared, SharedTransport) else None
+        if order is not None:
+            order.note(sequence, tag)
+        settle = partial(self._disagreement, call, sequence, " in the background")
+        return StartGuard(self._meeting, order, sequence, tag, settle)
 
     def _repeatable(self, call: Call, move: Callable[[], Any]) -> Callable[[], Any]:
         """Return a function that runs a prepared collective: `_run_counted` with these arguments."""
@@ -219,14 +236,26 @@ class CollectiveRunner(Notifier):
         finally:
             self.current = None
 
-    def _disagreement(self, call: Call, sequence: int) -> Exception:
-        """Return the error that every rank raises, and set the same sequence number on all; collective."""
-        calls = self.comm.allgather((sequence, call.describe(sequence), self._refusal))
+    def _disagreement(self, call: Call, sequence: int, how: str = "") -> Exception:
+        """Return the error that every rank raises, and set the same sequence number on all; collective.
+
+        It ends all that this rank has in the background, which others may never start. how: appended to the call.
+        """
+        assert isinstance(self._base, MpiTransport)
+        for pending in self._pending:
+            pending.take_back()
+        calls = self._base.comparisons.exchange((self._sequence, call.describe(sequence) + how, self._refusal))
         self._sequence = max(number for number, *_ in calls)
-        for rank, (*_, refusal) in enumerate(calls):
-            if refusal:
-                return ArgumentError(f"{refusal} (on {self.name_ranks([rank])})")
-        return disagreement([text for _, text, _ in calls], self.name_ranks)
+        refused = [(rank, refusal) for rank, (*_, refusal) in enumerate(calls) if refusal]
+        error: Exception
+        if refused:
+            rank, refusal = refused[0]
+            error = ArgumentError(f"{refusal} (on {self.name_ranks([rank])})")
+        else:
+            error = disagreement([text for _, text, _ in calls], self.name_ranks)
+        while self._pending:
+            self._pending[0].withdraw(error)
+        return error
 
     def _report(self, call: Call, sequence: int, begin: float, failed: bool = False) -> None:
         seconds = perf_counter() - begin

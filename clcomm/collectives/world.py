@@ -111,7 +111,10 @@ def _meeting_of(world: World) -> Meeting:
         return NoMeeting()
     if world.shared is not None:
         return world.shared.meeting
-    return WorldMeeting(mpi_communicators.comparison(world.comm, world.hosts > 1), fence=lambda: None)
+    assert isinstance(world.base, MpiTransport)
+    on_one_host = world.base.comparisons.alike
+    alike = mpi_communicators.comparison_between_hosts(world.comm) if world.hosts > 1 else on_one_host
+    return WorldMeeting(alike, fence=lambda: None)
 
 
 def _connect_ranks(world: World, comm: Any, transport: str, limits: Limits, arguments: Mapping[str, object]) -> None:
@@ -172,7 +175,7 @@ def _open_memory(world: World, base: MpiTransport, host: Any, hosts: Hosts) -> s
     if hosts.nested:
         world.shared = HierarchicalTransport(base, host, hosts)
     else:
-        world.shared = SharedTransport(host, world.pending, comm)
+        world.shared = SharedTransport(host, world.pending, base.comparisons)
     return ""
 
 

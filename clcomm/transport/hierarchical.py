@@ -25,7 +25,7 @@ from clcomm.transport.host_memory import HostMemory
 from clcomm.transport.hosts import Hosts
 from clcomm.transport.meeting import MeetingPoint, WorldMeeting, length_and_dtype
 from clcomm.transport.memory_transport import MemoryTransport
-from clcomm.transport.mpi_communicators import comparison, lane_of
+from clcomm.transport.mpi_communicators import comparison_between_hosts, lane_of
 from clcomm.transport.mpi_failures import revoke
 from clcomm.transport.mpi_transport import MpiTransport
 from clcomm.transport.pending import Pending
@@ -58,7 +58,7 @@ class HierarchicalTransport(MemoryTransport):
         fold = partial(prepared_reduction, ranks=self.world_size)
         self._peers = None if peers is None else MpiTransport(peers, base.pending, fold)
         self._second_host = host.Dup()
-        self.meeting = WorldMeeting(comparison(base.comm, between_hosts=True), self.memory.fence)
+        self.meeting = WorldMeeting(comparison_between_hosts(base.comm), self.memory.fence)
 
     @staticmethod
     def can_open(comm: Any, host: Any) -> bool:
@@ -129,8 +129,8 @@ class HierarchicalTransport(MemoryTransport):
         return run
 
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
-        own = np.array([self.meeting.tag, *self.memory.places(source, out)], np.int64)
-        everyone = np.empty((self.world_size, own.size), np.int64)
+        places = self.memory.places(source, out)
+        first, everyone = self.base.comparisons.begin(self.meeting.tag, places)
 
         def fold() -> None:
             require_alike(everyone, arrays=2)
@@ -139,7 +139,6 @@ class HierarchicalTransport(MemoryTransport):
             reductions[0].fold()
 
         reductions: list[_Reduction] = []
-        first = self.base.comm.Iallgather(own, everyone)
         return Pending(self.base.pending, first, fold, *self._later_phases(reductions, source), meets=True)
 
     def _later_phases(self, reductions: list[_Reduction], source: np.ndarray) -> list[Callable[[], Any]]:

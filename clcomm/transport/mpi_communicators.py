@@ -177,21 +177,13 @@ def address_function() -> Callable[[np.ndarray], int]:
     return MPI.Get_address
 
 
-def comparison(comm: Any, between_hosts: bool) -> Callable[[int, int], tuple[bool, list[int] | None]]:
+def comparison_between_hosts(comm: Any) -> Callable[[int, int], tuple[bool, None]]:
     """Return a function that compares a number over the ranks, with the same result on all; each call is collective.
 
-    The function takes the number and the time of this rank's arrival (perf_counter_ns). It returns whether the numbers
-    are equal, and each rank's arrival; between hosts, whose clocks differ, None. It uses non-blocking MPI calls, so
-    that a rank that waits in it advances its operations on other communicators.
-
-    Args:
-        comm: an mpi4py communicator of these ranks.
-        between_hosts: whether the ranks are on several hosts.
+    The function takes the number and the time of this rank's arrival, which ranks on one host exchange instead
+    (`Comparisons.alike`): clocks of hosts differ. It uses non-blocking MPI calls, so that a rank that waits in it
+    advances its operations on other communicators.
     """
-    return _comparison_of_hosts(comm) if between_hosts else _comparison_on_host(comm)
-
-
-def _comparison_of_hosts(comm: Any) -> Callable[[int, int], tuple[bool, None]]:
     from mpi4py import MPI
 
     both, least = np.zeros(2, np.int64), np.zeros(2, np.int64)
@@ -201,21 +193,6 @@ def _comparison_of_hosts(comm: Any) -> Callable[[int, int], tuple[bool, None]]:
         both[0], both[1] = number, -number  # the numbers are equal if their minimum is -min(-number), their maximum
         complete(comm.Iallreduce(*arguments))  # one network latency, where MPICH's Allreduce takes two
         return bool(least[0] == -least[1]), None
-
-    return alike
-
-
-def _comparison_on_host(comm: Any) -> Callable[[int, int], tuple[bool, list[int]]]:
-    from mpi4py import MPI
-
-    own, everyone = np.zeros(2, np.int64), np.zeros((comm.Get_size(), 2), np.int64)
-    arguments = [own, MPI.INT64_T], [everyone, MPI.INT64_T]
-
-    def alike(number: int, arrived_ns: int) -> tuple[bool, list[int]]:
-        own[0], own[1] = number, arrived_ns
-        complete(comm.Iallgather(*arguments))
-        numbers, arrivals = everyone.T.tolist()
-        return numbers.count(number) == len(numbers), arrivals
 
     return alike
 

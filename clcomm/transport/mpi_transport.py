@@ -16,6 +16,7 @@ import numpy as np
 
 from clcomm.transport import mpi_communicators, mpi_failures
 from clcomm.transport.base import Transport, require_aligned, shards
+from clcomm.transport.comparisons import Comparisons
 from clcomm.transport.meeting import Meeting, NoMeeting
 from clcomm.transport.mpi_messages import exchange_arrays
 from clcomm.transport.pending import Pending
@@ -29,7 +30,7 @@ GATHER_LIMIT_BYTES = 64 << 10
 class MpiTransport(Transport):
     """Collectives through a private mpi4py communicator.
 
-    Operations started without `prepare_start` compare length, dtype and the tag announced at `meeting`.
+    Operations in the background compare length, dtype and the tag announced at `meeting` before data moves.
 
     Args:
         comm: the communicator, still owned by the caller.
@@ -53,6 +54,7 @@ class MpiTransport(Transport):
         self.rank, self.world_size = comm.Get_rank(), comm.Get_size()
         # Later phases of pending operations start in another order than calls on `comm`, so they need their own.
         self._second_comm = comm.Dup()
+        self.comparisons = Comparisons(comm, self._second_comm)
         self.pending: deque[Pending] = deque() if pending is None else pending
 
     def barrier(self) -> None:
@@ -87,22 +89,23 @@ class MpiTransport(Transport):
         return reduce
 
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
-        own = np.array([self.meeting.tag, *places_elsewhere(source, out)], np.int64)
-        everyone = np.empty((self.world_size, own.size), np.int64)
-        first, *others = self.later_phases(source, out, op)
-
-        def compare_and_begin() -> Any:
-            require_alike(everyone, arrays=2)
-            require_aligned(source, out)
-            return first()
-
-        compared = self.comm.Iallgather(own, everyone)
-        return Pending(self.pending, compared, compare_and_begin, *others, meets=True)
+        return self.prepare_start(source, out, op)()
 
     def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], Pending]:
-        first, *others = self._exchanges(source, out, op)
-        phases: list[Callable[[], Any]] = [partial(self._gather_shards, first), *self._phases(others)]
-        return lambda: Pending(self.pending, self.comm.Ialltoallv(first.sent, first.received), *phases)
+        places = places_elsewhere(source, out)
+        first, *others = self.later_phases(source, out, op)
+
+        def start() -> Pending:
+            compared, everyone = self.comparisons.begin(self.meeting.tag, places)
+
+            def compare_and_begin() -> Any:
+                require_alike(everyone, arrays=2)
+                require_aligned(source, out)
+                return first()
+
+            return Pending(self.pending, compared, compare_and_begin, *others, meets=True)
+
+        return start
 
     def later_phases(self, source: np.ndarray, out: np.ndarray, op: str) -> list[Callable[[], Any]]:
         """Return the phases of an all-reduce that is part of another pending operation."""
@@ -151,15 +154,13 @@ class MpiTransport(Transport):
             _put(rows, blocks[:, piece])
 
     def start_all_gather(self, source: np.ndarray, out: np.ndarray) -> Pending:
-        # As many words as an all-reduce brings, so that ranks which have started one are found.
-        own = np.array([self.meeting.tag, *places_elsewhere(source, source)], np.int64)
-        everyone = np.empty((self.world_size, own.size), np.int64)
+        compared, everyone = self.comparisons.begin(self.meeting.tag, places_elsewhere(source, source))
 
         def compare_and_begin() -> Any:
             require_alike(everyone, arrays=2)
             return self._second_comm.Iallgather([source, self._byte], [out, self._byte])
 
-        return Pending(self.pending, self.comm.Iallgather(own, everyone), compare_and_begin, meets=True)
+        return Pending(self.pending, compared, compare_and_begin, meets=True)
 
     def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
         blocks = source.reshape(self.world_size, -1)

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from clcomm.errors import ClcommError
+from clcomm.transport.bell import POLLS_BETWEEN_PROGRESS
+from clcomm.transport.meeting import DifferentOperations
 
 #: (begin, end) by time.perf_counter().
 Span = tuple[float, float]
@@ -24,6 +26,16 @@ class Request(Protocol):
 
     def Wait(self) -> object: ...
     def Test(self) -> object: ...
+
+
+class Guard(Protocol):
+    """Watches an operation as long as not all ranks have started it."""
+
+    def look(self) -> None:
+        """Raise DifferentOperations, on every rank, if ranks wait in different operations; it then blocks for them."""
+
+    def settle(self) -> Exception:
+        """Return the error of ranks in different operations, after ending all that are unfinished; collective."""
 
 
 class _Started(threading.local):
@@ -77,6 +89,7 @@ class Pending:
         first: the first request; None: there is nothing to wait for.
         phases: are called in order, each when the request before it is complete.
         meets: whether the first request completes as soon as all ranks have arrived, before data moves.
+        take_back: undoes a start; None: MPI cannot, and the other ranks have to let its request complete.
     """
 
     def __init__(
@@ -85,11 +98,15 @@ class Pending:
         first: Request | None,
         *phases: Callable[[], Request | None],
         meets: bool = False,
+        take_back: Callable[[], object] | None = None,
     ):
         self._queue, self._request = queue, first
         self._phases, self._next = phases, 0
         self._error: Exception | None = None
-        self._is_moving = False
+        self._is_moving = self._is_looking = False
+        self._take_back = take_back
+        self._guard: Guard | None = None
+        self._polls = 0
         self._meets_from_s = time.perf_counter() if meets else None
         self.finished = False
         #: When the end was observed, by time.perf_counter().
@@ -105,6 +122,10 @@ class Pending:
     def failed(self) -> bool:
         """Whether the operation ended with an error."""
         return self._error is not None
+
+    def guard_with(self, guard: Guard) -> None:
+        """Have ranks that wait for different operations find that out."""
+        self._guard = guard
 
     def wait(self) -> None:
         """Block until this rank has the result; raises the operation's error if it failed."""
@@ -128,8 +149,10 @@ class Pending:
 
     def _advance(self, block: bool) -> bool:
         """Advance this operation, the queue's head, and return whether it is finished."""
+        if self._is_looking:
+            return False  # called by a wait within `look`
         try:
-            while _complete(self._request, block):
+            while self._has_come(block):
                 if self._meets_from_s is not None:
                     self.waits, self._meets_from_s = [(self._meets_from_s, time.perf_counter())], None
                 if self._next == len(self._phases):
@@ -140,6 +163,8 @@ class Pending:
                 self._is_moving = False
             else:
                 return False
+        except DifferentOperations as error:
+            self._end_all(error)
         except Exception as error:
             self.fail(error)  # raised by its own handle, not by that of a later operation
         except BaseException:
@@ -149,6 +174,49 @@ class Pending:
         else:
             self._finish()
         return True
+
+    def _has_come(self, block: bool) -> bool:
+        """Return whether the request is complete; until all ranks have started this, look at what they do instead."""
+        if self._next or self._guard is None:
+            return _complete(self._request, block)
+        while True:
+            is_complete = _complete(self._request, block=False)
+            if is_complete or self._polls % POLLS_BETWEEN_PROGRESS == 0:
+                self._look()
+            self._polls += 1
+            if is_complete or not block:
+                return is_complete
+            os.sched_yield()
+
+    def _look(self) -> None:
+        assert self._guard is not None
+        self._is_looking = True
+        try:
+            self._guard.look()
+        finally:
+            self._is_looking = False
+
+    def _end_all(self, error: Exception) -> None:
+        """End the queue's operations, as ranks have come to different ones."""
+        if self._guard is not None:
+            try:
+                error = self._guard.settle()
+            except Exception as another:
+                error = another
+        if not self.finished:
+            self.fail(error)
+
+    def take_back(self) -> None:
+        """Undo the start of this operation, which ranks have not all started, before any rank can start another."""
+        if self._take_back is not None:
+            self._take_back()
+            self._request = None
+
+    def withdraw(self, error: Exception) -> None:
+        """End this operation, the queue's head, with an error; MPI has been given what its request needs."""
+        if self._request is not None:
+            self._request.Wait()
+        self.fail(error)
 
     def fail(self, error: Exception) -> None:
         """End this operation, the queue's head, with an error that its handle raises."""

@@ -26,7 +26,7 @@ def require_alike(everyone: np.ndarray, arrays: int) -> None:
     """
     kinds = everyone[:, 1:].reshape(len(everyone), arrays, 4)[:, :, 2:]
     if not ((kinds[:, :, 1] >= 0) & (kinds[:, :, 1] < _DTYPE_NUMBERS)).all():
-        raise DifferentOperations  # a rank that has started a prepared operation has sent values of its array
+        raise DifferentOperations  # a rank in a blocking collective has described no array
     if (kinds != kinds[0]).any():
         raise mismatch(kinds[:, 0].tolist())
     if (everyone[:, 0] != everyone[0, 0]).any():

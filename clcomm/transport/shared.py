@@ -18,6 +18,7 @@ import numpy as np
 
 from clcomm.host_arrays import PAGE, aligned_empty
 from clcomm.transport.base import require_aligned, shards
+from clcomm.transport.comparisons import Comparisons
 from clcomm.transport.fused import MOST_POLLS, FusedReduction, OwnPart, words_of
 from clcomm.transport.host_memory import KEPT, HostMemory
 from clcomm.transport.meeting import MeetingPoint, length_and_dtype
@@ -28,6 +29,7 @@ from clcomm.transport.pending import Pending
 from clcomm.transport.reduction import Fold, prepared_reduction, reduce_in_rank_order
 from clcomm.transport.same_arrays import require_alike
 from clcomm.transport.shared_work import SharedWork
+from clcomm.transport.start_order import StartOrder
 from clcomm.transport.started import Counters, StartedReduction
 
 #: Arrays up to this size use slots, one per rank; for larger ones, a fold on every rank costs more than a meeting.
@@ -44,8 +46,8 @@ class SharedTransport(MemoryTransport):
     Args:
         comm: a communicator of one host's ranks, which this transport takes over.
         pending: the queue of unfinished operations; the transports of one Communicator share it.
-        base_comm: the communicator of the transport for arrays in other memory; by default `comm`. Background
-            all-reduces of both transports start on it, so that ranks that use different ones detect the mismatch.
+        comparisons: of the transport for arrays in other memory; None: this one's own. Background all-reduces of both
+            transports begin with them, so that ranks that use different ones detect the mismatch.
 
     Raises:
         MismatchError: on every rank, if lengths or dtypes differ.
@@ -53,16 +55,19 @@ class SharedTransport(MemoryTransport):
 
     name = "shared"
 
-    def __init__(self, comm: Any, pending: deque[Pending] | None = None, base_comm: Any = None):
+    def __init__(self, comm: Any, pending: deque[Pending] | None = None, comparisons: Comparisons | None = None):
         self.rank, self.world_size = comm.Get_rank(), comm.Get_size()
         self.memory = HostMemory(comm, _desk_bytes(self.world_size))
         self.meeting = self._point = self.memory.point
         self._meet = self.memory.meet
-        self._first_comm, self._second_comm = base_comm or comm, comm.Dup()
+        self._second_comm = comm.Dup()
+        self._comparisons = comparisons or Comparisons(comm, self._second_comm)
         self._pending: deque[Pending] = deque() if pending is None else pending
         self._counters = Counters(self.memory)
+        slots, notes = np.split(self.memory.desk, [_slots_bytes(self.world_size)])
+        self.start_order = StartOrder(notes, self._point)
         # Two slots for each rank, used in turn.
-        self._slots = self.memory.desk.reshape(2, self.world_size, _slot_bytes(self.world_size))
+        self._slots = slots.reshape(2, self.world_size, _slot_bytes(self.world_size))
         self._small_bytes = SMALL_ARRAY_BYTES if self._point.polls else self._slots.shape[2]
         self._slot_reductions: dict[tuple, Callable[[np.ndarray, np.ndarray], None]] = {}
 
@@ -156,8 +161,7 @@ class SharedTransport(MemoryTransport):
         return reduce
 
     def start_all_reduce(self, source: np.ndarray, out: np.ndarray, op: str) -> Pending:
-        own = np.array([self.meeting.tag, *self.memory.places(source, out)], np.int64)
-        everyone = np.empty((self.world_size, own.size), np.int64)
+        compared, everyone = self._comparisons.begin(self.meeting.tag, self.memory.places(source, out))
 
         def fold() -> Any:
             require_alike(everyone, arrays=2)
@@ -165,7 +169,7 @@ class SharedTransport(MemoryTransport):
             self._kept_reduction(source, out, op, everyone[:, 1:])()
             return self._second_comm.Ibarrier()
 
-        return Pending(self._pending, self._first_comm.Iallgather(own, everyone), fold, meets=True)
+        return Pending(self._pending, compared, fold, meets=True)
 
     def prepare_start(self, source: np.ndarray, out: np.ndarray, op: str) -> Callable[[], Pending]:
         everyone = self._point.exchange(self.memory.places(source, out), length_and_dtype(source))
@@ -241,4 +245,8 @@ def _slot_bytes(world_size: int) -> int:
 
 
 def _desk_bytes(world_size: int) -> int:
+    return _slots_bytes(world_size) + StartOrder.nbytes(world_size)
+
+
+def _slots_bytes(world_size: int) -> int:
     return 2 * world_size * _slot_bytes(world_size)

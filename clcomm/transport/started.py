@@ -68,8 +68,14 @@ class StartedReduction:
     def start(self) -> Pending:
         """Start the reduction; this rank has written its array."""
         self._count += 1
-        self._current = Pending(self._queue, self._advance(self._started), self._fold_own)
+        self._current = Pending(self._queue, self._advance(self._started), self._fold_own, take_back=self._take_back)
         return self._current
+
+    def _take_back(self) -> None:
+        """Undo a start, as other ranks have started something else: the next one has the same number on all ranks."""
+        self._count -= 1
+        self._started[0][self._rank] = self._count
+        self._fence()
 
     def _fold_own(self) -> _Reached:
         self._fold()

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
-from clcomm.transport.mpi_communicators import comparison
+from clcomm.transport.comparisons import Comparisons
+from clcomm.transport.mpi_communicators import comparison_between_hosts
 
 TURNS = 50
 
@@ -16,7 +17,8 @@ TURNS = 50
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("between_hosts", [False, True])
 def test_ranks_learn_together_who_differs_and_when_each_came(auto, between_hosts):
-    alike, rng = comparison(auto.comm, between_hosts), random.Random(3)
+    on_host = Comparisons(auto.comm, auto.comm).alike
+    alike, rng = comparison_between_hosts(auto.comm) if between_hosts else on_host, random.Random(3)
     for _ in range(TURNS):
         arrivals = [rng.randrange(1 << 62) for _ in range(auto.size)]
         number, odd = rng.randrange(-(1 << 62), 1 << 62), rng.randrange(2 * auto.size)
