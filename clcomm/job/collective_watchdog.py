@@ -126,7 +126,7 @@ class Watchdog:
         """End the job if a rank of this host has left the program before the collective in which this rank waits."""
         lines = self._board.read()
         left = [line.rank for line in lines if line.text == LEFT and line.began_ns < sequence]
-        if left and is_lowest(self._board.own, lines, LEFT_S):
+        if left and is_lowest(self._board.own, lines, LEFT_S) and self._board.claim_end():
             end_by_force_later(endings.FAILURE)
             own = self._names([self._board.own])
             endings.end(endings.FAILURE, left_while_awaited(own, text, self.place()), self._names.in_world(left[0]))
@@ -146,7 +146,7 @@ class Watchdog:
                 return ""
             waiting = [line for line in others if line.state == "running" and _is_in_later(line, sequence)]
             for line in waiting:
-                if (perf_counter_ns() - line.began_ns) / 1e9 > AWAITED_S:
+                if (perf_counter_ns() - line.began_ns) / 1e9 > AWAITED_S and self._board.claim_end():
                     return left_while_awaited(self._names([line.rank]), line.text, line.place)
             if not waiting and perf_counter() > deadline:
                 return ""

@@ -10,19 +10,22 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from time import perf_counter_ns
+from time import perf_counter_ns, sleep
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from clcomm.job.common_memory import common_memory
 from clcomm.job.exit_monitor_process import stat_fields
 
-#: A line: words (int64), then text. Line 0 is common to all ranks: the time of the last stall report, the dump folder.
+#: A line: words (int64), then text. Line 0 is common to all ranks: the time of the last stall report, who ends the job
+#: and since when, the dump folder.
 _LINE_BYTES, _TEXT_START = 2048, 128
 _VERSION, _PID, _STARTED, _BEAT_NS, _KEY, _BEGAN_NS, _DUMPED, _TEXT_BYTES = range(8)
-_REPORTED_NS, _FORMAT, _RANKS, _ABOUT_BYTES = range(1, 5)  # in line 0
+_REPORTED_NS, _FORMAT, _RANKS, _ABOUT_BYTES, _ENDED_BY, _ENDED_NS = range(1, 7)  # in line 0
 #: The board's name in /proc, the format of its lines, and the room for what describes the job, besides that for a rank.
 NAME, FORMAT, _ABOUT_ROOM, _ABOUT_ROOM_OF_RANK = "clcomm-board", 1, 8192, 64
+#: How long a rank whose claim to end the job was granted has for that, and how long a claim takes.
+_GRANTED_S, _CLAIM_S = 2.0, 0.02
 #: Index of a process's start time in `stat_fields`.
 _START_FIELD = 19
 
@@ -146,6 +149,19 @@ class ProgressBoard:
     def note_report(self) -> None:
         """Note that this rank has reported a stall."""
         self._common_line[0][_REPORTED_NS] = perf_counter_ns()
+
+    def claim_end(self) -> bool:
+        """Return whether this rank is to say why the job ends: one of those that find that out at about the same time.
+
+        Where that rank has not ended it after a while, another one is.
+        """
+        words, _ = self._common_line
+        now_ns = perf_counter_ns()
+        if words[_ENDED_BY] and now_ns - words[_ENDED_NS] < _GRANTED_S * 1e9:
+            return False
+        words[_ENDED_NS], words[_ENDED_BY] = now_ns, self.own + 1
+        sleep(_CLAIM_S)  # of several that claim now the last to write is it
+        return words[_ENDED_BY] == self.own + 1
 
     @property
     def dump_folder(self) -> str:

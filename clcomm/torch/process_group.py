@@ -147,6 +147,16 @@ class ClcommProcessGroup(ProcessGroup):
 
     _set_default_timeout = set_timeout
 
+    #: What PyTorch asks a group's backend before it uses what some backends add.
+    supports_coalescing = supports_splitting = supports_shrinking = supports_time_estimate = False
+
+    def _get_backend(self, device: torch.device) -> ClcommProcessGroup:
+        """Return this group, which is its own backend for all devices."""
+        return self
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        return False
+
     def shutdown(self) -> None:
         """Complete what was called, and leave the group's resources to be freed when all of its ranks have.
 

@@ -104,6 +104,13 @@ def test_a_rank_that_leaves_well_lets_the_others_work_on(tmp_path):
     assert (ended.code, ended.out, ended.err) == (0, "worked on\n" * 2, "")
 
 
+def test_several_ranks_that_leave_while_one_waits_need_one_line(tmp_path):
+    ended = job(tmp_path, "comm = Communicator()\nif comm.rank != 1: sys.exit(5)\nfailing(); comm.barrier()", ranks=4)
+    assert ended.code == 1
+    (line,) = ended.clcomm_lines()
+    assert re.match(r"clcomm: rank [023]: left while rank 1 waits for it in barrier #1, called at ", line)
+
+
 @pytest.mark.parametrize("call", ["run(main)", "main()"], ids=["run", "plain script"])
 @pytest.mark.parametrize("statement", ["return", "sys.exit(0)", "raise SystemExit(5)"])
 def test_a_rank_that_leaves_while_others_wait_for_it_ends_them(tmp_path, statement, call):

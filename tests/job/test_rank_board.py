@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+from clcomm.job import rank_board
 from clcomm.job.rank_board import ProgressBoard
 
 BYTES = 2048
@@ -39,6 +41,17 @@ def test_what_all_have_in_common() -> None:
     first.note_dump()
     assert second.reported_ns > 0 and second.dump_folder == "/somewhere/ä"
     assert [line.dumped for line in second.read()] == [True, False]
+
+
+def test_one_of_several_ranks_says_why_the_job_ends(monkeypatch) -> None:
+    for _ in range(3):
+        several = boards(4)
+        with ThreadPoolExecutor(4) as pool:
+            assert sum(pool.map(ProgressBoard.claim_end, several)) == 1
+        assert not any(board.claim_end() for board in several)
+        monkeypatch.setattr(rank_board, "_GRANTED_S", 0.0)  # that one has not ended it
+        assert several[2].claim_end()
+        monkeypatch.undo()
 
 
 def test_stopped_and_dead_processes_are_known() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,17 @@ def test_options_of_another_backend(world):
     with pytest.raises(ArgumentError) as caught:
         dist.new_group(pg_options=torch._C._distributed_c10d.Backend.Options("gloo"))
     assert "pg_options: expected None for backend 'clcomm'" in one_line(caught)
+
+
+@pytest.mark.mpi(min_size=1)
+def test_what_pytorch_has_for_other_backends_alone(world):
+    with pytest.warns(UserWarning, match="only supported for either nccl or gloo"):
+        torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=5))
+    with pytest.raises(ValueError, match="GLOO"):
+        dist.monitored_barrier()
+    with pytest.raises(NotImplementedError), dist.distributed_c10d._time_estimator(device=torch.device("cpu")):
+        pass
+    dist.barrier()
 
 
 @pytest.mark.mpi(min_size=2)
