@@ -5,6 +5,9 @@ group. A step counts with the slowest rank's time over a window. Communication i
 given size alone, as DistributedDataParallel's reducer calls it, with nothing else to do: on clcomm in shared memory, as
 buckets are from the first steps on, and, beside it, of a tensor that has to be copied. Losses have to agree, and
 those of the transformer with `fully_shard` with those of one rank.
+
+Two more sides say how much could be less at most: `memory` reads and writes what an all-reduce of all ranks' buckets
+has to, each rank its part, without waiting for others; `alone` is a step of the same model without communication.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -23,7 +27,8 @@ from torch.distributed.fsdp import fully_shard
 from benchmarks import harness
 from benchmarks.harness import Bar, Grid, Ratio, Report
 from benchmarks.on_ranks import relaunch, slowest_s
-from benchmarks.torch_training import MODELS, Side, Transformer, with_ddp
+from benchmarks.torch_training import MODELS, Side, Transformer, trained_by_sgd, with_ddp
+from clcomm.transport.reduction import prepared_reduction
 from clcomm.units import format_size
 
 PROGRAM = "benchmarks.torch_ddp"
@@ -45,7 +50,8 @@ def main() -> int:
     comm = clcomm.torch.communicator()
     report = Report(f"PyTorch DDP on clcomm and on gloo, {comm.size} ranks", harness.command_line(PROGRAM))
     measure_buckets(report, comm, options, groups)
-    steps = Grid("A training step", ("model", "images", "clcomm ms", "gloo ms", "images/s", "of gloo's", "loss apart"))
+    columns = ("model", "images", "clcomm ms", "gloo ms", "alone ms", "images/s", "of gloo's", "at most", "loss apart")
+    steps = Grid("A training step", columns)
     for model in options.model:
         measure_steps(report, steps, comm, options, model, groups)
     report.grids.append(steps)
@@ -61,24 +67,32 @@ def measure_buckets(report: Report, comm, options: argparse.Namespace, groups: d
     """Time an all-reduce of each size alone."""
     import clcomm.torch
 
-    grid = Grid("An all-reduce alone", ("bucket", "clcomm ms", "copied ms", "gloo ms", "less", "less, copied"))
+    columns = ("bucket", "clcomm ms", "copied ms", "gloo ms", "memory ms", "less", "less, copied", "at most")
+    grid = Grid("An all-reduce alone", columns)
     for nbytes in BUCKETS:
         tensor, bucket = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4)
         clcomm.torch.share(bucket)
-        calls = {
+        calls: dict[str, Callable[[], object]] = {
             "clcomm": partial(dist.all_reduce, bucket, group=groups["clcomm"]),
             "copied": partial(dist.all_reduce, tensor, group=groups["clcomm"]),
             "gloo": partial(dist.all_reduce, tensor, group=groups["gloo"]),
+            "memory": part_of_a_sum(nbytes, comm.size),
         }
         repeats = harness.repeats_for(slowest_s(comm, calls["gloo"], 3), options.window_s)
         samples = harness.alternate(
             {name: partial(slowest_s, comm, call, repeats) for name, call in calls.items()}, options.windows
         )
-        ratios = [Ratio.of(samples["gloo"], samples[name]) for name in ("clcomm", "copied")]
+        ratios = [Ratio.of(samples["gloo"], samples[name]) for name in ("clcomm", "copied", "memory")]
         grid.add(format_size(nbytes), *(f"{each.median * 1e3:.3f}" for each in samples.values()), *map(str, ratios))
         target = Bar(f"less communication for {format_size(nbytes)} on {comm.size} ranks", ratios[0].value, 10)
         report.bars.append(target)
     report.grids.append(grid)
+
+
+def part_of_a_sum(nbytes: int, ranks: int) -> Callable[[], None]:
+    """Return a rank's part of a sum of all ranks' buckets: it reads and writes its shard of each, once."""
+    rows = [np.zeros(nbytes // 4 // ranks, np.float32) for _ in range(ranks)]
+    return prepared_reduction(rows, rows[0], "sum", copies=rows[1:])
 
 
 def measure_steps(report: Report, grid: Grid, comm, options: argparse.Namespace, model: str, groups: dict) -> None:
@@ -89,13 +103,14 @@ def measure_steps(report: Report, grid: Grid, comm, options: argparse.Namespace,
     apart = max(abs(a - b) for a, b in zip(losses["clcomm"], losses["gloo"], strict=True))
     once = slowest_s(comm, sides["gloo"].step, _WARM_UP_STEPS)
     repeats = harness.repeats_for(once, options.window_s)
+    sides["alone"] = Side(model, trained_by_sgd)
     samples = harness.alternate(
         {name: partial(slowest_s, comm, side.step, repeats) for name, side in sides.items()}, options.windows
     )
-    ratio = Ratio.of(samples["gloo"], samples["clcomm"])
+    ratio, most = (Ratio.of(samples["gloo"], samples[name]) for name in ("clcomm", "alone"))
     rate = batch * comm.size / samples["clcomm"].median
-    times = (f"{samples[name].median * 1e3:.2f}" for name in groups)
-    grid.add(model, str(batch * comm.size), *times, f"{rate:,.0f}", str(ratio), f"{apart:.1e}")
+    times = (f"{samples[name].median * 1e3:.2f}" for name in samples)
+    grid.add(model, str(batch * comm.size), *times, f"{rate:,.0f}", str(ratio), str(most), f"{apart:.1e}")
     target = 1.15 if model == "convnet" else 1.0
     report.bars.append(Bar(f"images/s of the {model} on {comm.size} ranks", ratio.value, target))
     report.bars.append(Bar(f"losses of the {model} on {comm.size} ranks apart", apart, 1e-6, "", at_least=False))
