@@ -15,6 +15,7 @@ from clcomm.engine.ops.dropout import dropout
 from clcomm.engine.ops.elementwise import add, div, mul, sub
 from clcomm.engine.ops.embedding import embedding
 from clcomm.engine.ops.gated import gelu, leaky_relu, silu
+from clcomm.engine.ops.indexing import gather, index_select
 from clcomm.engine.ops.layer_norm import layer_norm
 from clcomm.engine.ops.loss import binary_cross_entropy_with_logits, mse_loss, smooth_l1_loss
 from clcomm.engine.ops.matmul import linear
@@ -41,8 +42,10 @@ __all__ = [
     "dropout",
     "embedding",
     "flatten",
+    "gather",
     "gelu",
     "group_norm",
+    "index_select",
     "layer_norm",
     "leaky_relu",
     "linear",

@@ -70,7 +70,7 @@ def _flops(node: Any, shape: tuple[int, ...]) -> int:
     """Return the arithmetic of a node's forward pass over a whole batch, with a result of `shape`."""
     if node.op in (Conv2dOp, ConvReluPoolOp, ConvTranspose2dOp):
         g = node.geometry
-        return 2 * g.images * g.outputs * g.out_height * g.out_width * g.channels * g.taps
+        return 2 * g.images * g.groups * g.outputs * g.out_height * g.out_width * g.channels * g.taps
     if node.op in (LinearOp, MatMul):
         a, b = node.inputs[0].shape, node.inputs[1].shape
         return 2 * a[0] * b[0] * b[1]  # b is K x N or N x K

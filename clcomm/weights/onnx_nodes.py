@@ -48,7 +48,7 @@ def _convolution(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) 
     g = context.geometry
     return graph.node(
         "Conv", inputs, kernel_shape=[g.kernel_h, g.kernel_w], strides=[g.stride, g.stride],
-        pads=[g.pad_h, g.pad_w, g.pad_h, g.pad_w],
+        pads=[g.pad_h, g.pad_w, g.pad_h, g.pad_w], dilations=[g.apart_h, g.apart_w], group=g.groups,
     )  # fmt: skip
 
 
@@ -60,14 +60,15 @@ def _convolution_relu_pool(graph: Graph, inputs: list[str], context: Any, tensor
 def _transposed_convolution(graph: Graph, inputs: list[str], context: Any, tensor: Tensor) -> str:
     g = context.geometry
     more = [
-        size - (count - 1) * g.stride + 2 * pad - kernel
-        for size, count, pad, kernel in (
-            (g.height, g.out_height, g.pad_h, g.kernel_h), (g.width, g.out_width, g.pad_w, g.kernel_w),
+        size - (count - 1) * g.stride + 2 * pad - reach
+        for size, count, pad, reach in (
+            (g.height, g.out_height, g.pad_h, g.reach_h), (g.width, g.out_width, g.pad_w, g.reach_w),
         )
     ]  # fmt: skip
     return graph.node(
         "ConvTranspose", inputs, kernel_shape=[g.kernel_h, g.kernel_w], strides=[g.stride, g.stride],
-        pads=[g.pad_h, g.pad_w, g.pad_h, g.pad_w], output_padding=more,
+        pads=[g.pad_h, g.pad_w, g.pad_h, g.pad_w], output_padding=more, dilations=[g.apart_h, g.apart_w],
+        group=g.groups,
     )  # fmt: skip
 
 

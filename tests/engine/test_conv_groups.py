@@ -1,4 +1,4 @@
-"""Convolution in groups, and transposed convolution, against PyTorch in float64, with slopes and initial values."""
+"""Convolution in groups and dilated, and transposed, against PyTorch in float64, with slopes and initial values."""
 
 from __future__ import annotations
 
@@ -37,16 +37,17 @@ def drawn(*shapes):
 
 
 @given(data=st.data())
-def test_groups_agree_with_pytorch(device, data):
-    groups, stride, padding = data.draw(st.integers(2, 4)), data.draw(st.integers(1, 2)), data.draw(st.integers(0, 1))
+def test_groups_and_dilations_agree_with_pytorch(device, data):
+    groups, stride, padding = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 2)), data.draw(st.integers(0, 1))
+    dilation = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
     channels, outputs = groups * data.draw(SMALL), groups * data.draw(SMALL)
-    kernel, sides = (data.draw(SMALL), data.draw(SMALL)), (data.draw(st.integers(3, 8)), data.draw(st.integers(3, 8)))
+    kernel, sides = (data.draw(SMALL), data.draw(SMALL)), (data.draw(st.integers(7, 10)), data.draw(st.integers(7, 10)))
     shapes = [(data.draw(SMALL), channels, *sides), (outputs, channels // groups, *kernel), (outputs,)]
     hosts = drawn(*shapes[: data.draw(st.integers(2, 3))])
     compare(
         device,
-        lambda x, w, b=None: F.conv2d(x, w, b, stride, padding, groups),
-        lambda x, w, b=None: torch.nn.functional.conv2d(x, w, b, stride, padding, 1, groups),
+        lambda x, w, b=None: F.conv2d(x, w, b, stride, padding, dilation, groups),
+        lambda x, w, b=None: torch.nn.functional.conv2d(x, w, b, stride, padding, dilation, groups),
         hosts,
     )
 
@@ -56,16 +57,29 @@ def test_transposed_convolution_agrees_with_pytorch(device, data):
     stride = data.draw(st.integers(1, 3))
     kernel = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
     padding = tuple(data.draw(st.integers(0, (k - 1) // 2)) for k in kernel)
-    more = tuple(data.draw(st.integers(0, stride - 1)) for _ in kernel)
+    groups, dilation = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+    more = tuple(data.draw(st.integers(0, max(stride, dilation) - 1)) for _ in kernel)
     sides = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 7))
-    channels, outputs = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 5))
+    channels, outputs = groups * data.draw(st.integers(1, 9)), data.draw(st.integers(1, 5))
     images = data.draw(st.sampled_from([1, 2, 9]))
-    hosts = drawn((images, channels, *sides), (channels, outputs, *kernel), (outputs,))
+    hosts = drawn((images, channels, *sides), (channels, outputs, *kernel), (groups * outputs,))
     compare(
         device,
-        lambda x, w, b: F.conv_transpose2d(x, w, b, stride, padding, more),
-        lambda x, w, b: torch.nn.functional.conv_transpose2d(x, w, b, stride, padding, more),
+        lambda x, w, b: F.conv_transpose2d(x, w, b, stride, padding, more, groups, dilation),
+        lambda x, w, b: torch.nn.functional.conv_transpose2d(x, w, b, stride, padding, more, groups, dilation),
         hosts,
+    )
+
+
+@pytest.mark.parametrize("images", [2, 8])
+def test_groups_that_are_large_enough_for_products(device, images):
+    hosts = drawn((images, 2 * 64, 6, 5), (2 * 64, 64, 3, 3), (2 * 64,))
+    compare(
+        device,
+        lambda x, w, b: F.conv2d(x, w, b, 2, 1, groups=2),
+        lambda x, w, b: torch.nn.functional.conv2d(x, w, b, 2, 1, groups=2),
+        hosts,
+        tolerance=3e-5,
     )
 
 
@@ -85,21 +99,27 @@ def test_both_ways_of_computing_a_transposed_convolution(device, images, channel
 
 def test_gradients_are_slopes(device):
     assert_gradients_are_slopes(
-        lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, 1), drawn((2, 3, 3, 2), (3, 2, 3, 3), (2,)), device, 2e-2
+        lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, 1, 2, 2),
+        drawn((2, 4, 3, 2), (4, 1, 2, 3), (2,)),
+        device,
+        2e-2,
     )
     assert_gradients_are_slopes(
-        lambda x, w, b: F.conv2d(x, w, b, 1, 1, 2), drawn((2, 4, 3, 2), (2, 2, 3, 3), (2,)), device, 2e-2
+        lambda x, w, b: F.conv2d(x, w, b, 1, 1, (2, 1), 2), drawn((2, 4, 3, 2), (2, 2, 3, 3), (2,)), device, 2e-2
     )
 
 
 def test_layers_start_and_compute_as_pytorchs(device):
     x = drawn((2, 6, 5, 4))[0]
     for make, reference in (
-        (lambda **more: Conv2d(6, 4, 3, 1, 1, groups=2, **more), lambda: torch.nn.Conv2d(6, 4, 3, 1, 1, 1, 2)),
+        (lambda **more: Conv2d(6, 4, 3, 1, 1, groups=2, dilation=(1, 2), **more),
+         lambda: torch.nn.Conv2d(6, 4, 3, 1, 1, (1, 2), 2)),
         (lambda **more: ConvTranspose2d(6, 4, (2, 3), 2, 1, 1, **more),
          lambda: torch.nn.ConvTranspose2d(6, 4, (2, 3), 2, 1, 1)),
         (lambda **more: ConvTranspose2d(6, 4, 3, bias=False, **more),
          lambda: torch.nn.ConvTranspose2d(6, 4, 3, bias=False)),
+        (lambda **more: ConvTranspose2d(6, 4, 3, groups=2, dilation=2, **more),
+         lambda: torch.nn.ConvTranspose2d(6, 4, 3, groups=2, dilation=2)),
     ):  # fmt: skip
         torch.manual_seed(11)
         theirs = reference()
@@ -112,8 +132,9 @@ def test_layers_start_and_compute_as_pytorchs(device):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_convolution_in_groups_is_not_run_together_with_what_follows(device):
-    layers = [Conv2d(4, 4, 3, padding=1, groups=2, device=device, rng=Generator(1)), ReLU(), MaxPool2d(2)]
+@pytest.mark.parametrize("more", [{"groups": 2}, {"dilation": (1, 2)}])
+def test_a_convolution_in_groups_or_dilated_is_not_run_together_with_what_follows(device, more):
+    layers = [Conv2d(4, 4, 3, padding=1, **more, device=device, rng=Generator(1)), ReLU(), MaxPool2d(2)]
     x = Tensor(drawn((8, 4, 8, 8))[0], device)
     apart = layers[2](layers[1](layers[0](x)))
     assert Sequential(*layers)(x).numpy().tobytes() == apart.numpy().tobytes()
@@ -128,6 +149,12 @@ def test_a_convolution_in_groups_is_not_run_together_with_what_follows(device):
         (lambda x, w: F.conv_transpose2d(x, w, output_padding=1), "output_padding: expected less than the stride 1"),
         (lambda x, w: F.conv_transpose2d(x, w, padding=4), "padding: expected to leave rows and columns, got -1 x -1"),
         (lambda x, w: F.conv_transpose2d(w, x), r"expected x \[N, C, H, W\] and weight \[C, O"),
+        (lambda x, w: F.conv_transpose2d(x, w, groups=3), r"C divided by 3, got shapes \(2, 4, 5, 5\)"),
+        (lambda x, w: F.conv2d(x[:, :3], w, dilation=0), "dilation: expected a whole number from 1 up, .* got 0"),
+        (
+            lambda x, w: F.conv2d(x[:, :3], w, dilation=3),
+            "a kernel no larger than the image with its padding, 5 x 5, got 7 x 7",
+        ),
         (lambda x, w: F.conv_transpose2d(x, w, Tensor(np.ones(4), x.device)), "bias"),
     ],
 )

@@ -24,15 +24,21 @@ CHANNELS, OUTPUTS, IMAGES = (1, 3, 4, 1, 2, 5, 7), (6, 1, 4, 9, 2, 3, 5, 8, 16),
 
 
 class Axis(NamedTuple):
-    """One direction of a convolution."""
+    """One direction of a convolution; taps are `apart` pixels apart."""
 
     kernel: int
     padding: int
     size: int
+    apart: int = 1
+
+    @property
+    def reach(self) -> int:
+        """Pixels from the first to the last that the kernel sees."""
+        return (self.kernel - 1) * self.apart + 1
 
 
 class Case(NamedTuple):
-    """A convolution; `rows` and `columns` are its two directions."""
+    """A convolution; `rows` and `columns` are its two directions, channels and outputs those of each group."""
 
     images: int
     channels: int
@@ -41,11 +47,17 @@ class Case(NamedTuple):
     rows: Axis
     columns: Axis
     seed: int
+    groups: int = 1
 
     @property
     def padding(self) -> tuple[int, int]:
         """Of rows and columns."""
         return self.rows.padding, self.columns.padding
+
+    @property
+    def dilation(self) -> tuple[int, int]:
+        """Of rows and columns."""
+        return self.rows.apart, self.columns.apart
 
 
 def axes(stride: int, longest: int) -> list[Axis]:
@@ -85,6 +97,33 @@ def of_one_width(rng: np.random.Generator, count: int, longest: int) -> Iterator
             yield _case(rng, number, 1, rows, Axis(kernel, kernel // 2, width))
 
 
+def in_groups(rng: np.random.Generator, count: int, longest: int) -> Iterator[Case]:
+    """Draw convolutions in groups of one output and more, and of taps that are apart, each alone and together.
+
+    Every fifth keeps the width, for which there are builds.
+    """
+    of_width = of_one_width(rng, -(-count // 5), longest)
+    for number, case in enumerate(every(rng, count, longest)):
+        if number % 5 == 0:
+            yield next(of_width)._replace(
+                groups=3, outputs=(1, 5)[number % 2], channels=(1, 2)[number % 4 > 1], seed=number
+            )
+            continue
+        rows, columns = (
+            _apart(axis, int(rng.integers(1, 5)) if number % 3 else 1) for axis in (case.rows, case.columns)
+        )
+        groups = 1 if number % 4 == 3 else int(rng.integers(2, 6))
+        outputs = 1 if number % 2 else case.outputs
+        yield case._replace(groups=groups, outputs=outputs, rows=rows, columns=columns)
+
+
+def _apart(axis: Axis, apart: int) -> Axis:
+    """Return a direction with taps that are apart, and pixels or padding enough for them."""
+    wider = axis._replace(apart=apart)
+    missing = max(0, wider.reach - axis.size - 2 * axis.padding)
+    return wider._replace(padding=axis.padding + -(-missing // 2))
+
+
 def _case(rng: np.random.Generator, number: int, stride: int, rows: Axis, columns: Axis) -> Case:
     images, channels, outputs = (int(rng.choice(sizes)) for sizes in (IMAGES, CHANNELS, OUTPUTS))
     if number % 50 == 49:
@@ -93,29 +132,44 @@ def _case(rng: np.random.Generator, number: int, stride: int, rows: Axis, column
 
 
 class Reference:
-    """A convolution of float64 arrays and its gradients, as products of matrices."""
+    """A convolution of float64 arrays and its gradients, as products of matrices, group by group."""
 
     def __init__(self, x: np.ndarray, weight: np.ndarray, case: Case):
-        self.weight, self.case = weight.astype(np.float64), case
+        self.case = case
         x = np.pad(x.astype(np.float64), [(0, 0), (0, 0), *((p, p) for p in case.padding)])
-        self.padded_shape, kernel = x.shape, weight.shape[2:]
-        # [N, C, out_h, out_w, kernel_h, kernel_w]
-        self.windows = sliding_window_view(x, kernel, (2, 3))[:, :, :: case.stride, :: case.stride]
+        self.weights = np.split(weight.astype(np.float64), case.groups)
+        self.padded = x.shape[2:]
+        # of each group [N, C, out_h, out_w, kernel_h, kernel_w]
+        self.windows = [self._windows(part) for part in np.split(x, case.groups, 1)]
+
+    def _windows(self, x: np.ndarray) -> np.ndarray:
+        (down, along), stride = self.case.dilation, self.case.stride
+        reach = self.case.rows.reach, self.case.columns.reach
+        return sliding_window_view(x, reach, (2, 3))[:, :, ::stride, ::stride, ::down, ::along]
 
     def forward(self) -> np.ndarray:
-        return np.tensordot(self.windows, self.weight, ([1, 4, 5], [1, 2, 3])).transpose(0, 3, 1, 2)
+        parts = zip(self.windows, self.weights, strict=True)
+        return np.concatenate([np.tensordot(x, w, ([1, 4, 5], [1, 2, 3])) for x, w in parts], 3).transpose(0, 3, 1, 2)
 
     def weight_gradient(self, grad: np.ndarray) -> np.ndarray:
-        return np.tensordot(grad, self.windows, ([0, 2, 3], [0, 2, 3]))
+        parts = zip(np.split(grad, self.case.groups, 1), self.windows, strict=True)
+        return np.concatenate([np.tensordot(g, x, ([0, 2, 3], [0, 2, 3])) for g, x in parts])
 
     def data_gradient(self, grad: np.ndarray) -> np.ndarray:
-        kernel, stride = self.weight.shape[2:], self.case.stride
-        spread = np.zeros((*grad.shape[:2], *(n + k - 1 for n, k in zip(self.padded_shape[2:], kernel, strict=True))))
-        spread[:, :, kernel[0] - 1 :: stride, kernel[1] - 1 :: stride][:, :, : grad.shape[2], : grad.shape[3]] = grad
-        turned = self.weight[:, :, ::-1, ::-1]
-        dx = np.tensordot(sliding_window_view(spread, kernel, (2, 3)), turned, ([1, 4, 5], [0, 2, 3]))
-        (top, left), (height, width) = self.case.padding, (self.case.rows.size, self.case.columns.size)
-        return dx.transpose(0, 3, 1, 2)[:, :, top : top + height, left : left + width]
+        parts = zip(np.split(grad, self.case.groups, 1), self.weights, strict=True)
+        return np.concatenate([self._data_gradient(g, weight) for g, weight in parts], 1)
+
+    def _data_gradient(self, grad: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """Return each tap's products with dy, added to the pixels that the tap sees."""
+        (down, along), stride = self.case.dilation, self.case.stride
+        dx = np.zeros((grad.shape[0], weight.shape[1], *self.padded))
+        height, width = grad.shape[2:]
+        for i, j in np.ndindex(weight.shape[2:]):
+            rows = slice(i * down, i * down + (height - 1) * stride + 1, stride)
+            columns = slice(j * along, j * along + (width - 1) * stride + 1, stride)
+            dx[:, :, rows, columns] += np.einsum("nohw,oc->nchw", grad, weight[:, :, i, j])
+        (top, left), (rows_of_x, columns_of_x) = self.case.padding, (self.case.rows.size, self.case.columns.size)
+        return dx[:, :, top : top + rows_of_x, left : left + columns_of_x]
 
 
 def pooled(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -166,11 +220,17 @@ def check_of_one_width(device: Device, case: Case) -> None:
                 _check_fused(device, case, needs_dx)
 
 
+def check_in_groups(device: Device, case: Case) -> None:
+    """The same for groups and taps that are apart, in the build for one width where there is one."""
+    with _way(builds_from=0 if case.seed % 5 == 0 else 1 << 60):
+        _check_alone(device, case)
+
+
 def _values(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     shapes = (
-        (case.images, case.channels, case.rows.size, case.columns.size),
-        (case.outputs, case.channels, case.rows.kernel, case.columns.kernel),
-        (case.outputs,),
+        (case.images, case.groups * case.channels, case.rows.size, case.columns.size),
+        (case.groups * case.outputs, case.channels, case.rows.kernel, case.columns.kernel),
+        (case.groups * case.outputs,),
     )
     x, weight, bias = (whole_numbers(case.seed + index, *shape) for index, shape in enumerate(shapes))
     return x, weight, bias
@@ -180,7 +240,7 @@ def _check_alone(device: Device, case: Case) -> None:
     hosts = _values(case)
     x, weight, bias = (leaf(device, host) for host in hosts)
     has_bias = case.seed % 4 > 0
-    y = conv2d(x, weight, bias if has_bias else None, case.stride, case.padding)
+    y = conv2d(x, weight, bias if has_bias else None, case.stride, case.padding, case.dilation, case.groups)
     reference = Reference(*hosts[:2], case)
     assert_equal(y, reference.forward() + hosts[2][:, None, None] * has_bias, "result")
     grad = whole_numbers(case.seed + 3, *y.shape)
@@ -211,4 +271,5 @@ def _check_fused(device: Device, case: Case, needs_dx: bool) -> None:
 
 CONVOLUTION = Family("convolution", every, check)
 CONVOLUTION_OF_ONE_WIDTH = Family("convolution of one width", of_one_width, check_of_one_width, ("cpu",))
+CONVOLUTION_IN_GROUPS = Family("convolution in groups", in_groups, check_in_groups)
 CONVOLUTION_AS_PRODUCTS = Family("convolution as products", every, check_as_products, ("cpu",))

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from clcomm.engine.tuning import Tuning
-from tests.families import attentions, channels, convolutions, elements, host, parts, pools, products, rows, stored
+from tests.families import (
+    attentions,
+    channels,
+    convolutions,
+    elements,
+    host,
+    indices,
+    parts,
+    pools,
+    products,
+    rows,
+    stored,
+)
 
 #: By name; those of products with an ending, which double their builds, come apart from the plain ones.
 FAMILIES = {
     family.name: family
     for family in (
         convolutions.CONVOLUTION, convolutions.CONVOLUTION_OF_ONE_WIDTH, convolutions.CONVOLUTION_AS_PRODUCTS,
+        convolutions.CONVOLUTION_IN_GROUPS,
         pools.POOLING, pools.ADAPTIVE_POOLING, channels.BATCH_NORM, channels.BATCH_NORM_OF_RANKS,
         products.PLAIN_PRODUCT, products.PRODUCT, products.LINEAR, products.CHAIN,
         products.BATCH, attentions.ATTENTION, rows.CLASS_LOSSES, rows.ELEMENT_LOSSES,
-        rows.SOFTMAX, rows.LAYER_NORM, rows.EMBEDDING, parts.VOCABULARY, rows.SQUARED_ERROR, rows.REDUCTION,
+        rows.SOFTMAX, rows.LAYER_NORM, rows.EMBEDDING, indices.INDICES, parts.VOCABULARY, rows.SQUARED_ERROR,
+        rows.REDUCTION,
         elements.ARITHMETIC, elements.TRANSPOSE, elements.BLOCKS, elements.ACTIVATIONS, elements.DROPOUT,
         elements.OPTIMIZERS, stored.STORED,
         host.FOLD, host.MEETING, host.SHARED_WORK, host.CODING, host.FACTORS, host.HASH, host.GATHER,
@@ -22,7 +36,8 @@ FAMILIES = {
 #: The sizes of CPUs with vectors of 16 floats, and the families whose kernels they change.
 WIDE = Tuning(gemm_tile=(12, 32, 16), conv_lanes=16, loop_lanes=16)
 WIDE_FAMILIES = (
-    "convolution", "convolution of one width", "convolution as products", "plain product", "product", "linear layer",
+    "convolution", "convolution of one width", "convolution as products", "convolution in groups",
+    "plain product", "product", "linear layer",
     "layers after ReLU", "batch of products", "squared error", "arithmetic", "activations", "optimizers", "fold",
     "coding", "factors", "attention", "losses of elements", "stored parameters",
 )  # fmt: skip

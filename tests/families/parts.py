@@ -37,7 +37,8 @@ class _Rank:
         return self._own
 
     def gather(self, terms: Tensor, axis: int, label: str) -> Tensor:
-        own = slice(2 * self.rank, 2 * self.rank + 2)
+        kinds = len(self._terms) // self.size
+        own = slice(kinds * self.rank, kinds * (self.rank + 1))
         assert_near(terms, self._terms[own], "terms of a part")
         everyone = self._terms.astype(np.float32)
         everyone[own] = terms.numpy()
@@ -76,24 +77,26 @@ def _check_embedding(device: Device, case: Rows, rng: np.random.Generator, parts
 
 
 def _check_loss(device: Device, case: Rows, rng: np.random.Generator, parts: int) -> None:
-    rows, each = case.rows, case.columns
+    rows, each, smoothing = case.rows, case.columns, (0.0, 0.25, 1.0)[case.seed % 5 % 3]
     x = rng.uniform(-5, 5, (rows, parts * each)).astype(np.float32)
     targets = rng.integers(0, parts * each, rows)
     targets[rng.random(rows) < 0.2] = _IGNORED
     counts, classes = targets != _IGNORED, np.maximum(targets, 0)
     exact = x.astype(np.float64)
     logs = np.logaddexp.reduce(exact, 1)
-    losses = np.where(counts, logs - exact[np.arange(rows), classes], 0)
+    mixed = np.full(x.shape, smoothing / x.shape[1])
+    mixed[np.arange(rows), classes] += 1 - smoothing
+    losses = np.where(counts, logs - (mixed * exact).sum(1), 0)
     divisor = np.float64(counts.sum()) if case.reduction == "mean" else 1.0
     blocks = np.split(exact, parts, 1)
     terms = []
     for part, block in enumerate(blocks):
         is_own = (targets >= part * each) & (targets < (part + 1) * each)
         picked = np.where(is_own, block[np.arange(rows), np.where(is_own, targets - part * each, 0)], 0)
-        terms += [np.logaddexp.reduce(block, 1), picked]
+        own_logs = np.logaddexp.reduce(block, 1)
+        terms += [own_logs, picked, (own_logs[:, None] - block).sum(1)][: 3 if smoothing else 2]
     seed = whole_numbers(case.seed + 2, *((rows,) if case.reduction == "none" else ()))
-    slope = np.exp(exact - logs[:, None])
-    slope[np.arange(rows), classes] -= 1
+    slope = np.exp(exact - logs[:, None]) - mixed
     with np.errstate(invalid="ignore"):
         slope = np.where(counts[:, None], slope * (np.broadcast_to(seed, rows) / divisor)[:, None], 0)
         expected = losses if case.reduction == "none" else losses.sum() / divisor
@@ -101,8 +104,8 @@ def _check_loss(device: Device, case: Rows, rng: np.random.Generator, parts: int
         own = slice(part * each, (part + 1) * each)
         logits = leaf(device, np.ascontiguousarray(x[:, own]))
         loss = CrossEntropyOfParts.apply(
-            logits, targets=Tensor(targets.astype(np.int32), device), ignored=_IGNORED, reduction=case.reduction,
-            ranks=_Rank(part, parts, np.array(terms)),
+            logits, targets=Tensor(targets.astype(np.int32), device), smoothing=smoothing, ignored=_IGNORED,
+            reduction=case.reduction, ranks=_Rank(part, parts, np.array(terms)),
         )  # fmt: skip
         if counts.any():
             assert_near(loss, expected, "cross-entropy of parts")

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(0 if CASES else 900)
 CHOOSING = {
     "HAS_BIAS", "HAS_RELU", "BATCHED", "SIDE", "EACH", "SLICE", "TILE_LANES", "DILATED", "WIDTH", "ONE_CHANNEL",
     "BLOCKS", "TILE_OUTPUTS", "POOLED", "OUTPUTS", "ROWS", "DIVIDES", "LOOP_LANES",
-    "FP16",
+    "FP16", "GROUPED",
 }  # fmt: skip
 #: Of those, the ones whose value is only a size.
 ANY_VALUE = {"WIDTH", "POOLED"}
@@ -128,6 +128,8 @@ EPILOGUES = [{"HAS_BIAS": bias, "HAS_RELU": relu} for bias in (0, 1) for relu in
 BLOCKS = [dict(zip(("SIDE", "EACH", "SLICE"), block, strict=True)) for block in choices("gpu")["gemm_block"]]
 ROW_KINDS: list[dict[str, Any]] = [{"WIDTH": ...}, {"WIDTH": ..., "ONE_CHANNEL": 1}]
 TILES = [{"BLOCKS": 1, "TILE_OUTPUTS": 4}, {"BLOCKS": 2, "TILE_OUTPUTS": 4}, {"BLOCKS": 2, "TILE_OUTPUTS": 8}]
+#: Of groups of one output.
+ALONE: dict[str, Any] = {"BLOCKS": 1, "TILE_OUTPUTS": 1, "GROUPED": 1}
 #: The builds of kernels that have several.
 BUILDS: dict[str, list[dict[str, Any]]] = {
     "gemm.gemm": [
@@ -143,10 +145,13 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
     "conv2d.convolve": [
         *TILES, *({"DILATED": 1, **tile} for tile in TILES), *({**row, **TILES[0]} for row in ROW_KINDS),
         *({**ROW_KINDS[0], **tile} for tile in TILES),
+        *({"GROUPED": 1, **tile} for tile in TILES), ALONE, {"DILATED": 1, **ALONE},
+        *({**row, **ALONE} for row in ROW_KINDS),
     ],
     "conv2d.convolve_relu_pool": [{**row, **TILES[0]} for row in ROW_KINDS] + [{**ROW_KINDS[0], **TILES[2]}],
     "conv2d_weights.weight_gradient": [
-        {"EACH": each, **pooled} for each in (1, 2) for pooled in ({}, {"POOLED": ...})
+        *({"EACH": each, "TILE_OUTPUTS": 4, **pooled} for each in (1, 2) for pooled in ({}, {"POOLED": ...})),
+        *({"EACH": each, "TILE_OUTPUTS": tile, "GROUPED": 1} for each in (1, 2) for tile in (1, 4)),
     ],
     "conv2d_gpu.convolve": [{"OUTPUTS": outputs} for outputs in choices("gpu")["conv_outputs"]],
     "conv2d_gpu.weight_gradient": [{"OUTPUTS": outputs} for outputs in choices("gpu")["conv_outputs"]],

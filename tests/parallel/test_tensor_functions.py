@@ -266,8 +266,9 @@ def test_attention_computes_what_the_whole_one_does(ranks, bias, is_causal):
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("ignored", [None, 2, -100])
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
 @pytest.mark.parametrize("scale", [1.0, 1e4])
-def test_the_loss_of_parts_is_that_of_the_whole(ranks, kind, reduction, ignored, scale):
+def test_the_loss_of_parts_is_that_of_the_whole(ranks, kind, reduction, ignored, smoothing, scale):
     device, rng = cpu_device(kind), np.random.default_rng(3)
     exchange = Exchange(ranks, device)
     for rows, each in ((1, 1), (7, 5), (40, 19)):
@@ -277,20 +278,21 @@ def test_the_loss_of_parts_is_that_of_the_whole(ranks, kind, reduction, ignored,
         if ignored is not None:
             targets[::3] = ignored if ignored < classes else targets[::3]
         own = Tensor(x[:, ranks.rank * each : (ranks.rank + 1) * each], device, requires_grad=True)
-        loss = cross_entropy(own, targets, exchange, reduction, ignore_index=ignored)
+        loss = cross_entropy(own, targets, exchange, reduction, ignore_index=ignored, label_smoothing=smoothing)
         gradient = drawn(rows, loss.shape)
         loss.backward(Tensor(gradient, device))
         x64, counted = x.astype(np.float64), np.ones(rows, bool) if ignored is None else targets != ignored
         logs = np.logaddexp.reduce(x64, 1)
-        losses = np.where(counted, logs - x64[np.arange(rows), np.where(counted, targets, 0)], 0)
+        mixed = np.full(x.shape, smoothing / classes)
+        mixed[np.arange(rows), np.where(counted, targets, 0)] += 1 - smoothing
+        losses = np.where(counted, logs - (mixed * x64).sum(1), 0)
         with np.errstate(invalid="ignore"):
             divisor = np.float64(counted.sum()) if reduction == "mean" else 1.0
             expected = losses if reduction == "none" else losses.sum() / divisor
             factor = counted * gradient / divisor
         close = {"rtol": 1e-4, "atol": 2e-6 * scale, "equal_nan": True}
         assert np.allclose(loss.numpy(), expected, **close)
-        wanted = np.exp(x64 - logs[:, None])
-        wanted[np.arange(rows), np.where(counted, targets, 0)] -= 1
+        wanted = np.exp(x64 - logs[:, None]) - mixed
         wanted = np.where(counted[:, None], wanted * factor[:, None], 0)[:, ranks.rank * each : (ranks.rank + 1) * each]
         assert np.allclose(own.grad.numpy(), wanted, rtol=1e-3, atol=2e-6 * max(1, scale / 100), equal_nan=True)
         same = ranks.all_gather_object(loss.numpy().tobytes())
@@ -313,6 +315,8 @@ def test_the_loss_as_a_module_takes_any_leading_dimensions(ranks):
         with pytest.raises(ArgumentError, match=message) as caught:
             VocabularyParallelCrossEntropyLoss(ranks)(own, wrong)
         one_line(caught)
+    with pytest.raises(ArgumentError, match=r"expected label_smoothing from 0 to 1, got 1\.5"):
+        VocabularyParallelCrossEntropyLoss(ranks, label_smoothing=1.5)
     outside = Tensor(np.full((2, 3), each * ranks.size, np.int32), device)
     assert np.isnan(VocabularyParallelCrossEntropyLoss(ranks)(own, outside).item())
 

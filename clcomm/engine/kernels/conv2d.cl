@@ -1,16 +1,19 @@
 /* Convolution of x[N,C,H,W] with weight[O,C,kernel_h,kernel_w] to y[N,O,out_h,out_w] on CPUs, and its data gradient,
    which is the convolution of dy with the reversed kernel. One kernel does both:
        y[n,o,oy,ox] = bias[o] + sum over c,i,j of x[n,c,iy,ix] * weight[w_first + o*w_o + c*w_c + i*w_i + j*w_j]
-   where iy = (oy*stride + i - pad_h) / dilation. Terms outside x, or between its rows and columns when dilation is the
-   forward pass's stride, are left out rather than multiplied by zero.
+   where iy = (oy*stride + i*apart_h - pad_h) / dilation. Terms outside x, or between its rows and columns when dilation is
+   the forward pass's stride, are left out rather than multiplied by zero. Taps of a dilated kernel are apart_h rows and
+   apart_w columns apart. Channels and outputs are those of a group, one of `groups` that lie one after the other: a
+   work-item computes outputs of one group. Without GROUPED there is one group, and taps are adjacent.
 
    x is packed by pack.cl, eight images to a vector: borders, strides and kernel sizes then apply to whole vectors,
    every load is aligned, and no width leaves lanes idle. Sums are kept for tiles of TILE_OUTPUTS x 3 pixels: with 4
    outputs 12 vectors, which with their operands fill 16 registers. With BLOCKS of 2 a vector of sums has 16 lanes, two
-   blocks of 8 images that are packed as before, so that no sum changes. Then 8 outputs fill 32 registers.
+   blocks of 8 images that are packed as before, so that no sum changes. Then 8 outputs fill 32 registers. Groups of one
+   output have tiles of one.
 
-   Builds: one takes every size at run time; the other is for one WIDTH (of both x and y, stride 1) and one KERNEL_W
-   and PAD_W, so that the taps outside x at either end of a row are known at compile time: tiles whose taps reach
+   Builds: one takes every size at run time; the other is for one WIDTH (of both x and y, stride 1, no columns between
+   taps) and one KERNEL_W and PAD_W, so that the taps outside x at either end of a row are known at compile time: tiles whose taps reach
    an end of the row are compiled for their position in it, all others once. With
    ONE_CHANNEL in x that build also knows KERNEL_H, and keeps a tile's weights in local memory in the order of their
    use: without a loop over channels, computing the weights' addresses would cost more than the products. DILATED is
@@ -51,17 +54,22 @@ typedef float8 image_lanes;
 #define CHANNELS(s) s.channels
 #endif
 
+#ifdef GROUPED
+#define SPREAD apart_h, apart_w, groups
+#else
+#define SPREAD 1, 1, 1
+#endif
 #define SHAPE_ARGS \
     int images, int channels, int height, int width, int outputs, int out_height, int out_width, int kernel_h, \
-    int kernel_w, int stride, int dilation, int pad_h, int pad_w, int w_first, int w_o, int w_c, int w_i, int w_j, \
-    int has_bias
+    int kernel_w, int stride, int dilation, int pad_h, int pad_w, int apart_h, int apart_w, int groups, int w_first, \
+    int w_o, int w_c, int w_i, int w_j, int has_bias
 #define SHAPE \
     {images, channels, height, width, outputs, out_height, out_width, kernel_h, kernel_w, stride, dilation, pad_h, \
-     pad_w, w_first, w_o, w_c, w_i, w_j, has_bias}
+     pad_w, SPREAD, w_first, w_o, w_c, w_i, w_j, has_bias}
 
 typedef struct {
     int images, channels, height, width, outputs, out_height, out_width, kernel_h, kernel_w, stride, dilation, pad_h;
-    int pad_w, w_first, w_o, w_c, w_i, w_j, has_bias;
+    int pad_w, apart_h, apart_w, groups, w_first, w_o, w_c, w_i, w_j, has_bias;
 } Shape;
 
 /* The lanes of 8 of the images of a pixel. */
@@ -132,7 +140,7 @@ INLINE void convolve_tile(
     UNROLL for (int i = 0; i < TILE_OUTPUTS; ++i)
         UNROLL for (int p = 0; p < TILE_PIXELS; ++p) sum[i][p] = start[i];
     for (int i = 0; i < s.kernel_h; ++i) {
-        const int iy = undilated(oy * s.stride + i - s.pad_h, s.dilation);
+        const int iy = undilated(oy * s.stride + i * s.apart_h - s.pad_h, s.dilation);
         if (iy < 0 || iy >= s.height) continue;
         __global const float8 *row = packed + iy * s.width;
         WEIGHTS tap = weight + i * W_I(s);
@@ -152,7 +160,7 @@ INLINE void convolve_tile(
         for (int j = 0; j < s.kernel_w; ++j) {
             int offset[TILE_PIXELS], mask = 0;
             UNROLL for (int p = 0; p < TILE_PIXELS; ++p) {
-                offset[p] = undilated((ox + p) * s.stride + j - s.pad_w, s.dilation);
+                offset[p] = undilated((ox + p) * s.stride + j * s.apart_w - s.pad_w, s.dilation);
                 mask |= (ox + p < s.out_width && offset[p] >= 0 && offset[p] < s.width) << p;
             }
             switch (mask) {
@@ -223,18 +231,21 @@ KERNEL convolve(
     __local image_lanes waiting[TILE_OUTPUTS * (8 + SEGMENT)];
     NEAR_WEIGHTS(near);
     const Shape s = SHAPE;
-    const int o = get_global_id(0) * TILE_OUTPUTS, block = get_global_id(1) * BLOCKS;
+    const int tiles = (outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS;
+    const int group = s.groups > 1 ? get_global_id(0) / tiles : 0;
+    const int o = (get_global_id(0) - group * tiles) * TILE_OUTPUTS, block = get_global_id(1) * BLOCKS;
     const int outputs_valid = smaller(TILE_OUTPUTS, outputs - o);
     const int images_valid = smaller(8 * BLOCKS, images - block * 8);
-    const long next_block = images_valid > 8 ? (long)channels * height * width : 0;
+    const long next_group = (long)channels * height * width, next_block = images_valid > 8 ? s.groups * next_group : 0;
     const int out_plane = out_height * out_width;
-    const long image_stride = (long)outputs * out_plane;
+    const long image_stride = (long)s.groups * outputs * out_plane;
     int w_output[TILE_OUTPUTS];
     image_lanes start[TILE_OUTPUTS];
-    outputs_start(w_output, start, bias, s, o);
+    weight += (long)group * outputs * channels * kernel_h * kernel_w;
+    outputs_start(w_output, start, bias + group * outputs, s, o);
     FETCH_WEIGHTS(near, weight);
-    packed += (long)block * channels * height * width;
-    y += block * 8 * image_stride + (long)o * out_plane;
+    packed += ((long)block * s.groups + group) * next_group;
+    y += block * 8 * image_stride + ((long)group * outputs + o) * out_plane;
     int filled = 0;
     for (int oy = 0; oy < out_height; ++oy)
         for (int first = 0; first < out_width; first += SEGMENT) {

@@ -1,7 +1,8 @@
 /* The weight gradient of conv2d.cl on CPUs, from x and dy packed by pack.cl. In the POOLED build dy is that of
-   `convolve_relu_pool`, and is unpooled to the convolution's pixels only where it is used, in local memory. */
+   `convolve_relu_pool`, and is unpooled to the convolution's pixels only where it is used, in local memory. Channels and
+   outputs are those of a group, of which there are `groups`; TILE_OUTPUTS is 4, or 1 for groups of one output.
+   Without GROUPED there is one group, and taps are adjacent. */
 
-#define TILE_OUTPUTS 4
 #define TILE_COLUMNS 3
 /* A column is a channel, or with one channel a row of the kernel. With EACH of 2, for several channels only, a vector
    of 16 lanes holds two channels of the same 8 images: each half sums in the order of a vector of 8. */
@@ -24,7 +25,7 @@ typedef float8 column_lanes;
 #define GRAD __global
 #endif
 
-/* Adds the contribution of rows to the weight gradient of 4 outputs and of the columns in `mask`. */
+/* Adds the contribution of rows to the weight gradient of a tile of outputs and of the columns in `mask`. */
 INLINE void add_rows(
     column_lanes sum[TILE_OUTPUTS][TILE_COLUMNS], GRAD const float8 *grad, const int g_offset[TILE_OUTPUTS],
     int grad_row, __global const float8 *x, const int x_offset[TILE_COLUMNS], const int x_next[TILE_COLUMNS], int x_row,
@@ -51,7 +52,8 @@ INLINE void add_rows(
     }
 }
 
-/* Pixels of y from `first_inside` to before `last_inside` use a pixel inside x through tap `i` of the kernel. */
+/* Pixels of y from `first_inside` to before `last_inside` use a pixel inside x through the tap that is i pixels after
+   the first. */
 INLINE int first_inside(int i, int pad, int stride)
 {
     return stride == 1 ? larger(0, pad - i) : larger(0, (pad - i + stride - 1) / stride);
@@ -63,33 +65,43 @@ INLINE int last_inside(int i, int pad, int stride, int size, int out_size)
     return smaller(out_size, stride == 1 ? count : (count + stride - 1) / stride);
 }
 
-/* Which of the rows iy, iy + 1, iy + 2 lie inside x. */
-INLINE int rows_inside(int iy, int height)
+/* Which of the rows iy, iy + apart, iy + 2 apart lie inside x. */
+INLINE int rows_inside(int iy, int apart, int height)
 {
     int mask = 0;
-    UNROLL for (int c = 0; c < TILE_COLUMNS; ++c) mask |= (iy + c >= 0 && iy + c < height) << c;
+    UNROLL for (int c = 0; c < TILE_COLUMNS; ++c) {
+        const int row = iy + c * apart;
+        mask |= (row >= 0 && row < height) << c;
+    }
     return mask;
 }
 
 typedef struct {
     int channels, height, width, outputs, out_height, out_width, kernel_h, kernel_w, stride, pad_h, pad_w;
+    int apart_h, apart_w, groups;
 } Sizes;
 
+#ifdef GROUPED
+#define SPREAD apart_h, apart_w, groups
+#else
+#define SPREAD 1, 1, 1
+#endif
 #define SIZES_ARGS \
     int channels, int height, int width, int outputs, int out_height, int out_width, int kernel_h, int kernel_w, \
-    int stride, int pad_h, int pad_w
-#define SIZES {channels, height, width, outputs, out_height, out_width, kernel_h, kernel_w, stride, pad_h, pad_w}
+    int stride, int pad_h, int pad_w, int apart_h, int apart_w, int groups
+#define SIZES {channels, height, width, outputs, out_height, out_width, kernel_h, kernel_w, stride, pad_h, pad_w, SPREAD}
 
-/* Adds to `partial` the contribution of rows [first_row, end_row) of a block's dy to 4 outputs, through tap (i, j), and
-   to `columns` columns: each is EACH channels, `valid` in all, or one row of the kernel from i on. x and grad start at
-   row 0. */
+/* Adds to `partial` the contribution of rows [first_row, end_row) of a block's dy to a tile of outputs, through the tap
+   i rows and j columns after the first, and to `columns` columns: each is EACH channels, `valid` in all, or one row of
+   the kernel from that tap's on. x and grad start at row 0. */
 INLINE void add_tile(
     __global float8 *partial, __global const float8 *x, GRAD const float8 *grad, Sizes s,
     const int g_offset[TILE_OUTPUTS], int outputs, int columns, int valid, int i, int j, int first_row, int end_row,
     int is_start)
 {
     const int by_channel = s.channels > 1, taps = s.kernel_h * s.kernel_w;
-    const int column_x = by_channel ? s.height * s.width : s.width, column_partial = by_channel ? taps : s.kernel_w;
+    const int column_x = by_channel ? s.height * s.width : s.apart_h * s.width;
+    const int column_partial = by_channel ? taps : s.kernel_w;
     int x_offset[TILE_COLUMNS], x_next[TILE_COLUMNS];
     column_lanes sum[TILE_OUTPUTS][TILE_COLUMNS];
     UNROLL for (int c = 0; c < TILE_COLUMNS; ++c) {
@@ -115,9 +127,9 @@ INLINE void add_tile(
         int mask = all;
         next = end_row;
         if (!by_channel) {
-            mask &= rows_inside(iy, s.height);
+            mask &= rows_inside(iy, s.apart_h, s.height);
             for (next = oy + 1; next < end_row; ++next)
-                if ((rows_inside(next * s.stride + i - s.pad_h, s.height) & all) != mask) break;
+                if ((rows_inside(next * s.stride + i - s.pad_h, s.apart_h, s.height) & all) != mask) break;
         }
 #define ADD_ROWS(mask) \
     add_rows(sum, grad + oy * s.out_width + first, g_offset, s.out_width, \
@@ -184,16 +196,18 @@ KERNEL weight_gradient(
     const int grad_plane = out_height * out_width;
 #endif
     const Sizes s = SIZES;
-    const int o = get_global_id(0) * TILE_OUTPUTS, chunk = get_global_id(1);
+    const int tiles = (outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS;
+    const int group = s.groups > 1 ? get_global_id(0) / tiles : 0;
+    const int o = (get_global_id(0) - group * tiles) * TILE_OUTPUTS, chunk = get_global_id(1);
     const int outputs_valid = smaller(TILE_OUTPUTS, outputs - o);
     const int plane = height * width, taps = kernel_h * kernel_w;
     const int by_channel = channels > 1, columns = by_channel ? (channels + EACH - 1) / EACH : kernel_h;
     int g_offset[TILE_OUTPUTS];
     UNROLL for (int i = 0; i < TILE_OUTPUTS; ++i) g_offset[i] = smaller(i, outputs_valid - 1) * grad_plane;
-    partial += ((long)chunk * outputs + o) * channels * taps;
+    partial += (((long)chunk * s.groups + group) * outputs + o) * channels * taps;
     const int first_block = chunk * blocks_each, last_block = smaller(first_block + blocks_each, blocks);
     for (int block = first_block; block < last_block; ++block) {
-        __global const float8 *x = packed + (long)block * channels * plane;
+        __global const float8 *x = packed + ((long)block * s.groups + group) * channels * plane;
         for (int row = 0; row < out_height; row += rows_each) {
             const int end_row = smaller(row + rows_each, out_height);
 #ifdef POOLED
@@ -203,7 +217,7 @@ KERNEL weight_gradient(
                        places + start + i * pooled_plane, row, end_row, out_width);
             __local const float8 *grad = grad_near - row * out_width;
 #else
-            __global const float8 *grad = packed_grad + ((long)block * outputs + o) * grad_plane;
+            __global const float8 *grad = packed_grad + (((long)block * s.groups + group) * outputs + o) * grad_plane;
 #endif
             for (int column = 0, count; column < columns; column += count) {
                 /* The last four columns are two tiles of two: a tile of one has too few sums to fill the pipeline. */
@@ -213,8 +227,8 @@ KERNEL weight_gradient(
                         add_tile(
                             partial + (by_channel ? column * EACH * taps + i * kernel_w : column * kernel_w) + j,
                             x + (by_channel ? column * EACH * plane : 0), grad, s, g_offset, outputs_valid, count,
-                            by_channel ? channels - column * EACH : count, by_channel ? i : column, j, row, end_row,
-                            block == first_block && row == 0);
+                            by_channel ? channels - column * EACH : count, (by_channel ? i : column) * s.apart_h,
+                            j * s.apart_w, row, end_row, block == first_block && row == 0);
             }
         }
     }

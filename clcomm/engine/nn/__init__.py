@@ -1,13 +1,12 @@
 """Layers, losses and the base class of models."""
 
 from clcomm.engine.nn.attention import MultiheadAttention
+from clcomm.engine.nn.convolutions import Conv2d, ConvTranspose2d
 from clcomm.engine.nn.init import Generator, manual_seed
 from clcomm.engine.nn.layers import (
     GELU,
     AdaptiveAvgPool2d,
     AvgPool2d,
-    Conv2d,
-    ConvTranspose2d,
     Dropout,
     Embedding,
     Flatten,

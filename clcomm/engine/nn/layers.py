@@ -13,7 +13,8 @@ from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
 
-def _positive(**sizes: int) -> None:
+def require_positive(**sizes: int) -> None:
+    """Raise ArgumentError, with the name, for a size below 1."""
     for name, value in sizes.items():
         if not isinstance(value, int) or value < 1:
             raise ArgumentError(f"{name}: expected a whole number of at least 1, got {value!r}")
@@ -37,89 +38,13 @@ class Linear(Module):
         device: Device | str | None = None,
         rng: Generator | None = None,
     ):
-        _positive(in_features=in_features, out_features=out_features)
+        require_positive(in_features=in_features, out_features=out_features)
         weight_values, bias_values = layer_values((out_features, in_features), bias, rng)
         self.weight = Parameter(weight_values, device)
         self.bias = None if bias_values is None else Parameter(bias_values, self.weight.device)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
-
-
-class Conv2d(Module):
-    """x [N, in_channels, H, W] -> [N, out_channels, H', W']; initial values are PyTorch's.
-
-    Args:
-        kernel_size: one number for both directions, or (vertical, horizontal).
-        stride: one number for both directions.
-        padding: one number for both directions, or (vertical, horizontal).
-        bias: whether the layer has a bias.
-        groups: divides input and output channels into so many groups.
-        device: where its parameters are; by default `default_device()`.
-        rng: the source of the initial values; by default the one that `manual_seed` seeds.
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int],
-        stride: int = 1,
-        padding: int | tuple[int, int] = 0,
-        bias: bool = True,
-        *,
-        groups: int = 1,
-        device: Device | str | None = None,
-        rng: Generator | None = None,
-    ):
-        height, width = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
-        _positive(in_channels=in_channels, out_channels=out_channels, kernel_size=min(height, width), groups=groups)
-        if in_channels % groups or out_channels % groups:
-            raise ArgumentError(f"groups: expected to divide {in_channels} and {out_channels} channels, got {groups}")
-        self.stride, self.padding, self.groups = stride, padding, groups
-        weight_values, bias_values = layer_values((out_channels, in_channels // groups, height, width), bias, rng)
-        self.weight = Parameter(weight_values, device)
-        self.bias = None if bias_values is None else Parameter(bias_values, self.weight.device)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.groups)
-
-
-class ConvTranspose2d(Module):
-    """x [N, in_channels, H, W] -> [N, out_channels, H', W'], see F.conv_transpose2d; initial values are PyTorch's.
-
-    Args:
-        kernel_size: one number for both directions, or (vertical, horizontal).
-        stride: one number for both directions.
-        padding, output_padding: one number for both directions, or (vertical, horizontal).
-        bias: whether the layer has a bias.
-        device: where its parameters are; by default `default_device()`.
-        rng: the source of the initial values; by default the one that `manual_seed` seeds.
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int],
-        stride: int = 1,
-        padding: int | tuple[int, int] = 0,
-        output_padding: int | tuple[int, int] = 0,
-        bias: bool = True,
-        *,
-        device: Device | str | None = None,
-        rng: Generator | None = None,
-    ):
-        height, width = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
-        _positive(in_channels=in_channels, out_channels=out_channels, kernel_size=min(height, width))
-        self.stride, self.padding, self.output_padding = stride, padding, output_padding
-        shape = in_channels, out_channels, height, width
-        weight_values, bias_values = layer_values(shape, bias, rng, out_channels)
-        self.weight = Parameter(weight_values, device)
-        self.bias = None if bias_values is None else Parameter(bias_values, self.weight.device)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.conv_transpose2d(x, self.weight, self.bias, self.stride, self.padding, self.output_padding)
 
 
 class Embedding(Module):
@@ -142,7 +67,7 @@ class Embedding(Module):
         device: Device | str | None = None,
         rng: Generator | None = None,
     ):
-        _positive(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
+        require_positive(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
             last = num_embeddings - 1
             raise ArgumentError(f"padding_idx: expected from {-num_embeddings} to {last}, got {padding_idx!r}")

@@ -7,7 +7,8 @@ from functools import partial
 from typing import TypeGuard, TypeVar
 
 from clcomm.engine import functional as F
-from clcomm.engine.nn.layers import Conv2d, Linear, MaxPool2d, ReLU
+from clcomm.engine.nn.convolutions import Conv2d
+from clcomm.engine.nn.layers import Linear, MaxPool2d, ReLU
 from clcomm.engine.nn.module import Module
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
@@ -52,7 +53,7 @@ def fused(modules: Sequence[Module]) -> Iterator[Callable[[Tensor], Tensor]]:
         if _is(second, ReLU) and _is(first, Linear):
             yield partial(F.linear, weight=first.weight, bias=first.bias, relu=True)
             position += 2
-        elif _is(second, ReLU) and _is(first, Conv2d) and (first.stride, first.groups) == (1, 1) and _halves(third):
+        elif _is(second, ReLU) and _is_plain(first) and _halves(third):
             yield partial(F.conv_relu_pool, weight=first.weight, bias=first.bias, padding=first.padding)
             position += 3
         else:
@@ -62,6 +63,13 @@ def fused(modules: Sequence[Module]) -> Iterator[Callable[[Tensor], Tensor]]:
 
 def _is(module: Module | None, kind: type[M]) -> TypeGuard[M]:
     return type(module) is kind and "forward" not in module.__dict__
+
+
+def _is_plain(module: Module | None) -> TypeGuard[Conv2d]:
+    """Return whether a module is a convolution that can be run together with what follows."""
+    if not _is(module, Conv2d):
+        return False
+    return (module.stride, module.groups) == (1, 1) and module.dilation in (1, (1, 1))
 
 
 def _halves(module: Module | None) -> bool:

@@ -111,8 +111,7 @@ def cross_entropy(
     """
     if weight is None and ignore_index is None and label_smoothing == 0:
         return loss.cross_entropy(logits, targets, reduction)
-    if not 0 <= label_smoothing <= 1:
-        raise ArgumentError(f"cross_entropy: expected label_smoothing from 0 to 1, got {label_smoothing!r}")
+    check_smoothing(label_smoothing)
     settings = _settings("cross_entropy", logits, targets, reduction, weight, ignore_index)
     return SmoothedCrossEntropy.apply(logits, smoothing=float(label_smoothing), **settings)
 
@@ -131,6 +130,12 @@ def nll_loss(
     """
     settings = _settings("nll_loss", log_probabilities, targets, reduction, weight, ignore_index)
     return NegativeLogLikelihood.apply(log_probabilities, **settings)
+
+
+def check_smoothing(label_smoothing: float) -> None:
+    """Raise ArgumentError unless a share of a uniform distribution is from 0 to 1."""
+    if not isinstance(label_smoothing, (int, float)) or not 0 <= label_smoothing <= 1:
+        raise ArgumentError(f"cross_entropy: expected label_smoothing from 0 to 1, got {label_smoothing!r}")
 
 
 def _settings(

@@ -10,7 +10,7 @@ from typing import Any
 from clcomm.engine.autograd import Op
 from clcomm.engine.ops import convolution, convolution_products
 from clcomm.engine.ops.activation import relu
-from clcomm.engine.ops.blocks import concat, split
+from clcomm.engine.ops.blocks import concat, pad, split
 from clcomm.engine.ops.convolution import Geometry
 from clcomm.engine.ops.elementwise import add
 from clcomm.engine.ops.matmul import check_bias, same_device
@@ -27,7 +27,7 @@ class Conv2dOp(Op):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *, geometry: Geometry) -> Tensor:
         """Queue the convolution."""
         g = geometry
-        y = empty(x.device, (g.images, g.outputs, g.out_height, g.out_width))
+        y = empty(x.device, (g.images, g.groups * g.outputs, g.out_height, g.out_width))
         ctx.geometry = g
         if convolution_products.suit(g, x.device):
             convolution_products.convolve(g, x, weight, bias, y)
@@ -57,7 +57,7 @@ class ConvTranspose2dOp(Op):
     def forward(ctx: Any, x: Tensor, weight: Tensor, *, geometry: Geometry) -> Tensor:
         """Queue x convolved with the reversed kernel, spread out by the stride."""
         g = geometry
-        y = empty(x.device, (g.images, g.channels, g.height, g.width))
+        y = empty(x.device, (g.images, g.groups * g.channels, g.height, g.width))
         way: Any = convolution_products if convolution_products.suit(g, x.device) else convolution
         given = convolution.pack_gradient(g, x, None) if way is convolution else x
         way.data_gradient(g, given, weight, y)
@@ -132,12 +132,13 @@ def conv2d(
     bias: Tensor | None = None,
     stride: int = 1,
     padding: int | tuple[int, int] = 0,
+    dilation: int | tuple[int, int] = 1,
     groups: int = 1,
 ) -> Tensor:
     """Return the convolution of x with weight, plus bias.
 
-    The result has (size + 2 * padding - kernel) // stride + 1 rows and columns. Padding is left out of the sums, so
-    that a weight of Inf or NaN does not make the borders NaN.
+    The result has (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1 rows and columns. Padding is left
+    out of the sums, so that a weight of Inf or NaN does not make the borders NaN.
 
     Args:
         x: [N, C, H, W].
@@ -145,34 +146,25 @@ def conv2d(
         bias: [O], or None.
         stride: one number for both directions.
         padding: one number, or (rows, columns).
-        groups: divides input and output channels into so many groups, which are computed one after the other.
+        dilation: pixels from a tap of the kernel to the next, likewise.
+        groups: divides input and output channels into so many groups; outputs see the channels of their own.
+            Where groups are large enough for matrix products, they are computed one after the other.
 
     Raises:
         ArgumentError: shapes do not fit, or the kernel exceeds the padded image.
     """
-    if groups != 1:
-        return _conv2d_in_groups(x, weight, bias, stride, padding, groups)
-    geometry = _checked("conv2d", x, weight, bias, stride, padding)
+    geometry = _checked("conv2d", x, weight, bias, stride, padding, dilation, groups)
+    if groups > 1 and convolution_products.suit(geometry._replace(groups=1), x.device):
+        return _group_by_group(x, weight, bias, geometry)
     return Conv2dOp.apply(x, weight, bias, geometry=geometry)
 
 
-def _conv2d_in_groups(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int | tuple[int, int], groups: int
-) -> Tensor:
-    float_tensor("conv2d: x", x)
-    float_tensor("conv2d: weight", weight)
-    if not isinstance(groups, int) or groups < 1:
-        raise ArgumentError(f"conv2d: groups: expected a whole number from 1 up, got {groups!r}")
-    if x.ndim != 4 or weight.ndim != 4 or x.shape[1] != groups * weight.shape[1] or weight.shape[0] % groups:
-        raise ArgumentError(
-            f"conv2d: groups: expected x [N, C, H, W] and weight [O, C / {groups}, kernel_h, kernel_w], O divided by "
-            f"{groups}, got shapes {x.shape} and {weight.shape}"
-        )
-    check_bias("conv2d", bias, weight.shape[0])
-    xs, weights = split(x, [weight.shape[1]] * groups, 1), split(weight, [weight.shape[0] // groups] * groups)
-    biases = [None] * groups if bias is None else split(bias, [weight.shape[0] // groups] * groups)
+def _group_by_group(x: Tensor, weight: Tensor, bias: Tensor | None, g: Geometry) -> Tensor:
+    """Return the convolution of groups that are large enough for matrix products of their own."""
+    xs, weights = split(x, g.channels, 1), split(weight, g.outputs)
+    biases = [None] * g.groups if bias is None else split(bias, g.outputs)
     parts = zip(xs, weights, biases, strict=True)
-    return concat([conv2d(part, own, added, stride, padding) for part, own, added in parts], 1)
+    return concat([Conv2dOp.apply(*part, geometry=g._replace(groups=1)) for part in parts], 1)
 
 
 def conv_transpose2d(
@@ -182,47 +174,67 @@ def conv_transpose2d(
     stride: int = 1,
     padding: int | tuple[int, int] = 0,
     output_padding: int | tuple[int, int] = 0,
+    groups: int = 1,
+    dilation: int | tuple[int, int] = 1,
 ) -> Tensor:
     """Return the transposed convolution of x with weight, plus bias: what conv2d's gradient for its x computes.
 
-    The result has (size - 1) * stride - 2 * padding + kernel + output_padding rows and columns.
+    The result has (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1 rows and columns.
 
     Args:
         x: [N, C, H, W].
-        weight: [C, O, kernel_h, kernel_w].
+        weight: [C, O / groups, kernel_h, kernel_w].
         bias: [O], or None.
         stride: one number for both directions.
         padding: one number, or (rows, columns).
-        output_padding: further rows and columns at the end, likewise; below the stride.
+        output_padding: further rows and columns at the end, likewise; below the stride or the dilation.
+        groups: divides input and output channels into so many groups; outputs see the channels of their own.
+        dilation: pixels from a tap of the kernel to the next: one number, or (rows, columns).
 
     Raises:
         ArgumentError: shapes do not fit, or nothing is left.
     """
     name = "conv_transpose2d"
+    _check_groups(name, groups)
     float_tensor(f"{name}: x", x)
     float_tensor(f"{name}: weight", weight)
-    if x.ndim != 4 or weight.ndim != 4 or x.shape[1] != weight.shape[0]:
+    if x.ndim != 4 or weight.ndim != 4 or x.shape[1] != weight.shape[0] or x.shape[1] % groups:
         raise ArgumentError(
-            f"{name}: expected x [N, C, H, W] and weight [C, O, kernel_h, kernel_w], got shapes {x.shape} and "
-            f"{weight.shape}"
+            f"{name}: expected x [N, C, H, W] and weight [C, O / groups, kernel_h, kernel_w], C divided by {groups}, "
+            f"got shapes {x.shape} and {weight.shape}"
         )
-    if not isinstance(stride, int) or stride < 1:
-        raise ArgumentError(f"{name}: stride: expected a whole number from 1 up, got {stride!r}")
+    _check_stride(name, stride)
     pads, more = whole_pair(f"{name}: padding", padding, 0), whole_pair(f"{name}: output_padding", output_padding, 0)
-    if max(more) >= stride:
-        raise ArgumentError(f"{name}: output_padding: expected less than the stride {stride}, got {output_padding!r}")
+    apart = whole_pair(f"{name}: dilation", dilation, 1)
+    if any(added >= max(stride, step) for added, step in zip(more, apart, strict=True)):
+        raise ArgumentError(
+            f"{name}: output_padding: expected less than the stride {stride} or the dilation {dilation}, got "
+            f"{output_padding!r}"
+        )
     height, width = (
-        (size - 1) * stride - 2 * pad + kernel + added
-        for size, pad, kernel, added in zip(x.shape[2:], pads, weight.shape[2:], more, strict=True)
+        (size - 1) * stride - 2 * side + step * (kernel - 1) + added + 1
+        for size, side, step, kernel, added in zip(x.shape[2:], pads, apart, weight.shape[2:], more, strict=True)
     )
     if min(height, width) < 1:
         raise ArgumentError(f"{name}: padding: expected to leave rows and columns, got {height} x {width}")
-    check_bias(name, bias, weight.shape[1])
+    check_bias(name, bias, groups * weight.shape[1])
     same_device(name, x, weight, bias)
+    # More rows than a stride at the end are those of further zeros in x.
+    x = pad(x, [(0, 0), (0, 0), *((0, added // stride) for added in more)])
     kernel_h, kernel_w = weight.shape[2:]
     geometry = Geometry(
-        x.shape[0], weight.shape[1], height, width, weight.shape[0], kernel_h, kernel_w, stride, *pads
-    )  # fmt: skip
+        x.shape[0],
+        weight.shape[1],
+        height,
+        width,
+        x.shape[1] // groups,
+        kernel_h,
+        kernel_w,
+        stride,
+        *pads,
+        *apart,
+        groups,
+    )
     y = ConvTranspose2dOp.apply(x, weight, geometry=geometry)
     return y if bias is None else add(y, reshape(bias, (bias.size, 1, 1)))
 
@@ -240,31 +252,51 @@ def conv_relu_pool(x: Tensor, weight: Tensor, bias: Tensor | None = None, paddin
 
 
 def _checked(
-    function: str, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int | tuple[int, int]
-) -> Geometry:
+    function: str, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int | tuple[int, int],
+    dilation: int | tuple[int, int] = 1, groups: int = 1,
+) -> Geometry:  # fmt: skip
     """Return the sizes of a convolution after checking its arguments."""
     float_tensor(f"{function}: x", x)
     float_tensor(f"{function}: weight", weight)
-    geometry = _geometry(function, x.shape, weight.shape, stride, padding)
-    check_bias(function, bias, geometry.outputs)
+    geometry = _geometry(function, x.shape, weight.shape, stride, padding, dilation, groups)
+    check_bias(function, bias, groups * geometry.outputs)
     same_device(function, x, weight, bias)
     return geometry
 
 
-def _geometry(function: str, x: Shape, weight: Shape, stride: int, padding: int | tuple[int, int]) -> Geometry:
+def _geometry(
+    function: str, x: Shape, weight: Shape, stride: int, padding: int | tuple[int, int],
+    dilation: int | tuple[int, int], groups: int,
+) -> Geometry:  # fmt: skip
+    _check_groups(function, groups)
     if len(x) != 4:
         raise ArgumentError(f"{function}: x: expected 4 dimensions (N, C, H, W), got shape {x}")
     if len(weight) != 4:
         raise ArgumentError(f"{function}: weight: expected 4 dimensions (O, C, kernel_h, kernel_w), got shape {weight}")
-    if x[1] != weight[1]:
+    if groups > 1 and (x[1] != groups * weight[1] or weight[0] % groups):
+        raise ArgumentError(
+            f"{function}: groups: expected x [N, C, H, W] and weight [O, C / {groups}, kernel_h, kernel_w], O divided "
+            f"by {groups}, got shapes {x} and {weight}"
+        )
+    if x[1] != groups * weight[1]:
         raise ArgumentError(f"{function}: x: expected {weight[1]} channels, as weight {weight} has, got shape {x}")
-    if not isinstance(stride, int) or stride < 1:
-        raise ArgumentError(f"{function}: stride: expected a whole number from 1 up, got {stride!r}")
-    pads = whole_pair(f"{function}: padding", padding, 0)
-    geometry = Geometry(x[0], x[1], x[2], x[3], weight[0], weight[2], weight[3], stride, *pads)
+    _check_stride(function, stride)
+    pads, apart = whole_pair(f"{function}: padding", padding, 0), whole_pair(f"{function}: dilation", dilation, 1)
+    sizes = weight[1], x[2], x[3], weight[0] // groups, weight[2], weight[3]
+    geometry = Geometry(x[0], *sizes, stride, *pads, *apart, groups)
     if geometry.out_height < 1 or geometry.out_width < 1:
         raise ArgumentError(
             f"{function}: weight: expected a kernel no larger than the image with its padding, {x[2] + 2 * pads[0]} x "
-            f"{x[3] + 2 * pads[1]}, got {weight[2]} x {weight[3]}"
+            f"{x[3] + 2 * pads[1]}, got {geometry.reach_h} x {geometry.reach_w}"
         )
     return geometry
+
+
+def _check_groups(function: str, groups: int) -> None:
+    if not isinstance(groups, int) or groups < 1:
+        raise ArgumentError(f"{function}: groups: expected a whole number from 1 up, got {groups!r}")
+
+
+def _check_stride(function: str, stride: int) -> None:
+    if not isinstance(stride, int) or stride < 1:
+        raise ArgumentError(f"{function}: stride: expected a whole number from 1 up, got {stride!r}")

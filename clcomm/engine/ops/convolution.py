@@ -26,7 +26,10 @@ Grid = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class Geometry(NamedTuple):
-    """Sizes of one convolution, seen from its forward pass."""
+    """Sizes of one convolution, seen from its forward pass; channels and outputs are those of a group.
+
+    apart_h, apart_w: rows and columns from a tap of the kernel to the next: its dilation.
+    """
 
     images: int
     channels: int
@@ -38,16 +41,29 @@ class Geometry(NamedTuple):
     stride: int
     pad_h: int
     pad_w: int
+    apart_h: int = 1
+    apart_w: int = 1
+    groups: int = 1
+
+    @property
+    def reach_h(self) -> int:
+        """Rows from the first to the last that the kernel sees."""
+        return (self.kernel_h - 1) * self.apart_h + 1
+
+    @property
+    def reach_w(self) -> int:
+        """Columns, likewise."""
+        return (self.kernel_w - 1) * self.apart_w + 1
 
     @property
     def out_height(self) -> int:
         """Rows of the result."""
-        return (self.height + 2 * self.pad_h - self.kernel_h) // self.stride + 1
+        return (self.height + 2 * self.pad_h - self.reach_h) // self.stride + 1
 
     @property
     def out_width(self) -> int:
         """Columns of the result."""
-        return (self.width + 2 * self.pad_w - self.kernel_w) // self.stride + 1
+        return (self.width + 2 * self.pad_w - self.reach_w) // self.stride + 1
 
     @property
     def taps(self) -> int:
@@ -60,9 +76,14 @@ class Geometry(NamedTuple):
         return -(-self.images // LANES)
 
     @property
+    def spread(self) -> dict[str, int]:
+        """The build option of kernels for several groups, or taps with pixels between them."""
+        return {"GROUPED": 1} if (self.apart_h, self.apart_w, self.groups) != (1, 1, 1) else {}
+
+    @property
     def keeps_width(self) -> bool:
         """Whether rows of x and y have one width, for which there may be a specialised build on a CPU."""
-        same = self.stride == 1 and 2 * self.pad_w == self.kernel_w - 1
+        same = self.stride == 1 and self.apart_w == 1 and 2 * self.pad_w == self.kernel_w - 1
         return same and _TILE_PIXELS < self.width <= _WIDEST and self.kernel_w <= _WIDEST_KERNEL
 
 
@@ -81,16 +102,16 @@ def pack(x: Tensor) -> Tensor:
 
 def pack_gradient(g: Geometry, grad: Tensor, db: Tensor | None) -> Tensor:
     """Return dy packed as by `pack`, and fill the bias gradient unless it is None."""
-    device, plane = grad.device, g.out_height * g.out_width
+    device, plane, outputs = grad.device, g.out_height * g.out_width, g.groups * g.outputs
     if not device.is_cpu:
         if db is not None:
             kernel, group = device.kernel("conv2d_gpu", "bias_gradient"), device.row_group
-            device.launch(kernel, (g.outputs * group,), (group,), grad, db, g.images, g.outputs, plane)
+            device.launch(kernel, (outputs * group,), (group,), grad, db, g.images, outputs, plane)
         return grad
     packed = empty(device, (g.blocks, *grad.shape[1:], LANES))
-    partial = empty(device, (g.blocks, g.outputs, LANES))
+    partial = empty(device, (g.blocks, outputs, LANES))
     kernel = device.kernel("pack", "pack_gradient")
-    device.launch(kernel, (g.outputs, g.blocks), (1, 1), grad, packed, partial, g.images, g.outputs, plane)
+    device.launch(kernel, (outputs, g.blocks), (1, 1), grad, packed, partial, g.images, outputs, plane)
     if db is not None:
         _add_partials(partial, db, g.blocks)
     return packed
@@ -115,7 +136,8 @@ def data_gradient(g: Geometry, packed_grad: Tensor, weight: Tensor, dx: Tensor) 
         *_grid(g, g.outputs, g.channels, g.height * g.width, device),
         packed_grad, weight, weight, dx,
         g.images, g.outputs, g.out_height, g.out_width, g.channels, g.height, g.width,
-        g.kernel_h, g.kernel_w, 1, g.stride, g.kernel_h - 1 - g.pad_h, g.kernel_w - 1 - g.pad_w,
+        g.kernel_h, g.kernel_w, 1, g.stride, g.reach_h - 1 - g.pad_h, g.reach_w - 1 - g.pad_w,
+        g.apart_h, g.apart_w, g.groups,
         g.taps - 1, g.taps, g.channels * g.taps, -g.kernel_w, -1, 0,
     )  # fmt: skip
 
@@ -125,25 +147,27 @@ def weight_gradient(g: Geometry, packed: Tensor, packed_grad: Tensor, dw: Tensor
     device = dw.device
     sizes = (
         g.channels, g.height, g.width, g.outputs, g.out_height, g.out_width,
-        g.kernel_h, g.kernel_w, g.stride, g.pad_h, g.pad_w,
+        g.kernel_h, g.kernel_w, g.stride, g.pad_h, g.pad_w, g.apart_h, g.apart_w, g.groups,
     )  # fmt: skip
     if not device.is_cpu:
         group = device.row_group
-        grid = (g.channels * g.taps * group, -(-g.outputs // device.tuning.conv_outputs))
+        grid = (g.channels * g.taps * group, g.groups * -(-g.outputs // device.tuning.conv_outputs))
         kernel = device.kernel("conv2d_gpu", "weight_gradient")
         device.launch(kernel, grid, (group, 1), packed, packed_grad, dw, g.images, *sizes)
         return
     chunk = _CHUNK_IMAGES // LANES
     rows = _rows_each(device.tuning.near_cache, min(g.channels, _TILE_PIXELS), g.width, g.out_width, g.stride)
     inputs: tuple[Any, ...] = ()
-    defines: dict[str, Any] = {"EACH": 2 if device.tuning.conv_lanes == 16 and g.channels > 1 else 1}
+    tile, each = _tile_outputs(g, g.outputs), 2 if device.tuning.conv_lanes == 16 and g.channels > 1 else 1
+    defines: dict[str, Any] = {"EACH": each, "TILE_OUTPUTS": tile, **g.spread}
     if places is not None:
         rows = max(2, min(rows, _POOLED_ROOM // g.out_width) // 2 * 2)
         inputs, defines = (places,), {**defines, "POOLED": _POOLED_ROOM}
     chunks = -(-g.blocks // chunk)
     partial = empty(device, (chunks, dw.size, LANES))
     device.launch(
-        device.kernel("conv2d_weights", "weight_gradient", **defines), (-(-g.outputs // _TILE_OUTPUTS), chunks), (1, 1),
+        device.kernel("conv2d_weights", "weight_gradient", **defines),
+        (g.groups * -(-g.outputs // tile), chunks), (1, 1),
         packed, packed_grad, partial, *inputs, g.blocks, chunk, rows, *sizes,
     )  # fmt: skip
     _add_partials(partial, dw, chunks)
@@ -204,7 +228,7 @@ def _forward_shape(g: Geometry, bias: Tensor | None) -> tuple[int, ...]:
     """Return the SHAPE_ARGS of conv2d.cl for the forward pass."""
     return (
         g.images, g.channels, g.height, g.width, g.outputs, g.out_height, g.out_width,
-        g.kernel_h, g.kernel_w, g.stride, 1, g.pad_h, g.pad_w,
+        g.kernel_h, g.kernel_w, g.stride, 1, g.pad_h, g.pad_w, g.apart_h, g.apart_w, g.groups,
         0, g.channels * g.taps, g.taps, g.kernel_w, 1, int(bias is not None),
     )  # fmt: skip
 
@@ -216,8 +240,8 @@ def _build(g: Geometry, channels: int, outputs: int, device: Device, *, one_widt
     """
     if not device.is_cpu:
         return {}
-    tile = _tile(g, channels, outputs, device).defines()
-    work = g.channels * g.outputs * g.taps * g.out_height * g.out_width
+    tile = _tile(g, channels, outputs, device).defines() | g.spread
+    work = g.groups * g.channels * g.outputs * g.taps * g.out_height * g.out_width
     if one_width or (g.keeps_width and work >= _WORTH_A_BUILD):
         return {**tile, **_width_build(g, channels)}
     return tile
@@ -244,25 +268,31 @@ def _tile(g: Geometry, channels: int, outputs: int, device: Device) -> _Tile:
     return _chosen_tile(g, channels, outputs, device.tuning.conv_lanes, device.compute_units, device.local_bytes)
 
 
+def _tile_outputs(g: Geometry, outputs: int) -> int:
+    """Return the outputs of a small tile: groups of one output have no more."""
+    return 1 if g.groups > 1 and outputs == 1 else _TILE_OUTPUTS
+
+
 @lru_cache(maxsize=1024)
 def _chosen_tile(g: Geometry, channels: int, outputs: int, lanes: int, units: int, local_bytes: int) -> _Tile:
     """Return the largest tile with which every core has a work-item; no choice changes a bit."""
+    fewest = _tile_outputs(g, outputs)
     pixels = max(_SEGMENT, 5 * max(g.width, g.out_width) // 2) + 16  # whose results wait in local memory
-    for tile in (_Tile(2, 8), _Tile(2, 4)) if lanes == 2 * LANES else ():
+    for tile in (_Tile(2, 8), _Tile(2, 4)) if lanes == 2 * LANES and fewest > 1 else ():
         # With one channel a tile's weights would fill the registers; long rows' results would leave the caches.
         suits = tile.outputs == 4 or (channels > 1 and outputs % tile.outputs == 0 and g.out_width <= _WIDE_ROW)
         fits = 4 * LANES * tile.blocks * tile.outputs * pixels <= local_bytes
-        if suits and fits and -(-outputs // tile.outputs) * -(-g.blocks // tile.blocks) >= units:
+        if suits and fits and g.groups * -(-outputs // tile.outputs) * -(-g.blocks // tile.blocks) >= units:
             return tile
-    return _Tile(1, 4)
+    return _Tile(1, fewest)
 
 
 def _grid(g: Geometry, channels: int, outputs: int, plane: int, device: Device) -> Grid:
     if device.is_cpu:
         tile = _tile(g, channels, outputs, device)
-        return (-(-outputs // tile.outputs), -(-g.blocks // tile.blocks)), (1, 1)
+        return (g.groups * -(-outputs // tile.outputs), -(-g.blocks // tile.blocks)), (1, 1)
     groups = -(-g.images * plane // _GROUP)
-    return (groups * _GROUP, -(-outputs // device.tuning.conv_outputs)), (_GROUP, 1)
+    return (groups * _GROUP, g.groups * -(-outputs // device.tuning.conv_outputs)), (_GROUP, 1)
 
 
 @lru_cache(maxsize=256)

@@ -28,8 +28,12 @@ class _Part(NamedTuple):
 def suit(g: Geometry, device: Device) -> bool:
     """Return whether products are the faster way: with many channels, or too few images for conv2d.cl's vectors.
 
+    They have one group, and no pixels between taps.
+
     It depends on the shapes alone, as the two ways differ in the order of their sums.
     """
+    if g.groups > 1 or (g.apart_h, g.apart_w) != (1, 1):
+        return False
     fewest = min(g.channels, g.outputs)
     is_full = g.images >= _FULL * g.blocks * LANES
     if is_full:

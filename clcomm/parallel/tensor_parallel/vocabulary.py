@@ -15,7 +15,7 @@ from clcomm.engine import functional as F
 from clcomm.engine.autograd import Op
 from clcomm.engine.nn.layers import Embedding
 from clcomm.engine.nn.module import Module
-from clcomm.engine.ops.class_losses import NONE_IGNORED, ClassLoss
+from clcomm.engine.ops.class_losses import NONE_IGNORED, ClassLoss, check_smoothing
 from clcomm.engine.ops.loss import check_reduction
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor
@@ -76,19 +76,20 @@ class CrossEntropyOfParts(ClassLoss):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, *, targets: Tensor, ignored: int, reduction: str, ranks: Exchange
+        ctx: Any, x: Tensor, *, targets: Tensor, smoothing: float, ignored: int, reduction: str, ranks: Exchange
     ) -> Tensor:  # fmt: skip
         device, (rows, columns) = x.device, x.shape
         first, classes = ranks.rank * columns, ranks.size * columns
-        terms = empty(device, (2, rows))
+        smooths = smoothing > 0
+        terms = empty(device, (2 + smooths, rows))
         kernel = device.kernel("vocabulary", "part_terms")
-        device.launch(kernel, *device.row_grid(rows, columns), terms, x, targets, first, rows, columns)
+        device.launch(kernel, *device.row_grid(rows, columns), terms, x, targets, first, int(smooths), rows, columns)
         terms = ranks.gather(terms, 0, ACTIVATIONS)
         losses, weights, logs = (empty(device, (rows,)) for _ in range(3))
         kernel = device.kernel("vocabulary", "losses_of_parts")
-        sizes = ignored, ranks.size, classes, rows
+        sizes = smoothing, ignored, ranks.size, classes, rows
         device.launch(kernel, *device.grid(rows), losses, weights, logs, terms, targets, *sizes)
-        ctx.targets, ctx.first, ctx.ignored, ctx.classes = targets, first, ignored, classes
+        ctx.targets, ctx.own, ctx.classes = targets, (first, smoothing, ignored), classes
         ctx.save(x, logs)
         return ClassLoss.reduced(ctx, losses, weights, reduction)
 
@@ -98,8 +99,7 @@ class CrossEntropyOfParts(ClassLoss):
         device, dx = x.device, ctx.out(0)
         device.launch(
             device.kernel("vocabulary", "losses_of_parts_grad"), *device.row_grid(*x.shape),
-            dx, grad, ctx.total, x, logs, ctx.targets, ctx.first, ctx.ignored, grad.ndim, int(ctx.divides),
-            ctx.classes, *x.shape,
+            dx, grad, ctx.total, x, logs, ctx.targets, *ctx.own, grad.ndim, int(ctx.divides), ctx.classes, *x.shape,
         )  # fmt: skip
         return (dx,)
 
@@ -111,22 +111,25 @@ def cross_entropy(
     reduction: str = "mean",
     *,
     ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     """Return the cross-entropy of logits of which each rank has some classes, the same on all ranks.
 
-    The logits are not gathered: ranks exchange two numbers for each row.
+    The logits are not gathered: ranks exchange two numbers for each row, three with label smoothing.
 
     Args:
         logits: [..., classes / ranks], the classes from `rank * classes / ranks` on.
         targets: a class for each row, [...], in an int32 tensor or an integer array; the same on all ranks.
         reduction: "mean", over the rows that count, "sum" or "none" (one loss for each row, [rows]).
         ignore_index: a target whose rows count nothing; None: there is none.
+        label_smoothing: the share, from 0 to 1, of a uniform distribution in the targets', as `F.cross_entropy` has it.
 
     Raises:
-        ArgumentError: shapes or dtypes do not fit, or a target in an array is not a class; such a target in a tensor
-            gives a loss of NaN.
+        ArgumentError: shapes, dtypes or the share do not fit, or a target in an array is not a class; such a target in
+            a tensor gives a loss of NaN.
     """
     check_reduction("cross_entropy", reduction)
+    check_smoothing(label_smoothing)
     if float_tensor("cross_entropy: logits", logits).ndim < 2:
         raise ArgumentError(f"cross_entropy: expected rows of classes, [..., classes], got {logits.shape}")
     classes, rows = ranks.size * logits.shape[-1], math.prod(logits.shape[:-1])
@@ -135,7 +138,7 @@ def cross_entropy(
         raise ArgumentError(f"cross_entropy: expected targets of shape {logits.shape[:-1]}, got {tokens.shape}")
     return CrossEntropyOfParts.apply(
         F.reshape(logits, (rows, logits.shape[-1])), targets=tokens, reduction=reduction, ranks=ranks,
-        ignored=NONE_IGNORED if ignore_index is None else int(ignore_index),
+        smoothing=float(label_smoothing), ignored=NONE_IGNORED if ignore_index is None else int(ignore_index),
     )  # fmt: skip
 
 
@@ -146,15 +149,27 @@ class VocabularyParallelCrossEntropyLoss(Module):
         comm: the ranks, such as `mesh["tp"]`.
     """
 
-    def __init__(self, comm: Communicator, reduction: str = "mean", *, ignore_index: int | None = None):
+    def __init__(
+        self,
+        comm: Communicator,
+        reduction: str = "mean",
+        *,
+        ignore_index: int | None = None,
+        label_smoothing: float = 0.0,
+    ):
         check_reduction("cross_entropy", reduction)
-        self.comm, self.reduction, self.ignore_index = comm, reduction, ignore_index
+        check_smoothing(label_smoothing)
+        self.comm, self.reduction = comm, reduction
+        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
         self._ranks: Exchange | None = None
 
     def forward(self, logits: Tensor, targets: Tensor | np.ndarray) -> Tensor:  # type: ignore[override]
         if self._ranks is None or self._ranks.device is not logits.device:
             self._ranks = Exchange(self.comm, logits.device)
-        return cross_entropy(logits, targets, self._ranks, self.reduction, ignore_index=self.ignore_index)
+        return cross_entropy(
+            logits, targets, self._ranks, self.reduction, ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+        )  # fmt: skip
 
 
 def _integers(name: str, given: Any, like: Tensor, count: int, ignored: int | None = None) -> Tensor:

@@ -1,0 +1,101 @@
+"""Convolutional layers. N C H W: images, channels, height, width."""
+
+from __future__ import annotations
+
+from clcomm.engine import functional as F
+from clcomm.engine.device import Device
+from clcomm.engine.nn.init import Generator, layer_values
+from clcomm.engine.nn.layers import require_positive
+from clcomm.engine.nn.module import Module
+from clcomm.engine.parameter import Parameter
+from clcomm.engine.tensor import Tensor
+from clcomm.errors import ArgumentError
+
+
+class Conv2d(Module):
+    """x [N, in_channels, H, W] -> [N, out_channels, H', W']; initial values are PyTorch's.
+
+    Args:
+        kernel_size: one number for both directions, or (vertical, horizontal).
+        stride: one number for both directions.
+        padding: one number for both directions, or (vertical, horizontal).
+        bias: whether the layer has a bias.
+        dilation: from tap to tap of the kernel: one number for both directions, or (vertical, horizontal).
+        groups: divides input and output channels into so many groups.
+        device: where its parameters are; by default `default_device()`.
+        rng: the source of the initial values; by default the one that `manual_seed` seeds.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int = 1,
+        padding: int | tuple[int, int] = 0,
+        bias: bool = True,
+        *,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        device: Device | str | None = None,
+        rng: Generator | None = None,
+    ):
+        height, width = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
+        _check_sizes(in_channels, out_channels, min(height, width), groups)
+        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+        weight_values, bias_values = layer_values((out_channels, in_channels // groups, height, width), bias, rng)
+        self.weight = Parameter(weight_values, device)
+        self.bias = None if bias_values is None else Parameter(bias_values, self.weight.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class ConvTranspose2d(Module):
+    """x [N, in_channels, H, W] -> [N, out_channels, H', W'], see F.conv_transpose2d; initial values are PyTorch's.
+
+    Args:
+        kernel_size: one number for both directions, or (vertical, horizontal).
+        stride: one number for both directions.
+        padding, output_padding: one number for both directions, or (vertical, horizontal).
+        bias: whether the layer has a bias.
+        groups: divides input and output channels into so many groups.
+        dilation: from tap to tap of the kernel: one number for both directions, or (vertical, horizontal).
+        device: where its parameters are; by default `default_device()`.
+        rng: the source of the initial values; by default the one that `manual_seed` seeds.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int = 1,
+        padding: int | tuple[int, int] = 0,
+        output_padding: int | tuple[int, int] = 0,
+        bias: bool = True,
+        *,
+        groups: int = 1,
+        dilation: int | tuple[int, int] = 1,
+        device: Device | str | None = None,
+        rng: Generator | None = None,
+    ):
+        height, width = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
+        _check_sizes(in_channels, out_channels, min(height, width), groups)
+        self.stride, self.padding, self.output_padding = stride, padding, output_padding
+        self.groups, self.dilation = groups, dilation
+        shape = in_channels, out_channels // groups, height, width
+        weight_values, bias_values = layer_values(shape, bias, rng, out_channels)
+        self.weight = Parameter(weight_values, device)
+        self.bias = None if bias_values is None else Parameter(bias_values, self.weight.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv_transpose2d(
+            x, self.weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation
+        )
+
+
+def _check_sizes(in_channels: int, out_channels: int, kernel_size: int, groups: int) -> None:
+    require_positive(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, groups=groups)
+    if in_channels % groups or out_channels % groups:
+        raise ArgumentError(f"groups: expected to divide {in_channels} and {out_channels} channels, got {groups}")
