@@ -27,9 +27,10 @@ def main() -> int:
     if options.report:
         write_document(options.report, result.as_report(options, comm, session.splits.name), comm)
     if options.sample:
-        with session.trainer.sync.full_parameters(session.parts.model):  # rank 0 alone runs the model
+        with session.trainer.sync.full_parameters(session.parts.model):  # one replica alone runs the model
+            text = session.write() if session.replicas.rank == 0 else ""
             if comm.rank == 0:
-                console.print(f"sample:\n{session.write()}", highlight=False, markup=False)
+                console.print(f"sample:\n{text}", highlight=False, markup=False)
     comm.rendezvous()
     return 0
 

@@ -9,6 +9,7 @@ import numpy as np
 from clcomm.engine import (
     ArgumentError,
     Device,
+    Dropout,
     Embedding,
     Generator,
     LayerNorm,
@@ -42,11 +43,13 @@ class GPT(Module):
         heads: of each attention; they divide the width.
         tied: whether the head's weight is the token embedding's.
         approximate: of GELU: "tanh", as in GPT-2, or "none".
+        dropout: the share of values that training drops behind the embeddings, and of what attention and the
+            perceptron add; attention's own weights are not dropped.
         device: the device of the parameters; None: the default device.
         seed: of the initial values, GPT-2's: N(0, 0.02), less before an addition, biases 0; None: they come from the
             engine's own generator.
 
-    Raises ArgumentError for sizes below 1, and heads that do not divide the width.
+    Raises ArgumentError for sizes below 1, heads that do not divide the width, and a dropout that is no share.
     """
 
     #: Of the input, for what makes one.
@@ -62,6 +65,7 @@ class GPT(Module):
         *,
         tied: bool = True,
         approximate: str = "tanh",
+        dropout: float = 0.0,
         device: Device | str | None = None,
         seed: int | None = None,
     ):
@@ -73,7 +77,7 @@ class GPT(Module):
             raise ArgumentError(f"heads: expected a number that divides the width {width}, got {heads}")
         rng = None if seed is None else Generator(seed)
         self.context = context
-        self.transformer = _Transformer(vocabulary, context, layers, width, heads, approximate, device, rng)
+        self.transformer = _Transformer(vocabulary, context, layers, width, heads, approximate, dropout, device, rng)
         embedding = self.transformer.wte.weight
         if tied:
             self.lm_head = Linear(width, vocabulary, bias=False, device=embedding.device, rng=Generator())
@@ -90,7 +94,7 @@ class GPT(Module):
         The first one and the last one share the embedding's weight where it is tied.
         """
         body = self.transformer
-        return [_Embeddings(body.wte, body.wpe), *body.h, body.ln_f, self.lm_head]
+        return [_Embeddings(body.wte, body.wpe, body.drop), *body.h, body.ln_f, self.lm_head]
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -103,18 +107,19 @@ class _Transformer(Module):
     """Tokens [N, T] -> [N, T, width]"""
 
     def __init__(
-        self, vocabulary: int, context: int, layers: int, width: int, heads: int, approximate: str,
+        self, vocabulary: int, context: int, layers: int, width: int, heads: int, approximate: str, dropout: float,
         device: Device | str | None, rng: Generator | None,
     ):  # fmt: skip
         self.wte = _embedding(vocabulary, width, device, rng)
         device = self.wte.weight.device
         self.wpe = _embedding(context, width, device, rng)
+        self.drop = Dropout(dropout)
         added = _STD / math.sqrt(2 * layers)  # so that the sum of all blocks does not grow with their number
-        self.h = Sequential(*(_Block(width, heads, approximate, added, device, rng) for _ in range(layers)))
+        self.h = Sequential(*(_Block(width, heads, approximate, dropout, added, device, rng) for _ in range(layers)))
         self.ln_f = LayerNorm(width, device=device)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.ln_f(self.h(_embedded(tokens, self.wte, self.wpe)))
+        return self.ln_f(self.h(self.drop(_embedded(tokens, self.wte, self.wpe))))
 
 
 def _embedded(tokens: Tensor, wte: Embedding, wpe: Embedding) -> Tensor:
@@ -126,26 +131,26 @@ def _embedded(tokens: Tensor, wte: Embedding, wpe: Embedding) -> Tensor:
 
 
 class _Embeddings(Module):
-    """Tokens [N, T] -> [N, T, width], by the embeddings of a transformer."""
+    """Tokens [N, T] -> [N, T, width], by the embeddings of a transformer, and its dropout."""
 
-    def __init__(self, wte: Embedding, wpe: Embedding):
-        self.wte, self.wpe = wte, wpe
+    def __init__(self, wte: Embedding, wpe: Embedding, drop: Dropout):
+        self.wte, self.wpe, self.drop = wte, wpe, drop
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return _embedded(tokens, self.wte, self.wpe)
+        return self.drop(_embedded(tokens, self.wte, self.wpe))
 
 
 class _Block(Module):
     """x + attention(norm(x)), then x + mlp(norm(x))"""
 
     def __init__(
-        self, width: int, heads: int, approximate: str, added: float, device: Device | str | None,
+        self, width: int, heads: int, approximate: str, dropout: float, added: float, device: Device | str | None,
         rng: Generator | None,
     ):  # fmt: skip
         self.ln_1 = LayerNorm(width, device=device)
-        self.attn = _Attention(width, heads, added, device, rng)
+        self.attn = _Attention(width, heads, dropout, added, device, rng)
         self.ln_2 = LayerNorm(width, device=device)
-        self.mlp = _MLP(width, approximate, added, device, rng)
+        self.mlp = _MLP(width, approximate, dropout, added, device, rng)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.ln_1(x))
@@ -155,25 +160,32 @@ class _Block(Module):
 class _Attention(Module):
     """Causal attention of several heads: queries, keys and values are one layer's."""
 
-    def __init__(self, width: int, heads: int, added: float, device: Device | str | None, rng: Generator | None):
+    def __init__(
+        self, width: int, heads: int, dropout: float, added: float, device: Device | str | None, rng: Generator | None
+    ):
         self.heads = heads
         self.c_attn = _linear(width, 3 * width, _STD, True, device, rng)
         self.c_proj = _linear(width, width, added, True, device, rng)
+        self.resid_dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.c_proj(F.packed_attention(self.c_attn(x), self.heads, is_causal=True))
+        return self.resid_dropout(self.c_proj(F.packed_attention(self.c_attn(x), self.heads, is_causal=True)))
 
 
 class _MLP(Module):
     """Two layers with GELU between them."""
 
-    def __init__(self, width: int, approximate: str, added: float, device: Device | str | None, rng: Generator | None):
+    def __init__(
+        self, width: int, approximate: str, dropout: float, added: float, device: Device | str | None,
+        rng: Generator | None,
+    ):  # fmt: skip
         self.approximate = approximate
         self.c_fc = _linear(width, 4 * width, _STD, True, device, rng)
         self.c_proj = _linear(4 * width, width, added, True, device, rng)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.c_proj(F.gelu(self.c_fc(x), self.approximate))
+        return self.dropout(self.c_proj(F.gelu(self.c_fc(x), self.approximate)))
 
 
 def _embedding(count: int, width: int, device: Device | str | None, rng: Generator | None) -> Embedding:

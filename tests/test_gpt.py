@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clcomm import optim
-from clcomm.engine import Replay, Tensor, no_grad
+from clcomm.engine import RandomStream, Replay, Tensor, no_grad
 from clcomm.engine.device import Device
 from clcomm.errors import ArgumentError
 from clcomm.summary import summarize
@@ -83,6 +83,20 @@ def test_replayed_steps_have_the_bits_of_plain_ones(device):
     assert plain == replayed
 
 
+def test_dropout_is_drawn_in_training_alone_and_in_each_replayed_step_anew(device):
+    model, whole = (GPT(**SIZES, dropout=share, device=device, seed=2) for share in (0.5, 0.0))
+    tokens = Tensor(batch_of(0)[0], device)
+    assert model.state_dict().keys() == whole.state_dict().keys()
+    drawn, other, evaluated = model(tokens).numpy(), model(tokens).numpy(), model.eval()(tokens).numpy()
+    assert len({each.tobytes() for each in (drawn, other, evaluated)}) == 3
+    assert evaluated.tobytes() == whole(tokens).numpy().tobytes()
+    found = []
+    for replayed in (False, True):
+        RandomStream.of(device).seed(7)
+        found.append(losses_of(GPT(**SIZES, dropout=0.2, device=device, seed=2), device, 12, replayed))
+    assert found[0] == found[1] != losses_of(GPT(**SIZES, device=device, seed=2), device, 12, replayed=True)
+
+
 def test_a_seed_gives_the_same_values_and_another_others(device):
     first, second, third = (GPT(**SIZES, device=device, seed=seed).state_dict() for seed in (3, 3, 4))
     assert all(np.array_equal(first[name], second[name]) for name in first)
@@ -119,6 +133,7 @@ def test_its_layers_can_be_listed(device):
         ({"heads": 5}, "heads: expected a number that divides the width 24, got 5"),
         ({"layers": 0}, "layers: expected a whole number of at least 1, got 0"),
         ({"width": 2.5}, "width: expected a whole number of at least 1, got 2.5"),
+        ({"dropout": 1.5}, "Dropout: expected p from 0 to 1, got 1.5"),
     ],
 )
 def test_wrong_sizes(device, change, message):

@@ -72,7 +72,7 @@ class Session:
         train = self.splits.train
         self.parts = self._build_parts()
         self.epochs = options.epochs or self.splits.default_epochs
-        loader = make_loader(options, comm, train)
+        loader = make_loader(options, self.replicas, train)
         build_kernels(options, comm, train, self.parts, loader, self.EVALUATION_BATCH)
         self._core_waits = CoreWaits()
         self.trainer = self._make_trainer(loader)
@@ -81,12 +81,17 @@ class Session:
         self._evaluated_at = -1
         self._windows, self._history, self._last_steps = StepWindows(), StepHistory(), LastSteps()
 
+    @property
+    def replicas(self) -> Communicator:
+        """The ranks that have replicas of this rank's parameters, and samples of their own: all of them."""
+        return self.comm
+
     def _build_parts(self) -> Parts:
         return build_model(self.options, self.comm, self.splits.train)
 
     def _make_trainer(self, loader: Loader) -> Trainer:
         self.comm.add_observer(self._core_waits)
-        return make_trainer(self.options, self.comm, self.parts, loader, self.epochs)
+        return make_trainer(self.options, self.replicas, self.parts, loader, self.epochs)
 
     def headline(self) -> str:
         """Return what will run as one line, and a second line if --trace will show no kernels."""
@@ -163,7 +168,7 @@ class Session:
         old.model.load_state_dict(elastic.send_arrays(self.comm, old.model.state_dict(), root))
         optimizer_state = elastic.send_arrays(self.comm, old.optimizer.state_dict(), root)
         state = self.comm.broadcast_object(state_of(old), root, label=elastic.RECOVERY)
-        self.trainer = trainer = self._make_trainer(make_loader(self.options, self.comm, self.splits.train))
+        self.trainer = trainer = self._make_trainer(make_loader(self.options, self.replicas, self.splits.train))
         trainer.optimizer.load_state_dict(optimizer_state)
         load_state(trainer, state)
         trainer.metrics = old.metrics
@@ -193,7 +198,7 @@ class Session:
         records = self._gather_records()
         return Result(
             steps=metrics.steps,
-            images_per_s=float(comm.all_reduce(np.array([metrics.samples_per_s()]), label="metrics")[0]),
+            images_per_s=float(self.replicas.all_reduce(np.array([metrics.samples_per_s()]), label="metrics")[0]),
             train_loss=self.trainer.train_loss,
             evaluation=self._evaluation,
             step_p50_s=metrics.step_s(0.50),
@@ -272,12 +277,12 @@ class Session:
     def _evaluate(self) -> None:
         test = self.splits.test
         assert test is not None  # only --no-eval leaves it out
-        sampler = EvaluationSampler(len(test), self.comm.rank, self.comm.size)
+        sampler = EvaluationSampler(len(test), self.replicas.rank, self.replicas.size)
         loader = Loader(test, sampler, self.EVALUATION_BATCH, prefetch=0)
         with self.comm.phase("evaluate"):
             self.trainer.sync.broadcast_buffers(self.trainer.model)  # all ranks evaluate one model
             with self.trainer.sync.full_parameters(self.trainer.model):
-                evaluation = evaluate(self.comm, self.parts.predict, loader)
+                evaluation = evaluate(self.replicas, self.parts.predict, loader)
         self._evaluation, self._evaluated_at = evaluation, self.trainer.progress.step
         for callback in self.trainer.callbacks:
             callback.evaluation_finished(self._evaluated_at, evaluation)

@@ -16,13 +16,14 @@ from clcomm.checkpoint_series import CHECKPOINT, CheckpointSeries, load_newest
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, CheckpointError
 from clcomm.flat_space.parameters import ParameterSpec
+from clcomm.parallel.tensor_parallel.state import divided_state, gathered_state
 from training.random_state import PARTS, check_random_state, continue_stream, random_state, restore_random_state
 from training.trainer import Trainer
 from training.trainer_state import check_state, load_state, state_of
 
 _log = logging.getLogger("clcomm")
 #: Settings that older checkpoints lack, as they were then.
-_BEFORE = {"precision": "float32", "loss_scaling": False}
+_BEFORE = {"precision": "float32", "loss_scaling": False, "dropout": 0.0}
 
 
 def save_snapshot(series: CheckpointSeries, trainer: Trainer, job: dict[str, Any]) -> None:
@@ -30,11 +31,11 @@ def save_snapshot(series: CheckpointSeries, trainer: Trainer, job: dict[str, Any
     comm = trainer.comm
     trainer.sync.check_replicas(trainer.model)
     random_states = comm.gather_object(random_state(trainer.parts.opencl), label=CHECKPOINT)
-    optimizer_state = trainer.optimizer.state_dict()  # collective: each rank may hold a part
+    optimizer_state = gathered_state(trainer.optimizer)  # collective: each rank may hold a part
     sync_states = _gathered(comm, trainer.sync.state_dict(trainer.model))
     checkpoint, parameters = None, {}
     with trainer.sync.full_parameters(trainer.model):
-        if comm.rank == 0:
+        if comm.rank == 0:  # with those that divide its layers
             parameters = trainer.model.state_dict()
     if comm.rank == 0:
         checkpoint = Checkpoint(facts={"job": job, "training": state_of(trainer), "world_size": comm.size})
@@ -82,7 +83,7 @@ def restore_snapshot(path: str | os.PathLike, trainer: Trainer, job: dict[str, A
     optimizer_state = checkpoint.group("optimizer")
     _check_optimizer(optimizer_state)
     _check_compression(checkpoint, trainer, ranks)
-    trainer.optimizer.load_state_dict(optimizer_state)
+    trainer.optimizer.load_state_dict(divided_state(trainer.optimizer, optimizer_state))
     load_state(trainer, checkpoint.facts["training"])
     trainer.model.load_state_dict(parameters)
     if ranks == trainer.comm.size:

@@ -20,7 +20,7 @@ class TextOptions(TrainingOptions):
     """The options of one training run of a GPT, such as `TextOptions(layers=2, max_steps=100)`."""
 
     SAMPLES: ClassVar[str] = "sequences"
-    ALSO_SHARED: ClassVar[tuple[str, ...]] = ("layers", "width", "heads", "context", "tied_head")
+    ALSO_SHARED: ClassVar[tuple[str, ...]] = ("layers", "width", "heads", "context", "tied_head", "dropout")
 
     model: str = fixed("gpt")
     engine: str = fixed("native")
@@ -36,6 +36,11 @@ class TextOptions(TrainingOptions):
     heads: int = _data(6, "of each attention; they divide the width", whole_number(1), metavar="N")
     context: int = _data(256, "characters that the model sees", whole_number(1), metavar="N")
     tied_head: bool = _data(True, "the head's weight is the embedding's")
+    dropout: float = _data(0.0, "share of values that training drops", number(), metavar="SHARE")
+    tp: int = _data(
+        1, "ranks that divide each layer's heads and weights; the others have sequences of their own", whole_number(1),
+        metavar="N",
+    )  # fmt: skip
     batch_size: int = _data(8, "a rank's windows of the text", whole_number(1), metavar="N")
     epochs: int | None = _data(1, "times that the text is read", whole_number(1), metavar="N")
     max_steps: int | None = _data(1000, "stop after this many steps in all", whole_number(1), metavar="N")
@@ -58,5 +63,11 @@ class TextOptions(TrainingOptions):
         super().check()
         if self.width % self.heads:
             raise ArgumentError(f"--heads: expected a number that divides --width {self.width}, got {self.heads}")
+        if self.dropout >= 1:
+            raise ArgumentError(f"--dropout: expected a share from 0 to below 1, got {self.dropout:g}")
+        if self.heads % self.tp:
+            raise ArgumentError(f"--tp: expected a number that divides --heads {self.heads}, got {self.tp}")
+        if self.tp > 1 and self.elastic:
+            raise ArgumentError("--tp: expected no --elastic with it, as no other rank has a lost one's part")
         if self.sample and not self.prompt:
             raise ArgumentError("--prompt: expected at least one character, got none")

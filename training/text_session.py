@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from clcomm.communicator import Communicator
+from clcomm.engine import RandomStream
+from clcomm.parallel import Mesh
+from clcomm.parallel.grid import in_words
 from training.console import make_console
 from training.data.text import TextDataset, open_text
 from training.engines.gpt import gpt_parts
@@ -33,6 +36,7 @@ class TextSession(Session):
 
     def __init__(self, options: TextOptions, comm: Communicator | None = None, console: Console | None = None):
         comm = comm or start(options)
+        self._mesh = Mesh(comm, dp=-1, tp=options.tp) if options.tp > 1 else None
         console = console or make_console(comm)
         splits = open_text(options.text, options.context, comm)
         train = splits.train
@@ -41,13 +45,24 @@ class TextSession(Session):
         )
         super().__init__(options, comm, splits, console)
 
+    @property
+    def replicas(self) -> Communicator:
+        return self.comm if self._mesh is None else self._mesh["dp"]
+
     def _build_parts(self) -> Parts:
         options, comm = self.options, self.comm
         device = Placement(options.device, comm.local_rank, comm.local_size, comm.cores).opencl()
+        tp = None if self._mesh is None else self._mesh["tp"]
+        RandomStream.of(device).seed(options.seed, comm.rank)
         return gpt_parts(
-            device, options.seed, self.splits.train.classes, options.context, layers=options.layers,
-            width=options.width, heads=options.heads, tied=options.tied_head,
+            device, options.seed, self.splits.train.classes, options.context, tp,
+            layers=options.layers, width=options.width, heads=options.heads, tied=options.tied_head,
+            dropout=options.dropout,
         )  # fmt: skip
+
+    def headline(self) -> str:
+        line = super().headline()
+        return line if self._mesh is None else f"{line}; {in_words(self._mesh.shape)}"
 
     def result_line(self, result: Result) -> str:
         """Return a run's figures as one line of text."""
@@ -61,7 +76,8 @@ class TextSession(Session):
     def write(self) -> str:
         """Return --prompt and what the model writes after it: --sample characters, the same for a seed.
 
-        Raises DataError for a prompt with characters that are not in the text.
+        Ranks that divide a model's layers call it together. Raises DataError for a prompt with characters that are not
+        in the text.
         """
         options, train = self.options, self.splits.train
         assert isinstance(train, TextDataset)

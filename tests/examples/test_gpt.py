@@ -68,6 +68,47 @@ def test_four_ranks_train_as_one_with_all_of_their_windows(tmp_path: Path, text:
     assert np.linalg.norm(four - one) / np.linalg.norm(one) < 1e-5
 
 
+TENSOR_PARALLEL = [*TINY[:4], "--heads", "4", *TINY[6:]]
+
+
+def difference(first: Path, second: Path) -> float:
+    """Return the distance of two checkpoints' parameters, relative to the second's."""
+    a, b = (np.concatenate([each.ravel().astype(np.float64) for each in parameters(file).values()])
+            for file in (first, second))  # fmt: skip
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("optimizer", [("sgd", "0.05"), ("adamw", "0.001")])
+@pytest.mark.parametrize(("ranks", "tp", "zero"), [(4, 2, "0"), (4, 2, "1"), (2, 2, "0"), (4, 4, "0")])
+def test_ranks_that_divide_layers_train_as_those_that_do_not(
+    tmp_path: Path, text: str, ranks: int, tp: int, zero: str, optimizer: tuple[str, str]
+) -> None:
+    """The text has 22 kinds of characters, of which 2 ranks have a part each and 4 have all."""
+    job = [*TENSOR_PARALLEL, "--text", text, "--quiet", "--max-steps", "20", "--batch-size", "4", "--clip-norm", "1"]
+    job += ["--optimizer", optimizer[0], "--lr", optimizer[1], "--checkpoint"]
+    divided = [str(tmp_path / "divided.npz"), "--tp", str(tp), "--zero", zero]
+    found = run("examples.gpt", *job, *divided, ranks=ranks)
+    expected = run("examples.gpt", *job, str(tmp_path / "whole.npz"), ranks=ranks // tp)
+    assert difference(tmp_path / "divided.npz", tmp_path / "whole.npz") < 1e-4
+    losses = [float(re.search(r"held-out loss (\d\.\d+)", out)[1]) for out in (found, expected)]
+    assert losses[0] == pytest.approx(losses[1], abs=2e-4)
+    assert len(sample_of(found)) == len(sample_of(expected))
+
+
+def test_a_divided_run_continues_with_the_same_bits_and_on_other_divisions(tmp_path: Path, text: str) -> None:
+    job = [*TENSOR_PARALLEL, "--text", text, "--batch-size", "4", "--no-eval", "--quiet", "--dropout", "0.2"]
+    two = ["--tp", "2", "--checkpoint"]
+    whole = run("examples.gpt", *job, *two, str(tmp_path / "whole.npz"), "--max-steps", "24", ranks=4)
+    run("examples.gpt", *job, *two, str(tmp_path / "parts.npz"), "--max-steps", "11", ranks=4)
+    resumed = ["--resume", str(tmp_path / "parts.npz"), "--max-steps", "24"]
+    parts = run("examples.gpt", *job, *two, str(tmp_path / "same.npz"), *resumed, ranks=4)
+    assert sample_of(whole) == sample_of(parts) != ""
+    assert difference(tmp_path / "same.npz", tmp_path / "whole.npz") == 0
+    run("examples.gpt", *job, "--checkpoint", str(tmp_path / "other.npz"), *resumed, ranks=2)
+    assert difference(tmp_path / "other.npz", tmp_path / "whole.npz") < 1e-3
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("ranks", [0, 2])
 @pytest.mark.parametrize(
@@ -77,6 +118,10 @@ def test_four_ranks_train_as_one_with_all_of_their_windows(tmp_path: Path, text:
         (("--heads", "5"), "--heads: expected a number that divides --width 192, got 5"),
         (("--prompt", ""), "--prompt: expected at least one character, got none"),
         (("--context", "100000"), "expected at least"),
+        (("--tp", "4"), "--tp: expected a number that divides --heads 6, got 4"),
+        (("--tp", "3"), "mesh: expected sizes that divide the number of ranks, got dp=-1, tp=3 for "),
+        (("--dropout", "1"), "--dropout: expected a share from 0 to below 1, got 1"),
+        (("--tp", "2", "--elastic"), "--tp: expected no --elastic with it"),
     ],
 )
 def test_one_line_says_what_does_not_fit(text: str, ranks: int, arguments: tuple[str, str], message: str) -> None:

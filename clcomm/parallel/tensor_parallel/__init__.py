@@ -9,6 +9,7 @@ from clcomm.parallel.tensor_parallel.functions import (
     scatter_to_ranks,
 )
 from clcomm.parallel.tensor_parallel.parallelize import parallelize_module
+from clcomm.parallel.tensor_parallel.state import divided_state, gathered_state
 from clcomm.parallel.tensor_parallel.styles import (
     ColumnParallel,
     HeadsParallel,
@@ -30,7 +31,9 @@ __all__ = [
     "VocabularyParallelCrossEntropyLoss",
     "copy_to_ranks",
     "cross_entropy",
+    "divided_state",
     "gather_from_ranks",
+    "gathered_state",
     "parallelize_module",
     "reduce_from_ranks",
     "reduce_scatter_to_ranks",

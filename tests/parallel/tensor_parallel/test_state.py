@@ -7,10 +7,22 @@ import copy
 import numpy as np
 import pytest
 
+from clcomm import DistributedDataParallel, Mesh
+from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Tensor
 from clcomm.errors import ArgumentError
-from clcomm.parallel.tensor_parallel import parallelize_module
-from tests.parallel.tensor_parallel.tasks import VOCABULARY, WIDTH, GPTTask, device
+from clcomm.optim import AdamW
+from clcomm.parallel.tensor_parallel import divided_state, gathered_state, parallelize_module
+from models.gpt import next_token_loss
+from tests.parallel.tensor_parallel.tasks import (
+    VOCABULARY,
+    WIDTH,
+    GPTTask,
+    close,
+    device,
+    joined,
+    tensor_parallel,
+)
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
@@ -42,3 +54,37 @@ def test_state_is_whole_under_the_names_of_before(auto, tied):
     part = {**other, "transformer.wte.weight": other["transformer.wte.weight"][:-1]}
     with pytest.raises(ArgumentError, match=rf"expected \({VOCABULARY}, {WIDTH}\)"):
         model.load_state_dict(part)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_an_optimizer_s_state_is_gathered_and_divided(auto, sharded):
+    """It is the undivided model's: that optimizer continues from it, and this one from that one's."""
+    mesh = Mesh(auto, tp=tensor_parallel(auto), dp=-1)
+    model = parallelize_module(GPTTask.model(), mesh["tp"], GPTTask.plan(False))
+    ddp = DistributedDataParallel(model, mesh["dp"], use_distributed_optimizer=sharded)
+    optimizer = AdamW(ddp.parameters(), 1e-3, eps=1e-5)
+    if sharded:
+        optimizer = DistributedOptimizer(optimizer, ddp.synchronizer)
+    alone = GPTTask.model()
+    whole = AdamW(alone.parameters(), 1e-3, eps=1e-5)
+    for step in range(4):
+        if step == 2:  # each goes on with the other's
+            first, second = gathered_state(optimizer), whole.state_dict()
+            for name in ("mean", "square"):
+                assert np.allclose(first[name], second[name], rtol=1e-3, atol=1e-6)
+            whole.load_state_dict(first)
+            optimizer.load_state_dict(divided_state(optimizer, second))
+            assert all(np.array_equal(each, second[name]) for name, each in gathered_state(optimizer).items())
+        for each, kind in ((ddp, "own"), (alone, "all")):
+            batch = GPTTask.batch(mesh["dp"].rank, step) if kind == "own" else joined(GPTTask, mesh["dp"].size, step)
+            loss_fn = GPTTask.loss(mesh["tp"]) if kind == "own" else next_token_loss
+            loss_fn(each(Tensor(batch[0], device())), Tensor(batch[1], device())).backward()
+        ddp.finish_grad_sync()
+        for each in (optimizer, whole):
+            each.step()
+            each.zero_grad()
+    close(ddp.state_dict(), alone.state_dict())
+    wrong = dict(second, mean=second["mean"][:-1])
+    with pytest.raises(ArgumentError, match=r"state_dict\['mean'\]: expected"):
+        optimizer.load_state_dict(divided_state(optimizer, wrong))
+    mesh.close()
