@@ -61,7 +61,7 @@ DEVICE_RANK_TESTS ?= tests/test_gradient_path.py tests/test_averaged_gradients.p
   tests/test_replayed_synchronisation.py tests/sync/test_overlap.py tests/training/test_build_together.py
 
 .DELETE_ON_ERROR:
-.PHONY: ulfm options help mnist test test-plain test-mpi test-device intel tables figures fuzz soak courses proofs orders families oclgrind lint format bench bench-quick
+.PHONY: ulfm options help mnist test test-plain test-mpi test-device intel tables figures fuzz soak courses proofs combinations orders families oclgrind lint format bench bench-quick
 .PHONY: torch-suite pages example-report elastic faults clean
 
 help: ## list the targets and their variables
@@ -127,6 +127,9 @@ courses: $(FOR_TEST) ## replayed steps and measured choices on many drawn course
 
 proofs: $(FOR_TEST) ## 1,000 drawn models on 2, 3, 4, 5 and 8 ranks, and 10,000 random arrivals: some 10 minutes
 	CLCOMM_PROOF_LAYOUTS=1000 CLCOMM_PROOF_ARRIVALS=10000 $(BIN)/python -m pytest tests/proofs
+
+combinations: $(FOR_TEST) ## ways to divide training, alone and together, beside one rank, on 2, 3, 4 and 8 ranks: some 15 minutes
+	$(MAKE) test-mpi TEST_LIMIT_S=3600 TEST_RANKS="2 3 4 8" TEST_ARGS="tests/parallel/test_combinations.py"
 
 orders: $(FOR_TEST) ## 1,200 rounds of waiting in random orders, 3,000 dropped Communicators, all of LizarDist's settings
 	CLCOMM_PROOF_ORDERS=200 CLCOMM_PROOF_DROPPED=3000 CLCOMM_PROOF_SETTINGS=162 $(MAKE) test-mpi TEST_LIMIT_S=3600 \

@@ -15,6 +15,7 @@ from clcomm.engine.flat import FlatSpace, space_of
 from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.random_stream import RandomStream
+from clcomm.engine.replay import Replay
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 from clcomm.synchronizer import Synchronizer
@@ -50,6 +51,8 @@ class Replicas(list[list[Parameter]]):
         #: What averages the gradients.
         self.mean = GradientMean(self.spaces, model, synchronizer)
         self._revision = -1  # of the first device, when its parameters were last compared with the others
+        #: Of each device, the function of the latest recorded steps, and their Replay.
+        self.recorded: dict[int, tuple[Any, Replay]] = {}
 
     @staticmethod
     def checked(given: Any) -> Replicas:

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 
 from clcomm.devices.replicas import Replicas, sync_grads
+from clcomm.engine.device import Device
 from clcomm.engine.grad_slot import NONE
+from clcomm.engine.parameter import Parameter
+from clcomm.engine.replay import Replay
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
 
@@ -35,6 +38,7 @@ def data_parallel_step(
     batch: Sequence[Any],
     *,
     sizes: Sequence[int] | None = None,
+    replay: bool = False,
     pre_shard_hook: Callable[..., Any] | None = None,
     post_sync_hook: Callable[[Replicas], Any] | None = None,
     post_step_hook: Callable[[int], Any] | None = None,
@@ -52,6 +56,8 @@ def data_parallel_step(
         optimizers: one for each device's parameters.
         batch: arrays of equal length, such as (images, labels).
         sizes: how many samples each device gets; 0: it computes nothing. None: equal shards.
+        replay: record what each device queues in forward and backward, and queue it again in later steps with shards of
+            equal shapes, as `Replay` does; `forward_fn` is then one function in all steps, and runs in few of them.
         pre_shard_hook: called with the arrays of the batch, first.
         post_sync_hook: called with `param_replicas` once gradients are averaged.
         post_step_hook: called with each device's index after its optimizer's step.
@@ -67,7 +73,7 @@ def data_parallel_step(
     if pre_shard_hook is not None:
         pre_shard_hook(*batch)
     shards = list(zip(*(shard_batch(array, len(replicas), sizes) for array in batch), strict=True))
-    losses = [_backward(forward_fn, replicas, index, shards[index]) for index, size in enumerate(sizes) if size]
+    losses = [_backward(forward_fn, replicas, index, shards[index], replay) for index, size in enumerate(sizes) if size]
     sync_grads(replicas, sizes)
     if post_sync_hook is not None:
         post_sync_hook(replicas)
@@ -82,11 +88,27 @@ def data_parallel_step(
     return sum(loss.item() * size for loss, size in terms) / sum(sizes) if losses else math.nan
 
 
-def _backward(forward_fn: ForwardFn, replicas: Replicas, index: int, arrays: Sequence[Any]) -> Tensor:
+def _backward(forward_fn: ForwardFn, replicas: Replicas, index: int, arrays: Sequence[Any], replay: bool) -> Tensor:
     """Queue a device's forward and backward, and return its loss."""
     device = replicas.devices[index]
     shard = [Tensor(array, device, copy=False) for array in arrays]
-    with replicas.standing_in(index) as params:
+    run = _recorded(forward_fn, replicas, index) if replay else _forward_backward(forward_fn, device, replicas[0])
+    with replicas.standing_in(index):
+        loss = run(*shard)
+    assert isinstance(loss, Tensor)
+    if all(slot.state == NONE for slot in replicas.spaces[index].slots):
+        raise ArgumentError(
+            f"forward_fn: expected a loss of the parameters of param_replicas, got one whose backward left none of "
+            f"device {index}'s a gradient; prepare_replicas takes those of the model that forward_fn uses"
+        )
+    device.queue.flush()
+    return loss.detach()
+
+
+def _forward_backward(forward_fn: ForwardFn, device: Device, params: list[Parameter]) -> Callable[..., Tensor]:
+    """Return a function that runs forward and backward of a shard on a device, and returns the loss."""
+
+    def forward_backward(*shard: Tensor) -> Tensor:
         result = forward_fn(device, *shard, params)
         loss, tape = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         if not isinstance(loss, Tensor) or loss.size != 1:
@@ -98,13 +120,18 @@ def _backward(forward_fn: ForwardFn, replicas: Replicas, index: int, arrays: Seq
             loss.backward()
         else:
             tape.backward(loss)
-    if all(slot.state == NONE for slot in replicas.spaces[index].slots):
-        raise ArgumentError(
-            f"forward_fn: expected a loss of the parameters of param_replicas, got one whose backward left none of "
-            f"device {index}'s a gradient; prepare_replicas takes those of the model that forward_fn uses"
-        )
-    device.queue.flush()
-    return loss.detach()
+        return loss
+
+    return forward_backward
+
+
+def _recorded(forward_fn: ForwardFn, replicas: Replicas, index: int) -> Replay:
+    """Return the Replay of a function's steps on a device."""
+    function, replay = replicas.recorded.get(index, (None, None))
+    if replay is None or function is not forward_fn:
+        replay = Replay(_forward_backward(forward_fn, replicas.devices[index], replicas[0]))
+        replicas.recorded[index] = forward_fn, replay
+    return replay
 
 
 def _length(batch: Sequence[Any]) -> int:

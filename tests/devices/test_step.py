@@ -199,3 +199,28 @@ def test_netcl_s_program_trains():
         for _ in range(60)
     ]  # fmt: skip
     assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "mixed"])
+@pytest.mark.parametrize("sizes", [[4, 4, 4], [7, 0, 5]])
+def test_replayed_steps_have_the_bits_of_others(kind, sizes):
+    """Each device replays its own recording, of its own parameters."""
+    devices, found = queues(3, kind), []
+    for replay in (False, True):
+        model, loss_fn = Network(devices[0]), CrossEntropyLoss()
+        replicas = prepare_replicas(model, devices)
+        optimizers = [sgd(params) for params in replicas]
+
+        def forward(device, x, y, params, model=model, loss_fn=loss_fn):
+            return loss_fn(model(x), y)
+
+        losses = [
+            data_parallel_step(forward, replicas, optimizers, batch_of(12, step), sizes=sizes, replay=replay)
+            for step in range(14)
+        ]
+        found.append((losses, [bits(params) for params in replicas]))
+        if replay:
+            runs = {index: each.replayed for index, (_, each) in replicas.recorded.items()}
+            assert runs.keys() == {index for index, size in enumerate(sizes) if size}
+            assert min(runs.values()) >= 10, [each.refusal for _, each in replicas.recorded.values()]
+    assert found[0] == found[1]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from clcomm.communicator import Communicator
 from clcomm.engine.autograd import no_grad
@@ -52,6 +53,8 @@ class Executor:
         self._comm, self._device, self._schedule, self._stages = comm, device, schedule, stages
         self._loss = loss
         self._last = schedule.stages - 1
+        own = [action for action in schedule.actions[comm.rank] if not action.is_forward]
+        self._final = {*{action.stage: action for action in own}.values()}  # the last backward of each stage
         self._alive: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # inputs and results of forwards
         self._base_bytes = 0
         self._is_running = False
@@ -60,8 +63,13 @@ class Executor:
 
     # --- a step ---
 
-    def train(self, boundaries: Boundaries, batch: Batch) -> list[float]:
-        """Run all forwards and backwards; return the losses of the micro-batches on the last stage's rank."""
+    def train(
+        self, boundaries: Boundaries, batch: Batch, accumulate: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ) -> list[float]:
+        """Run all forwards and backwards; return the losses of the micro-batches on the last stage's rank.
+
+        accumulate: returns a context for each backward after which the stage has another one to come.
+        """
         losses: list[Tensor] = []
         self._begin([*boundaries.inputs.values(), *boundaries.gradients.values()])
         for action in self._schedule.actions[self._comm.rank]:
@@ -70,7 +78,8 @@ class Executor:
                 if action.stage == self._last:
                     losses.append(self._kept(y, action))
             else:
-                self._backward(boundaries, action)
+                with nullcontext() if action in self._final else accumulate():
+                    self._backward(boundaries, action)
         self._end(boundaries)
         return [float(each.item()) for each in losses]
 

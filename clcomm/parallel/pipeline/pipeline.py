@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -17,6 +18,7 @@ from clcomm.engine.nn import Module
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError, no_copy
+from clcomm.parallel.data_parallel import DistributedDataParallel
 from clcomm.parallel.mesh import Mesh
 from clcomm.parallel.pipeline.batches import BatchCheck, MicroBatches
 from clcomm.parallel.pipeline.boundaries import Boundaries, Passing, find_passing
@@ -81,7 +83,9 @@ class Pipeline:
         self.comm = comm = _pipeline_ranks(comm)
         if chunks is None:
             chunks = 2 if schedule == INTERLEAVED else 1
-        layers, self.schedule, self.starts = agreed_plan(comm, model, (schedule, micro_batches, chunks), cut, costs)
+        layers, self.schedule, self.starts = agreed_plan(
+            comm, model, loss, (schedule, micro_batches, chunks), cut, costs
+        )
         starts = [*self.starts, len(layers)]
         per_stage = [layers[starts[number] : starts[number + 1]] for number in range(self.schedule.stages)]
         own = range(comm.rank, self.schedule.stages, comm.size)
@@ -91,6 +95,9 @@ class Pipeline:
         self.device = next(model.parameters()).device
         self._tied = _tied(comm, self.schedule, per_stage)
         self._tied.give_values()
+        used = [id(each) for number in own for each in _parameters_of(per_stage[number])]
+        #: Whether a gradient is complete after the backwards of several stages alone.
+        self._has_shared = self._tied.are_here or len({*used}) < len(used)
         self._executor = Executor(comm, self.device, self.schedule, self._stages, loss)
         self._check = BatchCheck(comm, self.schedule.micro_batches)
         self._times = StepTimes()
@@ -101,7 +108,7 @@ class Pipeline:
 
     # --- a step ---
 
-    def step(self, inputs: Any, targets: Any) -> float:
+    def step(self, inputs: Any, targets: Any, ddp: DistributedDataParallel | None = None) -> float:
         """Run forward and backward of a batch, and return the mean of the micro-batches' losses; collective.
 
         Gradients are added to those that `module` has.
@@ -109,14 +116,19 @@ class Pipeline:
         Args:
             inputs: an array or Tensor of samples; needed on the first rank, None elsewhere is fine.
             targets: likewise for the loss; needed on the last rank.
+            ddp: the wrapper of `module`; its overlap then begins buckets in the last backward of each stage. Those of a
+                rank with tied parameters wait for `finish_grad_sync()`. None: it overlaps nothing.
 
         Raises:
-            ArgumentError: one is missing where it is needed, or the batch cannot be cut; on every rank.
+            ArgumentError: one is missing where it is needed, or the batch cannot be cut, on every rank; `ddp` is of
+                another module.
             MismatchError: ranks have different ones; on every rank.
         """
+        accumulate = nullcontext if ddp is None else self._accumulation(ddp)
         boundaries, batch = self._prepare(inputs, targets, needs_targets=True)
         began_s = perf_counter()
-        losses = self._executor.train(boundaries, batch)
+        with ddp.no_sync() if ddp is not None and self._has_shared else nullcontext():
+            losses = self._executor.train(boundaries, batch, accumulate)
         self._times.add(began_s, self._executor.turns)
         self._tied.sum_gradients()
         return self._mean_loss(losses)
@@ -165,6 +177,13 @@ class Pipeline:
             found = Boundaries(self.comm, self.device, self.schedule, passing)
         self._boundaries[shape, dtype] = found  # the latest again
         return found
+
+    def _accumulation(self, ddp: DistributedDataParallel) -> Callable[[], AbstractContextManager[Any]]:
+        """Return a context for the backwards that others of their stage follow."""
+        if not isinstance(ddp, DistributedDataParallel) or ddp.module is not self.module:
+            got = type(ddp).__name__ if not isinstance(ddp, DistributedDataParallel) else "one of another module"
+            raise ArgumentError(f"ddp: expected a DistributedDataParallel of this pipeline's module, got {got}")
+        return nullcontext if self._has_shared else ddp.no_sync
 
     def _mean_loss(self, losses: Sequence[float]) -> float:
         mean = np.array([np.mean(losses) if losses else 0.0])
@@ -264,9 +283,14 @@ def _pipeline_ranks(comm: Communicator | Mesh) -> Communicator:
     return comm
 
 
+def _parameters_of(layers: Sequence[Module]) -> Iterator[Parameter]:
+    """Yield a stage's parameters, each once."""
+    yield from {id(each): each for layer in layers for each in layer.parameters()}.values()
+
+
 def _tied(comm: Communicator, schedule: PipelineSchedule, per_stage: Sequence[Sequence[Module]]) -> TiedParameters:
     """Return this rank's part of the parameters that stages of several ranks share; collective."""
-    by_id = {id(each): each for layers in per_stage for layer in layers for each in layer.parameters()}
+    by_id = {id(each): each for layers in per_stage for each in _parameters_of(layers)}
     shared: list[list[int]] = []
     own = {}
     for key, users in tied_parameters(per_stage):

@@ -21,6 +21,7 @@ LAYERS, PARAMETERS = "layers", "parameters"
 def agreed_plan(
     comm: Communicator,
     model: Module,
+    loss: Any,
     asked: tuple[str, int, int],
     cut: str | Sequence[int],
     costs: Sequence[float] | None,
@@ -31,6 +32,8 @@ def agreed_plan(
     try:
         layers = layers_of(model)
         Names(model).require_all(layers)
+        if not callable(loss):
+            raise ArgumentError(f"loss: expected a function of a result and its target, got {type(loss).__name__}")
         name, parts, chunks = asked
         schedule = pipeline_schedule(name, comm.size, parts, chunks)
         starts = _starts(layers, schedule, cut, costs)

@@ -42,6 +42,11 @@ class TiedParameters:
                 if part.rank:
                     self._follows.add(id(parameter))
 
+    @property
+    def are_here(self) -> bool:
+        """Whether this rank has any."""
+        return bool(self._groups)
+
     def sum_gradients(self) -> None:
         """Replace each gradient by the sum over its ranks; collective."""
         for part, parameter, mine, total in self._groups:

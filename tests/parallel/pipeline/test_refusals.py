@@ -47,6 +47,7 @@ def refused(comm, error, make) -> str:
         ({"costs": [-1.0] * 15}, "costs: expected numbers from 0 up"),
         ({"model": Linear(3, 3, device=cpu_device("cpu"))}, "model: expected a Sequential, or a Module with pipeline"),
         ({"model": Sequential()}, "pipeline_layers: expected modules, got none"),
+        ({"loss": None}, "loss: expected a function of a result and its target, got NoneType"),
     ],
 )
 def test_what_does_not_fit_is_refused_on_all_ranks(auto, settings, message):

@@ -9,7 +9,7 @@ import pytest
 
 from clcomm import Communicator, DistributedDataParallel, Mesh
 from clcomm.engine import CrossEntropyLoss, Dropout, Flatten, Generator, Linear, ReLU, Sequential
-from clcomm.errors import ClcommError
+from clcomm.errors import ArgumentError, ClcommError
 from clcomm.optim import SGD, Adam
 from clcomm.parallel.pipeline import Pipeline
 from clcomm.schedules.pipeline import INTERLEAVED, SCHEDULES
@@ -49,7 +49,7 @@ def piped(case: Case, ranks, schedule: str, micro_batches: int, **settings) -> P
 def train(pipeline: Pipeline, case: Case, samples: int, steps: int, ddp=None, replica: int = 0) -> list[float]:
     optimizer, losses = SGD(pipeline.parameters(), 0.05, momentum=0.9), []
     for step in range(steps):
-        losses.append(pipeline.step(*case.batch_of(step, samples, replica)))
+        losses.append(pipeline.step(*case.batch_of(step, samples, replica), ddp))
         if ddp is not None:
             ddp.finish_grad_sync()
         optimizer.step()
@@ -87,6 +87,25 @@ def test_data_parallel_pipelines_equal_one_rank_on_all_samples(auto, name, sched
     state = pipeline.state_dict()
     require_close(state, alone(case, micro_batches, replicas)[0])
     assert all(theirs == bits(state) for theirs in auto.all_gather_object(bits(state)))
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("bucket_size", [1, 2000, "1MiB"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", CASES)
+def test_buckets_that_begin_in_the_last_backward_have_the_bits_of_others(auto, name, schedule, bucket_size):
+    mesh, case, found = Mesh(auto, dp=2 if auto.size % 2 == 0 else auto.size, pp=-1), CASES[name], []
+    micro_batches = 2 * mesh["pp"].size
+    for overlap in (False, True):
+        pipeline = piped(case, mesh, schedule, micro_batches)
+        ddp = DistributedDataParallel(pipeline.module, mesh["dp"], bucket_size=bucket_size, overlap_grad_reduce=overlap)
+        losses = train(pipeline, case, micro_batches, 6, ddp, mesh["dp"].rank)
+        found.append((losses, bits(pipeline.state_dict())))
+    assert found[0] == found[1]
+    with pytest.raises(ArgumentError, match=r"ddp: expected .* of this pipeline.s module, got SGD"):
+        pipeline.step(*case.batch_of(0, micro_batches), SGD(pipeline.module, 0.1))
+    mesh.close()
 
 
 @pytest.mark.mpi(min_size=2)
