@@ -63,7 +63,7 @@ RUNS = {
     "cpu, vectors of 16": Run(
         "cpu", WIDE_FAMILIES,
         [replace(SMALL, gemm_tile=WIDE.gemm_tile, conv_lanes=WIDE.conv_lanes, loop_lanes=WIDE.loop_lanes)],
-        [*PRODUCTS, *NARROW_PRODUCTS, ("convolution", STRIDED)],
+        [*PRODUCTS, *NARROW_PRODUCTS, ("convolution", STRIDED), ("convolution in groups", STRIDED._replace(groups=2))],
     ),
     "gpu": Run("gpu"),
     "gpu, blocks": Run(

@@ -10,7 +10,7 @@ import numpy as np
 from clcomm.engine.parameter import Parameter
 from clcomm.flat_space.layout import FlatLayout
 from clcomm.flat_space.parameters import ParameterRange, ParameterSpec
-from clcomm.optimizer import Optimizer
+from clcomm.optim.optimizer import Optimizer
 
 #: Bytes of an element of the state.
 _ITEM = 4
