@@ -61,8 +61,9 @@ DEVICE_RANK_TESTS ?= tests/test_gradient_path.py tests/test_averaged_gradients.p
   tests/test_replayed_synchronisation.py tests/sync/test_overlap.py tests/training/test_build_together.py
 
 .DELETE_ON_ERROR:
-.PHONY: ulfm options help mnist test test-plain test-mpi test-device intel tables figures fuzz soak courses proofs combinations orders families oclgrind lint format bench bench-quick
-.PHONY: torch-suite pages example-report elastic faults clean
+.PHONY: ulfm options help mnist test test-plain test-mpi test-device intel tables figures fuzz soak courses proofs
+.PHONY: combinations orders families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
+.PHONY: faults clean examples notebooks deploy
 
 help: ## list the targets and their variables
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -141,6 +142,15 @@ families: $(FOR_TEST) ## every specialised kernel over 3,000 cases of its family
 
 oclgrind: $(FOR_TEST) | $(OCLGRIND) ## every kernel under Oclgrind, 100 cases of each family: some 20 minutes
 	CLCOMM_OCLGRIND_CASES=100 $(BIN)/python -m pytest tests/oclgrind -v
+
+examples: $(FOR_TEST) ## every example of one idea on 2 ranks, the one for two hosts on two (TEST_EXTRAS=test,torch for all)
+	CLCOMM_ALL_CASES=1 $(BIN)/python -m pytest tests/examples/test_one_idea.py $(TEST_ARGS)
+
+notebooks: $(FOR_TEST) ## execute every notebook
+	CLCOMM_ALL_CASES=1 $(BIN)/python -m pytest tests/test_notebooks.py $(TEST_ARGS)
+
+deploy: $(FOR_TEST) ## every script for a scheduler with stand-ins for it, and the manifests
+	CLCOMM_ALL_CASES=1 $(BIN)/python -m pytest tests/deploy $(TEST_ARGS)
 
 lint: $(FOR_LINT) ## style and types
 	$(BIN)/ruff check .

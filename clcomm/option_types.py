@@ -25,7 +25,8 @@ class OneLineParser(ArgumentParser):
         """Parse as argparse does, but refuse `--option=--`, which argparse reads as an option without its value."""
         found, rest = super().parse_known_args(args, namespace)
         for action in self._actions:
-            if action.nargs is None and getattr(found, action.dest, None) == []:
+            value = getattr(found, action.dest, None)
+            if action.nargs is None and isinstance(value, list) and (value == [] or [] in value):
                 self.error(f"argument {'/'.join(action.option_strings) or action.dest}: expected one argument")
         return found, rest
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,8 @@ _ASK = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; pri
 _ANSWER_S = 60.0
 #: Variables that Open MPI's ranks on other hosts need; its launcher passes none by itself.
 _SENT = ("CLCOMM_", "OMP_", "PYTHON")
+#: What a rank can be bound to.
+BINDINGS = ("none", "core", "numa")
 
 
 class Mpiexec(NamedTuple):
@@ -33,17 +35,26 @@ class Mpiexec(NamedTuple):
     path: str
     kind: str
 
-    def command(self, ranks: int, hosts: str, hostfile: str) -> list[str]:
+    def command(
+        self, ranks: int, hosts: str, hostfile: str, *, variables: Mapping[str, str] | None = None, binding: str = ""
+    ) -> list[str]:
         """Return the command line up to the ranks' program.
 
         Args:
             ranks: their number.
             hosts: in the syntax of this MPI, such as a,b:2; "": this host.
             hostfile: the path of a file of hosts, in the syntax of this MPI; "": none.
+            variables: to set on all hosts; they are in our own environment too.
+            binding: one of BINDINGS; "": what this MPI does, but for Open MPI, which is to bind to nothing.
         """
         where = [self._hosts_option, hosts] if hosts else [self._hostfile_option, hostfile] if hostfile else []
-        return [self.path, *(self._open_mpi_options(not where) if self.kind == OPEN_MPI else ()), *where, "-n",
-                str(ranks)]  # fmt: skip
+        sent = variables or {}
+        if self.kind == OPEN_MPI:
+            options = list(self._open_mpi_options(not where, sent, binding or "none"))
+        else:
+            options = [word for name, value in sent.items() for word in ("-genv", name, value)]
+            options += self._hydra_binding(binding) if binding else []
+        return [self.path, *options, *where, "-n", str(ranks)]
 
     def environment(self) -> dict[str, str]:
         """Return the variables that this MPI wants besides those of the shell."""
@@ -62,15 +73,20 @@ class Mpiexec(NamedTuple):
     def _hostfile_option(self) -> str:
         return "--hostfile" if self.kind == OPEN_MPI else "-f"
 
-    def _open_mpi_options(self, on_this_host: bool) -> Iterator[str]:
-        """Yield the options without which Open MPI binds a rank to one core, whatever threads it has."""
-        yield from ("--bind-to", "none")
+    def _hydra_binding(self, binding: str) -> list[str]:
+        if self.kind == MPICH:
+            return ["-bind-to", binding]
+        name, value = ("I_MPI_PIN", "0") if binding == "none" else ("I_MPI_PIN_DOMAIN", binding)
+        return ["-genv", name, value]
+
+    def _open_mpi_options(self, on_this_host: bool, sent: Mapping[str, str], binding: str) -> Iterator[str]:
+        """Yield options: by itself Open MPI binds a rank to one core, whatever threads it has."""
+        yield from ("--bind-to", binding if binding == "none" else f"{binding}:overload-allowed")
         if on_this_host:
             yield "--oversubscribe"  # its slots are whole cores; on other hosts they are what the user wrote
-            return
-        for name in sorted(os.environ):
-            if name.startswith(_SENT):
-                yield from ("-x", name)
+        others = () if on_this_host else (name for name in os.environ if name.startswith(_SENT))
+        for name in sorted({*sent, *others}):
+            yield from ("-x", name)
 
 
 def find_mpiexec() -> Mpiexec:

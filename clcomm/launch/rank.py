@@ -1,6 +1,7 @@
 """A rank of `clcomm run -n 4 train.py`: sets torchrun's variables and runs the script as Python would.
 
-`python -m clcomm.launch.rank ADDRESS PORT (SCRIPT | -m MODULE) ARGUMENTS`; "-" for an address or a port: rank 0's.
+`python -m clcomm.launch.rank ADDRESS PORT LOGS (SCRIPT | -m MODULE) ARGUMENTS`; "-" for an address or a port: rank 0's,
+for a directory of logs: none.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import runpy
 import sys
 from types import TracebackType
 
+from clcomm.launch import rank_logs
 from clcomm.usable_cores import usable_cores
 
 #: Launchers' variables for the number of ranks on this host, before MPI runs.
 _LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
-#: In place of an address or a port.
+#: In place of an address, a port or a directory.
 CHOSEN = "-"
 
 
@@ -28,11 +30,13 @@ def _share_cores() -> None:
 
 def main() -> None:
     """Run this process's command line, and end the job if it fails."""
+    address, port, logs, *job = sys.argv[1:]
+    if logs != CHOSEN:
+        rank_logs.redirect(logs)
     _share_cores()
     from clcomm.job import endings, exits
     from clcomm.transport import mpi_runtime
 
-    address, port, *job = sys.argv[1:]
     for name in ("RANK", "WORLD_SIZE"):
         os.environ.pop(name, None)  # of the shell: another program's
     if mpi_runtime.launched_ranks() > 1:

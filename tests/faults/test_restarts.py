@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from clcomm.checkpoint import load
-from clcomm.commands import run as launcher
-from clcomm.commands.run import FORWARDED, GRACE_S, LONGEST_PAUSE_S, End, reason_to_stop
 from clcomm.job import restarts
+from clcomm.launch import supervisor as launcher
+from clcomm.launch.supervisor import FORWARDED, GRACE_S, LONGEST_PAUSE_S, End, reason_to_stop
 from tests.faults.launch import HUNG_S, ROOT, clean_environment, mpiexec
 
 
@@ -112,7 +112,7 @@ class Job:
 
     def __init__(self, lasts_s: float, signals: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch):
         self.now_s, self.ends_s, self.killed_s = 0.0, lasts_s, None
-        self.launcher = launcher._Launcher(["job"], 0, 0.0)
+        self.launcher = launcher.Supervisor(["job"], 0, 0.0)
         self.launcher._process = self
         self._signals = sorted(signals)
         monkeypatch.setattr(launcher.time, "monotonic", lambda: self.now_s)
@@ -150,7 +150,7 @@ def test_a_job_has_all_of_its_grace_after_the_first_signal(seed: int, monkeypatc
 
 @pytest.mark.parametrize("first_s", [0.0, 5e-324, 1e-300, 0.01, 1.0, 7.3, LONGEST_PAUSE_S])
 def test_pauses_double_up_to_the_longest_however_many_there_are(first_s: float, monkeypatch, capsys):
-    each = launcher._Launcher(["job"], 5000, first_s)
+    each = launcher.Supervisor(["job"], 5000, first_s)
     paused: list[float] = []
     monkeypatch.setattr(each._was_signalled, "wait", paused.append)
     ends: list[End] = []

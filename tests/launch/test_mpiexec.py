@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from itertools import permutations, product
+from itertools import pairwise, permutations, product
 from pathlib import Path
 
 import pytest
@@ -82,6 +82,39 @@ def test_each_mpi_gets_its_own_options(kind, hosts, hostfile, ranks, monkeypatch
         assert options[2:] == (["-x", "CLCOMM_CHECKS", *expected] if expected else ["--oversubscribe"])
     else:
         assert options == expected
+
+
+@pytest.mark.parametrize("kind", [MPICH, OPEN_MPI, INTEL])
+@pytest.mark.parametrize("hosts", ["", "a,b"])
+def test_variables_reach_all_hosts(kind, hosts, monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("CLCOMM_", "OMP_", "PYTHON"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    sent = {"DATA": "/a b", "OMP_NUM_THREADS": "1", "EMPTY": ""}
+    command = Mpiexec("/opt/mpiexec", kind).command(2, hosts, "", variables=sent)
+    if kind != OPEN_MPI:
+        assert command[1:10] == ["-genv", "DATA", "/a b", "-genv", "OMP_NUM_THREADS", "1", "-genv", "EMPTY", ""]
+        return
+    named = [word for before, word in pairwise(command) if before == "-x"]
+    assert named == sorted(sent)  # once each
+
+
+BOUND = {
+    (MPICH, ""): [], (MPICH, "none"): ["-bind-to", "none"], (MPICH, "core"): ["-bind-to", "core"],
+    (MPICH, "numa"): ["-bind-to", "numa"],
+    (OPEN_MPI, ""): ["--bind-to", "none", "--oversubscribe"],
+    (OPEN_MPI, "none"): ["--bind-to", "none", "--oversubscribe"],
+    (OPEN_MPI, "core"): ["--bind-to", "core:overload-allowed", "--oversubscribe"],
+    (OPEN_MPI, "numa"): ["--bind-to", "numa:overload-allowed", "--oversubscribe"],
+    (INTEL, ""): [], (INTEL, "none"): ["-genv", "I_MPI_PIN", "0"],
+    (INTEL, "core"): ["-genv", "I_MPI_PIN_DOMAIN", "core"], (INTEL, "numa"): ["-genv", "I_MPI_PIN_DOMAIN", "numa"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "binding"), list(BOUND))
+def test_ranks_are_bound_as_each_mpi_does(kind, binding):
+    command = Mpiexec("/opt/mpiexec", kind).command(3, "", "", binding=binding)
+    assert command == ["/opt/mpiexec", *BOUND[kind, binding], "-n", "3"]
 
 
 @pytest.mark.parametrize(("kind", "uid", "is_set"), list(product([MPICH, OPEN_MPI, INTEL], [0, 1000], [False, True])))

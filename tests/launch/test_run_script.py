@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
+import select
 import signal
 import subprocess
 import sys
@@ -13,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from clcomm.commands import run as launcher
 from clcomm.errors import LaunchError
+from clcomm.launch import supervisor as launcher
 from clcomm.transport import mpi_runtime
 from tests.faults.launch import HUNG_S, clean_environment, mpiexec
 from tests.helpers import one_line
@@ -162,6 +165,69 @@ def test_a_script_is_restarted_only_where_that_was_asked_for(tmp_path, restarts)
     assert err.count("clcomm run:") == (restarts + 1 if restarts else 0), err
 
 
+def test_variables_are_passed_on_and_ranks_bound(tmp_path):
+    (tmp_path / "job.py").write_text(
+        "import os\nvalues = [os.environ[name] for name in ('GIVEN', 'OWN')]\n"
+        "os.write(1, f'{values} {len(os.sched_getaffinity(0))}\\n'.encode())\n"
+    )
+    options = ["-x", "GIVEN=a=b c", "--env", "OWN", "--bind-to", "core"]
+    code, out, err = run(tmp_path, ["-n", "2", *options, "job.py"], OWN="7")
+    assert (code, err, set(out.splitlines())) == (0, "", {"['a=b c', '7'] 1"})
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_logs_have_each_ranks_output_and_the_terminal_how_it_ended(tmp_path, fails):
+    (tmp_path / "job.py").write_text(
+        "import os, sys\nprint('start', os.environ['CLCOMM_RESTART'], 'of rank', os.environ['RANK'], flush=True)\n"
+        "os.write(2, b'from C\\n')\n" + "from clcomm.errors import ArgumentError\n"
+        f"if {fails} and os.environ['RANK'] == '1' and os.environ['CLCOMM_RESTART'] == '1':\n"
+        "    raise ArgumentError('lr: expected more')\n"
+        f"if {fails}:\n    raise SystemExit(1)\n"
+    )
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-7.log").write_text("an earlier job's")
+    options = ["-n", "2", "--log-dir", "logs", "--restarts", "1", "--pause", "0"]
+    code, out, err = run(tmp_path, [*options, "job.py"])
+    assert (code != 0) == fails and out == ""
+    texts = [(tmp_path / "logs" / f"rank-{rank}.log").read_text() for rank in range(2)]
+    assert sorted(os.listdir(tmp_path / "logs")) == ["rank-0.log", "rank-1.log"]
+    for rank, text in enumerate(texts):
+        assert text.startswith(f"start 0 of rank {rank}\nfrom C\n") and f"of rank {1 - rank}" not in text
+        assert text.count("start 1 ") <= fails
+    own = [line for line in err.splitlines() if line.startswith("clcomm run: ")]
+    assert len(own) == (3 if fails else 0) and err.count("\n") == len(own), err
+    if fails:
+        assert own[-1].startswith(f"clcomm run: exit code {code}; clcomm: rank ")
+        assert own[-1].endswith(f"all output is in {tmp_path / 'logs'}")
+
+
+def test_ctrl_c_ends_all_ranks_with_one_line_and_code_130(tmp_path):
+    """On a terminal, which sends SIGINT to everything in the foreground."""
+    (tmp_path / "waits.py").write_text("import os, time\nos.write(1, b'pid %d\\n' % os.getpid())\ntime.sleep(600)\n")
+    mpiexec()
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "clcomm", "run", "-n", "2", "waits.py"]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execvpe("env", command, clean_environment())
+    said, pressed, deadline = b"", False, time.monotonic() + HUNG_S
+    while time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                said += os.read(terminal, 1 << 16)
+            except OSError:  # the job has ended
+                break
+        pids = [int(each) for each in re.findall(rb"pid (\d+)", said)]
+        if len(pids) == 2 and not pressed:
+            pressed = True
+            os.write(terminal, b"\x03")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130, said
+    assert len(re.findall(rb"^(clcomm\S*:.*)", said, re.MULTILINE)) == 1, said
+    while any(os.path.exists(f"/proc/{each}") for each in pids):
+        assert time.monotonic() < deadline, "a rank still runs"
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("with_communicator", [False, True])
 def test_a_signal_ends_the_job(tmp_path, number, with_communicator):
@@ -174,7 +240,7 @@ def test_a_signal_ends_the_job(tmp_path, number, with_communicator):
     pids = [int(process.stdout.readline().split()[0]) for _ in range(2)]
     os.kill(process.pid, number)
     process.communicate(timeout=HUNG_S)
-    assert process.returncode != 0
+    assert process.returncode == 130 if number == signal.SIGINT else process.returncode != 0
     deadline = time.monotonic() + HUNG_S
     while any(os.path.exists(f"/proc/{pid}") for pid in pids):
         assert time.monotonic() < deadline, "a rank still runs"
@@ -194,7 +260,7 @@ def test_a_signal_that_comes_while_the_job_is_started_reaches_it(monkeypatch):
         def wait(self, timeout=None):
             return -sent[0]
 
-    each = launcher._Launcher(["job"], 0, 0.0)
+    each = launcher.Supervisor(["job"], 0, 0.0)
     monkeypatch.setattr(launcher.subprocess, "Popen", Started)
     assert each._start(0).code == 128 + signal.SIGTERM
     assert sent == [signal.SIGTERM]
@@ -219,6 +285,11 @@ def test_a_signal_that_comes_while_the_job_is_started_reaches_it(monkeypatch):
             "--hosts: expected this or --hostfile, got both",
         ),
         (["--hosts", "a", "--", "x"], "-n: expected the number of ranks with --hosts and --hostfile, got none"),
+        (["--log-dir", "a", "--", "x"], "expected the number of ranks with --env, --bind-to and --log-dir, got none"),
+        (["-n", "2", "--log-dir", "job.py", "job.py"], "--log-dir: expected a directory to write, got 'job.py'"),
+        (["-n", "2", "-x", "A-B=1", "job.py"], "-x/--env: expected NAME or NAME=VALUE, got 'A-B=1'"),
+        (["-n", "2", "-x", "NOT_SET", "job.py"], "expected a variable that is set, or NOT_SET=VALUE, got 'NOT_SET'"),
+        (["-n", "2", "--bind-to", "moon", "job.py"], "--bind-to: invalid choice: 'moon'"),
         (["job.py"], "-n: expected the number of ranks, as in clcomm run -n 4 train.py, got none"),
         (["-m", "job"], "-n: expected the number of ranks, as in clcomm run -n 4 train.py, got none"),
         (["--nnodes", "2", "-n", "2", "job.py"], "expected 1, got '2'; for several hosts use --hosts or --hostfile"),

@@ -1,0 +1,59 @@
+"""A file for each rank's output: `clcomm run --log-dir DIR`. Nothing slow is imported here: a rank does this first."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+from clcomm.errors import ArgumentError
+from clcomm.launcher import launched_rank
+
+#: Lines that say why a job ended, in a rank's file.
+_OWN = re.compile(r"clcomm: .*")
+
+
+def prepare(directory: str) -> str:
+    """Create the directory, empty it of an earlier job's files, and return its absolute path.
+
+    Raises ArgumentError where it can't be written to.
+    """
+    try:
+        os.makedirs(directory, exist_ok=True)
+        for path in Path(directory).glob("rank-*.log"):
+            path.unlink()
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        raise ArgumentError(f"--log-dir: expected a directory to write, got {directory!r}: {error.strerror}") from None
+    return os.path.abspath(directory)
+
+
+def redirect(directory: str) -> None:
+    """Let this rank's output and errors go to its file, after those of an earlier start."""
+    os.makedirs(directory, exist_ok=True)  # on another host
+    file = os.open(
+        os.path.join(directory, f"rank-{launched_rank() or 0}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+
+
+def tell(directory: str, code: int) -> None:
+    """Say on the terminal how a job ended whose ranks wrote to files: in one line, with the ranks' first own line."""
+    if code:
+        cause = _first_own_line(directory)
+        sys.stderr.write(f"clcomm run: exit code {code}; {f'{cause}; ' if cause else ''}all output is in {directory}\n")
+        sys.stderr.flush()
+
+
+def _first_own_line(directory: str) -> str:
+    for path in sorted(Path(directory).glob("rank-*.log")):
+        found = _OWN.search(path.read_text(errors="replace"))
+        if found:
+            return found[0].removesuffix(":")
+    return ""

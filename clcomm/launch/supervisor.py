@@ -1,0 +1,144 @@
+"""Runs a job's command: restarts it when it fails, forwards signals, and says in one line how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, NamedTuple
+
+from clcomm.job import restarts
+from clcomm.job.endings import FAILURE, USER_ERROR
+from clcomm.storage.scratch import remove_stale, scratch_file
+
+#: The longest pause before a restart, and how long a job may take to end after a forwarded signal; in seconds.
+LONGEST_PAUSE_S, GRACE_S = 300.0, 10.0
+#: A shell's exit codes for a command that can't be started, and for one that Ctrl-C ended.
+NOT_FOUND, INTERRUPTED = 127, 128 + signal.SIGINT
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class End(NamedTuple):
+    """The end of one run of the job: exit code, last step, and newest step in a checkpoint; a step of 0: not known."""
+
+    code: int
+    step: int
+    saved: int
+
+
+def reason_to_stop(ends: list[End], allowed: int) -> str:
+    """Return the reason not to restart after these ends; "" if a restart may help.
+
+    Args:
+        ends: the ends of all runs so far, the last one failed.
+        allowed: the most restarts.
+    """
+    last = ends[-1]
+    if last.code == USER_ERROR:
+        return "exit code 2 is a mistake that another start would repeat"
+    if last.code == NOT_FOUND:
+        return "the command can't be started"
+    if len(ends) > 1 and last.step and last[1:] == ends[-2][1:]:
+        return f"it failed twice at step {last.step}, going on from step {last.saved}"
+    if len(ends) > allowed:
+        times = "once" if allowed == 1 else f"{allowed} times"
+        return f"it was started again {times}" if allowed else "no restarts are allowed"
+    return ""
+
+
+class Supervisor:
+    """Starts a command, restarts it when it fails, and forwards signals to it."""
+
+    def __init__(self, command: list[str], allowed: int, pause_s: float):
+        self._command, self._allowed, self._pause_s = command, allowed, pause_s
+        self._process: subprocess.Popen | None = None
+        self._signal, self._signalled_s = 0, 0.0  # the last signal, and when the first one came
+        self._unsent = 0  # a signal that came while the job was being started
+        self._was_signalled = threading.Event()
+
+    def run(self) -> int:
+        for each in FORWARDED:
+            signal.signal(each, self._forward)
+        ends: list[End] = []
+        remove_stale()
+        while True:
+            ends.append(self._start(len(ends)))
+            code = ends[-1].code
+            if code == 0 or self._signal:
+                return INTERRUPTED if code and self._signal == signal.SIGINT else code
+            reason = reason_to_stop(ends, self._allowed)
+            if reason:
+                if self._allowed:  # else nobody asked for more than the job's own message
+                    print_notice(f"exit code {code}{at(ends[-1])}; giving up: {reason}")
+                return code
+            self._pause(ends)
+            if self._signal:
+                return 128 + self._signal
+
+    def _start(self, number: int) -> End:
+        with scratch_file("run", bytes(restarts.FILE_BYTES)) as file:
+            environment = {**os.environ, restarts.RESTART: str(number), restarts.PROGRESS: file.name}
+            try:
+                process = self._process = subprocess.Popen(self._command, env=environment)
+            except OSError as error:
+                print_notice(f"{self._command[0]}: {error.strerror}")
+                return End(NOT_FOUND, 0, 0)
+            if self._unsent:
+                process.send_signal(self._unsent)
+            code = self._ended(process)
+            self._process = None
+            progress = restarts.read_progress(file.name)
+            if code == 0 and progress[restarts.STARTED] and not progress[restarts.COMPLETED]:
+                print_notice("exit code 0, but no rank has completed: treated as a failure")
+                code = FAILURE
+            return End(code, progress[restarts.STEP], progress[restarts.SAVED])
+
+    def _ended(self, process: subprocess.Popen) -> int:
+        """Wait for the job and return its exit code; kill it GRACE_S after the first signal if it still runs."""
+        while not self._signal or time.monotonic() < self._signalled_s + GRACE_S:
+            left_s = self._signalled_s + GRACE_S - time.monotonic() if self._signal else GRACE_S
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return _exit_code(process.wait(max(0.0, left_s)))
+        process.kill()
+        return _exit_code(process.wait())
+
+    def _forward(self, number: int, frame: Any) -> None:
+        if not self._signal:
+            self._signalled_s = time.monotonic()
+        self._signal = number
+        self._was_signalled.set()
+        if self._process is None:
+            self._unsent = number
+        elif not (number == signal.SIGINT and os.isatty(0)):  # on Ctrl-C the terminal sends SIGINT to the job as well
+            self._process.send_signal(number)
+
+    def _pause(self, ends: list[End]) -> None:
+        """Wait before the next restart, twice as long as before the last one; a signal ends the wait."""
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+        last = ends[-1]
+        resumed_from = f"step {last.saved}" if last.saved else "its newest checkpoint, if there is one,"
+        count = f"{len(ends)} of {self._allowed}"
+        print_notice(
+            f"exit code {last.code}{at(last)}; going on from {resumed_from} in {pause_s:g} s (restart {count})"
+        )
+        self._was_signalled.wait(pause_s)
+
+
+def _exit_code(returned: int) -> int:
+    """Return a shell's exit code for Popen's, which is -N for a process that signal N ended."""
+    return returned if returned >= 0 else 128 - returned
+
+
+def at(end: End) -> str:
+    """Return " at step N", or "" if the step is not known."""
+    return f" at step {end.step}" if end.step else ""
+
+
+def print_notice(line: str) -> None:
+    """Print a line of the launcher to stderr."""
+    sys.stderr.write(f"clcomm run: {line}\n")
+    sys.stderr.flush()
