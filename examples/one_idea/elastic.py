@@ -20,8 +20,8 @@ STEPS, LOST_AT = 20, 10
 
 
 def main() -> None:
-    elastic.require_support()
     comm = Communicator()
+    elastic.require_support()
     began_as, victim = comm.rank, comm.size - 1
     model = Sequential(Linear(32, 10, rng=Generator(0)))
     optimizer, loss_fn = SGD(model, lr=0.1), CrossEntropyLoss()

