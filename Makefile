@@ -63,7 +63,7 @@ DEVICE_RANK_TESTS ?= tests/test_gradient_path.py tests/test_averaged_gradients.p
 .DELETE_ON_ERROR:
 .PHONY: ulfm options help mnist test test-plain test-mpi test-device intel tables figures fuzz soak courses proofs
 .PHONY: combinations orders families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
-.PHONY: faults clean examples notebooks deploy matrix release newcomer
+.PHONY: faults clean examples notebooks deploy matrix release newcomer hosts
 
 help: ## list the targets and their variables
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -182,6 +182,9 @@ example-report: $(FOR_BENCH) ## take the figures of docs/reading-a-report.md ane
 # Open MPI 5 alone goes on when a rank dies: make elastic MPI=openmpi
 elastic: $(FOR_TEST) ## kill a rank in each of RUNS runs, and see the others go on (MPI=openmpi)
 	$(AS_ROOT) $(BIN)/python -m tests.faults.elastic_runs $(RUNS)
+
+hosts: $(FOR_TEST) ## the faults that concern hosts, on two hosts made of namespaces (root); writes docs/faults-on-hosts.md
+	$(BIN)/python -m tests.multihost.host_cases "" 2
 
 # The rows under ULFM need Open MPI, in an environment of its own.
 faults: $(FOR_TEST) ## the whole fault matrix; writes docs/faults.md

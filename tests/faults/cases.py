@@ -23,6 +23,7 @@ class Case:
         disk: mount options of a disk for its checkpoints alone.
         leaves: a pattern of files that may stay in /dev/shm.
         ranks: number of ranks.
+        two_hosts: whether half of its ranks run on another host.
         ulfm: whether it runs under Open MPI's `mpiexec --with-ft ulfm`, where the others continue when a rank dies.
     """
 
@@ -37,6 +38,7 @@ class Case:
     leaves: str = "nothing"
     ranks: int = 2
     ulfm: bool = False
+    two_hosts: bool = False
 
     @property
     def planted(self) -> str:
@@ -47,7 +49,7 @@ class Case:
     def name(self) -> str:
         """The case's unique name."""
         ranks = f":ulfm{self.ranks}" if self.ulfm else "" if self.ranks == 2 else f":{self.ranks}"
-        return self.planted + ranks
+        return self.planted + ranks + (":two hosts" if self.two_hosts else "")
 
     @property
     def survives(self) -> bool:

@@ -27,6 +27,7 @@ from tests.faults.file_jobs import forget_kernels, run_file_case
 from tests.faults.launch import END_S, ROOT, clean_environment, mpiexec
 from tests.faults.pace import Pace
 from tests.faults.start_cases import start_cases
+from tests.multihost.two_hosts import TwoHosts
 
 #: How long a job may take on a busy machine before it counts as hung, and its processes after its end.
 LIMIT_S, GONE_S = 120.0, 5.0
@@ -133,7 +134,14 @@ def _run(case: Case, directory: Path) -> tuple[int, str, float | None]:
     """Return exit code, all output, and the seconds from the fault to the end; None where it had to be killed."""
     place = directory / "disk" if case.disk else directory
     place.mkdir(exist_ok=True)
-    command = [*_launch(case), str(ROOT / "tests" / "faults" / "victim.py")]
+    if case.two_hosts:
+        with TwoHosts() as hosts:
+            return _run_with(hosts.command((case.ranks // 2, case.ranks // 2), []), case, directory, place)
+    return _run_with(_launch(case), case, directory, place)
+
+
+def _run_with(launch: list[str], case: Case, directory: Path, place: Path) -> tuple[int, str, float | None]:
+    command = [*launch, str(ROOT / "tests" / "faults" / "victim.py")]
     if _own_mounts():
         command = [*_own_mounts(), "sh", "-c", _IN_OWN_MOUNTS, str(directory), *command]
     environment = {"CLCOMM_TEST_FAULT": case.planted, "CLCOMM_TEST_DIR": str(place), "LEFT": str(directory / "left")}
@@ -264,6 +272,11 @@ def _processes(directory: Path) -> list[int]:
 
 def page(outcomes: list[Outcome]) -> str:
     """Return docs/faults.md."""
+    return _PAGE_HEAD.format(end_s=END_S, count=len(outcomes)) + page_rows(outcomes)
+
+
+def page_rows(outcomes: list[Outcome]) -> str:
+    """Return a page's rows of a table, one for each outcome."""
     rows = []
     for outcome in outcomes:
         case = outcome.case
@@ -272,7 +285,7 @@ def page(outcomes: list[Outcome]) -> str:
         rank = f"{case.rank}" if case.ranks == 2 and not case.ulfm else f"{case.rank} of {case.ranks}"
         rank += ", ULFM" if case.ulfm else ""
         rows.append(f"| {case.fault} | {case.place} | {rank} | {outcome.code} | {f'`{line}`' if line else ''} |")
-    return _PAGE_HEAD.format(end_s=END_S, count=len(outcomes)) + "\n".join(rows) + "\n"
+    return "\n".join(rows) + "\n"
 
 
 def report(case: Case) -> Outcome:

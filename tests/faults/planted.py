@@ -99,6 +99,26 @@ def send_all(number: int, times: int = 1) -> None:
                 os.kill(pid, number)
 
 
+def lose_host() -> None:
+    """Kill every process of this host, this one last, as when a machine loses power."""
+    own = os.readlink("/proc/self/ns/net")
+    for pid in processes_of_the_job():
+        with contextlib.suppress(OSError):
+            if pid != os.getpid() and os.readlink(f"/proc/{pid}/ns/net") == own:
+                os.kill(pid, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_proxy() -> None:
+    """Kill this host's proxy, through which the launcher knows its ranks."""
+    own = os.readlink("/proc/self/ns/net")
+    for pid in processes_of_the_job():
+        with contextlib.suppress(OSError):
+            is_proxy = Path(f"/proc/{pid}/comm").read_text().startswith("hydra")
+            if is_proxy and os.readlink(f"/proc/{pid}/ns/net") == own:
+                os.kill(pid, signal.SIGKILL)
+
+
 def stay() -> None:
     """Keep this process alive after its program has ended."""
     threading.Thread(target=time.sleep, args=(60,)).start()
@@ -114,6 +134,10 @@ GROUP_SIGNALS: dict[str, Callable[[], Any]] = {
         ("mpiexec", lambda number=number: os.kill(launcher(), number)),
     )
 }
+
+
+#: Faults of this rank's whole host.
+OF_HOST: dict[str, Callable[[], Any]] = {"host lost": lose_host, "proxy killed": kill_proxy}
 
 
 def then_wait(act: Callable[[], Any]) -> Callable[[], None]:
@@ -143,7 +167,7 @@ ACTS: dict[str, Callable[[], Any]] = {
     "thread that stays": stay,
     "thread that stays, finalized": stay,
     "exit handler that stays": lambda: atexit.register(lambda: time.sleep(60)),
-    **{fault: then_wait(act) for fault, act in GROUP_SIGNALS.items()},
+    **{fault: then_wait(act) for fault, act in {**GROUP_SIGNALS, **OF_HOST}.items()},
 }
 #: Signals that a rank receives while it waits in a library call.
 SIGNALS: dict[str, Callable[[], Any]] = {
@@ -153,6 +177,7 @@ SIGNALS: dict[str, Callable[[], Any]] = {
     },
     "SIGTERM, plain script": partial(os.kill, os.getpid(), signal.SIGTERM),
     **GROUP_SIGNALS,
+    **OF_HOST,
 }
 
 

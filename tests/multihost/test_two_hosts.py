@@ -9,6 +9,9 @@ import sys
 
 import pytest
 
+from tests.faults.matrix import run_case
+from tests.faults.pace import Pace
+from tests.multihost.host_cases import SAMPLE, host_cases
 from tests.multihost.two_hosts import ROOT, TwoHosts, environment, refusal
 from tests.trace import rules
 
@@ -121,6 +124,15 @@ def test_a_rank_of_the_other_host_that_does_not_come_is_named(two_hosts: TwoHost
         assert re.search(f"{waits}{told}[^;]*{end}", ended.stderr, re.MULTILINE), ended.stderr
     written = {path.name for path in tmp_path.glob("clcomm-dump-*/rank-*.json")}
     assert written == {f"rank-{rank}.json" for rank in range(sum(ranks) - 1)}, "all but the one that is stopped"
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_fault_on_the_other_host_ends_as_it_has_to(two_hosts: TwoHosts, tmp_path, name):
+    (case,) = [case for case in host_cases() if case.name == name]
+    with Pace() as pace:
+        outcome = run_case(case, tmp_path, pace)
+    assert outcome.problems == [], outcome.output
 
 
 def test_a_rank_that_leaves_while_the_other_host_waits_for_it_ends_the_job(two_hosts: TwoHosts):

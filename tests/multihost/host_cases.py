@@ -1,0 +1,84 @@
+"""The cases of the fault matrix that concern hosts, with half of the ranks on another one; and faults of a whole host.
+
+`python -m tests.multihost.host_cases [PATTERN [AT ONCE]]` runs them; `make hosts` writes docs/faults-on-hosts.md.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from tests.faults.cases import GROUP_SIGNALS, HARMLESS, IN_KERNEL, MISMATCHES, TIMEOUT_S, Case, all_cases
+from tests.faults.launch import END_S, ROOT
+from tests.faults.matrix import page_rows, report, undisturbed
+from tests.multihost import two_hosts
+
+#: Faults of one process that say nothing of hosts: signals to all, and what ranks do to themselves at their end.
+_LEFT_OUT = (*GROUP_SIGNALS, "NaN", "thread that stays, finalized")
+#: How a host's end is told: its own ranks can say nothing, so the others or the launcher do.
+LOST = r"(?i)clcomm: rank \d .*(missing|left|lost|died)|connection|signal 9|KILLED|proxy|ended by SIGTERM"
+PAGE = """# Faults on two hosts
+
+The cases of the [fault matrix](faults.md) that concern hosts, with the ranks divided between two hosts, made of network
+namespaces, and faults of a whole host. What is checked is the same. `make hosts` runs all {count} cases and writes this
+page; CI runs a sample.
+
+| fault | place | rank | exit code | what the user reads |
+|---|---|---|---|---|
+"""
+#: The sample that CI runs.
+SAMPLE = ("exception:collective:1:two hosts", "SIGKILL:forward:1:two hosts", "host lost:collective:1:two hosts")
+
+
+def host_cases() -> list[Case]:
+    """Return all of them: on two ranks, one on each host."""
+    alike = [
+        case
+        for case in all_cases()
+        if not (case.ulfm or case.disk or case.damage or case.fault in _LEFT_OUT)
+        and case.place != IN_KERNEL
+        and case.ranks == 2
+        and (case.rank == 1 or case.fault in ("SIGKILL", "SIGSTOP", *HARMLESS, *MISMATCHES))
+    ]
+    cases = [_on_two_hosts(case) for case in alike]
+    for place in ("forward", "collective", "checkpoint"):
+        cases += [
+            Case("host lost", place, 1, LOST, None, within_s=4 * END_S, two_hosts=True),
+            Case("proxy killed", place, 1, LOST, None, within_s=4 * END_S, two_hosts=True),
+        ]
+    return cases
+
+
+def _on_two_hosts(case: Case) -> Case:
+    """Return a case with what differs between hosts.
+
+    MPICH's mpiexec ends a job in which a rank is killed before that rank's monitor, on another host, says so. It does
+    not end one whose rank calls os._exit; where no other rank is on that host, the others find out by the time-out.
+    """
+    if case.fault in ("SIGKILL", "SIGSEGV"):
+        return replace(case, two_hosts=True, pattern=rf"{case.pattern}|EXIT CODE: (9|11)")
+    if case.fault.startswith("os._exit"):
+        return replace(case, two_hosts=True, code=None, within_s=TIMEOUT_S + END_S)
+    return replace(case, two_hosts=True)
+
+
+def main(pattern: str = "", at_once: str = "1") -> int:
+    """Run the cases whose names match; for "" run all and write the page; return 1 if some fail."""
+    reason = two_hosts.refusal()
+    if reason:
+        print(f"two hosts: {reason}")
+        return 1
+    undisturbed()
+    with ThreadPoolExecutor(int(at_once)) as pool:
+        outcomes = list(pool.map(report, [case for case in host_cases() if re.search(pattern, case.name)]))
+    failed = sum(bool(outcome.problems) for outcome in outcomes)
+    print(f"{len(outcomes) - failed} of {len(outcomes)} as they have to be")
+    if not pattern:
+        (ROOT / "docs" / "faults-on-hosts.md").write_text(PAGE.format(count=len(outcomes)) + page_rows(outcomes))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
