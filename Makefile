@@ -63,7 +63,7 @@ DEVICE_RANK_TESTS ?= tests/test_gradient_path.py tests/test_averaged_gradients.p
 .DELETE_ON_ERROR:
 .PHONY: ulfm options help mnist test test-plain test-mpi test-device intel tables figures fuzz soak courses proofs
 .PHONY: combinations orders families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
-.PHONY: faults clean examples notebooks deploy matrix release newcomer hosts
+.PHONY: faults clean examples notebooks deploy matrix release newcomer hosts debian-packages
 
 help: ## list the targets and their variables
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -153,7 +153,10 @@ deploy: $(FOR_TEST) ## every script for a scheduler with stand-ins for it, and t
 	CLCOMM_ALL_CASES=1 $(BIN)/python -m pytest tests/deploy $(TEST_ARGS)
 
 matrix: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),matrix ## a part of the suite for every Python, MPI, OpenCL runtime and version at hand; writes docs/matrix.md (MATRIX=3.12 for some)
-	$(BIN)/python -m tests.matrix.run $(MATRIX)
+	$(if $(wildcard .venv-debian),CLCOMM_MATRIX_ROOT=$(CURDIR)/.venv-debian) $(BIN)/python -m tests.matrix.run $(MATRIX)
+
+debian-packages: ## unpack Debian's MPIs and PoCL into .venv-debian, without installing them, for `make matrix`
+	tests/matrix/unpack_debian .venv-debian
 
 release: $(VENV)/.has-$(SETUP),release ## build sdist and wheel into dist/ and check them; uploads nothing
 	$(BIN)/python -m tests.release.build_and_check dist

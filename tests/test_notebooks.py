@@ -24,7 +24,7 @@ def test_it_is_small_and_holds_no_outputs(path: Path) -> None:
     assert not any(cell.outputs or cell.execution_count for cell in code)
     assert book.cells[0].cell_type == "markdown" and book.cells[0].source.startswith("# ")
     assert set(book.metadata) == {"kernelspec", "language_info"}
-    assert path.name in (ROOT / "docs" / "examples.md").read_text()
+    assert path.name in (ROOT / "docs" / "example-programs.md").read_text()
 
 
 @pytest.mark.sampled(1)

@@ -129,7 +129,7 @@ def test_it_is_short_and_says_what_it_is(name: str) -> None:
     assert idea.startswith("Idea: ") and look.startswith("Look at: ")
     assert f"-m examples.one_idea.{name}" in command
     assert text.count("\n") < 80
-    assert f"one_idea/{name}.py" in (ROOT / "docs" / "examples.md").read_text()
+    assert f"one_idea/{name}.py" in (ROOT / "docs" / "example-programs.md").read_text()
 
 
 def test_without_mpiexec_it_is_a_world_of_one() -> None:

@@ -22,8 +22,7 @@ from tests.matrix.environments import LOW, SYSTEM, Environment, environments
 #: What the tests need besides the package itself.
 TOOLS = ("pytest>=8", "pytest-mpi>=0.6", "pytest-timeout>=2.3", "pytest-xdist>=3.5", "hypothesis>=6.100")
 PLAIN = ("tests/test_cli.py", "tests/test_models.py", "tests/engine/test_matmul.py", "tests/engine/test_loss.py")
-ON_RANKS = ("tests/test_communicator.py", "tests/test_averaged_gradients.py", "tests/test_gradient_path.py",
-            "tests/test_optim.py")  # fmt: skip
+ON_RANKS = ("tests/test_communicator.py", "tests/test_gradient_path.py")
 RANKS = 2
 TRAINING = ("-m", "examples.mnist", "--data", "digits", "--quiet", "--epochs", "20", "--target-accuracy", "0.9")
 #: The rows of the last runs.
@@ -134,7 +133,7 @@ def page(rows: dict[str, str]) -> str:
     names = [", ".join(f"`{path}`" for path in paths) for paths in (PLAIN, ON_RANKS)]
     machine = f"{os.cpu_count()} cores of a {platform.machine()} CPU, {platform.system()}"
     head = PAGE.format(plain=names[0], ranks_tests=names[1], ranks=RANKS, machine=machine)
-    return head + "".join(f"{rows[each.name]}\n" for each in environments())
+    return head + "".join(f"{rows.get(each.name, _row(each, '', 'not run'))}\n" for each in environments())
 
 
 def _row(each: Environment, found: str, end: str) -> str:
@@ -142,7 +141,7 @@ def _row(each: Environment, found: str, end: str) -> str:
 
 
 def main(pattern: str = "") -> int:
-    """Run the environments whose names match, in turn, and write the page once all rows are there; 1 if some failed.
+    """Run the environments whose names match, in turn, and write the page, unless it is CI; 1 if some failed.
 
     Rows of environments that are not run now are those of the last time.
     """
@@ -159,7 +158,7 @@ def main(pattern: str = "") -> int:
             print(f"{each.name}: {outcome.problem or 'passed'}, {outcome.seconds:.0f} s; {outcome.found}", flush=True)
     KEPT.parent.mkdir(exist_ok=True)
     KEPT.write_text(json.dumps(rows))
-    if all(each.name in rows for each in environments()):
+    if os.environ.get("CI") != "true":
         (ROOT / "docs" / "matrix.md").write_text(page(rows))
     print(f"{ran - failed} of {ran} environments passed")
     return 1 if failed or not ran else 0
