@@ -63,7 +63,7 @@ DEVICE_RANK_TESTS ?= tests/test_gradient_path.py tests/test_averaged_gradients.p
 .DELETE_ON_ERROR:
 .PHONY: ulfm options help mnist test test-plain test-mpi test-device intel tables figures fuzz soak courses proofs
 .PHONY: combinations orders families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
-.PHONY: faults clean examples notebooks deploy matrix release newcomer hosts debian-packages
+.PHONY: faults clean examples notebooks deploy matrix release newcomer hosts debian-packages unpack-debian
 
 help: ## list the targets and their variables
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -155,7 +155,7 @@ deploy: $(FOR_TEST) ## every script for a scheduler with stand-ins for it, and t
 matrix: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),matrix ## a part of the suite for every Python, MPI, OpenCL runtime and version at hand; writes docs/matrix.md (MATRIX=3.12 for some)
 	$(if $(wildcard .venv-debian),CLCOMM_MATRIX_ROOT=$(CURDIR)/.venv-debian) $(BIN)/python -m tests.matrix.run $(MATRIX)
 
-debian-packages: ## unpack Debian's MPIs and PoCL into .venv-debian, without installing them, for `make matrix`
+unpack-debian: ## unpack Debian's MPIs and PoCL into .venv-debian, without installing them, for `make matrix`
 	tests/matrix/unpack_debian .venv-debian
 
 release: $(VENV)/.has-$(SETUP),release ## build sdist and wheel into dist/ and check them; uploads nothing
@@ -186,7 +186,7 @@ example-report: $(FOR_BENCH) ## take the figures of docs/reading-a-report.md ane
 elastic: $(FOR_TEST) ## kill a rank in each of RUNS runs, and see the others go on (MPI=openmpi)
 	$(AS_ROOT) $(BIN)/python -m tests.faults.elastic_runs $(RUNS)
 
-hosts: $(FOR_TEST) ## the faults that concern hosts, on two hosts made of namespaces (root); writes docs/faults-on-hosts.md
+hosts: $(FOR_TEST) ## the faults that concern hosts, on two hosts made of namespaces (root); writes their page
 	$(BIN)/python -m tests.multihost.host_cases "" 2
 
 # The rows under ULFM need Open MPI, in an environment of its own.

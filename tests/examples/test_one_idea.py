@@ -69,7 +69,7 @@ def test_each_example_has_a_test() -> None:
     assert len(PROGRAMS) + 1 >= 15  # examples/loop.py is the training loop of one's own
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PRINTED)
 def test_two_ranks_print_what_it_says(name: str) -> None:
     if name in NEEDS and find_spec(NEEDS[name]) is None:

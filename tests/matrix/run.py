@@ -78,7 +78,7 @@ class Place:
     def _add_library(self) -> None:
         """Give the system's MPI the name under which mpi4py looks for it; its neighbours are found beside it."""
         library, usual = Path(self.environment.library), SYSTEM[self.environment.mpi][2]
-        folder = self.folder / "mpi"
+        folder = self.folder.parent / "mpi"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / usual).unlink(missing_ok=True)
         (folder / usual).symlink_to(library)

@@ -61,6 +61,10 @@ def _on_two_hosts(case: Case) -> Case:
         return replace(case, two_hosts=True, pattern=rf"{case.pattern}|EXIT CODE: (9|11)")
     if case.fault.startswith("os._exit"):
         return replace(case, two_hosts=True, code=None, within_s=TIMEOUT_S + END_S)
+    if case.fault == "SIGSTOP":  # nor is there a rank beside it that could say that it is stopped
+        silent = r"clcomm: rank \d has waited .*; missing: rank {rank} \(no rank on its host answers\).* the job ends"
+        pattern = case.pattern if case.place == "start-up" else f"{case.pattern}|{silent}"
+        return replace(case, two_hosts=True, pattern=pattern, within_s=case.within_s + END_S)
     return replace(case, two_hosts=True)
 
 
