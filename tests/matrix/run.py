@@ -1,4 +1,4 @@
-"""Runs a part of the suite in every environment that is at hand: `python -m tests.matrix.run [PATTERN]`.
+"""Runs a part of the suite in every environment that is at hand: `python -m tests.matrix.run [PATTERN [KEPT]]`.
 
 `make matrix` writes docs/matrix.md. Each environment is made anew, by uv, in a folder of its own.
 """
@@ -82,20 +82,23 @@ class Place:
     def _add_library(self) -> None:
         """Give the system's MPI the name under which mpi4py looks for it; its neighbours are found beside it."""
         library, usual = Path(self.environment.library), SYSTEM[self.environment.mpi][2]
-        folder = self.folder.parent / "mpi"
+        folder = self.folder.parent / f"{self.environment.name}-mpi"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / usual).unlink(missing_ok=True)
         (folder / usual).symlink_to(library)
         self._variables["LD_LIBRARY_PATH"] = f"{folder}:{library.parent}"
 
     def make(self) -> None:
-        """Install the package, its extras and the tests' tools."""
+        """Install the package, its extras and the tests' tools, unless that was done."""
+        if (self.folder / "made").exists():
+            return
         uv, into = [sys.executable, "-m", "uv"], ["--quiet", "--python", str(self.python)]
         lowest = ["--resolution", "lowest-direct"] if self.environment.versions == LOW else []
         self.run([*uv, "venv", "--quiet", "--python", self.environment.interpreter, str(self.folder)])
         self.run([*uv, "pip", "install", *into, *lowest, f"{ROOT}[{self.environment.extras}]"])
         self.run([*uv, "pip", "install", *into, *TOOLS])
         self.run([*uv, "pip", "uninstall", *into, "clcomm"])  # the tests take it from the repository
+        (self.folder / "made").touch()
 
     @property
     def mpiexec(self) -> list[str]:
@@ -144,8 +147,10 @@ def _row(each: Environment, found: str, end: str) -> str:
     return f"| {each.python} | {each.mpi} | {each.opencl} | {each.versions} | {found.replace('|', '·')} | {end} |"
 
 
-def main(pattern: str = "") -> int:
+def main(pattern: str = "", kept: str = "") -> int:
     """Run the environments whose names match, in turn, and write the page, unless it is CI; 1 if some failed.
+
+    kept: a folder in which environments stay, and are found again; "": each is made anew and removed.
 
     Rows of environments that are not run now are those of the last time.
     """
@@ -156,7 +161,7 @@ def main(pattern: str = "") -> int:
             rows[each.name] = _row(each, "", f"not at hand: {each.missing}")
         elif re.search(pattern, each.name):
             with tempfile.TemporaryDirectory(prefix="clcomm-matrix-") as folder:
-                outcome = run(each, Path(folder) / "env")
+                outcome = run(each, Path(kept or folder) / each.name)
             ran, failed = ran + 1, failed + bool(outcome.problem)
             rows[each.name] = _row(each, outcome.found, "failed" if outcome.problem else f"{outcome.passed} passed")
             print(f"{each.name}: {outcome.problem or 'passed'}, {outcome.seconds:.0f} s; {outcome.found}", flush=True)

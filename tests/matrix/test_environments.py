@@ -43,7 +43,7 @@ def test_what_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_systems_mpi_gets_the_name_that_mpi4py_looks_for(tmp_path: Path) -> None:
     given = Environment(mpi="Debian's MPICH", launcher="/usr/bin/mpiexec.mpich", library="/usr/lib/libmpich.so.12")
     place = Place(given, tmp_path / "env")
-    assert (tmp_path / "mpi" / "libmpi.so.12").readlink() == Path("/usr/lib/libmpich.so.12")
+    assert (tmp_path / f"{given.name}-mpi" / "libmpi.so.12").readlink() == Path("/usr/lib/libmpich.so.12")
     assert place.mpiexec == ["/usr/bin/mpiexec.mpich", "-n", "2"]
 
 

@@ -21,7 +21,7 @@ from tests.faults.cases import (
     TIMEOUT_S,
     Case,
     all_cases,
-)  # fmt: skip
+)
 from tests.faults.launch import END_S, ROOT
 from tests.faults.matrix import page_rows, report, undisturbed
 from tests.multihost import two_hosts
