@@ -50,6 +50,8 @@ FOR_MNIST := $(VENV)/.has-$(SETUP)
 FOR_TEST := $(VENV)/.has-$(SETUP),$(TEST_EXTRAS)
 FOR_LINT := $(VENV)/.has-$(SETUP),dev
 FOR_BENCH := $(VENV)/.has-$(SETUP),bench
+FOR_DOCS := $(VENV)/.has-$(SETUP),docs
+SITE := docs/_build/html
 OCLGRIND := $(VENV)/oclgrind
 comma := ,
 
@@ -63,7 +65,8 @@ DEVICE_RANK_TESTS ?= tests/test_gradient_path.py tests/test_averaged_gradients.p
 .DELETE_ON_ERROR:
 .PHONY: ulfm options help mnist test test-plain test-mpi test-device intel tables figures fuzz soak courses proofs
 .PHONY: combinations orders families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
-.PHONY: faults clean examples notebooks deploy matrix release newcomer hosts debian-packages unpack-debian
+.PHONY: faults clean examples notebooks deploy matrix release newcomer hosts debian-packages unpack-debian docs
+.PHONY: docs-check drawings
 
 help: ## list the targets and their variables
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -178,6 +181,15 @@ bench: $(FOR_BENCH) ## measure, side by side with others: BENCH="all_reduce kern
 
 bench-quick: $(FOR_BENCH) ## a few minutes: this machine's speed beside PyTorch DDP, and that of the examples
 	$(BIN)/python -m benchmarks.peers --model convnet mlp --peers ddp --ranks $(RANKS) --windows 3 --window-s 1 --example $(ARGS)
+
+docs: $(FOR_DOCS) ## build the documentation's site in docs/_build/html; warnings are errors
+	$(BIN)/python -m sphinx -b html -q -W --keep-going docs $(SITE)
+
+docs-check: docs ## check the site: links, alt texts, contrasts, headings; nothing is loaded from elsewhere
+	$(BIN)/python -m docs.check $(SITE)
+
+drawings: $(FOR_TEST) ## measure short runs and draw docs/drawings anew from them
+	$(BIN)/python -m docs.draw
 
 example-report: $(FOR_BENCH) ## take the figures of docs/reading-a-report.md anew
 	$(BIN)/python -m benchmarks.example_report

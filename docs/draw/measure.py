@@ -1,0 +1,130 @@
+"""Short runs of clcomm's own commands, and of their files what the drawings show; times in ms, sizes in bytes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from clcomm.launch.mpiexec import find_mpiexec
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Steps at the beginning that build kernels.
+FIRST = 20
+MNIST = ("-m", "examples.mnist", "--no-eval", "--quiet")
+
+
+def started(ranks: int, *arguments: str) -> None:
+    """Run a Python program on some ranks of this host."""
+    command = [find_mpiexec().path, "-n", str(ranks), sys.executable, *arguments]
+    subprocess.run(command, check=True, cwd=ROOT, timeout=300)
+
+
+def on_two_hosts(*arguments: str) -> None:
+    """Run a program on two hosts made of network namespaces, one rank each, joined by a slow cable; needs root."""
+    script = str(ROOT / "tests" / "multihost" / "two_hosts.py")
+    cable = ("--delay-ms", "0.2", "--rate-mbit", "1000")
+    subprocess.run([sys.executable, script, *cable, "1", "1", *arguments], check=True, cwd=ROOT, timeout=300)
+
+
+def with_file(run: Callable[[str], None]) -> dict[str, Any]:
+    """Return the JSON that a run writes to the file whose path it is given."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "out.json"
+        run(str(path))
+        return json.loads(path.read_text())
+
+
+def step_of(trace: dict[str, Any]) -> list[list[Any]]:
+    """Return the slices of the median step: rank, thread, name, begin and length; the ranks' begins together are 0."""
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    threads = {event["tid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
+    steps = [event for event in events if event["name"] == "step" and event["pid"] == 1000][FIRST:]
+    middle = median(event["dur"] for event in steps)
+    chosen = min(steps, key=lambda event: abs(event["dur"] - middle))
+    number = chosen["args"]["step"]
+    own = [event for event in events if event["name"] == "step" and event["args"].get("step") == number]
+    begin, end = min(event["ts"] for event in own), max(event["ts"] + event["dur"] for event in own)
+    return [
+        [event["pid"] - 1000, threads[event["tid"]].split(" ")[0], event["name"],
+         round((event["ts"] - begin) / 1e3, 3), round(event["dur"] / 1e3, 3)]
+        for event in sorted(events, key=lambda event: event["ts"])
+        if begin <= event["ts"] < end
+    ]  # fmt: skip
+
+
+def data_parallel() -> list[list[Any]]:
+    """A step of two ranks that average in one bucket."""
+    options = ("--model", "convnet", "--batch-size", "64", "--max-steps", "80")
+    return step_of(with_file(lambda path: started(2, *MNIST, *options, "--trace", path)))
+
+
+def overlap() -> dict[str, list[list[Any]]]:
+    """A step of two ranks on two hosts, without and with overlap."""
+    options = ("--model", "convnet", "--batch-size", "64", "--max-steps", "80", "--bucket-size", "64KiB")
+    return {
+        how: step_of(with_file(lambda path, how=how: on_two_hosts(*MNIST, *options, "--overlap", how, "--trace", path)))
+        for how in ("off", "on")
+    }
+
+
+def buckets() -> dict[str, Any]:
+    """The ConvNet's tensors in the order of backward, and the time of a step's reductions at some bucket sizes."""
+    sizes = ("4KiB", "64KiB", "1MiB")
+    options = ("--model", "convnet", "--batch-size", "64", "--max-steps", "120", "--quiet", "--variants", *sizes)
+    document = with_file(lambda path: started(2, "-m", "examples.compare_bucketing", *options, "--report", path))
+    run = next(iter(document["runs"].values()))
+    tensors = sorted(run["summary"]["parameters"], key=lambda each: each["ready"])
+    return {
+        "tensors": [[each["name"], 4 * each["size"]] for each in tensors],
+        "variants": {
+            name: {"buckets": each["buckets"], "alone_ms": each["alone_ms"]["median"]}
+            for name, each in document["variants"].items()
+            if name in ("per tensor", *sizes)
+        },
+    }
+
+
+def window() -> list[dict[str, Any]]:
+    """All-reduces of two ranks through shared memory and through MPI's messages."""
+    options = ("--transport", "shared", "mpi", "--min", "4KiB", "--max", "16MiB", "--iterations", "40")
+    document = with_file(lambda path: started(2, "-m", "clcomm", "bench", *options, "--json", path))
+    rows = next(value for value in document.values() if isinstance(value, list) and "p50_us" in str(value[:1]))
+    return [{"transport": row["transport"], "bytes": row["bytes"], "us": row["p50_us"]} for row in rows]
+
+
+def zero() -> dict[str, dict[str, int]]:
+    """The bytes that one of four ranks keeps of an MLP with Adam, by stage."""
+    options = ("--model", "mlp", "--data", "synthetic", "--optimizer", "adam", "--max-steps", "12")
+    found = {}
+    for stage in (0, 1, 2, 3):
+        divided = ("--zero", str(stage), "--bucket-size", "64KiB")
+        run = with_file(lambda path, divided=divided: started(4, *MNIST, *options, *divided, "--report", path))
+        whole = 4 * sum(each["size"] for each in run["summary"]["parameters"])
+        plain = {"parameters": whole, "gradients": whole, "optimizer_state": run["optimizer_state_bytes"]}
+        found[str(stage)] = {name: (run["memory_bytes"] or plain)[name] for name in plain}
+    return found
+
+
+def pipeline() -> dict[str, list[list[Any]]]:
+    """A step of four stages with six micro-batches, by schedule."""
+    return {
+        name: step_of(with_file(lambda path, name=name: started(4, "-m", "docs.draw.pipeline_program", name, path)))
+        for name in ("gpipe", "1f1b")
+    }
+
+
+RUNS: dict[str, Callable[[], Any]] = {
+    "data_parallel": data_parallel, "buckets": buckets, "window": window, "overlap": overlap, "zero": zero,
+    "pipeline": pipeline,
+}  # fmt: skip
+
+
+def ranks_of(slices: Sequence[Sequence[Any]]) -> list[int]:
+    """Return the ranks of some slices."""
+    return sorted({each[0] for each in slices})

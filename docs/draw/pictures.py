@@ -1,0 +1,187 @@
+"""Drawings of measurements: timelines of steps, and small charts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from clcomm.units import format_size
+from docs.draw.measure import ranks_of
+from docs.extensions.svg import BLUE, FONT, GREEN, GREY, LINE, PURPLE, VERMILLION, legend, line, rect, svg, text
+
+WIDTH, LEFT = 700, 70
+_STEP = {"forward_backward": GREEN, "optimizer": PURPLE, "forward": GREEN, "backward": BLUE}
+_COMMUNICATION = {"wait": VERMILLION, "transfer": BLUE, "exposed": BLUE}
+_NAMES = (
+    ("forward and backward", GREEN), ("waiting for ranks", VERMILLION), ("moving and adding", BLUE),
+    ("optimizer", PURPLE),
+)  # fmt: skip
+Slices = Sequence[Sequence[Any]]
+
+
+def all_drawings(measured: dict[str, Any]) -> dict[str, str]:
+    """Return the drawings of what was measured, by file name."""
+    known = {
+        "data-parallel": ("data_parallel", data_parallel), "buckets": ("buckets", buckets),
+        "all-reduce": ("window", window), "overlap": ("overlap", overlap), "zero": ("zero", zero),
+        "pipeline": ("pipeline", pipeline),
+    }  # fmt: skip
+    return {file: draw(measured[name]) for file, (name, draw) in known.items() if name in measured}
+
+
+def data_parallel(slices: Slices) -> str:
+    parts = [legend(0, FONT, _NAMES)]
+    bottom, rows = timeline(slices, 30, _end(slices))
+    return svg(WIDTH, bottom, parts + rows)
+
+
+def overlap(sides: dict[str, Slices]) -> str:
+    parts, y = [legend(0, FONT, [*_NAMES[:3], ("in the background", GREY)])], 46.0
+    end = max(map(_end, sides.values()))
+    for how, slices in sides.items():
+        length = max(each[4] for each in slices if each[2] == "step")
+        parts.append(text(0, y, f"overlap {how}: a step of {length:.1f} ms", bold=True))
+        y, rows = timeline(slices, y + 10, end, background=True)
+        parts += rows
+        y += 24
+    return svg(WIDTH, y - 20, parts)
+
+
+def _end(slices: Slices) -> float:
+    return max(each[3] + each[4] for each in slices)
+
+
+def timeline(slices: Slices, top: float, end: float, background: bool = False) -> tuple[float, list[str]]:
+    """Return where the drawing ends and its parts: two rows a rank, computing above communicating, over one axis."""
+    parts, y = [], top
+
+    def x(ms: float) -> float:
+        return LEFT + (WIDTH - LEFT - 10) * ms / end
+
+    for rank in ranks_of(slices):
+        parts.append(text(0, y + 24, f"rank {rank}"))
+        for _, thread, name, begin, length in (each for each in slices if each[0] == rank):
+            note = f"{name}: {length:.2f} ms"
+            if thread == "steps" and name in _STEP:
+                parts.append(rect(x(begin), y, x(begin + length) - x(begin), 18, _STEP[name], note))
+            elif thread == "communication" and name.startswith("all_reduce") and background:
+                parts.append(rect(x(begin), y + 20, x(begin + length) - x(begin), 18, GREY, note, opacity=0.55))
+        for _, thread, name, begin, length in (each for each in slices if each[0] == rank):
+            if thread == "communication" and name in _COMMUNICATION:
+                note = f"{name}: {length:.2f} ms"
+                parts.append(rect(x(begin), y + 20, x(begin + length) - x(begin), 18, _COMMUNICATION[name], note))
+        y += 48
+    return y + 22, parts + time_axis(x, end, y)
+
+
+def time_axis(x: Any, end: float, y: float) -> list[str]:
+    step = 10 ** math.floor(math.log10(end / 3))
+    step = next(each for each in (step, 2 * step, 5 * step, 10 * step) if end / each <= 8)
+    parts = [line(x(0), y, x(end), y)]
+    for number in range(int(end / step) + 1):
+        at = number * step
+        unit = " ms" if number == int(end / step) else ""
+        parts += [line(x(at), y, x(at), y + 5), text(x(at), y + 19, f"{at:g}{unit}", "middle")]
+    return parts
+
+
+def buckets(measured: dict[str, Any]) -> str:
+    """Draw the flat space with its tensors, and below it each way to cut it, with the time that it takes."""
+    tensors, variants = measured["tensors"], measured["variants"]
+    shares = [math.sqrt(nbytes) for _, nbytes in tensors]  # or small tensors could not be seen
+    left, right = 96.0, 150.0
+    unit = (WIDTH - left - right) / sum(shares)
+    edges, at, total = [left], left, [0]
+    for share, (_, nbytes) in zip(shares, tensors, strict=True):
+        at += share * unit
+        edges.append(at)
+        total.append(total[-1] + nbytes)
+    parts = [text(0, 34, "flat space")]
+    for (name, nbytes), begin, end in zip(tensors, edges[:-1], edges[1:], strict=True):
+        parts.append(rect(begin, 20, end - begin - 1.5, 20, GREEN, f"{name}: {format_size(nbytes)}"))
+    parts += [text(left, 13, "last layer, which backward completes first"), text(WIDTH - 4, 13, "time of all", "end")]
+    slowest = max(each["alone_ms"] for each in variants.values())
+    for row, (name, each) in enumerate(sorted(variants.items(), key=lambda item: -len(item[1]["buckets"]))):
+        y, begin, done = 58.0 + row * 34, left, 0
+        parts.append(text(0, y + 15, name.replace("KiB", " KiB").replace("MiB", " MiB")))
+        for nbytes in each["buckets"]:
+            done += nbytes
+            end = edges[min(range(len(total)), key=lambda place: abs(total[place] - done))]
+            parts.append(rect(begin, y, end - begin - 1.5, 20, BLUE, format_size(nbytes)))
+            begin = end
+        length = 70 * each["alone_ms"] / slowest
+        parts.append(rect(WIDTH - right + 12, y + 4, length, 12, VERMILLION))
+        parts.append(text(WIDTH - right + 18 + length, y + 15, f"{1e3 * each['alone_ms']:.0f} us"))
+    return svg(WIDTH, 58 + 34 * len(variants), parts)
+
+
+def window(rows: Sequence[dict[str, Any]]) -> str:
+    """Draw the time of all-reduces by size, both axes logarithmic."""
+    height, bottom, left = 260.0, 226.0, 66.0
+    sizes, times = [row["bytes"] for row in rows], [row["us"] for row in rows]
+    low, high = 10 ** math.floor(math.log10(min(times))), 10 ** math.ceil(math.log10(max(times)))
+
+    def x(nbytes: float) -> float:
+        return left + (WIDTH - left - 120) * math.log(nbytes / min(sizes)) / math.log(max(sizes) / min(sizes))
+
+    def y(us: float) -> float:
+        return bottom - (bottom - 20) * math.log(us / low) / math.log(high / low)
+
+    parts = []
+    for power in range(round(math.log10(low)), round(math.log10(high)) + 1):
+        us = 10.0**power
+        label = f"{us:g} us" if us < 1000 else f"{us / 1000:g} ms"
+        parts += [line(left, y(us), WIDTH - 120, y(us), dashed=True), text(left - 8, y(us) + 4, label, "end")]
+    for nbytes in sorted(set(sizes))[::2]:
+        parts.append(text(x(nbytes), bottom + 18, format_size(nbytes), "middle"))
+    for transport, colour in (("shared", BLUE), ("mpi", VERMILLION)):
+        points = [(x(row["bytes"]), y(row["us"])) for row in rows if row["transport"] == transport]
+        for (x1, y1), (x2, y2) in itertools.pairwise(points):
+            parts.append(line(x1, y1, x2, y2, colour=colour))
+        parts += [rect(px - 3, py - 3, 6, 6, colour) for px, py in points]
+        name = "shared memory" if transport == "shared" else "messages"
+        parts.append(text(points[-1][0] + 10, points[-1][1] + 4, name))
+    return svg(WIDTH, height, parts)
+
+
+def zero(stages: dict[str, dict[str, int]]) -> str:
+    """Draw what a rank keeps, a bar a stage."""
+    colours = {"parameters": BLUE, "gradients": GREEN, "optimizer_state": VERMILLION}
+    whole = max(sum(each.values()) for each in stages.values())
+    parts = [legend(0, FONT, [(name.replace("_", " "), colour) for name, colour in colours.items()])]
+    for row, (stage, kept) in enumerate(stages.items()):
+        y, x = 32.0 + row * 32, 150.0
+        parts.append(text(0, y + 16, "plain" if stage == "0" else f"ZeRO {stage}"))
+        for name, colour in colours.items():
+            width = 400 * kept[name] / whole
+            parts.append(rect(x, y, width, 22, colour, f"{name}: {format_size(kept[name])}"))
+            x += width
+        parts.append(text(x + 8, y + 16, format_size(sum(kept.values()))))
+    return svg(WIDTH, 32 + 32 * len(stages) + 6, parts)
+
+
+def pipeline(schedules: dict[str, Slices]) -> str:
+    """Draw forwards and backwards of each stage, a schedule above the other."""
+    parts, y = [legend(0, FONT, [("forward", GREEN), ("backward", BLUE)])], 42.0
+    end = max(
+        each[3] + each[4] for slices in schedules.values() for each in slices if each[2] in ("forward", "backward")
+    )
+
+    def x(ms: float) -> float:
+        return LEFT + (WIDTH - LEFT - 10) * ms / end
+
+    for name, slices in schedules.items():
+        parts.append(text(0, y, name, bold=True))
+        y += 8
+        for rank in ranks_of(slices):
+            parts.append(text(0, y + 15, f"rank {rank}"))
+            for each in slices:
+                if each[0] == rank and each[2] in ("forward", "backward"):
+                    width = max(x(each[3] + each[4]) - x(each[3]) - 1, 1)
+                    parts.append(rect(x(each[3]), y, width, 20, _STEP[each[2]], f"{each[2]}: {each[4]:.1f} ms"))
+            y += 24
+        parts += time_axis(x, end, y)
+        y += LINE + 28
+    return svg(WIDTH, y - 20, parts)

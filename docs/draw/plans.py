@@ -1,0 +1,78 @@
+"""Drawings that show no measurement: how memory and files are laid out."""
+
+from __future__ import annotations
+
+from docs.extensions.svg import BLUE, GREEN, GREY, LINE, PURPLE, VERMILLION, arrow, rect, svg, text
+from tests.floors import FLOORS
+
+_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE)
+
+
+def all_drawings() -> dict[str, str]:
+    return {"shared-window": shared_window(), "floors": floors(), "life-of-a-gradient": life_of_a_gradient()}
+
+
+def shared_window() -> str:
+    """Four ranks' gradients, of which each rank sums a quarter into one memory."""
+    parts, width, left = [], 130.0, 96.0
+    for rank in range(4):
+        y = 28 + rank * 30
+        parts.append(text(0, y + 15, f"rank {rank}'s grads"))
+        for shard in range(4):
+            parts.append(rect(left + 24 + shard * (width + 6), y, width, 20, _COLOURS[shard], opacity=0.35))
+    for shard in range(4):
+        x = left + 24 + shard * (width + 6)
+        parts += [text(x + width / 2, 18, f"shard {shard}", "middle"), arrow(x + width / 2, 150, x + width / 2, 186)]
+        parts.append(text(x + width / 2 + 8, 172, f"rank {shard} adds"))
+        parts.append(rect(x, 190, width, 24, _COLOURS[shard]))
+        parts.append(text(x + width / 2, 207, "mean", "middle", kind="on-dark"))
+    parts.append(text(0, 207, "reduced"))
+    parts.append(text(left + 24, 236, "one memory of the host: every rank reads the mean here, nobody copies it"))
+    return svg(690, 246, parts)
+
+
+def floors() -> str:
+    """The packages by floor, the highest on top."""
+    rows, y = [], 6.0
+    for number in reversed(range(len(FLOORS))):
+        x = 40.0
+        rows.append(text(0, y + 18, str(number), bold=True))
+        for package in FLOORS[number]:
+            name = package.removeprefix("clcomm/")
+            width = 7.6 * len(name) + 18
+            inside = package.startswith("clcomm/")
+            rows.append(rect(x, y, width, 26, BLUE if inside else GREY, package, opacity=0.25))
+            rows.append(text(x + width / 2, y + 17, name, "middle"))
+            x += width + 8
+        y += 34
+    rows.append(
+        text(0, y + 12, "A package imports from floors below its own only. Grey: built on the wheel, not in it.")
+    )
+    return svg(690, y + LINE, rows)
+
+
+def life_of_a_gradient() -> str:
+    """The functions that a gradient passes, from top to bottom, and the memories between them."""
+    boxes = [
+        ("loss.backward(), on each rank", "LinearOp.backward queues the gradient's kernel", True),
+        ("grads: a window of each rank, readable by the others", "", False),
+        (
+            "sync.sync_gradients(model), on each rank",
+            "Synchronizer, ModelSync, BucketPlan; FlatSpace._pull waits",
+            True,
+        ),
+        ("for each bucket: CollectiveRunner, HostKernels", "one kernel meets the ranks and sums parts of it", True),
+        ("reduced: one memory for all ranks of the host", "", False),
+        ("optimizer.step(), on each rank", "Optimizer.update_range queues its kernel, which reads reduced", True),
+    ]
+    parts, y = [], 6.0
+    for number, (title, below, is_function) in enumerate(boxes):
+        height = 46 if below else 30
+        parts.append(rect(90, y, 430, height, VERMILLION if is_function else BLUE, opacity=0.18))
+        parts.append(text(305, y + 20, title, "middle", bold=True))
+        parts.append(text(305, y + 37, below, "middle"))
+        if number + 1 < len(boxes):
+            parts.append(arrow(305, y + height, 305, y + height + 20))
+        y += height + 22
+    parts.append(text(90, y + 8, "With overlap a bucket starts within backward: Overlap._complete."))
+    return svg(610, y + LINE, parts)

@@ -1,0 +1,135 @@
+"""The reference: which modules are public, docstrings for Sphinx, and the check that every public name is there.
+
+A module of clcomm is public if it has an `__all__`, or is one of `WITHOUT_ALL`. Docstrings are written as comments are,
+with `names` in single backticks; Sphinx expects reStructuredText, in which those would be roles.
+
+`<!-- public names of clcomm.engine -->` stands for a module's part of a reference page.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+#: Public modules without `__all__`: each of their functions and classes is public.
+WITHOUT_ALL = (
+    "clcomm.checkpoint", "clcomm.compression", "clcomm.costfile", "clcomm.distributed_optimizer", "clcomm.elastic",
+    "clcomm.errors", "clcomm.sampler", "clcomm.same_start", "clcomm.sync.balance", "clcomm.sync.decision",
+    "clcomm.adapters.adapter", "clcomm.adapters.netcl_optim", "clcomm.engine.fold", "clcomm.parallel.loss_scaling",
+)  # fmt: skip
+#: Modules with an `__all__` for other modules of clcomm alone.
+INTERNAL = {"clcomm.transport"}
+#: What the reference's modules import that the documentation's extra does not bring: Sphinx imitates the missing ones.
+OPTIONAL = ("torch", "netcl", "safetensors", "onnx", "matplotlib", "tensorboardX")
+
+
+def missing_packages() -> list[str]:
+    """Return the optional packages that are not installed."""
+    return [name for name in OPTIONAL if find_spec(name) is None]
+
+
+@cache
+def public_modules() -> list[str]:
+    """Return the dotted names of all public modules, found without importing them."""
+    found = set(WITHOUT_ALL)
+    for path in (ROOT / "clcomm").rglob("*.py"):
+        if any(_assigns_all(statement) for statement in ast.parse(path.read_text()).body):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found.add(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    return sorted(found - INTERNAL)
+
+
+def _assigns_all(statement: ast.stmt) -> bool:
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets)
+
+
+@cache
+def public_names(module: str) -> list[str]:
+    """Return a module's public names, submodules and imported packages left out."""
+    loaded = import_module(module)
+    names = getattr(loaded, "__all__", None) or [
+        name
+        for name, value in vars(loaded).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module and hasattr(value, "__qualname__")
+    ]
+    modules = type(ast)
+    return [name for name in names if not name.startswith("__") and not isinstance(getattr(loaded, name), modules)]
+
+
+def owner(module: str, name: str) -> str:
+    """Return the module where a name is described: of those that have it `clcomm`, or else the one that made it."""
+    value = _value_of(module, name)
+    offering = [each for each in public_modules() if name in public_names(each) and _value_of(each, name) is value]
+    made_in = getattr(value, "__module__", None)
+    return min(offering, key=lambda each: (each != "clcomm", each != made_in, each.count("."), each))
+
+
+def section(module: str) -> str:
+    """Return a module's part of a reference page: its own names described, those described elsewhere listed."""
+    names = public_names(module)
+    own = [name for name in names if owner(module, name) == module]
+    others = [f"{{py:obj}}`{name} <{owner(module, name)}.{name}>`" for name in names if name not in own]
+    constants = [name for name in own if not hasattr(_value_of(module, name), "__qualname__")]
+    members = ", ".join(name for name in own if name not in constants)
+    lines = [f".. automodule:: {module}", f"   :members: {members}" if members else "   :no-members:"]
+    for name in constants:
+        value = _value_of(module, name)
+        lines += ["", f".. py:data:: {name}", f"   :module: {module}", f"   :type: {type(value).__name__}"]
+        lines += [f"   :value: {value!r}"] if len(repr(value)) < 60 else []
+    text = "\n".join(["```{eval-rst}", *lines, "```", ""])
+    return text + (f"\nAlso here: {', '.join(others)}.\n" if others else "")
+
+
+def undocumented(documented: set[str]) -> list[str]:
+    """Return the public names that have no entry in the reference."""
+    places = {f"{owner(module, name)}.{name}" for module in public_modules() for name in public_names(module)}
+    return sorted(places - documented)
+
+
+def _value_of(module: str, name: str) -> Any:
+    return getattr(import_module(module), name)
+
+
+def as_restructured_text(lines: list[str]) -> list[str]:
+    """Return a docstring's lines for Sphinx: `names` as literals, no other markup, docs/*.md as links to pages."""
+    return list(_converted(lines))
+
+
+def _converted(lines: list[str]) -> Iterator[str]:
+    for line in lines:
+        parts = re.split(r"(`[^`]+`)", line)
+        yield "".join(f"`{part}`" if part.startswith("`") else _escaped(part) for part in parts)
+
+
+def _escaped(text: str) -> str:
+    text = re.sub(r"([*|\\])", r"\\\1", text)
+    text = re.sub(r"(?<=\w)_(?!\w)", r"\\_", text)
+    return re.sub(r"docs/([\w-]+)\.md", r":doc:`/\1`", text)
+
+
+def setup(app: Any) -> dict[str, Any]:
+    from sphinx.util import logging
+
+    def on_docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+        lines[:] = as_restructured_text(lines)
+
+    def on_consistency(app: Any, env: Any) -> None:
+        documented = set(env.get_domain("py").objects)
+        for name in undocumented(documented):
+            logging.getLogger(__name__).warning("reference: %s is public and has no entry", name)
+
+    def on_source_read(app: Any, docname: str, source: list[str]) -> None:
+        source[0] = re.sub(r"<!-- public names of ([\w.]+) -->", lambda found: section(found[1]), source[0])
+
+    app.connect("source-read", on_source_read)
+    app.connect("autodoc-process-docstring", on_docstring, priority=100)  # before napoleon's
+    app.connect("env-check-consistency", on_consistency)
+    return {"parallel_read_safe": True}

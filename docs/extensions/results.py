@@ -1,0 +1,137 @@
+"""The page of benchmarks: benchmarks/RESULTS.md by subject, each table of ratios with a chart, the latest run first.
+
+`<!-- results -->` stands for all of it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from docs.extensions import drawings
+from docs.extensions.svg import (
+    BLUE,
+    CHARACTER,
+    FONT,
+    GREEN,
+    LINE,
+    PURPLE,
+    VERMILLION,
+    Bar,
+    legend,
+    line,
+    rect,
+    svg,
+    text,
+)
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MARKER = "<!-- results -->"
+WIDTH = 720
+_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE)
+_RATIO = re.compile(r"^([\d,.]+)x \(([\d,.]+)-([\d,.]+)\)$")
+_TABLE = re.compile(r"((?:^\|.*\|\n)+)", re.MULTILINE)
+
+
+class Run(NamedTuple):
+    """A section of RESULTS.md: its subject, date and text."""
+
+    subject: str
+    date: str
+    body: str
+
+
+def runs(results: str) -> list[Run]:
+    """Return the sections, the latest first."""
+    parts = re.findall(r"^## ([\d-]+): (.+?)\n(.*?)(?=^## |\Z)", results, re.MULTILINE | re.DOTALL)
+    return [Run(subject.split(",")[0], date, body.strip()) for date, subject, body in parts][::-1]
+
+
+def page(results: str) -> str:
+    """Return the page's Markdown: a heading a subject, in it one for each run."""
+    by_subject: dict[str, list[Run]] = {}
+    for run in runs(results):
+        by_subject.setdefault(run.subject, []).append(run)
+    lines = []
+    for subject, all_runs in by_subject.items():
+        lines.append(f"## {subject[0].upper()}{subject[1:]}\n")
+        for number, run in enumerate(all_runs, 1):
+            which = f", run {len(all_runs) + 1 - number} of {len(all_runs)}" if len(all_runs) > 1 else ""
+            lines.append(f"### {run.date}: {subject}{which}\n\n{with_charts(run.body)}\n")
+    return "\n".join(lines)
+
+
+def with_charts(body: str) -> str:
+    """Return a section with a chart before each table that has ratios."""
+
+    def add(table: re.Match[str]) -> str:
+        drawn = chart(table[1])
+        return f"```{{raw}} html\n{drawn}\n```\n\n{table[1]}" if drawn else table[1]
+
+    return _TABLE.sub(add, body)
+
+
+def chart(table: str) -> str:
+    """Return a chart of a table's ratios with their ranges, as HTML; "" for a table without any."""
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.strip().splitlines()]
+    head, cells = rows[0], rows[2:]
+    columns = [at for at in range(1, len(head)) if any(_RATIO.match(row[at]) for row in cells)][: len(_COLOURS)]
+    bars = [Bar(row[0], [_ratio(row[at]) for at in columns]) for row in cells]
+    bars = [bar for bar in bars if any(bar.values)]
+    names = [head[at] for at in columns]
+    return drawings.inline(ratios(bars, names), f"Chart of the ratios in the table: {', '.join(names)}") if bars else ""
+
+
+def _ratio(cell: str) -> tuple[float, float, float] | None:
+    found = _RATIO.match(cell)
+    return tuple(float(each.replace(",", "")) for each in found.groups()) if found else None  # type: ignore[return-value]
+
+
+def ratios(bars: list[Bar], names: list[str]) -> str:
+    """Return medians as points and ranges as lines, a row each, on a logarithmic axis with a line at 1x."""
+    values = [value for bar in bars for each in bar.values if each for value in each]
+    low, high = min(*values, 1.0) / 1.1, max(*values, 1.0) * 1.1
+    left = min(max(len(bar.name) for bar in bars), 34) * CHARACTER + 16
+    top, row = LINE * 2, LINE * max(1.0, 0.7 * len(names))
+    bottom = top + row * len(bars) + 4
+
+    def x(value: float) -> float:
+        return left + (WIDTH - left - 24) * math.log(value / low) / math.log(high / low)
+
+    parts = [legend(0, FONT, list(zip(names, _COLOURS, strict=False)))]
+    for tick in ticks(low, high):
+        parts += [
+            line(x(tick), top, x(tick), bottom, dashed=tick != 1),
+            text(x(tick), bottom + 15, f"{tick:g}x", "middle"),
+        ]
+    for number, bar in enumerate(bars):
+        middle = top + row * (number + 0.5)
+        parts.append(text(left - 8, middle + 4, bar.name[:34], "end"))
+        for series, value in enumerate(bar.values):
+            if value:
+                y = middle + (series - (len(names) - 1) / 2) * row * 0.7 / len(names)
+                note = f"{bar.name}, {names[series]}: {value[0]:g}x ({value[1]:g} to {value[2]:g})"
+                parts.append(line(x(value[1]), y, x(value[2]), y, colour=_COLOURS[series]))
+                parts.append(rect(x(value[0]) - 4, y - 4, 8, 8, _COLOURS[series], note))
+    return svg(WIDTH, bottom + 24, parts)
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Return round numbers on a logarithmic axis, 1 among them, few enough to be read."""
+    for steps in ((1, 1.2, 1.5, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
+        found = [step * 10.0**power for power in range(-4, 6) for step in steps if low <= step * 10.0**power <= high]
+        if len(found) <= 9:
+            return found
+    return [1.0]
+
+
+def setup(app: Any) -> dict[str, Any]:
+    def on_source_read(app: Any, docname: str, source: list[str]) -> None:
+        if MARKER in source[0]:
+            results = (ROOT / "benchmarks" / "RESULTS.md").read_text()
+            source[0] = source[0].replace(MARKER, page(results))
+
+    app.connect("source-read", on_source_read)
+    return {"parallel_read_safe": True}
