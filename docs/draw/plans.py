@@ -18,8 +18,8 @@ def shared_window() -> str:
     for rank in range(4):
         y = 28 + rank * 30
         parts.append(text(0, y + 15, f"rank {rank}'s grads"))
-        for shard in range(4):
-            parts.append(rect(left + 24 + shard * (width + 6), y, width, 20, _COLOURS[shard], opacity=0.35))
+        places = ((left + 24 + shard * (width + 6), _COLOURS[shard]) for shard in range(4))
+        parts += [rect(x, y, width, 20, colour, opacity=0.35) for x, colour in places]
     for shard in range(4):
         x = left + 24 + shard * (width + 6)
         parts += [text(x + width / 2, 18, f"shard {shard}", "middle"), arrow(x + width / 2, 150, x + width / 2, 186)]

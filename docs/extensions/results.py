@@ -32,7 +32,7 @@ MARKER = "<!-- results -->"
 WIDTH = 720
 _COLOURS = (BLUE, VERMILLION, GREEN, PURPLE)
 _RATIO = re.compile(r"^([\d,.]+)x \(([\d,.]+)-([\d,.]+)\)$")
-_TABLE = re.compile(r"((?:^\|.*\|\n)+)", re.MULTILINE)
+_TABLE = re.compile(r"((?:^\|.*\|(?:\n|\Z))+)", re.MULTILINE)
 
 
 class Run(NamedTuple):

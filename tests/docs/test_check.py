@@ -1,0 +1,66 @@
+"""docs/check.py finds what it looks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from docs import check
+
+THEME = "body{--color-foreground-primary:#000;--color-background-primary:#fff;--color-background-secondary:#f8f9fb}"
+DARK = (
+    "@media not print{body[data-theme=dark]{--color-foreground-primary:#ddd;--color-background-primary:#111;"
+    "--color-background-secondary:#222}}"
+)
+OWN = "".join(f"--color-{name}: {{0}};" for name in (
+    "foreground-secondary", "foreground-muted", "brand-primary", "brand-content", "brand-visited"))  # fmt: skip
+PAGE = """<html lang="en"><head><title>{title}</title><style>
+body {{ {light} }} @media not print {{ body[data-theme="dark"] {{ {dark} }} }}</style></head>
+<body><h1>Head</h1>{body}</body></html>"""
+CODE = ".highlight { background: #fefefe; color: #111 }\n.highlight .k { color: #00407a }\n"
+CODE += '@media not print { body[data-theme="dark"] .highlight { background: #222; color: #eee }'
+CODE += ' body[data-theme="dark"] .highlight .k { color: #9cf } }'
+
+
+def site(folder: Path, body: str = "", muted: str = "#333", keyword: str = "#00407a") -> Path:
+    (folder / "_static" / "styles").mkdir(parents=True)
+    (folder / "_static" / "styles" / "furo.css").write_text(THEME + DARK)
+    (folder / "_static" / "pygments.css").write_text(CODE.replace("#00407a", keyword))
+    colours = {"light": OWN.format(muted), "dark": OWN.format("#ccc")}
+    (folder / "index.html").write_text(PAGE.format(title="One", body=body, **colours))
+    (folder / "two.html").write_text(PAGE.format(title="Two", body='<h2 id="there">x</h2>', **colours))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ('<a href="two.html#there">two</a> <img src="_static/pygments.css" alt="rules">', []),
+        ('<a href="gone.html">x</a>', ["dead link: gone.html"]),
+        ('<a href="two.html#gone">x</a>', ["dead anchor: two.html#gone"]),
+        ('<a href="https://example.org/gone">x</a>', []),
+        ('<script src="https://example.org/a.js"></script>', ["loads https://example.org/a.js"]),
+        ('<img src="_static/pygments.css" alt="">', ["image without a description: _static/pygments.css"]),
+        ('<svg role="img"></svg>', ["drawing without a description"]),
+        ('<a href="two.html"><b></b></a>', ["a without a name: {'href': 'two.html'}"]),
+        ('<a href="two.html"><img src="_static/pygments.css" alt="x"></a><button aria-label="b"></button>', []),
+        ("<h3>x</h3>", ["a heading of level 3 below one of level 1"]),
+        ("<h1>x</h1>", ["2 headings of the first level"]),
+        ('<p id="a"></p><p id="a"></p>', ["two elements with the id 'a'"]),
+        ('<input name="q">', ["input without a name: {'name': 'q'}"]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_on_a_page_is_found(body: str, found: list[str], tmp_path: Path) -> None:
+    assert list(check.problems(site(tmp_path, body))) == [f"index.html: {text}" for text in found]
+
+
+def test_faint_colours_are_found(tmp_path: Path) -> None:
+    found = list(check.problems(site(tmp_path, muted="#999", keyword="#aaa")))
+    assert len(found) == 11 and all("light: " in line for line in found)
+    assert any("code .k #aaa on #fefefe" in line for line in found)
+
+
+@pytest.mark.parametrize(("one", "other", "ratio"), [("#000", "#ffffff", 21.0), ("#777", "#fff", 4.48)])
+def test_contrasts_are_those_of_wcag(one: str, other: str, ratio: float) -> None:
+    assert check.contrast(one, other) == check.contrast(other, one) == pytest.approx(ratio, abs=0.01)

@@ -1,0 +1,164 @@
+"""The site's pages: variables, public names, the tutorial's programs, what stands for texts from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from docs.extensions import llms, public_names, repository, results
+from tests.faults.launch import clean_environment
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md") if "_build" not in path.parts)
+CODE = ("clcomm", "models", "training", "examples", "benchmarks")
+
+
+def test_the_page_of_variables_has_those_of_the_code_and_no_other() -> None:
+    used = {
+        name
+        for package in CODE
+        for path in (ROOT / package).rglob("*.py")
+        for name in re.findall(r"\bCLCOMM_[A-Z_]+\b", path.read_text())
+    }
+    table = (DOCS / "environment.md").read_text().partition("## Of other programs")[0]
+    assert set(re.findall(r"^\| `(CLCOMM_[A-Z_]+)`", table, re.MULTILINE)) == used
+
+
+def test_every_page_is_in_one_table_of_contents_and_in_llms_txt() -> None:
+    entries = []
+    for page in ("index.md", "reference/index.md"):
+        folder = Path(page).parent
+        for block in re.findall(r"```\{toctree\}\n(.*?)```", (DOCS / page).read_text(), re.DOTALL):
+            names = [line for line in block.splitlines() if line and not line.startswith(":")]
+            entries += [f"{(folder / name).as_posix()}.md" for name in names]
+    assert sorted([*entries, "index.md"]) == PAGES
+    linked = re.findall(r"\]\(docs/([\w/-]+\.md)\)", (ROOT / "llms.txt").read_text())
+    parts = {f"reference/{name}.md" for name in ("core", "engine", "frameworks", "measuring", "parallel")}
+    assert sorted(linked) == sorted({*PAGES} - {"index.md"} - parts)
+
+
+def test_llms_txt_names_the_site_s_copies() -> None:
+    assert llms.for_site("- [A](docs/reference/a-b.md): c") == "- [A](_sources/reference/a-b.md.txt): c"
+
+
+# --- public names ---
+
+
+def modules() -> list[str]:
+    without = {"torch": ("clcomm.torch", "clcomm.horovod"), "netcl": ("clcomm.adapters.netcl",)}
+    missing = tuple(start for package, starts in without.items() if find_spec(package) is None for start in starts)
+    return [module for module in public_names.public_modules() if not module.startswith(missing or ("?",))]
+
+
+def test_the_reference_has_every_public_module() -> None:
+    pages = "".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))
+    listed = re.findall(r"<!-- public names of ([\w.]+) -->", pages)
+    assert sorted(listed) == public_names.public_modules()
+
+
+@pytest.mark.parametrize("module", modules())
+def test_public_names_have_docstrings(module: str) -> None:
+    loaded = import_module(module)
+    functions = [name for name in public_names.public_names(module) if hasattr(getattr(loaded, name), "__qualname__")]
+    assert [name for name in functions if not (getattr(loaded, name).__doc__ or "").strip()] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("`x` and `f(*args)`", "``x`` and ``f(*args)``"),
+        ("*args, a|b, backslash \\", "\\*args, a\\|b, backslash \\\\"),
+        ("allreduce_ and x_y", "allreduce\\_ and x_y"),
+        ("see docs/zero.md, `docs/zero.md`", "see :doc:`/zero`, ``docs/zero.md``"),
+    ],
+)
+def test_docstrings_become_restructured_text(line: str, expected: str) -> None:
+    assert public_names.as_restructured_text([line]) == [expected]
+
+
+# --- texts from elsewhere ---
+
+
+@pytest.mark.parametrize(
+    ("docname", "text", "expected"),
+    [
+        ("numpy", "[a](../README.md#your-own-training-loop)", "[a](engine.md#a-whole-program)"),
+        ("lizardist", "[a](../benchmarks/RESULTS.md)", "[a](benchmarks.md)"),
+        ("netcl", "[results]: ../benchmarks/RESULTS.md", "[results]: benchmarks.md"),
+        ("architecture", "[a](../examples/loop.py)", "[a](sources.md#examplesloopy)".replace("loopy", "looppy")),
+        ("reference/commands", "[a](../mpi.md#x) [b](../../CHANGELOG.md)", "[a](../mpi.md#x) [b](../changelog.md)"),
+        ("mpi", "[a](zero.md#units) [b](https://x.org/../y)", "[a](zero.md#units) [b](https://x.org/../y)"),
+        ("mpi", "```\n[a](../README.md)\n```", "```\n[a](../README.md)\n```"),
+    ],
+)
+def test_links_that_leave_docs_lead_to_pages(docname: str, text: str, expected: str) -> None:
+    assert repository.page_of_site(text, docname) == expected
+
+
+def test_a_section_of_the_readme_takes_its_mark_s_place() -> None:
+    text = repository.page_of_site("<!-- from README.md: Options of `examples.mnist` -->", "options")
+    assert "| `--model` |" in text and "](unequal-ranks.md)" in text and "docs/" not in text
+    with pytest.raises(ValueError, match="no section 'Gone'"):
+        repository.page_of_site("<!-- from README.md: Gone -->", "options")
+
+
+RESULTS = """# Results
+
+## 2026-01-01: speed
+`python -m benchmarks.peers`
+
+| system | images/s | clcomm is (range) |
+| --- | ---: | ---: |
+| clcomm | 10 |  |
+| other & co | 5 | 2.00x (1.50-2.50) |
+
+## 2026-01-02: memory
+| memory | median |
+| --- | ---: |
+| all | 5 |
+"""
+
+
+def test_results_become_sections_with_charts() -> None:
+    page = results.page(RESULTS)
+    assert re.findall("^#+ .*", page, re.MULTILINE) == [
+        "## Memory", "### 2026-01-02: memory", "## Speed", "### 2026-01-01: speed",
+    ]  # fmt: skip
+    assert page.count("<svg ") == 1 and "other &amp; co" in page and "2x (1.5 to 2.5)" in page
+
+
+# --- the tutorial ---
+
+
+def test_the_tutorial_runs_as_written(tmp_path: Path) -> None:
+    beside = str(Path(sys.executable).parent)
+    path = os.pathsep.join([beside, os.environ.get("PATH", "")])
+    if shutil.which("mpiexec", path=path) is None or find_spec("sklearn") is None:
+        pytest.skip("mpiexec or scikit-learn is not installed; pip install 'clcomm[mnist]'")
+    blocks = re.findall(r"```(python|sh)\n(.*?)```", (DOCS / "tutorial.md").read_text(), re.DOTALL)
+    environment = clean_environment(PATH=path)
+    printed = ""
+    for language, block in blocks:
+        if language == "python":
+            name = re.match(r"# (\w+\.py)\n", block)
+            assert name is not None, block
+            (tmp_path / name[1]).write_text(block)
+        else:
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", block],
+                cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
+            )  # fmt: skip
+            assert done.returncode == 0, block + done.stderr
+            printed += done.stdout + done.stderr
+    assert "1 ranks: test accuracy" in printed and "2 ranks: test accuracy" in printed
+    assert (tmp_path / "timeline.json.gz").is_file()
+    assert "bucket_size: expected a positive number of bytes" in printed and "exit code 2" in printed
