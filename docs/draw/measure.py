@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from clcomm.launch.mpiexec import find_mpiexec
+from clcomm.trace.events import FIRST_PID
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Steps at the beginning that build kernels.
@@ -41,20 +42,20 @@ def with_file(run: Callable[[str], None]) -> dict[str, Any]:
 
 
 def step_of(trace: dict[str, Any]) -> list[list[Any]]:
-    """Return the slices of the median step: rank, thread, name, begin and length; the ranks' begins together are 0."""
+    """Return the slices of the median step: rank, thread, name, begin and length; 0 is the first rank's begin of it."""
     events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     threads = {event["tid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
-    steps = [event for event in events if event["name"] == "step" and event["pid"] == 1000][FIRST:]
-    middle = median(event["dur"] for event in steps)
-    chosen = min(steps, key=lambda event: abs(event["dur"] - middle))
-    number = chosen["args"]["step"]
-    own = [event for event in events if event["name"] == "step" and event["args"].get("step") == number]
-    begin, end = min(event["ts"] for event in own), max(event["ts"] + event["dur"] for event in own)
+    steps = [event for event in events if event["name"] == "step" and event["args"]["step"] >= FIRST]
+    first = [event for event in steps if event["pid"] == FIRST_PID]
+    middle = median(event["dur"] for event in first)
+    number = min(first, key=lambda event: abs(event["dur"] - middle))["args"]["step"]
+    own = {event["pid"]: event for event in steps if event["args"]["step"] == number}
+    origin = min(event["ts"] for event in own.values())
     return [
-        [event["pid"] - 1000, threads[event["tid"]].split(" ")[0], event["name"],
-         round((event["ts"] - begin) / 1e3, 3), round(event["dur"] / 1e3, 3)]
+        [event["pid"] - FIRST_PID, threads[event["tid"]].split(" ")[0], event["name"],
+         round((event["ts"] - origin) / 1e3, 3), round(event["dur"] / 1e3, 3)]
         for event in sorted(events, key=lambda event: event["ts"])
-        if begin <= event["ts"] < end
+        if 0 <= event["ts"] - own[event["pid"]]["ts"] < own[event["pid"]]["dur"]
     ]  # fmt: skip
 
 
@@ -74,18 +75,18 @@ def overlap() -> dict[str, list[list[Any]]]:
 
 
 def buckets() -> dict[str, Any]:
-    """The ConvNet's tensors in the order of backward, and the time of a step's reductions at some bucket sizes."""
-    sizes = ("4KiB", "64KiB", "1MiB")
+    """The ConvNet's tensors as they lie in the flat space, and the time of a step's reductions by bucket size."""
+    sizes = ("4KiB", "64KiB")
+    names = {"per tensor": "per tensor", **{size: size for size in sizes}, "bucketed": "1MiB"}
     options = ("--model", "convnet", "--batch-size", "64", "--max-steps", "120", "--quiet", "--variants", *sizes)
     document = with_file(lambda path: started(2, "-m", "examples.compare_bucketing", *options, "--report", path))
     run = next(iter(document["runs"].values()))
-    tensors = sorted(run["summary"]["parameters"], key=lambda each: each["ready"])
+    tensors = run["summary"]["parameters"][::-1]  # as they lie in the flat space
     return {
         "tensors": [[each["name"], 4 * each["size"]] for each in tensors],
         "variants": {
-            name: {"buckets": each["buckets"], "alone_ms": each["alone_ms"]["median"]}
-            for name, each in document["variants"].items()
-            if name in ("per tensor", *sizes)
+            shown: {name: document["variants"][variant][name] for name in ("buckets", "alone_ms")}
+            for variant, shown in names.items()
         },
     }
 

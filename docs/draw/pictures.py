@@ -90,7 +90,7 @@ def time_axis(x: Any, end: float, y: float) -> list[str]:
 def buckets(measured: dict[str, Any]) -> str:
     """Draw the flat space with its tensors, and below it each way to cut it, with the time that it takes."""
     tensors, variants = measured["tensors"], measured["variants"]
-    shares = [math.sqrt(nbytes) for _, nbytes in tensors]  # or small tensors could not be seen
+    shares = [nbytes ** (1 / 3) for _, nbytes in tensors]  # or small tensors could not be seen
     left, right = 96.0, 150.0
     unit = (WIDTH - left - right) / sum(shares)
     edges, at, total = [left], left, [0]
@@ -102,7 +102,7 @@ def buckets(measured: dict[str, Any]) -> str:
     for (name, nbytes), begin, end in zip(tensors, edges[:-1], edges[1:], strict=True):
         parts.append(rect(begin, 20, end - begin - 1.5, 20, GREEN, f"{name}: {format_size(nbytes)}"))
     parts += [text(left, 13, "last layer, which backward completes first"), text(WIDTH - 4, 13, "time of all", "end")]
-    slowest = max(each["alone_ms"] for each in variants.values())
+    slowest = max(each["alone_ms"]["median"] for each in variants.values())
     for row, (name, each) in enumerate(sorted(variants.items(), key=lambda item: -len(item[1]["buckets"]))):
         y, begin, done = 58.0 + row * 34, left, 0
         parts.append(text(0, y + 15, name.replace("KiB", " KiB").replace("MiB", " MiB")))
@@ -111,9 +111,9 @@ def buckets(measured: dict[str, Any]) -> str:
             end = edges[min(range(len(total)), key=lambda place: abs(total[place] - done))]
             parts.append(rect(begin, y, end - begin - 1.5, 20, BLUE, format_size(nbytes)))
             begin = end
-        length = 70 * each["alone_ms"] / slowest
+        length = 70 * each["alone_ms"]["median"] / slowest
         parts.append(rect(WIDTH - right + 12, y + 4, length, 12, VERMILLION))
-        parts.append(text(WIDTH - right + 18 + length, y + 15, f"{1e3 * each['alone_ms']:.0f} us"))
+        parts.append(text(WIDTH - right + 18 + length, y + 15, f"{1e3 * each['alone_ms']['median']:.0f} us"))
     return svg(WIDTH, 58 + 34 * len(variants), parts)
 
 

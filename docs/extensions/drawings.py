@@ -23,7 +23,7 @@ def setup(app: Any) -> dict[str, Any]:
             return
         for image in list(doctree.findall(nodes.image)):
             path = Path(app.srcdir) / image["uri"]
-            if path.suffix == ".svg" and path.parent.name == "drawings":
+            if path.suffix == ".svg" and path.parent.name == "drawings" and path.exists():
                 raw = nodes.raw("", inline(path.read_text(), image.get("alt", "")), format="html")
                 paragraph = image.parent
                 alone = isinstance(paragraph, nodes.paragraph) and len(paragraph.children) == 1

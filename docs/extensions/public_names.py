@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +26,8 @@ WITHOUT_ALL = (
 )  # fmt: skip
 #: Modules with an `__all__` for other modules of clcomm alone.
 INTERNAL = {"clcomm.transport"}
+#: The names with which a module's section begins.
+FIRST = ("Communicator", "Synchronizer", "DistributedDataParallel", "Mesh", "Tensor", "Module", "Device")
 #: What the reference's modules import that the documentation's extra does not bring: Sphinx imitates the missing ones.
 OPTIONAL = ("torch", "netcl", "safetensors", "onnx", "matplotlib", "tensorboardX")
 
@@ -75,17 +77,32 @@ def owner(module: str, name: str) -> str:
 def section(module: str) -> str:
     """Return a module's part of a reference page: its own names described, those described elsewhere listed."""
     names = public_names(module)
-    own = [name for name in names if owner(module, name) == module]
+    own = sorted((name for name in names if owner(module, name) == module), key=partial(_place, module))
     others = [f"{{py:obj}}`{name} <{owner(module, name)}.{name}>`" for name in names if name not in own]
-    constants = [name for name in own if not hasattr(_value_of(module, name), "__qualname__")]
-    members = ", ".join(name for name in own if name not in constants)
-    lines = [f".. automodule:: {module}", f"   :members: {members}" if members else "   :no-members:"]
-    for name in constants:
-        value = _value_of(module, name)
-        lines += ["", f".. py:data:: {name}", f"   :module: {module}", f"   :type: {type(value).__name__}"]
-        lines += [f"   :value: {value!r}"] if len(repr(value)) < 60 else []
+    lines = [f".. automodule:: {module}", "   :no-members:"]
+    for name in own:
+        lines += ["", *_directive(module, name)]
     text = "\n".join(["```{eval-rst}", *lines, "```", ""])
     return text + (f"\nAlso here: {', '.join(others)}.\n" if others else "")
+
+
+def _place(module: str, name: str) -> tuple[int, int, str]:
+    """Return what a module's names are sorted by: the most used ones, classes, functions, constants."""
+    value = _value_of(module, name)
+    kind = 0 if isinstance(value, type) else 1 if hasattr(value, "__qualname__") else 2
+    return FIRST.index(name) if name in FIRST else len(FIRST), kind, name.lower()
+
+
+def _directive(module: str, name: str) -> list[str]:
+    value = _value_of(module, name)
+    if isinstance(value, type):
+        kind = "exception" if issubclass(value, BaseException) else "class"
+        fields = "(...)" if hasattr(value, "_fields") else ""  # each is described below anyway
+        return [f".. auto{kind}:: {module}.{name}{fields}", "   :members:"]
+    if hasattr(value, "__qualname__"):
+        return [f".. autofunction:: {module}.{name}"]
+    lines = [f".. py:data:: {name}", f"   :module: {module}", f"   :type: {type(value).__name__}"]
+    return lines + ([f"   :value: {value!r}"] if len(repr(value)) < 60 else [])
 
 
 def undocumented(documented: set[str]) -> list[str]:
@@ -118,8 +135,16 @@ def _escaped(text: str) -> str:
 def setup(app: Any) -> dict[str, Any]:
     from sphinx.util import logging
 
+    attributes: dict[str, list[str]] = {}
+
     def on_docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
         lines[:] = as_restructured_text(lines)
+        if what in ("attribute", "data", "property"):
+            attributes[name] = list(lines)
+
+    def after_napoleon(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+        """Undo what it does to attributes: it takes what stands before a colon for a type."""
+        lines[:] = attributes.pop(name, lines)
 
     def on_consistency(app: Any, env: Any) -> None:
         documented = set(env.get_domain("py").objects)
@@ -130,6 +155,7 @@ def setup(app: Any) -> dict[str, Any]:
         source[0] = re.sub(r"<!-- public names of ([\w.]+) -->", lambda found: section(found[1]), source[0])
 
     app.connect("source-read", on_source_read)
-    app.connect("autodoc-process-docstring", on_docstring, priority=100)  # before napoleon's
+    app.connect("autodoc-process-docstring", on_docstring, priority=100)
+    app.connect("autodoc-process-docstring", after_napoleon, priority=900)
     app.connect("env-check-consistency", on_consistency)
     return {"parallel_read_safe": True}

@@ -30,6 +30,18 @@ from docs.extensions.svg import (
 ROOT = Path(__file__).resolve().parent.parent.parent
 MARKER = "<!-- results -->"
 WIDTH = 720
+_FIRST = (
+    "images per second",
+    "PyTorch DDP",
+    "Horovod",
+    "LizarDist",
+    "time to",
+    "all-reduce",
+    "kernels",
+    "convolutions",
+)
+#: The most characters of a row's name.
+_NAME = 44
 _COLOURS = (BLUE, VERMILLION, GREEN, PURPLE)
 _RATIO = re.compile(r"^([\d,.]+)x \(([\d,.]+)-([\d,.]+)\)$")
 _TABLE = re.compile(r"((?:^\|.*\|(?:\n|\Z))+)", re.MULTILINE)
@@ -55,12 +67,17 @@ def page(results: str) -> str:
     for run in runs(results):
         by_subject.setdefault(run.subject, []).append(run)
     lines = []
-    for subject, all_runs in by_subject.items():
+    for subject, all_runs in sorted(by_subject.items(), key=lambda item: _rank(item[0])):
         lines.append(f"## {subject[0].upper()}{subject[1:]}\n")
         for number, run in enumerate(all_runs, 1):
-            which = f", run {len(all_runs) + 1 - number} of {len(all_runs)}" if len(all_runs) > 1 else ""
-            lines.append(f"### {run.date}: {subject}{which}\n\n{with_charts(run.body)}\n")
+            which = f", {len(all_runs) + 1 - number} of {len(all_runs)}" if len(all_runs) > 1 else ""
+            lines.append(f"### Run of {run.date}{which}\n\n{with_charts(run.body)}\n")
     return "\n".join(lines)
+
+
+def _rank(subject: str) -> int:
+    """Return a subject's place: what most readers look for comes first."""
+    return next((place for place, words in enumerate(_FIRST) if subject.startswith(words)), len(_FIRST))
 
 
 def with_charts(body: str) -> str:
@@ -93,7 +110,7 @@ def ratios(bars: list[Bar], names: list[str]) -> str:
     """Return medians as points and ranges as lines, a row each, on a logarithmic axis with a line at 1x."""
     values = [value for bar in bars for each in bar.values if each for value in each]
     low, high = min(*values, 1.0) / 1.1, max(*values, 1.0) * 1.1
-    left = min(max(len(bar.name) for bar in bars), 34) * CHARACTER + 16
+    left = min(max(len(bar.name) for bar in bars), _NAME) * CHARACTER + 16
     top, row = LINE * 2, LINE * max(1.0, 0.7 * len(names))
     bottom = top + row * len(bars) + 4
 
@@ -108,7 +125,7 @@ def ratios(bars: list[Bar], names: list[str]) -> str:
         ]
     for number, bar in enumerate(bars):
         middle = top + row * (number + 0.5)
-        parts.append(text(left - 8, middle + 4, bar.name[:34], "end"))
+        parts.append(text(left - 8, middle + 4, bar.name[:_NAME], "end"))
         for series, value in enumerate(bar.values):
             if value:
                 y = middle + (series - (len(names) - 1) / 2) * row * 0.7 / len(names)

@@ -131,7 +131,7 @@ RESULTS = """# Results
 def test_results_become_sections_with_charts() -> None:
     page = results.page(RESULTS)
     assert re.findall("^#+ .*", page, re.MULTILINE) == [
-        "## Memory", "### 2026-01-02: memory", "## Speed", "### 2026-01-01: speed",
+        "## Memory", "### Run of 2026-01-02", "## Speed", "### Run of 2026-01-01",
     ]  # fmt: skip
     assert page.count("<svg ") == 1 and "other &amp; co" in page and "2x (1.5 to 2.5)" in page
 
