@@ -1,8 +1,9 @@
 """`python -m docs.check SITE` looks at the built pages: links, accessibility, contrasts; needs nothing but Python.
 
 Links lead to pages and anchors that exist. Nothing is loaded from elsewhere. Images have a description, pages a
-language, a title and one first heading, headings skip no level, ids are unique, links and buttons have a name. All
-colours of text have a contrast of 4.5 to 1 and more with what is behind them, in both schemes (WCAG 2.2, level AA).
+language, a title and one first heading, headings skip no level, ids are unique; links, buttons, heads of tables and
+columns have a name, the keyboard reaches what scrolls. All colours of text have a contrast of 4.5 to 1 and more with
+what is behind them, in both schemes (WCAG 2.2, level AA).
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ LEAST_CONTRAST = 4.5
 #: The page whose heading and results a script writes.
 FILLED_LATER = "search.html"
 #: Elements whose text is a name, and the attributes that may name them instead.
-_NAMED = {"a", "button"}
+_NAMED = {"a", "button", "th"}
+#: Elements that may be wider than a narrow screen, and then scroll.
+_SCROLLED = {"pre", "figure"}
 _LOADED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
 _VOID = {"img", "input", "link", "meta", "br", "hr", "source", "path", "line", "rect", "polyline", "polygon", "circle"}
 
@@ -57,6 +60,12 @@ class Page(HTMLParser):
             self.wrong.append(f"input without a name: {given}")
         if tag == "img":
             self._names = [name + given.get("alt", "") for name in self._names]
+        if tag == "aside" and not given.get("aria-label"):
+            self.wrong.append(f"column without a name: {given}")
+        if given.get("role") == "heading" and "aria-level" not in given:
+            self.wrong.append(f"heading without a level: {given}")
+        if tag in _SCROLLED and "tabindex" not in given:
+            self.wrong.append(f"{tag} that the keyboard does not reach")
         if tag in _NAMED:
             self._names.append(given.get("aria-label", "") + given.get("title", ""))
         if tag not in _VOID:

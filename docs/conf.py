@@ -26,6 +26,7 @@ extensions = [
     "docs.extensions.troubleshooting",
     "docs.extensions.results",
     "docs.extensions.llms",
+    "docs.extensions.accessible",
 ]
 exclude_patterns = ["_build", "extensions", "README.md"]
 nitpicky = False

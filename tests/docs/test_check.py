@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from docs import check
+from docs.extensions import accessible
 
 THEME = "body{--color-foreground-primary:#000;--color-background-primary:#fff;--color-background-secondary:#f8f9fb}"
 DARK = (
@@ -45,6 +46,10 @@ def site(folder: Path, body: str = "", muted: str = "#333", keyword: str = "#004
         ('<svg role="img"></svg>', ["drawing without a description"]),
         ('<a href="two.html"><b></b></a>', ["a without a name: {'href': 'two.html'}"]),
         ('<a href="two.html"><img src="_static/pygments.css" alt="x"></a><button aria-label="b"></button>', []),
+        ("<table><tr><th><p></p></th><th>x</th></tr></table>", ["th without a name: {}"]),
+        ("<aside>x</aside>", ["column without a name: {}"]),
+        ('<p role="heading">x</p>', ["heading without a level: {'role': 'heading'}"]),
+        ("<pre>x</pre>", ["pre that the keyboard does not reach"]),
         ("<h3>x</h3>", ["a heading of level 3 below one of level 1"]),
         ("<h1>x</h1>", ["2 headings of the first level"]),
         ('<p id="a"></p><p id="a"></p>', ["two elements with the id 'a'"]),
@@ -53,6 +58,17 @@ def site(folder: Path, body: str = "", muted: str = "#333", keyword: str = "#004
 )  # fmt: skip
 def test_what_is_wrong_on_a_page_is_found(body: str, found: list[str], tmp_path: Path) -> None:
     assert list(check.problems(site(tmp_path, body))) == [f"index.html: {text}" for text in found]
+
+
+def test_the_theme_s_pages_are_mended(tmp_path: Path) -> None:
+    body = (
+        '<aside class="sidebar-drawer"><p class="caption" role="heading">x</p></aside><aside class="toc-drawer no-toc">'
+        '</aside><pre>x</pre><figure class="drawing"></figure><table><tr><th class="head"><p></p></th></tr></table>'
+    )
+    mended = accessible.mended(body)
+    assert len(list(check.problems(site(tmp_path / "before", body)))) == 6
+    assert list(check.problems(site(tmp_path / "after", mended))) == []
+    assert accessible.mended(mended) == mended
 
 
 def test_faint_colours_are_found(tmp_path: Path) -> None:
