@@ -12,7 +12,7 @@ from docs.draw.measure import ranks_of
 from docs.extensions.svg import BLUE, FONT, GREEN, GREY, LINE, PURPLE, VERMILLION, legend, line, rect, svg, text
 
 WIDTH, LEFT = 700, 70
-_STEP = {"forward_backward": GREEN, "optimizer": PURPLE, "forward": GREEN, "backward": BLUE}
+_STEP = {"forward": GREEN, "backward": BLUE}
 _COMMUNICATION = {"wait": VERMILLION, "transfer": BLUE, "exposed": BLUE}
 _NAMES = (
     ("forward and backward", GREEN), ("waiting for ranks", VERMILLION), ("moving and adding", BLUE),
@@ -62,11 +62,11 @@ def timeline(slices: Slices, top: float, end: float, background: bool = False) -
 
     for rank in ranks_of(slices):
         parts.append(text(0, y + 24, f"rank {rank}"))
+        for begin, stop, colour in computing(slices, rank, end / 150):
+            parts.append(rect(x(begin), y, x(stop) - x(begin), 18, colour, f"{stop - begin:.2f} ms"))
         for _, thread, name, begin, length in (each for each in slices if each[0] == rank):
             note = f"{name}: {length:.2f} ms"
-            if thread == "steps" and name in _STEP:
-                parts.append(rect(x(begin), y, x(begin + length) - x(begin), 18, _STEP[name], note))
-            elif thread == "communication" and name.startswith("all_reduce") and background:
+            if thread == "communication" and name.startswith("all_reduce") and background:
                 parts.append(rect(x(begin), y + 20, x(begin + length) - x(begin), 18, GREY, note, opacity=0.55))
         for _, thread, name, begin, length in (each for each in slices if each[0] == rank):
             if thread == "communication" and name in _COMMUNICATION:
@@ -74,6 +74,18 @@ def timeline(slices: Slices, top: float, end: float, background: bool = False) -
                 parts.append(rect(x(begin), y + 20, x(begin + length) - x(begin), 18, _COMMUNICATION[name], note))
         y += 48
     return y + 22, parts + time_axis(x, end, y)
+
+
+def computing(slices: Slices, rank: int, gap: float) -> list[tuple[float, float, str]]:
+    """Return when a rank's kernels ran: begin, end, colour; those with less than `gap` between them are one."""
+    runs: list[tuple[float, float, str]] = []
+    for _, _, name, begin, length in (each for each in slices if each[:2] == [rank, "device"]):
+        colour = PURPLE if name.startswith(("sgd", "adam")) else GREEN
+        if runs and runs[-1][2] == colour and begin - runs[-1][1] < gap:
+            runs[-1] = (runs[-1][0], begin + length, colour)
+        else:
+            runs.append((begin, begin + length, colour))
+    return runs
 
 
 def time_axis(x: Any, end: float, y: float) -> list[str]:

@@ -13,7 +13,7 @@ from clcomm.job import run
 from clcomm.parallel.pipeline import Pipeline
 from clcomm.trace import Trace
 
-MICRO_BATCHES, STAGE_S, STEPS, WIDTH = 6, 0.004, 30, 64
+MICRO_BATCHES, STAGE_S, STEPS, WIDTH = 6, 0.008, 50, 64
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """What the theme's pages lack for screen readers and keyboards, put in when a page has been written.
 
 Regions that scroll can be reached by the keyboard, captions of the navigation say which level of heading they are, the
-two columns beside the text have names, and a table's empty corner is no heading.
+two columns beside the text have names, a table's empty corner is no heading, and a signature is no list.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ _REPLACEMENTS = (
 )
 
 
+#: A signature with a line for each argument is a list of definitions without terms.
+_SIGNATURE = re.compile(r"<dl>\n((?:<dd>(?:(?!</?d[ldt]\b).)*</dd>\n)+)</dl>")
+
+
 def mended(page: str) -> str:
     """Return a page's HTML with what it lacks; a mended page stays as it is."""
+    page = _SIGNATURE.sub(lambda found: re.sub("<dd>(.*)</dd>", r'<span class="argument">\1</span>', found[1]), page)
     for pattern, replacement in _REPLACEMENTS:
         page = re.sub(pattern, replacement, page)
     return page

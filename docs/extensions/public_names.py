@@ -98,11 +98,23 @@ def _directive(module: str, name: str) -> list[str]:
     if isinstance(value, type):
         kind = "exception" if issubclass(value, BaseException) else "class"
         fields = "(...)" if hasattr(value, "_fields") else ""  # each is described below anyway
-        return [f".. auto{kind}:: {module}.{name}{fields}", "   :members:"]
+        return [
+            f".. auto{kind}:: {module}.{name}{fields}",
+            "   :members:",
+            f"   :inherited-members: {_elsewhere(value)}",
+        ]
     if hasattr(value, "__qualname__"):
         return [f".. autofunction:: {module}.{name}"]
     lines = [f".. py:data:: {name}", f"   :module: {module}", f"   :type: {type(value).__name__}"]
     return lines + ([f"   :value: {value!r}"] if len(repr(value)) < 60 else [])
+
+
+def _elsewhere(kind: type) -> str:
+    """Return a class's bases whose members its own entry does not repeat: public ones, and other libraries'."""
+    values = (_value_of(module, name) for module in public_modules() for name in public_names(module))
+    public = {value for value in values if isinstance(value, type)}
+    bases = [each for each in kind.__mro__[1:] if each in public or not each.__module__.startswith("clcomm")]
+    return ", ".join(each.__name__ for each in bases)
 
 
 def undocumented(documented: set[str]) -> list[str]:

@@ -71,6 +71,13 @@ def test_the_theme_s_pages_are_mended(tmp_path: Path) -> None:
     assert accessible.mended(mended) == mended
 
 
+def test_signatures_become_lines() -> None:
+    signature = "<dt>f(\n<dl>\n<dd><em>a</em>,</dd>\n<dd><em>b</em>,</dd>\n</dl>\n)</dt>"
+    lines = '<span class="argument"><em>a</em>,</span>\n<span class="argument"><em>b</em>,</span>\n'
+    assert accessible.mended(signature) == f"<dt>f(\n{lines}\n)</dt>"
+    assert accessible.mended("<dl>\n<dt>a</dt>\n<dd>b</dd>\n</dl>") == "<dl>\n<dt>a</dt>\n<dd>b</dd>\n</dl>"
+
+
 def test_faint_colours_are_found(tmp_path: Path) -> None:
     found = list(check.problems(site(tmp_path, muted="#999", keyword="#aaa")))
     assert len(found) == 11 and all("light: " in line for line in found)
