@@ -1,5 +1,7 @@
 """`{messages}` lists the messages that some files raise; all lists together have every message once.
 
+A file belongs to the list that names it, or the innermost of its folders.
+
 ```{messages}
 :from: clcomm/collectives clcomm/communicator.py
 ```
@@ -8,20 +10,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from html import escape
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from docs.extensions.messages import ANY, Message, messages
-
-
-def chosen(files: str, known: list[Message]) -> list[Message]:
-    """Return the messages of a list's files and folders."""
-    return [message for message in known if is_from(message.file, files.split())]
-
-
-def is_from(file: str, places: list[str]) -> bool:
-    return any(file == place or file.startswith(place.rstrip("/") + "/") for place in places)
 
 
 def lists(page: str) -> list[str]:
@@ -29,16 +24,24 @@ def lists(page: str) -> list[str]:
     return re.findall(r"^```\{messages\}\n:from: (.+)\n```$", page, re.MULTILINE)
 
 
+def place_of(file: str, places: Iterable[str]) -> str:
+    """Return the place that a file belongs to, the longest one if it lies in several; "" if it is in none."""
+    return max((place for place in places if f"{file}/".startswith(place.rstrip("/") + "/")), key=len, default="")
+
+
+def chosen(files: str, page: str) -> list[Message]:
+    """Return the messages of a list's files and folders, those of a longer place in another list left out."""
+    every = [place for each in lists(page) for place in each.split()]
+    return [message for message in messages() if place_of(message.file, every) in files.split()]
+
+
 def uncovered(page: str) -> list[str]:
-    """Return what is wrong: messages that are in no list or in several, and places without any message."""
-    known, places = messages(), [text.split() for text in lists(page)]
-    wrong = []
-    for message in known:
-        times = sum(is_from(message.file, each) for each in places)
-        if times != 1:
-            wrong.append(f"{message.file}: in {times} lists: {message.text}")
-    every = [place for each in places for place in each]
-    return wrong + [f"{place}: no messages" for place in every if not chosen(place, known)]
+    """Return what is wrong: messages that are in no list, places without any message, places in two lists."""
+    every = [place for each in lists(page) for place in each.split()]
+    found = {message: place_of(message.file, every) for message in messages()}
+    wrong = [f"{message.file}: in no list: {message.text}" for message, place in found.items() if not place]
+    wrong += [f"{place}: no messages" for place in every if place not in found.values()]
+    return wrong + [f"{place}: in several lists" for place in sorted(set(every)) if every.count(place) > 1]
 
 
 def as_html(found: list[Message]) -> str:
@@ -63,7 +66,8 @@ def setup(app: Any) -> dict[str, Any]:
         option_spec = {"from": directives.unchanged_required}  # noqa: RUF012 - docutils' own form
 
         def run(self) -> list[nodes.Node]:
-            return [nodes.raw("", as_html(chosen(self.options["from"], messages())), format="html")]
+            page = Path(self.state.document.settings.env.srcdir, "troubleshooting.md").read_text()
+            return [nodes.raw("", as_html(chosen(self.options["from"], page)), format="html")]
 
     def on_consistency(app: Any, env: Any) -> None:
         for problem in uncovered((app.srcdir / "troubleshooting.md").read_text()):

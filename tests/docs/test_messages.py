@@ -72,8 +72,18 @@ def test_planted_messages_are_found(source: str, found: list[str]) -> None:
     assert texts | set(messages._formed(tree)) == set(found)
 
 
+def test_a_file_belongs_to_the_innermost_place() -> None:
+    places = ["clcomm/commands", "clcomm/commands/run.py", "models"]
+    found = [
+        troubleshooting.place_of(file, places) for file in ("clcomm/commands/run.py", "clcomm/commands/x.py", "m.py")
+    ]
+    assert found == ["clcomm/commands/run.py", "clcomm/commands", ""]
+    shared = PAGE.read_text() + "\n```{messages}\n:from: models\n```\n"
+    assert "models: in several lists" in troubleshooting.uncovered(shared)
+
+
 def test_a_message_without_a_list_is_reported() -> None:
     page = PAGE.read_text().replace("clcomm/sampler.py", "clcomm/gone.py")
     wrong = troubleshooting.uncovered(page)
-    assert any(line.startswith("clcomm/sampler.py: in 0 lists") for line in wrong)
+    assert any(line.startswith("clcomm/sampler.py: in no list") for line in wrong)
     assert "clcomm/gone.py: no messages" in wrong
