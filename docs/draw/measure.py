@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,11 @@ def on_two_hosts(*arguments: str) -> None:
     subprocess.run([sys.executable, script, *cable, "1", "1", *arguments], check=True, cwd=ROOT, timeout=300)
 
 
-def with_file(run: Callable[[str], None]) -> dict[str, Any]:
-    """Return the JSON that a run writes to the file whose path it is given."""
+def with_file(start: Callable[..., None], *arguments: str) -> dict[str, Any]:
+    """Return the JSON that a run writes to the file whose path is its last argument."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "out.json"
-        run(str(path))
+        start(*arguments, str(path))
         return json.loads(path.read_text())
 
 
@@ -63,15 +64,14 @@ def step_of(trace: dict[str, Any]) -> list[list[Any]]:
 def data_parallel() -> list[list[Any]]:
     """A step of two ranks that average in one bucket."""
     options = ("--model", "convnet", "--batch-size", "64", "--max-steps", "80")
-    return step_of(with_file(lambda path: started(2, *MNIST, *options, "--trace", path)))
+    return step_of(with_file(partial(started, 2), *MNIST, *options, "--trace"))
 
 
 def overlap() -> dict[str, list[list[Any]]]:
     """A step of two ranks on two hosts, without and with overlap."""
     options = ("--model", "convnet", "--batch-size", "64", "--max-steps", "80", "--bucket-size", "64KiB")
     return {
-        how: step_of(with_file(lambda path, how=how: on_two_hosts(*MNIST, *options, "--overlap", how, "--trace", path)))
-        for how in ("off", "on")
+        how: step_of(with_file(on_two_hosts, *MNIST, *options, "--overlap", how, "--trace")) for how in ("off", "on")
     }
 
 
@@ -80,7 +80,7 @@ def buckets() -> dict[str, Any]:
     sizes = ("4KiB", "64KiB")
     names = {"per tensor": "per tensor", **{size: size for size in sizes}, "bucketed": "1MiB"}
     options = ("--model", "convnet", "--batch-size", "64", "--max-steps", "120", "--quiet", "--variants", *sizes)
-    document = with_file(lambda path: started(2, "-m", "examples.compare_bucketing", *options, "--report", path))
+    document = with_file(partial(started, 2), "-m", "examples.compare_bucketing", *options, "--report")
     run = next(iter(document["runs"].values()))
     tensors = run["summary"]["parameters"][::-1]  # as they lie in the flat space
     return {
@@ -95,7 +95,7 @@ def buckets() -> dict[str, Any]:
 def window() -> list[dict[str, Any]]:
     """The fastest all-reduces of two ranks through shared memory and through MPI's messages."""
     options = ("--transport", "shared", "mpi", "--min", "4KiB", "--max", "16MiB", "--iterations", "40")
-    document = with_file(lambda path: started(2, "-m", "clcomm", "bench", *options, "--json", path))
+    document = with_file(partial(started, 2), "-m", "clcomm", "bench", *options, "--json")
     rows = next(value for value in document.values() if isinstance(value, list) and "min_us" in str(value[:1]))
     return [{"transport": row["transport"], "bytes": row["bytes"], "us": row["min_us"]} for row in rows]
 
@@ -106,7 +106,7 @@ def zero() -> dict[str, dict[str, int]]:
     found = {}
     for stage in (0, 1, 2, 3):
         divided = ("--zero", str(stage), "--bucket-size", "64KiB")
-        run = with_file(lambda path, divided=divided: started(4, *MNIST, *options, *divided, "--report", path))
+        run = with_file(partial(started, 4), *MNIST, *options, *divided, "--report")
         whole = 4 * sum(each["size"] for each in run["summary"]["parameters"])
         plain = {"parameters": whole, "gradients": whole, "optimizer_state": run["optimizer_state_bytes"]}
         found[str(stage)] = {name: (run["memory_bytes"] or plain)[name] for name in plain}
@@ -116,7 +116,7 @@ def zero() -> dict[str, dict[str, int]]:
 def pipeline() -> dict[str, list[list[Any]]]:
     """A step of four stages with six micro-batches, by schedule."""
     return {
-        name: step_of(with_file(lambda path, name=name: started(4, "-m", "docs.draw.pipeline_program", name, path)))
+        name: step_of(with_file(partial(started, 4), "-m", "docs.draw.pipeline_program", name))
         for name in ("gpipe", "1f1b")
     }
 

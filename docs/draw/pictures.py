@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from clcomm.units import format_size
@@ -23,7 +23,7 @@ Slices = Sequence[Sequence[Any]]
 
 def all_drawings(measured: dict[str, Any]) -> dict[str, str]:
     """Return the drawings of what was measured, by file name."""
-    known = {
+    known: dict[str, tuple[str, Callable[[Any], str]]] = {
         "data-parallel": ("data_parallel", data_parallel), "buckets": ("buckets", buckets),
         "all-reduce": ("window", window), "overlap": ("overlap", overlap), "zero": ("zero", zero),
         "pipeline": ("pipeline", pipeline),

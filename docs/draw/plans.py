@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from docs.extensions.svg import BLUE, GREEN, GREY, LINE, PURPLE, VERMILLION, arrow, rect, svg, text
-from tests.floors import FLOORS
+import re
+from pathlib import Path
 
+from docs.extensions.svg import BLUE, GREEN, GREY, LINE, PURPLE, VERMILLION, arrow, rect, svg, text
+
+#: The page whose table lists the packages by floor.
+ARCHITECTURE = Path(__file__).resolve().parent.parent / "architecture.md"
 _COLOURS = (BLUE, VERMILLION, GREEN, PURPLE)
 
 
@@ -33,11 +37,14 @@ def shared_window() -> str:
 
 def floors() -> str:
     """The packages by floor, the highest on top."""
+    by_floor: dict[int, list[str]] = {}
+    for floor, package in re.findall(r"^\| (\d+) \| `([\w/]+)` \|", ARCHITECTURE.read_text(), re.MULTILINE):
+        by_floor.setdefault(int(floor), []).append(package)
     rows, y = [], 6.0
-    for number in reversed(range(len(FLOORS))):
+    for number, packages in sorted(by_floor.items(), reverse=True):
         x = 40.0
         rows.append(text(0, y + 18, str(number), bold=True))
-        for package in FLOORS[number]:
+        for package in packages:
             name = package.removeprefix("clcomm/")
             width = 7.6 * len(name) + 18
             inside = package.startswith("clcomm/")
