@@ -65,7 +65,7 @@ def life_of_a_gradient() -> str:
         ("grads: a window of each rank, readable by the others", "", False),
         (
             "sync.sync_gradients(model), on each rank",
-            "Synchronizer, ModelSync, BucketPlan; FlatSpace._pull waits",
+            "Synchronizer, ModelSync, BucketPlan; GradMoves._pull waits",
             True,
         ),
         ("for each bucket: CollectiveRunner, HostKernels", "one kernel meets the ranks and sums parts of it", True),

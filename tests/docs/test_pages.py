@@ -136,6 +136,15 @@ def test_results_become_sections_with_charts() -> None:
     assert page.count("<svg ") == 1 and "other &amp; co" in page and "2x (1.5 to 2.5)" in page
 
 
+def test_drawings_name_what_their_pages_name() -> None:
+    page = (DOCS / "life-of-a-gradient.md").read_text()
+    drawn = re.findall(r"\b[A-Z]\w+\.\w+\b", (DOCS / "drawings" / "life-of-a-gradient.svg").read_text())
+    assert len(drawn) > 3 and [name for name in drawn if name not in page] == []
+    packages = re.findall(r"^\| \d+ \| `([\w/]+)` \|", (DOCS / "architecture.md").read_text(), re.MULTILINE)
+    floors = re.findall(r"<title>([\w/]+)</title>", (DOCS / "drawings" / "floors.svg").read_text())
+    assert sorted(floors) == sorted(packages), "python -m docs.draw --redraw"
+
+
 # --- the tutorial ---
 
 
