@@ -145,7 +145,12 @@ def _escaped(text: str) -> str:
 
 
 def setup(app: Any) -> dict[str, Any]:
+    from sphinx.ext.autodoc.mock import mock
     from sphinx.util import logging
+
+    with mock(missing_packages()):
+        for module in public_modules():
+            import_module(module)
 
     attributes: dict[str, list[str]] = {}
 
