@@ -98,11 +98,9 @@ def _directive(module: str, name: str) -> list[str]:
     if isinstance(value, type):
         kind = "exception" if issubclass(value, BaseException) else "class"
         fields = "(...)" if hasattr(value, "_fields") else ""  # each is described below anyway
-        return [
-            f".. auto{kind}:: {module}.{name}{fields}",
-            "   :members:",
-            f"   :inherited-members: {_elsewhere(value)}",
-        ]
+        lines = [f".. auto{kind}:: {module}.{name}{fields}", "   :members:"]
+        is_protocol = getattr(value, "_is_protocol", False)  # autodoc cannot tell what one of these inherits
+        return lines if is_protocol else [*lines, f"   :inherited-members: {_elsewhere(value)}"]
     if hasattr(value, "__qualname__"):
         return [f".. autofunction:: {module}.{name}"]
     lines = [f".. py:data:: {name}", f"   :module: {module}", f"   :type: {type(value).__name__}"]

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from docs.extensions import llms, public_names, repository, results
+from clcomm.commands.listing import COMMANDS
+from docs.extensions import commands, llms, public_names, repository, results
 from tests.faults.launch import clean_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,6 +45,12 @@ def test_every_page_is_in_one_table_of_contents_and_in_llms_txt() -> None:
     linked = re.findall(r"\]\(docs/([\w/-]+\.md)\)", (ROOT / "llms.txt").read_text())
     parts = {f"reference/{name}.md" for name in ("core", "engine", "frameworks", "measuring", "parallel")}
     assert sorted(linked) == sorted({*PAGES} - {"index.md"} - parts)
+
+
+def test_every_command_has_a_section() -> None:
+    shown = re.findall(r"^```\{command-help\} ([\w-]+)$", (DOCS / "reference/commands.md").read_text(), re.MULTILINE)
+    assert shown == [command.name for command in COMMANDS]
+    assert all(commands.help_of(name).startswith(f"usage: clcomm {name}") for name in shown)
 
 
 def test_llms_txt_names_the_site_s_copies() -> None:
