@@ -69,7 +69,7 @@ def data_parallel() -> list[list[Any]]:
 
 def overlap() -> dict[str, list[list[Any]]]:
     """A step of two ranks on two hosts, without and with overlap."""
-    options = ("--model", "convnet", "--batch-size", "256", "--max-steps", "60", "--bucket-size", "64KiB")
+    options = ("--model", "convnet", "--batch-size", "64", "--max-steps", "80", "--bucket-size", "64KiB")
     return {
         how: step_of(with_file(on_two_hosts, *MNIST, *options, "--overlap", how, "--trace")) for how in ("off", "on")
     }
