@@ -39,10 +39,10 @@ def read_batches(path: str, rank: int) -> list[Batch]:
     """Return a rank's batches: images float32 (B, C, H, W) and labels int32 (B,)."""
     with np.load(path) as arrays:
         images, labels = arrays["images"][rank], arrays["labels"][rank]
-    return [(_aligned(x), _aligned(y)) for x, y in zip(images, labels, strict=True)]
+    return [(aligned(x), aligned(y)) for x, y in zip(images, labels, strict=True)]
 
 
-def _aligned(values: np.ndarray) -> np.ndarray:
+def aligned(values: np.ndarray) -> np.ndarray:
     """Return a page-aligned copy, as of the project's own loader; PyTorch uses it in place too."""
     copy = aligned_empty(values.shape, values.dtype)
     copy[...] = values

@@ -16,20 +16,24 @@ LR = 0.01
 _SETTLING_STEPS = 3
 
 
-class TrainingSystem(Protocol):
+class Stepping(Protocol):
     """One rank's model, synchronisation and optimizer, and its batches in the system's own form."""
+
+    def step(self, number: int) -> None:
+        """Forward, backward, synchronisation and update on batch `number`; may leave work queued."""
+
+    def finish(self) -> dict[str, Any]:
+        """Wait until all work is done and return the last step's {"loss": ...}, and other figures."""
+
+
+class TrainingSystem(Stepping, Protocol):
+    """What trains plain SGD, in windows that begin alike."""
 
     def configure(self, settings: dict[str, Any]) -> None:
         """Apply the settings of a window, such as PyTorch's threads."""
 
     def reset(self) -> None:
         """Restore the initial parameters."""
-
-    def step(self, number: int) -> None:
-        """Forward, backward, synchronisation and SGD on batch `number`; may leave work queued."""
-
-    def finish(self) -> dict[str, Any]:
-        """Wait until all work is done and return the last step's {"loss": ...}, and other figures."""
 
 
 def options() -> argparse.Namespace:
@@ -57,13 +61,13 @@ def work(given: argparse.Namespace, rank: int, make: Callable[[list[Batch]], Tra
     serve(given.directory, rank, handle)
 
 
-def run_window(system: TrainingSystem, batches: int, steps: int) -> dict[str, Any]:
-    """Run a few steps that synchronise the ranks, then `steps` timed ones.
+def run_window(system: Stepping, batches: int, steps: int, settling: int = _SETTLING_STEPS) -> dict[str, Any]:
+    """Run `settling` steps, which synchronise the ranks, then `steps` timed ones.
 
     The times are those of the system's monotonic clock, which processes of one host share.
     """
     numbers = itertools.cycle(range(batches))
-    for _ in range(_SETTLING_STEPS):
+    for _ in range(settling):
         system.step(next(numbers))
     system.finish()
     start = time.monotonic()

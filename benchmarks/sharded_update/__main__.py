@@ -17,7 +17,7 @@ from benchmarks.workers import Job
 from clcomm.job import run
 
 PROGRAM = "benchmarks.sharded_update"
-MODELS, OPTIMIZERS = ("convnet", "wide"), ("sgd", "adam")
+MODELS, OPTIMIZERS = ("mlp", "convnet", "gpt", "wide"), ("sgd", "adam")
 #: What is measured, by the stage of ZeRO.
 WAYS = {0: "plain", 1: "sharded", 2: "ZeRO 2", 3: "ZeRO 3"}
 #: Arrays of the parameters' size that an update reads and writes: parameters twice, gradients, state twice each.
@@ -47,7 +47,7 @@ def parse() -> argparse.Namespace:
     parser = harness.parser(PROGRAM, "The sharded update beside the plain one.", windows=21, window_s=0.5)
     parser.add_argument("--ranks", type=harness.positive, default=4, help="default: %(default)s")
     parser.add_argument("--batch", type=harness.positive, default=16, help="of a rank; default: %(default)s")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="default: both")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="default: all")
     return parser.parse_args()
 
 

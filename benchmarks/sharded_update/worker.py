@@ -14,11 +14,14 @@ from clcomm import Communicator, Synchronizer
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import CrossEntropyLoss, Device, Generator, Linear, Module, ReLU, Sequential, Tensor
 from clcomm.optim import SGD, Adam
-from models import ConvNet
+from models import GPT, MLP, ConvNet
+from models.gpt import next_token_loss
 
 OPTIMIZERS = {"sgd": lambda model: SGD(model, 1e-3, momentum=0.9), "adam": lambda model: Adam(model, 1e-4)}
 #: Units of the wide model's hidden layers: 5.3 million parameters.
 WIDE = (784, 2048, 1800, 10)
+#: Tokens that GPT knows and sees, and images whose place a sequence takes in a batch.
+TOKENS, CONTEXT, _IMAGES_A_SEQUENCE = 98, 256, 8
 _SETTLING_STEPS = 3
 
 
@@ -31,16 +34,33 @@ def wide_model(device: Device) -> Module:
     return Sequential(*layers[:-1])
 
 
+def make_model(name: str, device: Device) -> Module:
+    """Return a model with values of a seed: "mlp", "convnet", "gpt" or "wide"."""
+    if name == "wide":
+        return wide_model(device)
+    if name == "gpt":
+        return GPT(TOKENS, CONTEXT, device=device, seed=0)
+    return (MLP if name == "mlp" else ConvNet)((1, 28, 28), 10, device=device, seed=0)
+
+
+def make_batch(name: str, images: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a rank's inputs and labels: so many images, or sequences in their place."""
+    rng = np.random.default_rng(rank)
+    if name == "gpt":
+        tokens = rng.integers(0, TOKENS, (2, max(1, images // _IMAGES_A_SEQUENCE), CONTEXT), dtype=np.int32)
+        return tokens[0], tokens[1]
+    shape = (images, 784) if name == "wide" else (images, 1, 28, 28)
+    return rng.standard_normal(shape).astype(np.float32), rng.integers(0, 10, images).astype(np.int32)
+
+
 class System:
     """One model with its optimizer; a step is forward, backward, sync_gradients, step."""
 
     def __init__(self, comm: Communicator, device: Device, model: str, optimizer: str, stage: int, batch: int):
-        rng = np.random.default_rng(comm.rank)
-        shape = (batch, 784) if model == "wide" else (batch, 1, 28, 28)
-        self.model = wide_model(device) if model == "wide" else ConvNet((1, 28, 28), 10, device=device, seed=0)
-        self.images = Tensor(rng.standard_normal(shape).astype(np.float32), device)
-        self.labels = Tensor(rng.integers(0, 10, batch).astype(np.int32), device)
-        self.sync, self.device, self.loss = Synchronizer(comm, zero=stage or 1), device, CrossEntropyLoss()
+        self.model = make_model(model, device)
+        self.inputs, self.labels = (Tensor(array, device) for array in make_batch(model, batch, comm.rank))
+        self.sync, self.device = Synchronizer(comm, zero=stage or 1), device
+        self.loss = next_token_loss if model == "gpt" else CrossEntropyLoss()
         self.optimizer: Any = OPTIMIZERS[optimizer](self.model)
         if stage:
             self.optimizer = DistributedOptimizer(self.optimizer, self.sync)
@@ -48,7 +68,7 @@ class System:
         self.nbytes = self.model.flat_space().layout.nbytes
 
     def step(self) -> None:
-        self.loss(self.model(self.images), self.labels).backward()
+        self.loss(self.model(self.inputs), self.labels).backward()
         self.sync.sync_gradients(self.model)
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -44,7 +44,7 @@ class Tuning:
     def defines(self, file: str) -> dict[str, int]:
         """Return the build options of `kernels/<file>.cl` that these sizes decide."""
         found = {"LOOP_LANES": self.loop_lanes}
-        if file in ("gemm", "conv2d_products"):
+        if file in ("gemm", "conv2d_products", "conv2d_winograd"):
             found |= zip(("TILE_ROWS", "PANEL", "TILE_LANES"), self.gemm_tile, strict=True)
         if file == "attention":
             found["TILE_LANES"] = self.gemm_tile[2]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from clcomm.engine import tuning
 from clcomm.engine.device import Device
-from clcomm.engine.ops import convolution, convolution_products
+from clcomm.engine.ops import convolution, convolution_products, convolution_winograd
 from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
@@ -145,11 +145,12 @@ def test_a_nan_pixel_reaches_its_windows_and_nothing_else(device: Device) -> Non
     np.testing.assert_array_equal(np.isnan(y), expected)
 
 
-@pytest.mark.parametrize("as_products", [False, True])
+@pytest.mark.parametrize("way", ["direct", "products", "winograd"])
 def test_an_infinite_weight_does_not_spoil_borders_through_padding(
-    device: Device, monkeypatch: pytest.MonkeyPatch, as_products: bool
+    device: Device, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    monkeypatch.setattr(convolution_products, "suit", lambda g, device: as_products and device.is_cpu)
+    monkeypatch.setattr(convolution_products, "suit", lambda g, device: way != "direct" and device.is_cpu)
+    monkeypatch.setattr(convolution_winograd, "suit", lambda g, device: way == "winograd" and device.is_cpu)
     x, w = np.ones((1, 1, 4, 4), np.float32), np.zeros((1, 1, 3, 3), np.float32)
     w[0, 0, 0, 0] = np.inf
     leaf = Tensor(x, device, requires_grad=True)
@@ -161,6 +162,54 @@ def test_an_infinite_weight_does_not_spoil_borders_through_padding(
     expected = np.full((4, 4), np.inf)
     expected[3, :] = expected[:, 3] = 0
     np.testing.assert_array_equal(leaf.grad.numpy()[0, 0], expected)
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3e38, 2.0**64])
+@pytest.mark.parametrize("where", ["x", "weight", "gradient"])
+def test_winograds_algorithm_leaves_unusual_numbers_to_products(
+    monkeypatch: pytest.MonkeyPatch, where: str, value: float
+) -> None:
+    device, place = cpu_device("cpu"), (1, 3, 2, 1)
+    hosts = {"x": drawn(1, 3, 64, 9, 7), "weight": drawn(2, 65, 64, 3, 3), "gradient": drawn(3, 3, 65, 9, 7)}
+    hosts[where][place] = value
+
+    def results() -> list[np.ndarray]:
+        x, weight = (Tensor(hosts[name], device, requires_grad=True) for name in ("x", "weight"))
+        y = conv2d(x, weight, padding=1)
+        y.backward(Tensor(hosts["gradient"], device))
+        return [y.numpy(), x.grad.numpy()]
+
+    with np.errstate(all="ignore"):
+        found = results()
+        monkeypatch.setattr(convolution_winograd, "suit", lambda g, device: False)
+        expected = results()
+    assert any(mine.tobytes() == theirs.tobytes() for mine, theirs in zip(found, expected, strict=True))
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(np.isfinite(mine), np.isfinite(theirs))
+        np.testing.assert_array_equal(np.isnan(mine), np.isnan(theirs))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("x_shape", "outputs", "padding"),
+    [((2, 64, 16, 16), 64, 1), ((3, 70, 9, 9), 65, 2), ((2, 65, 32, 5), 80, 0), ((9, 128, 4, 4), 64, 1)],
+)
+def test_winograds_algorithm_is_as_exact_as_products(x_shape, outputs, padding) -> None:
+    device = cpu_device("cpu")
+    g = convolution.Geometry(*x_shape, outputs, 3, 3, 1, padding, padding)
+    assert convolution_winograd.suit(g, device)
+    hosts = drawn(1, *x_shape), drawn(2, outputs, x_shape[1], 3, 3), drawn(3, outputs)
+    leaves = [Tensor(host, device, requires_grad=True) for host in hosts]
+    y = conv2d(*leaves, padding=padding)
+    reference = Reference(*hosts[:2], 1, (padding, padding))
+    grad = drawn(4, *y.shape)
+    y.backward(Tensor(grad, device))
+    for mine, exact in (
+        (y, reference.forward() + hosts[2][:, None, None]), (leaves[0].grad, reference.data_gradient(grad)),
+    ):  # fmt: skip
+        apart = np.abs(mine.numpy() - exact).max() / np.abs(exact).max()
+        assert apart < 4e-6
 
 
 @pytest.mark.parametrize(("op", "channels"), [(conv2d, 3), (conv_relu_pool, 2)])
@@ -186,7 +235,13 @@ def test_same_bits_every_time_and_on_any_number_of_cores(
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("x_shape", "outputs", "kernel", "stride"),
-    [((3, 70, 9, 9), 31, 3, 1), ((2, 17, 20, 20), 50, 3, 2), ((1, 300, 7, 7), 20, 1, 1), ((5, 3, 17, 19), 64, 5, 3)],
+    [
+        ((3, 70, 9, 9), 31, 3, 1),
+        ((2, 17, 20, 20), 50, 3, 2),
+        ((1, 300, 7, 7), 20, 1, 1),
+        ((5, 3, 17, 19), 64, 5, 3),
+        ((3, 70, 9, 9), 65, 3, 1),
+    ],
 )
 def test_products_have_the_same_bits_with_every_tile_and_number_of_cores(x_shape, outputs, kernel, stride) -> None:
     hosts = drawn(1, *x_shape), drawn(2, outputs, x_shape[1], kernel, kernel), drawn(3, outputs)
@@ -217,9 +272,12 @@ def test_results_that_wait_in_local_memory_fit_there(width: int) -> None:
     assert tiles == sorted(tiles) and tiles[-1] == (16 if width <= 64 else 8)
 
 
-@pytest.mark.parametrize(("channels", "outputs"), [(3, 5), (64, 65)])  # directly, and as products
-def test_an_image_does_not_depend_on_the_images_beside_it(device: Device, channels: int, outputs: int) -> None:
-    x, w = drawn(1, 11, channels, 6, 7), Tensor(drawn(2, outputs, channels, 3, 3), device)
+# Directly, as products, and by Winograd's algorithm.
+@pytest.mark.parametrize(("channels", "outputs", "side"), [(3, 5, 6), (64, 63, 6), (64, 65, 13)])
+def test_an_image_does_not_depend_on_the_images_beside_it(
+    device: Device, channels: int, outputs: int, side: int
+) -> None:
+    x, w = drawn(1, 11, channels, side, 12), Tensor(drawn(2, outputs, channels, 3, 3), device)
     b = Tensor(drawn(3, outputs), device)
     whole = conv2d(Tensor(x, device), w, b, padding=1).numpy()
     for image in (0, 7, 10):

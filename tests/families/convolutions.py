@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from clcomm.engine.device import Device
-from clcomm.engine.ops import convolution, convolution_products
+from clcomm.engine.ops import convolution, convolution_products, convolution_winograd
 from clcomm.engine.ops.conv2d import conv2d, conv_relu_pool
 from tests.families.family import Family, assert_equal, leaf, whole_numbers
 
@@ -124,6 +124,15 @@ def _apart(axis: Axis, apart: int) -> Axis:
     return wider._replace(padding=axis.padding + -(-missing // 2))
 
 
+def of_winograd(rng: np.random.Generator, count: int, longest: int) -> Iterator[Case]:
+    """Draw convolutions of 3x3 with stride 1, of every padding and of images of every size."""
+    some = [axis for axis in axes(1, longest) if axis.kernel == 3 and axis.padding <= 2]
+    orders = [rng.permutation(np.array(some)).tolist() for _ in "rc"]
+    for number in range(count):
+        rows, columns = (Axis(*order[number % len(order)]) for order in orders)
+        yield _case(rng, number, 1, rows, columns)
+
+
 def _case(rng: np.random.Generator, number: int, stride: int, rows: Axis, columns: Axis) -> Case:
     images, channels, outputs = (int(rng.choice(sizes)) for sizes in (IMAGES, CHANNELS, OUTPUTS))
     if number % 50 == 49:
@@ -188,15 +197,19 @@ def pooled(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 @contextmanager
-def _way(*, products: bool = False, builds_from: int = 1 << 60) -> Iterator[None]:
-    """Choose how convolutions are computed: as products, or in a build for their width from so many multiplications."""
-    suit, work = convolution_products.suit, convolution._WORTH_A_BUILD
+def _way(*, products: bool = False, winograd: bool = False, builds_from: int = 1 << 60) -> Iterator[None]:
+    """Choose how convolutions are computed: as products, with Winograd's algorithm or without, or in a build for their
+    width from so many multiplications.
+    """
+    suit, work, suit_winograd = convolution_products.suit, convolution._WORTH_A_BUILD, convolution_winograd.suit
     convolution_products.suit = lambda g, device: products and device.is_cpu
+    convolution_winograd.suit = lambda g, device: winograd and device.is_cpu
     convolution._WORTH_A_BUILD = builds_from
     try:
         yield
     finally:
         convolution_products.suit, convolution._WORTH_A_BUILD = suit, work
+        convolution_winograd.suit = suit_winograd
 
 
 def check(device: Device, case: Case) -> None:
@@ -208,6 +221,12 @@ def check(device: Device, case: Case) -> None:
 def check_as_products(device: Device, case: Case) -> None:
     """The same for convolutions as sums of products."""
     with _way(products=True):
+        _check_alone(device, case)
+
+
+def check_of_winograd(device: Device, case: Case) -> None:
+    """The same for Winograd's algorithm, which is exact for whole numbers."""
+    with _way(products=True, winograd=True):
         _check_alone(device, case)
 
 
@@ -273,3 +292,4 @@ CONVOLUTION = Family("convolution", every, check)
 CONVOLUTION_OF_ONE_WIDTH = Family("convolution of one width", of_one_width, check_of_one_width, ("cpu",))
 CONVOLUTION_IN_GROUPS = Family("convolution in groups", in_groups, check_in_groups)
 CONVOLUTION_AS_PRODUCTS = Family("convolution as products", every, check_as_products, ("cpu",))
+CONVOLUTION_OF_WINOGRAD = Family("convolution by Winograd", of_winograd, check_of_winograd, ("cpu",))

@@ -22,7 +22,7 @@ FAMILIES = {
     family.name: family
     for family in (
         convolutions.CONVOLUTION, convolutions.CONVOLUTION_OF_ONE_WIDTH, convolutions.CONVOLUTION_AS_PRODUCTS,
-        convolutions.CONVOLUTION_IN_GROUPS,
+        convolutions.CONVOLUTION_IN_GROUPS, convolutions.CONVOLUTION_OF_WINOGRAD,
         pools.POOLING, pools.ADAPTIVE_POOLING, channels.BATCH_NORM, channels.BATCH_NORM_OF_RANKS,
         products.PLAIN_PRODUCT, products.PRODUCT, products.LINEAR, products.CHAIN,
         products.BATCH, attentions.ATTENTION, rows.CLASS_LOSSES, rows.ELEMENT_LOSSES,
@@ -37,6 +37,7 @@ FAMILIES = {
 WIDE = Tuning(gemm_tile=(12, 32, 16), conv_lanes=16, loop_lanes=16)
 WIDE_FAMILIES = (
     "convolution", "convolution of one width", "convolution as products", "convolution in groups",
+    "convolution by Winograd",
     "plain product", "product", "linear layer",
     "layers after ReLU", "batch of products", "squared error", "arithmetic", "activations", "optimizers", "fold",
     "coding", "factors", "attention", "losses of elements", "stored parameters",

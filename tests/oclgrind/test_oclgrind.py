@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(0 if CASES else 900)
 CHOOSING = {
     "HAS_BIAS", "HAS_RELU", "BATCHED", "SIDE", "EACH", "SLICE", "TILE_LANES", "DILATED", "WIDTH", "ONE_CHANNEL",
     "BLOCKS", "TILE_OUTPUTS", "POOLED", "OUTPUTS", "ROWS", "DIVIDES", "LOOP_LANES",
-    "FP16", "GROUPED",
+    "FP16", "GROUPED", "GATED",
 }  # fmt: skip
 #: Of those, the ones whose value is only a size.
 ANY_VALUE = {"WIDTH", "POOLED"}
@@ -155,6 +155,14 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
     ],
     "conv2d_gpu.convolve": [{"OUTPUTS": outputs} for outputs in choices("gpu")["conv_outputs"]],
     "conv2d_gpu.weight_gradient": [{"OUTPUTS": outputs} for outputs in choices("gpu")["conv_outputs"]],
+    **{
+        f"conv2d_winograd.{kernel}": [{"TILE_LANES": lanes} for lanes in (8, 16)]
+        for kernel in ("winograd_weights", "winograd_convolve")
+    },
+    **{
+        f"conv2d_products.{kernel}": [{"TILE_LANES": 8}, {"GATED": 1}]
+        for kernel in ("pack_weights", "convolve_products")
+    },
     "elementwise.mul": [{"LOOP_LANES": lanes} for lanes in (8, 16)],
     "optim.sgd_momentum": [{"LOOP_LANES": lanes} for lanes in (8, 16)],
     "attention.attend": [{"TILE_LANES": lanes} for lanes in (8, 16)],

@@ -9,6 +9,8 @@
    no size of a tile or panel changes a bit. Pixels outside x are zeros in the panels. Where a weight is infinite or NaN
    that would be wrong: then each tap is added by itself, and lanes outside x keep their old sums.
 
+   With GATED it computes only what conv2d_winograd.cl could not: nothing if all of that file's flags are set.
+
    The data gradient is the convolution of dy with the reversed kernel. With a stride, pixels of dx whose rows and
    columns leave the same remainders see the same taps: each such phase is a convolution with a part of the kernel, and
    `join_phases` puts them together. */
@@ -23,6 +25,20 @@
 #define ASK_FOR(address) __builtin_prefetch(address)
 #else
 #define ASK_FOR(address)
+#endif
+
+#ifdef GATED
+#define OF_GATE , __global const int *first_flags, int first_count, __global const int *flags, int count_of_flags
+#define GATE if (all_set(first_flags, first_count) && all_set(flags, count_of_flags)) return;
+INLINE int all_set(__global const int *flags, int count)
+{
+    int set = 1;
+    for (int i = 0; i < count; ++i) set &= flags[i];
+    return set;
+}
+#else
+#define OF_GATE
+#define GATE
 #endif
 
 typedef struct {
@@ -146,8 +162,9 @@ INLINE void add_tile(
    w_row and w_channel apart. is_finite[tile] is 0 if a weight of the tile is infinite or NaN. */
 __kernel void pack_weights(
     __global const float *weight, __global float *packed, __global int *is_finite, int rows, int channels,
-    int kernel_h, int kernel_w, int first_tap, int tap_i, int tap_j, int w_row, int w_channel)
+    int kernel_h, int kernel_w, int first_tap, int tap_i, int tap_j, int w_row, int w_channel OF_GATE)
 {
+    GATE
     const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     FOR_EACH(tile, tiles) {
         uint largest = 0; /* of the weights' bits without their signs */
@@ -175,8 +192,10 @@ __kernel void pack_weights(
 __kernel void convolve_products(
     __global const float *images_x, __global const float *packed, __global const int *is_finite,
     __global const float *bias, __global float *images_y, int first_y, int channels, int height, int width, int outputs,
-    int out_height, int out_width, int kernel_h, int kernel_w, int stride, int shift_h, int shift_w, int has_bias)
+    int out_height, int out_width, int kernel_h, int kernel_w, int stride, int shift_h, int shift_w,
+    int has_bias OF_GATE)
 {
+    GATE
     vector panels[PANELS * SIDES * DEPTH];
     vector_mask inside[PANELS * SIDES];
     Places places[PANELS * EIGHTS];

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from clcomm.engine.autograd import Op
-from clcomm.engine.ops import convolution, convolution_products
+from clcomm.engine.device import Device
+from clcomm.engine.ops import convolution, convolution_products, convolution_winograd
 from clcomm.engine.ops.activation import relu
 from clcomm.engine.ops.blocks import concat, pad, split
 from clcomm.engine.ops.convolution import Geometry
@@ -30,7 +31,7 @@ class Conv2dOp(Op):
         y = empty(x.device, (g.images, g.groups * g.outputs, g.out_height, g.out_width))
         ctx.geometry = g
         if convolution_products.suit(g, x.device):
-            convolution_products.convolve(g, x, weight, bias, y)
+            _products(g, x.device).convolve(g, x, weight, bias, y)
             ctx.save(x if ctx.needs[1] else None, weight)
         else:
             packed = convolution.pack(x)
@@ -45,7 +46,7 @@ class Conv2dOp(Op):
         if convolution_products.suit(ctx.geometry, grad.device):
             if db is not None:
                 convolution_products.bias_gradient(ctx.geometry, grad, db)
-            return *_product_gradients(convolution_products, ctx, grad, *ctx.saved), db
+            return *_product_gradients(_products(ctx.geometry, grad.device), ctx, grad, *ctx.saved), db
         packed_grad = convolution.pack_gradient(ctx.geometry, grad, db)
         return *_product_gradients(convolution, ctx, packed_grad, *ctx.saved), db
 
@@ -58,7 +59,7 @@ class ConvTranspose2dOp(Op):
         """Queue x convolved with the reversed kernel, spread out by the stride."""
         g = geometry
         y = empty(x.device, (g.images, g.groups * g.channels, g.height, g.width))
-        way: Any = convolution_products if convolution_products.suit(g, x.device) else convolution
+        way: Any = _products(g, x.device) if convolution_products.suit(g, x.device) else convolution
         given = convolution.pack_gradient(g, x, None) if way is convolution else x
         way.data_gradient(g, given, weight, y)
         ctx.geometry, ctx.way = g, way
@@ -112,6 +113,11 @@ class ConvReluPoolOp(Op):
             dw = ctx.out(1)
             convolution.weight_gradient(g, packed, packed_grad, dw, places)
         return None, dw, db
+
+
+def _products(g: Geometry, device: Device) -> Any:
+    """Return the module that computes a convolution as products."""
+    return convolution_winograd if convolution_winograd.suit(g, device) else convolution_products
 
 
 def _product_gradients(way: Any, ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:

@@ -25,6 +25,15 @@ class _Part(NamedTuple):
     shift: int
 
 
+class Flags(NamedTuple):
+    """Two buffers of integers with their lengths: a 0 among them says that everything is still to be computed."""
+
+    first: Any
+    first_count: int
+    others: Any
+    other_count: int
+
+
 def suit(g: Geometry, device: Device) -> bool:
     """Return whether products are the faster way: with many channels, or too few images for conv2d.cl's vectors.
 
@@ -41,16 +50,18 @@ def suit(g: Geometry, device: Device) -> bool:
     return device.is_cpu and g.outputs >= _LEAST_TAP and g.channels * g.taps >= _LEAST_TAP
 
 
-def convolve(g: Geometry, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:
-    """Queue y = conv2d(x, weight) + bias."""
+def convolve(
+    g: Geometry, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, flags: Flags | None = None
+) -> None:
+    """Queue y = conv2d(x, weight) + bias; with flags only if one of them is 0."""
     layout = (0, g.kernel_w, 1, g.channels * g.taps, g.taps)
-    packed = _pack_weights(weight, g.outputs, g.channels, (g.kernel_h, g.kernel_w), layout)
+    packed = _pack_weights(weight, g.outputs, g.channels, (g.kernel_h, g.kernel_w), layout, flags)
     sizes = (g.channels, g.height, g.width, g.outputs, g.out_height, g.out_width)
-    _convolve(g, x, packed, bias, y, 0, (*sizes, g.kernel_h, g.kernel_w, g.stride, -g.pad_h, -g.pad_w))
+    _convolve(g, x, packed, bias, y, 0, (*sizes, g.kernel_h, g.kernel_w, g.stride, -g.pad_h, -g.pad_w), flags)
 
 
-def data_gradient(g: Geometry, grad: Tensor, weight: Tensor, dx: Tensor) -> None:
-    """Queue dx: dy convolved with the reversed kernel, once for each phase of the stride."""
+def data_gradient(g: Geometry, grad: Tensor, weight: Tensor, dx: Tensor, flags: Flags | None = None) -> None:
+    """Queue dx: dy convolved with the reversed kernel, once for each phase of the stride; flags as for `convolve`."""
     phases = dx if g.stride == 1 else empty(dx.device, dx.shape)
     first = 0
     for row in range(g.stride):
@@ -62,9 +73,9 @@ def data_gradient(g: Geometry, grad: Tensor, weight: Tensor, dx: Tensor) -> None
             # Tap i of the reversed kernel is tap kernel - 1 - i.
             tap = g.taps - 1 - down.first * g.kernel_w - along.first
             layout = (tap, -g.stride * g.kernel_w, -g.stride, g.taps, g.channels * g.taps)
-            packed = _pack_weights(weight, g.channels, g.outputs, taps, layout)
+            packed = _pack_weights(weight, g.channels, g.outputs, taps, layout, flags)
             sizes = (g.outputs, g.out_height, g.out_width, g.channels, *size)
-            _convolve(g, grad, packed, None, phases, first, (*sizes, *taps, 1, down.shift, along.shift))
+            _convolve(g, grad, packed, None, phases, first, (*sizes, *taps, 1, down.shift, along.shift), flags)
             first += g.images * g.channels * size[0] * size[1]
     if g.stride > 1:
         planes = g.images * g.channels
@@ -104,8 +115,9 @@ def bias_gradient(g: Geometry, grad: Tensor, db: Tensor) -> None:
     device.launch(_kernel(device, "channel_sums"), *grid, grad, db, g.images, g.outputs, pixels)
 
 
-def _kernel(device: Device, name: str) -> Any:
-    return device.kernel("conv2d_products", name, DEPTH=_DEPTH, PANELS=_PANELS)
+def _kernel(device: Device, name: str, flags: Flags | None = None) -> Any:
+    gate = {} if flags is None else {"GATED": 1}
+    return device.kernel("conv2d_products", name, DEPTH=_DEPTH, PANELS=_PANELS, **gate)
 
 
 def _grid(device: Device, columns: int) -> tuple[int]:
@@ -120,25 +132,29 @@ class _Packed(NamedTuple):
     is_finite: Any
 
 
-def _pack_weights(weight: Tensor, rows: int, channels: int, taps: tuple[int, int], layout: tuple[int, ...]) -> _Packed:
+def _pack_weights(
+    weight: Tensor, rows: int, channels: int, taps: tuple[int, int], layout: tuple[int, ...], flags: Flags | None
+) -> _Packed:
     """Return the packed weights; `layout` is first_tap, tap_i, tap_j, w_row and w_channel of the kernel."""
     device = weight.device
     tile = device.tuning.gemm_tile[0]
     tiles = -(-rows // tile)
     packed = _Packed(empty(device, (tiles * max(1, channels * taps[0] * taps[1] * tile),)), device.allocate(4 * tiles))
     grid = (min(tiles, device.compute_units),)
-    kernel = _kernel(device, "pack_weights")
-    device.launch(kernel, grid, (1,), weight, *packed, rows, channels, *taps, *layout)
+    kernel = _kernel(device, "pack_weights", flags)
+    device.launch(kernel, grid, (1,), weight, *packed, rows, channels, *taps, *layout, *(flags or ()))
     return packed
 
 
 def _convolve(
-    g: Geometry, x: Tensor, packed: _Packed, bias: Tensor | None, y: Tensor, first: int, sizes: tuple[int, ...]
-) -> None:
+    g: Geometry, x: Tensor, packed: _Packed, bias: Tensor | None, y: Tensor, first: int, sizes: tuple[int, ...],
+    flags: Flags | None,
+) -> None:  # fmt: skip
     """Queue the convolution of a phase of y, from its element `first` on; `sizes` are the kernel's, from channels."""
     device = y.device
     pixels = sizes[4] * sizes[5]
     if pixels:
         added = packed.values if bias is None else bias
-        kernel, grid = _kernel(device, "convolve_products"), (*_grid(device, pixels), g.images)
-        device.launch(kernel, grid, (1, 1), x, *packed, added, y, first, *sizes, int(bias is not None))
+        kernel, grid = _kernel(device, "convolve_products", flags), (*_grid(device, pixels), g.images)
+        values = *sizes, int(bias is not None), *(flags or ())
+        device.launch(kernel, grid, (1, 1), x, *packed, added, y, first, *values)

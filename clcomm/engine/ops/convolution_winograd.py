@@ -1,0 +1,79 @@
+"""The launches of conv2d by Winograd's algorithm, the kernels of conv2d_winograd.cl: 3x3 and stride 1, for CPUs.
+
+Its pixels and weights are transformed, multiplied and transformed back, 2.25 times fewer products than the sum has.
+Where a number is infinite, NaN or near the largest, the kernels of conv2d_products.cl compute everything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clcomm.engine.device import Device
+from clcomm.engine.ops import convolution_products
+from clcomm.engine.ops.convolution import Geometry
+from clcomm.engine.tensor import Tensor, empty
+
+_PANELS = 4  # of tiles in a block
+_POINTS = 16
+_MANY_CHANNELS = 64
+_LEAST_TILES = 32  # for which transforming the weights is worth its time
+
+
+def suit(g: Geometry, device: Device) -> bool:
+    """Return whether this is the fastest way; it depends on the shapes alone, as its sums have an order of their own.
+
+    Where it is, `convolution_products` suit too.
+    """
+    is_plain = (g.kernel_h, g.kernel_w, g.stride, g.groups, g.apart_h, g.apart_w) == (3, 3, 1, 1, 1, 1)
+    if not (device.is_cpu and is_plain) or max(g.pad_h, g.pad_w) > 2:
+        return False
+    pixels = min(g.out_height * g.out_width, g.height * g.width)
+    return min(g.channels, g.outputs) >= _MANY_CHANNELS and g.images * pixels >= 4 * _LEAST_TILES
+
+
+def convolve(g: Geometry, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:
+    """Queue y = conv2d(x, weight) + bias."""
+    flags = _convolve(x, weight, bias, y, (g.pad_h, g.pad_w), (0, 1, 9 * g.channels, 9))
+    convolution_products.convolve(g, x, weight, bias, y, flags)
+
+
+def data_gradient(g: Geometry, grad: Tensor, weight: Tensor, dx: Tensor) -> None:
+    """Queue dx: the convolution of dy with the reversed kernel, with outputs and channels exchanged."""
+    flags = _convolve(grad, weight, None, dx, (2 - g.pad_h, 2 - g.pad_w), (8, -1, 9, 9 * g.channels))
+    convolution_products.data_gradient(g, grad, weight, dx, flags)
+
+
+def weight_gradient(g: Geometry, x: Tensor, grad: Tensor, dw: Tensor) -> None:
+    """Queue dw, as products."""
+    convolution_products.weight_gradient(g, x, grad, dw)
+
+
+def _convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, pads: tuple[int, int], layout: tuple[int, ...]
+) -> convolution_products.Flags:
+    """Queue the convolution; `layout` is first_tap, tap_step, w_row and w_channel of the kernel of weights.
+
+    Returns flags that say where it is wrong.
+    """
+    device = y.device
+    images, channels, height, width = x.shape
+    outputs, out_height, out_width = y.shape[1:]
+    tile, panel, _ = device.tuning.gemm_tile
+    rows, block = -(-outputs // tile), _PANELS * panel
+    blocks = -(-images * -(-out_height // 2) * -(-out_width // 2) // block)
+    packed = empty(device, (_POINTS * rows * channels * tile,))
+    of_weights, of_pixels = device.allocate(4 * rows), device.allocate(4 * blocks)
+    kernel = _kernel(device, "winograd_weights")
+    grid = (min(rows, device.compute_units),), (1,)
+    device.launch(kernel, *grid, weight, packed, of_weights, outputs, channels, *layout)
+    items = min(blocks, device.compute_units)
+    scratch = empty(device, (items * _POINTS * ((channels * _PANELS + 1) * panel + outputs * block),))
+    device.launch(
+        _kernel(device, "winograd_convolve"), (items,), (1,), x, packed, packed if bias is None else bias, y, scratch,
+        of_pixels, images, channels, height, width, outputs, out_height, out_width, *pads, int(bias is not None),
+    )  # fmt: skip
+    return convolution_products.Flags(of_weights, rows, of_pixels, blocks)
+
+
+def _kernel(device: Device, name: str) -> Any:
+    return device.kernel("conv2d_winograd", name, PANELS=_PANELS)
