@@ -116,7 +116,7 @@ def bias_gradient(g: Geometry, grad: Tensor, db: Tensor) -> None:
 
 
 def _kernel(device: Device, name: str, flags: Flags | None = None) -> Any:
-    gate = {} if flags is None else {"GATED": 1}
+    gate: dict[str, Any] = {} if flags is None else {"GATED": 1}
     return device.kernel("conv2d_products", name, DEPTH=_DEPTH, PANELS=_PANELS, **gate)
 
 
