@@ -204,12 +204,13 @@ def _way(*, products: bool = False, winograd: bool = False, builds_from: int = 1
     suit, work, suit_winograd = convolution_products.suit, convolution._WORTH_A_BUILD, convolution_winograd.suit
     convolution_products.suit = lambda g, device: products and device.is_cpu
     convolution_winograd.suit = lambda g, device: winograd and device.is_cpu
+    least, convolution_winograd._LEAST_SUMMED_TILES = convolution_winograd._LEAST_SUMMED_TILES, 0
     convolution._WORTH_A_BUILD = builds_from
     try:
         yield
     finally:
         convolution_products.suit, convolution._WORTH_A_BUILD = suit, work
-        convolution_winograd.suit = suit_winograd
+        convolution_winograd.suit, convolution_winograd._LEAST_SUMMED_TILES = suit_winograd, least
 
 
 def check(device: Device, case: Case) -> None:

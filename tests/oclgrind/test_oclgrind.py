@@ -157,11 +157,11 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
     "conv2d_gpu.weight_gradient": [{"OUTPUTS": outputs} for outputs in choices("gpu")["conv_outputs"]],
     **{
         f"conv2d_winograd.{kernel}": [{"TILE_LANES": lanes} for lanes in (8, 16)]
-        for kernel in ("winograd_weights", "winograd_convolve")
+        for kernel in ("winograd_weights", "winograd_convolve", "winograd_weight_sums")
     },
     **{
         f"conv2d_products.{kernel}": [{"TILE_LANES": 8}, {"GATED": 1}]
-        for kernel in ("pack_weights", "convolve_products")
+        for kernel in ("pack_weights", "convolve_products", "weight_products", "order_terms")
     },
     "elementwise.mul": [{"LOOP_LANES": lanes} for lanes in (8, 16)],
     "optim.sgd_momentum": [{"LOOP_LANES": lanes} for lanes in (8, 16)],

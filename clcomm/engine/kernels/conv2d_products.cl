@@ -299,8 +299,9 @@ INLINE void pack_pixels(
 __kernel void weight_products(
     __global const float *images_x, __global const float *images_dy, __global float *sums, int images, int channels,
     int height, int width, int outputs, int out_height, int out_width, int kernel_h, int kernel_w, int stride,
-    int pad_h, int pad_w, int run)
+    int pad_h, int pad_w, int run OF_GATE)
 {
+    GATE
     vector panels[PANELS * SIDES * DEPTH];
     vector_mask inside[SIDES];
     Places places[DEPTH / 8];
@@ -334,8 +335,10 @@ __kernel void weight_products(
 }
 
 /* gradient[o][channel][tap] = sums[o][tap][channel] */
-__kernel void order_terms(__global const float *sums, __global float *gradient, int outputs, int channels, int taps)
+__kernel void order_terms(
+    __global const float *sums, __global float *gradient, int outputs, int channels, int taps OF_GATE)
 {
+    GATE
     FOR_EACH(row, outputs * channels)
         for (int tap = 0; tap < taps; ++tap)
             gradient[(long)row * taps + tap] = sums[((long)(row / channels) * taps + tap) * channels + row % channels];

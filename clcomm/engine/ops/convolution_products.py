@@ -92,20 +92,21 @@ def _part(kernel: int, pad: int, phase: int, stride: int) -> _Part:
     return _Part(first, max(0, -(-(kernel - first) // stride)), (shift + first) // stride)
 
 
-def weight_gradient(g: Geometry, x: Tensor, grad: Tensor, dw: Tensor) -> None:
-    """Queue dw: the product of dy with what each term of a sum reads in x."""
+def weight_gradient(g: Geometry, x: Tensor, grad: Tensor, dw: Tensor, flags: Flags | None = None) -> None:
+    """Queue dw: the product of dy with what each term of a sum reads in x; flags as for `convolve`."""
     device = dw.device
     sums = dw if g.taps == 1 else empty(device, dw.shape)
     pixels = g.out_height * g.out_width
     runs = -(-pixels // _DEPTH)
     device.launch(
-        _kernel(device, "weight_products"), _grid(device, g.channels * g.taps), (1,), x, grad, sums,
+        _kernel(device, "weight_products", flags), _grid(device, g.channels * g.taps), (1,), x, grad, sums,
         g.images, g.channels, g.height, g.width, g.outputs, g.out_height, g.out_width,
         g.kernel_h, g.kernel_w, g.stride, g.pad_h, g.pad_w, -(-pixels // (8 * runs)) * 8,
+        *(flags or ()),
     )  # fmt: skip
     if g.taps > 1:
-        kernel = _kernel(device, "order_terms")
-        device.launch(kernel, *device.grid(dw.size), sums, dw, g.outputs, g.channels, g.taps)
+        kernel = _kernel(device, "order_terms", flags)
+        device.launch(kernel, *device.grid(dw.size), sums, dw, g.outputs, g.channels, g.taps, *(flags or ()))
 
 
 def bias_gradient(g: Geometry, grad: Tensor, db: Tensor) -> None:

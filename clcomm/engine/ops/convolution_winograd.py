@@ -13,10 +13,12 @@ from clcomm.engine.ops import convolution_products
 from clcomm.engine.ops.convolution import Geometry
 from clcomm.engine.tensor import Tensor, empty
 
-_PANELS = 4  # of tiles in a block
+_PANELS = 4  # of tiles in a block, or of channels in a group
+_SUMMED_TILES = 128  # of a weight gradient; not tunable, as it decides where long sums are split
 _POINTS = 16
 _MANY_CHANNELS = 64
 _LEAST_TILES = 32  # for which transforming the weights is worth its time
+_LEAST_SUMMED_TILES = 64  # for which transforming their gradient is
 
 
 def suit(g: Geometry, device: Device) -> bool:
@@ -44,8 +46,26 @@ def data_gradient(g: Geometry, grad: Tensor, weight: Tensor, dx: Tensor) -> None
 
 
 def weight_gradient(g: Geometry, x: Tensor, grad: Tensor, dw: Tensor) -> None:
-    """Queue dw, as products."""
-    convolution_products.weight_gradient(g, x, grad, dw)
+    """Queue dw: sums over tiles in each place of the kernels, transformed back; of few tiles, as products."""
+    if g.images * g.out_height * g.out_width < 4 * _LEAST_SUMMED_TILES:
+        convolution_products.weight_gradient(g, x, grad, dw)
+        return
+    device, panel = dw.device, dw.device.tuning.gemm_tile[1]
+    group = _PANELS * panel
+    groups = -(-g.channels // group)
+    items = min(groups, device.compute_units)
+    sums = empty(device, (_POINTS, g.outputs, g.channels))
+    scratch = empty(device, (items * _POINTS * (group * _SUMMED_TILES + panel + (g.outputs + 8) * _SUMMED_TILES),))
+    are_ordinary = device.allocate(4 * groups)
+    device.launch(
+        _kernel(device, "winograd_weight_sums", _SUMMED_TILES), (items,), (1,), x, grad, sums, scratch, are_ordinary,
+        g.images, g.channels, g.height, g.width, g.outputs, g.out_height, g.out_width, g.pad_h, g.pad_w,
+    )  # fmt: skip
+    grid = (min(g.outputs, device.compute_units),), (1,)
+    kernel = _kernel(device, "winograd_weight_gradient", _SUMMED_TILES)
+    device.launch(kernel, *grid, sums, dw, g.outputs, g.channels)
+    flags = convolution_products.Flags(are_ordinary, groups, are_ordinary, groups)
+    convolution_products.weight_gradient(g, x, grad, dw, flags)
 
 
 def _convolve(
@@ -63,17 +83,18 @@ def _convolve(
     blocks = -(-images * -(-out_height // 2) * -(-out_width // 2) // block)
     packed = empty(device, (_POINTS * rows * channels * tile,))
     of_weights, of_pixels = device.allocate(4 * rows), device.allocate(4 * blocks)
-    kernel = _kernel(device, "winograd_weights")
+    kernel = _kernel(device, "winograd_weights", block)
     grid = (min(rows, device.compute_units),), (1,)
     device.launch(kernel, *grid, weight, packed, of_weights, outputs, channels, *layout)
     items = min(blocks, device.compute_units)
-    scratch = empty(device, (items * _POINTS * ((channels * _PANELS + 1) * panel + outputs * block),))
+    scratch = empty(device, (items * _POINTS * (channels * block + panel + outputs * block),))
+    added = packed if bias is None else bias
     device.launch(
-        _kernel(device, "winograd_convolve"), (items,), (1,), x, packed, packed if bias is None else bias, y, scratch,
-        of_pixels, images, channels, height, width, outputs, out_height, out_width, *pads, int(bias is not None),
+        _kernel(device, "winograd_convolve", block), (items,), (1,), x, packed, added, y, scratch, of_pixels,
+        images, channels, height, width, outputs, out_height, out_width, *pads, int(bias is not None),
     )  # fmt: skip
     return convolution_products.Flags(of_weights, rows, of_pixels, blocks)
 
 
-def _kernel(device: Device, name: str) -> Any:
-    return device.kernel("conv2d_winograd", name, PANELS=_PANELS)
+def _kernel(device: Device, name: str, tiles: int) -> Any:
+    return device.kernel("conv2d_winograd", name, PANELS=_PANELS, TILES=tiles)
