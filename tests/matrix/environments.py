@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import shutil
@@ -69,13 +70,23 @@ def _changed(given: Environment, **changes: object) -> Environment:
 
 
 def _with_python(given: Environment) -> Environment:
-    """Return it with the path of its Python: one on PATH, or one that pyenv keeps."""
-    found = shutil.which(f"python{given.python}")
-    kept = sorted((Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions").glob(f"{given.python}.*"))
-    for path in [str(kept[-1] / "bin" / "python")] if kept else [found] if found else []:
-        if subprocess.run([path, "-c", "import venv, ssl"], capture_output=True).returncode == 0:
-            return _changed(given, interpreter=path)
-    return _changed(given, missing=f"no Python {given.python} on this machine")
+    """Return it with the path of its Python: one that pyenv keeps, or one on PATH."""
+    kept = os.environ.get("PYENV_ROOT", str(Path.home() / ".pyenv"))
+    path = _interpreter(given.python, kept, os.environ.get("PATH", ""))
+    return (
+        _changed(given, interpreter=path)
+        if path
+        else _changed(given, missing=f"no Python {given.python} on this machine")
+    )
+
+
+@functools.cache
+def _interpreter(version: str, pyenv: str, path: str) -> str:
+    """Return the path of a Python that can make environments; "" if there is none."""
+    kept = sorted((Path(pyenv) / "versions").glob(f"{version}.*"))
+    found = str(kept[-1] / "bin" / "python") if kept else shutil.which(f"python{version}", path=path)
+    usable = found and subprocess.run([found, "-c", "import venv, ssl"], capture_output=True).returncode == 0
+    return found if found and usable else ""
 
 
 def _root() -> Path:
@@ -100,7 +111,7 @@ def _with_system_opencl(given: Environment) -> Environment:
     vendors = _root() / "etc" / "OpenCL" / "vendors"
     if not (vendors / "pocl.icd").exists():
         return _changed(given, missing=given.missing or "pocl-opencl-icd is not installed")
-    return _changed(given, variables={"OCL_ICD_VENDORS": str(vendors), "LD_LIBRARY_PATH": str(_libraries())})
+    return _changed(given, library=str(_libraries()), variables={"OCL_ICD_VENDORS": str(vendors)})
 
 
 def _with_intel(given: Environment) -> Environment:

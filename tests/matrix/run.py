@@ -77,6 +77,8 @@ class Place:
         self._variables["PYTHONPATH"] = str(ROOT)
         if environment.mpi in SYSTEM:
             self._add_library()
+        elif environment.library:
+            self._add_opencl()
         self._variables["PATH"] = f"{folder / 'bin'}:{self._variables['PATH']}"
 
     def _add_library(self) -> None:
@@ -87,6 +89,16 @@ class Place:
         (folder / usual).unlink(missing_ok=True)
         (folder / usual).symlink_to(library)
         self._variables["LD_LIBRARY_PATH"] = f"{folder}:{library.parent}"
+
+    def _add_opencl(self) -> None:
+        """Let the system's OpenCL runtime find the libraries beside it, but mpi4py none of a system's MPI there."""
+        folder = self.folder.parent / f"{self.environment.name}-opencl"
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            for path in Path(self.environment.library).glob("lib*.so*"):
+                if not path.name.startswith("libmpi"):
+                    (folder / path.name).symlink_to(path)
+        self._variables["LD_LIBRARY_PATH"] = str(folder)
 
     def make(self) -> None:
         """Install the package, its extras and the tests' tools, unless that was done."""
