@@ -14,11 +14,11 @@ import pytest
 
 from clcomm import cli, errors
 from clcomm.commands import compare, completion, doctor, man
-from clcomm.commands import run as run_command
 from clcomm.commands.listing import whole_parser
 from clcomm.console.exit_codes import EXIT_CODES
 from clcomm.errors import ArgumentError, ClcommError
 from clcomm.job import endings
+from clcomm.launch import supervisor
 from clcomm.top import watch
 from examples import mnist
 from tests.helpers import one_line
@@ -127,7 +127,8 @@ def test_the_page_of_exit_codes_says_what_the_code_does():
 def test_every_exit_code_of_the_code_is_on_the_page():
     used = {
         endings.USER_ERROR, endings.FAILURE, endings.INTERRUPTED, endings.TERMINATED, endings.TIMED_OUT,
-        run_command.NOT_FOUND, compare.SLOWER, mnist.TARGET_MISSED, doctor.FOUND, watch.NoJobError.exit_code,
+        supervisor.NOT_FOUND, supervisor.INTERRUPTED, compare.SLOWER, mnist.TARGET_MISSED, doctor.FOUND,
+        watch.NoJobError.exit_code,
     }  # fmt: skip
     assert used | {0} == set(EXIT_CODES)
 
