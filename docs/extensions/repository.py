@@ -32,6 +32,7 @@ _LINK = re.compile(r"(\]\(|^\[[^\]]+\]: )((?:\.\./)+[\w./-]+)(#[\w-]+)?(?=\)|$)"
 #: A diagram in Mermaid's language, which hosts of repositories draw; the site has a drawing of its own.
 _MERMAID = re.compile(r"^```mermaid\n.*?^```$", re.MULTILINE | re.DOTALL)
 _FLOW = "The flow of a gradient: the same functions and memories as in the tables below"
+_LISTINGS = "<!-- sources -->"
 _FROM = re.compile(r"<!-- from ([\w./]+)(?:: (.+?))? -->")
 
 
@@ -48,9 +49,20 @@ def on_source_read(app: Any, docname: str, source: list[str]) -> None:
 def page_of_site(text: str, docname: str) -> str:
     """Return a page's text for the site."""
     text = _FROM.sub(lambda found: section(found[1], found[2]), text)
+    text = text.replace(_LISTINGS, sources()) if _LISTINGS in text else text
     text = _MERMAID.sub(f"![{_FLOW}](drawings/{docname}.svg)", text)
     folder = (DOCS / docname).parent
     return outside_blocks(text, lambda part: _LINK.sub(lambda found: found[1] + _target(found, folder), part))
+
+
+def sources() -> str:
+    """Return the listings of all files outside docs/ to which pages link and that are no page of the site."""
+    found = set()
+    for page in [*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]:
+        links = re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", page.read_text()) if "_build" not in page.parts else []
+        found |= {os.path.relpath(page.parent / link, ROOT) for link in links if not link.startswith("http")}
+    listed = sorted(path for path in found - {*PAGES} if not path.startswith("docs/") and (ROOT / path).is_file())
+    return "\n".join(f"## {path}\n\n```{{literalinclude}} ../{path}\n```\n" for path in listed)
 
 
 def section(file: str, heading: str | None) -> str:
