@@ -12,9 +12,9 @@ from collections import defaultdict
 import pytest
 
 #: From how many cases on a test's cases are divided between numbers of ranks.
-DIVIDED_FROM = 4
-#: Where one of five such cases runs: on four ranks, which take longest, the fewest.
-NUMBERS = (2, 3, 2, 3, 4)
+DIVIDED_FROM = 2
+#: Where one of four such cases runs: half of them on two ranks, which take least time.
+NUMBERS = (2, 3, 2, 4)
 
 
 def is_whole_suite(config: pytest.Config) -> bool:
@@ -42,7 +42,7 @@ def sampled(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def divided(items: list[pytest.Item], ranks: int) -> list[pytest.Item]:
-    """Return the items that run on so many ranks: each case of a test of many on either 2, 3 or 4.
+    """Return the items that run on so many ranks: each case of a test of several on either 2, 3 or 4.
 
     What needs four ranks always has them.
     """
