@@ -6,7 +6,6 @@ import gc
 import json
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from clcomm.flat_space.parameters import ParameterSpec
 from clcomm.flat_space.shards import ShardPlan
 from tests.faults.launch import HUNG_S, ROOT, memory_environment, mpiexec
 from tests.sharded_jobs import cpu, discrete
+from tests.zero.dropped import window_bytes
 from tests.zero.jobs import MODELS, STAGES, ZeroJob
 from tests.zero.resident import LAYER_BYTES
 
@@ -125,41 +125,8 @@ def test_the_device_and_the_window_have_no_more(comm, stage, make_device):
         assert held == 0
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_model_that_is_dropped_leaves_nothing(comm, stage):
-    device = cpu()
-    ZeroJob(comm, "mlp", stage, lambda: device).run(2)  # constants stay
-    gc.collect()
-    before, window = device.memory.active_bytes, window_bytes(comm)
-    for _ in range(2):
-        job = ZeroJob(comm, "mlp", stage, lambda: device)
-        job.run(2)
-        del job
-        gc.collect()
-        assert device.memory.active_bytes <= before and not device.backward_ends
-        assert window_bytes_after(comm, window + 3 * 4096) <= window + 3 * 4096
-
-
 def constants(device) -> int:
     return 64 * 1024 + sum(buffer.size for buffer in device.kept.values())
-
-
-def window_bytes_after(comm, wanted: int) -> int:
-    """Return the windows' bytes, soon after a release: a queue notices later that its kernels need an array no more."""
-    for _ in range(200):
-        if window_bytes(comm) <= wanted:  # on all ranks alike
-            break
-        time.sleep(0.05)
-        gc.collect()
-    return window_bytes(comm)
-
-
-def window_bytes(comm) -> int:
-    """Return the bytes of a host's windows that are in use."""
-    if not comm.shares_memory:
-        return 0
-    comm.allocate(64)  # frees what no rank uses
-    return comm._shared.memory._held_bytes()
 
 
 # --- as the system counts ---
@@ -169,11 +136,7 @@ def window_bytes(comm) -> int:
 def test_the_system_counts_what_is_kept(ranks, stage):
     """A model of 48 MiB in fresh processes; in old ones, freed memory that malloc keeps would count as well."""
     layers = 48
-    command = [mpiexec(), "-n", str(ranks), sys.executable, "-m", "tests.zero.resident", str(stage), str(layers)]
-    ended = subprocess.run(command, cwd=ROOT, env=memory_environment(), capture_output=True, text=True, timeout=HUNG_S,
-                           check=False)  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    lines = [json.loads(line) for line in ended.stdout.splitlines()]
+    lines = lines_of("tests.zero.resident", ranks, stage, layers)
     assert len(lines) == ranks
     whole, part = layers * LAYER_BYTES, layers * LAYER_BYTES / ranks
     for line in lines:
@@ -181,6 +144,27 @@ def test_the_system_counts_what_is_kept(ranks, stage):
         assert abs(line["parameters"] - (part if stage > 2 else whole)) <= LAYER_BYTES
         assert abs(line["gradients"] - part) <= LAYER_BYTES
         assert taken <= sum(line.values()) + 8 * LAYER_BYTES
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_model_that_is_dropped_leaves_nothing(ranks, stage):
+    """Constants of the first model stay; in old processes other tests' objects would count as well."""
+    lines = lines_of("tests.zero.dropped", ranks, stage)
+    first, later = lines[:ranks], lines[ranks:]
+    assert len(later) == 2 * ranks and not any(line["ends"] for line in lines)
+    assert max(line["device"] for line in later) <= max(line["device"] for line in first)
+    assert max(line["windows"] for line in later) <= max(line["windows"] for line in first) + 3 * 4096
+
+
+def lines_of(module, ranks, *arguments):
+    """Run a module's job, and return its lines of JSON."""
+    command = [mpiexec(), "-n", str(ranks), sys.executable, "-m", module, *map(str, arguments)]
+    ended = subprocess.run(command, cwd=ROOT, env=memory_environment(), capture_output=True, text=True, timeout=HUNG_S,
+                           check=False)  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
 # --- gathered parameters ---
