@@ -123,9 +123,13 @@ def _stored(sums: str) -> list[MeasuredFit]:
 
 
 def _measured(comm: Communicator, space: SharedSpace) -> Callable[[float], float]:
-    """Time all-reduces of parts of the gradients in place, without changing them, and fit a line."""
+    """Time all-reduces of parts of the gradients in place, and fit a line; the averages are then what they were."""
+    mark = space.adapter.mark()
+    if mark is not None:
+        mark.wait()  # the last update may still read the averages
     place = space.layout.ranges[0]
     own, mean = (array.view(place.dtype) for array in (space.arrays.grads, space.arrays.reduced))
+    kept = mean.copy()
     points: list[tuple[int, float]] = []
     for share in _SHARES:
         count = max(_LEAST, own.size // share // _LEAST * _LEAST)
@@ -141,6 +145,7 @@ def _measured(comm: Communicator, space: SharedSpace) -> Callable[[float], float
             calls = int(min(max(_BUDGET_S / seconds[0], _FEWEST_CALLS), _MOST_CALLS))
             seconds = _shortest(comm, reduce, calls)
         points.append((nbytes, float(np.median(seconds))))
+    mean[...] = kept  # in common memory all ranks write the same bits
     return fit(points).cost.seconds if len(points) > 1 else lambda nbytes: points[0][1]
 
 

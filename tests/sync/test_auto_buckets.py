@@ -203,6 +203,29 @@ def test_a_damaged_store_is_reported_and_measured_instead(auto, caplog):
     assert ("writes it again" in caplog.text) == (auto.rank == 0)
 
 
+def test_measuring_leaves_the_averages_which_a_queued_update_may_still_read(several, monkeypatch):
+    model, sync = layered(), Synchronizer(several)
+    set_gradients(model, several.rank)
+    sync.sync_gradients(model)
+    space = sync.space_for(model)
+    set_gradients(model, several.rank, 1)
+    space.adapter.pull_gradients(sync.bucket_plan(model)[0])  # the next ones, whose mean is another
+    before, read = space.arrays.reduced.copy(), []
+
+    class Queued:
+        """The update of a device that has not come to it yet."""
+
+        def wait(self) -> None:
+            read.append(space.arrays.reduced.copy())
+
+    monkeypatch.setattr(space.adapter, "mark", Queued)
+    several.barrier()
+    starting_cost(several, space)
+    assert several.stats.total("all_reduce", TUNING)["calls"] > 0
+    (seen,) = read
+    assert before.any() and seen.tobytes() == before.tobytes() == space.arrays.reduced.tobytes()
+
+
 def test_other_words_are_refused(comm):
     with pytest.raises(ArgumentError, match="bucket_size: expected a positive number of bytes"):
         Synchronizer(comm, bucket_size="automatic")
