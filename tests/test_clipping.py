@@ -65,6 +65,19 @@ def test_is_what_pytorch_does(comm, max_norm):
         torch.testing.assert_close(parameter.grad, copy.grad, rtol=1e-6, atol=0)
 
 
+def test_kernels_that_may_still_read_the_averages_are_waited_for(comm, monkeypatch):
+    device, sync = cpu_device("cpu"), Synchronizer(comm)
+    model = MLP(SHAPE, 10, device=device)
+    sync.broadcast_parameters(model)
+    model(Tensor(np.full((2, *SHAPE), comm.rank + 1, np.float32), device)).sum().backward()
+    sync.sync_gradients(model)
+    averages, seen = sync.space_for(model).arrays.reduced, []
+    before = averages.copy()
+    monkeypatch.setattr(device, "finish", lambda: seen.append(averages.copy()))
+    clip_grad_norm(sync, model, 1e-3)
+    assert seen[0].tobytes() == before.tobytes() != averages.tobytes()
+
+
 @pytest.mark.parametrize("options", [{"bucket_size": 1}, {"bucket_size": 300}, {"use_bucketing": False}])
 def test_buckets_change_no_bit(comm, options):
     whole, sync = averaged(comm, bucket_size="1MiB")

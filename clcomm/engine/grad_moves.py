@@ -63,8 +63,8 @@ class GradMoves:
         if self._buffers.is_staged:
             for place in own:
                 self._buffers.read_grads(place.start, place.stop)
-        elif own:
-            self._buffers.device.finish()
+        else:
+            self._buffers.device.finish()  # also what still reads averages, which the caller may change
         return tuple([place.name for place in own])
 
     def push_own(self, names: Collection[str]) -> None:

@@ -101,6 +101,7 @@ class GradientShards:
 
     def complete(self) -> None:
         """Reduce what no backward has reduced: of a rank that ran none, or gradients that the program has set."""
+        self._device.finish()  # the last update may still read the shard
         if not self._rounds or any(unit.is_open for unit in self._blocks.units):
             self._finish_round(self._order)
         if self._fresh:

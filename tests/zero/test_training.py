@@ -103,6 +103,21 @@ def test_a_rank_without_a_backward_counts_as_zeros(comm, stage):
     assert_same_bits(*results)
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_step_without_a_backward_waits_for_the_update_before(auto, monkeypatch, stage):
+    job = ZeroJob(auto, "mlp", stage)
+    job.backward(0)
+    job.sync.sync_gradients(job.model)
+    job.optimizer.step()
+    values, seen = job.optimizer._shard._shards.values, []
+    before = values.copy()
+    monkeypatch.setattr(job.device, "finish", lambda: seen.append(values.copy()))
+    job.optimizer.zero_grad()
+    job.sync.sync_gradients(job.model)
+    job.optimizer.step()
+    assert before.any() and seen[0].tobytes() == before.tobytes() and not values.any()
+
+
 @pytest.mark.mpi(min_size=2)
 def test_ranks_that_use_different_parameters_are_an_error_on_all_where_these_are_gathered():
     job = ZeroJob(Communicator(transport="mpi"), "mlp", 3, bucket_size=1)
