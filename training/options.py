@@ -12,7 +12,7 @@ from clcomm.errors import ArgumentError
 from clcomm.flat_space.precision import PRECISIONS
 from clcomm.option_types import number, whole_number
 from clcomm.sync.divergence import ON_DIVERGENCE
-from clcomm.trace.recorder import DEFAULT_LIMIT
+from clcomm.trace.part_file import DEFAULT_LIMIT
 from clcomm.units import parse_size
 from training.data.choose import CHOICES as DATA_CHOICES
 from training.option_fields import Options, option_group, size

@@ -20,7 +20,6 @@ from clcomm.sampler import EvaluationSampler
 from clcomm.stats.comm_stats import CommStats
 from clcomm.stats.cores import CoreWaits
 from clcomm.summary import Summary, summarize
-from clcomm.trace import Trace
 from clcomm.units import format_size
 from training.build_trainer import build_kernels, build_model, make_loader, make_trainer
 from training.checkpoints import Checkpoints
@@ -141,6 +140,8 @@ class Session:
         options = self.options
         if not options.trace:
             return nullcontext()
+        from clcomm.trace import Trace
+
         return Trace(
             self.comm, options.trace, device=self.parts.opencl, every=options.trace_every, limit=options.trace_limit
         )

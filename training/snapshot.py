@@ -16,7 +16,6 @@ from clcomm.checkpoint_series import CHECKPOINT, CheckpointSeries, load_newest
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, CheckpointError
 from clcomm.flat_space.parameters import ParameterSpec
-from clcomm.parallel.tensor_parallel.state import divided_state, gathered_state
 from training.random_state import PARTS, check_random_state, continue_stream, random_state, restore_random_state
 from training.trainer import Trainer
 from training.trainer_state import check_state, load_state, state_of
@@ -28,6 +27,8 @@ _BEFORE = {"precision": "float32", "loss_scaling": False, "dropout": 0.0}
 
 def save_snapshot(series: CheckpointSeries, trainer: Trainer, job: dict[str, Any]) -> None:
     """Write the trainer's state and the job's settings, from rank 0, after comparing the replicas; collective."""
+    from clcomm.parallel.tensor_parallel.state import gathered_state
+
     comm = trainer.comm
     trainer.sync.check_replicas(trainer.model)
     random_states = comm.gather_object(random_state(trainer.parts.opencl), label=CHECKPOINT)
@@ -72,6 +73,8 @@ def restore_snapshot(path: str | os.PathLike, trainer: Trainer, job: dict[str, A
     Raises CheckpointError, on every rank and before anything is changed, if there is none, if it belongs to another
     job, or if an entry is out of its bounds.
     """
+    from clcomm.parallel.tensor_parallel.state import divided_state
+
     source, checkpoint = load_newest(trainer.comm, path)
     parameters = checkpoint.group("parameter")
     check_parameters(parameters, _specs(trainer.model))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from clcomm.commands.command import Command
 from clcomm.trace.merge import write_from_parts
-from clcomm.trace.recorder import DEFAULT_LIMIT, checked_limit
+from clcomm.trace.part_file import DEFAULT_LIMIT
+from clcomm.trace.recorder import checked_limit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

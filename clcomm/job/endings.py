@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import io
 import os
 import stat
@@ -65,6 +66,7 @@ def run(main: Callable[[], int | None], tidy: Callable[[BaseException], None] | 
 
     tidy: changes an exception before it is reported, such as by cutting a launcher's frames.
     """
+    gc.freeze()  # what is imported stays: from now on the garbage collector searches what the program makes
     process = os.getpid()
     try:
         sys.exit(main() or 0)

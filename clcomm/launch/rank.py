@@ -14,18 +14,10 @@ import sys
 from types import TracebackType
 
 from clcomm.launch import rank_logs
-from clcomm.usable_cores import usable_cores
+from clcomm.launch.threads import share_cores
 
-#: Launchers' variables for the number of ranks on this host, before MPI runs.
-_LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
 #: In place of an address, a port or a directory.
 CHOSEN = "-"
-
-
-def _share_cores() -> None:
-    """Give this rank's threads its share of the host's cores, unless OMP_NUM_THREADS says otherwise."""
-    ranks = next((int(os.environ[name]) for name in _LOCAL_SIZES if os.environ.get(name, "").isdigit()), 1)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // max(1, ranks))))
 
 
 def main() -> None:
@@ -33,7 +25,7 @@ def main() -> None:
     address, port, logs, *job = sys.argv[1:]
     if logs != CHOSEN:
         rank_logs.redirect(logs)
-    _share_cores()
+    share_cores()
     from clcomm.job import endings, exits
     from clcomm.transport import mpi_runtime
 

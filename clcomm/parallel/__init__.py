@@ -1,17 +1,21 @@
 """Ranks laid out along axes, and models that are trained on them."""
 
-from clcomm.parallel.data_parallel import DistributedDataParallel
-from clcomm.parallel.mesh import DeviceMesh, Mesh
-from clcomm.parallel.sync_batch_norm import SyncBatchNorm
-from clcomm.parallel.tensor_parallel import (
-    ColumnParallel,
-    HeadsParallel,
-    RowParallel,
-    SequenceParallel,
-    VocabularyParallel,
-    VocabularyParallelCrossEntropyLoss,
-    parallelize_module,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clcomm.parallel.data_parallel import DistributedDataParallel
+    from clcomm.parallel.mesh import DeviceMesh, Mesh
+    from clcomm.parallel.sync_batch_norm import SyncBatchNorm
+    from clcomm.parallel.tensor_parallel import (
+        ColumnParallel,
+        HeadsParallel,
+        RowParallel,
+        SequenceParallel,
+        VocabularyParallel,
+        VocabularyParallelCrossEntropyLoss,
+        parallelize_module,
+    )
 
 __all__ = [
     "ColumnParallel",
@@ -26,3 +30,22 @@ __all__ = [
     "VocabularyParallelCrossEntropyLoss",
     "parallelize_module",
 ]
+
+#: The modules of names that tensor parallelism does not have; each is imported at the first access of a name.
+_MODULES = {
+    "DeviceMesh": "mesh", "DistributedDataParallel": "data_parallel", "Mesh": "mesh",
+    "SyncBatchNorm": "sync_batch_norm",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of `__all__` at its first access."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f"{__name__}.{_MODULES.get(name, 'tensor_parallel')}")
+    value = globals()[name] = getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

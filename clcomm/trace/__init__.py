@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
-from clcomm.trace.recorder import Trace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clcomm.trace.recorder import Trace
 
 __all__ = ["Trace"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `Trace` at its first access: every job reads clocks, and few record a timeline."""
+    if name != "Trace":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from clcomm.trace import recorder
+
+    return recorder.Trace

@@ -13,6 +13,8 @@ from clcomm.errors import ArgumentError
 from clcomm.storage.files import open_locked, open_regular
 
 FORMAT = "clcomm trace part 1"
+#: The most bytes of the file that all parts become, unless a job says otherwise.
+DEFAULT_LIMIT = "64MiB"
 #: The kinds of rows in a part; a row is a tuple of plain values.
 KINDS = ("kernels", "phases", "collectives", "clocks", "notes")
 Rows = Sequence[Sequence[Any]]

@@ -16,10 +16,9 @@ from clcomm.stats.events import Collective, Phase
 from clcomm.storage.files import check_writable, unwritable
 from clcomm.trace.clocks import read_clock
 from clcomm.trace.merge import LABEL, write_together
-from clcomm.trace.part_file import PartWriter, Rows, part_path
+from clcomm.trace.part_file import DEFAULT_LIMIT, PartWriter, Rows, part_path
 from clcomm.units import format_size, parse_size
 
-DEFAULT_LIMIT = "64MiB"
 #: Each rank needs room for its names and a few steps.
 LEAST_BYTES = 64 << 10
 #: Approximate bytes in the file of a record's events: a collective's are its slice, its wait and transfer, and a

@@ -181,8 +181,8 @@ def test_rank_0s_failure_is_everyones():
 @pytest.mark.mpi(min_size=2)
 def test_a_rank_that_cannot_read_stops_all(monkeypatch):
     comm = Communicator()
-    monkeypatch.setattr(open_data_module, "publish", lambda splits: None)  # as on several hosts: every rank reads
-    if comm.rank == comm.size - 1:
+    monkeypatch.setattr(open_data_module, "publish", lambda splits: None)  # every rank reads, the last one first
+    if comm.rank == 0:
 
         def unreadable(*_):
             raise DataError("/data: cannot be read")
@@ -190,7 +190,7 @@ def test_a_rank_that_cannot_read_stops_all(monkeypatch):
         monkeypatch.setattr(open_data_module, "load", unreadable)
     texts = comm.all_gather_object(refusal(open_data, "synthetic", comm))
     assert len(set(texts)) == 1
-    assert f"rank {comm.size - 1} of {comm.size} cannot read what rank 0 chose: /data: cannot be read" in texts[0]
+    assert f"rank 0 of {comm.size} cannot read what rank 0 chose: /data: cannot be read" in texts[0]
 
 
 @pytest.mark.mpi(min_size=2)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +77,8 @@ def download_cifar10(
 
     Raises DataError if the download fails or the files cannot be kept.
     """
+    import tarfile  # imported here: it takes 3 ms, and is used once a machine
+
     try:
         target.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target, prefix=".download-", ignore_cleanup_errors=True) as work:
@@ -100,6 +101,8 @@ def download_cifar10(
 
 def _extract(archive: Path, name: str, target: Path) -> None:
     """Write one file of the archive, by its content alone."""
+    import tarfile
+
     with tarfile.open(archive, "r:gz") as opened:
         member = opened.extractfile(f"{FOLDER}/{name}")
         if member is None:

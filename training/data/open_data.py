@@ -24,7 +24,7 @@ def open_data(
 ) -> Splits:  # fmt: skip
     """Return the training and test set that `spec` names; collective where `comm` is given.
 
-    Rank 0 finds the files or downloads them. The first rank of each host reads them, and the others use its memory.
+    Rank 0 finds the files or downloads them. The last rank of each host reads them, and the others use its memory.
 
     Args:
         spec: "auto", "mnist", "fashion-mnist", "digits", "synthetic" or a directory of IDX files with MNIST's names.
@@ -93,12 +93,13 @@ class _Attempt:
 
 
 def _load_everywhere(choice: Choice, comm: Communicator, with_test: bool, meanwhile: Callable[[], object]) -> Splits:
-    """Load on the first rank of each host, share its memory with the others, and compare what the ranks have.
+    """Load on the last rank of each host, share its memory with the others, and compare what the ranks have.
 
-    A rank that cannot map that memory reads the files itself. A failure or a difference on one rank is raised on all.
+    The last, as rank 0 comes late: it has a console to make, and it chose the files. A rank that cannot map that memory
+    reads the files itself. A failure or a difference on one rank is raised on all.
     """
     attempt, publication, notice = _Attempt(), None, None
-    has_read = comm.local_rank == 0
+    is_reader = has_read = comm.local_rank == comm.local_size - 1
     if has_read:
         attempt = _Attempt.at(lambda: load(choice, with_test))
         if attempt.splits is not None and comm.local_size > 1:
@@ -107,7 +108,7 @@ def _load_everywhere(choice: Choice, comm: Communicator, with_test: bool, meanwh
     else:
         meanwhile()
     comm.rendezvous()
-    tried = comm.all_gather_object((comm.local_rank == 0, attempt.failure, notice))
+    tried = comm.all_gather_object((is_reader, attempt.failure, notice))
     _stop_at_failure({rank: failure for rank, (has_tried, failure, _) in enumerate(tried) if has_tried}, comm.size)
     if attempt.splits is None or publication is not None:
         shared = adopt([notice for *_, notice in tried if notice is not None])
@@ -121,7 +122,7 @@ def _load_everywhere(choice: Choice, comm: Communicator, with_test: bool, meanwh
     differing = _differing(comm, attempt, readers) if len(readers) > 1 else []
     if differing:
         raise DataError(
-            f"data: {name_ranks(differing)} of {comm.size} read other data than rank 0 from "
+            f"data: {name_ranks(differing)} of {comm.size} read other data than rank {readers[0]} from "
             f"{choice.directory or choice.name}; put the same files on every host"
         )
     assert attempt.splits is not None
