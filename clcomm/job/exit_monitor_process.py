@@ -14,8 +14,10 @@ import mmap
 import os
 import select
 import signal
+import stat
 import struct
 import sys
+import termios
 import time
 
 #: A rank's record: its size, and the indices of its words (int64).
@@ -35,6 +37,10 @@ LAUNCHERS = (
 )  # fmt: skip
 #: Identifies a job among those of one Open MPI daemon.
 JOB_VARIABLE = "PMIX_NAMESPACE"
+#: Whether MPICH's launcher has started ranks on other hosts too: their number here is less than that of all.
+OTHER_HOSTS = 0 < int(os.environ.get("MPI_LOCALNRANKS") or 0) < int(os.environ.get("PMI_SIZE") or 0)
+#: How long the launcher may take to read the report, and to pass it on, before it is ended.
+READ_S, PASSED_ON_S = 1.0, 0.1
 #: Ranks that die within this time after a reported exit were ended by the launcher, and are not reported.
 ENDED_BY_LAUNCHER_S = 2.0
 #: How long the other ranks may take to end after an unexpected exit before they are killed.
@@ -88,6 +94,8 @@ def watch_host(memory: int, ends: int, *handles: int) -> None:
             _, wanted = plan.pop(0)
             report.quiet_until = math.inf  # this process has caused all exits from now on
             end([records[which] for which in sorted(watched)], [pidfds[which] for which in sorted(watched)], wanted)
+    if report.has_exited:
+        end_other_hosts(launchers)
 
 
 class Report:
@@ -99,6 +107,7 @@ class Report:
 
     def __init__(self, alone: bool):
         self.quiet_until = 0.0
+        self.has_exited = False  # whether the one that it has reported exited by itself, not by a signal
         self._alone = alone
         self._suspect = ""
 
@@ -130,6 +139,7 @@ class Report:
         else:
             os.write(2, line.encode())
         record[REPORTED] = 1
+        self.has_exited = status is not None and os.WIFEXITED(status)
         self.quiet_until = time.monotonic() + ENDED_BY_LAUNCHER_S
         return not RANKS_MAY_DIE or (status is not None and os.WIFEXITED(status) and status != 0)
 
@@ -206,6 +216,28 @@ def watch_start(rank: str, job: str, launcher: int, pid: int, handle: int, pipe:
     for other in others:
         with contextlib.suppress(OSError):
             os.kill(other, signal.SIGKILL)
+
+
+def end_other_hosts(launchers: tuple[int, ...]) -> None:
+    """End MPICH's launcher on this host, so that its mpiexec ends the ranks of other hosts; no-op without such.
+
+    mpiexec (src/pm/hydra/mpiexec/pmiserv_cb.c) goes on when ranks exit by themselves, whatever their code, and fails
+    when it loses the launcher of a host. That waits for the end of all output, so for this process.
+
+    Args:
+        launchers: pidfds of the launchers on this host.
+    """
+    if not OTHER_HOSTS or RANKS_MAY_DIE:
+        return
+    deadline, unread = time.monotonic() + READ_S, bytes(4)
+    with contextlib.suppress(OSError):  # stderr is no pipe or socket
+        request = termios.FIONREAD if stat.S_ISFIFO(os.fstat(2).st_mode) else termios.TIOCOUTQ
+        while any(fcntl.ioctl(2, request, unread)) and time.monotonic() < deadline:
+            time.sleep(0.005)
+    time.sleep(PASSED_ON_S)
+    for launcher in launchers:
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(launcher, signal.SIGKILL)
 
 
 def ignore_signals() -> None:

@@ -1,4 +1,4 @@
-"""A job whose last rank does not come to an all-reduce: it stops, or leaves with the argument "leaves"."""
+"""A job whose last rank does not come to an all-reduce: it stops; or it leaves, or exits, as the argument says."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ def main() -> None:
     if comm.rank == comm.size - 1:
         if sys.argv[1:] == ["leaves"]:
             return
+        if sys.argv[1:2] == ["exits"]:
+            os._exit(int(sys.argv[2]))
         os.kill(os.getpid(), signal.SIGSTOP)
     comm.all_reduce(np.zeros(4), label="late")
 

@@ -145,6 +145,21 @@ def test_a_rank_that_leaves_while_the_other_host_waits_for_it_ends_the_job(two_h
     assert "clcomm: rank 1: left while rank 0 waits for it in all_reduce 'late' #2 (" in ended.stderr
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("code", [0, 7])
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 2)], ids=["1+1", "2+2"])
+def test_a_rank_that_exits_by_itself_ends_the_job_on_both_hosts(two_hosts: TwoHosts, ranks, code):
+    """No time-out does it: there is none."""
+    command = two_hosts.command(ranks, ["-m", "tests.multihost.late", "exits", str(code)])
+    waits = {"CLCOMM_STALL_WARNING_S": "60", "CLCOMM_TIMEOUT_S": "0"}
+    ended = subprocess.run(
+        command, cwd=ROOT, env={**environment(), **waits}, capture_output=True, text=True, timeout=HUNG_S
+    )
+    assert ended.returncode != 0, ended.stderr
+    told = f"clcomm: rank {sum(ranks) - 1} exited unexpectedly with exit code {code}\n"
+    assert ended.stderr.count(told) == ended.stderr.count("clcomm:") == 1, ended.stderr
+
+
 # --- a cable with a delay and a rate ---
 
 
