@@ -185,8 +185,9 @@ bench-quick: $(FOR_BENCH) ## a few minutes: this machine's speed beside PyTorch 
 docs: $(FOR_DOCS) ## build the documentation's site in docs/_build/html; warnings are errors
 	$(BIN)/python -m sphinx -b html -q -W --keep-going docs $(SITE)
 
-docs-check: docs ## check the site: links, alt texts, contrasts, headings; nothing is loaded from elsewhere
+docs-check: docs $(FOR_TEST) ## check the site: links, alt texts, contrasts, headings, nothing loaded from elsewhere; run the pages' programs
 	$(BIN)/python -m docs.check $(SITE)
+	CLCOMM_ALL_CASES=1 $(BIN)/python -m pytest tests/test_documents.py tests/docs -k "program_runs or tutorial_runs" $(TEST_ARGS)
 
 drawings: $(FOR_TEST) ## measure short runs and draw docs/drawings anew from them
 	$(BIN)/python -m docs.draw

@@ -63,29 +63,55 @@ def test_a_completion_knows_every_command_and_option(shell, capsys):
         assert [option for option in options_of(command.name) if option.lstrip("-") not in script] == []
 
 
+#: Asks an interactive zsh, in a terminal of its own, with the script in a folder of functions.
+_IN_ZSH = """
+zmodload zsh/zpty
+zpty shell zsh -f -i
+zpty -w shell "PS1=; fpath+=$1; autoload -U compinit; compinit -u -D; print rea''dy"
+zpty -r shell shown '*ready*'
+zpty -w -n shell "$2"$'\\t'
+shown=
+repeat 200; do
+    zpty -r -t shell more && shown+=$more
+    [[ $shown == *"$3"* ]] && break
+    sleep 0.05
+done
+zpty -d shell
+print -r -- $shown
+"""
+
+
+@pytest.mark.parametrize("shell", completion.SHELLS)
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["clcomm", "do"], ["doctor"]),
-        (["clcomm", "doctor", "--js"], ["--json"]),
-        (["clcomm", "completion", "z"], ["zsh"]),
-        (["clcomm", "report", "--format", "mark"], ["markdown"]),
-        (["clcomm", "top", "--o"], ["--once"]),
+        ("clcomm doct", "doctor"),
+        ("clcomm doctor --js", "--json"),
+        ("clcomm completion z", "zsh"),
+        ("clcomm report --format mark", "markdown"),
+        ("clcomm top --onc", "--once"),
     ],
 )
-def test_bash_completes(words, expected, capsys, tmp_path):
+def test_a_shell_completes(shell, words, expected, capsys, tmp_path):
     pytest.importorskip("shtab")
-    bash = shutil.which("bash")
-    if bash is None:
-        pytest.skip("no bash here")
-    cli.main(["completion", "bash"])
-    file = tmp_path / "completion.sh"
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+    cli.main(["completion", shell])
+    file = tmp_path / "_clcomm"
     file.write_text(capsys.readouterr().out)
-    line = " ".join(words)
-    ask = f"source {file}; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; COMP_LINE='{line}'; "
-    ask += "$(complete -p clcomm | sed 's/.*-F \\([^ ]*\\) .*/\\1/') clcomm; printf '%s\\n' \"${COMPREPLY[@]}\""
-    done = subprocess.run([bash, "-c", ask], capture_output=True, text=True, timeout=60, check=True)
-    assert [word.strip() for word in done.stdout.split()] == expected
+    if shell == "bash":
+        ask = f"source {file}; COMP_WORDS=({words}); COMP_CWORD={len(words.split()) - 1}; COMP_LINE='{words}'; "
+        ask += "$(complete -p clcomm | sed 's/.*-F \\([^ ]*\\) .*/\\1/') clcomm; printf '%s\\n' \"${COMPREPLY[@]}\""
+        command = [shell, "-c", ask]
+    elif shell == "zsh":
+        command = [shell, "-fc", _IN_ZSH, shell, str(tmp_path), words, expected]
+    else:
+        command = [shell, "--no-config", "-c", f"source {file}; complete -C '{words}' | cut -f 1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path)
+    if shell == "zsh":  # the whole line, among the terminal's codes
+        assert f"{words.rpartition(' ')[0]} {expected}" in done.stdout
+    else:
+        assert [word.strip() for word in done.stdout.split()] == [expected]
 
 
 def test_completion_without_shtab_says_what_to_install(monkeypatch):

@@ -39,11 +39,18 @@ class _Windows:
 
     def __init__(self, comm: Any):
         self._comm, self._open, self._is_closed = comm, 0, False
+        self._spare_bytes = 0
 
     def make(self, own_bytes: int) -> Any:
         """Return a window with so many bytes of this rank, in whole pages; collective."""
-        window = shared_window(self._comm, -(-own_bytes // _PAGE) * _PAGE)
+        window = shared_window(self._comm, -(-own_bytes // _PAGE) * _PAGE + (self._spare_bytes if own_bytes else 0))
         self._open += 1
+        return window
+
+    def make_first(self, own_bytes: int) -> Any:
+        """Return the first window, and take note of whether parts start at a page, as Open MPI 4's do not."""
+        window = self.make(own_bytes)
+        self._spare_bytes = _PAGE if _memory(window, 0, 1).ctypes.data % _PAGE else 0
         return window
 
     def free(self, window: Any) -> None:
@@ -109,7 +116,7 @@ class HostMemory:
         self._kept: dict[tuple, Any] = {}
         nbytes = desk_bytes + MeetingPoint.nbytes(self.ranks)
         self._windows = _Windows(comm)
-        self._window = self._windows.make(nbytes if self.rank == 0 else 0)
+        self._window = self._windows.make_first(nbytes if self.rank == 0 else 0)
         memory = _memory(self._window, 0, nbytes)
         if self.rank == 0:
             memory[:] = 0
@@ -142,12 +149,12 @@ class HostMemory:
     def allocate(self, nbytes: int, common: bool) -> np.ndarray:
         """Return `nbytes` zeroed bytes: this rank's, readable by the others, or common to all; collective."""
         window = self._windows.make(nbytes if self.rank == 0 or not common else 0)
-        parts = [_memory(window, rank, nbytes) for rank in ([0] if common else range(self.ranks))]
+        parts = [_pages(window, rank, nbytes) for rank in ([0] if common else range(self.ranks))]
         if not common or self.rank == 0:
             parts[0 if common else self.rank][:] = 0
         self.comm.Barrier()
         # Every view of this array refers to it, so it lives as long as the memory is used; `parts` does not count.
-        mine = _memory(window, 0 if common else self.rank, nbytes)
+        mine = _pages(window, 0 if common else self.rank, nbytes)
         start, handed_out = self._address(mine), weakref.ref(mine)
         free = partial(self._windows.free, window)
         self._regions.append(_Region(parts, common, start, start + nbytes, lambda: handed_out() is not None, free))
@@ -297,6 +304,12 @@ class HostMemory:
 
 def _memory(window: Any, rank: int, nbytes: int) -> np.ndarray:
     return np.frombuffer(window.Shared_query(rank)[0], np.uint8, nbytes)
+
+
+def _pages(window: Any, rank: int, nbytes: int) -> np.ndarray:
+    """Return the bytes of a rank's part from the first page on that starts in it: the same ones in all processes."""
+    memory = window.Shared_query(rank)[0]
+    return np.frombuffer(memory, np.uint8, nbytes, -memory.address % _PAGE)
 
 
 def _free_shared_memory() -> int:

@@ -145,7 +145,7 @@ def lane_of(comm: Any, lane: int | None, position: int) -> Any | None:
 def shared_window(comm: Any, nbytes: int) -> Any:
     """Return a window with `nbytes` of this rank, readable by all ranks of the host; collective.
 
-    Each rank's part starts at a page boundary.
+    Each rank's part starts at a page boundary, but Open MPI 4's a few cache lines after one.
     """
     from mpi4py import MPI
 

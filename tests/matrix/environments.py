@@ -111,7 +111,8 @@ def _with_system_opencl(given: Environment) -> Environment:
     vendors = _root() / "etc" / "OpenCL" / "vendors"
     if not (vendors / "pocl.icd").exists():
         return _changed(given, missing=given.missing or "pocl-opencl-icd is not installed")
-    return _changed(given, library=str(_libraries()), variables={"OCL_ICD_VENDORS": str(vendors)})
+    (driver,) = (vendors / "pocl.icd").read_text().split()
+    return _changed(given, library=str(_libraries() / driver))
 
 
 def _with_intel(given: Environment) -> Environment:
