@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import tempfile
 import threading
 import warnings
@@ -23,6 +24,8 @@ _SCALARS = {
     "long": "int64", "ulong": "uint64", "unsigned long": "uint64",
     "float": "float32",
 }  # fmt: skip
+#: Files of what several others need. Drivers get one text, so that their caches see it change.
+_INCLUDE = re.compile(r'^#include "(\w+)\.cl"$', re.MULTILINE)
 _LOG_LIMIT = 800  # characters of a build log in a message
 #: Builds of one program at the same time in several processes may collide in PoCL's cache, so a failed one is repeated.
 _TRIES = 2
@@ -32,18 +35,20 @@ _making = threading.Lock()
 
 @cache
 def source_of(file: str) -> str:
-    """Return the text of `kernels/common.cl` followed by that of `kernels/<file>.cl`."""
+    """Return the text of `kernels/common.cl` followed by that of `kernels/<file>.cl`, with what it includes."""
     return "\n".join(_text_of(name) for name in ("common", file))
 
 
 def all_sources() -> str:
     """Return the text of all kernels' files."""
-    return "\n".join(_text_of(path.stem) for path in sorted(Path(__file__).with_name("kernels").glob("*.cl")))
+    paths = sorted(Path(__file__).with_name("kernels").glob("*.cl"))
+    return "\n".join(path.read_text(encoding="utf-8") for path in paths)
 
 
 @cache
 def _text_of(name: str) -> str:
-    return (Path(__file__).with_name("kernels") / f"{name}.cl").read_text(encoding="utf-8")
+    text = (Path(__file__).with_name("kernels") / f"{name}.cl").read_text(encoding="utf-8")
+    return _INCLUDE.sub(lambda found: _text_of(found[1]), text)
 
 
 def build(context: cl.Context, file: str, options: list[str]) -> cl.Program:

@@ -44,9 +44,9 @@ class Tuning:
     def defines(self, file: str) -> dict[str, int]:
         """Return the build options of `kernels/<file>.cl` that these sizes decide."""
         found = {"LOOP_LANES": self.loop_lanes}
-        if file in ("gemm", "conv2d_products", "conv2d_winograd"):
+        if file.startswith(("conv2d_products", "conv2d_winograd")) or file == "gemm":
             found |= zip(("TILE_ROWS", "PANEL", "TILE_LANES"), self.gemm_tile, strict=True)
-        if file == "attention":
+        if file in ("attention", "attention_gradient"):
             found["TILE_LANES"] = self.gemm_tile[2]
         if file == "conv2d_gpu":
             found["OUTPUTS"] = self.conv_outputs

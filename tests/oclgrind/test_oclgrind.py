@@ -156,17 +156,23 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
     "conv2d_gpu.convolve": [{"OUTPUTS": outputs} for outputs in choices("gpu")["conv_outputs"]],
     "conv2d_gpu.weight_gradient": [{"OUTPUTS": outputs} for outputs in choices("gpu")["conv_outputs"]],
     **{
-        f"conv2d_winograd.{kernel}": [{"TILE_LANES": lanes} for lanes in (8, 16)]
-        for kernel in ("winograd_weights", "winograd_convolve", "winograd_weight_sums")
+        kernel: [{"TILE_LANES": lanes} for lanes in (8, 16)]
+        for kernel in (
+            "conv2d_winograd.winograd_weights", "conv2d_winograd.winograd_convolve",
+            "conv2d_winograd_weights.winograd_weight_sums",
+        )
     },
     **{
-        f"conv2d_products.{kernel}": [{"TILE_LANES": 8}, {"GATED": 1}]
-        for kernel in ("pack_weights", "convolve_products", "weight_products", "order_terms")
+        kernel: [{"TILE_LANES": 8}, {"GATED": 1}]
+        for kernel in (
+            "conv2d_products.pack_weights", "conv2d_products.convolve_products",
+            "conv2d_products_weights.weight_products", "conv2d_products_weights.order_terms",
+        )
     },
     "elementwise.mul": [{"LOOP_LANES": lanes} for lanes in (8, 16)],
     "optim.sgd_momentum": [{"LOOP_LANES": lanes} for lanes in (8, 16)],
     "attention.attend": [{"TILE_LANES": lanes} for lanes in (8, 16)],
-    "attention.attend_grad": [{"TILE_LANES": lanes} for lanes in (8, 16)],
+    "attention_gradient.attend_grad": [{"TILE_LANES": lanes} for lanes in (8, 16)],
     **{f"stored.{kernel}": [{"FP16": 1}, {"LOOP_LANES": 16}] for kernel in ("expand", "narrow", "reconcile")},
     "fold.fold": [{"ROWS": rows, **by} for rows in range(2, MOST_ROWS + 1) for by in ({}, {"DIVIDES": 1})],
 }  # fmt: skip

@@ -1,9 +1,9 @@
 /* Scaled dot-product attention and its gradients for GPUs; the method, HEAD, VALUE, `places`, masks and causal are those
-   of attention.cl.
+   of attention_tiles.cl.
 
    An item takes a query, or a key for its gradients; a group reads TAKEN rows of the others at a time. */
 
-/* As in attention.cl. */
+/* As in attention_tiles.cl. */
 enum { Q, K, V, OUT };
 
 INLINE int place_of(__global const int *places, int tensor, int batch, int head)

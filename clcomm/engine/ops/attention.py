@@ -14,7 +14,7 @@ from clcomm.engine.ops.matmul import same_device
 from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
-_QUERIES = 32  # of a CPU's block, as in attention.cl
+_QUERIES = 32  # of a CPU's block, as in attention_tiles.cl
 _LEAST_RUN = 4  # such blocks for each CPU work-item
 _MOST_LENGTH = 512  # of a key or a value: rows of them fit into any GPU's local memory, and into a CPU's stack
 
@@ -61,9 +61,9 @@ class Problem(NamedTuple):
             sizes.queries, sizes.keys, int(self.causal), int(mask is not None), *steps,
         )  # fmt: skip
 
-    def kernel(self, device: Device, name: str) -> Any:
-        """Return a kernel for these lengths: of attention.cl on CPUs, else of attention_gpu.cl."""
-        file = "attention" if device.is_cpu else "attention_gpu"
+    def kernel(self, device: Device, name: str, file: str = "attention") -> Any:
+        """Return a kernel for these lengths: of this file on CPUs, else of attention_gpu.cl."""
+        file = file if device.is_cpu else "attention_gpu"
         return device.kernel(file, name, HEAD=self.sizes.head, VALUE=self.sizes.value)
 
     def grid(self, device: Device, rows: int) -> tuple[tuple[int], tuple[int]]:
@@ -91,7 +91,8 @@ def _attend_grad(problem: Problem, saved: tuple[Tensor, ...], grad: Tensor, dq: 
     rest = (q, k, v, *problem.arguments(device, q))
     if device.is_cpu:
         grid = (max(1, min(sizes.batches * sizes.heads, 4 * device.compute_units)),), (1,)
-        device.launch(problem.kernel(device, "attend_grad"), *grid, dq, dk, dv, grad, out, logs, *rest)
+        kernel = problem.kernel(device, "attend_grad", "attention_gradient")
+        device.launch(kernel, *grid, dq, dk, dv, grad, out, logs, *rest)
         return
     products = empty(device, logs.shape)
     kernel, grid = problem.kernel(device, "attend_grad_queries"), problem.grid(device, sizes.queries)

@@ -144,7 +144,8 @@ def conv2d(
     """Return the convolution of x with weight, plus bias.
 
     The result has (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1 rows and columns. Padding is left
-    out of the sums, so that a weight of Inf or NaN does not make the borders NaN.
+    out of the sums, so that a weight of Inf or NaN does not make the borders NaN. Where an output's gradient has one,
+    all of its weights' gradients may be NaN.
 
     Args:
         x: [N, C, H, W].

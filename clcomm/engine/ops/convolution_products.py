@@ -1,5 +1,6 @@
-"""The launches of conv2d as sums of matrix products, one for each tap: the kernels of conv2d_products.cl, for CPUs.
+"""The launches of conv2d as sums of matrix products, one for each tap, for CPUs.
 
+The kernels are those of conv2d_products.cl and conv2d_products_weights.cl.
 N C H W: images, input channels, rows, columns. O: output channels. Kernels are [O, C, kernel_h, kernel_w].
 """
 
@@ -11,6 +12,7 @@ from clcomm.engine.device import Device
 from clcomm.engine.ops.convolution import LANES, Geometry
 from clcomm.engine.tensor import Tensor, empty
 
+_WEIGHTS = "conv2d_products_weights"  # the file of the weights' gradient
 _DEPTH = 256  # terms added in registers; not tunable, as it decides where long sums are split
 _PANELS = 4  # panels that a work-item holds, while a tile of weights is in the L1 cache
 _LEAST_TAP, _MANY_CHANNELS = 16, 64
@@ -99,13 +101,13 @@ def weight_gradient(g: Geometry, x: Tensor, grad: Tensor, dw: Tensor, flags: Fla
     pixels = g.out_height * g.out_width
     runs = -(-pixels // _DEPTH)
     device.launch(
-        _kernel(device, "weight_products", flags), _grid(device, g.channels * g.taps), (1,), x, grad, sums,
+        _kernel(device, "weight_products", flags, _WEIGHTS), _grid(device, g.channels * g.taps), (1,), x, grad, sums,
         g.images, g.channels, g.height, g.width, g.outputs, g.out_height, g.out_width,
         g.kernel_h, g.kernel_w, g.stride, g.pad_h, g.pad_w, -(-pixels // (8 * runs)) * 8,
         *(flags or ()),
     )  # fmt: skip
     if g.taps > 1:
-        kernel = _kernel(device, "order_terms", flags)
+        kernel = _kernel(device, "order_terms", flags, _WEIGHTS)
         device.launch(kernel, *device.grid(dw.size), sums, dw, g.outputs, g.channels, g.taps, *(flags or ()))
 
 
@@ -113,12 +115,12 @@ def bias_gradient(g: Geometry, grad: Tensor, db: Tensor) -> None:
     """Queue db: the sums of dy over images and pixels."""
     device, pixels = db.device, g.out_height * g.out_width
     grid = device.row_grid(g.outputs, g.images * pixels)
-    device.launch(_kernel(device, "channel_sums"), *grid, grad, db, g.images, g.outputs, pixels)
+    device.launch(_kernel(device, "channel_sums", file=_WEIGHTS), *grid, grad, db, g.images, g.outputs, pixels)
 
 
-def _kernel(device: Device, name: str, flags: Flags | None = None) -> Any:
+def _kernel(device: Device, name: str, flags: Flags | None = None, file: str = "conv2d_products") -> Any:
     gate: dict[str, Any] = {} if flags is None else {"GATED": 1}
-    return device.kernel("conv2d_products", name, DEPTH=_DEPTH, PANELS=_PANELS, **gate)
+    return device.kernel(file, name, DEPTH=_DEPTH, PANELS=_PANELS, **gate)
 
 
 def _grid(device: Device, columns: int) -> tuple[int]:

@@ -1,4 +1,6 @@
-"""The launches of conv2d by Winograd's algorithm, the kernels of conv2d_winograd.cl: 3x3 and stride 1, for CPUs.
+"""The launches of conv2d by Winograd's algorithm: 3x3 with stride 1, for CPUs.
+
+The kernels are those of conv2d_winograd.cl and conv2d_winograd_weights.cl.
 
 Its pixels and weights are transformed, multiplied and transformed back, 2.25 times fewer products than the sum has.
 Where a number is infinite, NaN or near the largest, the kernels of conv2d_products.cl compute everything.
@@ -58,12 +60,11 @@ def weight_gradient(g: Geometry, x: Tensor, grad: Tensor, dw: Tensor) -> None:
     scratch = empty(device, (items * _POINTS * (group * _SUMMED_TILES + panel + (g.outputs + 8) * _SUMMED_TILES),))
     are_ordinary = device.allocate(4 * groups)
     device.launch(
-        _kernel(device, "winograd_weight_sums", _SUMMED_TILES), (items,), (1,), x, grad, sums, scratch, are_ordinary,
+        _gradient_kernel(device, "winograd_weight_sums"), (items,), (1,), x, grad, sums, scratch, are_ordinary,
         g.images, g.channels, g.height, g.width, g.outputs, g.out_height, g.out_width, g.pad_h, g.pad_w,
     )  # fmt: skip
     grid = (min(g.outputs, device.compute_units),), (1,)
-    kernel = _kernel(device, "winograd_weight_gradient", _SUMMED_TILES)
-    device.launch(kernel, *grid, sums, dw, g.outputs, g.channels)
+    device.launch(_gradient_kernel(device, "winograd_weight_gradient"), *grid, sums, dw, g.outputs, g.channels)
     flags = convolution_products.Flags(are_ordinary, groups, are_ordinary, groups)
     convolution_products.weight_gradient(g, x, grad, dw, flags)
 
@@ -98,3 +99,7 @@ def _convolve(
 
 def _kernel(device: Device, name: str, tiles: int) -> Any:
     return device.kernel("conv2d_winograd", name, PANELS=_PANELS, TILES=tiles)
+
+
+def _gradient_kernel(device: Device, name: str) -> Any:
+    return device.kernel("conv2d_winograd_weights", name, PANELS=_PANELS, TILES=_SUMMED_TILES)
