@@ -163,7 +163,7 @@ class CollectiveRunner(Notifier):
             return self._fused(call, move, move.launch)
         return partial(self._run_counted, call, move)
 
-    def _fused(self, call: Call, move: FusedReduction, launch: Callable[[], None]) -> Callable[[], None]:
+    def _fused(self, call: Call, move: FusedReduction, launch: Callable[[], object]) -> Callable[[], None]:
         """Return a function that runs an all-reduce that one kernel does, meetings included.
 
         One that the kernel cannot complete ends as others do. The function is `_run_counted` for small arrays, where

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.bfloat16 import BFLOAT16
+from clcomm.engine import called
 from clcomm.engine.device import Device
 from clcomm.engine.host_kernels import ONE_ITEM, HostKernels, HostLaunch
 from clcomm.host_arrays import aligned_empty
@@ -16,6 +17,12 @@ from clcomm.host_arrays import aligned_empty
 #: Words of a call that DeviceFold sets, as kernels/fold.cl has them: the part's ends, whether stores stream, addresses
 #: of cells and result, the bits of the factor, and the addresses of the rows. transport/fused.py has those before.
 FIRST, LAST, STREAMS, CELLS, OUT, FACTOR, ROW_0 = range(10, 17)
+#: The number of elements, behind the words that transport/shared_work.py sets.
+COUNT = 29
+#: The kernels of whole all-reduces on devices that compute in the calling thread: parts of one's own, and shared ones.
+MEETINGS = "meet_and_fold_at", "meet_and_share_at"
+#: The kernel that returns the addresses of the same as functions, and its file.
+ADDRESSES = "addresses", "fold_called"
 #: The most rows that one kernel reads; further ones are added to its result by another.
 MOST_ROWS = 8
 
@@ -28,6 +35,7 @@ class DeviceFold:
 
     def __init__(self, device: Device):
         self._device, self._kernels = device, HostKernels(device)
+        self._found: dict[tuple[int, int], list[int]] = {}  # the functions of all-reduces, by rows and divisor
 
     @classmethod
     def on(cls, device: Device) -> DeviceFold | None:
@@ -53,7 +61,7 @@ class DeviceFold:
     def with_meetings(
         self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int, part: slice, cells: np.ndarray,
         call: np.ndarray, shares: bool = False,
-    ) -> Callable[[], None] | None:  # fmt: skip
+    ) -> Callable[[], object] | None:  # fmt: skip
         """Return a function that meets the other ranks, folds a part of the rows as `__call__` does, and meets again.
 
         Only for float32, and up to MOST_ROWS ranks; see `clcomm.transport.fused.MeetingFold` for the arguments.
@@ -66,18 +74,41 @@ class DeviceFold:
             return None
         call[FIRST], call[LAST] = part.start, part.stop
         call[STREAMS] = self._exceeds_cache(len(rows), out.nbytes // len(rows))
+        if not self._device.runs_in_caller:
+            return self._kernels.prepare(lambda: self._launch_of_meeting(rows, out, divisor, cells, call))
+        call[CELLS], call[OUT], call[COUNT] = cells.ctypes.data, out.ctypes.data, out.size
+        call[FACTOR] = np.float32(_factor(divisor)).view(np.int32)
+        call[ROW_0 : ROW_0 + len(rows)] = [row.ctypes.data for row in rows]
+        used = [call, cells, *arrays]
+        found = self._addresses(len(rows), divisor)
+        direct = None if found is None else called.function(found[shares], call, used)
+        if direct is not None:
+            return direct
+        name = MEETINGS[shares]
+        return self._kernels.prepare(lambda: [
+            HostLaunch(_kernel(self._device, len(rows), divisor, name)[0], [call.ctypes.data, out.size], used=used)
+        ])  # fmt: skip
 
-        def launches() -> list[HostLaunch]:
-            if not self._device.runs_in_caller:
-                kernel, factor = _kernel(self._device, len(rows), divisor, "meet_and_fold")
-                return [HostLaunch(kernel, [call, cells, out, factor, *rows, out.size])]
-            kernel, factor = _kernel(self._device, len(rows), divisor, f"meet_and_{'share' if shares else 'fold'}_at")
-            call[CELLS], call[OUT] = cells.ctypes.data, out.ctypes.data
-            call[FACTOR] = np.float32(factor).view(np.int32)
-            call[ROW_0 : ROW_0 + len(rows)] = [row.ctypes.data for row in rows]
-            return [HostLaunch(kernel, [call.ctypes.data, out.size], used=[call, cells, *arrays])]
+    def _launch_of_meeting(
+        self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int, cells: np.ndarray, call: np.ndarray
+    ) -> list[HostLaunch]:
+        kernel, factor = _kernel(self._device, len(rows), divisor, "meet_and_fold")
+        return [HostLaunch(kernel, [call, cells, out, factor, *rows, out.size])]
 
-        return self._kernels.prepare(launches)
+    def _addresses(self, rows: int, divisor: int) -> list[int] | None:
+        """Return the addresses of the functions that fold and share; None where they cannot be called."""
+        key = rows, divisor
+        if not _calls(self._device) or key in self._found:
+            return self._found.get(key)
+        found = aligned_empty((2,), np.int64)
+        look_up = self._kernels.prepare(
+            lambda: [HostLaunch(_kernel(self._device, rows, divisor, *ADDRESSES)[0], [found, 2])]
+        )
+        if look_up is None:
+            return None
+        look_up()
+        self._found[key] = found.tolist()
+        return self._found[key]
 
     def _launches(self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int) -> list[HostLaunch]:
         streams = int(self._exceeds_cache(len(rows), out.nbytes))
@@ -114,7 +145,12 @@ def rehearse(device: Device, rows: int, divisor: int) -> None:
         for count, by in _cuts(rows, divisor):
             kernel, factor = _kernel(device, count, by)
             device.launch(kernel, *ONE_ITEM, row, factor, 0, *[row] * count, 1)
-        for name in ("meet_and_fold_at", "meet_and_share_at") if rows <= MOST_ROWS else ():
+        if rows > MOST_ROWS:
+            return
+        if _calls(device):
+            device.launch(_kernel(device, rows, divisor, *ADDRESSES)[0], *ONE_ITEM, row, 0)
+            return
+        for name in MEETINGS:
             device.launch(_kernel(device, rows, divisor, name)[0], *ONE_ITEM, 0, 0)
 
 
@@ -127,10 +163,19 @@ def _cuts(rows: int, divisor: int) -> list[tuple[int, int]]:
     return [*((count, 1) for count in counts[:-1]), (counts[-1], divisor)]
 
 
-def _kernel(device: Device, rows: int, divisor: int, name: str = "fold") -> tuple[Any, float]:
+def _calls(device: Device) -> bool:
+    """Return whether Python can call functions of the device's kernels."""
+    return device.takes_addresses and device.runs_in_caller and called.is_supported()
+
+
+def _factor(divisor: int) -> float:
+    """Return what a sum is divided by; for powers of two the reciprocal, which is exact, and faster to multiply by."""
+    return float(divisor) if divisor & (divisor - 1) else 1 / divisor
+
+
+def _kernel(device: Device, rows: int, divisor: int, name: str = "fold", file: str = "fold") -> tuple[Any, float]:
     """Return a kernel for this number of rows, and its factor or divisor."""
     options: dict[str, Any] = {"ROWS": rows} | ({"IN_CALLER": 1} if device.runs_in_caller else {})
-    # The reciprocal of a power of two is exact: same bits as dividing, and faster.
-    if divisor & (divisor - 1) == 0:
-        return device.kernel("fold", name, **options), 1 / divisor
-    return device.kernel("fold", name, **options, DIVIDES=1), float(divisor)
+    options |= {"DATA": called.DATA} if file == "fold_called" else {}
+    options |= {"DIVIDES": 1} if divisor & (divisor - 1) else {}
+    return device.kernel(file, name, **options), _factor(divisor)

@@ -41,7 +41,7 @@ class MeetingFold(Protocol):
     def with_meetings(
         self, rows: Sequence[np.ndarray], out: np.ndarray, divisor: int, part: slice, cells: np.ndarray,
         call: np.ndarray, shares: bool = False,
-    ) -> Callable[[], None] | None:  # fmt: skip
+    ) -> Callable[[], object] | None:  # fmt: skip
         """Return a function that meets the other ranks, folds a part of the rows, and meets them again; or None.
 
         Args:
@@ -65,7 +65,7 @@ class FusedReduction:
         launch: the kernel's function for these words; None: the arrays are not of its kind.
     """
 
-    def __init__(self, point: MeetingPoint, kind: int, words: np.ndarray, launch: Callable[[], None] | None):
+    def __init__(self, point: MeetingPoint, kind: int, words: np.ndarray, launch: Callable[[], object] | None):
         self.words, self.launch = words.data, launch
         self._point, self._kind = point, kind
 

@@ -59,7 +59,7 @@ class SharedWork(FusedReduction):
         point: MeetingPoint,
         kind: int,
         array: np.ndarray,
-        prepare: Callable[[np.ndarray], Callable[[], None] | None],
+        prepare: Callable[[np.ndarray], Callable[[], object] | None],
     ):
         words, part = words_of(point, point.yields()), part_size(array)
         words[CLAIMS], words[MARKS], words[PART] = point.claims.ctypes.data, point.sleepers.ctypes.data, part

@@ -123,7 +123,7 @@ def test_kernels_are_found_in_their_sources() -> None:
 
 
 #: Get addresses in place of buffers, of which alone Oclgrind knows; `meet_and_fold` does the first with buffers.
-NOT_SIMULATED = {"fold.meet_and_fold_at", "fold.meet_and_share_at"}
+NOT_SIMULATED = {"fold.meet_and_fold_at", "fold.meet_and_share_at", "fold_called.addresses"}
 EPILOGUES = [{"HAS_BIAS": bias, "HAS_RELU": relu} for bias in (0, 1) for relu in (0, 1)]
 BLOCKS = [dict(zip(("SIDE", "EACH", "SLICE"), block, strict=True)) for block in choices("gpu")["gemm_block"]]
 ROW_KINDS: list[dict[str, Any]] = [{"WIDTH": ...}, {"WIDTH": ..., "ONE_CHANNEL": 1}]

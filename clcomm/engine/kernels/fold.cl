@@ -71,7 +71,7 @@ __kernel void fold(__global float *out, float factor, int streams,
 
 enum { TAG, ARRIVED_NS, POLLS, STATE, WAITED_NS, LAST_RANK, LATE_NS, SPARE, RANK, STRIDE, FIRST, LAST, STREAMS,
        CELLS, OUT, FACTOR, ROW_0, CLAIMS = ROW_0 + 8, MARKS, PART, RESUMES,
-       POLLED };
+       POLLED, COUNT };
 enum { COMPLETE, NOT_MET, DIFFERENT, NOT_LEFT, SLEEPERS };
 
 /* A fence of the processor, as other processes read this memory: mem_fence is none in PoCL, an atomic operation is. */
@@ -244,19 +244,23 @@ inline void meet_and_share(__global long *call, __global long *cells, __global f
 
 #define ADDRESSED(n) , (__global const float *)call[ROW_0 + n]
 
-/* The same where kernels run in the caller's address space: all else is in the words of the call, whose address this is.
-   A driver looks at each buffer among a kernel's arguments; for small arrays that takes as long as the kernel. */
+/* The same where kernels run in the caller's address space: all else is in the words of the call. A driver looks at each
+   buffer among a kernel's arguments; for small arrays that takes as long as the kernel. */
+inline void fold_at(__global long *call) {
+    meet_fold_leave(call, (__global long *)call[CELLS], (__global float *)call[OUT], as_float((int)call[FACTOR]),
+                    (__global const float *)call[ROW_0] OTHER_ROWS(ROWS, ADDRESSED));
+}
+
+inline void share_at(__global long *call) {
+    meet_and_share(call, (__global long *)call[CELLS], (__global float *)call[OUT], as_float((int)call[FACTOR]),
+                   (__global const float *)call[ROW_0] OTHER_ROWS(ROWS, ADDRESSED), (int)call[COUNT]);
+}
+
 __kernel void meet_and_fold_at(ulong address, int count) {
-    __global long *call = (__global long *)address;
-    if (count)
-        meet_fold_leave(call, (__global long *)call[CELLS], (__global float *)call[OUT], as_float((int)call[FACTOR]),
-                        (__global const float *)call[ROW_0] OTHER_ROWS(ROWS, ADDRESSED));
+    if (count) fold_at((__global long *)address);
 }
 
 __kernel void meet_and_share_at(ulong address, int count) {
-    __global long *call = (__global long *)address;
-    if (count)
-        meet_and_share(call, (__global long *)call[CELLS], (__global float *)call[OUT], as_float((int)call[FACTOR]),
-                       (__global const float *)call[ROW_0] OTHER_ROWS(ROWS, ADDRESSED), count);
+    if (count) share_at((__global long *)address);
 }
 #endif
