@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,18 +16,18 @@ BALANCE = "balance"
 MOST_TIMES = 4
 #: Shares are multiples of an equal share's part of this, so that few sizes of batches occur.
 _PARTS = 16
-#: A window has so many steps at most.
-_MOST_STEPS = 1000
+#: A window has so many steps at most, as each one's time is exchanged.
+_MOST_STEPS = 256
 
 
 class Balancer:
-    """Divides each step's samples between ranks in proportion to their speed, measured again and again.
+    """Divides each step's samples between ranks by their speed, measured again and again.
 
-    Now and then the ranks exchange the seconds that a sample took them, without the time in which they communicated or
-    waited, and compute the shares by which the slowest rank takes least time. The seconds are means, as a rank that
-    shares its core with another process is slow in some steps only, and half of each new figure is the one before. The
-    ranks keep the shares that they have unless the new ones make that time shorter by `least_gain`, by these figures
-    and by the latest window's alone.
+    Now and then the ranks exchange the seconds that a sample took them in each step, without the time in which they
+    communicated or waited, and compute the shares by which the slowest rank of a step takes least time in the mean. A
+    rank that shares its core with another process is slow in some steps only: it gets fewer samples than its mean speed
+    would have it, as the others wait for it in those. The ranks keep the shares that they have unless the new ones make
+    that time shorter by `least_gain`, by the steps of the latest two windows and by the latest window's alone.
 
     Args:
         comm: the ranks.
@@ -56,63 +56,79 @@ class Balancer:
         self._least_window, self._window_s = window, window_s
         self.shares = (batch_size,) * comm.size
         self.changes = 0
-        self._window, self._skipped = window, 0
-        self._costs = np.zeros(comm.size)  # seconds a sample of each rank; 0: not known
-        self._begin_window()
-
-    def _begin_window(self) -> None:
-        self._steps, self._samples, self._seconds = 0, 0, 0.0
+        self._window, self._skipped = math.ceil(window), 0
+        self._steps: tuple[float, ...] = ()  # this rank's seconds a sample; 0: the step says nothing about speed
+        self._before = np.empty((comm.size, 0))  # all ranks' steps of the window before
 
     def step_finished(self, samples: int, seconds: float) -> bool:
         """Note how long this rank's samples of a step took; return whether `shares` changed.
 
-        Every rank calls it after each step; at the end of a window it is collective. A step without samples says
-        nothing about speed.
+        Every rank calls it after each step; at the end of a window it is collective. A step of fewer samples than this
+        rank's share, such as an epoch's last one, says nothing about speed.
         """
         if self._skipped < self.WARM_UP_STEPS:
             self._skipped += 1
             return False
-        self._steps += 1
-        if samples:
-            self._samples, self._seconds = self._samples + samples, self._seconds + seconds
-        return self._steps >= self._window and self._exchange()
+        self._steps += (seconds / samples if samples >= self.shares[self._comm.rank] else 0.0,)
+        return len(self._steps) >= self._window and self._exchange()
 
     def _exchange(self) -> bool:
         """Gather the ranks' times, and take the shares that fit them if that gains enough; the same on every rank."""
-        own = np.array([[self._seconds, self._samples]])
-        seconds, samples = self._comm.all_gather(own, label=BALANCE).reshape(-1, 2).T
-        slowest_s = seconds.max() / self._steps
-        self._window = max(self._least_window, min(_MOST_STEPS, math.ceil(self._window_s / max(slowest_s, 1e-9))))
-        self._begin_window()
-        if not (seconds.all() and samples.all()):
+        costs = self._comm.all_gather(np.array([self._steps]), label=BALANCE).reshape(len(self.shares), -1)
+        self._steps = ()
+        costs = costs[:, costs.all(0)]
+        if not costs.size:
             return False
-        costs = seconds / samples
-        self._costs = np.where(self._costs, (self._costs + costs) / 2, costs)
-        found = balanced_shares(self._costs.tolist(), self.batch_size)
-        if min(step_s(each, self.shares) / step_s(each, found) for each in (self._costs, costs)) < self._least_gain:
+        steps = math.ceil(self._window_s / max(step_s(costs, self.shares), 1e-9))
+        self._window = max(math.ceil(self._least_window), min(_MOST_STEPS, steps))
+        both, self._before = np.concatenate([self._before, costs], axis=1), costs
+        found = balanced_shares(both, self.batch_size)
+        if min(step_s(each, self.shares) / step_s(each, found) for each in (both, costs)) < self._least_gain:
             return False
         self.shares, self._skipped = found, 0
         self.changes += 1
         return True
 
 
-def balanced_shares(costs: Sequence[float], batch_size: int) -> tuple[int, ...]:
-    """Return shares, for as many ranks as `costs`, that add up to `batch_size` a rank, with the least time of a step.
+def balanced_shares(costs: np.ndarray, batch_size: int) -> tuple[int, ...]:
+    """Return shares that add up to `batch_size` a rank, by which the slowest rank of a step takes least time.
 
     They are multiples of about a 16th of `batch_size`, each at least one such multiple and at most MOST_TIMES of
-    `batch_size`. Ranks get one after another to where the time stays least, which is optimal as times only grow.
+    `batch_size`. First they are those of least time for the ranks' mean costs: multiples go one after another to the
+    rank where the time stays least, which is optimal for one step as times only grow. Then, while the mean over all
+    steps falls, one multiple goes from the rank whose samples cost that mean most to the one where they cost least.
 
-    costs: seconds a sample of each rank, above zero.
+    costs: (ranks, steps), seconds a sample of each rank in each step, above zero. Equal ones give equal shares on every
+    host: sums are rounded once (`math.fsum`), in whatever order a processor adds.
     """
     grain = max(number for number in range(1, max(1, batch_size // _PARTS) + 1) if batch_size % number == 0)
     most = MOST_TIMES * batch_size // grain
-    units = [1] * len(costs)
-    for _ in range(len(costs) * (batch_size // grain - 1)):
+    means = [math.fsum(each) for each in costs.tolist()]
+    units = np.ones(len(means), int)
+    for _ in range(len(means) * (batch_size // grain - 1)):
         free = [rank for rank, count in enumerate(units) if count < most]
-        units[min(free, key=lambda rank: ((units[rank] + 1) * costs[rank], rank))] += 1
-    return tuple(count * grain for count in units)
+        units[min(free, key=lambda rank: ((units[rank] + 1) * means[rank], rank))] += 1
+    while True:
+        moved = _one_moved(costs, units, most)
+        if moved is None or step_s(costs, moved) >= step_s(costs, units):
+            return tuple((units * grain).tolist())
+        units = moved
 
 
-def step_s(costs: Iterable[float], shares: Sequence[int]) -> float:
-    """Return the seconds of the rank that takes longest."""
-    return max(float(cost) * share for cost, share in zip(costs, shares, strict=True))
+def _one_moved(costs: np.ndarray, units: np.ndarray, most: int) -> np.ndarray | None:
+    """Return units of which one has gone from where it costs the mean most to where it costs least; None: none can."""
+    slowest = (costs * units[:, None]).argmax(0)
+    slopes = [math.fsum(own[slowest == rank]) for rank, own in enumerate(costs)]
+    giver = max(range(len(units)), key=slopes.__getitem__)
+    takers = [rank for rank, count in enumerate(units) if count < most and rank != giver]
+    if units[giver] == 1 or not takers:
+        return None
+    moved = units.copy()
+    moved[giver] -= 1
+    moved[min(takers, key=slopes.__getitem__)] += 1
+    return moved
+
+
+def step_s(costs: np.ndarray, shares: Sequence[int] | np.ndarray) -> float:
+    """Return the seconds of the rank that takes longest, in the mean over the steps of `costs`, (ranks, steps)."""
+    return math.fsum((costs * np.asarray(shares)[:, None]).max(0)) / costs.shape[1]

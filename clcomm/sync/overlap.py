@@ -8,14 +8,24 @@ kernel, and moves while the device works on the next ones.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from clcomm.adapters.adapter import Mark
 from clcomm.collectives.handle import Handle
 from clcomm.errors import ArgumentError
 from clcomm.sync.bucket_plan import BucketPlan
 from clcomm.sync.shared_space import SharedSpace
+
+#: Those that exist; what ends is not held here.
+_all: weakref.WeakSet[Overlap] = weakref.WeakSet()
+
+
+def begins_in_backward(model: Any) -> bool:
+    """Return whether a model's next backward begins buckets, so that no other may follow before their use."""
+    return any(each.model is model and each.begins for each in _all)
 
 
 class Overlap:
@@ -26,6 +36,7 @@ class Overlap:
 
     def __init__(self, space: SharedSpace):
         self.plan: BucketPlan | None = None
+        self.model = space.model
         self._adapter = space.adapter
         self._is_paused = False  # whether gradients accumulate, so that nothing may begin
         self._is_first = True  # whether the gradient that is complete next is the first in its backward
@@ -33,6 +44,12 @@ class Overlap:
         self._handles: list[Handle] = []
         self._next = 0  # the first bucket that has not begun
         self._stop: Callable[[], None] | None = None
+        _all.add(self)
+
+    @property
+    def begins(self) -> bool:
+        """Whether the next backward begins buckets."""
+        return self.plan is not None and not self._is_paused
 
     def run(self, plan: BucketPlan, check_finite: bool, weight: float = 1.0) -> None:
         """Average all gradients: complete what has begun and begin the rest; with `plan` where nothing was followed.

@@ -89,7 +89,7 @@ def _meshes(ranks: int) -> list[tuple[int, int, int]]:
 
 def _fits(network: str, dp: int, tp: int, pp: int) -> bool:
     """Return whether a network can be divided so: heads are two, and some have few layers."""
-    stages = {"mlp": 4, "gpt": 6, "convnet": 4, "resnet": 8}[network]
+    stages = {"mlp": 4, "gpt": 6, "convnet": 4, "resnet": 7}[network]
     return pp <= stages and (tp == 1 or (tp == 2 and network in PLANS)) and (network != "resnet" or dp <= 4)
 
 

@@ -17,31 +17,53 @@ from tests.helpers import one_line
 COSTS = st.lists(st.floats(1e-6, 10.0), min_size=1, max_size=6)
 
 
+def steady(costs) -> np.ndarray:
+    """Return the costs of one step."""
+    return np.array(costs, float)[:, None]
+
+
 def grain_of(batch: int) -> int:
     return max(n for n in range(1, max(1, batch // 16) + 1) if batch % n == 0)
 
 
 @given(costs=COSTS, batch=st.integers(1, 300))
 def test_shares_add_up_and_are_within_bounds(costs, batch):
-    shares, grain = balanced_shares(costs, batch), grain_of(batch)
+    shares, grain = balanced_shares(steady(costs), batch), grain_of(batch)
     assert sum(shares) == batch * len(costs) and len(shares) == len(costs)
     assert all(grain <= share <= MOST_TIMES * batch and share % grain == 0 for share in shares)
-    assert step_s(costs, shares) <= step_s(costs, [batch] * len(costs)) * (1 + 1e-12)
+    assert step_s(steady(costs), shares) <= step_s(steady(costs), [batch] * len(costs)) * (1 + 1e-12)
 
 
 @given(costs=st.lists(st.floats(0.1, 10.0), min_size=2, max_size=3), batch=st.integers(1, 6))
 def test_no_other_shares_take_less_time(costs, batch):
     total, most = batch * len(costs), MOST_TIMES * batch
     others = itertools.product(range(1, total + 1), repeat=len(costs))
-    best = min(step_s(costs, each) for each in others if sum(each) == total and max(each) <= most)
+    best = min(step_s(steady(costs), each) for each in others if sum(each) == total and max(each) <= most)
+    assert step_s(steady(costs), balanced_shares(steady(costs), batch)) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_two_ranks_that_are_slow_now_and_then_no_other_shares_take_less_time(seed):
+    rng = np.random.default_rng(seed)
+    costs = rng.uniform(1, 2, (2, 1)) * (1 + rng.uniform(0, 3, (2, 1)) * (rng.random((2, 50)) < rng.random()))
+    costs *= rng.uniform(0.9, 1.1, costs.shape)
+    batch = int(rng.integers(2, 17))
+    best = min(step_s(costs, (first, 2 * batch - first)) for first in range(1, 2 * batch))
     assert step_s(costs, balanced_shares(costs, batch)) == pytest.approx(best)
 
 
+def test_a_rank_that_is_slow_in_some_steps_gets_fewer_samples_than_its_mean_speed_would_have_it():
+    costs = np.ones((2, 100))
+    costs[1, ::2] = 3.0
+    assert balanced_shares(steady(costs.mean(1)), 12) == (16, 8) and step_s(costs, (16, 8)) == 20
+    assert balanced_shares(costs, 12) == (18, 6) and step_s(costs, (18, 6)) == 18
+
+
 def test_a_rank_of_half_the_speed_gets_half_the_samples():
-    assert balanced_shares([1.0, 2.0], 9) == (12, 6)
-    assert balanced_shares([2.0, 1.0, 1.0, 1.0], 32)[0] < 20
-    assert balanced_shares([1.0, 1e9], 8) == (15, 1)
-    assert balanced_shares([1.0] * 7 + [1e9], 8)[-1] == 1
+    assert balanced_shares(steady([1.0, 2.0]), 9) == (12, 6)
+    assert balanced_shares(steady([2.0, 1.0, 1.0, 1.0]), 32)[0] < 20
+    assert balanced_shares(steady([1.0, 1e9]), 8) == (15, 1)
+    assert balanced_shares(steady([1.0] * 7 + [1e9]), 8)[-1] == 1
 
 
 class Simulated:
@@ -54,7 +76,7 @@ class Simulated:
     def gather(self, rank, own):
         """Return all ranks' figures; in a simulation the ranks call one after another, so the first run collects."""
         self.sent[rank] = own
-        return np.concatenate([own if each is None else each for each in self.sent])
+        return np.concatenate([own if each is None or each.shape != own.shape else each for each in self.sent])
 
     def run(self, steps, noise=0.0, overhead=0.0, seed=0):
         rng = np.random.default_rng(seed)
@@ -77,10 +99,10 @@ class Simulated:
 
 class _Gathering:
     def __init__(self, job, rank):
-        self._job, self._rank, self.size = job, rank, len(job.costs)
+        self._job, self.rank, self.size = job, rank, len(job.costs)
 
     def all_gather(self, own, label):
-        return self._job.gather(self._rank, own)
+        return self._job.gather(self.rank, own)
 
 
 @given(costs=st.lists(st.floats(1e-4, 1e-3), min_size=2, max_size=4), overhead=st.floats(0, 0.01))
@@ -88,8 +110,8 @@ def test_ranks_end_with_nearly_the_least_time(costs, overhead):
     job = Simulated(costs, 64)
     job.run(200, overhead=overhead)
     shares = job.balancers[0].shares
-    took = step_s(costs, shares) + overhead
-    assert took <= 1.06 * (step_s(costs, balanced_shares(costs, 64)) + overhead) + 2e-4 * 4
+    took = step_s(steady(costs), shares) + overhead
+    assert took <= 1.06 * (step_s(steady(costs), balanced_shares(steady(costs), 64)) + overhead) + 2e-4 * 4
 
 
 def test_equal_ranks_keep_equal_shares_in_spite_of_noise():
@@ -127,4 +149,4 @@ def test_ranks_take_the_same_shares():
     for _ in range(40):
         balancer.step_finished(balancer.shares[comm.rank], balancer.shares[comm.rank] * (1 + comm.rank) * 1e-3)
     assert comm.all_gather_object(balancer.shares) == [balancer.shares] * comm.size
-    assert balancer.shares == balanced_shares([1e-3 * (1 + rank) for rank in range(comm.size)], 32)
+    assert balancer.shares == balanced_shares(steady([1 + rank for rank in range(comm.size)]), 32)

@@ -31,25 +31,31 @@ class BatchCheck:
         self._comm, self._micro_batches = comm, micro_batches
         self._agreed: dict[bytes, tuple[Shape, str]] = {}
 
-    def agreed(self, inputs: Any, targets: Any, *, needs_targets: bool) -> tuple[Shape, str]:
+    def agreed(self, inputs: Any, targets: Any, *, needs_targets: bool, refusal: str = "") -> tuple[Shape, str]:
         """Return shape and dtype of the pipeline's inputs; collective.
 
+        refusal: why this rank cannot go on.
+
         Raises:
-            ArgumentError: the first rank has no inputs or the last one no targets, or the batch cannot be cut; on
-                every rank.
+            ArgumentError: a rank has a refusal, the first rank has no inputs or the last one no targets, or the batch
+                cannot be cut; on every rank.
             MismatchError: ranks that have inputs, or targets, have different ones; on every rank.
         """
         own = _form("inputs", inputs), _form("targets", targets)
-        rows = self._comm.all_gather(np.frombuffer(digest(repr((own, needs_targets)).encode()), np.uint8), label=CHECKS)
+        said = repr((own, needs_targets, refusal)).encode()
+        rows = self._comm.all_gather(np.frombuffer(digest(said), np.uint8), label=CHECKS)
         key = rows.tobytes()
         if key not in self._agreed:
             if len(self._agreed) >= _MOST_FORMS:
                 self._agreed.clear()
-            everyone = self._comm.all_gather_object((*own, needs_targets), label=CHECKS)
+            everyone = self._comm.all_gather_object((*own, needs_targets, refusal), label=CHECKS)
             self._agreed[key] = self._checked(everyone)
         return self._agreed[key]
 
-    def _checked(self, everyone: Sequence[tuple[Form, Form, bool]]) -> tuple[Shape, str]:
+    def _checked(self, everyone: Sequence[tuple[Form, Form, bool, str]]) -> tuple[Shape, str]:
+        for rank, each in enumerate(everyone):
+            if each[3]:
+                raise ArgumentError(f"{each[3]}, on {self._comm.name_ranks([rank])}")
         if len({each[2] for each in everyone}) > 1:
             training = [rank for rank, each in enumerate(everyone) if each[2]]
             raise MismatchError(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -28,6 +28,7 @@ from clcomm.parallel.pipeline.stage import ModelPart, Stage, tied_parameters
 from clcomm.parallel.pipeline.tied import TiedParameters
 from clcomm.parallel.pipeline.times import Bubble, StepTimes
 from clcomm.schedules.pipeline import INTERLEAVED, ONE_F_ONE_B, PipelineSchedule
+from clcomm.sync.overlap import begins_in_backward
 
 #: The name of a mesh's axis of pipeline-parallel ranks, in any case of letters.
 PIPELINE_PARALLEL = "pp"
@@ -117,15 +118,15 @@ class Pipeline:
             inputs: an array or Tensor of samples; needed on the first rank, None elsewhere is fine.
             targets: likewise for the loss; needed on the last rank.
             ddp: the wrapper of `module`; its overlap then begins buckets in the last backward of each stage. Those of a
-                rank with tied parameters wait for `finish_grad_sync()`. None: it overlaps nothing.
+                rank with tied parameters wait for `finish_grad_sync()`. None: nothing overlaps.
 
         Raises:
-            ArgumentError: one is missing where it is needed, or the batch cannot be cut, on every rank; `ddp` is of
-                another module.
+            ArgumentError: one is missing where it is needed, the batch cannot be cut, `ddp` is of another module, or
+                None where an overlap follows `module`; on every rank.
             MismatchError: ranks have different ones; on every rank.
         """
-        accumulate = nullcontext if ddp is None else self._accumulation(ddp)
-        boundaries, batch = self._prepare(inputs, targets, needs_targets=True)
+        boundaries, batch = self._prepare(inputs, targets, needs_targets=True, refusal=self._refusal(ddp))
+        accumulate = nullcontext if ddp is None or self._has_shared else ddp.no_sync  # but for a stage's last backward
         began_s = perf_counter()
         with ddp.no_sync() if ddp is not None and self._has_shared else nullcontext():
             losses = self._executor.train(boundaries, batch, accumulate)
@@ -154,8 +155,10 @@ class Pipeline:
 
     __call__ = forward
 
-    def _prepare(self, inputs: Any, targets: Any, *, needs_targets: bool) -> tuple[Boundaries, Batch]:
-        shape, dtype = self._check.agreed(inputs, targets, needs_targets=needs_targets)
+    def _prepare(
+        self, inputs: Any, targets: Any, *, needs_targets: bool, refusal: str = ""
+    ) -> tuple[Boundaries, Batch]:
+        shape, dtype = self._check.agreed(inputs, targets, needs_targets=needs_targets, refusal=refusal)
         count, rank = self.schedule.micro_batches, self.comm.rank
         boundaries = self._boundaries_for((shape[0] // count, *shape[1:]), dtype)
         is_last = rank == self.schedule.rank_of(self.schedule.stages - 1)
@@ -178,12 +181,17 @@ class Pipeline:
         self._boundaries[shape, dtype] = found  # the latest again
         return found
 
-    def _accumulation(self, ddp: DistributedDataParallel) -> Callable[[], AbstractContextManager[Any]]:
-        """Return a context for the backwards that others of their stage follow."""
-        if not isinstance(ddp, DistributedDataParallel) or ddp.module is not self.module:
-            got = type(ddp).__name__ if not isinstance(ddp, DistributedDataParallel) else "one of another module"
-            raise ArgumentError(f"ddp: expected a DistributedDataParallel of this pipeline's module, got {got}")
-        return nullcontext if self._has_shared else ddp.no_sync
+    def _refusal(self, ddp: Any) -> str:
+        """Return why a step with this `ddp` cannot be; "": it can."""
+        if ddp is None:
+            accumulates = self.schedule.micro_batches > 1 or self._has_shared
+            if not accumulates or not begins_in_backward(self.module):
+                return ""
+            return "ddp: expected the DistributedDataParallel whose overlap follows this pipeline's module, got None"
+        if isinstance(ddp, DistributedDataParallel) and ddp.module is self.module:
+            return ""
+        got = type(ddp).__name__ if not isinstance(ddp, DistributedDataParallel) else "one of another module"
+        return f"ddp: expected a DistributedDataParallel of this pipeline's module, got {got}"
 
     def _mean_loss(self, losses: Sequence[float]) -> float:
         mean = np.array([np.mean(losses) if losses else 0.0])

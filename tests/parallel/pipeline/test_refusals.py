@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
-from clcomm import Communicator, Mesh
+from clcomm import Communicator, DistributedDataParallel, Mesh, Synchronizer
 from clcomm.engine import Linear, Module, Parameter, ReLU, Sequential
 from clcomm.errors import ArgumentError, MismatchError
 from clcomm.parallel.pipeline import Pipeline, measured_costs
@@ -124,6 +125,33 @@ def test_ranks_with_different_batches_are_told(auto):
 
     assert "pipeline: expected the same call on every rank" in refused(auto, MismatchError, mixed)
     assert np.isfinite(pipeline.step(*case.batch_of(0, 4)))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("follows", ["ddp", "synchronizer"])
+def test_overlap_without_its_wrapper_is_refused_on_all_ranks(auto, follows):
+    """Also where it follows the parameters of one stage alone."""
+    case, mesh = CASES["mlp"], Mesh(auto, dp=2 if auto.size % 2 == 0 else auto.size, pp=-1)
+    ranks, last = mesh["pp"], mesh["pp"].name_ranks([mesh["pp"].size - 1])
+    pipeline = Pipeline(case.make(), mesh, loss=case.loss, micro_batches=2)
+    overlap = ranks.rank == ranks.size - 1
+    ddp = DistributedDataParallel(pipeline.module, mesh["dp"], overlap_grad_reduce=overlap)
+    sync = ddp.synchronizer
+    if follows == "synchronizer":
+        ddp, sync = None, Synchronizer(mesh["dp"], overlap=overlap)
+    for step in range(4):  # overlap begins once the order of gradients is known
+        with sync.no_sync() if ddp is None else nullcontext():
+            pipeline.step(*case.batch_of(step, 4), ddp)
+        sync.sync_gradients(pipeline.module)
+    text = refused(ranks, ArgumentError, lambda: pipeline.step(*case.batch_of(0, 4)))
+    expected = "ddp: expected the DistributedDataParallel whose overlap follows this pipeline's module, got None"
+    assert text == f"{expected}, on {last}"
+    other = DistributedDataParallel(perceptron(), mesh["dp"]) if ranks.rank == 0 else ddp
+    if ddp is not None:
+        text = refused(ranks, ArgumentError, lambda: pipeline.step(*case.batch_of(0, 4), other))
+        assert text.endswith(f"of this pipeline's module, got one of another module, on {ranks.name_ranks([0])}")
+        assert np.isfinite(pipeline.step(*case.batch_of(0, 4), ddp))
+    mesh.close()
 
 
 @pytest.mark.mpi(min_size=2)
