@@ -40,6 +40,9 @@ NETWORKS = {**CASES, "resnet": Network(resnet, images, CASES["convnet"].loss, {}
 _PAIRS = [0, 4, 8, 12]
 #: Batch norm over few samples makes small differences grow, the more the longer the steps are.
 _LR = {"resnet": 1e-4}
+#: Where they still pass CLOSE, so many runs of one rank whose initial weights have other last bits tell how far
+#: rounding alone takes a network; ranks may be so many times as far.
+_ROUNDED, _TIMES_ROUNDING = 4, 2
 #: The samples of a micro-batch.
 _SAMPLES = {"resnet": 4}
 
@@ -97,10 +100,18 @@ def samples(case: Case, step: int, replica: int) -> tuple[np.ndarray, np.ndarray
     return case.network_of.batch_of(step, case.parts * case.samples, replica)
 
 
-def trained_alone(case: Case) -> dict[str, np.ndarray]:
-    """Return what one rank has after the same steps, each micro-batch with all replicas' samples."""
+def trained_alone(case: Case, rounded: int = 0) -> dict[str, np.ndarray]:
+    """Return what one rank has after the same steps, each micro-batch with all replicas' samples.
+
+    rounded: 0, or the seed that draws the last bit of each initial weight anew.
+    """
     network = case.network_of
     model = network.make()
+    if rounded:
+        rng = np.random.default_rng(99 + rounded)
+        for parameter in model.parameters():
+            values = parameter.numpy()
+            parameter.copy_from(np.nextafter(values, values + rng.integers(-1, 2, values.shape).astype(np.float32)))
     optimizer = SGD(model, _LR.get(case.network, 0.05), momentum=0.9)
     for step in range(STEPS):
         every = [samples(case, step, replica) for replica in range(case.dp)]
@@ -110,6 +121,26 @@ def trained_alone(case: Case) -> dict[str, np.ndarray]:
         optimizer.step()
         optimizer.zero_grad()
     return model.state_dict()
+
+
+def require_equal_training(case: Case, state: dict[str, np.ndarray]) -> None:
+    """Raise AssertionError unless a state is within CLOSE of one rank's, or as near as rounding lets it be."""
+    expected = trained_alone(case)
+    try:
+        require_close(state, expected)
+    except AssertionError as error:
+        if case.network not in _LR:
+            raise AssertionError(f"{case}: {error}") from None
+        others = [trained_alone(case, rounded=seed) for seed in range(1, _ROUNDED + 1)]
+        rounding = max(apart(other, expected) for other in others)
+        found = apart(state, expected)
+        assert found <= _TIMES_ROUNDING * rounding, f"{case}: {found:.1e} apart, rounding alone {rounding:.1e}: {error}"
+
+
+def apart(state: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
+    """Return how far apart the tensor is that is farthest, relative to its norm."""
+    pairs = [(state[name].astype(np.float64), each.astype(np.float64)) for name, each in expected.items()]
+    return max(np.linalg.norm(own - each) / np.linalg.norm(each) for own, each in pairs if each.any())
 
 
 def plan_of(case: Case) -> dict[str, Any]:
@@ -192,10 +223,7 @@ def test_ranks_train_as_one_on_the_same_samples(auto, number):
     for step in range(STEPS):
         job.step(step)
     state = job.state()
-    try:
-        require_close(state, trained_alone(case))
-    except AssertionError as error:
-        raise AssertionError(f"{case}: {error}") from None
+    require_equal_training(case, state)
     assert all(theirs == bits(state) for theirs in auto.all_gather_object(bits(state))), case
     job.mesh.close()
 

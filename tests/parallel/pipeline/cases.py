@@ -102,7 +102,8 @@ def require_close(state, expected) -> None:
     assert list(state) == list(expected)
     for name, values in state.items():
         norm = np.linalg.norm(expected[name].astype(np.float64))
-        assert np.linalg.norm(values.astype(np.float64) - expected[name]) <= CLOSE * norm, name
+        apart = np.linalg.norm(values.astype(np.float64) - expected[name])
+        assert apart <= CLOSE * norm, f"{name}: {apart:.2e} apart, of {norm:.2e}"
 
 
 def bits(state) -> dict[str, bytes]:
