@@ -19,11 +19,7 @@ CALLED called_share(ulong self, ulong unused) {
 }
 
 /* OpenCL C has no address of a function. */
-#if defined(__x86_64__)
 #define ADDRESS_OF(function, to) __asm__ volatile("leaq " #function "(%%rip), %0" : "=r"(to))
-#elif defined(__aarch64__)
-#define ADDRESS_OF(function, to) __asm__ volatile("adrp %0, " #function "\n add %0, %0, :lo12:" #function : "=r"(to))
-#endif
 
 __kernel void addresses(__global ulong *to, int count) {
     ulong fold_address, share_address;
