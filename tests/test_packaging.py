@@ -16,7 +16,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-LEFT_OUT = (".git", ".venv*", "build", "dist", "data", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
+LEFT_OUT = (
+    ".git", ".venv*", "build", "_build", "dist", "data", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis",
+    ".test-caches",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
