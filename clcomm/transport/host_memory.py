@@ -48,8 +48,8 @@ class _Windows:
         return window
 
     def make_first(self, own_bytes: int) -> Any:
-        """Return the first window, and take note of whether parts start at a page, as Open MPI 4's do not."""
-        window = self.make(own_bytes)
+        """Return the first window, with a page to spare; note whether parts start at a page, as Open MPI 4's do not."""
+        window = self.make(own_bytes + _PAGE if own_bytes else 0)
         self._spare_bytes = _PAGE if _memory(window, 0, 1).ctypes.data % _PAGE else 0
         return window
 
@@ -117,7 +117,7 @@ class HostMemory:
         nbytes = desk_bytes + MeetingPoint.nbytes(self.ranks)
         self._windows = _Windows(comm)
         self._window = self._windows.make_first(nbytes if self.rank == 0 else 0)
-        memory = _memory(self._window, 0, nbytes)
+        memory = _pages(self._window, 0, nbytes)
         if self.rank == 0:
             memory[:] = 0
         comm.Barrier()
