@@ -82,7 +82,7 @@ class AllReduces(CollectiveRunner):
         planned = None if key is None else self._planned.get(key)
         if planned is None:
             source, target, finish = self._reduction_operands(array, op, out)
-            call, chosen = self._plan(source, target, op, label, nbytes, bucket, compared=compared)
+            call, chosen = self._plan(array, source, target, op, label, nbytes, bucket, compared=compared)
             if key is not None:
                 if len(self._planned) >= KEPT_CALLS:
                     self._planned.clear()
@@ -105,7 +105,7 @@ class AllReduces(CollectiveRunner):
             self._scheduled[algorithm] = scheduled
         source, target, finish = self._reduction_operands(array, op, out)
         call = self._call(
-            "all_reduce", scheduled, label, array=source, nbytes=nbytes, op=op, bucket=bucket,
+            "all_reduce", scheduled, label, array=array, nbytes=nbytes, op=op, bucket=bucket,
             is_aligned=source.flags.aligned and target.flags.aligned,
         )  # fmt: skip
         self._run_counted(call, scheduled.all_reduce, source, target, op)
@@ -138,7 +138,7 @@ class AllReduces(CollectiveRunner):
         source, target = self._contiguous_operands(array, op, out, "prepared")
         self._complete_in_flight()
         self._prepared += 1
-        call, chosen = self._plan(source, target, op, label, nbytes, bucket, self._prepared)
+        call, chosen = self._plan(array, source, target, op, label, nbytes, bucket, self._prepared)
         prepare = partial(chosen.prepare_all_reduce, source, target, op)
         move = self._compare_and_move(call, self._sequence, time.perf_counter(), prepare, ())
         return _with_references(self._repeatable(call, move), source, target)
@@ -161,7 +161,7 @@ class AllReduces(CollectiveRunner):
         spends in this call and in `wait()` and `done()` of any of this Communicator's handles.
         """
         source, target = self._contiguous_operands(array, op, out, "non-blocking")
-        call, chosen = self._plan(source, target, op, label, nbytes, bucket)
+        call, chosen = self._plan(array, source, target, op, label, nbytes, bucket)
         result = array if out is None else out
         return self._start(call, partial(chosen.start_all_reduce, source, target, op), result)
 
@@ -184,7 +184,7 @@ class AllReduces(CollectiveRunner):
         source, target = self._contiguous_operands(array, op, out, "non-blocking")
         self._complete_in_flight()
         self._prepared += 1
-        call, chosen = self._plan(source, target, op, label, nbytes, bucket, self._prepared)
+        call, chosen = self._plan(array, source, target, op, label, nbytes, bucket, self._prepared)
         prepare = partial(chosen.prepare_start, source, target, op)
         start = self._compare_and_move(call, self._sequence, time.perf_counter(), prepare, ())
         return _with_references(partial(self._start, call, start, array if out is None else out), source, target)
@@ -219,7 +219,7 @@ class AllReduces(CollectiveRunner):
         source, target = self._contiguous_operands(array, "sum", out, "prepared")
         self._complete_in_flight()
         self._prepared += 1
-        call, chosen = self._plan(source, target, "sum", label, None, -1, self._prepared)
+        call, chosen = self._plan(array, source, target, "sum", label, None, -1, self._prepared)
         assert isinstance(chosen, HierarchicalTransport)
         prepare = partial(chosen.prepare_between_hosts, source, target, between)
         run = partial(
@@ -276,11 +276,12 @@ class AllReduces(CollectiveRunner):
             and array.shape == into.shape
             and array.dtype == into.dtype
         ):
-            return self._address(array), self._address(into), array.nbytes, array.dtype, op, *others
+            return self._address(array), self._address(into), array.shape, array.dtype, op, *others
         return None
 
     def _plan(
         self,
+        array: np.ndarray,
         source: np.ndarray,
         target: np.ndarray,
         op: str,
@@ -292,7 +293,7 @@ class AllReduces(CollectiveRunner):
     ) -> tuple[Call, Transport]:
         chosen, is_aligned = self._transport_for(source, target), source.flags.aligned and target.flags.aligned
         call = self._call(
-            "all_reduce", chosen, label, array=source, nbytes=nbytes, op=op, bucket=bucket, prepared=prepared,
+            "all_reduce", chosen, label, array=array, nbytes=nbytes, op=op, bucket=bucket, prepared=prepared,
             compared=compared, is_aligned=is_aligned,
         )  # fmt: skip
         return call, chosen

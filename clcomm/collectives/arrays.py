@@ -45,7 +45,7 @@ class ArrayCollectives(ObjectCollectives):
         check_root(root, self.size)
         values, finish = writable(array, "array")
         chosen = self._transport_for(values)
-        call = self._call("broadcast", chosen, label, array=values, nbytes=nbytes, root=root)
+        call = self._call("broadcast", chosen, label, array=array, nbytes=nbytes, root=root)
         self._run_counted(call, chosen.broadcast, values, root)
         return finish()
 
@@ -72,7 +72,7 @@ class ArrayCollectives(ObjectCollectives):
                 f"got {out.size:,} {out.dtype}"
             )
         chosen = self._transport_for(source)
-        call = self._call(operation, chosen, label, array=source, nbytes=out.nbytes, bucket=bucket)
+        call = self._call(operation, chosen, label, array=array, nbytes=out.nbytes, bucket=bucket)
         self._run_counted(call, chosen.all_gather, source, out.reshape(-1))
         return out
 
@@ -89,7 +89,7 @@ class ArrayCollectives(ObjectCollectives):
                 f"out: expected a C-contiguous array of {self.size * array.size:,} {array.dtype}, "
                 f"got {out.size:,} {out.dtype}"
             )
-        call = self._call("all_gather", self._base, label, array=source, nbytes=out.nbytes, bucket=bucket)
+        call = self._call("all_gather", self._base, label, array=array, nbytes=out.nbytes, bucket=bucket)
         return self._start(call, partial(self._base.start_all_gather, source, out.reshape(-1)), out)
 
     def all_gather_in_place(self, array: np.ndarray, *, label: str = "", nbytes: int | None = None) -> np.ndarray:
@@ -124,7 +124,7 @@ class ArrayCollectives(ObjectCollectives):
             def move() -> None:
                 chosen.all_gather(block.copy(), values)
 
-        return partial(self._run_counted, self._call("all_gather", chosen, label, array=values, nbytes=nbytes), move)
+        return partial(self._run_counted, self._call("all_gather", chosen, label, array=array, nbytes=nbytes), move)
 
     def is_common(self, array: np.ndarray) -> bool:
         """Return whether an array is memory common to all ranks."""
@@ -165,7 +165,7 @@ class ArrayCollectives(ObjectCollectives):
             )
         target, finish = writable(out, "out")
         chosen = self._transport_for(source)
-        call = self._call("reduce_scatter", chosen, label, array=source, nbytes=nbytes, op=op, bucket=bucket)
+        call = self._call("reduce_scatter", chosen, label, array=array, nbytes=nbytes, op=op, bucket=bucket)
         self._run_counted(call, chosen.reduce_scatter, source, target, op)
         return finish()
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from clcomm.errors import ArgumentError
+from clcomm.stats.call import describe_shapes
 from clcomm.stats.comm_stats import CommStats
 from clcomm.transport.mpi_communicators import reduction_name
 
@@ -26,7 +27,9 @@ class LizarDistCalls(ABC):
     _counted_before: tuple[object, int, int] = None, 0, 0
 
     @abstractmethod
-    def all_reduce(self, array: np.ndarray, op: str = "sum", *, out: np.ndarray | None = None) -> np.ndarray:
+    def all_reduce(
+        self, array: np.ndarray, op: str = "sum", *, out: np.ndarray | None = None, compared: str | None = None
+    ) -> np.ndarray:
         """Reduce an array over the ranks."""
 
     @abstractmethod
@@ -56,7 +59,8 @@ class LizarDistCalls(ABC):
         tensors = [np.asarray(tensor) for tensor in tensors]
         results: list[np.ndarray] = []
         for bucket in _buckets_of(tensors, self.bucket_size if self.use_bucketing else 0):
-            reduced = self.all_reduce(np.concatenate([tensor.reshape(-1) for tensor in bucket]), op)
+            whole = np.concatenate([tensor.reshape(-1) for tensor in bucket])
+            reduced = self.all_reduce(whole, op, compared=describe_shapes([tensor.shape for tensor in bucket]))
             cuts = np.cumsum([tensor.size for tensor in bucket])[:-1]
             parts = np.split(reduced, cuts)
             results += [part.reshape(tensor.shape) for part, tensor in zip(parts, bucket, strict=True)]

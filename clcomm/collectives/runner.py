@@ -93,13 +93,15 @@ class CollectiveRunner(Notifier):
     # --- a collective ---
 
     def _call(self, operation: str, transport: Named, label: str = "", **details: Any) -> Call:
-        """Return the Call with these fields; `array` gives count, dtype and, unless given, nbytes.
+        """Return the Call with these fields; `array` gives count, dtype, shape and, unless given, nbytes.
 
         Calls are cached: creating one takes ten times as long as a look-up.
         """
         array = details.pop("array", None)
         if array is not None:
             details |= {"count": array.size, "dtype": array.dtype}
+            if array.ndim != 1:
+                details["shape"] = array.shape
             if details.get("nbytes") is None:
                 details["nbytes"] = array.nbytes
         key = (operation, label, transport.name, *details.items())

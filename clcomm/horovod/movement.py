@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from enum import Enum
 from functools import partial
@@ -15,13 +14,11 @@ from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, MismatchError
 from clcomm.horovod.tensors import divided, scaled
 from clcomm.sync.adasum import adasum
-from clcomm.tensors.arrays import array_of, as_tensor, dtype_name, flat, require_summable
+from clcomm.tensors.arrays import array_of, as_tensor, described, flat, require_summable
 from clcomm.tensors.staging import Staging
 
 #: How many dimensions a header of `gathered_shapes` holds.
 _MOST_DIMENSIONS = 30
-#: How many tensors' shapes messages list.
-_MOST_SHAPES = 4
 
 
 class ReduceOp(Enum):
@@ -63,7 +60,7 @@ def _reduce(comm: Communicator, tensors: list[torch.Tensor], op: ReduceOp, label
     averages_integers = op is ReduceOp.Average and not (dtype.is_floating_point or dtype.is_complex)
     name = "sum" if averages_integers else op.value
     reduced = torch.empty_like(whole)
-    compared = f"{label} {_described(tensors)}".strip()
+    compared = f"{label} {described(tensors)}".strip()
     if comm.shares_memory:
         _staging_of(comm).all_reduce(whole, reduced, name, summed=dtype, label=label, compared=compared)
     else:
@@ -90,18 +87,9 @@ def _adasum(comm: Communicator, tensors: list[torch.Tensor], label: str) -> list
     summed = torch.float32 if dtype == torch.bfloat16 else dtype
     results = [flat(tensor).to(summed, copy=True) for tensor in tensors]
     vectors = [array_of(each) for each in results]
-    move = partial(adasum, comm, vectors, f"Adasum of {_described(tensors)}", label)
+    move = partial(adasum, comm, vectors, f"Adasum of {described(tensors)}", label)
     comm.run_as_all_reduce(move, label=label, nbytes=sum(each.nbytes for each in tensors))
     return [each.to(dtype).reshape(tensor.shape) for each, tensor in zip(results, tensors, strict=True)]
-
-
-def _described(tensors: Sequence[torch.Tensor]) -> str:
-    """Return what ranks compare: the tensors' shapes, beyond a few by a checksum."""
-    shapes = ", ".join(str(list(each.shape)) for each in tensors[:_MOST_SHAPES])
-    if len(tensors) > _MOST_SHAPES:
-        everything = zlib.crc32(repr([tuple(each.shape) for each in tensors]).encode())
-        shapes += f" and {len(tensors) - _MOST_SHAPES} more with checksum {everything:08x}"
-    return f"{shapes} {dtype_name(tensors[0].dtype)}"
 
 
 def gathered_shapes(comm: Communicator, tensor: torch.Tensor, label: str) -> list[list[int]]:
@@ -171,7 +159,7 @@ def reduce_scatter(comm: Communicator, tensor: torch.Tensor, op: ReduceOp, label
     require_summable(tensor.dtype)
     averages_integers = op is ReduceOp.Average and integers
     shape = (length // comm.size, *tensor.shape[1:])
-    source = array_of(tensor).reshape(length, -1)
+    source = array_of(tensor).reshape(tensor.shape)
     reduced = comm.reduce_scatter(source, "sum" if averages_integers else op.value, label=label)
     found = as_tensor(reduced.reshape(-1), tensor).reshape(shape)
     return divided(found, comm.size) if averages_integers else found
@@ -190,6 +178,8 @@ def broadcast(comm: Communicator, tensors: Sequence[torch.Tensor], root: int, la
         places = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
         chosen = [tensors[index] for index in places]
         whole = np.concatenate([array_of(tensor) for tensor in chosen])
+        if len(chosen) == 1:
+            whole = whole.reshape(chosen[0].shape)  # which ranks compare
         sent = as_tensor(comm.broadcast(whole, root, label=label), chosen[0]).split([each.numel() for each in chosen])
         found |= {at: part.reshape(tensors[at].shape) for at, part in zip(places, sent, strict=True)}
     return [found[index] for index in range(len(tensors))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,9 @@ import numpy as np
 
 from clcomm.bfloat16 import dtype_name
 from clcomm.errors import MismatchError, name_ranks
+
+#: How many arrays' shapes messages list.
+_MOST_SHAPES = 4
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class Call:
     #: Number of the array's elements, -1 where ranks may differ in it, and their dtype.
     count: int = -1
     dtype: np.dtype | None = None
+    #: The array's shape, unless it has one dimension or ranks may differ in it.
+    shape: tuple[int, ...] | None = None
     bucket: int = -1
     #: -1: no root.
     root: int = -1
@@ -50,7 +56,7 @@ class Call:
             alike = self.operation, self.label, self.transport, self.op, self.count, str(self.dtype), self.bucket
         else:
             alike = self.operation, self.compared, self.transport, self.op, self.count, str(self.dtype), self.nbytes
-        text = repr((*alike, self.root, self.prepared, self.is_aligned))
+        text = repr((*alike, self.shape, self.root, self.prepared, self.is_aligned))
         return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 2
 
     def describe(self, sequence: int) -> str:
@@ -61,6 +67,8 @@ class Call:
             misaligned = "" if self.is_aligned else "misaligned "
             count = "" if self.count < 0 else f"{self.count:,} "  # that of an all-to-all may differ between ranks
             details.append(f"{self.op + ' of ' if self.op else ''}{count}{misaligned}{dtype_name(self.dtype)}")
+        if self.shape is not None:
+            details.append(f"shape {list(self.shape)}")
         if self.compared and self.dtype is not None and self.compared != dtype_name(self.dtype):
             details.append(f"from {self.compared}")
         if self.compared and self.dtype is not None and self.nbytes > self.count * self.dtype.itemsize:
@@ -76,6 +84,14 @@ class Call:
         return f"{name}{'' if self.is_counted else ' after'} #{sequence}" + (
             f" ({', '.join(details)})" if details else ""
         )
+
+
+def describe_shapes(shapes: Sequence[tuple[int, ...]]) -> str:
+    """Return the shapes of arrays that are reduced together, those beyond a few as a checksum."""
+    text = ", ".join(str(list(shape)) for shape in shapes[:_MOST_SHAPES])
+    if len(shapes) > _MOST_SHAPES:
+        text += f" and {len(shapes) - _MOST_SHAPES} more with checksum {zlib.crc32(repr(shapes).encode()):08x}"
+    return text
 
 
 def disagreement(descriptions: Sequence[str], name_of: Callable[[Sequence[int]], str] = name_ranks) -> MismatchError:

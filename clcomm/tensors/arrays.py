@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from clcomm.bfloat16 import BFLOAT16
 from clcomm.errors import ArgumentError
+from clcomm.stats.call import describe_shapes
 
 #: The dtypes of fractions and complex numbers in which a Communicator computes.
 _SUMMABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -77,3 +79,8 @@ def changed(tensor: torch.Tensor) -> None:
 def dtype_name(dtype: torch.dtype) -> str:
     """Return what messages call a dtype, such as "float32"."""
     return str(dtype).removeprefix("torch.")
+
+
+def described(tensors: Sequence[torch.Tensor]) -> str:
+    """Return what ranks compare of tensors of one dtype: their shapes and it."""
+    return f"{describe_shapes([tuple(each.shape) for each in tensors])} {dtype_name(tensors[0].dtype)}"

@@ -10,7 +10,7 @@ import torch
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, ClcommError
-from clcomm.tensors.arrays import array_of, bytes_of, changed, dtype_name, flat
+from clcomm.tensors.arrays import array_of, bytes_of, changed, described, dtype_name, flat
 from clcomm.tensors.staging import MOST_BYTES, Staging
 from clcomm.torch.sharing import LastingBuffers
 from clcomm.torch.tensors import give_back, on_host, summed_as
@@ -41,10 +41,13 @@ class TensorCollectives:
         self._reduce(values, op, label, bucket)
         give_back(values, tensor)
 
-    def _reduce(self, values: torch.Tensor, op: str, label: str = "", bucket: int = -1) -> None:
+    def _reduce(self, values: torch.Tensor, op: str, label: str = "", bucket: int = -1, compared: str = "") -> None:
+        """compared: what ranks compare; "": the tensor's shape and dtype."""
         summed = self._checked(summed_as, values.dtype)
+        if not compared:
+            compared = dtype_name(values.dtype) if values.dim() == 1 else described([values])
         # A rank that has joined (DistributedDataParallel.join) calls the others' all-reduces outside of a backward.
-        call: dict[str, Any] = {"op": op, "label": label, "bucket": bucket, "compared": dtype_name(values.dtype)}
+        call: dict[str, Any] = {"op": op, "label": label, "bucket": bucket, "compared": compared}
         values = flat(values)
         if self.comm.shares_memory and values.numel():
             if bucket >= 0:
@@ -65,7 +68,7 @@ class TensorCollectives:
         if len({each.dtype for each in values}) > 1:
             self.comm.refuse(f"tensors: expected one dtype, got {', '.join(dtype_name(each.dtype) for each in values)}")
         together = torch.cat(values)
-        self._reduce(together, op)
+        self._reduce(together, op, compared=described(tensors))
         for part, tensor in zip(together.split([each.numel() for each in values]), tensors, strict=True):
             give_back(part, tensor)
 
@@ -124,9 +127,8 @@ class TensorCollectives:
             give_back(whole.split(lengths)[rank], output)
             return
         mine = torch.empty(lengths[0], dtype=values.dtype)
-        self.comm.reduce_scatter(
-            array_of(values).reshape(size, -1), op, out=array_of(mine).reshape(1, -1), nbytes=size * output.nbytes
-        )
+        source, reduced = array_of(values).reshape(size, *output.shape), array_of(mine).reshape(1, *output.shape)
+        self.comm.reduce_scatter(source, op, out=reduced, nbytes=size * output.nbytes)
         give_back(mine.to(output.dtype), output)
 
     # --- copies ---
@@ -134,7 +136,7 @@ class TensorCollectives:
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Copy root's tensor into that of every rank."""
         values = self._checked(on_host, tensor)
-        self.comm.broadcast(array_of(values), root)
+        self.comm.broadcast(array_of(values).reshape(values.shape), root)
         if self.comm.rank != root:
             give_back(values, tensor)
 
@@ -148,7 +150,7 @@ class TensorCollectives:
             self._exchange("all_gather", [own] * self.comm.size, parts)
         else:
             gathered = torch.empty((self.comm.size, own.numel()), dtype=own.dtype)
-            self._gather_all(own, gathered)
+            self._gather_all(own if len({each.shape for each in outputs}) == 1 else flat(own), gathered)
             parts = list(gathered)
         for part, output in zip(parts, outputs, strict=True):
             give_back(part, output)
@@ -174,8 +176,8 @@ class TensorCollectives:
             sent = pair.row_array[: sent.nbytes]
         elif np.may_share_memory(sent, bytes_of(gathered)):
             sent = sent.copy()
-        kind = array_of(own).dtype  # which ranks compare
-        self.comm.all_gather(sent.view(kind), out=bytes_of(gathered).view(kind))
+        kind = array_of(own).dtype  # which ranks compare, with the shape
+        self.comm.all_gather(sent.view(kind).reshape(own.shape), out=bytes_of(gathered).view(kind))
 
     def gather(self, outputs: Sequence[torch.Tensor], source: torch.Tensor, root: int) -> None:
         """Copy rank r's tensor to output r on root; the other ranks give no outputs."""

@@ -15,10 +15,10 @@ import torch
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.stats.events import Collective
-from clcomm.tensors.arrays import bytes_of
+from clcomm.tensors.arrays import bytes_of, described
 from clcomm.torch.tensors import give_back, on_host
 from clcomm.torch.work import OwnWork
-from clcomm.transport.mpi_messages import Message, Messages
+from clcomm.transport.described_messages import DescribedMessages, Received, Sent
 
 #: Tests of a message before the rank that waits for it gives its core away, and the pauses then.
 _TESTS, _PAUSE_S = 2000, 2e-4
@@ -33,22 +33,22 @@ class GroupMessages:
 
     def __init__(self, comm: Communicator):
         self._counted = CountedMessages(comm)
-        self._messages = None if comm.comm is None else Messages(comm.comm)
+        self._messages = None if comm.comm is None else DescribedMessages(comm.comm)
 
     def send(self, tensor: torch.Tensor, rank: int, tag: int) -> MessageWork:
         """Start to send a tensor; it may not be written before the work is complete."""
         values = on_host(tensor)
-        message = self._open().send(bytes_of(values), rank, tag)
+        message = self._open().send(bytes_of(values), described([tensor]), rank, tag)
         return MessageWork(self._counted, message, [values], f"send to rank {rank}", lambda: None)
 
     def receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> MessageWork:
-        """Start to receive a tensor; rank None: from any rank."""
+        """Start to receive a tensor; rank None: from any rank. Waiting raises MismatchError for one of another kind."""
         values = on_host(tensor)
-        message = self._open().receive(bytes_of(values), rank, tag)
+        message = self._open().receive(bytes_of(values), described([tensor]), rank, tag)
         name = "recv from any rank" if rank is None else f"recv from rank {rank}"
         return MessageWork(self._counted, message, [tensor], name, lambda: give_back(values, tensor))
 
-    def _open(self) -> Messages:
+    def _open(self) -> DescribedMessages:
         if self._messages is None:
             self._refuse()
         return self._messages
@@ -93,7 +93,7 @@ class MessageWork(OwnWork):
     def __init__(
         self,
         counted: CountedMessages,
-        message: Message,
+        message: Sent | Received,
         outputs: list[torch.Tensor],
         name: str,
         finish: Callable[[], None],

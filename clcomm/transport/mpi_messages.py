@@ -14,8 +14,8 @@ from clcomm.transport.pending import advance_started
 
 #: The most bytes of one MPI message: MPI before version 4 of the standard counts with 32 bits.
 MOST_BYTES = 1 << 30
-#: Tags of this package's own messages; a program's tags follow.
-_EXCHANGE_TAG, FIRST_TAG = 11, 64
+#: MPI's tag of messages with tag 0, and the tag of exchanges.
+FIRST_TAG, _EXCHANGE_TAG = 64, 11
 
 
 class Messages:
@@ -29,25 +29,25 @@ class Messages:
         from mpi4py import MPI
 
         self._comm, self._byte, self._any, self._new_status = comm, byte(), MPI.ANY_SOURCE, MPI.Status
-        self._most_tag = (comm.Get_attr(MPI.TAG_UB) or 32767) - FIRST_TAG
+        self.most_tag = (comm.Get_attr(MPI.TAG_UB) or 32767) - FIRST_TAG
 
     def send(self, array: np.ndarray, rank: int, tag: int) -> Message:
         """Start to send a contiguous array; it may not be written before the message is complete."""
         tag = self._own_tag(tag)
         return Message(self, [self._comm.Isend([each, self._byte], rank, tag) for each in _pieces(array)])
 
-    def receive(self, array: np.ndarray, rank: int | None, tag: int) -> Message:
-        """Start to receive into a contiguous array; rank None: from any rank."""
+    def receive(self, array: np.ndarray, rank: int | None, tag: int, *, at_most: bool = False) -> Message:
+        """Start to receive into a contiguous array; rank None: from any rank; at_most: a message may be shorter."""
         source = self._any if rank is None else rank
         tag, pieces = self._own_tag(tag), _pieces(array)
         if rank is None and len(pieces) > 1:
             raise ArgumentError(f"source: expected a rank for a message above {MOST_BYTES} bytes, got any rank")
         requests = [self._comm.Irecv([each, self._byte], source, tag) for each in pieces]
-        return Message(self, requests, [each.nbytes for each in pieces])
+        return Message(self, requests, [each.nbytes for each in pieces], at_most)
 
     def _own_tag(self, tag: int) -> int:
-        if not 0 <= tag <= self._most_tag:
-            raise ArgumentError(f"tag: expected 0 to {self._most_tag}, got {tag}")
+        if not 0 <= tag <= self.most_tag:
+            raise ArgumentError(f"tag: expected 0 to {self.most_tag}, got {tag}")
         return tag + FIRST_TAG
 
 
@@ -58,10 +58,11 @@ class Message:
         messages: those of its communicator.
         requests: MPI's, one for each piece.
         expected: of a received message, the bytes of each piece.
+        at_most: whether it may have less.
     """
 
-    def __init__(self, messages: Messages, requests: list[Any], expected: Sequence[int] = ()):
-        self._messages, self._requests, self._expected = messages, requests, expected
+    def __init__(self, messages: Messages, requests: list[Any], expected: Sequence[int] = (), at_most: bool = False):
+        self._messages, self._requests, self._expected, self._at_most = messages, requests, expected, at_most
         self._statuses = [messages._new_status() for _ in requests]
         self._left = len(requests)
         #: The rank that sent it; -1 until it is received, and for a sent one.
@@ -88,10 +89,10 @@ class Message:
         if self._expected:
             self.source = self._statuses[at].Get_source()
             got = self._statuses[at].Get_count(self._messages._byte)
-            if got != self._expected[at]:
+            if got != self._expected[at] and not self._at_most:
                 raise MismatchError(
                     f"recv: expected a message of {sum(self._expected):,} bytes, got {got:,} from rank {self.source}; "
-                    f"send and receive tensors of equal shape and dtype"
+                    f"send and receive arrays of equal length"
                 )
 
 

@@ -28,6 +28,7 @@ CALLS = {
     "bucket": lambda comm, array: comm.all_reduce(array, "sum", label="gradients", bucket=4),
     "label": lambda comm, array: comm.all_reduce(array, "sum", label="metrics", bucket=3),
     "length": lambda comm, array: comm.all_reduce(array[:99], "sum", label="gradients", bucket=3),
+    "shape": lambda comm, array: comm.all_reduce(array.reshape(4, 25), "sum", label="gradients", bucket=3),
     "dtype": lambda comm, array: comm.all_reduce(array.view(np.int32), "sum", label="gradients", bucket=3),
     "root 0": lambda comm, array: comm.broadcast(array, 0),
     "root 1": lambda comm, array: comm.broadcast(array, 1),
@@ -60,6 +61,35 @@ def test_every_rank_raises_before_data_moves(auto, arrays, where) -> None:
         assert (array == 1).all(), other
         assert len(set(auto.all_gather_object(one_line(caught)))) == 1  # and the Communicator works on
     assert (auto.all_reduce(array) == auto.size).all()
+
+
+#: Collectives that take arrays of any shape.
+OF_SHAPES = {
+    "all_reduce": lambda comm, array: comm.all_reduce(array),
+    "all_reduce_init": lambda comm, array: comm.all_reduce_init(array),
+    "all_reduce_async": lambda comm, array: comm.all_reduce_async(array).wait(),
+    "by algorithm": lambda comm, array: comm.all_reduce(array, algorithm="ring"),
+    "broadcast": lambda comm, array: comm.broadcast(array),
+    "all_gather": lambda comm, array: comm.all_gather(array),
+    "all_gather_async": lambda comm, array: comm.all_gather_async(array, out=np.empty(comm.size * 100, "f4")).wait(),
+    "reduce_scatter": lambda comm, array: comm.reduce_scatter(array[None].repeat(comm.size, 0)),
+    "bucketed_allreduce": lambda comm, array: comm.bucketed_allreduce([array, np.ones(7, np.float32)]),
+}
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("where", [0, 1], ids=["shared", "elsewhere"])
+def test_arrays_of_one_length_and_two_shapes_do_not_match(auto, arrays, where) -> None:
+    """The same memory, last in another shape: what was planned for that is not used for this one."""
+    flat = arrays[where]
+    for name, call in OF_SHAPES.items():
+        flat[:] = 1
+        call(auto, flat.reshape(4, 25))
+        before = flat.copy()
+        with pytest.raises(MismatchError, match=r"4, 25\].*; rank 1 in .*25, 4\]"):
+            call(auto, flat.reshape((25, 4) if auto.rank == 1 else (4, 25)))
+        assert (flat == before).all(), name
+        auto.barrier()
 
 
 @pytest.mark.mpi(min_size=2)

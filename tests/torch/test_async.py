@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import torch.distributed as dist  # noqa: E402
 
-from clcomm.errors import ClcommError  # noqa: E402
+from clcomm.errors import ClcommError, MismatchError  # noqa: E402
 from tests.torch.references import drawn, folded, same  # noqa: E402
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -178,13 +178,47 @@ def test_batches_of_messages(world):
     assert (received == (rank - 1) % size).all()
 
 
+#: What rank 0 sends, and what rank 1 expects; n: a number of elements.
+OTHER_KINDS = {
+    "length": lambda n: (torch.ones(n), torch.zeros(n - 1)),
+    "dtype": lambda n: (torch.ones(n, dtype=torch.int32), torch.zeros(n)),
+    "shape": lambda n: (torch.ones(2, n // 2), torch.zeros(n // 2, 2)),
+    "dimensions": lambda n: (torch.ones(*[1] * 60, n), torch.zeros(*[1] * 61, n)),
+}
+
+
 @pytest.mark.mpi(min_size=2)
-def test_a_message_of_another_length_is_an_error_where_it_arrives(world):
+@pytest.mark.parametrize("count", [6, 5000, 1 << 20])
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+@pytest.mark.parametrize("source", [0, None], ids=["from rank 0", "from any rank"])
+def test_a_message_of_another_kind_is_an_error_where_it_arrives(world, count, kind, source):
+    """The next one arrives: a message that was refused has left nothing of itself on the way."""
+    sent, expected = OTHER_KINDS[kind](count)
     if dist.get_rank() == 0:
-        dist.send(torch.ones(3), 1, tag=9)
+        dist.send(sent, 1, tag=9)
+        dist.send(sent * 2, 1, tag=9)
     elif dist.get_rank() == 1:
-        with pytest.raises(ClcommError, match="12 from rank 0"):
-            dist.recv(torch.zeros(5), 0, tag=9)
+        with pytest.raises(MismatchError, match=r"recv: expected .* from rank 0; send and receive tensors of equal"):
+            dist.recv(expected, source, tag=9)
+        assert (expected == 0).all()
+        received = torch.empty_like(sent)
+        assert dist.recv(received, source, tag=9) == 0
+        assert torch.equal(received, sent * 2)
+    dist.barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_long_messages_under_one_tag_arrive_in_their_order(world):
+    count, long = 8, 5000
+    if dist.get_rank() == 0:
+        for work in [dist.isend(torch.full((long,), float(each)), 1) for each in range(count)]:
+            work.wait()
+    elif dist.get_rank() == 1:
+        tensors = [torch.zeros(long) for _ in range(count)]
+        works = [dist.irecv(tensor, 0 if each % 2 else None) for each, tensor in enumerate(tensors)]
+        for work in reversed(works):
+            work.wait()
+        assert [tensor.unique().tolist() for tensor in tensors] == [[float(each)] for each in range(count)]
     dist.barrier()
 
 
