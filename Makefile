@@ -63,7 +63,7 @@ DEVICE_RANK_TESTS ?= tests/test_gradient_path.py tests/test_averaged_gradients.p
   tests/test_replayed_synchronisation.py tests/sync/test_overlap.py tests/training/test_build_together.py
 
 .DELETE_ON_ERROR:
-.PHONY: ulfm options help mnist test test-plain test-mpi test-device intel tables figures fuzz soak courses proofs
+.PHONY: ulfm options help mnist test test-torch test-plain test-mpi test-device intel tables figures fuzz soak courses proofs
 .PHONY: combinations orders families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
 .PHONY: faults clean examples notebooks deploy matrix release newcomer hosts debian-packages unpack-debian docs
 .PHONY: docs-check drawings
@@ -78,22 +78,22 @@ help: ## list the targets and their variables
 mnist: $(FOR_MNIST) ## train on MNIST: RANKS ranks, ARGS passed on
 	$(LAUNCH) -n $(RANKS) $(BIN)/python -m examples.mnist $(ARGS)
 
-test: test-plain test-mpi ## the whole suite: plain, then on TEST_RANKS ranks
+RUN_TESTS = $(BIN)/python -m tests.run --launch "$(LAUNCH)" --workers $(TEST_WORKERS) --limit-s $(TEST_LIMIT_S) \
+  --record $(VENV)/outcomes
+# Read from the environment, as its quotes are the shell's.
+test test-torch test-plain test-mpi: export TEST_ARGS := $(TEST_ARGS)
+
+test: $(FOR_TEST) | $(OCLGRIND) ## the whole suite: plain, then on TEST_RANKS ranks, going on after a failure
+	@$(RUN_TESTS) --ranks $(TEST_RANKS)
+
+test-torch: $(VENV)/.has-$(SETUP),test,torch-suite | $(OCLGRIND) ## what `make test` skipped for want of PyTorch, which this installs
+	@$(RUN_TESTS) --ranks $(TEST_RANKS) --only-skipped-for PyTorch
 
 test-plain: $(FOR_TEST) | $(OCLGRIND) ## the tests that need no mpiexec
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
+	@$(RUN_TESTS) --ranks
 
-# Under --with-mpi only tests marked mpi are collected (tests/conftest.py). The ranks would share one test cache.
 test-mpi: $(FOR_TEST) ## the tests marked mpi, on TEST_RANKS ranks
-	@set -e; for ranks in $(TEST_RANKS); do \
-	  echo "== $$ranks ranks =="; \
-	  timeout --kill-after 10 $(TEST_LIMIT_S) $(LAUNCH) -n $$ranks $(BIN)/python -m mpi4py -m pytest --with-mpi -x -p no:cacheprovider $(TEST_ARGS); \
-	done
-# Several ranks' NumPy on few cores: one thread each.
-test-mpi: export OMP_NUM_THREADS ?= 1
-test-mpi: export OPENBLAS_NUM_THREADS ?= 1
-# faulthandler has no stack of a crash in a thread that is not Python's; the UCX in MPICH prints one.
-test-mpi: export UCX_HANDLE_ERRORS ?= bt
+	@$(RUN_TESTS) --ranks $(TEST_RANKS) --no-plain
 
 # On one core for each rank, and on all of them; the ranks compare bits.
 test-device: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS)$(if $(filter intel,$(DEVICE)),$(comma)intel) ## the engine's tests on DEVICE: intel, gpu:1, part of a name

@@ -6,6 +6,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,7 +20,8 @@ for name in ("COLUMNS", "LINES"):  # of no terminal: readline sets them in pytes
 from clcomm import Communicator  # noqa: E402 - after the environment is set
 from clcomm.transport.mpi_runtime import world  # noqa: E402
 from tests.helpers import cpu_device  # noqa: E402
-from tests.sampling import divided, is_whole_suite, sampled  # noqa: E402
+from tests.outcomes import Recorder, among  # noqa: E402
+from tests.sampling import divided, is_whole_suite, longest_first, sampled  # noqa: E402
 
 # Kernel builds and a busy machine make single examples slow: time is no measure of a test's result.
 settings.register_profile(
@@ -28,18 +30,34 @@ settings.register_profile(
 settings.load_profile("clcomm")
 
 
+def pytest_addoption(parser):
+    """Add what tests/run.py asks of a run."""
+    parser.addoption("--outcomes", type=Path, help="write what failed and what was skipped to this file")
+    parser.addoption("--only-listed", type=Path, help="run the tests and files of tests that this file lists")
+
+
 def pytest_collection_modifyitems(config, items):
     """Under mpiexec run what is about ranks alone: plain pytest runs the rest, once instead of once a rank."""
     chosen, with_mpi = items, config.getoption("--with-mpi", default=False)
     if with_mpi:
-        chosen = [item for item in items if item.get_closest_marker("mpi") is not None]
+        chosen = [item for item in items if needs_ranks(item) <= world().Get_size()]
     if is_whole_suite(config):
         chosen = sampled(chosen)
         if with_mpi:
             chosen = divided(chosen, world().Get_size())
+        else:
+            chosen = longest_first([item for item in chosen if item.get_closest_marker("mpi") is None])
+    if listed := config.getoption("--only-listed"):
+        chosen = among(chosen, set(listed.read_text().splitlines()))
     kept = set(chosen)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = chosen
+
+
+def needs_ranks(item):
+    """Return the ranks from which on a test runs under mpiexec; infinitely many if it is not about ranks."""
+    marks = list(item.iter_markers("mpi"))
+    return max((mark.kwargs.get("min_size", 1) for mark in marks), default=float("inf"))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -91,6 +109,12 @@ def device():
     return cpu_device("cpu")
 
 
+@pytest.fixture(scope="session")
+def torch():
+    """PyTorch; without it a test that asks for it is skipped, and no other of its file."""
+    return pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
 @pytest.fixture(autouse=True)
 def closed_at_the_end(request):
     """Finalize what a test on several ranks leaves open, unless it is marked as one that drops its Communicators."""
@@ -118,7 +142,12 @@ def _lent(made, request):
 
 
 def pytest_configure(config):
-    """Under mpiexec give each rank temporary directories of its own: pytest's clean-up takes away its neighbours'."""
+    """Record outcomes where they are asked for, on one rank.
+
+    Under mpiexec give each rank temporary directories of its own: pytest's clean-up takes away its neighbours'.
+    """
+    if (path := config.getoption("--outcomes")) and not hasattr(config, "workerinput") and world().Get_rank() == 0:
+        config.pluginmanager.register(Recorder(path))
     if config.getoption("--with-mpi", default=False):
         root = tempfile.mkdtemp(prefix="clcomm-tests-")
         atexit.register(shutil.rmtree, root, ignore_errors=True)

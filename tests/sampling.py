@@ -15,6 +15,8 @@ import pytest
 DIVIDED_FROM = 2
 #: Where one of four such cases runs: half of them on two ranks, which take least time.
 NUMBERS = (2, 3, 2, 4)
+#: The folders with the files that take longest.
+LONGEST = ("tests/oclgrind/", "tests/faults/", "tests/examples/", "tests/launch/")
 
 
 def is_whole_suite(config: pytest.Config) -> bool:
@@ -57,6 +59,11 @@ def divided(items: list[pytest.Item], ranks: int) -> list[pytest.Item]:
         return NUMBERS[_draw(item) % len(NUMBERS)] == ranks
 
     return [item for item in items if runs(item)]
+
+
+def longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the items with the files first that take longest, so that no process ends with one of them alone."""
+    return sorted(items, key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
 def _test_of(item: pytest.Item) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from clcomm import Communicator
 comm, device, batches = Communicator(), None, range(20)
 """,
     "docs/weights.md": """
-import clcomm.engine, numpy as np, torch
+import clcomm.engine, numpy as np
 from clcomm.engine import Flatten, Linear, Sequential, Tensor
 model, tensor = Sequential(Flatten(), Linear(784, 10)), Tensor(np.ones((2, 3), np.float32))
 """,
@@ -40,10 +41,8 @@ PROGRAMS = [
 @pytest.mark.parametrize(("page", "program"), PROGRAMS, ids=[page for page, _ in PROGRAMS])
 def test_a_page_s_program_runs(page: str, program: str, tmp_path: Path) -> None:
     for module, extra in (("torch", "torch"), ("sklearn", "digits"), ("netcl", "netcl"), ("onnx", "onnx")):
-        if re.search(rf"(import|from) {module}\b|export_{module}", program) and find_spec(module) is None:
+        if module in imported_by(program) and find_spec(module) is None:
             pytest.skip(f"{module} is not installed; pip install 'clcomm[{extra}]'")
-    if page == "docs/horovod.md" and find_spec("torch") is None:
-        pytest.skip("torch is not installed; pip install 'clcomm[torch]'")
     (tmp_path / "program.py").write_text(program)
     launcher = ["-m", "clcomm", "run", "-n", "1"] if "init_process_group" in program else []
     done = subprocess.run(
@@ -52,6 +51,44 @@ def test_a_page_s_program_runs(page: str, program: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert ("'total_allreduce_calls': " in done.stdout) is ("get_communication_stats" in program)
+
+
+#: What our modules and functions import from the extras.
+IMPORTED_BY_OURS = {
+    "clcomm.torch": "torch",
+    "clcomm.horovod": "torch",
+    "clcomm.lizardist.engine": "torch",
+    "clcomm.adapters.torch": "torch",
+    "clcomm.adapters.netcl": "netcl",
+    "clcomm.weights.export_onnx": "onnx",
+}
+
+
+def imported_by(program: str) -> set[str]:
+    """Return the packages that a program imports, itself or through modules of ours that need an extra."""
+    names = set()
+    for node in ast.walk(ast.parse(program)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.update({node.module, *(f"{node.module}.{alias.name}" for alias in node.names)})
+    extras = {extra for ours, extra in IMPORTED_BY_OURS.items() for name in names if f"{name}.".startswith(f"{ours}.")}
+    return extras | {name.partition(".")[0] for name in names}
+
+
+@pytest.mark.parametrize(
+    ("program", "packages"),
+    [
+        ("import clcomm.engine, numpy as np, torch", {"clcomm", "numpy", "torch"}),
+        ("def f():\n    from torch.nn import Linear", {"torch"}),
+        ("import clcomm.horovod as hvd", {"clcomm", "torch"}),
+        ("from clcomm import horovod, weights", {"clcomm", "torch"}),
+        ("from clcomm.weights import export_onnx", {"clcomm", "onnx"}),
+        ("# import torch\nprint('import torch')", set()),
+    ],
+)
+def test_imports_are_found_however_they_are_written(program: str, packages: set[str]) -> None:
+    assert imported_by(program) == packages
 
 
 def test_the_readme_shows_the_first_example() -> None:

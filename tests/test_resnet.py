@@ -11,13 +11,12 @@ from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
 from models import ResNet
 
-torch = pytest.importorskip("torch")
-from training.engines import torch_engine  # noqa: E402
-
 SHAPE, SIZES = (3, 12, 10), ((2, 1), 6)
 
 
-def pair(device, seed=3, classes=5):
+def pair(torch, device, seed=3, classes=5):
+    from training.engines import torch_engine
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         theirs = torch_engine.ResNet(SHAPE, classes, *SIZES)
@@ -31,17 +30,19 @@ def assert_same_state(ours, theirs, **tolerance):
         np.testing.assert_allclose(value, state[name].numpy(), err_msg=name, **tolerance)
 
 
-def test_the_default_is_resnet_18(device):
+def test_the_default_is_resnet_18(torch, device):
     ours = ResNet(device=device, seed=0)
     assert ours.parameter_count() == 11_173_962
+    from training.engines import torch_engine
+
     theirs = torch_engine.make_module("resnet", (3, 32, 32), 10, 0)
     assert_same_state(ours, theirs, rtol=0, atol=0)
     stages = [name for name in ours.state_dict() if name.endswith("conv1.weight")]
     assert stages == ["conv1.weight", *(f"layer{s}.{b}.conv1.weight" for s in range(1, 5) for b in range(2))]
 
 
-def test_losses_gradients_and_statistics_as_pytorch_over_steps(device):
-    ours, theirs = pair(device)
+def test_losses_gradients_and_statistics_as_pytorch_over_steps(torch, device):
+    ours, theirs = pair(torch, device)
     optimizer = SGD(ours, lr=0.02, momentum=0.9, weight_decay=5e-4)
     reference = torch.optim.SGD(theirs.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-4)
     rng = np.random.default_rng(2)
@@ -68,8 +69,8 @@ def test_losses_gradients_and_statistics_as_pytorch_over_steps(device):
     np.testing.assert_allclose(ours(Tensor(x, device)).numpy(), theirs(torch.tensor(x)).detach(), rtol=2e-2, atol=2e-3)
 
 
-def test_pytorchs_weights_are_loaded_and_given_back(device):
-    ours, theirs = pair(device)
+def test_pytorchs_weights_are_loaded_and_given_back(torch, device):
+    ours, theirs = pair(torch, device)
     theirs(torch.randn(8, *SHAPE))  # moves the statistics
     ours.load_state_dict({name: value.numpy() for name, value in theirs.state_dict().items()})
     assert_same_state(ours, theirs, rtol=0, atol=0)

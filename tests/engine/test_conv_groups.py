@@ -12,11 +12,10 @@ from clcomm.engine import functional as F
 from clcomm.errors import ArgumentError
 from tests.engine.slopes import assert_gradients_are_slopes
 
-torch = pytest.importorskip("torch")
 SMALL = st.integers(1, 3)
 
 
-def compare(device, ours, theirs, hosts, tolerance=1e-5):
+def compare(torch, device, ours, theirs, hosts, tolerance=1e-5):
     """Compare results and gradients with PyTorch's in float64."""
     leaves = [Tensor(host, device, requires_grad=True) for host in hosts]
     exact = [torch.tensor(host.astype(np.float64), requires_grad=True) for host in hosts]
@@ -37,7 +36,7 @@ def drawn(*shapes):
 
 
 @given(data=st.data())
-def test_groups_and_dilations_agree_with_pytorch(device, data):
+def test_groups_and_dilations_agree_with_pytorch(torch, device, data):
     groups, stride, padding = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 2)), data.draw(st.integers(0, 1))
     dilation = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
     channels, outputs = groups * data.draw(SMALL), groups * data.draw(SMALL)
@@ -45,6 +44,7 @@ def test_groups_and_dilations_agree_with_pytorch(device, data):
     shapes = [(data.draw(SMALL), channels, *sides), (outputs, channels // groups, *kernel), (outputs,)]
     hosts = drawn(*shapes[: data.draw(st.integers(2, 3))])
     compare(
+        torch,
         device,
         lambda x, w, b=None: F.conv2d(x, w, b, stride, padding, dilation, groups),
         lambda x, w, b=None: torch.nn.functional.conv2d(x, w, b, stride, padding, dilation, groups),
@@ -53,7 +53,7 @@ def test_groups_and_dilations_agree_with_pytorch(device, data):
 
 
 @given(data=st.data())
-def test_transposed_convolution_agrees_with_pytorch(device, data):
+def test_transposed_convolution_agrees_with_pytorch(torch, device, data):
     stride = data.draw(st.integers(1, 3))
     kernel = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
     padding = tuple(data.draw(st.integers(0, (k - 1) // 2)) for k in kernel)
@@ -64,6 +64,7 @@ def test_transposed_convolution_agrees_with_pytorch(device, data):
     images = data.draw(st.sampled_from([1, 2, 9]))
     hosts = drawn((images, channels, *sides), (channels, outputs, *kernel), (groups * outputs,))
     compare(
+        torch,
         device,
         lambda x, w, b: F.conv_transpose2d(x, w, b, stride, padding, more, groups, dilation),
         lambda x, w, b: torch.nn.functional.conv_transpose2d(x, w, b, stride, padding, more, groups, dilation),
@@ -72,9 +73,10 @@ def test_transposed_convolution_agrees_with_pytorch(device, data):
 
 
 @pytest.mark.parametrize("images", [2, 8])
-def test_groups_that_are_large_enough_for_products(device, images):
+def test_groups_that_are_large_enough_for_products(torch, device, images):
     hosts = drawn((images, 2 * 64, 6, 5), (2 * 64, 64, 3, 3), (2 * 64,))
     compare(
+        torch,
         device,
         lambda x, w, b: F.conv2d(x, w, b, 2, 1, groups=2),
         lambda x, w, b: torch.nn.functional.conv2d(x, w, b, 2, 1, groups=2),
@@ -86,9 +88,10 @@ def test_groups_that_are_large_enough_for_products(device, images):
 @pytest.mark.parametrize(
     ("images", "channels", "outputs", "side", "stride"), [(8, 64, 32, 8, 2), (16, 16, 3, 12, 1), (2, 128, 64, 4, 2)]
 )
-def test_both_ways_of_computing_a_transposed_convolution(device, images, channels, outputs, side, stride):
+def test_both_ways_of_computing_a_transposed_convolution(torch, device, images, channels, outputs, side, stride):
     hosts = drawn((images, channels, side, side), (channels, outputs, 4, 4))
     compare(
+        torch,
         device,
         lambda x, w: F.conv_transpose2d(x, w, None, stride, 1),
         lambda x, w: torch.nn.functional.conv_transpose2d(x, w, None, stride, 1),
@@ -109,7 +112,7 @@ def test_gradients_are_slopes(device):
     )
 
 
-def test_layers_start_and_compute_as_pytorchs(device):
+def test_layers_start_and_compute_as_pytorchs(torch, device):
     x = drawn((2, 6, 5, 4))[0]
     for make, reference in (
         (lambda **more: Conv2d(6, 4, 3, 1, 1, groups=2, dilation=(1, 2), **more),

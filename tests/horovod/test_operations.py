@@ -8,7 +8,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from clcomm.errors import ArgumentError  # noqa: E402
 from tests.helpers import one_line  # noqa: E402
-from tests.horovod.values import FLOATS, INTEGERS, SHAPES, adaptive_sum, folded, same_bits, spread, tensor_of  # noqa: E402
+from tests.horovod.values import FLOATS, INTEGERS, SHAPES, folded, same_bits, spread, tensor_of  # noqa: E402
+from tests.sync.adaptive_sum import adaptive_sum  # noqa: E402
 
 pytestmark = pytest.mark.mpi(min_size=1)
 OPS = ("Average", "Sum", "Min", "Max", "Product")

@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from tests.horovod.training import OPTIMIZERS, STEPS, batch_of, bits_of, gradients_of, net, reference  # noqa: E402
-from tests.horovod.values import adaptive_sum, folded, same_bits  # noqa: E402
+from tests.horovod.values import folded, same_bits  # noqa: E402
+from tests.sync.adaptive_sum import adaptive_sum  # noqa: E402
 
 pytestmark = pytest.mark.mpi(min_size=1)
 

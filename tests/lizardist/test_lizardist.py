@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 import math
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 from clcomm import Communicator
 from clcomm.errors import ArgumentError
+from clcomm.lizardist.utils.logger import get_logger
 from tests.helpers import one_line
 from tests.transport.references import same_bits
 
@@ -194,3 +197,32 @@ def test_no_tensors_are_no_calls(comm):
 def test_the_defaults_are_lizardists():
     comm = Communicator(transport="solo")
     assert (comm.bucket_size, comm.use_bucketing) == (1 << 20, True)
+
+
+@pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO, logging.ERROR])
+@pytest.mark.parametrize("name", ["lizardist", "of_a_test"])
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_logger_writes_each_message_once_with_its_rank(capsys, rank, name, level):
+    for _ in range(3):  # LizarDist's writes it as often as it was asked for
+        logger = get_logger(rank, name, level)
+    assert logger is logging.getLogger(name) and logger.level == level
+    for each in (logging.DEBUG, logging.INFO, logging.ERROR):
+        logger.log(each, "step %d", 7)
+    lines = capsys.readouterr().err.splitlines()
+    wanted = [each for each in (logging.DEBUG, logging.INFO, logging.ERROR) if each >= level]
+    assert len(lines) == len(wanted)
+    for line, each in zip(lines, wanted, strict=True):
+        assert line.startswith(f"[Rank {rank}] ")
+        assert line.endswith(f" - {name} - {logging.getLevelName(each)} - step 7")
+
+
+@pytest.mark.parametrize(
+    "module, name",
+    [
+        ("distributed.communicator", "Communicator"),
+        ("distributed.sync", "Synchronizer"),
+        ("utils.logger", "get_logger"),
+    ],
+)
+def test_lizardists_imports(module, name):
+    assert callable(getattr(importlib.import_module(f"clcomm.lizardist.{module}"), name))

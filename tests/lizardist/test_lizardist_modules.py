@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import logging
 import os
 import random
 import subprocess
@@ -18,7 +16,6 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from clcomm.lizardist.distributed.communicator import Communicator  # noqa: E402
 from clcomm.lizardist.distributed.sync import Synchronizer  # noqa: E402
 from clcomm.lizardist.engine.model import MLP, ConvNet  # noqa: E402
-from clcomm.lizardist.utils.logger import get_logger  # noqa: E402
 
 #: Model, and what the Communicator, the Synchronizer, an assignment to that later and the call say; None: nothing.
 SETTINGS = [*itertools.product([ConvNet, MLP], *[[None, True, False]] * 4)]
@@ -100,37 +97,6 @@ def test_the_convnet_computes_what_its_layers_say():
     for layer in (model.conv1, model.conv2):
         hidden = torch.nn.functional.max_pool2d(torch.relu(layer(hidden)), 2)
     assert torch.equal(model(x), model.fc2(torch.relu(model.fc1(hidden.reshape(4, -1)))))
-
-
-@pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO, logging.ERROR])
-@pytest.mark.parametrize("name", ["lizardist", "of_a_test"])
-@pytest.mark.parametrize("rank", [0, 3])
-def test_a_logger_writes_each_message_once_with_its_rank(capsys, rank, name, level):
-    for _ in range(3):  # LizarDist's writes it as often as it was asked for
-        logger = get_logger(rank, name, level)
-    assert logger is logging.getLogger(name) and logger.level == level
-    for each in (logging.DEBUG, logging.INFO, logging.ERROR):
-        logger.log(each, "step %d", 7)
-    lines = capsys.readouterr().err.splitlines()
-    wanted = [each for each in (logging.DEBUG, logging.INFO, logging.ERROR) if each >= level]
-    assert len(lines) == len(wanted)
-    for line, each in zip(lines, wanted, strict=True):
-        assert line.startswith(f"[Rank {rank}] ")
-        assert line.endswith(f" - {name} - {logging.getLevelName(each)} - step 7")
-
-
-@pytest.mark.parametrize(
-    "module, name",
-    [
-        ("distributed.communicator", "Communicator"),
-        ("distributed.sync", "Synchronizer"),
-        ("engine.model", "ConvNet"),
-        ("engine.model", "MLP"),
-        ("utils.logger", "get_logger"),
-    ],
-)
-def test_lizardists_imports(module, name):
-    assert callable(getattr(importlib.import_module(f"clcomm.lizardist.{module}"), name))
 
 
 def test_pytorch_is_imported_with_the_models_alone():

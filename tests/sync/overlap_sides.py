@@ -9,8 +9,6 @@ from clcomm import Synchronizer
 from clcomm.engine import CrossEntropyLoss, Generator, Linear, Module, Replay, Tensor
 from clcomm.optim import SGD
 
-torch = pytest.importorskip("torch")
-
 
 class Net(Module):
     """Three layers, of which the second can be left out."""
@@ -62,28 +60,32 @@ class Native(Side):
         return [value.tobytes() for value in self.model.state_dict().values()]
 
 
-class TorchNet(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = torch.nn.Linear(12, 40), torch.nn.Linear(40, 40)
-        self.third = torch.nn.Linear(40, 3)
-
-    def forward(self, x, whole=True):
-        x = self.first(x).relu()
-        return self.third(self.second(x).relu() if whole else x)
-
-
 class Torch(Side):
-    """Trains the same with PyTorch."""
+    """Trains the same with PyTorch, or skips the test where it is not installed."""
 
     def __init__(self, device, rank: int = 0):
+        self.torch = torch = pytest.importorskip("torch", reason="PyTorch is not installed")
         self.rank = rank
         torch.manual_seed(0)
-        self.model = TorchNet()
+        self.model = self.net()
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
 
+    def net(self):
+        nn = self.torch.nn
+
+        class TorchNet(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second, self.third = nn.Linear(12, 40), nn.Linear(40, 40), nn.Linear(40, 3)
+
+            def forward(self, x, whole=True):
+                x = self.first(x).relu()
+                return self.third(self.second(x).relu() if whole else x)
+
+        return TorchNet()
+
     def backward(self, step: int, whole: bool = True) -> None:
-        x, y = batch(self.rank, step)
+        torch, (x, y) = self.torch, batch(self.rank, step)
         torch.nn.functional.cross_entropy(self.model(torch.tensor(x), whole), torch.tensor(y).long()).backward()
 
     def bits(self) -> list[bytes]:

@@ -14,8 +14,6 @@ from tests.transport.references import folded
 AS_LAID_OUT = [["first.weight", "fourth.weight"], ["third.weight", "second.weight"]]
 AS_COMPLETED = [["fourth.weight", "third.weight"], ["second.weight"], ["first.weight"]]
 
-torch = pytest.importorskip("torch")
-
 
 class Tied(Module):
     """Its first layer, the last to be complete, is registered last and so has the first place in the layout."""
@@ -35,16 +33,24 @@ def native_step(model, rank: int) -> None:
     model(Tensor(x)).sum().backward()
 
 
-class TiedTorch(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.second, self.third, self.fourth, self.first = (torch.nn.Linear(8, 8, bias=False) for _ in range(4))
+@pytest.fixture
+def tied_torch(torch):
+    """The same in PyTorch."""
 
-    def forward(self, x):
-        return self.fourth(self.third(self.second(self.first(x))))
+    class TiedTorch(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.second, self.third, self.fourth, self.first = (torch.nn.Linear(8, 8, bias=False) for _ in range(4))
+
+        def forward(self, x):
+            return self.fourth(self.third(self.second(self.first(x))))
+
+    return TiedTorch
 
 
 def torch_step(model, rank: int) -> None:
+    import torch
+
     generator = torch.Generator().manual_seed(rank)
     model(torch.randn(4, 8, generator=generator)).sum().backward()
 
@@ -57,9 +63,10 @@ def names(buckets) -> list[list[str]]:
     return [[place.name for place in bucket.ranges] for bucket in buckets]
 
 
-@pytest.mark.parametrize(("kind", "step"), [(Tied, native_step), (TiedTorch, torch_step)], ids=["native", "torch"])
-def test_buckets_follow_what_the_first_backward_did(comm, kind, step):
-    model, sync = kind(), Synchronizer(comm, bucket_size=512)
+@pytest.mark.parametrize(("kind", "step"), [("native", native_step), ("torch", torch_step)], ids=["native", "torch"])
+def test_buckets_follow_what_the_first_backward_did(comm, request, kind, step):
+    model = Tied() if kind == "native" else request.getfixturevalue("tied_torch")()
+    sync = Synchronizer(comm, bucket_size=512)
     sync.broadcast_parameters(model)
     assert names(sync.bucket_plan(model)) == AS_LAID_OUT
     for _ in range(3):
@@ -74,8 +81,8 @@ def test_buckets_follow_what_the_first_backward_did(comm, kind, step):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_ranks_that_saw_different_orders_take_rank_0s(several):
-    model, sync = TiedTorch(), Synchronizer(several, bucket_size=256)
+def test_ranks_that_saw_different_orders_take_rank_0s(several, torch, tied_torch):
+    model, sync = tied_torch(), Synchronizer(several, bucket_size=256)
     sync.broadcast_parameters(model)
     x = torch.ones(2, 8)
     (model(x) if several.rank == 0 else model.first(model.second(model.third(model.fourth(x))))).sum().backward()

@@ -8,8 +8,6 @@ from clcomm import Synchronizer
 from tests.numpy_models import Model, set_gradients, values
 from tests.sync.overlap_sides import begun
 
-torch = pytest.importorskip("torch")
-
 
 def model_of(tensors: int, rank: int) -> Model:
     return Model((f"w{n}", values(n, rank, (10, 10 + n))) for n in range(tensors))

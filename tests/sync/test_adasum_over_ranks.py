@@ -8,11 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed")
-
 from clcomm.sync import adasum as module
 from clcomm.sync.adasum import adasum
-from tests.horovod.values import adaptive_sum
+from tests.sync.adaptive_sum import adaptive_sum
 
 
 class Rank:

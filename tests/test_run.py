@@ -1,0 +1,68 @@
+"""`python -m tests.run`: every part runs whatever fails, and the last lines say what failed and what was skipped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.faults.launch import mpiexec
+
+ROOT = Path(__file__).resolve().parent.parent
+DRAWN = """
+import pytest
+
+def test_that_fails():
+    assert False
+
+def test_that_needs_pytorch():
+    pytest.skip("PyTorch is not installed")
+
+def test_that_needs_it_too():
+    pytest.importorskip("torch.no_such_module")
+
+def test_that_nobody_knows_how_to_run():
+    pytest.skip("the moon is new")
+
+@pytest.mark.mpi(min_size=2)
+def test_on_ranks():
+    pass
+
+@pytest.mark.mpi(min_size=3)
+def test_on_more_ranks():
+    pass
+"""
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, list[str]]:
+    """Return the exit code and the last lines of a run over DRAWN alone, plain and on two ranks."""
+    (folder / "test_drawn.py").write_text(DRAWN)
+    command = [sys.executable, "-m", "tests.run", "--ranks", "2", "--launch", mpiexec(), "--workers", "0"]
+    tests = f"-p tests.conftest -c {ROOT / 'pyproject.toml'} --rootdir {folder} {folder / 'test_drawn.py'}"
+    ended = subprocess.run(
+        [*command, "--record", str(folder / "outcomes"), *arguments],
+        cwd=ROOT, env={**os.environ, "TEST_ARGS": tests}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    return ended.returncode, ended.stdout.rpartition("\n\n")[2].splitlines()
+
+
+def test_a_failure_ends_no_run_before_its_end(tmp_path: Path) -> None:
+    code, lines = run(tmp_path)
+    assert code == 1
+    assert [line.split()[:3] for line in lines[:2]] == [["plain", "failed", "0"], ["2", "ranks", "passed"]]
+    assert [" ".join(line.split()) for line in lines[2:]] == [
+        "Skipped tests and files of tests:",
+        "2 PyTorch is not installed: make test-torch",
+        "1 the moon is new",
+        "FAILED plain: test_drawn.py::test_that_fails",
+    ]
+    code, lines = run(tmp_path, "--only-skipped-for", "PyTorch")
+    assert code == 0, lines
+    assert lines[0].split()[:7] == ["plain", "passed", "0", "passed", "0", "failed", "2"], lines
+    assert not any(line.startswith("2 ranks") for line in lines)
+
+
+def test_without_a_run_before_nothing_was_skipped(tmp_path: Path) -> None:
+    code, lines = run(tmp_path, "--only-skipped-for", "PyTorch")
+    assert code == 2 and lines[-1].endswith("was skipped for PyTorch: run `make test` first")
