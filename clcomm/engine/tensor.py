@@ -13,12 +13,14 @@ import numpy as np
 
 from clcomm.engine.device import Device, default_device
 from clcomm.engine.host_exchange import HostExchange, array_from_dlpack
+from clcomm.engine.targets import require_none_noted
 from clcomm.engine.tensor_operators import TensorOperators
 from clcomm.errors import ArgumentError
 
 FLOAT32 = np.dtype(np.float32)
 INT32 = np.dtype(np.int32)
 _MOST_ELEMENTS = 2**31 - 1
+_NONE_KNOWN = np.empty(0, np.int32)
 
 Shape = tuple[int, ...]
 
@@ -50,7 +52,9 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
         ArgumentError: values that are not numbers, integers outside int32, no elements, or 2**31 or more of them.
     """
 
-    __slots__ = ("__weakref__", "_grad", "_hooks", "_node", "_requires_grad", "buffer", "device", "dtype", "shape")
+    __slots__ = (
+        "__weakref__", "_bounds", "_grad", "_hooks", "_node", "_requires_grad", "buffer", "device", "dtype", "shape",
+    )  # fmt: skip
 
     #: `backward` of autograd.py, which imports this file and sets it.
     _backward: ClassVar[Any]
@@ -59,6 +63,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
     _grad: Tensor | None
     _node: Node | None
     _hooks: list[tuple[Callable[[Tensor], Any], bool]] | None  # (hook, planned)
+    _bounds: np.ndarray  # see known_values; not set where it is empty
 
     def __init__(
         self,
@@ -75,6 +80,8 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
         self.buffer = self.device.upload(array, copy=copy)
         self._grad = self._node = self._hooks = None
         self._requires_grad = False
+        if copy and array.dtype == INT32:
+            self._bounds = np.array([array.min(), array.max()])
         if requires_grad:
             self.requires_grad = True
 
@@ -113,6 +120,8 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
         """Return a copy of the values on the host; waits for the queue."""
         array = np.empty(self.shape, self.dtype)
         self.device.read(self.buffer, array)
+        if array.ndim < 2 and np.isnan(array).any():  # perhaps the loss of a target that is no class
+            require_none_noted(self.device)
         return array
 
     def item(self) -> float | int:
@@ -127,6 +136,13 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
         if array.shape != self.shape:
             raise ArgumentError(f"copy_from: expected an array of shape {self.shape}, got {array.shape}")
         self.device.write(self.buffer, array)
+        if self.dtype == INT32:
+            self._bounds = np.array([array.min(), array.max()])
+
+    @property
+    def known_values(self) -> np.ndarray:
+        """The smallest and the largest of integers that were copied from the host; empty for all other tensors."""
+        return getattr(self, "_bounds", _NONE_KNOWN)
 
     # -- copies
 
@@ -237,7 +253,10 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
 
     def alias(self, shape: Shape) -> Tensor:
         """Return a tensor of another shape and as many elements, on the same memory, that is not on the tape."""
-        return wrap(self.device, self.buffer, shape, self.dtype)
+        tensor = wrap(self.device, self.buffer, shape, self.dtype)
+        if self.dtype == INT32:
+            tensor._bounds = self.known_values
+        return tensor
 
 
 def from_dlpack(exporter: Any, device: Device | str | None = None, *, copy: bool | None = None) -> Tensor:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clcomm.engine import CrossEntropyLoss, MSELoss, Tensor
+from clcomm.engine import CrossEntropyLoss, Linear, MSELoss, Replay, Tensor
 from clcomm.engine import functional as F
 from clcomm.errors import ArgumentError
 
@@ -83,8 +83,44 @@ def test_targets_that_are_no_class(device):
         F.cross_entropy(logits, np.array([0, 4, 1]))
     with pytest.raises(ArgumentError, match="targets must be 0 to 3, got -1"):
         F.cross_entropy(logits, np.array([0, -1, 1]))
-    losses = F.cross_entropy(logits, Tensor([0, 4, 1], device), "none").numpy()
-    assert np.isnan(losses).tolist() == [False, True, False]
+    for outside in (4, -1):
+        values = np.array([0, outside, 1], np.int32)
+        with pytest.raises(ArgumentError, match=f"targets must be 0 to 3, got {outside}"):
+            F.cross_entropy(logits, Tensor(values, device))
+        with pytest.raises(ArgumentError, match=f"targets must be 0 to 3, got {outside}"):
+            F.cross_entropy(logits, Tensor(values, device).reshape(3))
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"ignore_index": 9}])
+def test_a_target_that_only_the_device_knows_is_an_error_when_the_loss_is_read(device, reduction, options):
+    logits = Tensor(np.zeros((3, 4)), device)
+    bad = Tensor(np.array([0, 7, 1], np.int32), device, copy=False)
+    good = Tensor(np.array([0, 3, 1], np.int32), device, copy=False)
+    for _ in range(2):
+        loss = F.cross_entropy(logits, bad, reduction, **options)
+        with pytest.raises(ArgumentError, match="targets must be 0 to 3, got 7"):
+            loss.numpy()
+        assert np.isfinite(F.cross_entropy(logits, good, reduction, **options).numpy()).all()
+
+
+def test_a_replayed_loss_tells_of_a_target_outside_the_classes(device):
+    layer = Linear(4, 3, device=device)
+    layer.flat_space()
+
+    def step(x, targets):
+        loss = F.cross_entropy(layer(x), targets)
+        loss.backward()
+        return loss
+
+    replay, x = Replay(step), Tensor(np.ones((2, 4)), device)
+    for _ in range(4):
+        replay(x, Tensor([1, 2], device))
+        layer.zero_grad()
+    replayed = replay.replayed
+    with pytest.raises(ArgumentError, match="targets must be 0 to 2, got 5"):
+        replay(x, Tensor([1, 5], device)).item()
+    assert replay.replayed == replayed + 1
 
 
 def test_other_bad_arguments(device):

@@ -234,7 +234,7 @@ def test_embeddings_have_the_bits_of_the_whole_one(ranks, padding_idx):
     expected = whole(Tensor(tokens, device)).numpy()
     divided = parallelize_module(whole, ranks, VocabularyParallel())
     assert np.array_equal(divided(tokens).numpy(), expected)
-    outside = divided(Tensor(np.array([0, 5 * ranks.size], np.int32), device)).numpy()
+    outside = divided(Tensor(np.array([0, 5 * ranks.size], np.int32), device, copy=False)).numpy()
     assert np.isfinite(outside[0]).all()
     assert np.isnan(outside[1]).all()
     with pytest.raises(ArgumentError, match=f"expected 0 to {5 * ranks.size - 1}, got {5 * ranks.size}"):
@@ -317,8 +317,13 @@ def test_the_loss_as_a_module_takes_any_leading_dimensions(ranks):
         one_line(caught)
     with pytest.raises(ArgumentError, match=r"expected label_smoothing from 0 to 1, got 1\.5"):
         VocabularyParallelCrossEntropyLoss(ranks, label_smoothing=1.5)
-    outside = Tensor(np.full((2, 3), each * ranks.size, np.int32), device)
-    assert np.isnan(VocabularyParallelCrossEntropyLoss(ranks)(own, outside).item())
+    values = np.full((2, 3), each * ranks.size, np.int32)
+    message = f"0 to {each * ranks.size - 1}, got {each * ranks.size}"
+    with pytest.raises(ArgumentError, match=message):
+        VocabularyParallelCrossEntropyLoss(ranks)(own, Tensor(values, device))
+    loss = VocabularyParallelCrossEntropyLoss(ranks)(own, Tensor(values, device, copy=False))
+    with pytest.raises(ArgumentError, match=message):
+        loss.item()
 
 
 def test_layers_of_other_names_stay_as_they_are(ranks):

@@ -1,6 +1,6 @@
 /* Losses of rows of scores against class indices, with a weight for each class, and their gradients. A row whose target
    is `ignored` has neither loss nor gradient; another target that is not a class gives NaN instead of a read outside the
-   row. row_weights[row] is the weight of the row's class: a mean is over these. `g` is the gradient of one loss (g_step
+   row, and is noted in `outside`. row_weights[row] is the weight of the row's class: a mean is over these. `g` is the gradient of one loss (g_step
    0), or of each row's (g_step 1); with `divides` it is divided by `total`, the sum of the rows' weights. */
 
 INLINE float class_weight(__global const float *weight, int has_weight, int target) {
@@ -34,8 +34,8 @@ INLINE float weight_sum(__global const float *weight, int has_weight, int column
 __kernel void smoothed_losses(__global float *restrict losses, __global float *restrict row_weights,
                               __global float *restrict tops, __global float *restrict logs,
                               __global const float *restrict x, __global const int *restrict targets,
-                              __global const float *restrict weight, int has_weight, float smoothing, int ignored,
-                              int rows, int columns) {
+                              __global int *restrict outside, __global const float *restrict weight, int has_weight,
+                              float smoothing, int ignored, int rows, int columns) {
     GROUP_SCRATCH(scratch);
     FOR_ROWS(row, rows) {
         __global const float *from = x + row * columns;
@@ -56,6 +56,7 @@ __kernel void smoothed_losses(__global float *restrict losses, __global float *r
             if (target != ignored && is_class)
                 loss = (1.0f - smoothing) * own * (log_sum - (from[target] - top))
                     + (smoothing > 0.0f ? smoothing / columns * even : 0.0f);
+            if (target != ignored && !is_class) note_outside(outside, target, columns);
             losses[row] = loss;
             row_weights[row] = own;
             tops[row] = top;
@@ -98,10 +99,12 @@ __kernel void smoothed_losses_grad(__global float *restrict dx, __global const f
 /* -w[target] x[target], of logarithms of probabilities */
 __kernel void picked_losses(__global float *restrict losses, __global float *restrict row_weights,
                             __global const float *restrict x, __global const int *restrict targets,
-                            __global const float *restrict weight, int has_weight, int ignored, int rows, int columns) {
+                            __global int *restrict outside, __global const float *restrict weight, int has_weight,
+                            int ignored, int rows, int columns) {
     FOR_EACH(row, rows) {
         const int target = targets[row], is_class = target >= 0 && target < columns;
         const float own = target == ignored ? 0.0f : is_class ? class_weight(weight, has_weight, target) : NAN;
+        if (target != ignored && !is_class) note_outside(outside, target, columns);
         losses[row] = target != ignored && is_class ? -own * x[row * columns + target] : own;
         row_weights[row] = own;
     }

@@ -206,6 +206,14 @@ inline float float_of_bfloat16(uint bits) { return as_float(bits << 16); }
 #define INLINE static inline __attribute__((always_inline))
 INLINE int smaller(int a, int b) { return a < b ? a : b; }
 INLINE int larger(int a, int b) { return a > b ? a : b; }
+
+/* Notes the first index that is not one of `count`: see clcomm/engine/targets.py. */
+INLINE void note_outside(__global int *outside, int index, int count) {
+    if (atomic_add(outside, 1) == 0) {
+        outside[1] = index;
+        outside[2] = count;
+    }
+}
 #define UNROLL _Pragma("unroll")
 
 /* Helpers that take or return wide vectors are always inlined, so it does not matter how a processor without such

@@ -105,11 +105,11 @@ __kernel void log_sum_exp_grad(__global float *restrict dx, __global const float
 }
 
 /* losses[row] = log(sum(exp(x))) - x[target], and dx = scale * (probabilities - one_hot(target)). A target that is not a
-   class gives NaN instead of a read outside the row. With `sums_losses` a CPU's only work-item sums the losses too:
+   class gives NaN instead of a read outside the row, and is noted in `outside`. With `sums_losses` a CPU's only work-item sums the losses too:
    total = scale * sum(losses). */
 __kernel void cross_entropy(__global float *restrict losses, __global float *restrict total, __global float *restrict dx,
-                            __global const float *restrict x, __global const int *restrict targets, float scale,
-                            int rows, int columns, int sums_losses) {
+                            __global const float *restrict x, __global const int *restrict targets,
+                            __global int *restrict outside, float scale, int rows, int columns, int sums_losses) {
     GROUP_SCRATCH(scratch);
     FOR_ROWS(row, rows) {
         __global const float *from = x + row * columns;
@@ -118,7 +118,11 @@ __kernel void cross_entropy(__global float *restrict losses, __global float *res
         const float divisor = row_softmax(to, from, top, columns, scratch);
         const int target = targets[row];
         FOR_COLUMNS(i, columns) to[i] = scale * (to[i] - (i == target ? 1.0f : 0.0f));
-        if (GROUP_LEADER) losses[row] = target >= 0 && target < columns ? log(divisor) - (from[target] - top) : NAN;
+        if (GROUP_LEADER) {
+            const int is_class = target >= 0 && target < columns;
+            losses[row] = is_class ? log(divisor) - (from[target] - top) : NAN;
+            if (!is_class) note_outside(outside, target, columns);
+        }
     }
 #ifdef ON_CPU
     if (sums_losses) *total = scale * sum_run(losses, rows);

@@ -57,11 +57,11 @@ __kernel void part_terms(__global float *restrict terms, __global const float *r
 
 /* The cross-entropy of each row from all parts' terms, one part after the other, in the order of the parts; logs[row] is
    the logarithm of the sum over all parts. With s for the smoothing and C tokens: (1 - s) (-log p[target]) + s / C sum of
-   -log p. A row whose target is `ignored` has no loss and no weight. */
+   -log p. A row whose target is `ignored` has no loss and no weight; another that is no token is noted in `outside`. */
 __kernel void losses_of_parts(__global float *restrict losses, __global float *restrict row_weights,
                               __global float *restrict logs, __global const float *restrict terms,
-                              __global const int *restrict targets, float smoothing, int ignored, int parts,
-                              int vocabulary, int rows) {
+                              __global const int *restrict targets, __global int *restrict outside, float smoothing,
+                              int ignored, int parts, int vocabulary, int rows) {
     const int step = smoothing > 0.0f ? 3 * rows : 2 * rows, columns = vocabulary / parts;
     FOR_EACH(row, rows) {
         float top = -INFINITY, sum = 0.0f, own = 0.0f, below = 0.0f;
@@ -77,7 +77,9 @@ __kernel void losses_of_parts(__global float *restrict losses, __global float *r
         const int target = targets[row];
         const float even = smoothing > 0.0f ? smoothing / vocabulary * below : 0.0f;
         const float smoothed = (1.0f - smoothing) * (log_sum - own) + even;
-        const float loss = target >= 0 && target < vocabulary ? smoothed : NAN;
+        const int is_token = target >= 0 && target < vocabulary;
+        const float loss = is_token ? smoothed : NAN;
+        if (!is_token && target != ignored) note_outside(outside, target, vocabulary);
         logs[row] = log_sum;
         losses[row] = target == ignored ? 0.0f : loss;
         row_weights[row] = target == ignored ? 0.0f : 1.0f;

@@ -9,6 +9,7 @@ import numpy as np
 from clcomm.engine.autograd import Op
 from clcomm.engine.ops import loss
 from clcomm.engine.ops.reduce import sum_over
+from clcomm.engine.targets import note_of
 from clcomm.engine.tensor import Tensor, empty, float_tensor, wrap
 from clcomm.errors import ArgumentError
 
@@ -42,8 +43,8 @@ class SmoothedCrossEntropy(ClassLoss):
         device, (rows, columns) = x.device, x.shape
         losses, weights, tops, logs = (empty(device, (rows,)) for _ in range(4))
         own = (x if weight is None else weight, int(weight is not None), smoothing, ignored, rows, columns)
-        kernel = device.kernel("class_losses", "smoothed_losses")
-        device.launch(kernel, *device.row_grid(rows, columns), losses, weights, tops, logs, x, targets, *own)
+        kernel, outside = device.kernel("class_losses", "smoothed_losses"), note_of(device)
+        device.launch(kernel, *device.row_grid(rows, columns), losses, weights, tops, logs, x, targets, outside, *own)
         ctx.targets, ctx.own = targets, own
         ctx.save(x, tops, logs)
         return ClassLoss.reduced(ctx, losses, weights, reduction)
@@ -69,7 +70,7 @@ class NegativeLogLikelihood(ClassLoss):
         losses, weights = empty(device, (rows,)), empty(device, (rows,))
         own = (x if weight is None else weight, int(weight is not None), ignored, rows, columns)
         kernel = device.kernel("class_losses", "picked_losses")
-        device.launch(kernel, *device.grid(rows), losses, weights, x, targets, *own)
+        device.launch(kernel, *device.grid(rows), losses, weights, x, targets, note_of(device), *own)
         ctx.targets, ctx.own = targets, own
         return ClassLoss.reduced(ctx, losses, weights, reduction)
 
@@ -106,8 +107,8 @@ def cross_entropy(
             the Inception architecture for computer vision", 2016.
 
     Raises:
-        ArgumentError: shapes, dtypes or the share do not fit, or a target in an array is not a class; such a target in
-            a tensor gives a loss of NaN.
+        ArgumentError: shapes, dtypes or the share do not fit, or a target is not a class; for one that only the device
+            knows, when the loss, NaN, is read.
     """
     if weight is None and ignore_index is None and label_smoothing == 0:
         return loss.cross_entropy(logits, targets, reduction)

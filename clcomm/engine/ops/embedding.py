@@ -38,7 +38,7 @@ def embedding(indices: Tensor | np.ndarray, table: Tensor, padding_idx: int | No
     """Return the rows of a table [entries, columns] at `indices` (any shape): [*indices.shape, columns].
 
     Args:
-        indices: an int32 tensor, or integers; of a tensor an index outside the table gives NaN.
+        indices: an int32 tensor, or integers; one outside the table that only the device knows gives NaN.
         table: float32 [entries, columns].
         padding_idx: the row that gets no gradient; a negative one counts from the end.
 
@@ -57,11 +57,16 @@ def _index_tensor(indices: Any, table: Tensor) -> Tensor:
     if isinstance(indices, Tensor):
         if indices.dtype != INT32:
             raise ArgumentError(f"embedding: expected int32 indices, got {indices.dtype}")
+        _require_rows(indices.known_values, table.shape[0])
         return indices
     array = np.asarray(indices)
     if array.dtype.kind not in "iu" or not array.size:
         raise ArgumentError(f"embedding: expected integer indices, got {array.dtype} of shape {array.shape}")
-    if array.min() < 0 or array.max() >= table.shape[0]:
-        outside = array[(array < 0) | (array >= table.shape[0])].flat[0]
-        raise ArgumentError(f"embedding: expected indices from 0 to {table.shape[0] - 1}, got {outside}")
+    _require_rows(array, table.shape[0])
     return Tensor(array.astype(np.int32), table.device)
+
+
+def _require_rows(values: np.ndarray, entries: int) -> None:
+    outside = values[(values < 0) | (values >= entries)]
+    if outside.size:
+        raise ArgumentError(f"embedding: expected indices from 0 to {entries - 1}, got {outside.flat[0]}")

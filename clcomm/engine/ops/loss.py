@@ -9,6 +9,7 @@ import numpy as np
 from clcomm.engine.autograd import Op
 from clcomm.engine.ops.broadcasting import broadcast_shape, expand
 from clcomm.engine.ops.reduce import ROW_BLOCK, sum_over
+from clcomm.engine.targets import note_of, require_classes
 from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor, is_one, wrap
 from clcomm.errors import ArgumentError
 
@@ -31,8 +32,9 @@ class CrossEntropy(Op):
         grid = device.row_grid(rows, columns)
         sums_losses = reduction != "none" and device.is_cpu and grid[0] == (1,) and rows <= ROW_BLOCK
         total = empty(device, ()) if sums_losses else losses
-        kernel = device.kernel("softmax", "cross_entropy")
-        device.launch(kernel, *grid, losses, total, dx, logits, targets, scale, rows, columns, int(sums_losses))
+        sizes = scale, rows, columns, int(sums_losses)
+        kernel, outside = device.kernel("softmax", "cross_entropy"), note_of(device)
+        device.launch(kernel, *grid, losses, total, dx, logits, targets, outside, *sizes)
         ctx.save(dx)
         if reduction == "none" or sums_losses:
             return total
@@ -97,8 +99,8 @@ def cross_entropy(logits: Tensor, targets: Tensor | np.ndarray, reduction: str =
         reduction: "mean", "sum" or "none" (one loss for each row).
 
     Raises:
-        ArgumentError: shapes or dtypes do not fit, or a target in an array is not a class; such a target in a tensor
-            gives a loss of NaN.
+        ArgumentError: shapes or dtypes do not fit, or a target is not a class; for one that only the device knows, when
+            the loss, NaN, is read.
     """
     float_tensor("cross_entropy", logits)
     if logits.ndim != 2:
@@ -115,16 +117,13 @@ def target_tensor(name: str, x: Tensor, targets: Any, ignore_index: int | None =
         array = np.asarray(targets)
         if array.dtype.kind not in "iu":
             raise ArgumentError(f"{name}: expected integer targets, got {array.dtype}")
-        outside = (array < 0) | (array >= classes)
-        if ignore_index is not None:
-            outside &= array != ignore_index
-        if outside.any():
-            raise ArgumentError(f"{name}: targets must be 0 to {classes - 1}, got {array[outside].flat[0]}")
+        require_classes(name, array, classes, ignore_index)
         _check_rows(name, rows, array.shape)
         return Tensor(array, x.device)
     if targets.dtype != INT32:
         raise ArgumentError(f"{name}: expected int32 targets, got {targets.dtype}")
     _check_rows(name, rows, targets.shape)
+    require_classes(name, targets.known_values, classes, ignore_index)
     return targets
 
 

@@ -18,6 +18,7 @@ from clcomm.engine.nn.module import Module
 from clcomm.engine.ops.class_losses import NONE_IGNORED, ClassLoss, check_smoothing
 from clcomm.engine.ops.loss import check_reduction
 from clcomm.engine.parameter import Parameter
+from clcomm.engine.targets import note_of
 from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 from clcomm.parallel.exchange import ACTIVATIONS, Exchange
@@ -88,7 +89,7 @@ class CrossEntropyOfParts(ClassLoss):
         losses, weights, logs = (empty(device, (rows,)) for _ in range(3))
         kernel = device.kernel("vocabulary", "losses_of_parts")
         sizes = smoothing, ignored, ranks.size, classes, rows
-        device.launch(kernel, *device.grid(rows), losses, weights, logs, terms, targets, *sizes)
+        device.launch(kernel, *device.grid(rows), losses, weights, logs, terms, targets, note_of(device), *sizes)
         ctx.targets, ctx.own, ctx.classes = targets, (first, smoothing, ignored), classes
         ctx.save(x, logs)
         return ClassLoss.reduced(ctx, losses, weights, reduction)
@@ -125,8 +126,8 @@ def cross_entropy(
         label_smoothing: the share, from 0 to 1, of a uniform distribution in the targets', as `F.cross_entropy` has it.
 
     Raises:
-        ArgumentError: shapes, dtypes or the share do not fit, or a target in an array is not a class; such a target in
-            a tensor gives a loss of NaN.
+        ArgumentError: shapes, dtypes or the share do not fit, or a target in an array is not a class; for one in a
+            tensor, when the loss, NaN, is read.
     """
     check_reduction("cross_entropy", reduction)
     check_smoothing(label_smoothing)
@@ -177,13 +178,18 @@ def _integers(name: str, given: Any, like: Tensor, count: int, ignored: int | No
     if isinstance(given, Tensor):
         if given.dtype != INT32:
             raise ArgumentError(f"{name}: expected int32, got {given.dtype}")
+        _require_below(name, given.known_values, count, ignored)
         return given
     array = np.asarray(given)
     if array.dtype.kind not in "iu" or not array.size:
         raise ArgumentError(f"{name}: expected integers, got {array.dtype} of shape {array.shape}")
-    outside = (array < 0) | (array >= count)
-    if ignored is not None:
-        outside &= array != ignored
-    if outside.any():
-        raise ArgumentError(f"{name}: expected 0 to {count - 1}, got {array[outside].flat[0]}")
+    _require_below(name, array, count, ignored)
     return Tensor(array.astype(np.int32), like.device)
+
+
+def _require_below(name: str, values: np.ndarray, count: int, ignored: int | None) -> None:
+    outside = (values < 0) | (values >= count)
+    if ignored is not None:
+        outside &= values != ignored
+    if outside.any():
+        raise ArgumentError(f"{name}: expected 0 to {count - 1}, got {values[outside].flat[0]}")
