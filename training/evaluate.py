@@ -32,10 +32,11 @@ def evaluate(comm: Communicator, predict: Callable[[np.ndarray], np.ndarray], lo
         loader: this rank's part of the dataset.
     """
     totals = np.zeros(3, np.float64)  # samples, correct, loss
-    for images, several in loader:
-        labels = several.reshape(-1)
-        logits = predict(images).reshape(len(labels), -1)
-        totals += len(labels), int((logits.argmax(1) == labels).sum()), _cross_entropy(logits, labels)
+    with comm.phase("predict"):
+        for images, several in loader:
+            labels = several.reshape(-1)
+            logits = predict(images).reshape(len(labels), -1)
+            totals += len(labels), int((logits.argmax(1) == labels).sum()), _cross_entropy(logits, labels)
     comm.rendezvous()
     samples, correct, loss = comm.all_reduce(totals, label="metrics")
     return Evaluation(correct / samples, loss / samples, int(samples))

@@ -54,6 +54,8 @@ class Metrics:
     cold_cpu_s: float = 0.0
     measured_cpu_s: float = 0.0
     measured_s: float = 0.0
+    first_samples: int = 0
+    first_seconds: float = 0.0
     warm_samples: int = 0
     warm_seconds: float = 0.0
     epoch_loss: float = 0.0
@@ -69,6 +71,8 @@ class Metrics:
         self.data_wait_s += record.data_wait_s
         self.epoch_loss += record.loss * record.samples
         self.epoch_samples += record.samples
+        if self.steps == 1:
+            self.first_samples, self.first_seconds = record.samples, record.seconds
         if self.steps <= WARM_UP_STEPS:
             self.cold_durations.add(record.seconds)
             self.cold_cpu_s += record.cpu_s or 0.0
@@ -91,8 +95,10 @@ class Metrics:
         self.epoch_loss, self.epoch_samples = 0.0, 0
 
     def samples_per_s(self) -> float:
-        """Return this rank's samples per second, without the first WARM_UP_STEPS unless there are no others."""
+        """Return this rank's samples per second, without the first WARM_UP_STEPS; of fewer without the first."""
         samples, seconds = self.warm_samples, self.warm_seconds
+        if not samples:
+            samples, seconds = self.samples - self.first_samples, self.seconds - self.first_seconds
         if not samples:
             samples, seconds = self.samples, self.seconds
         return samples / seconds if seconds else 0.0

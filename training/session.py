@@ -16,6 +16,7 @@ from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine.selection import load_platforms
 from clcomm.report.last_steps import LastSteps
 from clcomm.report.record import gather_records, layout_of
+from clcomm.report.warm_steps import FirstSteps
 from clcomm.sampler import EvaluationSampler
 from clcomm.stats.comm_stats import CommStats
 from clcomm.stats.cores import CoreWaits
@@ -79,6 +80,7 @@ class Session:
         self._evaluation: Evaluation | None = None
         self._evaluated_at = -1
         self._windows, self._history, self._last_steps = StepWindows(), StepHistory(), LastSteps()
+        self._first_steps = FirstSteps(comm, self._core_waits)
 
     @property
     def replicas(self) -> Communicator:
@@ -174,6 +176,7 @@ class Session:
         load_state(trainer, state)
         trainer.metrics = old.metrics
         trainer.schedule = parse_schedule(self.options.schedule, trainer.total_steps(self.epochs))
+        self._first_steps = FirstSteps(self.comm, self._core_waits)
         self._checkpoints.close()
         self._checkpoints = Checkpoints(self.options, self.comm, self.splits.name)
 
@@ -236,6 +239,7 @@ class Session:
         return gather_records(
             self.comm,
             last_steps=self._last_steps,
+            cold=self._first_steps.figures,
             device=f"{opencl.kind} {opencl.name}" if opencl else self.parts.device,
             driver=opencl.driver if opencl else None,
             steps=metrics.steps,
@@ -261,6 +265,8 @@ class Session:
             trainer.callbacks += [self._windows, self._history]
             self.comm.add_observer(self._last_steps)
             stack.callback(self.comm.remove_observer, self._last_steps)
+            self.comm.add_observer(self._first_steps)
+            stack.callback(self.comm.remove_observer, self._first_steps)
             trainer.callbacks.extend(shown)
             for _ in self.steps():
                 epoch_done = trainer.epoch_done

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from clcomm.report import run_costs
 from clcomm.report.reading import Run
 from clcomm.report.step_parts import PART_KEYS, moving, parts_of, reducing, synchronisation
+from clcomm.report.warm_steps import warm
 from clcomm.stats.comm_stats import MOST_TALLIES
 from clcomm.synchronizer import GRADIENTS
 
@@ -21,15 +23,18 @@ class Analysis:
         self.by_rank = [(record, run.stats([record])) for record in run.ranks]
         self.buckets = [row for row in self.counts["buckets"] if row["label"] == GRADIENTS]
         self.reductions = self.stats.total("all_reduce", GRADIENTS)
-        self.steps = self._mean("steps")
-        self.training_s = self._mean("training_s")
-        self.data_wait_s = self._mean("data_wait_s")
+        #: Each rank's record and stats without its first steps: what means, shares and causes are of.
+        self.warm = [warm(record, stats) for record, stats in self.by_rank]
+        self.all_steps, self.all_training_s = _mean_value(run.ranks, "steps"), _mean_value(run.ranks, "training_s")
+        warm_records = [record for record, _ in self.warm]
+        self.steps, self.training_s = _mean_value(warm_records, "steps"), _mean_value(warm_records, "training_s")
+        self.data_wait_s = _mean_value(warm_records, "data_wait_s")
         self.several = run.world_size > 1
         self.compressed = any(row["wire_bytes"] != row["bytes"] for row in self.counts["operations"])
         self.moving = moving(self.several, self.compressed)
-        self.parts = [parts_of(record, stats, self.moving) for record, stats in self.by_rank]
-        self.reducing = _mean_of([reducing(stats) for _, stats in self.by_rank])
-        self.sync = _mean_of([synchronisation(stats) for _, stats in self.by_rank])
+        self.parts = [parts_of(record, stats, self.moving) for record, stats in self.warm]
+        self.reducing = _mean_of([reducing(stats) for _, stats in self.warm])
+        self.sync = _mean_of([synchronisation(stats) for _, stats in self.warm])
         self.overflows = len(self.stats.tallies) >= MOST_TALLIES
         self.sums = run.ranks[0]["sums"]
         ceiling = run_costs.ceiling_of(run.figures["ceilings"], self.reductions["transport"], self.sums)
@@ -44,9 +49,10 @@ class Analysis:
         can_predict = layout and self.buckets and not run_costs.unfit(self.buckets)
         self.advice = run_costs.advise(self.costs, layout) if self.costs and can_predict else None
 
-    def _mean(self, name: str) -> float | None:
-        values = [record[name] for record in self.run.ranks]
-        return None if None in values else sum(values) / len(values)
+    @property
+    def cold_steps(self) -> int:
+        """The steps at the start of the run that means, shares and causes leave out."""
+        return round((self.all_steps or 0) - (self.steps or 0))
 
     def stored_costs(self) -> run_costs.Costs | None:
         """Return the costs that `clcomm tune` measured on this host; None if there are none that apply."""
@@ -54,17 +60,22 @@ class Analysis:
 
     @property
     def sync_s(self) -> float:
-        """Seconds of the run spent synchronising the replicas."""
+        """Seconds of the steps, without the first, spent synchronising the replicas."""
         return self.sync["pack_s"] + self.sync["exposed_s"] + self.sync["unpack_s"]
 
     @property
     def sync_share(self) -> float | None:
-        """`sync_s` as a share, 0 to 1, of the time of all steps; None if steps were not timed."""
+        """`sync_s` as a share, 0 to 1, of the time of these steps; None if steps were not timed."""
         return self.sync_s / self.training_s if self.training_s else None
 
     def per_step(self, seconds: float | None) -> float | None:
-        """Return a total time divided by the number of steps; None if either is not known."""
+        """Return a time of the steps without the first divided by their number; None if either is not known."""
         return seconds / self.steps if self.steps and seconds is not None else None
+
+
+def _mean_value(records: Sequence[dict[str, Any]], name: str) -> float | None:
+    values = [record[name] for record in records]
+    return None if None in values else sum(values) / len(values)
 
 
 def _mean_of(rows: list[dict[str, float]]) -> dict[str, float]:
@@ -85,7 +96,7 @@ def mean_step_by_rank(analysis: Analysis) -> list[dict[str, float]]:
     shown = [name for name, _ in mean_step(analysis)]
     return [
         {name: parts.get(name, 0.0) / record["steps"] for name in shown} if parts else {}
-        for (record, _), parts in zip(analysis.by_rank, analysis.parts, strict=True)
+        for (record, _), parts in zip(analysis.warm, analysis.parts, strict=True)
     ]
 
 
@@ -93,12 +104,12 @@ def rank_rows(analysis: Analysis) -> list[dict[str, Any]]:
     """Return a row for each rank: its host, its time, its memory, and how often and how far it came last."""
     stragglers = {row["rank"]: row for row in analysis.counts["stragglers"]}
     rows = []
-    for record, stats in analysis.by_rank:
-        steps, training_s, cpu_s = record["steps"], record["training_s"], record["cpu_s"]
+    for (record, stats), (warm_record, _) in zip(analysis.by_rank, analysis.warm, strict=True):
+        training_s, cpu_s = record["training_s"], record["cpu_s"]
         straggler = stragglers.get(record["rank"], {"last": 0, "share": 0.0, "mean_late_s": None})
         rows.append({
-            "rank": record["rank"], "host_name": record["host_name"], "cpus": record["cpus"], "steps": steps,
-            "step_s": training_s / steps if steps and training_s is not None else None,
+            "rank": record["rank"], "host_name": record["host_name"], "cpus": record["cpus"], "steps": record["steps"],
+            "step_s": _step_s(warm_record),
             "cpu_share": cpu_s / training_s if training_s and cpu_s is not None else None,
             "last": straggler["last"] if stragglers else None,
             "last_share": straggler["share"] if stragglers else None, "mean_late_s": straggler["mean_late_s"],
@@ -108,11 +119,16 @@ def rank_rows(analysis: Analysis) -> list[dict[str, Any]]:
     return rows
 
 
+def _step_s(record: dict[str, Any]) -> float | None:
+    steps, training_s = record["steps"], record["training_s"]
+    return training_s / steps if steps and training_s is not None else None
+
+
 def hidden_by_rank_s(analysis: Analysis) -> list[float]:
     """Return the seconds of communication hidden behind each rank's mean step."""
     return [
         synchronisation(stats)["hidden_s"] / record["steps"] if record["steps"] else 0.0
-        for record, stats in analysis.by_rank
+        for record, stats in analysis.warm
     ]
 
 

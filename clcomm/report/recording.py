@@ -6,6 +6,7 @@ import os
 
 from clcomm.communicator import Communicator
 from clcomm.report.record import gather_records, run_document, write_document
+from clcomm.report.warm_steps import FirstSteps
 from clcomm.stats.events import Phase
 from clcomm.trace import Trace
 
@@ -24,6 +25,8 @@ class Recording:
         self._comm, self._report = comm, report
         self._trace: Trace | None = None
         self._steps, self._training_s = 0, 0.0
+        self._first_steps = FirstSteps(comm)
+        comm.add_observer(self._first_steps)
         comm.add_observer(self)
 
     @classmethod
@@ -66,7 +69,9 @@ class Recording:
         """Write what was asked for; collective."""
         self.stop_trace()
         if self._report:
-            records = gather_records(self._comm, steps=self._steps, training_s=self._training_s)
+            records = gather_records(
+                self._comm, steps=self._steps, training_s=self._training_s, cold=self._first_steps.figures
+            )
             document = run_document(records, engine="torch", steps=self._steps, bucket_size=self._comm.bucket_size)
             write_document(self._report, document, self._comm, REPORT)
             self._report = ""

@@ -164,6 +164,10 @@ _HISTORY: dict[str, Check] = {
     "first_step": _COUNT, "steps_a_point": whole(1), "loss": list_of(or_none(signed_number), 1024),
     "step_ms": list_of(number, 1024), "communication_ms": list_of(number, 1024),
 }  # fmt: skip
+_COLD: dict[str, Check] = {
+    "steps": _COUNT, "training_s": number, "data_wait_s": number, "core_waits_s": or_none(by_name(number)),
+    "stats": _stats,
+}  # fmt: skip
 _RANK: dict[str, Check] = {
     "rank": whole(0, MOST_ITEMS), "host": or_none(whole(0, MOST_ITEMS)), "host_name": or_none(text),
     "cpus": or_none(_cpus), "cpu_s": or_none(number), "core_waits_s": or_none(by_name(number)),
@@ -171,6 +175,7 @@ _RANK: dict[str, Check] = {
     "device": or_none(text), "driver": or_none(text), "versions": or_none(by_name(text)), "timeline": or_none(_spans),
     "sums": or_none(_sums), "device_in_caller": or_none(boolean),
     "peak_rss_bytes": or_none(_COUNT), "device_peak_bytes": or_none(_COUNT), "steps": or_none(_COUNT),
+    "cold": or_none(lambda value, name: checked_fields(value, _COLD, name)),
     "training_s": or_none(number), "data_wait_s": or_none(number), "step_p50_s": or_none(number),
     "replica_checks": or_none(_COUNT), "replica_mismatches": or_none(_COUNT), "stats": _stats,
 }  # fmt: skip

@@ -8,14 +8,13 @@ from clcomm.report.analysis import Analysis
 from clcomm.report.elements import count, written
 from clcomm.report.elements import milliseconds as _ms
 from clcomm.report.wait_causes import causes
+from clcomm.report.warm_steps import WARM_UP_STEPS
 from clcomm.units import format_size
 
 #: A rank stands out if it came last this many times as often as its even share, and at least _LEAST_SEEN times.
 _STANDS_OUT, _LEAST_SEEN = 1.5, 10
 #: Synchronisation is mostly waiting if at least this share of it is.
 _MOSTLY = 0.75
-#: Steps at the start of a run that `images_per_s` leaves out if there are more; see docs/reports.md.
-WARM_UP_STEPS = 10
 
 
 def title(analysis: Analysis) -> str:
@@ -36,11 +35,12 @@ class Tile(NamedTuple):
 def tiles(analysis: Analysis) -> list[Tile]:
     """Return the figures that summarise a run."""
     figures, step_s = analysis.run.figures, analysis.per_step(analysis.training_s)
-    found = []
+    found, without = [], _after_warm_up(analysis)
     if figures["images_per_s"]:
-        found.append(Tile(f"{figures['images_per_s']:,.0f}", f"images/s{_after_warm_up(analysis)}"))
+        speed = f"{figures['images_per_s']:,.0f}"
+        found.append(Tile(speed, f"images/s{without or _speed_after_warm_up(analysis)}"))
     if step_s is not None:
-        found.append(Tile(_ms(step_s), "a mean step of all"))
+        found.append(Tile(_ms(step_s), f"a mean step{without or ' of all'}"))
     if analysis.sync_share is not None:
         found.append(Tile(f"{analysis.sync_share:.1%}", "of it synchronising"))
     if figures["test_accuracy"] is not None:
@@ -79,22 +79,28 @@ def problems(analysis: Analysis) -> list[str]:
 
 def pace(analysis: Analysis) -> str:
     """Return the run's length, speed and accuracy."""
-    figures, parts = analysis.run.figures, []
-    if analysis.steps:
-        parts.append(f"{count(round(analysis.steps), 'step')}")
+    figures, parts, without = analysis.run.figures, [], _after_warm_up(analysis)
+    if analysis.all_steps:
+        parts.append(f"{count(round(analysis.all_steps), 'step')}")
     step_s = analysis.per_step(analysis.training_s)
     if step_s is not None:
-        parts.append(f"{_ms(step_s)} each on average of all")
+        parts.append(f"{_ms(step_s)} each on average{without or ' of all'}")
     if figures["images_per_s"]:
-        parts.append(f"{figures['images_per_s']:,.0f} images/s{_after_warm_up(analysis)}")
+        parts.append(f"{figures['images_per_s']:,.0f} images/s{without or _speed_after_warm_up(analysis)}")
     if figures["test_accuracy"] is not None:
         parts.append(f"test accuracy {figures['test_accuracy']:.2%}")
     return f"{', '.join(parts)}." if parts else ""
 
 
 def _after_warm_up(analysis: Analysis) -> str:
-    """Return which steps the speed leaves out; the mean step includes all."""
-    return f" without the first {WARM_UP_STEPS}" if (analysis.steps or 0) > WARM_UP_STEPS else ""
+    """Return which steps the means leave out."""
+    cold = analysis.cold_steps
+    return f" without the first{f' {cold}' if cold > 1 else ''}" if cold else ""
+
+
+def _speed_after_warm_up(analysis: Analysis) -> str:
+    """Return which steps the speed leaves out in a run whose file does not have the first steps apart."""
+    return f" without the first {WARM_UP_STEPS}" if (analysis.all_steps or 0) > WARM_UP_STEPS else ""
 
 
 def sharing(analysis: Analysis) -> str:
@@ -182,6 +188,6 @@ def upkeep(analysis: Analysis) -> str:
     if checks and not any(record["replica_mismatches"] for record in analysis.run.ranks):
         parts.append(f"Replicas were compared {count(checks, 'time')} and were equal.")
     seconds = analysis.counts["stats_overhead"]["seconds"]
-    if analysis.training_s:
-        parts.append(f"Keeping these figures took {seconds / analysis.training_s:.3%} of the steps' time.")
+    if analysis.all_training_s:
+        parts.append(f"Keeping these figures took {seconds / analysis.all_training_s:.3%} of the steps' time.")
     return " ".join(parts)

@@ -49,7 +49,14 @@ def step_table(analysis: Analysis) -> Table:
     rows += [{"part": "a whole step", "mean_s": whole, "share": 1.0}] if rows else []
     columns = [Column("part", "", "text"), Column("mean_s", "ms", "ms"), Column("share", "share", "share")]
     hidden = " Communication that is hidden behind computing takes none of it." if analysis.reducing["hidden_s"] else ""
-    return Table("step", "Where a step goes", columns, rows, f"A mean step of a mean rank.{hidden}")
+    return Table(
+        "step", "Where a step goes", columns, rows, f"A mean step of a mean rank{_without_first(analysis)}.{hidden}"
+    )
+
+
+def _without_first(analysis: Analysis) -> str:
+    cold = analysis.cold_steps
+    return f", without the first {f'{cold} steps' if cold > 1 else 'step'}" if cold else ""
 
 
 def _with_ceiling(analysis: Analysis, row: dict[str, Any]) -> dict[str, Any]:
@@ -61,7 +68,7 @@ def _with_ceiling(analysis: Analysis, row: dict[str, Any]) -> dict[str, Any]:
 
 def operations_table(analysis: Analysis) -> Table:
     def is_rare(row: dict[str, Any]) -> bool:
-        return row["calls"] < (analysis.steps or 0)
+        return row["calls"] < (analysis.all_steps or 0)
 
     counted = [{**row, "label": named(row)} for row in analysis.counts["operations"]]
     rows = sorted(counted, key=lambda row: (is_rare(row), -row["seconds"], row["operation"], row["label"]))

@@ -1,13 +1,14 @@
-"""Why ranks wait for each other: a slow rank and the part that takes it longer, or too few cores."""
+"""The causes of a step's length: a slow rank and the part that takes it longer, too few cores, the largest part."""
 
 from __future__ import annotations
 
 import statistics
-from typing import Any, NamedTuple
+from typing import Any
 
 from clcomm.report.analysis import Analysis
 from clcomm.report.elements import milliseconds
-from clcomm.report.step_parts import CLIPPING, COMPUTING, COMPUTING_TOO, CORE, DATA, EITHER, OPTIMIZER, REST, WAIT
+from clcomm.report.largest_row import Cause, compression, evaluation, largest_row
+from clcomm.report.step_parts import COMPUTING, COMPUTING_TOO, CORE, DATA, EITHER, REST, WAIT
 from clcomm.stats.cores import parse_cpus
 
 #: A rank is slow if its own work takes longer than the others' by this share of a mean step.
@@ -16,25 +17,30 @@ _SLOW = 0.1
 _BUSY = 0.1
 #: A rank comes last often if it does so at least this many times as often as its even share.
 _OFTEN = 1.5
-
-
-class Cause(NamedTuple):
-    """A sentence, the seconds of a mean step that it explains, and the rank that it names (-1: none)."""
-
-    sentence: str
-    seconds: float
-    rank: int = -1
+#: Parts that a slow rank, or too few cores, explain.
+_WAITING = frozenset({WAIT, EITHER})
 
 
 def causes(analysis: Analysis) -> list[Cause]:
-    """Return the causes of waiting, the largest first; empty where none stands out or steps were not timed."""
-    if not analysis.several or not analysis.training_s or not analysis.steps:
+    """Return the causes, the largest first; the largest part of a step is among them, unless steps were not timed."""
+    if not analysis.training_s or not analysis.steps:
         return []
+    waiting = _of_waiting(analysis)
+    found = [*waiting, evaluation(analysis)]
+    if not any(cause.part == analysis.moving for cause in waiting if cause is not None):
+        found.append(compression(analysis))
+    named = [cause for cause in found if cause is not None]
+    largest = largest_row(analysis, named)
+    return sorted([*named, *([largest] if largest else [])], key=lambda cause: -cause.seconds)
+
+
+def _of_waiting(analysis: Analysis) -> list[Cause | None]:
+    """Return why ranks wait for each other or for a core."""
+    if not analysis.several:
+        return [_busy_cores(analysis)]
     crowd = _crowd(analysis)
     found = [_crowding(analysis, crowd), _slow_rank(analysis, crowd)]
-    if not any(found):
-        found = [_busy_cores(analysis)]
-    return sorted((cause for cause in found if cause is not None), key=lambda cause: -cause.seconds)
+    return found if any(found) else [_busy_cores(analysis)]
 
 
 # --- ranks and cores ---
@@ -65,12 +71,13 @@ def _crowding(analysis: Analysis, crowd: list[dict[str, Any]]) -> Cause | None:
     share = f"{ranks} share {cores} core{'' if cores == 1 else 's'}{host}"
     waits = [_core_s(analysis, record["rank"]) for record in crowd]
     if any(record["core_waits_s"] is None for record in crowd):
-        return Cause(f"More ranks than cores: {share}, so they take turns.", 0.0)
+        return Cause(f"More ranks than cores: {share}, so they take turns.", 0.0, explained=_WAITING)
     mean_s = statistics.mean(waits)
     return Cause(
         f"More ranks than cores: {share}, so they take turns; a rank was ready to run without a core for "
         f"{milliseconds(mean_s)} of a step, and ranks that were done waited for it.",
         mean_s,
+        explained=_WAITING | {CORE},
     )
 
 
@@ -84,6 +91,7 @@ def _busy_cores(analysis: Analysis) -> Cause | None:
         f"Other processes run on the ranks' cores: a rank was ready to run without a core for {milliseconds(mean_s)} "
         f"of a step, {mean_s / step_s:.0%}.",
         mean_s,
+        explained=frozenset({CORE}),
     )
 
 
@@ -98,7 +106,7 @@ def _steps(analysis: Analysis) -> dict[int, dict[str, float]]:
     """Return the parts of each rank's mean step in seconds, by rank."""
     return {
         record["rank"]: {name: seconds / record["steps"] for name, seconds in parts.items()}
-        for (record, _), parts in zip(analysis.by_rank, analysis.parts, strict=True)
+        for (record, _), parts in zip(analysis.warm, analysis.parts, strict=True)
     }
 
 
@@ -118,11 +126,11 @@ def _slow_rank(analysis: Analysis, crowd: list[dict[str, Any]]) -> Cause | None:
     }
     part = max(by_part, key=by_part.__getitem__)
     values = {rank: parts.get(part, 0.0) for rank, parts in steps.items()}
-    computes = part in (COMPUTING, CLIPPING, OPTIMIZER, REST, COMPUTING_TOO)
+    computes = part in (COMPUTING, REST, COMPUTING_TOO)
     why = _launches(analysis, slow, by_part[part]) if computes else ""
     shares = any(record["rank"] == slow for record in crowd)
     sentence = f"Rank {slow} keeps the others waiting: {why or _why(part, values, slow, shares)}"
-    return Cause(f"{sentence}{_came_last(analysis, slow)}.", longer_s, slow)
+    return Cause(f"{sentence}{_came_last(analysis, slow)}.", longer_s, slow, part, _WAITING)
 
 
 def _excess(values: dict[int, float], rank: int) -> float:

@@ -328,6 +328,23 @@ class CommStats:
         result.ranks = max(result.ranks, 1)
         return result
 
+    def without(self, earlier: CommStats) -> CommStats:
+        """Return the seconds and counts since an earlier state of these stats; percentiles and maxima are of all.
+
+        Buckets that were merged since then are counted with those of their label.
+        """
+        result = CommStats.merged([self.state()], self.world_size, self.name)
+        for (operation, label, bucket, part), tally in earlier.tallies.items():
+            own = (operation, label, bucket, part)
+            key = own if own in result.tallies else (operation, label, -1, part)
+            if key in result.tallies:
+                result.tallies[key].leave_out(tally)
+        for (name, label, bucket), counts in earlier.phases.items():
+            found = result.phases.get((name, label, bucket)) or result.phases.get((name, label, -1))
+            if found is not None:
+                found[:3] = [max(0, mine - theirs) for mine, theirs in zip(found[:3], counts, strict=False)]
+        return result
+
 
 def _merged(one: list[int], other: list[int]) -> list[int]:
     """Return the sums of two lists of counts; the last count is a maximum, of which the larger one is kept."""

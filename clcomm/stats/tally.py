@@ -98,6 +98,11 @@ class Tally:
         self.max_ns = max(self.max_ns, other.max_ns)
         self.histogram.merge(other.histogram)
 
+    def leave_out(self, other: Tally) -> None:
+        """Subtract another Tally's counts, which are a part of these; the longest call stays."""
+        for name in _COUNTS:
+            setattr(self, name, max(0, getattr(self, name) - getattr(other, name)))
+
     def state(self) -> dict[str, Any]:
         """Return the counts in JSON-compatible form, for `restored`."""
         counts = {name: getattr(self, name) for name in ("transport", "ranks", *_COUNTS, "max_ns")}

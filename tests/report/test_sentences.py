@@ -12,7 +12,7 @@ import pytest
 from clcomm.report import sentences
 from clcomm.report.reading import read_runs
 from clcomm.report.report import build
-from clcomm.stats.comm_stats import Collective
+from clcomm.stats.comm_stats import Collective, CommStats, Phase
 from tests.report.conftest import joined, of_events, reported, table
 from tests.report.runs import apart, document, written
 from training.metrics import WARM_UP_STEPS
@@ -41,6 +41,36 @@ def test_it_is_said_which_steps_the_speed_leaves_out(tmp_path):
         record.update(steps=10, training_s=0.07)
     headline = build(read_runs(written(tmp_path, [whole]))).headline
     assert "10 steps, 7 ms each on average of all, 18,000 images/s, test accuracy 98.33%." in headline
+
+
+@pytest.mark.parametrize("cold", [1, 10])
+def test_the_first_steps_are_in_no_mean_share_or_cause(tmp_path, cold):
+    """They build kernels: 300 ms each, in forward, in the wait for data and in the reductions."""
+    plain, whole = document(2), document(2)
+    for record in whole["ranks"]:
+        for first in (True, False):
+            stats = CommStats.merged([record["stats"]], 2) if not first else CommStats(2)
+            for _ in range(cold):
+                stats.phase_finished(Phase("forward_backward", 0.0, 0.1))
+                stats.collective_finished(Collective("all_reduce", "gradients", 4, 0.1, "shared", 1, wait_s=0.05))
+            if first:
+                record["cold"] = {
+                    "steps": cold, "training_s": 0.3 * cold, "data_wait_s": 0.1 * cold, "core_waits_s": None,
+                    "stats": stats.state(),
+                }  # fmt: skip
+        record.update(stats=stats.state(), steps=record["steps"] + cold)
+        record.update(training_s=record["training_s"] + 0.3 * cold, data_wait_s=record["data_wait_s"] + 0.1 * cold)
+    found, expected = (build(read_runs(written(tmp_path, [each]))) for each in (whole, plain))
+    without = f" without the first{f' {cold}' if cold > 1 else ''}"
+    assert found.headline[0].startswith(f"{60 + cold} steps, 7 ms each on average{without}, ")
+    assert found.tiles[1].caption == f"a mean step{without}"
+    rows, plain_rows = (
+        [(row["part"], round(row["mean_s"], 9)) for row in table(each, "step").rows] for each in (found, expected)
+    )
+    assert rows == plain_rows
+    assert [line for line in found.headline if line.startswith("The largest part")] == [
+        line for line in expected.headline if line.startswith("The largest part")
+    ]
 
 
 def test_ranks_that_come_alike_are_not_blamed(tmp_path):
