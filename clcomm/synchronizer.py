@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -19,6 +20,7 @@ from clcomm.flat_space.shards import ShardPlan
 from clcomm.stats.now import count_step
 from clcomm.sync import compression_state
 from clcomm.sync.adasum import AdasumHook
+from clcomm.sync.agreement import CHECKS
 from clcomm.sync.bucket_plan import GRADIENTS, hook_name
 from clcomm.sync.decision import Decision
 from clcomm.sync.divergence import ReplicaGuard
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from clcomm.engine.flat import FlatSpace
 
 __all__ = ["GRADIENTS", "PARAMETERS", "Synchronizer"]
+_log = logging.getLogger("clcomm")
 #: The stages of ZeRO.
 STAGES = (1, 2, 3)
 
@@ -57,7 +60,10 @@ class Synchronizer:
             is faster in the first steps; see `decisions()`. Between a backward and its `sync_gradients` nothing may
             change the gradients then, all but the last micro-batch of a step belong in `no_sync()`, and every rank
             runs the same collectives.
-        check_replicas_every: compare the replicas' hashes after so many synchronisations; 0: after broadcasts only.
+        check_replicas_every: compare the replicas' hashes after so many synchronisations; 0: after broadcasts, and
+            before the first one, only.
+        check_start: compare them before a model's first synchronisation, where a forgotten `broadcast_parameters`
+            shows; False: the ranks' parameters are to differ.
         on_divergence: where they differ, "raise" DivergenceError on every rank, or "rebroadcast" the parameters that
             most ranks have (of equally many the lowest rank's), and the state of the optimizer that
             `attach_optimizer` named.
@@ -86,6 +92,7 @@ class Synchronizer:
         split_tensors: bool = False,
         overlap: bool | str = False,
         check_replicas_every: int = 0,
+        check_start: bool = True,
         on_divergence: str = "raise",
         check_finite: bool = False,
         compression: str = "none",
@@ -94,13 +101,16 @@ class Synchronizer:
         zero: int = 1,
         precision: Precision | str = "float32",
     ):
+        if not isinstance(comm, Communicator):
+            given = comm.__name__ if isinstance(comm, type) else type(comm).__name__
+            raise ArgumentError(f"comm: expected a Communicator, got {given}; make one: Communicator()")
         if isinstance(zero, bool) or zero not in STAGES:
             raise ArgumentError(f"zero: expected a stage of ZeRO, 1, 2 or 3, got {zero!r}")
         if zero > 1 and split_tensors:
             raise ArgumentError(f"split_tensors: expected False with zero={zero}, which moves whole tensors, got True")
         self.comm, self.zero, self.precision = comm, zero, parse_precision(precision)
         self.guard = ReplicaGuard(comm, check_replicas_every, on_divergence)
-        self.check_finite = check_finite
+        self.check_start, self.check_finite = check_start, check_finite
         settings = SyncSettings.of(comm, use_bucketing, bucket_size, first_bucket_size, split_tensors, overlap)
         settings = settings.with_hook(hook_of(compression, algorithm, combination))
         self._models = KnownModels(comm, settings, self.precision)
@@ -202,6 +212,7 @@ class Synchronizer:
                 know that of all ranks, it saves the small all-reduce that adds them up.
 
         Raises:
+            MismatchError: on every rank, in a model's first call where the replicas differ.
             NonFiniteError: on every rank, if `check_finite` is set and a mean holds NaN or Inf.
         """
         if self._models.is_paused:
@@ -238,11 +249,23 @@ class Synchronizer:
     def _synchronise(self, model: Any, use_bucketing: bool | None, weight: float) -> None:
         ours = self._model(model)
         ours.require_unchanged()
+        if self.check_start and not ours.has_started:
+            self.guard.check_start(ours.space, lambda root: self.broadcast_parameters(model, root))
+            self._expect_gradients(ours.space)
+        ours.has_started = True
         if ours.sharded_update is not None:
             ours.sharded_update.expect_step(weight)
             return
         ours.average(use_bucketing, self.check_finite, weight)
         self.count_synchronisation(model)
+
+    def _expect_gradients(self, space: SharedSpace) -> None:
+        """Log a warning where no rank has a gradient; collective."""
+        if not space.arrays.grads.size:
+            return  # reduced during backward
+        counts = self.comm.all_gather(np.array([space.adapter.has_gradients()], np.uint8), label=CHECKS)
+        if not counts.any() and self.comm.rank == 0:
+            _log.warning("sync_gradients: expected gradients, got none on any rank; call loss.backward() before it")
 
     def count_synchronisation(self, model: Any) -> None:
         """Note that a model's gradients were averaged, and compare the replicas where that is due."""
@@ -449,6 +472,7 @@ class Synchronizer:
         return [
             f"overlap {self._settings.overlap}",
             f"check_replicas_every {self.guard.every}",
+            f"check_start {self.check_start}",
             f"on_divergence {self.guard.on_divergence}",
             f"check_finite {self.check_finite}",
             f"zero {self.zero}",

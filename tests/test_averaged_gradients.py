@@ -194,6 +194,7 @@ def combined(comm, ways: Iterable[str], *others: Sequence[Any]) -> list[tuple[An
 def averaged(comm, case, rounds: int = 1) -> tuple[Synchronizer, dict[str, Any]]:
     """Synchronise a case's gradients; return its Synchronizer and what `grad` was just before."""
     sync = Synchronizer(comm)
+    sync.broadcast_parameters(case.model)
     for _ in range(rounds):
         case.backward(comm.rank + 1)
         kept = {name: parameter.grad for name, parameter in case.parameters.items()}

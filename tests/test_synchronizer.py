@@ -65,7 +65,7 @@ def test_several_models_each_have_their_space(comm):
 
 @pytest.mark.parametrize("options", [{}, {"use_bucketing": False}, {"bucket_size": 100}, {"bucket_size": "1KiB"}])
 def test_gradients_become_their_mean(comm, options):
-    model = small_model(comm.rank)
+    model = small_model()
     assert_means(Synchronizer(comm, **options), model)
 
 
@@ -80,7 +80,7 @@ def assert_means(sync: Synchronizer, model: Model) -> None:
 
 
 def test_a_missing_gradient_counts_as_zero_whoever_misses_it(comm):
-    sync, model = Synchronizer(comm, bucket_size=200), small_model(comm.rank)
+    sync, model = Synchronizer(comm, bucket_size=200), small_model()
     last = comm.size - 1
     set_gradients(model, comm.rank, missing=["b1"] if comm.rank == last else ["w2"] if comm.rank == 0 else [])
     if comm.size == 1:
@@ -92,7 +92,7 @@ def test_a_missing_gradient_counts_as_zero_whoever_misses_it(comm):
 
 
 def test_a_gradient_that_all_miss_is_zero_and_stale_ones_do_not_come_back(comm):
-    sync, model = Synchronizer(comm), small_model(comm.rank)
+    sync, model = Synchronizer(comm), small_model()
     set_gradients(model, comm.rank)
     sync.sync_gradients(model)
     set_gradients(model, comm.rank, missing=["w1", "b1", "w2"])
@@ -136,7 +136,7 @@ def test_shared_memory_and_mpi_agree_to_the_last_bit():
     results = []
     for transport in ("auto", "mpi"):
         with Communicator(transport=transport) as comm:
-            model = small_model(comm.rank)
+            model = small_model()
             set_gradients(model, comm.rank)
             Synchronizer(comm, bucket_size=500).sync_gradients(model)
             results.append(model.gradient_bits())
@@ -144,7 +144,7 @@ def test_shared_memory_and_mpi_agree_to_the_last_bit():
 
 
 def test_the_way_may_change_from_call_to_call(comm):
-    sync, model = Synchronizer(comm, use_bucketing=True), small_model(comm.rank)
+    sync, model = Synchronizer(comm, use_bucketing=True), small_model()
     calls = []
     for use_bucketing, bucket_size in ((None, "1MiB"), (False, "1MiB"), (True, 150), (None, 200)):
         sync.bucket_size = 1 << 20 if bucket_size == "1MiB" else bucket_size
@@ -157,7 +157,7 @@ def test_the_way_may_change_from_call_to_call(comm):
 
 
 def test_a_smaller_first_bucket_and_split_tensors(comm):
-    model = small_model(comm.rank)  # w1 5x7, b1 7, w2 7x300: 140, 28 and 8,400 bytes
+    model = small_model()  # w1 5x7, b1 7, w2 7x300: 140, 28 and 8,400 bytes
     sync = Synchronizer(comm, bucket_size=4096, first_bucket_size=1024, split_tensors=True)
     assert [(b.nbytes, [s.name for s in b.ranges]) for b in sync.bucket_plan(model)] == [
         (4096, ["w2"]), (4096, ["w2"]), (376, ["w2", "b1", "w1"])
@@ -169,7 +169,7 @@ def test_a_smaller_first_bucket_and_split_tensors(comm):
 
 
 def test_no_sync_leaves_gradients_alone(comm):
-    sync, model = Synchronizer(comm), small_model(comm.rank)
+    sync, model = Synchronizer(comm), small_model()
     set_gradients(model, comm.rank)
     before = model.gradient_bits()
     with sync.no_sync():
@@ -184,7 +184,7 @@ def test_no_sync_leaves_gradients_alone(comm):
 
 
 def test_no_sync_ends_with_an_exception_in_its_block(comm):
-    sync, model = Synchronizer(comm), small_model(comm.rank)
+    sync, model = Synchronizer(comm), small_model()
     with pytest.raises(RuntimeError, match="out of batches"), sync.no_sync(), sync.no_sync():
         raise RuntimeError("out of batches")
     set_gradients(model, comm.rank)
@@ -236,7 +236,7 @@ def test_lizardists_published_counts(options, calls, average):
 
 
 def test_own_traffic_is_told_apart_from_the_users(comm):
-    sync, model = Synchronizer(comm), small_model(comm.rank)
+    sync, model = Synchronizer(comm), small_model()
     comm.all_reduce(np.zeros(1000))
     sync.sync_gradients(model)
     assert sync.get_communication_stats()["total_bytes_sent"] == 4 * (5 * 7 + 7 + 7 * 300)

@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from clcomm import Synchronizer
+from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.engine import Linear, Sequential
+from clcomm.engine.nn import Generator
 from clcomm.errors import ArgumentError, ClcommError, MismatchError, NonFiniteError, name_ranks
+from clcomm.optim import SGD
 from tests.helpers import one_line
 from tests.numpy_models import Model, set_gradients, small_model
 
@@ -61,7 +65,7 @@ def test_models_that_differ(several, on_last, index, ours, theirs, method):
 @pytest.mark.parametrize(
     ("name", "common", "on_last"),
     [("overlap", False, True), ("overlap", "auto", False), ("check_finite", False, True),
-     ("check_replicas_every", 0, 5), ("on_divergence", "raise", "rebroadcast")],
+     ("check_replicas_every", 0, 5), ("check_start", True, False), ("on_divergence", "raise", "rebroadcast")],
 )  # fmt: skip
 def test_settings_that_differ(several, name, common, on_last):
     sync = Synchronizer(several, **{name: on_last if several.rank == several.size - 1 else common})
@@ -127,7 +131,8 @@ def test_one_flipped_bit_is_found_and_named(several):
 @pytest.mark.parametrize("every", [1, 3])
 def test_replicas_are_compared_every_so_many_steps(several, every):
     model, sync = small_model(), Synchronizer(several, check_replicas_every=every)
-    sync.broadcast_parameters(model)
+    for _ in range(every):
+        sync.sync_gradients(model)
     if several.rank == 0:
         model["w2"].data[0, 0] += 1
     for _ in range(every - 1):
@@ -136,10 +141,78 @@ def test_replicas_are_compared_every_so_many_steps(several, every):
     assert "but 'w2' " in message
 
 
-def test_replicas_are_not_compared_unless_asked(several):
-    model, sync = small_model(several.rank), Synchronizer(several)
-    for _ in range(5):
+def test_replicas_are_not_compared_again_unless_asked(several):
+    model, sync = small_model(), Synchronizer(several)
+    for step in range(5):
         sync.sync_gradients(model)
+        model["w1"].data[0, 0] += several.rank
+        assert sync.guard.checks == 1, step
+
+
+# --- replicas that differ from the start ---
+
+
+START = "call broadcast_parameters(model) before the first step"
+
+
+@pytest.mark.parametrize("kind", ["numpy", "native", "torch"])
+@pytest.mark.parametrize("zero", [None, 1])
+def test_a_forgotten_broadcast_is_an_error_in_the_first_step(several, device, kind, zero):
+    if zero and kind != "native":
+        pytest.skip("a sharded update is for the engine's models")
+    model, sync = _seeded(kind, several.rank, device), Synchronizer(several)
+    if zero:
+        DistributedOptimizer(SGD(model, lr=0.1), sync)
+    message = same_error_everywhere(several, MismatchError, lambda: sync.sync_gradients(model))
+    assert message.startswith("replicas: expected the same parameters on every rank, but ")
+    assert message.endswith(f"; {START}")
+    sync.broadcast_parameters(model)
+    for _ in range(2):
+        sync.sync_gradients(model)
+
+
+def _seeded(kind, rank, device):
+    if kind == "numpy":
+        return small_model(rank)
+    if kind == "native":
+        return Linear(3, 2, device=device, rng=Generator(rank))
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    with torch.random.fork_rng():
+        torch.manual_seed(rank)
+        return torch.nn.Linear(3, 2)
+
+
+def test_parameters_that_one_rank_changes_after_the_broadcast_are_found(several):
+    model, sync = small_model(several.rank), Synchronizer(several)
+    sync.broadcast_parameters(model)
+    if several.rank == 0:
+        model["b1"].data[0] += 1
+    message = same_error_everywhere(several, MismatchError, lambda: sync.sync_gradients(model))
+    assert "but 'b1' " in message and message.endswith(START)
+
+
+def test_frozen_parameters_that_differ_are_named(several, device):
+    model, sync = Sequential(*(Linear(3, 3, device=device, rng=Generator(1)) for _ in range(2))), Synchronizer(several)
+    for parameter in model[0].parameters():
+        parameter.requires_grad = False
+    if several.rank == 0:
+        model[0].weight.copy_from(np.zeros(model[0].weight.shape))
+    message = same_error_everywhere(several, MismatchError, lambda: sync.sync_gradients(model))
+    assert "but '0.weight' " in message and message.endswith(START)
+
+
+def test_buffers_may_differ_and_so_may_parameters_that_are_to(several):
+    model, sync = Model([("w", np.zeros(2))], {"mean": np.full(2, float(several.rank))}), Synchronizer(several)
+    sync.sync_gradients(model)
+    other = small_model(several.rank)
+    Synchronizer(several, check_start=False).sync_gradients(other)
+    assert other.bits() == small_model(several.rank).bits()
+
+
+def test_replicas_that_start_apart_are_made_alike_where_that_is_asked(several):
+    model, sync = small_model(several.rank), Synchronizer(several, on_divergence="rebroadcast")
+    sync.sync_gradients(model)
+    assert model.bits() == small_model(0).bits()
 
 
 def test_a_sound_run_is_not_disturbed(comm):
@@ -159,7 +232,7 @@ def test_a_sound_run_is_not_disturbed(comm):
 @pytest.mark.parametrize(("value", "found"), [(np.nan, "2 NaN and 0 Inf"), (-np.inf, "0 NaN and 2 Inf")])
 @pytest.mark.parametrize("options", [{}, {"use_bucketing": False}])
 def test_a_gradient_that_is_not_finite_is_named_with_its_rank(comm, value, found, options):
-    model, sync = small_model(comm.rank), Synchronizer(comm, check_finite=True, **options)
+    model, sync = small_model(), Synchronizer(comm, check_finite=True, **options)
     set_gradients(model, comm.rank)
     culprit = comm.size - 1
     if comm.rank == culprit:

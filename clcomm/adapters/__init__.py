@@ -11,6 +11,8 @@ from clcomm.errors import ArgumentError
 
 def adapter_of(model: Any) -> ModelAdapter:
     """Return the ModelAdapter for a model's library; ArgumentError for an object of no known library."""
+    if isinstance(model, type):
+        raise ArgumentError(f"model: expected a model, got the class {model.__name__}; make one: {model.__name__}(...)")
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
         from clcomm.adapters.torch import TorchAdapter

@@ -72,6 +72,9 @@ class ModelAdapter(Protocol):
     def push_parameters(self) -> None:
         """Copy `arrays.params` to the model's parameters."""
 
+    def has_gradients(self) -> bool:
+        """Return whether any parameter has a gradient."""
+
     def pull_gradients(self, bucket: Bucket) -> None:
         """Copy the gradients of `bucket.opening` to `arrays.grads`; a missing one counts as zero."""
 

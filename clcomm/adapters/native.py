@@ -15,6 +15,7 @@ from clcomm.adapters.trainable import require_same_parameters, require_same_trai
 from clcomm.engine.autograd import current_backward
 from clcomm.engine.codec import DeviceCodec
 from clcomm.engine.fold import DeviceFold
+from clcomm.engine.grad_slot import NONE
 from clcomm.engine.hashing import hash_buffer
 from clcomm.engine.queue_mark import QueueMark
 from clcomm.errors import ArgumentError
@@ -76,6 +77,10 @@ class NativeAdapter:
     def push_parameters(self) -> None:
         """Copy the host's array to the parameters."""
         self.flat_space.push_params()
+
+    def has_gradients(self) -> bool:
+        """Return whether any parameter has a gradient."""
+        return any(slot.state != NONE for slot in self.flat_space.slots)
 
     def pull_gradients(self, bucket: Bucket) -> None:
         """Copy the gradients to the bucket's range of the host's array; a missing one counts as zero."""

@@ -192,6 +192,10 @@ class NetclAdapter:
             parameter.copy_from(self._layout.view(self._arrays.params, name))
         self._model.forget_derived()
 
+    def has_gradients(self) -> bool:
+        """Return whether any parameter has a gradient."""
+        return any(parameter.grad is not None for parameter in self._parameters.values())
+
     def pull_gradients(self, bucket: Bucket) -> None:
         """Copy a bucket's gradients into the flat space; a missing one counts as zero."""
         for place in bucket.opening:

@@ -77,6 +77,10 @@ class NumpyAdapter:
         for name, parameter in self._parameters.items():
             np.copyto(parameter.data, self._layout.view(self._arrays.params, name), casting="same_kind")
 
+    def has_gradients(self) -> bool:
+        """Return whether any parameter has a gradient."""
+        return any(parameter.grad is not None for parameter in self._parameters.values())
+
     def pull_gradients(self, bucket: Bucket) -> None:
         """Copy a bucket's gradients into the flat space; a missing one counts as zero."""
         for place in bucket.opening:

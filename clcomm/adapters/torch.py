@@ -89,6 +89,10 @@ class TorchAdapter:
         for slot in self._slots.values():
             real(slot.parameter).copy_(slot.value)
 
+    def has_gradients(self) -> bool:
+        """Return whether any parameter has a gradient."""
+        return any(parameter.grad is not None for parameter in self._parameters.values())
+
     def pull_gradients(self, bucket: Bucket) -> None:
         """Copy a bucket's gradients into the flat space, except those that lie there; a missing one counts as zero."""
         if bucket.index == 0:

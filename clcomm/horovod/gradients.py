@@ -12,15 +12,19 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
 
 from clcomm.collectives.handle import Handle
 from clcomm.communicator import Communicator
+from clcomm.errors import MismatchError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.layout import FlatLayout
 from clcomm.flat_space.parameters import ParameterSpec
+from clcomm.horovod.tensors import host_tensor
 from clcomm.stats.events import Collective, Phase
-from clcomm.sync.agreement import require_agreement
+from clcomm.sync.agreement import CHECKS, require_agreement
+from clcomm.sync.divergence import describe, hashes_of_arrays
 from clcomm.synchronizer import GRADIENTS
 
 #: Half precision has too few bits for a sum over ranks; `Compression.fp16` asks for it all the same.
@@ -34,6 +38,27 @@ _SUMMED_AS = {
 }
 #: One more number in the first bucket: 1 from a rank with gradients, 0 from one that has joined.
 _PRESENCE = "a rank takes part"
+
+
+def require_same_start(comm: Communicator, parameters: Mapping[str, torch.Tensor]) -> None:
+    """Raise MismatchError on every rank where parameters differ before the first step; collective.
+
+    parameters: by name, in the same order on every rank; none on a rank that has joined.
+    """
+    own = hashes_of_arrays({name: host_tensor(_bytes(each)).numpy() for name, each in parameters.items()})
+    whole = np.array([sum(own.values()) % 2**64, len(own)], np.uint64)
+    rows = comm.all_gather(whole, label=CHECKS)
+    present = [rank for rank in range(comm.size) if rows[rank, 1]]
+    if len({int(rows[rank, 0]) for rank in present}) < 2:
+        return
+    most = int(rows[:, 1].max())
+    everyone = comm.all_gather(np.array([*own.values()] or [0] * most, np.uint64), label=CHECKS)
+    found = describe([*parameters], everyone[present], lambda ranks: comm.name_ranks([present[each] for each in ranks]))
+    raise MismatchError(f"{found}; call hvd.broadcast_parameters(model.state_dict(), 0) before the first step")
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 class _Forwarding:
@@ -87,6 +112,7 @@ class GradientBuckets:
         self._bucket_of = {name: index for index, names in enumerate(self._names) for name in names}
         self._starts = [self._prepared(bucket, own, result, op) for bucket in self.buckets]
         self._sparse_dims: dict[str, int] = {}
+        self._is_compared = False  # whether the ranks' parameters were compared
         self._full = 1.0 if op == "mean" else float(comm.size)
         #: Whether all ranks had gradients at the last `finish`; the same on all that had.
         self.all_took_part = True
@@ -151,6 +177,9 @@ class GradientBuckets:
             self._begin()
         for handle in self._handles:
             handle.wait()
+        if not self._is_compared:
+            self._is_compared = True
+            require_same_start(self.comm, self.parameters if self._present else {})
 
     def _begin(self) -> None:
         """Copy the next bucket's gradients and begin its all-reduce."""

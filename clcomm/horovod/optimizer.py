@@ -49,6 +49,7 @@ class _Distributed:
         return loss
 
     def _step_together(self, closure: Callable[[], Any] | None) -> Any:
+        self._reduction.require_same_start()
         starts = {each: each.detach().clone() for each in self._reduction.trained().values()}
         result = super().step(closure)  # type: ignore[misc]
         self._reduction.add_steps(starts)

@@ -15,7 +15,7 @@ from clcomm.errors import ArgumentError
 from clcomm.horovod import movement, world
 from clcomm.horovod.calls import Adasum, ReduceOp
 from clcomm.horovod.compression import Compression
-from clcomm.horovod.gradients import GradientBuckets
+from clcomm.horovod.gradients import GradientBuckets, require_same_start
 from clcomm.horovod.tensors import host_tensor
 from clcomm.horovod.world import ProcessSet, global_process_set
 from clcomm.stats.events import Phase
@@ -61,6 +61,7 @@ class Reduction:
         self._groups = groups
         self._left: dict[torch.Tensor, int] = {}  # backwards to come, by parameter
         self._buckets: GradientBuckets | None = None
+        self._is_compared = False  # whether the ranks' parameters were, where there are no buckets
         self._generation, self._left_names = -1, set[str]()
         self.synchronized, self.should_synchronize = False, True
         self._hooked: set[torch.Tensor] = set()
@@ -166,9 +167,16 @@ class Reduction:
                 self._buckets.finish()
                 world.note_joined(not self._buckets.all_took_part)
             else:
+                self.require_same_start()
                 self._reduce_compressed()
             self.start_over()
         self.synchronized = True
+
+    def require_same_start(self) -> None:
+        """Compare the ranks' parameters before the first reduction without buckets; collective then."""
+        if not self._is_compared:
+            self._is_compared = True
+            require_same_start(self._process_set.communicator(), self.trained())
 
     @torch.no_grad()
     def _reduce_compressed(self) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError, DivergenceError, name_ranks
+from clcomm.errors import ArgumentError, DivergenceError, MismatchError, name_ranks
 from clcomm.hashing import WORD, hash_words
 from clcomm.sync.agreement import CHECKS, all_alike
 from clcomm.sync.shared_space import SharedSpace
@@ -58,6 +59,16 @@ class ReplicaGuard:
         if found is not None:
             raise DivergenceError(f"{found.text}; broadcast the parameters again and look for the cause")
 
+    def check_start(self, space: SharedSpace, broadcast: Callable[[int], None]) -> None:
+        """Compare what the replicas start from, frozen parameters too; act like `check`, or name what was forgotten.
+
+        MismatchError is raised on every rank where they differ: a restart fails in the same way.
+        """
+        found = self._find(space, with_frozen=True)
+        if found is not None and self.on_divergence == "raise":
+            raise MismatchError(f"{found.text}; call broadcast_parameters(model) before the first step")
+        self._repair(space, found, broadcast)
+
     def check(self, space: SharedSpace, broadcast: Callable[[int], None]) -> None:
         """Compare the replicas; where they differ raise DivergenceError on every rank, or broadcast the majority's.
 
@@ -65,8 +76,10 @@ class ReplicaGuard:
         """
         if self.on_divergence == "raise":
             self.require_alike(space)
-            return
-        found = self._find(space)
+        else:
+            self._repair(space, self._find(space), broadcast)
+
+    def _repair(self, space: SharedSpace, found: Divergence | None, broadcast: Callable[[int], None]) -> None:
         if found is None:
             return
         if self._comm.rank == 0:
@@ -76,9 +89,9 @@ class ReplicaGuard:
         broadcast(found.source)
         self._broadcast_optimizer(space, found.source)
 
-    def _find(self, space: SharedSpace) -> Divergence | None:
+    def _find(self, space: SharedSpace, with_frozen: bool = False) -> Divergence | None:
         self.checks += 1
-        found = find_divergence(self._comm, space, on_device=self.every > 0)
+        found = find_divergence(self._comm, space, on_device=self.every > 0, with_frozen=with_frozen)
         self.divergences += found is not None
         return found
 
@@ -91,23 +104,43 @@ class ReplicaGuard:
         optimizer.load_state_dict(state)
 
 
-def find_divergence(comm: Communicator, space: SharedSpace, on_device: bool) -> Divergence | None:
+def find_divergence(
+    comm: Communicator, space: SharedSpace, on_device: bool, with_frozen: bool = False
+) -> Divergence | None:
     """Compare the replicas' parameters by the hashes of their bits; None where all are alike. Collective.
 
     Parameters of which each rank has a shard have no replicas.
 
-    on_device: hash on the device that holds them, where the library can; the first time builds a kernel.
+    Args:
+        on_device: hash on the device that holds them, where the library can; the first time builds a kernel.
+        with_frozen: compare frozen parameters too.
     """
     if not space.has_parameters:
         return None
-    own = np.array([_hash_of(space, on_device)], np.uint64)
-    hashes = comm.all_gather(own, label=CHECKS)[:, 0]
+    frozen = _hashes_of_frozen(space) if with_frozen else {}
+    own = (_hash_of(space, on_device) + sum(frozen.values())) % 2**64
+    hashes = comm.all_gather(np.array([own], np.uint64), label=CHECKS)[:, 0]
     if all_alike(hashes):
         return None
     space.adapter.pull_parameters()
-    by_slot = comm.all_gather(np.array(_hashes_of_slots(space), np.uint64), label=CHECKS)
-    names = [place.name for place in space.layout.ranges]
+    by_slot = comm.all_gather(np.array([*_hashes_of_slots(space), *frozen.values()], np.uint64), label=CHECKS)
+    names = [*(place.name for place in space.layout.ranges), *frozen]
     return Divergence(describe(names, by_slot, comm.name_ranks), _majority(hashes)[0])
+
+
+def _hashes_of_frozen(space: SharedSpace) -> dict[str, int]:
+    """Return the hash of each frozen parameter; forward may have changed the buffers already."""
+    state, buffers = space.adapter.extra_state(), space.adapter.buffers()
+    return hashes_of_arrays({name: state[name] for name in sorted(state.keys() - buffers.keys())})
+
+
+def hashes_of_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """Return a hash of each array's bits, and of its name, of 64 bits."""
+    digests = {
+        name: hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=WORD, key=name.encode()[:64])
+        for name, array in arrays.items()
+    }
+    return {name: int.from_bytes(digest.digest(), "little") for name, digest in digests.items()}
 
 
 def _hash_of(space: SharedSpace, on_device: bool) -> int:

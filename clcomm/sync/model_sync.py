@@ -52,6 +52,8 @@ class ModelSync:
         self.synchronisations = 0
         #: Whether all ranks have been given the same parameters.
         self.is_alike = False
+        #: Whether the gradients were to be averaged, or the replicas compared for that.
+        self.has_started = False
         #: The bucket size in bytes that was found to be the fastest; None: none was looked for, or none is found yet.
         self.chosen_bucket_size: int | None = None
         #: What reduces the gradients in place of `average`; None: `average` does.

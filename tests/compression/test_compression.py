@@ -43,7 +43,7 @@ def test_what_was_sent_and_the_residual_are_what_was_wanted(comm, scheme):
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("options", [{}, {"use_bucketing": False}])
 def test_all_ranks_end_with_the_same_bits(comm, scheme, options):
-    model, sync = small_model(comm.rank), Synchronizer(comm, compression=scheme, **options)
+    model, sync = small_model(), Synchronizer(comm, compression=scheme, **options)
     sync.broadcast_parameters(model)
     for seed in (100, 200):
         set_gradients(model, comm.rank, seed)

@@ -19,10 +19,10 @@ from tests.transport.references import pretended_host
 STEPS = 220
 
 
-def layered(rank: int = 0) -> Model:
+def layered() -> Model:
     """Return a model of many tensors, so that sizes make different buckets."""
     shapes = {f"layer{n}.{kind}": shape for n in range(4) for kind, shape in (("w", (40, 50)), ("b", (50,)))}
-    return Model((name, values(n, rank, shape)) for n, (name, shape) in enumerate(shapes.items()))
+    return Model((name, values(n, 0, shape)) for n, (name, shape) in enumerate(shapes.items()))
 
 
 @pytest.fixture(autouse=True)

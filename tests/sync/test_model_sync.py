@@ -9,8 +9,8 @@ from tests.numpy_models import Model, set_gradients, values
 from tests.sync.overlap_sides import begun
 
 
-def model_of(tensors: int, rank: int) -> Model:
-    return Model((f"w{n}", values(n, rank, (10, 10 + n))) for n in range(tensors))
+def model_of(tensors: int) -> Model:
+    return Model((f"w{n}", values(n, 0, (10, 10 + n))) for n in range(tensors))
 
 
 def synchronised(sync: Synchronizer, models: list[Model], steps: int) -> list[list[bytes]]:
@@ -25,10 +25,10 @@ def synchronised(sync: Synchronizer, models: list[Model], steps: int) -> list[li
 
 
 def test_a_models_means_do_not_depend_on_the_other_models(comm):
-    together = [model_of(count, comm.rank) for count in (1, 3, 8)]
+    together = [model_of(count) for count in (1, 3, 8)]
     found = synchronised(Synchronizer(comm, bucket_size=900), together, 4)
     for place, count in enumerate((1, 3, 8)):
-        alone = synchronised(Synchronizer(comm, bucket_size=900), [model_of(count, comm.rank)], 4)
+        alone = synchronised(Synchronizer(comm, bucket_size=900), [model_of(count)], 4)
         assert found[place::3] == alone
 
 
@@ -43,7 +43,7 @@ def cut(tensors: list[int], bucket_size: int) -> list[int]:
 
 
 def test_a_bucket_size_that_is_set_holds_for_every_model(comm):
-    models = [model_of(count, comm.rank) for count in (2, 6)]
+    models = [model_of(count) for count in (2, 6)]
     tensors = [[4 * 10 * (10 + n) for n in range(count)] for count in (2, 6)]
     sync = Synchronizer(comm)
     for size in (1 << 20, 500, 1000, 2000):
@@ -57,7 +57,7 @@ def test_a_bucket_size_that_is_set_holds_for_every_model(comm):
 
 @pytest.mark.mpi(min_size=2)
 def test_a_size_that_was_found_for_one_model_is_not_taken_for_another(auto):
-    tuned, other = model_of(1, auto.rank), model_of(6, auto.rank)
+    tuned, other = model_of(1), model_of(6)
     sync = Synchronizer(auto, bucket_size="auto")
     while not sync.decisions():
         synchronised(sync, [tuned], 1)
