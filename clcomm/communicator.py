@@ -39,6 +39,8 @@ _log = logging.getLogger("clcomm")
 
 if mpi_runtime.launched_ranks() > 1 or mpi_runtime.processes_without_mpi() > 1:
     exits.hook_exits()  # at import, so that a rank that fails before it has a Communicator ends the others too
+else:
+    exits.hook_errors()
 
 
 class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
@@ -122,6 +124,15 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         self._require_open()
         self.limits = Limits.of(self.limits.stall_warning_s, timeout_s)
         self._watch()
+
+    @property
+    def bucket_size(self) -> int:
+        """The bytes of one all-reduce of gradients; settable, for Synchronizers that are made later."""
+        return self._bucket_size
+
+    @bucket_size.setter
+    def bucket_size(self, nbytes: int | str) -> None:
+        self._bucket_size = parse_size(nbytes)
 
     @property
     def world_size(self) -> int:

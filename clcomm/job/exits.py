@@ -14,6 +14,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, ClassVar
 
+from clcomm.errors import ClcommError
 from clcomm.job import background, endings, exit_monitor, restarts, termination_signals
 from clcomm.job.last_resort import end_by_force_later
 from clcomm.job.shutdown_watchdog import ShutdownWatchdog
@@ -52,6 +53,19 @@ def hook_exits() -> None:
     mpi_failures.take_over_finalize()
     atexit.register(_at_exit)
     exit_monitor.watch_start()
+
+
+def hook_errors() -> None:
+    """Print a program's own mistakes as one line in a process that is no rank of several, too."""
+    if exit_monitor.wants_hooks() and sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _print_error
+
+
+def _print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if isinstance(error, ClcommError) and not os.environ.get("CLCOMM_TRACEBACK"):
+        endings.print_line(f"clcomm: {error}")
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def opened(communicator: Any) -> None:

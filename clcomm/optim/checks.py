@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from clcomm.engine.nn.module import Module
 from clcomm.errors import ArgumentError
 
 #: The entry of a state_dict with the number of steps that each parameter missed.
@@ -20,6 +21,18 @@ def checked(name: str, value: float, below: float = math.inf) -> float:
         limit = "a number of at least 0" if below == math.inf else f"a number from 0 to below {below:g}"
         raise ArgumentError(f"{name}: expected {limit}, got {value!r}")
     return float(value)
+
+
+def require_parameters(params: Any) -> None:
+    """Raise ArgumentError for a class, a method that was not called, and for what cannot be iterated over."""
+    if isinstance(params, type):
+        raise ArgumentError(f"params: expected a model, got the class {params.__name__}; make one")
+    if callable(params) and hasattr(params, "__func__"):
+        raise ArgumentError(
+            f"params: expected parameters, got the method {params.__name__}; call it: model.{params.__name__}()"
+        )
+    if not isinstance(params, (Module, Iterable)):
+        raise ArgumentError(f"params: expected a Module or an iterable of Parameters, got {type(params).__name__}")
 
 
 def require_numbers(state: Mapping[str, np.ndarray], names: Iterable[str]) -> None:

@@ -19,7 +19,15 @@ from clcomm.engine.nn.module import Module
 from clcomm.engine.parameter import Parameter
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.shards import Part
-from clcomm.optim.checks import MISSED, checked, hyper_parameter_of, missed_steps_of, require_numbers, steps_of
+from clcomm.optim.checks import (
+    MISSED,
+    checked,
+    hyper_parameter_of,
+    missed_steps_of,
+    require_numbers,
+    require_parameters,
+    steps_of,
+)
 from clcomm.optim.flat_state import ITEM, MASTER, FlatState
 from clcomm.optim.runs import runs_of
 
@@ -50,6 +58,7 @@ class Optimizer:
     _lr = math.nan  # none is set yet
 
     def __init__(self, params: Module | Iterable[Parameter], lr: float, **hyper: float):
+        require_parameters(params)
         self._params_given = params if isinstance(params, Module) else list(params)
         self._members = self._named_members()
         self.space = self._find_space()

@@ -73,9 +73,21 @@ def test_a_rank_hooks_what_the_docs_list(tmp_path):
     assert sorted(changed_closed) == AT_IMPORT
 
 
-@pytest.mark.parametrize(("ranks", "environment"), [(2, {"CLCOMM_HOOKS": "off"}), (1, {})], ids=["off", "one rank"])
-def test_hooks_that_are_off_change_nothing(tmp_path, ranks, environment):
-    assert noted(tmp_path, ranks, **environment) == [[]] * 5
+def test_hooks_that_are_off_change_nothing(tmp_path):
+    assert noted(tmp_path, CLCOMM_HOOKS="off") == [[]] * 5
+
+
+def test_one_rank_hooks_what_prints_errors_alone(tmp_path):
+    assert noted(tmp_path, ranks=1) == [["sys.excepthook"], [], ["sys.excepthook"], [], ["sys.excepthook"]]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_mistake_is_one_line_unless_the_traceback_is_asked_for(tmp_path, ranks):
+    body = "Communicator().all_reduce([1, 2, 3])"
+    ended = job(tmp_path, body, ranks=ranks)
+    assert ended.clcomm_lines() == ["clcomm: array: expected a NumPy array, got list"] == ended.err.splitlines()
+    assert ended.code
+    assert "Traceback" in job(tmp_path, body, ranks=ranks, CLCOMM_TRACEBACK="1").err
 
 
 @pytest.mark.parametrize("ends", ["pass", "sys.exit(0)", "sys.exit(3)"])
