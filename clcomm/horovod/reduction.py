@@ -161,16 +161,21 @@ class Reduction:
         """Replace the gradients by the reduced ones; collective."""
         if self.is_needed and self.op is not Adasum:
             self._prepare()
-            if self._buckets is not None:
-                if self._number >= 0 and _Numbered.made > 1:
-                    _stepping(self._number)
-                self._buckets.finish()
-                world.note_joined(not self._buckets.all_took_part)
-            else:
-                self.require_same_start()
-                self._reduce_compressed()
-            self.start_over()
+            try:
+                self._reduce()
+            finally:
+                self.start_over()  # so that a caller who catches the error can run backward again
         self.synchronized = True
+
+    def _reduce(self) -> None:
+        if self._buckets is None:
+            self.require_same_start()
+            self._reduce_compressed()
+            return
+        if self._number >= 0 and _Numbered.made > 1:
+            _stepping(self._number)
+        self._buckets.finish()
+        world.note_joined(not self._buckets.all_took_part)
 
     def require_same_start(self) -> None:
         """Compare the ranks' parameters before the first reduction without buckets; collective then."""

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from clcomm.errors import ArgumentError, MismatchError  # noqa: E402
 from tests.helpers import one_line  # noqa: E402
-from tests.horovod.training import batch_of, net  # noqa: E402
+from tests.horovod.training import batch_of, bits_of, net  # noqa: E402
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
@@ -84,3 +84,35 @@ def test_ranks_with_other_models_all_get_the_same_error(hvd, kind):
         plain = torch.optim.SGD(model.parameters(), 0.1)
         hvd.DistributedOptimizer(plain, model.named_parameters(), op=op, groups=groups)
     assert len(set(hvd.allgather_object(one_line(caught)))) == 1
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", ["buckets", "groups", "adasum", "a compressor of the program's own"])
+def test_a_forgotten_broadcast_of_parameters_is_an_error_in_the_first_step(hvd, kind):
+    class Own(hvd.Compression.none):
+        """The same bits by another class."""
+
+    model, settings = net(seed=hvd.rank()), {
+        "buckets": {}, "groups": {"groups": 2}, "adasum": {"op": hvd.Adasum},
+        "a compressor of the program's own": {"compression": Own},
+    }[kind]  # fmt: skip
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), **settings)
+
+    def step():
+        optimizer.zero_grad()
+        model(batch_of(hvd.rank(), 0)).square().sum().backward()
+        optimizer.step()
+
+    before = bits_of(model)
+    with pytest.raises(MismatchError) as caught:
+        step()
+    said = one_line(caught)
+    assert said.startswith("replicas: expected the same parameters on every rank, but '0.weight' differs")
+    assert said.endswith("; call hvd.broadcast_parameters(model.state_dict(), 0) before the first step")
+    assert hvd.allgather_object(said) == [said] * hvd.size()
+    assert torch.equal(bits_of(model), before)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    for _ in range(2):
+        step()
+    rows = hvd.allgather(bits_of(model)[None])
+    assert all(torch.equal(row, rows[0]) for row in rows)

@@ -56,3 +56,13 @@ def test_processor_time_of_some_steps_stands_for_all(steps: int, every: int) -> 
         metrics.add(step(number, seconds, cpu_s if is_measured else None))
         expected += cpu_s
     assert metrics.cpu_s == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("steps", "seconds"), [(1, 2.0), (2, 0.5), (10, 0.5), (11, 0.25), (20, 0.25)])
+def test_speed_leaves_out_the_steps_that_build_kernels(steps: int, seconds: float) -> None:
+    """The first step takes 2 s, the next nine 0.5 s, all others 0.25 s."""
+    metrics = Metrics()
+    for number in range(steps):
+        took = 2.0 if number == 0 else 0.5 if number < WARM_UP_STEPS else 0.25
+        metrics.add(StepRecord(number + 1, 0, number + 1, 64, 1.0, 0.1, took, 0.0))
+    assert metrics.samples_per_s() == 64 / seconds
