@@ -27,6 +27,7 @@ REASONS = [
     (r"Open MPI|ULFM", "Open MPI's ULFM is needed", "make ulfm"),
     (r"Intel", "Intel's OpenCL runtime is not installed", "make intel, then make test"),
     (r"MNIST", "MNIST's files are not at hand", "make test CLCOMM_DATA=<their folder>"),
+    (r"Oclgrind:", "every build of each kernel under Oclgrind", "make oclgrind"),
     (r"Oclgrind", "Oclgrind is not installed", "make oclgrind, where there is a wheel of it"),
     (r"[Cc]hromium", "Chromium is not installed", "install chromium, then make test"),
     (r"namespaces|two hosts", "two hosts need root and network namespaces", "make hosts, as root"),

