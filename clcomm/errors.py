@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 
 class ClcommError(Exception):
@@ -10,6 +11,8 @@ class ClcommError(Exception):
 
     #: Exit code of a program that it ends: 2 if a restart would fail again, 1 if a restart may help.
     exit_code = 2
+    #: Ends the job, with the right message, where the program does not catch the error; None: as for any error.
+    end_job: Callable[[], None] | None = None
 
 
 class ArgumentError(ClcommError, ValueError):
@@ -72,6 +75,28 @@ class NonFiniteError(ClcommError, ArithmeticError):
     """A gradient or loss holds NaN or Inf."""
 
     exit_code = 1
+
+
+#: The packages that an extra of this one brings, by the name that is imported: as messages call them, and the extra.
+_OPTIONAL = {
+    "netcl": ("netcl", "netcl"), "onnx": ("onnx", "onnx"), "safetensors": ("safetensors", "safetensors"),
+    "shtab": ("shtab", "completion"), "torch": ("PyTorch", "torch"),
+}  # fmt: skip
+
+
+@contextmanager
+def needed(package: str) -> Iterator[None]:
+    """Raise ArgumentError with the command that installs a package if the block's imports do not find it.
+
+    What a package that is there raises while it is imported is its own error, and stays as it is.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        name, extra = _OPTIONAL[package]
+        raise ArgumentError(f"{name} is not installed; do: pip install 'clcomm[{extra}]'") from None
 
 
 def no_copy(kind: str, instead: str) -> ArgumentError:

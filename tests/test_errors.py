@@ -1,12 +1,15 @@
-"""Errors' common words: how a message names ranks."""
+"""Errors' common words: how a message names ranks, and packages that are missing."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
 from clcomm.errors import name_ranks
+from tests.faults.launch import ROOT, clean_environment
 
 
 @pytest.mark.parametrize(
@@ -30,3 +33,53 @@ def test_every_rank_is_named_or_counted(most):
         assert named == ranks[: len(named)] and len(named) + (int(more[1]) if more else 0) == count
         assert len(named) == (most if more else count) and bool(more) == (count > most)
         assert text.startswith("ranks " if count > 1 else "rank ")
+
+
+#: What imports each package that an extra brings.
+NEED = {
+    "torch": (
+        "import clcomm.torch", "import clcomm.adapters.torch", "import clcomm.horovod",
+        "import clcomm.lizardist.engine.model", "from training.engines.parts import _torch; _torch(*range(5))",
+    ),
+    "netcl": ("from clcomm.adapters.netcl_runtime import prepare; prepare()",),
+    "onnx": ("from clcomm.weights.onnx import export_onnx; export_onnx(None, '', ())",),
+    "safetensors": ("from clcomm.weights.safetensors import _library; _library()",),
+    "shtab": ("from clcomm.cli import main; main(['completion', 'bash'])",),
+}  # fmt: skip
+TRY_ALL = """
+import sys
+class Absent:
+    def find_spec(name, path, target=None):
+        if {is_absent} and name.partition('.')[0] in {need!r}: raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Absent)
+for statements in {need!r}.values():
+    for statement in statements:
+        try: exec(statement)
+        except Exception as error: print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize("body", [None, "raise ImportError('libc10.so: no such file')", "import no_such_dependency"])
+def test_a_package_that_fails_to_import_is_not_said_to_be_missing(tmp_path, body):
+    for package in NEED if body else ():
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(body)
+    ended = subprocess.run(
+        [sys.executable, "-c", TRY_ALL.format(need=NEED, is_absent=body is None)], capture_output=True, text=True,
+        timeout=120, check=False, env=clean_environment(PYTHONPATH=f"{tmp_path}:{ROOT}"), cwd=tmp_path,
+    )  # fmt: skip
+    said, count = ended.stdout.splitlines(), sum(map(len, NEED.values()))
+    assert len(said) == count, ended.stderr
+    if body is None:
+        names = {"torch": "PyTorch", "shtab": "shtab"}
+        extras = {"shtab": "completion"}
+        expected = [
+            f"ArgumentError {names.get(package, package)} is not installed; "
+            f"do: pip install 'clcomm[{extras.get(package, package)}]'"
+            for package, statements in NEED.items()
+            for _ in statements
+        ]
+        assert said == expected
+    else:
+        own = "ImportError libc10" if "libc10" in body else "ModuleNotFoundError No module named 'no_such_dependency'"
+        assert all(line.startswith(own) for line in said), said

@@ -118,7 +118,7 @@ def test_completion_without_shtab_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "shtab", None)
     with pytest.raises(ArgumentError) as caught:
         cli.main(["completion", "bash"])
-    assert one_line(caught) == "completion: needs shtab, which is not installed; pip install 'clcomm[completion]'"
+    assert one_line(caught) == "shtab is not installed; do: pip install 'clcomm[completion]'"
 
 
 def test_the_manual_has_every_command_option_and_exit_code(capsys):

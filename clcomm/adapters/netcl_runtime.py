@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from clcomm.engine.device import Device, default_device
-from clcomm.errors import ArgumentError
+from clcomm.errors import needed
 
 
 def prepare(device: Device | str | None = None) -> Device:
@@ -23,12 +23,10 @@ def prepare(device: Device | str | None = None) -> Device:
     chosen = default_device() if device is None else device if isinstance(device, Device) else Device.select(device)
     # netcl's tuner picks kernels by timing them: ranks would pick differently, and so would two runs of one seed.
     os.environ.setdefault("NETCL_AUTOTUNE", "0")
-    try:
+    with needed("netcl"):
         import netcl.autograd.ops
         import netcl.core.device as devices
         from netcl.core.backend.opencl import OpenCLBackend
-    except ImportError:
-        raise ArgumentError("netcl is not installed; do: pip install 'clcomm[netcl]'") from None
     # A layer built without queue= would take the first device of the first platform, on every rank.
     devices.manager._cache["auto"] = devices.DeviceHandle(
         chosen.cl_device.platform.name, chosen.name, "cl", chosen.kind, chosen.context, chosen.queue

@@ -9,15 +9,13 @@ from weakref import WeakMethod
 import numpy as np
 
 from clcomm.adapters.trainable import require_same_parameters, require_same_trainable
-from clcomm.errors import ArgumentError
+from clcomm.errors import ArgumentError, needed
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.layout import FlatLayout
 from clcomm.flat_space.parameters import ParameterSpec
 
-try:
+with needed("torch"):
     import torch
-except ImportError:
-    raise ArgumentError("PyTorch is not installed; do: pip install 'clcomm[torch]'") from None
 
 from clcomm.adapters.torch_slots import ModuleTree, Slot, real, tensor_on, values
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from clcomm.commands.command import Command
-from clcomm.errors import ArgumentError
+from clcomm.errors import ArgumentError, needed
 
 SHELLS = ("bash", "zsh", "fish")
 #: Metavars of options that are completed by files, and by directories.
@@ -19,12 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print the script; raises ArgumentError where shtab is missing, or too old for the shell."""
-    try:
+    with needed("shtab"):
         import shtab
-    except ImportError:
-        raise ArgumentError(
-            "completion: needs shtab, which is not installed; pip install 'clcomm[completion]'"
-        ) from None
     from clcomm.commands.listing import whole_parser
 
     if options.shell not in shtab.SUPPORTED_SHELLS:

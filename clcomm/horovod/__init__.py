@@ -3,12 +3,10 @@
 docs/horovod.md says what differs. Needs PyTorch: pip install 'clcomm[torch]'.
 """
 
-from clcomm.errors import ArgumentError
+from clcomm.errors import ArgumentError, needed
 
-try:
+with needed("torch"):
     import torch as _torch  # noqa: F401 - a clear message before the modules below need it
-except ImportError:
-    raise ArgumentError("PyTorch is not installed; do: pip install 'clcomm[torch]'") from None
 
 from typing import Any, NoReturn
 

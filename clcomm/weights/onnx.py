@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from clcomm.engine.nn import Module
-from clcomm.errors import ArgumentError
+from clcomm.errors import ArgumentError, needed
 from clcomm.storage.files import replacing, saving
 from clcomm.weights.onnx_graph import Graph
 from clcomm.weights.onnx_nodes import WRITERS
@@ -30,10 +30,8 @@ def export_onnx(model: Module, path: str | os.PathLike, in_shape: Iterable[int],
         ArgumentError: onnx is not installed, the model does not take such samples, or computes what has no form here.
         CheckpointWriteError: the file could not be written; an old one is kept.
     """
-    try:
+    with needed("onnx"):
         import onnx
-    except ImportError:
-        raise ArgumentError("onnx is not installed; do: pip install 'clcomm[onnx]'") from None
     if in_dtype not in ("float32", "int32"):
         raise ArgumentError(f"in_dtype: expected 'float32' or 'int32', got {in_dtype!r}")
     graph = Graph(onnx, model, tuple(in_shape), np.dtype(in_dtype), WRITERS)

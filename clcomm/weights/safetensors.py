@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from clcomm.errors import ArgumentError, CheckpointError
+from clcomm.errors import ArgumentError, CheckpointError, needed
 from clcomm.storage.files import open_regular, replacing, saving
 
 
@@ -98,11 +98,9 @@ def _array(name: str, values: Any) -> np.ndarray:
 
 
 def _library() -> Any:
-    try:
+    with needed("safetensors"):
         import safetensors
         import safetensors.numpy
-    except ImportError:
-        raise ArgumentError("safetensors is not installed; do: pip install 'clcomm[safetensors]'") from None
     return safetensors
 
 

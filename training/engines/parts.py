@@ -18,7 +18,7 @@ from clcomm.engine import CrossEntropyLoss, Device, Module, Replay, Tensor, code
 from clcomm.engine.gather import DeviceGather
 from clcomm.engine.nn.module import evaluating
 from clcomm.engine.rehearsal import Rehearsal
-from clcomm.errors import ArgumentError
+from clcomm.errors import ArgumentError, needed
 from clcomm.flat_space.precision import parse_precision
 from clcomm.host_arrays import aligned_zeros
 from models import MLP, ConvNet, LeNet, ResNet
@@ -266,11 +266,8 @@ def _netcl(model: str, in_shape: Shape, classes: int, seed: int, device: Any) ->
 
 
 def _torch(model: str, in_shape: Shape, classes: int, seed: int, device: Any) -> Parts:
-    try:
+    with needed("torch"):
         from training.engines import torch_engine
-    except ImportError:
-        raise ArgumentError("PyTorch is not installed; do: pip install 'clcomm[torch]'") from None
-
     if isinstance(device, Device):
         raise ArgumentError("device: expected the name of one of PyTorch's devices, got an OpenCL device")
     placement = device if isinstance(device, Placement) else Placement(device)

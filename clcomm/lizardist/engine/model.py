@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-try:
+from clcomm.errors import needed
+
+with needed("torch"):
     import torch
-except ImportError:
-    raise ImportError("clcomm.lizardist: expected PyTorch for its models; pip install 'clcomm[torch]'") from None
 
 from torch.nn import Conv2d, Linear, ReLU, Sequential
 from torch.nn.functional import max_pool2d
