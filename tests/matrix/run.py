@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.faults.launch import ROOT, clean_environment
-from tests.matrix.environments import LOW, SYSTEM, Environment, environments
+from tests.matrix.environments import LOW, SYSTEM, Environment, environments, wheel_folders
 
 #: What the tests need besides the package itself.
 TOOLS = ("pytest>=8", "pytest-mpi>=0.6", "pytest-timeout>=2.3", "pytest-xdist>=3.5", "hypothesis>=6.100")
 PLAIN = ("tests/test_models.py", "tests/engine/test_loss.py")
 ON_RANKS = ("tests/test_gradient_path.py", "tests/test_optim.py")
+#: In place of these two where PyTorch is in the environment.
+WITH_TORCH = ("tests/torch/test_ddp.py", "tests/torch/test_async.py", "tests/torch/test_collectives.py")
 RANKS = 2
 TRAINING = ("-m", "examples.mnist", "--data", "digits", "--quiet", "--epochs", "20", "--target-accuracy", "0.9")
 #: The rows of the last runs.
@@ -30,7 +32,8 @@ KEPT = ROOT / ".test-caches" / "matrix.json"
 #: Seconds that one of them may take.
 LIMIT_S = 900
 _LISTED = (
-    "from importlib.metadata import version; print(*(f'{n} {version(n)}' for n in ('numpy', 'mpi4py', 'pyopencl')))"
+    "from importlib.metadata import distributions; found = {d.name: d.version for d in distributions()}\n"
+    "print(*(f'{n} {found[n]}' for n in ('numpy', 'mpi4py', 'pyopencl', 'torch') if n in found))"
 )
 _USED = (
     "import sys; from mpi4py import MPI; from clcomm.engine import Device\n"
@@ -46,11 +49,12 @@ are on PyPI (newest) or at the lower bounds of pyproject.toml (oldest allowed). 
 - on {ranks} ranks: {ranks_tests},
 - a training on {ranks} ranks to 90% of the bundled digits.
 
+Where PyTorch is among the versions, {torch_tests} run on {ranks} ranks instead.
 `make unpack-debian` first brings Debian's MPIs and PoCL. The whole suite runs in one environment, that of `make test`.
 
 Taken on {machine}.
 
-| Python | MPI | OpenCL | versions | what was there | outcome |
+| Python | MPI | OpenCL | versions, PyTorch | what was there | outcome |
 |---|---|---|---|---|---|
 """
 
@@ -113,6 +117,9 @@ class Place:
         self.run([*uv, "venv", "--quiet", "--python", self.environment.interpreter, str(self.folder)])
         self.run([*uv, "pip", "install", *into, *lowest, f"{ROOT}[{self.environment.extras}]"])
         self.run([*uv, "pip", "install", *into, *TOOLS])
+        if self.environment.torch:
+            links = [word for folder in wheel_folders() for word in ("--find-links", folder)]
+            self.run([*uv, "pip", "install", *into, *links, f"torch=={self.environment.torch}"])
         self.run([*uv, "pip", "uninstall", *into, "clcomm"])  # the tests take it from the repository
         (self.folder / "made").touch()
 
@@ -149,9 +156,13 @@ def run(environment: Environment, folder: Path) -> Outcome:
         used, listed = place.run([python, "-c", _USED]), place.run([python, "-c", _LISTED])
         found = f"{used.strip().splitlines()[-1]} | {listed.strip()}"
         pytest = ["-p", "no:cacheprovider", "-x", "-v"]
-        place.run([python, "-m", "pytest", *pytest, *PLAIN])
-        place.run([*place.mpiexec, python, "-m", "mpi4py", "-m", "pytest", "--with-mpi", *pytest, *ON_RANKS])
-        place.run([*place.mpiexec, python, *TRAINING])
+        on_ranks = [*place.mpiexec, python, "-m", "mpi4py", "-m", "pytest", "--with-mpi", *pytest]
+        if environment.torch:
+            place.run([*on_ranks, *WITH_TORCH])
+        else:
+            place.run([python, "-m", "pytest", *pytest, *PLAIN])
+            place.run([*on_ranks, *ON_RANKS])
+            place.run([*place.mpiexec, python, *TRAINING])
         problem = ""
     except subprocess.CalledProcessError as error:
         problem = f"{' '.join(error.cmd[:6])} …\n{error.output[-3000:]}"
@@ -162,14 +173,15 @@ def run(environment: Environment, folder: Path) -> Outcome:
 
 def page(rows: dict[str, str]) -> str:
     """Return docs/matrix.md; rows: each environment's, by its name."""
-    names = [", ".join(f"`{path}`" for path in paths) for paths in (PLAIN, ON_RANKS)]
+    names = [", ".join(f"`{path}`" for path in paths) for paths in (PLAIN, ON_RANKS, WITH_TORCH)]
     machine = f"{os.cpu_count()} cores of a {platform.machine()} CPU, {platform.system()}"
-    head = PAGE.format(plain=names[0], ranks_tests=names[1], ranks=RANKS, machine=machine)
+    head = PAGE.format(plain=names[0], ranks_tests=names[1], torch_tests=names[2], ranks=RANKS, machine=machine)
     return head + "".join(f"{rows.get(each.name, _row(each, '', 'not run'))}\n" for each in environments())
 
 
 def _row(each: Environment, found: str, end: str) -> str:
-    return f"| {each.python} | {each.mpi} | {each.opencl} | {each.versions} | {found.replace('|', '·')} | {end} |"
+    versions = f"{each.versions}, {each.torch}" if each.torch else each.versions
+    return f"| {each.python} | {each.mpi} | {each.opencl} | {versions} | {found.replace('|', '·')} | {end} |"
 
 
 def main(pattern: str = "", kept: str = "") -> int:

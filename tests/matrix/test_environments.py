@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.faults.launch import ROOT
-from tests.matrix.environments import EXTRAS, LOW, PYTHONS, SYSTEM, Environment, environments
-from tests.matrix.run import ON_RANKS, PLAIN, Place, page
+from tests.matrix.environments import EXTRAS, LOW, PYTHONS, SYSTEM, TORCH, Environment, environments
+from tests.matrix.run import ON_RANKS, PLAIN, WITH_TORCH, Place, page
 
 
 def test_every_python_mpi_and_runtime_has_a_row_of_its_own() -> None:
@@ -21,10 +22,27 @@ def test_every_python_mpi_and_runtime_has_a_row_of_its_own() -> None:
 
 
 def test_its_tests_and_extras_exist() -> None:
-    assert all((ROOT / path).is_file() for path in (*PLAIN, *ON_RANKS))
+    assert all((ROOT / path).is_file() for path in (*PLAIN, *ON_RANKS, *WITH_TORCH))
     text = (ROOT / "pyproject.toml").read_text()
     for extras in EXTRAS.values():
         assert all(f"\n{extra} = [" in text for extra in extras.split(","))
+
+
+def test_the_extra_torch_allows_what_the_matrix_has_and_all_others_have_one_version() -> None:
+    """A range may bring PyPI's build with CUDA, which what make and CI install must not."""
+    text = (ROOT / "pyproject.toml").read_text()
+    low, high = re.search(r'^torch = \["torch>=([\d.]+),<([\d.]+)"\]', text, re.M).groups()
+    in_order = [[*map(int, each.split("."))] for each in (low, *TORCH, high)]
+    assert (
+        in_order == sorted(in_order)
+        and in_order[0] == in_order[1][:2]
+        and {each.torch for each in environments()} == {"", *TORCH}
+    )
+    pins = re.findall(r'^([\w-]+) = \[.*"torch==([\d.]+)"', text, re.M)
+    assert {name for name, _ in pins} == {"torch-suite", "trainers", "bench", "anchors"}
+    assert {version for _, version in pins} == {TORCH[1]} and "clcomm[torch]" not in text
+    for path in ("Makefile", ".ci/run", "CONTRIBUTING.md", "README.md"):
+        assert not re.search(r"TEST_EXTRAS=\S*\btorch(?!-)", (ROOT / path).read_text()), path
 
 
 def test_what_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
