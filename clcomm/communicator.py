@@ -102,6 +102,8 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         super().__init__(world, self._given_observers, names)
         self._elsewhere, self._board = world.elsewhere, world.board
         self._watchdog: Watchdog | None = None
+        #: Raises a collective's time-out in the program, which may catch it; None: the job ends. See Watchdog.
+        self.interrupt: Callable[[str, float, Callable[[], None]], bool] | None = None
         if self.size > 1:
             exits.opened(self)
         self._watch()

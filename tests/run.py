@@ -22,6 +22,7 @@ from tests.outcomes import Outcomes
 
 #: Why tests are skipped, by a pattern of the reasons they give: its name, and what runs them.
 REASONS = [
+    (r"trainers", "Lightning, accelerate or transformers is not installed", "make test TEST_EXTRAS=test,trainers"),
     (r"(?i)torch", "PyTorch is not installed", "make test-torch"),
     (r"onnx", "ONNX or its runtime is not installed", "make test TEST_EXTRAS=test,onnxruntime"),
     (r"Open MPI|ULFM", "Open MPI's ULFM is needed", "make ulfm"),

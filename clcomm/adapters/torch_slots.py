@@ -17,8 +17,9 @@ import torch
 
 from clcomm.adapters.adapter import FlatArrays
 from clcomm.flat_space.layout import FlatLayout
+from clcomm.tensors import private_torch
 
-_COUNTS = hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")
+_COUNTS = private_torch.is_there("tensor_use_count") and private_torch.is_there("storage_use_count")
 
 
 class Slot:
@@ -82,17 +83,17 @@ class Slot:
             self._kept = None
 
     def _references_to_own(self) -> tuple[int, int, int]:
-        return sys.getrefcount(self.own), self.own._use_count(), _references_to_memory(self.own)
+        return sys.getrefcount(self.own), private_torch.tensor_use_count(self.own), _references_to_memory(self.own)
 
 
 def _references_to_gradient(parameter: torch.Tensor) -> tuple[int, int, int]:
     """Return how many references a gradient has from Python and from PyTorch, and its memory from tensors."""
     gradient = parameter.grad
-    return sys.getrefcount(gradient), gradient._use_count(), _references_to_memory(gradient)
+    return sys.getrefcount(gradient), private_torch.tensor_use_count(gradient), _references_to_memory(gradient)
 
 
 def _references_to_memory(tensor: torch.Tensor) -> int:
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return private_torch.storage_use_count(private_torch.storage_address(tensor.untyped_storage()))
 
 
 def _sole() -> tuple[int, int, int]:

@@ -13,6 +13,8 @@ import os
 import re
 import threading
 import weakref
+from collections.abc import Callable
+from functools import partial
 from time import perf_counter, perf_counter_ns, sleep
 from typing import Any
 
@@ -35,6 +37,9 @@ AWAITED_S, BETWEEN_LOOKS_S = 1.5, 0.2
 #: How long a rank waits for one that has left before it ends the job itself; the rank that left, if it can, ends the
 #: job earlier, after AWAITED_S.
 LEFT_S = 2.5
+#: How long an exception may take to arrive in a thread that waits, and how long a rank that did not catch it waits for
+#: another one to end the job.
+INTERRUPTED_S, UNCAUGHT_S = 3.0, 6.0
 
 _log = logging.getLogger("clcomm")
 
@@ -43,7 +48,8 @@ class Watchdog:
     """Watches the collectives of one Communicator, which it does not keep alive, from a thread of its own.
 
     Args:
-        watched: has `current`: (call, sequence number, begin in perf_counter's seconds), or None outside collectives.
+        watched: has `current`: (call, sequence number, begin in perf_counter's seconds), or None outside collectives;
+            and `interrupt`, which raises a time-out in the program; None: the job ends.
         elsewhere: queries the ranks of other hosts; None where there are none.
         resources: those of `watched`, for its name and the waits of this process's other Communicators.
 
@@ -61,6 +67,7 @@ class Watchdog:
         self._program = threading.get_ident()
         self._warned_of: tuple[Any, int, float] | None = None
         self._has_dumped = False
+        self._interrupt: Callable[[str, float, Callable[[], None]], bool] | None = None
         self._figures = Figures(recorder) if board.is_public else None
         self.look(None)
         # Released to end the thread. The garbage collector may have to do that, in any thread; setting an Event there
@@ -86,7 +93,7 @@ class Watchdog:
             watched = self._watched()
             if watched is None:
                 return
-            current = watched.current
+            current, self._interrupt = watched.current, watched.interrupt
             try:
                 figures = "" if self._figures is None else self._figures.take(watched, current)
                 del watched
@@ -112,7 +119,7 @@ class Watchdog:
         if folder:
             self._dump(folder)
         elif waited_s > self.limits.timeout_s:
-            self._end_job(waited_s)
+            self._time_out(waited_s)
         elif waited_s > self.limits.stall_warning_s and self._warned_of != current:
             self._warned_of = current
             self._warn(waited_s)
@@ -175,21 +182,35 @@ class Watchdog:
 
     # --- the end of the job ---
 
-    def _end_job(self, waited_s: float) -> None:
+    def _time_out(self, waited_s: float) -> None:
+        """Raise an error in the threads that wait, where the program may catch it, or else end the job."""
+        if self._interrupt is not None:
+            limit_s = self.limits.timeout_s
+            text = describe(self._board.own, self._everyone(PROGRESS), waited_s, self._names)
+            if self._interrupt(text, limit_s, partial(self._end_uncaught, text, limit_s)):
+                return
+            if waited_s < limit_s + INTERRUPTED_S:
+                return  # it is on its way
         if not is_lowest(self._board.own, self._board.read(), self.limits.timeout_s):
             return  # the lowest waiting rank ends it; if that one hangs, its line gets too old, and the next one does
+        self._end_job(describe(self._board.own, self._everyone(PROGRESS), waited_s, self._names), self.limits.timeout_s)
+
+    def _end_uncaught(self, text: str, limit_s: float) -> None:
+        """End the job for an error that the program did not catch, unless another rank does so."""
+        if not self._board.claim_end():
+            sleep(UNCAUGHT_S)
+        self._end_job(text, limit_s)
+
+    def _end_job(self, text: str, limit_s: float) -> None:
         end_by_force_later(endings.TIMED_OUT)
         folder = self._board.dump_folder or new_dump_folder()
         self._board.dump_folder = folder
-        lines = self._everyone(DUMP)
+        self._everyone(DUMP)
         if folder:
             self._dump(folder)
             self._wait_for_dumps()
         written = f"; what each rank did last is in {folder}/rank-*.json" if folder else ""
-        endings.print_line(
-            f"clcomm: {describe(self._board.own, lines, waited_s, self._names)}; the limit is "
-            f"{self.limits.timeout_s:g} s, the job ends{written}"
-        )
+        endings.print_line(f"clcomm: {text}; the limit is {limit_s:g} s, the job ends{written}")
         endings.abort(endings.TIMED_OUT)
 
     def _wait_for_dumps(self) -> None:

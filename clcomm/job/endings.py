@@ -100,7 +100,7 @@ def is_reported() -> bool:
 def note_wrapped(error: ClcommError) -> None:
     """Note an error that passes through another library, which may raise its own with this one's text in it."""
     noted = ClcommError(str(error))  # the error itself would keep its frames alive
-    noted.exit_code = error.exit_code
+    noted.exit_code, noted.end_job = error.exit_code, error.end_job
     _Ending.wrapped = noted
 
 
@@ -130,6 +130,9 @@ def _report(error: BaseException) -> int:
     wrapped = _Ending.wrapped
     if wrapped is not None and not isinstance(error, ClcommError) and str(wrapped) in str(error):
         error = wrapped
+    if isinstance(error, ClcommError) and error.end_job is not None:
+        error.end_job()
+        return error.exit_code
     if isinstance(error, SystemExit):
         return _report_exit(error)
     if mpi_failures.is_lost_peer(error):

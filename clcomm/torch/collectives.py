@@ -13,7 +13,7 @@ from clcomm.errors import ArgumentError, ClcommError
 from clcomm.tensors.arrays import array_of, bytes_of, changed, described, dtype_name, flat
 from clcomm.tensors.staging import MOST_BYTES, Staging
 from clcomm.torch.sharing import LastingBuffers
-from clcomm.torch.tensors import give_back, on_host, summed_as
+from clcomm.torch.tensors import give_back, is_mean_of_integers, on_host, summed_as
 
 _Converted = TypeVar("_Converted")
 
@@ -32,7 +32,7 @@ class TensorCollectives:
     # --- sums ---
 
     def all_reduce(self, tensor: torch.Tensor, op: str, label: str = "", bucket: int = -1) -> None:
-        """Reduce a tensor over the ranks, in place.
+        """Reduce a tensor over the ranks, in place; a mean of integers is cut towards zero.
 
         Half precision is summed in float32 and rounded once. Where the tensor is in shared memory no byte is copied; a
         buffer that backward after backward reduces is moved there.
@@ -46,6 +46,10 @@ class TensorCollectives:
         summed = self._checked(summed_as, values.dtype)
         if not compared:
             compared = dtype_name(values.dtype) if values.dim() == 1 else described([values])
+        if is_mean_of_integers(op, values.dtype):
+            self._reduce(values, "sum", label, bucket, f"{compared} for a mean")
+            values.div_(self.comm.size, rounding_mode="trunc")
+            return
         # A rank that has joined (DistributedDataParallel.join) calls the others' all-reduces outside of a backward.
         call: dict[str, Any] = {"op": op, "label": label, "bucket": bucket, "compared": compared}
         values = flat(values)
@@ -119,6 +123,10 @@ class TensorCollectives:
 
     def _reduce_blocks(self, output: torch.Tensor, values: torch.Tensor, lengths: list[int], op: str) -> None:
         size, rank = self.comm.size, self.comm.rank
+        if is_mean_of_integers(op, values.dtype):
+            self._reduce_blocks(output, values, lengths, "sum")
+            output.div_(size, rounding_mode="trunc")
+            return
         if output.numel() != lengths[rank]:
             self.comm.refuse(f"output: expected {lengths[rank]:,} elements as input {rank}, got {output.numel():,}")
         if len(set(lengths)) > 1:

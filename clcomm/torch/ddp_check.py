@@ -1,27 +1,18 @@
 """The check that ranks wrap the same model, made where DistributedDataParallel begins its own.
 
 PyTorch's compares each rank with rank 0 in C++, so that ranks which find no difference go on, and the others raise a
-RuntimeError whose traceback hides it. It has no hook, but calls the group's all-gather first, from a Python function of
-that name in torch.distributed.utils; where that changes, PyTorch's own check remains.
+RuntimeError whose traceback hides it. It has no hook, but calls the group's all-gather first, from a Python function
+(see callers.py).
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import torch
 
 from clcomm.communicator import Communicator
 from clcomm.sync.agreement import require_agreement
-
-_CALLER = "_verify_param_shape_across_processes"
-
-
-def parameters_to_compare() -> Sequence[torch.Tensor] | None:
-    """Return the parameters of the DistributedDataParallel for which PyTorch called the caller of this function."""
-    frame = sys._getframe(2)
-    return frame.f_locals.get("tensors") if frame.f_code.co_name == _CALLER else None
 
 
 def require_same_parameters(comm: Communicator, parameters: Sequence[torch.Tensor]) -> None:

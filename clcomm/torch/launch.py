@@ -6,18 +6,22 @@ import os
 
 from clcomm.errors import LaunchError
 from clcomm.launch.variables import torch_variables
+from clcomm.tensors.private_torch import default_backends
 from clcomm.transport import mpi_communicators, mpi_runtime
 
 _INSTEAD = "start it with `clcomm run -n N script.py` or `mpiexec -n N python script.py`"
 
 
 def prepare_environment() -> None:
-    """Set torchrun's variables where they are not set.
+    """Set torchrun's variables where they are not set, and under mpiexec make "clcomm" the CPU's default backend.
 
-    Collective under mpiexec. Variables of the user's own stay, and so do torchrun's, where MPI has one rank.
+    So groups that are made without a backend's name, as by `init_device_mesh`, are its own. Collective under mpiexec.
+    Variables of the user's own stay, and so do torchrun's, where MPI has one rank.
     """
     if is_torchrun():
         return
+    if mpi_runtime.launched_ranks() > 1:
+        default_backends["cpu"] = "clcomm"
     try:
         world = mpi_runtime.world()
     except ImportError:  # no MPI: a world of one

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -16,7 +17,9 @@ from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.stats.events import Collective
 from clcomm.tensors.arrays import bytes_of, described
+from clcomm.torch.interruptions import Interruptions
 from clcomm.torch.tensors import give_back, on_host
+from clcomm.torch.untraced import untraced
 from clcomm.torch.work import OwnWork
 from clcomm.transport.described_messages import DescribedMessages, Received, Sent
 
@@ -29,24 +32,26 @@ class GroupMessages:
 
     Args:
         comm: the group's Communicator.
+        interruptions: end waits that take too long.
     """
 
-    def __init__(self, comm: Communicator):
+    def __init__(self, comm: Communicator, interruptions: Interruptions):
         self._counted = CountedMessages(comm)
+        self._wait = interruptions.run
         self._messages = None if comm.comm is None else DescribedMessages(comm.comm)
 
     def send(self, tensor: torch.Tensor, rank: int, tag: int) -> MessageWork:
         """Start to send a tensor; it may not be written before the work is complete."""
         values = on_host(tensor)
         message = self._open().send(bytes_of(values), described([tensor]), rank, tag)
-        return MessageWork(self._counted, message, [values], f"send to rank {rank}", lambda: None)
+        return MessageWork(self._counted, message, [values], f"send to rank {rank}", lambda: None, self._wait)
 
     def receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> MessageWork:
         """Start to receive a tensor; rank None: from any rank. Waiting raises MismatchError for one of another kind."""
         values = on_host(tensor)
         message = self._open().receive(bytes_of(values), described([tensor]), rank, tag)
         name = "recv from any rank" if rank is None else f"recv from rank {rank}"
-        return MessageWork(self._counted, message, [tensor], name, lambda: give_back(values, tensor))
+        return MessageWork(self._counted, message, [tensor], name, lambda: give_back(values, tensor), self._wait)
 
     def _open(self) -> DescribedMessages:
         if self._messages is None:
@@ -79,6 +84,7 @@ class CountedMessages:
                 self._notifies.release()
 
 
+@untraced
 class MessageWork(OwnWork):
     """A message on its way.
 
@@ -88,6 +94,7 @@ class MessageWork(OwnWork):
         outputs: the tensors that belong to it.
         name: what messages of the watchdog call it.
         finish: called once, when it is complete.
+        run: calls a function that waits; see Interruptions.
     """
 
     def __init__(
@@ -97,9 +104,10 @@ class MessageWork(OwnWork):
         outputs: list[torch.Tensor],
         name: str,
         finish: Callable[[], None],
+        run: Callable[[Callable[[], object]], None],
     ):
         super().__init__(outputs, name)
-        self._counted, self._message = counted, message
+        self._counted, self._message, self._run = counted, message, run
         self._finish: Callable[[], None] | None = finish
         self._began_s, self._sequence = time.perf_counter(), counted.comm.sequence
         self._waits_from_s = math.inf
@@ -109,7 +117,7 @@ class MessageWork(OwnWork):
         if not self.is_completed():
             self._waits_from_s = time.perf_counter()
             with self._counted.comm.waiting_for(self._name):
-                self._wait(timeout.total_seconds())
+                self._run(partial(self._wait, timeout.total_seconds()))
         if self._error is not None:
             raise self._error
         return True

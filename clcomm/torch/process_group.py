@@ -6,11 +6,13 @@ the methods that a Python ProcessGroup can override (torch/csrc/distributed/c10d
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.distributed import ProcessGroup, ReduceOp, Work
@@ -18,11 +20,15 @@ from torch.distributed import ProcessGroup, ReduceOp, Work
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.stats.now import count_step
+from clcomm.tensors.private_torch import current_backward, register_device, set_default_backend
+from clcomm.torch.callers import COMPARES, HAS_JOINED, NOTIFIES, locals_of_caller
 from clcomm.torch.collectives import TensorCollectives
-from clcomm.torch.ddp_check import parameters_to_compare, require_same_parameters
+from clcomm.torch.ddp_check import require_same_parameters
+from clcomm.torch.interruptions import Interruptions
 from clcomm.torch.launch import require_same_world
 from clcomm.torch.messages import GroupMessages
 from clcomm.torch.recording import JobRecording
+from clcomm.torch.untraced import untraced
 from clcomm.torch.work import CollectiveWork, Turns
 from clcomm.transport import mpi_communicators
 
@@ -34,6 +40,7 @@ _OPS = {
 }  # fmt: skip
 
 
+@untraced
 class ClcommProcessGroup(ProcessGroup):
     """A group of ranks whose collectives clcomm runs.
 
@@ -46,14 +53,17 @@ class ClcommProcessGroup(ProcessGroup):
     def __init__(self, comm: Communicator, store: Any, name: str):
         super().__init__(comm.rank, comm.size)
         for device in ("cpu", "cuda", "xpu"):
-            self._register_backend(torch.device(device), ProcessGroup.BackendType.CUSTOM, None)
-        self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
+            register_device(self, torch.device(device), ProcessGroup.BackendType.CUSTOM, None)
+        set_default_backend(self, ProcessGroup.BackendType.CUSTOM)
         self._open: tuple[Communicator, TensorCollectives, GroupMessages] | None
-        self._open = comm, TensorCollectives(comm), GroupMessages(comm)
+        self._interruptions = Interruptions()
+        comm.interrupt = self._interruptions.interrupt
+        self._open = comm, TensorCollectives(comm), GroupMessages(comm, self._interruptions)
         self._name, self._description, self._store = name, "undefined", store
-        self._turns = Turns(name)
+        self._turns = Turns(name, self._interruptions)
         self._backward, self._bucket = -1, -1
         self._sequence = 0
+        self._join_works: WeakKeyDictionary[Any, Work] = WeakKeyDictionary()
         self._recording: JobRecording | None = None
 
     @classmethod
@@ -142,7 +152,7 @@ class ClcommProcessGroup(ProcessGroup):
         return self._sequence
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long a collective of this group may take until the job ends, with a line that names missing ranks."""
+        """Set how long a collective of this group may take until GroupTimeoutError names the missing ranks."""
         self.communicator.set_timeout(timeout.total_seconds())
 
     _set_default_timeout = set_timeout
@@ -179,16 +189,17 @@ class ClcommProcessGroup(ProcessGroup):
     # --- how a collective runs ---
 
     def _run(
-        self, name: str, outputs: list[torch.Tensor], options: Any, move: Callable[..., object], *args: Any
-    ) -> Work:
+        self, name: str, outputs: list[torch.Tensor], options: Any, move: Callable[..., object], *args: Any,
+        waits: bool = False,
+    ) -> Work:  # fmt: skip
         """Run a collective: in this thread if the caller waits for it, or is a backward, which calls in one order."""
         self._sequence += 1
-        blocking = not getattr(options, "asyncOp", True) or torch._C._current_graph_task_id() >= 0
+        blocking = waits or not getattr(options, "asyncOp", True) or current_backward() >= 0
         return self._turns.take(CollectiveWork(outputs, name), partial(move, *args), blocking)
 
     def _next_bucket(self, tensor: torch.Tensor) -> tuple[str, int]:
         """Return label and bucket of an all-reduce: within a backward it is that of the next bucket."""
-        backward = torch._C._current_graph_task_id()
+        backward = current_backward()
         if backward < 0 or not tensor.is_floating_point():
             return "", -1
         if backward != self._backward:
@@ -204,7 +215,14 @@ class ClcommProcessGroup(ProcessGroup):
         (tensor,) = tensors
         move = self._moves.all_reduce_sparse if tensor.is_sparse else self._moves.all_reduce
         place = () if tensor.is_sparse else self._next_bucket(tensor)
-        return self._run("all_reduce", tensors, opts, move, tensor, _op(opts), *place)
+        if current_backward() >= 0 or not getattr(opts, "asyncOp", True):
+            return self._run("all_reduce", tensors, opts, move, tensor, _op(opts), *place)
+        caller, known = locals_of_caller(NOTIFIES, HAS_JOINED)
+        waits = caller == HAS_JOINED  # its hook, in C++, uses the result at once
+        work = self._run("all_reduce", tensors, opts, move, tensor, _op(opts), *place, waits=waits)
+        if caller == NOTIFIES:
+            self._join_works[known["joinable"]] = work  # which the reducer asks in backward, and keeps C++'s half alone
+        return work
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         return self._run("all_reduce", tensors, opts, self._moves.all_reduce_coalesced, tensors, _op(opts))
@@ -245,7 +263,7 @@ class ClcommProcessGroup(ProcessGroup):
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
-        compared = parameters_to_compare()
+        compared = locals_of_caller(COMPARES)[1].get("tensors")
 
         def move() -> None:
             if compared is not None:
@@ -308,9 +326,22 @@ class ClcommProcessGroup(ProcessGroup):
     def barrier(self, opts: Any = None) -> Work:
         return self._run("barrier", [], opts, self._moves.barrier)
 
-    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Return when every rank has called it; the watchdog names the missing ranks."""
-        self.barrier().wait()
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Return when every rank has called it; else GroupTimeoutError names all that are missing after the time-out.
+
+        Args:
+            timeout: for this barrier; None: the group's.
+            wait_all_ranks: as PyTorch has it; all missing ranks are named in any case.
+        """
+        comm = self.communicator
+        before_s = comm.limits.timeout_s
+        if timeout is not None:
+            comm.set_timeout(timeout.total_seconds())
+        try:
+            self.barrier().wait()
+        finally:
+            if timeout is not None:
+                comm.set_timeout(0 if before_s == math.inf else before_s)
 
     # --- messages ---
 

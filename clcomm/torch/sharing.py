@@ -7,9 +7,15 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from clcomm.communicator import Communicator
+from clcomm.tensors.private_torch import (
+    WeakStorage,
+    share_storage,
+    storage_address,
+    storage_of_address,
+    storage_use_count,
+)
 from clcomm.transport.mapped_files import MappedFile
 
 #: Smaller buffers stay where they are: small arrays are copied into slots in any case.
@@ -34,8 +40,8 @@ class LastingBuffers:
     def __init__(self, comm: Communicator):
         self._comm = comm
         self._due, self._pause = 0, 1  # the number of collectives after which ranks compare, and what is added to it
-        self._seen: dict[int, StorageWeakRef] = {}
-        self._lasting: dict[int, StorageWeakRef] = {}
+        self._seen: dict[int, WeakStorage] = {}
+        self._lasting: dict[int, WeakStorage] = {}
         # PyTorch's own variable: whether buckets may be in a backend's memory.
         self._wanted = os.environ.get("DDP_DISABLE_COMM_MEM", "0") != "1"
 
@@ -46,13 +52,13 @@ class LastingBuffers:
         storage = tensor.untyped_storage()
         if not _is_movable(storage) or storage.is_shared() or tensor.nbytes != storage.nbytes():
             return
-        key = storage._cdata
+        key = storage_address(storage)
         if key in self._seen:
             self._lasting.setdefault(key, self._seen[key])
             return
         if len(self._seen) >= _MOST_SEEN:
             self._seen = {key: seen for key, seen in self._seen.items() if not seen.expired()}
-        self._seen[key] = StorageWeakRef(storage)
+        self._seen[key] = WeakStorage(storage)
 
     def move(self, purpose: str) -> None:
         """Move what lasts, at the calls at which ranks compare that; every all-reduce of the group calls this.
@@ -63,11 +69,11 @@ class LastingBuffers:
         if done < self._due:
             return
         lasting, self._lasting = self._lasting, {}
-        found = [torch.UntypedStorage._new_with_weak_ptr(each.cdata) for each in lasting.values()]
+        found = [storage_of_address(each.cdata) for each in lasting.values()]
         storages = [storage for storage in found if storage is not None and _is_movable(storage)]
         if self._comm.adopt([each.nbytes() for each in storages], partial(_mapped, storages), purpose=purpose):
             for storage in storages:
-                del self._seen[storage._cdata]
+                del self._seen[storage_address(storage)]
         # Behind what raises errors: then ranks that were elsewhere are due at the same number as this one.
         self._due, self._pause = done + self._pause, min(2 * self._pause, _COMPARED_EVERY)
 
@@ -81,7 +87,7 @@ def share(comm: Communicator, tensors: Sequence[torch.Tensor]) -> bool:
             comm.refuse(f"tensors[{index}]: expected {problem}")
         storage = tensor.untyped_storage()
         if storage.nbytes():
-            storages.setdefault(storage._cdata, storage)
+            storages.setdefault(storage_address(storage), storage)
     return comm.adopt(
         [each.nbytes() for each in storages.values()],
         partial(_mapped, list(storages.values())),
@@ -110,7 +116,7 @@ def _mapped(storages: Sequence[torch.UntypedStorage]) -> list[MappedFile]:
     """Move storages into files without names, which PyTorch maps, as for `torch.multiprocessing`."""
     files = []
     for storage in storages:
-        descriptor, nbytes = storage._share_fd_cpu_()
+        descriptor, nbytes = share_storage(storage)
         torch.empty(0, dtype=torch.uint8).set_(storage).numpy()  # fixes the size: resizing would move it away
         files.append(MappedFile(descriptor, storage.data_ptr(), nbytes, partial(_is_used, storage)))
     return files
@@ -118,4 +124,4 @@ def _mapped(storages: Sequence[torch.UntypedStorage]) -> list[MappedFile]:
 
 def _is_used(storage: torch.UntypedStorage) -> bool:
     """Return whether tensors use a storage that is held here."""
-    return torch._C._storage_Use_Count(storage._cdata) > 1
+    return storage_use_count(storage_address(storage)) > 1

@@ -6,6 +6,7 @@ import torch
 
 from clcomm.errors import ArgumentError
 from clcomm.tensors.arrays import copy_values, require_summable
+from clcomm.tensors.private_torch import private_backend_name
 
 #: Device types whose tensors the backend takes; all but the CPU's are copied to the host and back.
 DEVICES = ("cpu", "cuda", "xpu", "privateuseone")
@@ -19,13 +20,18 @@ def summed_as(dtype: torch.dtype) -> torch.dtype:
     return SUMMED_AS.get(dtype, dtype)
 
 
+def is_mean_of_integers(op: str, dtype: torch.dtype) -> bool:
+    """Return whether a reduction is a mean that is summed and then cut to an integer, as NCCL's and Lightning's are."""
+    return op == "mean" and not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor's values as a contiguous tensor in the host's memory: itself, or a copy.
 
     Raises ArgumentError for another device, and for sparse tensors.
     """
     device = tensor.device.type
-    if device not in (*DEVICES, torch._C._get_privateuse1_backend_name()):
+    if device not in (*DEVICES, private_backend_name()):
         raise ArgumentError(f"tensor: expected one on {', '.join(DEVICES)}, got one on {device}")
     if tensor.layout != torch.strided:
         raise ArgumentError(f"tensor: expected a dense one, got {tensor.layout}; use to_dense()")

@@ -6,14 +6,19 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import torch
 from torch.distributed import Work
 
 from clcomm.errors import ClcommError
 from clcomm.job import background, endings
+from clcomm.tensors.private_torch import completed_future
+from clcomm.torch.interruptions import Interruptions
+from clcomm.torch.untraced import untraced
 
 
+@untraced
 class OwnWork(Work):
     """What a call of a group returns; subclasses complete it.
 
@@ -44,6 +49,7 @@ class OwnWork(Work):
         return ClcommError(f"{self._name}: not complete after {seconds:g} s, which wait() allows")
 
 
+@untraced
 class CollectiveWork(OwnWork):
     """A collective in its turn, or done; `outputs` are the tensors that it writes."""
 
@@ -71,23 +77,31 @@ class CollectiveWork(OwnWork):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Block until it is done, and raise its error; a timeout above 0 raises one too."""
-        with self._lock:
-            if not self._is_done and self._ended is None:
-                self._ended = threading.Event()
-        if not self._is_done:
-            assert self._ended is not None
-            seconds = timeout.total_seconds()
-            if not self._ended.wait(seconds if seconds > 0 else None):
-                raise self._late(seconds)
+        seconds = timeout.total_seconds()
+        if not self.ends_within(seconds if seconds > 0 else None):
+            raise self._late(seconds)
         if self._error is not None:
             raise self._error
         return True
+
+    def ends_within(self, seconds: float | None) -> bool:
+        """Block until it is done, and return whether it is within this time; None: any."""
+        with self._lock:
+            if not self._is_done and self._ended is None:
+                self._ended = threading.Event()
+        return self._is_done or self._ended is None or self._ended.wait(seconds)
 
     def is_completed(self) -> bool:
         return self._is_done
 
     def get_future(self) -> torch.futures.Future:
-        """Return a future of the list of outputs; if the collective fails, it has the error."""
+        """Return a future of the list of outputs; if the collective fails, it has the error.
+
+        PyTorch's hooks in C++ ask for C++'s own list of tensors, which the future of a complete collective has. They
+        are called within a backward, or by a rank that has joined, where collectives are complete when they return.
+        """
+        if self._is_done and self._error is None and self._outputs:
+            return completed_future(lambda: self._outputs)
         with self._lock:
             made, is_new = self._future, self._future is None
             if made is None:
@@ -112,12 +126,16 @@ def _outputs_or_error(future: torch.futures.Future) -> list[torch.Tensor]:
 class Turns:
     """Runs a group's collectives one after another, in the order of the calls.
 
-    A blocking one runs in the caller's thread if nothing is before it; others run in the group's own thread, so that
-    ranks may start those of several groups in different orders.
+    A blocking one runs in the caller's thread if nothing is before it, and is done when `take` returns; others run in
+    the group's own thread, so that ranks may start those of several groups in different orders.
+
+    Args:
+        name: the group's.
+        interruptions: end what takes too long.
     """
 
-    def __init__(self, name: str):
-        self._name = name
+    def __init__(self, name: str, interruptions: Interruptions):
+        self._name, self._interruptions = name, interruptions
         self._state = threading.Condition()
         self._runs = threading.Lock()
         self._waiting: deque[tuple[CollectiveWork, Callable[[], object]]] = deque()
@@ -127,15 +145,20 @@ class Turns:
 
     def take(self, work: CollectiveWork, move: Callable[[], object], blocking: bool) -> CollectiveWork:
         """Run a collective, or have it run in its turn."""
+        move = partial(self._interruptions.run, move)
         if threading.current_thread() is self._thread or self._is_closed:
             work.run(move)  # called by a callback of the one that has just ended, or at the end of the program
             return work
         with self._state:
-            if blocking and not self._unfinished:
-                self._runs.acquire()
-            else:
+            in_turn = bool(self._unfinished) or not blocking
+            if in_turn:
                 self._queue(work, move)
-                return work
+            else:
+                self._runs.acquire()
+        if in_turn:
+            if blocking:
+                work.ends_within(None)
+            return work
         try:
             work.run(move)
         finally:

@@ -22,7 +22,7 @@ NO_LOOKING = Limits(1000.0, math.inf)  # the tests look by themselves
 
 
 class Watched:
-    current = None
+    current = interrupt = None
 
 
 @pytest.fixture

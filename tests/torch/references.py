@@ -7,6 +7,10 @@ from functools import reduce
 import torch
 import torch.distributed as dist
 
+#: By the names of releases before 2.13 too.
+all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 COMPLEX = (torch.complex64, torch.complex128)
@@ -25,7 +29,7 @@ def supports(op: str, dtype: torch.dtype) -> bool:
     if op in ("BAND", "BOR", "BXOR"):
         return dtype in INTEGERS
     if op == "AVG":  # of complex numbers PyTorch itself refuses all but sums and means
-        return dtype in FLOATS or dtype in COMPLEX
+        return dtype != torch.bool
     return op == "SUM" or dtype not in COMPLEX
 
 

@@ -12,9 +12,11 @@ from tests.torch.references import (  # noqa: E402
     DTYPES,
     OPS,
     SHAPES,
+    all_gather_single,
     drawn,
     folded,
     reduce_op,
+    reduce_scatter_single,
     same,
     strided,
     supports,
@@ -51,6 +53,18 @@ def test_all_reduce(members, dtype, op):
             tensor = layout(rows[dist.get_rank(group)])
             dist.all_reduce(tensor, reduce_op(op), group)
             assert same(tensor, folded(rows, op)), (shape, layout)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+def test_a_mean_of_integers_is_cut_towards_zero(members, dtype):
+    ranks, group = members
+    mine = torch.tensor([1, -1, 7, -7, 0], dtype=dtype) * (dist.get_rank() + 1)
+    total = sum(rank + 1 for rank in ranks)
+    expected = [int(total * each / len(ranks)) for each in (1, -1, 7, -7, 0)]
+    reduced, scattered = mine.clone(), torch.zeros(5, dtype=dtype)
+    dist.all_reduce(reduced, dist.ReduceOp.AVG, group)
+    reduce_scatter_single(scattered, mine.repeat(len(ranks)), dist.ReduceOp.AVG, group)
+    assert reduced.tolist() == scattered.tolist() == expected
 
 
 @pytest.mark.parametrize("length", LONG)
@@ -136,7 +150,7 @@ def test_copies_of_equal_shapes(members, dtype):
             dist.all_gather(gathered, layout(rows[me]), group)
             assert all(map(same, gathered, rows))
             single = torch.zeros((size, *shape), dtype=dtype)
-            dist.all_gather_single(single.view(size, *shape), rows[me], group)
+            all_gather_single(single.view(size, *shape), rows[me], group)
             assert all(map(same, single, rows))
 
 
@@ -162,7 +176,7 @@ def test_reduce_scatter(members, dtype, op):
         dist.reduce_scatter(output, [strided(block) for block in blocks[me]], reduce_op(op), group)
         assert same(output, expected)
         output = strided(torch.zeros(length, dtype=dtype))
-        dist.reduce_scatter_single(output, torch.cat(blocks[me]), reduce_op(op), group)
+        reduce_scatter_single(output, torch.cat(blocks[me]), reduce_op(op), group)
         assert same(output, expected)
 
 
@@ -209,12 +223,12 @@ def test_coalesced_gathers_and_reduce_scatters(groups):
     outputs = [torch.zeros((size, *shape)) for shape in shapes]
     with dist._coalescing_manager(group):
         for output, source in zip(outputs, inputs, strict=True):
-            dist.all_gather_single(output, source, group)
+            all_gather_single(output, source, group)
     for seed, (output, shape) in enumerate(zip(outputs, shapes, strict=True)):
         assert all(map(same, output, rows_of(ranks, shape, torch.float32, seed)))
     with dist._coalescing_manager(group):
         for output, source in zip(outputs, inputs, strict=True):
-            dist.reduce_scatter_single(source, output, group=group)
+            reduce_scatter_single(source, output, group=group)
     for seed, (source, shape) in enumerate(zip(inputs, shapes, strict=True)):
         assert same(source, folded([drawn(me, shape, torch.float32, seed)] * size, "SUM"))
 
@@ -244,9 +258,11 @@ def test_functional_collectives(groups):
     ranks, group = groups["world"]
     size, me = len(ranks), dist.get_rank()
     rows = rows_of(ranks, (2 * size, 3), torch.float32)
+    gather = getattr(functional, "all_gather_single", functional.all_gather_tensor)  # since 2.13
+    scatter = getattr(functional, "reduce_scatter_single", functional.reduce_scatter_tensor)
     assert same(functional.all_reduce(rows[me], "sum", group).clone(), folded(rows, "SUM"))
-    assert same(functional.all_gather_single(rows[me], 0, group).clone(), torch.cat(rows))
-    block = functional.reduce_scatter_single(rows[me], "sum", 0, group)
+    assert same(gather(rows[me], 0, group).clone(), torch.cat(rows))
+    block = scatter(rows[me], "sum", 0, group)
     assert same(block.clone(), folded(rows, "SUM")[2 * me : 2 * me + 2])
     exchanged = functional.all_to_all_single(rows[me], None, None, group)
     assert same(exchanged.clone(), torch.cat([row[2 * me : 2 * me + 2] for row in rows]))

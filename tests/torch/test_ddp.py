@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 
 import pytest
@@ -19,6 +20,8 @@ from tests.torch.models import Net, Normed, batch, require_close, seeded, sgd, t
 
 pytestmark = pytest.mark.mpi(min_size=1)
 STEPS = 4
+#: Hooks that are C++ all through.
+BUILT_IN = {"built in": dist.BuiltinCommHookType.ALLREDUCE, "built in fp16": dist.BuiltinCommHookType.FP16_COMPRESS}
 
 
 def require_replicas(model):
@@ -108,6 +111,43 @@ def test_uneven_inputs_with_join(world):
             torch.nn.functional.cross_entropy(model(images), labels).backward()
 
 
+@pytest.mark.parametrize("hook", [None, *BUILT_IN])
+@pytest.mark.parametrize("by_active", [False, True])
+def test_ranks_that_have_joined(world, hook, by_active):
+    """A step's gradient is the sum over the ranks that have a batch, by all ranks or by these."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    model, alone = DDP(seeded(Net)), seeded(Net)
+    if hook:
+        model._register_builtin_comm_hook(BUILT_IN[hook])
+    optimizers = [sgd(model.parameters()), sgd(alone.parameters())]
+    with model.join(divide_by_initial_world_size=not by_active):
+        for step in range(2 + rank):
+            optimizers[0].zero_grad()
+            images, labels = batch(rank, step)
+            torch.nn.functional.cross_entropy(model(images), labels).backward()
+            gc.collect()  # of the work that the reducer keeps
+            optimizers[0].step()
+    for step in range(1 + size):
+        optimizers[1].zero_grad()
+        active = [each for each in range(size) if step < 2 + each]
+        for images, labels in (batch(each, step) for each in active):
+            loss = torch.nn.functional.cross_entropy(alone(images), labels)
+            (loss / (len(active) if by_active and not hook else size)).backward()
+        optimizers[1].step()
+    require_close(model.module, alone, 2e-2 if hook == "built in fp16" else 1e-12)
+    require_replicas(model)
+
+
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}], ids=str)
+def test_a_compiled_model(world, options):
+    """Dynamo sees the frames of collectives that a compiled step calls, and has to leave them as they are."""
+    model = torch.compile(DDP(seeded(Net, dist.get_rank()), **options), backend="aot_eager")
+    alone, expected = train_alone(seeded(Net), STEPS, sgd)
+    torch.testing.assert_close(train(model, STEPS, sgd(model.parameters())), expected, rtol=1e-12, atol=1e-12)
+    require_close(model.module, alone)
+    torch._dynamo.reset()
+
+
 def test_buffers_follow_rank_0(world):
     model = DDP(seeded(Normed, dist.get_rank()))
     train(model, STEPS, sgd(model.parameters()))
@@ -117,7 +157,7 @@ def test_buffers_follow_rank_0(world):
     require_replicas(model)
 
 
-@pytest.mark.parametrize("hook", ["allreduce", "own", "fp16"])
+@pytest.mark.parametrize("hook", ["allreduce", "own", "fp16", "built in", "built in fp16"])
 def test_comm_hooks(world, hook):
     def own(state, bucket):
         tensor = bucket.buffer() / dist.get_world_size()
@@ -129,10 +169,13 @@ def test_comm_hooks(world, hook):
         "own": own,
         "fp16": default_hooks.fp16_compress_hook,
     }
-    model.register_comm_hook(None, hooks[hook])
+    if hook in BUILT_IN:
+        model._register_builtin_comm_hook(BUILT_IN[hook])
+    else:
+        model.register_comm_hook(None, hooks[hook])
     alone, _ = train_alone(seeded(Net), STEPS, sgd)
     train(model, STEPS, sgd(model.parameters()))
-    require_close(model.module, alone, {"fp16": 1e-2}.get(hook, 1e-12))
+    require_close(model.module, alone, 1e-2 if "fp16" in hook else 1e-12)
     require_replicas(model)
 
 

@@ -44,6 +44,73 @@ def test_a_rank_that_never_comes_is_named(tmp_path, call, ranks):
     assert "Traceback" not in ended.err
 
 
+#: What ranks whose last one does not come call, and what the error names.
+CAUGHT = {
+    "barrier": ("dist.barrier()", "in barrier"),
+    "async": ("dist.all_reduce(torch.ones(9), async_op=True).wait()", "in all_reduce"),
+    "recv": ("dist.recv(torch.ones(3), last)", "in recv from rank"),
+    "monitored": ("dist.group.WORLD.monitored_barrier(timedelta(seconds=1))", "in barrier"),
+}
+
+
+@pytest.mark.parametrize(("call", "ranks"), list(zip(CAUGHT, (2, 3, 2, 4), strict=True)))
+def test_a_program_may_catch_a_time_out(tmp_path, call, ranks):
+    """It names the ranks that are missing; the group is lost, and a new one works."""
+    code, name = CAUGHT[call]
+    script = f"""
+from datetime import timedelta
+dist.group.WORLD.set_timeout(timedelta(seconds={30 if call == "monitored" else 1}))
+if rank == last:
+    time.sleep(4)
+else:
+    try:
+        {code}
+    except clcomm.torch.GroupTimeoutError as error:
+        assert isinstance(error, RuntimeError) and " timeout of 1 s is over" in str(error), error
+        print("caught {name}" if "{name}" in str(error) and f"missing: rank {{last}} (in no" in str(error) else error)
+    try:
+        dist.barrier()
+    except RuntimeError as error:
+        print("call destroy_process_group" in str(error))
+dist.destroy_process_group()
+dist.init_process_group("clcomm", store=dist.FileStore("store", last + 1), rank=rank, world_size=last + 1)
+total = torch.ones(3)
+dist.all_reduce(total)
+print("sum", total.tolist() == [last + 1.0] * 3, flush=True)
+"""
+    ended = job(tmp_path, script, preamble=PREAMBLE, ranks=ranks, CLCOMM_STALL_WARNING_S="0")
+    assert ended.code == 0 and not ended.err, ended.err
+    expected = [f"caught {name}", "True"] * (ranks - 1) + ["sum True"] * ranks
+    assert sorted(ended.out.splitlines()) == sorted(expected)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_groups_without_a_backends_name_are_clcomms(tmp_path, ranks):
+    """As `init_device_mesh` makes them; a script that names gloo gets that."""
+    script = """
+import torch
+import torch.distributed as dist
+import clcomm.torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+import os
+
+size = int(os.environ["WORLD_SIZE"])
+mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("dp", "tp"))
+kinds = {type(group).__name__ for group in (dist.group.WORLD, mesh.get_group("dp"), mesh.get_group("tp"))}
+whole = torch.arange(12.0).reshape(4, 3)
+sharded = distribute_tensor(whole, mesh["dp"], [Shard(0)])
+print(kinds == {"ClcommProcessGroup"}, torch.equal(sharded.full_tensor(), whole), sharded.to_local().shape[0])
+dist.destroy_process_group()
+dist.init_process_group("gloo")
+print(dist.get_backend(), type(dist.group.WORLD).__name__)
+dist.destroy_process_group()
+"""
+    ended = job(tmp_path, script, ranks=ranks)
+    assert ended.code == 0, ended.err
+    assert sorted(ended.out.splitlines()) == ["True True 2"] * ranks + ["gloo ProcessGroup"] * ranks
+
+
 @pytest.mark.parametrize(("call", "ranks"), [("set_timeout", 2), ("_set_default_timeout", 3)])
 def test_the_time_limit_of_a_group_may_be_set(tmp_path, call, ranks):
     """Of that group alone, and in place of the one with which it was made."""

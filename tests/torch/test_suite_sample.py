@@ -13,7 +13,7 @@ from tests.faults.launch import HUNG_S, ROOT, clean_environment, mpiexec
 pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("expecttest", reason="the extra torch-suite is not installed")
 
-#: One of each kind: sums, copies, messages, groups, objects, futures, DistributedDataParallel and its hooks.
+#: One of each kind: sums, copies, messages, groups, objects, futures, time-outs, DistributedDataParallel and its hooks.
 TESTS = [
     "test_all_reduce_sum",
     "test_all_reduce_coalesced_sum",
@@ -26,6 +26,8 @@ TESTS = [
     "test_batch_isend_irecv_gloo",
     "test_isend",
     "test_get_future",
+    "test_barrier_timeout_global",
+    "test_barrier_timeout_full_group",
     "test_DistributedDataParallelCPU",
     "test_DistributedDataParallelCPU_grad_is_view",
 ]
