@@ -64,7 +64,7 @@ DEVICE_RANK_TESTS ?= tests/test_gradient_path.py tests/test_averaged_gradients.p
 
 .DELETE_ON_ERROR:
 .PHONY: ulfm options help mnist test test-torch test-plain test-mpi test-device intel tables figures fuzz soak courses proofs
-.PHONY: causes combinations orders families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
+.PHONY: causes pairs orders families oclgrind lint format bench bench-quick torch-suite pages example-report elastic
 .PHONY: faults clean examples notebooks deploy matrix release newcomer hosts debian-packages unpack-debian docs
 .PHONY: docs-check drawings
 
@@ -135,8 +135,9 @@ proofs: $(FOR_TEST) ## 1,000 drawn models on 2, 3, 4, 5 and 8 ranks, and 10,000 
 causes: $(FOR_TEST) ## 16 things that slow a training down, on every rank and on one: each the first named, 10 times
 	CLCOMM_CAUSES=10 $(BIN)/python -m pytest -o timeout=3000 tests/report/test_planted_causes.py
 
-combinations: $(FOR_TEST) ## ways to divide training, alone and together, beside one rank, on 2, 3, 4 and 8 ranks: some 15 minutes
-	$(MAKE) test-mpi TEST_LIMIT_S=3600 TEST_RANKS="2 3 4 8" TEST_ARGS="tests/parallel/test_combinations.py"
+# 8 ranks share this machine's cores; settings of fewer ranks leave some waiting.
+pairs: $(FOR_TEST) ## every strategy, option and model feature with every other, beside one rank: some 10 minutes; writes docs/pairs.md (ARGS="--seed 2")
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(LAUNCH) -n 8 $(BIN)/python -m tests.pairs --page docs/pairs.md $(ARGS)
 
 orders: $(FOR_TEST) ## 1,200 rounds of waiting in random orders, 3,000 dropped Communicators, all of LizarDist's settings
 	CLCOMM_PROOF_ORDERS=200 CLCOMM_PROOF_DROPPED=3000 CLCOMM_PROOF_SETTINGS=162 $(MAKE) test-mpi TEST_LIMIT_S=3600 \

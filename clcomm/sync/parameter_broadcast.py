@@ -6,7 +6,9 @@ import itertools
 
 import numpy as np
 
+from clcomm.bfloat16 import BFLOAT16
 from clcomm.communicator import Communicator
+from clcomm.flat_space.precision import BF16, FP16
 from clcomm.sync.agreement import require_agreement
 from clcomm.sync.shared_space import SharedSpace
 
@@ -14,6 +16,8 @@ from clcomm.sync.shared_space import SharedSpace
 PARAMETERS, BUFFERS = "parameters", "buffers"
 #: Bytes of an array up to which it is copied to travel with others.
 _SMALL = 1 << 20
+#: What parameters stored in 16 bits are.
+_STORED = {BF16: BFLOAT16, FP16: np.dtype(np.float16)}
 
 
 def broadcast_parameters(comm: Communicator, space: SharedSpace, root: int) -> None:
@@ -36,11 +40,16 @@ def broadcast_parameters(comm: Communicator, space: SharedSpace, root: int) -> N
 
 
 def average_parameters(comm: Communicator, space: SharedSpace) -> None:
-    """Give every rank the mean of all ranks' parameters, in one all-reduce for each run of equal dtypes; collective."""
+    """Give every rank the mean of all ranks' parameters, in one all-reduce for each run of equal dtypes; collective.
+
+    Parameters stored in 16 bits are averaged in float32 and rounded once.
+    """
     space.adapter.pull_parameters()
+    nbytes = space.precision.nbytes
     for bucket in space.layout.buckets(space.layout.span):
-        values = space.arrays.params[bucket.start : bucket.stop].view(bucket.dtype)
-        comm.all_reduce(values, "mean", label=PARAMETERS, nbytes=bucket.nbytes)
+        dtype = _STORED.get(space.precision, bucket.dtype)
+        values = space.arrays.params[nbytes(bucket.start) : nbytes(bucket.stop)].view(dtype)
+        comm.all_reduce(values, "mean", label=PARAMETERS, nbytes=nbytes(bucket.nbytes))
     space.adapter.push_parameters()
 
 

@@ -128,6 +128,7 @@ class Pipeline:
         boundaries, batch = self._prepare(inputs, targets, needs_targets=True, refusal=self._refusal(ddp))
         accumulate = nullcontext if ddp is None or self._has_shared else ddp.no_sync  # but for a stage's last backward
         began_s = perf_counter()
+        self._tied.begin_step()
         with ddp.no_sync() if ddp is not None and self._has_shared else nullcontext():
             losses = self._executor.train(boundaries, batch, accumulate)
         self._times.add(began_s, self._executor.turns)
@@ -183,6 +184,11 @@ class Pipeline:
 
     def _refusal(self, ddp: Any) -> str:
         """Return why a step with this `ddp` cannot be; "": it can."""
+        if self._tied.are_here and self.module.flat_space().blocks is not None:
+            return (
+                "zero: expected 0 or 1 with parameters that several stages share, whose gradients are complete after "
+                "all backwards, got 2 or 3"
+            )
         if ddp is None:
             accumulates = self.schedule.micro_batches > 1 or self._has_shared
             if not accumulates or not begins_in_backward(self.module):

@@ -17,7 +17,8 @@ class TiedParameters:
     """This rank's parameters that other ranks have too. Creating it is collective.
 
     After `sum_gradients` each has the sum of all its uses, with the same bits on each of its ranks: the ranks of a
-    parameter begin alike and step alike.
+    parameter begin alike and step alike. Where gradients add up over several steps of a pipeline, `begin_step` lets the
+    first of a parameter's ranks keep the sum so far, and the others begin anew.
 
     Args:
         comm: the pipeline's ranks.
@@ -46,6 +47,12 @@ class TiedParameters:
     def are_here(self) -> bool:
         """Whether this rank has any."""
         return bool(self._groups)
+
+    def begin_step(self) -> None:
+        """Drop the gradients that earlier steps have summed, on all ranks of a parameter but its first."""
+        for _, parameter, _, _ in self._groups:
+            if self.is_counted_elsewhere(parameter) and parameter.grad is not None:
+                parameter.grad = None
 
     def sum_gradients(self) -> None:
         """Replace each gradient by the sum over its ranks; collective."""

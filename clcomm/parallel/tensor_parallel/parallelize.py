@@ -86,7 +86,9 @@ def _draw_alike(ranks: Exchange) -> None:
     """Let the device's dropout draw the same numbers on all ranks, others than any rank's own."""
     if ranks.size > 1:
         launched = ranks.comm.all_gather_object(launched_rank() or 0, label=PARAMETERS)
-        RandomStream.of(ranks.device).stand_for(_COMMON + min(launched))
+        stream = RandomStream.of(ranks.device)
+        stream.stand_for(_COMMON + min(launched))
+        stream.load(ranks.comm.broadcast(stream.state(), 0, label=PARAMETERS))  # as many uses so far, the same seed
 
 
 # --- the plan ---

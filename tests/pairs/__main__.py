@@ -1,0 +1,86 @@
+"""Run every pair of levels on 8 ranks, and write docs/pairs.md; or named settings alone. `make pairs` starts it.
+
+mpiexec -n 8 python -m tests.pairs [--seed 1] [--page docs/pairs.md] [--keep FILE] ["dp=3,zero=1" ...]
+
+With --keep each outcome is kept in a file, and a job that did not end goes on from there when it is started again: a
+setting that had begun then counts as wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from clcomm import Communicator
+from tests.pairs.factors import MOST_RANKS, Setting, setting_of, words
+from tests.pairs.outcome import WRONG, Outcome, outcome_of
+from tests.pairs.page import page_of, refusals_of
+from tests.pairs.search import Levels, search
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.pairs")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--page", type=Path)
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("settings", nargs="*")
+    options = parser.parse_args()
+    world = Communicator(stall_warning_s=40, timeout_s=80)
+
+    def tell(line: str) -> None:
+        if world.rank == 0:
+            print(line, flush=True)
+
+    def run_anew(setting: Setting) -> Outcome:
+        return outcome_of(setting, world)
+
+    run = run_anew if options.keep is None else _kept(options.keep, world, run_anew)
+    for text in options.settings:
+        setting = setting_of(dict(each.split("=") for each in text.split(",") if each))
+        tell(f"{words(setting)}:")
+        found = run(setting)
+        tell(f"   {found.kind} {found.text}")
+    if options.settings:
+        return 0
+    tell(f"seed {options.seed}, up to {min(world.size, MOST_RANKS)} ranks")
+    began_s = time.perf_counter()
+    known: dict[Levels, str] = {}
+    if options.page is not None and options.page.exists():
+        known = refusals_of(options.page.read_text(encoding="utf-8"))
+    findings = search(run, options.seed, min(world.size, MOST_RANKS), tell, known)
+    tell(f"{findings.settings} settings, {len(findings.right)} pairs right, {time.perf_counter() - began_s:.0f} s")
+    for cause, text in findings.wrong.items():
+        tell(f"WRONG {', '.join(map(' '.join, sorted(cause)))}: {text}")
+    if options.page is not None and world.rank == 0:
+        options.page.write_text(page_of(findings), encoding="utf-8")
+    return 1 if findings.wrong else 0
+
+
+def _kept(path: Path, world: Communicator, run: Callable[[Setting], Outcome]) -> Callable[[Setting], Outcome]:
+    """Return what runs a setting unless the file has its outcome; collective."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    known = {each["setting"]: Outcome(each["kind"], each["text"]) for each in map(json.loads, lines)}
+    world.barrier()  # all have read it
+
+    def note(setting: Setting, outcome: Outcome) -> None:
+        if world.rank == 0:
+            with path.open("a", encoding="utf-8") as file:
+                print(json.dumps({"setting": words(setting), **asdict(outcome)}), file=file)
+
+    def run_or_read(setting: Setting) -> Outcome:
+        if words(setting) not in known:
+            note(setting, Outcome(WRONG, "did not end"))
+            known[words(setting)] = outcome = run(setting)
+            note(setting, outcome)
+        return known[words(setting)]
+
+    return run_or_read
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""What one rank trains to with the samples of all, which every setting has to equal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from clcomm.clipping import clip_coefficient
+from clcomm.engine import Module
+from clcomm.engine.random_stream import RandomStream
+from clcomm.flat_space.precision import PRECISIONS
+from clcomm.optim import SGD, Adam, AdamW, Optimizer, RMSProp
+from tests.helpers import cpu_device
+from tests.pairs.course import (
+    LOCAL_STEPS,
+    MAX_NORM,
+    OVERFLOW,
+    Shares,
+    micro_batches_of,
+    parts_of,
+    samples_of,
+    weights_of,
+)
+from tests.pairs.factors import Setting, mesh_of
+from tests.pairs.networks import Replicas, Slice, model_of, network_of, tensor
+
+Gradients = dict[str, np.ndarray]
+
+
+def optimizer_of(setting: Setting, params) -> Optimizer:
+    """Return a setting's optimizer; eps is large, so that no rounding of small gradients is amplified."""
+    lr = network_of(setting).lr
+    match setting["optimizer"]:
+        case "sgd":
+            return SGD(params, lr)
+        case "nesterov":
+            return SGD(params, lr, momentum=0.9, nesterov=True, weight_decay=0.01)
+        case "adam":
+            return Adam(params, lr / 5, eps=1e-2, weight_decay=0.01)
+        case "adamw":
+            return AdamW(params, lr / 5, eps=1e-2)
+        case _:
+            return RMSProp(params, lr / 5, eps=1e-2, momentum=0.5)
+
+
+class Alone:
+    """A setting's training on one rank, or with local SGD one rank's simulation of all.
+
+    Attributes:
+        losses: of each step the replicas' mean losses, None of one without a batch.
+        norms: of each step the gradients' norm, where it is clipped.
+        shares: each step's rows.
+    """
+
+    def __init__(self, setting: Setting):
+        self.setting, self.network, self.replicas = setting, network_of(setting), Replicas()
+        count = mesh_of(setting).dp if setting["reduction"] == "local SGD" else 1
+        self.models = [model_of(setting, self.replicas) for _ in range(count)]
+        self.initial = self.models[0].state_dict()
+        if setting["precision"] != "float32":
+            for model in self.models:
+                model.flat_space().store_in(PRECISIONS[setting["precision"]])
+        self.optimizers = [optimizer_of(setting, model) for model in self.models]
+        self.losses: list[list[float | None]] = []
+        self.norms: list[float] = []
+        self.shares: list[Shares] = []
+
+    @property
+    def model(self) -> Module:
+        return self.models[0]
+
+    def draw_as(self, states: Mapping[int, list[np.ndarray]]) -> None:
+        """Let dropout draw each replica's numbers; states: of its tensor-parallel ranks' streams."""
+        self.replicas.streams = {replica: [_stream(each) for each in own] for replica, own in states.items()}
+
+    def stream_states(self) -> dict[int, list[np.ndarray]]:
+        return {replica: [each.state() for each in own] for replica, own in self.replicas.streams.items()}
+
+    def load(self, state: Mapping[str, np.ndarray], optimizer: Mapping[str, np.ndarray]) -> None:
+        self.optimizers[0].load_state_dict(optimizer)
+        self.model.load_state_dict(state)
+
+    def step(self, number: int, shares: Shares) -> None:
+        """Train on a step's samples of all replicas."""
+        self.losses.append([None] * len(shares))
+        self.shares.append(shares)
+        if self.setting["reduction"] == "local SGD":
+            self._local_step(number, shares)
+            return
+        found = self._gradients(number, shares)
+        if self.setting["scaler"] == "overflow" and number == OVERFLOW:
+            self.model.zero_grad()
+            return
+        for name, parameter in self.model.named_parameters():
+            if name in found:
+                parameter.grad = tensor(found[name])
+        self._clip()
+        self.optimizers[0].step()
+        self.optimizers[0].zero_grad()
+
+    def _local_step(self, number: int, shares: Shares) -> None:
+        for replica, (model, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True)):
+            self._backward(model, number, {replica: (shares[replica], 1.0)})
+            optimizer.step()
+            optimizer.zero_grad()
+        if (number + 1) % LOCAL_STEPS == 0:
+            every = [dict(model.named_parameters()) for model in self.models]
+            for name in every[0]:
+                mean = np.mean([own[name].numpy() for own in every], 0, np.float64).astype(np.float32)
+                for own in every:
+                    own[name].copy_from(mean)
+
+    def _gradients(self, number: int, shares: Shares) -> Gradients:
+        """Return the combination of the replicas' gradients."""
+        weights = weights_of(self.setting, shares)
+        active = {r: (rows, weights[r]) for r, rows in enumerate(shares) if rows is not None}
+        if self.setting["reduction"] == "adasum":
+            own = [self._backward(self.model, number, {r: (rows, 1.0)}) for r, (rows, _) in active.items()]
+            return {name: _adasum([each[name] for each in own]) for name in own[0]}
+        if self._is_joint():
+            return self._backward(self.model, number, active)
+        sums: Gradients = {}
+        for replica, (rows, weight) in active.items():
+            for name, gradient in self._backward(self.model, number, {replica: (rows, weight)}).items():
+                sums[name] = sums[name] + gradient if name in sums else gradient
+        return sums
+
+    def _is_joint(self) -> bool:
+        """Return whether all replicas' samples are one batch: unless batch norm compares those of each replica."""
+        return self.setting["norm"] != "batch"
+
+    def _backward(self, model: Module, number: int, active: dict) -> Gradients:
+        """Return the gradients of some replicas' samples in one batch; active: rows and weight by replica."""
+        model.zero_grad()
+        pieces = {replica: pieces_of(self.setting, rows) for replica, (rows, _) in active.items()}
+        losses = dict.fromkeys(active, 0.0)
+        for place in range(len(next(iter(pieces.values())))):
+            arrays, slices, total = [], [], 0
+            for replica in active:
+                (start, stop), _ = pieces[replica][place]
+                arrays.append(samples_of(self.setting, number, (start, stop)))
+                slices.append(Slice(replica, total, total + stop - start))
+                total += stop - start
+            x, y = (np.concatenate(each) for each in zip(*arrays, strict=True))
+            kept = [each.numpy() for each in model.buffers()]
+            with self.replicas.computing(slices):
+                logits = model(tensor(x))
+                own = {each.replica: self._loss(logits, y, each) for each in slices}
+                sum_of = None
+                for replica, loss in own.items():
+                    weighed = loss * (active[replica][1] * pieces[replica][place][1])
+                    sum_of = weighed if sum_of is None else sum_of + weighed
+                    losses[replica] += loss.item() * pieces[replica][place][1]
+                sum_of.backward()
+            if slices[0].replica != 0:  # rank 0's buffers count
+                for buffer, values in zip(model.buffers(), kept, strict=True):
+                    buffer.copy_from(values)
+        for replica, loss in losses.items():
+            self.losses[-1][replica] = loss
+        found = {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
+        if self.setting["reduction"] != "local SGD":
+            model.zero_grad()
+        return found
+
+    def _loss(self, logits, y, rows: Slice):
+        return self.network.loss(logits[rows.start : rows.stop], tensor(y[rows.start : rows.stop]))
+
+    def _clip(self) -> None:
+        if self.setting["clip"] == "off":
+            return
+        gradients = [each for each in {id(p): p for p in self.model.parameters()}.values() if each.grad is not None]
+        values = [each.grad.numpy() for each in gradients]
+        norm = float(np.sqrt(sum(float(np.square(each.astype(np.float64)).sum()) for each in values)))
+        self.norms.append(norm)
+        for parameter, each in zip(gradients, values, strict=True):
+            parameter.grad = tensor((each * clip_coefficient(norm, MAX_NORM)).astype(np.float32))
+
+
+def pieces_of(setting: Setting, rows: tuple[int, int]) -> list[tuple[tuple[int, int], float]]:
+    """Return the rows that go through the model at once, micro-batches included, and their weights."""
+    found, cuts = [], micro_batches_of(setting)
+    for part in parts_of(setting, rows[1] - rows[0]):
+        size = (part.stop - part.start) // cuts
+        for place in range(cuts):
+            start = rows[0] + part.start + place * size
+            found.append(((start, start + size), part.weight / cuts))
+    return found
+
+
+def _adasum(vectors: list[np.ndarray]) -> np.ndarray:
+    """Return the adaptive sum in float64; see clcomm.sync.adasum for its order."""
+    vectors = [each.astype(np.float64) for each in vectors]
+    paired = 1 << (len(vectors).bit_length() - 1)
+    for place in range(len(vectors) - paired):
+        vectors[place] = _pair(vectors[place], vectors[paired + place])
+    vectors = vectors[:paired]
+    while len(vectors) > 1:
+        vectors = [_pair(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+    return vectors[0].astype(np.float32)
+
+
+def _pair(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    dot, first, second = (a * b).sum(), (a * a).sum(), (b * b).sum()
+    return a * (1 - dot / (2 * first) if first else 1) + b * (1 - dot / (2 * second) if second else 1)
+
+
+def _stream(state: np.ndarray) -> RandomStream:
+    stream = RandomStream(cpu_device("cpu"))
+    stream.load(state)
+    return stream

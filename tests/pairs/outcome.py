@@ -1,0 +1,233 @@
+"""Run a setting on its ranks and on one, and tell how it came out: right, refused in one line on all ranks, wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from clcomm import ClcommError, Communicator
+from tests.helpers import cpu_device
+from tests.pairs.alone import Alone
+from tests.pairs.course import OVERFLOW, RESUMED, Shares, shares_of, steps_of
+from tests.pairs.factors import Setting, ranks_of
+from tests.pairs.ranks import Job
+
+try:
+    from tests.pairs import torch_alone
+except ModuleNotFoundError:  # PyTorch is no part of the tests' needs
+    torch_alone = None  # type: ignore[assignment]
+
+RIGHT, REFUSED, WRONG = "right", "refused", "wrong"
+#: How far a tensor may be from one rank's, relative to how far training has moved it.
+BOUND = 1e-3
+_BOUNDS = {("precision", "bf16"): 0.2, ("precision", "fp16"): 0.03, ("compression", "fp16"): 0.01,
+           ("compression", "bf16"): 0.05, ("compression", "int8"): 0.2, ("compression", "topk"): BOUND,
+           ("compression", "powersgd"): 0.01, ("network", "resnet"): 0.05}  # fmt: skip
+#: Of a tensor that hardly moves: so much of the movement of all together counts as its own.
+_LEAST_SHARE = 0.02
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a setting came out; text: the line of a refusal, or what is wrong."""
+
+    kind: str
+    text: str = ""
+
+
+class Segment:
+    """What one Job has done: its steps' shares, and dropout's random numbers at its start."""
+
+    def __init__(self, first: int, streams: dict[int, list[np.ndarray]], shares: list[Shares]):
+        self.first, self.streams, self.shares = first, streams, shares
+
+
+def outcome_of(setting: Setting, world: Communicator) -> Outcome:
+    """Run a setting on the first of the world's ranks; every rank of the world calls it, and gets the same outcome."""
+    cpu_device("cpu").has_half = True  # fp16 is arithmetic of integers, and runs on every device
+    comm = _part(world, ranks_of(setting), setting["transport"])
+    report: Any = None
+    if comm is not None:
+        report = _trained(setting, comm)
+    reports = [each for each in world.all_gather_object(report) if each is not None]
+    if comm is not None and not any(isinstance(each, str) for each in reports):
+        comm.finalize()
+    found = None
+    if world.rank == 0:
+        found = _judged(setting, reports)
+    return world.broadcast_object(found)
+
+
+def _part(world: Communicator, ranks: int, transport: str) -> Communicator | None:
+    world.transport = transport  # of its parts
+    return world.split(0 if world.rank < ranks else None)
+
+
+def _trained(setting: Setting, comm: Communicator) -> Any:
+    """Return what this rank has trained to; a str: the error."""
+    try:
+        return _train(setting, comm)
+    except ClcommError as error:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return traceback.format_exc()
+
+
+def _train(setting: Setting, comm: Communicator) -> dict[str, Any]:
+    stop, kept = steps_of(setting), None
+    job = Job(setting, comm)
+    segments = []
+    first = 0
+    if setting["checkpoint"] == "from one rank":
+        first = RESUMED
+        job.restore(comm.broadcast_object(_started_alone(setting) if comm.rank == 0 else None))
+    segments.append(Segment(first, job.streams(), job.shares))
+    losses, norms = job.losses, job.norms
+    if setting["checkpoint"] in ("same", "to one rank"):
+        job.train(0, RESUMED)
+        kept = job.checkpoint()
+        if setting["checkpoint"] == "same":
+            job.close()
+            job = Job(setting, comm)
+            job.restore(kept)
+            segments.append(Segment(RESUMED, job.streams(), job.shares))
+            job.train(RESUMED, stop)
+            losses, norms = losses + job.losses, norms + job.norms
+    else:
+        job.train(first, stop)
+    state = job.state()
+    names = {name for name, _ in job.model.named_parameters()}
+    result = {
+        "state": state if comm.rank == 0 else None,
+        "bits": {name: _hash(values) for name, values in state.items() if name in names},
+        "losses": losses, "norms": norms, "replica": job.replica,
+    }  # fmt: skip
+    if comm.rank == 0:
+        result |= {"segments": segments, "kept": kept if setting["checkpoint"] == "to one rank" else None}
+    job.close()
+    return result
+
+
+def _started_alone(setting: Setting) -> dict[str, Any]:
+    alone = _before_resuming(setting)
+    return {"model": alone.model.state_dict(), "optimizer": alone.optimizers[0].state_dict()}
+
+
+def _before_resuming(setting: Setting) -> Alone:
+    alone = Alone(setting)
+    alone.draw_as({replica: [np.array([1, 0, replica, 0, 0], np.uint32)] for replica in range(8)})
+    for step in range(RESUMED):
+        alone.step(step, shares_of({**setting, "scaler": "off"}, step))
+    return alone
+
+
+def _hash(values: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
+
+
+# --- judging ---
+
+
+def _judged(setting: Setting, reports: list[Any]) -> Outcome:
+    errors = [each for each in reports if isinstance(each, str)]
+    if errors:
+        return _refusal(errors, len(reports))
+    try:
+        _require_right(setting, reports)
+    except AssertionError as error:
+        return Outcome(WRONG, str(error) or "assertion")
+    except Exception:
+        return Outcome(WRONG, traceback.format_exc())
+    return Outcome(RIGHT)
+
+
+def without_numbers(text: str) -> str:
+    return re.sub(r"\d+(?:, \d+)*", "#", text)
+
+
+def _refusal(errors: list[str], ranks: int) -> Outcome:
+    if len(errors) < ranks:
+        return Outcome(WRONG, f"{len(errors)} of {ranks} ranks raised: {errors[0]}")
+    if any("\n" in each for each in errors):
+        return Outcome(WRONG, next(each for each in errors if "\n" in each))
+    if len({without_numbers(each) for each in errors}) > 1:  # a mesh's lines name their own ranks
+        return Outcome(WRONG, "ranks have different errors: " + " | ".join(sorted({*errors})))
+    return Outcome(REFUSED, errors[0])
+
+
+def _require_right(setting: Setting, reports: list[Any]) -> None:
+    """Raise AssertionError where ranks differ from each other or from one rank's training."""
+    first = reports[0]
+    for rank, each in enumerate(reports):
+        different = [name for name in each["bits"] if each["bits"][name] != first["bits"].get(name, each["bits"][name])]
+        assert not different, f"rank {rank} has other bits than rank 0 in {different[0]}"
+    bound = max([BOUND, *(_BOUNDS.get(level, 0.0) for level in setting.items())])
+    alone, other = _alone(setting, first)
+    found = first["state"] if other is None else other.model.state_dict()
+    _require_close(found, alone.model.state_dict(), alone.initial, bound)
+    if torch_alone is not None and torch_alone.follows(setting):
+        _require_close(found, torch_alone.trained(setting, alone.initial, alone.shares), alone.initial, bound)
+    begin = first["segments"][0].first if other is None else 0
+    for each in reports:
+        _require_close_losses(setting, each, alone.losses, begin, bound)
+        norms = [norm for norm in each["norms"] if np.isfinite(norm)]  # not of a step that is skipped
+        expected = alone.norms[: len(norms)] if other is not None else alone.norms[len(alone.norms) - len(norms) :]
+        assert np.allclose(norms, expected, rtol=max(1e-4, bound)), f"norms {norms}, one rank has {expected}"
+
+
+def _require_close_losses(
+    setting: Setting, report: dict[str, Any], losses: list[list[float | None]], begin: int, bound: float
+) -> None:
+    """Raise AssertionError unless a rank's losses from step `begin` on are those of its replica on one rank."""
+    for step, loss in enumerate(report["losses"], begin):
+        if setting["scaler"] == "overflow" and step == OVERFLOW:
+            continue
+        expected = losses[step][report["replica"]]
+        assert (loss is None) == (expected is None), f"step {step}: loss {loss}, one rank has {expected}"
+        if loss is not None and expected is not None:
+            is_close = abs(loss - expected) <= max(1e-4, bound * 0.1) * max(1.0, abs(expected))
+            assert is_close, f"step {step}: loss {loss} of replica {report['replica']}, one rank has {expected}"
+
+
+def _alone(setting: Setting, first: dict[str, Any]) -> tuple[Alone, Alone | None]:
+    """Return one rank's training, and the one that has gone on from the ranks' checkpoint."""
+    segments, stop, other = first["segments"], steps_of(setting), None
+    alone = Alone(setting) if segments[0].first == 0 else _before_resuming(setting)
+    shares = [each for segment in segments for each in segment.shares]
+    for step in range(segments[0].first, stop):
+        for segment in segments:
+            if segment.first == step:
+                alone.draw_as(segment.streams)
+        if first["kept"] is not None and step == RESUMED:
+            other = Alone(setting)
+            other.draw_as(alone.stream_states())
+            other.load(first["kept"]["model"], first["kept"]["optimizer"])
+        place = step - segments[0].first
+        rows = shares[place] if place < len(shares) else shares_of(setting, step)
+        alone.step(step, rows)
+        if other is not None:
+            other.step(step, rows)
+    return alone, other
+
+
+def _require_close(found, expected, initial, bound: float) -> None:
+    assert list(found) == list(expected), f"names {list(found)}, expected {list(expected)}"
+    moved = {name: _norm(expected[name], initial[name]) for name in expected}
+    total = np.sqrt(sum(each**2 for name, each in moved.items() if "running" not in name and "num_b" not in name))
+    worst = ("", 0.0)
+    for name in expected:
+        allowed = max(moved[name], _LEAST_SHARE * total, 1e-6)
+        apart = _norm(found[name], expected[name])
+        assert np.isfinite(apart), f"{name} is not finite"
+        if apart / allowed > worst[1]:
+            worst = (name, apart / allowed)
+    assert worst[1] <= bound, f"{worst[0]} is {worst[1]:.1e} of its movement from one rank's, bound {bound:.0e}"
+
+
+def _norm(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.linalg.norm(one.astype(np.float64) - other.astype(np.float64)))

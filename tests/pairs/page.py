@@ -1,0 +1,92 @@
+"""docs/pairs.md: the table of pairs, from what a search has found, and back."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import string
+from collections.abc import Iterator
+
+from tests.pairs.factors import FACTORS, Level, Pair, pairs, why_not
+from tests.pairs.search import Findings, Levels
+
+RIGHT, IMPOSSIBLE, UNKNOWN = "+", ".", "?"
+_LETTERS = string.ascii_lowercase + string.ascii_uppercase
+_LEVELS: list[Level] = [(factor, level) for factor, levels in FACTORS.items() for level in levels]
+
+_HEAD = """\
+# Pairs of strategies, options and model features
+
+Written by `make pairs`: every level of every factor below with every other, in settings drawn so that all pairs occur.
+Each setting trains on up to 8 ranks and is compared with one rank that has all of their samples: parameters, buffers,
+each rank's losses and the clipped norms. A tensor may be as far from one rank's as 1e-3 of the way that training has
+moved it; where values are rounded on purpose more: bf16 0.2, fp16 0.03, compression fp16 0.01, bf16 0.05, int8 0.2,
+PowerSGD 0.01; ResNet, whose batch norm makes rounding grow, 0.05. Parameters have to have the same bits on every rank.
+
+`+` is right, a letter is refused by the line below, on every rank, and `.` does not exist, such as more than 8 ranks
+or a network without that feature. Rows and columns are numbered alike.
+
+"""
+
+
+def page_of(findings: Findings) -> str:
+    """Return the page for what a search has found."""
+    letters = _letters(findings)
+    refused = {cause: letters[_key(text)] for cause, text in findings.refused.items()}
+    lines = [_HEAD + "```", *_table(findings, refused), "```", "", "## Refusals", ""]
+    lines += ["| | levels | message |", "|---|---|---|"]
+    for cause, text in findings.refused.items():
+        levels = " with ".join(" ".join(level) for level in sorted(cause, key=_LEVELS.index))
+        lines.append(f"| {letters[_key(text)]} | {levels} | `{text.partition(': ')[2]}` |")
+    return "\n".join(lines) + "\n"
+
+
+def _letters(findings: Findings) -> dict[str, str]:
+    keys = dict.fromkeys(_key(text) for text in findings.refused.values())
+    return dict(zip(keys, itertools.chain(_LETTERS, itertools.repeat("#")), strict=False))
+
+
+def _key(text: str) -> str:
+    """Return what lines about the same argument have in common."""
+    return re.sub(r"'[^']*'|\d+", "#", text)
+
+
+def _table(findings: Findings, refused: dict[Levels, str]) -> Iterator[str]:
+    width = max(len(f"{factor} {level}") for factor, level in _LEVELS) + 4
+    for digit in (10, 1):
+        yield " " * width + "".join(str(n // digit % 10) if n % digit == 0 else " " for n in range(1, len(_LEVELS)))
+    for number, level in enumerate(_LEVELS, 1):
+        cells = "".join(_cell((other, level), findings, refused) for other in _LEVELS[: number - 1])
+        yield f"{number:2} {' '.join(level)}".ljust(width) + cells
+
+
+def _cell(pair: Pair, findings: Findings, refused: dict[Levels, str]) -> str:
+    if pair[0][0] == pair[1][0]:
+        return " "
+    if pair in findings.right:
+        return RIGHT
+    if why_not(dict(pair)):
+        return IMPOSSIBLE
+    letters = [letter for cause, letter in refused.items() if cause <= set(pair)]
+    return letters[0] if letters else UNKNOWN
+
+
+# --- and back ---
+
+
+def cells_of(text: str) -> dict[Pair, str]:
+    """Return a page's cell for each pair."""
+    rows = text.split("```")[1].splitlines()[3:]
+    width = max(len(f"{factor} {level}") for factor, level in _LEVELS) + 4
+    found = {}
+    for level, row in zip(_LEVELS, rows, strict=True):
+        assert row[3:width].strip() == " ".join(level), f"{row[:width]!r} is not {level}"
+        found.update({(other, level): cell for other, cell in zip(_LEVELS, row[width:], strict=False) if cell != " "})
+    return {pair: found[pair] for pair in pairs()}
+
+
+def refusals_of(text: str) -> dict[Levels, str]:
+    """Return a page's refused levels and the message of each."""
+    rows = re.findall(r"^\| \S \| (.*) \| `(.*)` \|$", text, re.MULTILINE)
+    by_words = {" ".join(level): level for level in _LEVELS}
+    return {frozenset(by_words[each] for each in levels.split(" with ")): message for levels, message in rows}

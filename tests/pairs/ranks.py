@@ -1,0 +1,281 @@
+"""A setting's training on its ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from clcomm import Communicator, DistributedDataParallel, Mesh, Synchronizer
+from clcomm.clipping import clip_grad_norm
+from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.engine import Module, Replay, Tensor
+from clcomm.engine.random_stream import RandomStream
+from clcomm.parallel import SyncBatchNorm, parallelize_module
+from clcomm.parallel.loss_scaling import GradScaler
+from clcomm.parallel.pipeline import Pipeline
+from clcomm.parallel.tensor_parallel.state import divided_state, gathered_state
+from clcomm.sampler import BalancedSampler
+from clcomm.sync.balance import Balancer
+from tests.pairs.alone import optimizer_of
+from tests.pairs.course import (
+    LOCAL_STEPS,
+    MAX_NORM,
+    OVERFLOW,
+    Part,
+    Shares,
+    equal_batch,
+    micro_batches_of,
+    parts_of,
+    samples_of,
+    shares_of,
+    steps_of,
+)
+from tests.pairs.factors import Setting, mesh_of
+from tests.pairs.networks import Branch, Dropping, Replicas, model_of, network_of, tensor
+
+#: Of a loss, so that float32 cannot hold the gradients at a scale of 65,536.
+_HUGE = 1e38
+_COMPRESSION = {"topk": "topk:1.0", "powersgd": "powersgd:8"}
+_REDUCTION = {"ring": {"algorithm": "ring"}, "tree": {"algorithm": "tree"}, "adasum": {"combination": "adasum"}}
+_BUCKETS: dict[str, dict[str, Any]] = {
+    "1 MiB": {},
+    "512 B": {"bucket_size": 512},
+    "per tensor": {"use_bucketing": False},
+    "split": {"bucket_size": 512, "split_tensors": True},
+    "auto": {"bucket_size": "auto"},
+}
+
+
+class AtOnce(Balancer):
+    """A Balancer that measures from the first step on."""
+
+    WARM_UP_STEPS = 0
+
+
+class Job:
+    """A setting on this rank; making one is collective, and so are its calls.
+
+    Attributes:
+        losses: of each step, None without a batch.
+        norms: of each step's gradients, where they are clipped.
+        shares: the replicas' rows of each step.
+    """
+
+    def __init__(self, setting: Setting, comm: Communicator):
+        self.setting, self.comm, self.network = setting, comm, network_of(setting)
+        self.mesh = Mesh(comm, **mesh_of(setting)._asdict())
+        self.replica = self.mesh["dp"].rank
+        model: Module = model_of(setting, Replicas())
+        for _, each in model.named_modules():
+            if isinstance(each, Branch):
+                each.replica = self.replica
+        if setting["norm"] == "sync":
+            model = SyncBatchNorm.convert_sync_batchnorm(model, self.mesh["dp"])
+        if setting["tp"] != "1":
+            plan = self.network.sequence_plan if "sequence" in setting["tp"] else self.network.plan
+            model = parallelize_module(model, self.mesh["tp"], plan)
+        self.pipeline = self._pipeline(model) if setting["pp"] != "1" else None
+        self.model = model if self.pipeline is None else self.pipeline.module
+        self.ddp, self.sync = self._wrapped()
+        optimizer = optimizer_of(setting, self.model)
+        self.optimizer = DistributedOptimizer(optimizer, self.sync) if setting["zero"] != "0" else optimizer
+        if self.ddp is None or setting["zero"] != "0":
+            self.sync.broadcast_parameters(self.model)
+        self.scaler = None if setting["scaler"] == "off" else GradScaler(self.sync, ranks=comm)
+        self.balancer = AtOnce(self.mesh["dp"], equal_batch(setting), window=1, least_gain=1)
+        self._run = Replay(self._forward_backward) if setting["replay"] == "on" else self._forward_backward
+        self._factor, self._has_overflow = 1.0, False
+        self.losses: list[float | None] = []
+        self.norms: list[float] = []
+        self.shares: list[Shares] = []
+
+    def _pipeline(self, model: Module) -> Pipeline:
+        schedule = self.setting["pp"].split()[1]
+        stages = mesh_of(self.setting).pp * (2 if schedule == "interleaved" else 1)
+        return Pipeline(
+            model, self.mesh["pp"], loss=self._scaled_loss, micro_batches=micro_batches_of(self.setting),
+            schedule=schedule, cut=self.network.cuts.get(stages, "layers"),
+        )  # fmt: skip
+
+    def _wrapped(self) -> tuple[DistributedDataParallel | None, Synchronizer]:
+        setting, dp = self.setting, self.mesh["dp"]
+        given = {
+            **_BUCKETS[setting["buckets"]],
+            **_REDUCTION.get(setting["reduction"], {}),
+            "compression": _COMPRESSION.get(setting["compression"], setting["compression"]),
+            "precision": setting["precision"],
+            "check_replicas_every": int(setting["checks"] == "replicas"),
+            "check_finite": setting["checks"] == "finite",
+        }
+        overlap: bool | str = {"off": False, "on": True, "auto": "auto"}[setting["overlap"]]
+        zero = int(setting["zero"])
+        if setting["wrapper"] == "Synchronizer":
+            return None, Synchronizer(dp, overlap=overlap, zero=zero or 1, **given)
+        ddp = DistributedDataParallel(
+            self.model, dp, overlap_grad_reduce=overlap, zero=zero, broadcast_buffers=setting["buffers"] == "sent",
+            **given,
+        )  # fmt: skip
+        return ddp, ddp.synchronizer
+
+    # --- training ---
+
+    def train(self, first: int, stop: int) -> None:
+        """Train steps `first` to `stop`, in the block that the setting asks for."""
+        with self._block():
+            for step in range(first, stop):
+                self.shares.append(self._shares(step))
+                own = self.shares[-1][self.replica]
+                if own is None:
+                    self.losses.append(None)
+                else:
+                    self._step(step, own)
+
+    def _block(self) -> AbstractContextManager[None]:
+        if "join" not in self.setting["inputs"]:
+            return nullcontext()
+        if self.ddp is not None:
+            return self.ddp.join(step=self._finish)
+        return self.sync.join(self.model, self._finish)
+
+    def _shares(self, step: int) -> Shares:
+        if self.setting["inputs"] != "balance":
+            return shares_of(self.setting, step)
+        size = equal_batch(self.setting) * self.mesh["dp"].size
+        ends = np.cumsum([0, *self.balancer.shares])
+        assert ends[-1] == size
+        sampler = self._sampler()
+        own = sampler.batches(equal_batch(self.setting))[step] - step * size
+        assert (own[0], own[-1] + 1) == (ends[self.replica], ends[self.replica + 1])
+        return [(int(start), int(stop)) for start, stop in itertools.pairwise(ends)]
+
+    def _sampler(self) -> BalancedSampler:
+        dp, size = self.mesh["dp"], equal_batch(self.setting)
+        length = size * dp.size * steps_of(self.setting)
+        return BalancedSampler(length, dp.rank, dp.size, self.balancer.shares, shuffle=False)
+
+    def _step(self, step: int, own: tuple[int, int]) -> None:
+        x, y = samples_of(self.setting, step, own)
+        self._has_overflow = self.setting["scaler"] == "overflow" and step == OVERFLOW and self.replica == 0
+        parts, loss = parts_of(self.setting, len(x)), 0.0
+        for part in parts:
+            is_held = self.setting["reduction"] == "local SGD"
+            is_held |= self.setting["batches"] == "3 no_sync" and part is not parts[-1]
+            with (self.ddp or self.sync).no_sync() if is_held else nullcontext():
+                loss += part.weight * self._backward(x[part.start : part.stop], y[part.start : part.stop], part)
+        self.losses.append(loss)
+        if self.setting["reduction"] == "local SGD":
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            if (step + 1) % LOCAL_STEPS == 0:
+                self.sync.average_parameters(self.model)
+            return
+        self._average(len(x), step)
+        self._finish()
+        if self.setting["inputs"] == "balance":
+            self.balancer.step_finished(len(x), len(x) * (1.0 + 0.5 * self.replica))
+
+    def _backward(self, x: np.ndarray, y: np.ndarray, part: Part) -> float:
+        """Add the gradients of a part of the batch, and return its loss."""
+        self._factor = part.weight
+        if self.pipeline is None:
+            loss = self._run(tensor(x), tensor(y), part.weight)
+            assert isinstance(loss, Tensor)
+            return loss.item()
+        scaled = self.pipeline.step(x, y, self.ddp)
+        return scaled / self._factor / (self.scaler.get_scale() if self.scaler is not None else 1.0)
+
+    def _forward_backward(self, x: Tensor, y: Tensor, weight: float) -> Tensor:
+        loss = self.network.loss((self.ddp or self.model)(x), y)
+        self._scaled(loss).backward(weight)
+        return loss
+
+    def _scaled_loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return self._scaled(self.network.loss(output, target)) * self._factor
+
+    def _scaled(self, loss: Tensor) -> Tensor:
+        if self._has_overflow:
+            loss = loss * _HUGE
+        return loss if self.scaler is None else self.scaler.scale(loss)
+
+    def _average(self, samples: int, step: int) -> None:
+        inputs = self.setting["inputs"]
+        given = {} if inputs in ("equal", "join all") else {"samples": samples}
+        if self.ddp is not None:
+            self.ddp.finish_grad_sync(**given)
+            return
+        if inputs == "balance":
+            given["of"] = self._sampler().samples_of_all(step, 1)
+        self.sync.sync_gradients(self.model, **given)
+
+    def _finish(self) -> None:
+        """Do what follows an average of gradients."""
+        if self.scaler is not None:
+            if self.setting["clip"] == "on":
+                self.scaler.unscale_(self.optimizer)
+                self._clip()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            if self.setting["clip"] == "on":
+                self._clip()
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def _clip(self) -> None:
+        if self.pipeline is not None:
+            norm = self.pipeline.clip_grad_norm(MAX_NORM)
+        elif self.ddp is not None:
+            norm = self.ddp.clip_grad_norm(MAX_NORM)
+        else:
+            norm = clip_grad_norm(self.sync, self.model, MAX_NORM)
+        self.norms.append(norm)
+
+    # --- state ---
+
+    def streams(self) -> dict[int, list[np.ndarray]]:
+        """Return the states of dropout's random numbers by replica, of each tensor-parallel rank; collective."""
+        own = next((each for _, each in self.model.named_modules() if isinstance(each, Dropping)), None)
+        state = None
+        if own is not None:
+            state = (own.stream or RandomStream.of(next(self.model.parameters()).device)).state()
+        coordinates = self.mesh.coordinates
+        found: dict[int, dict[int, np.ndarray]] = {}
+        for replica, place, theirs in self.comm.all_gather_object((coordinates["dp"], coordinates["tp"], state)):
+            if theirs is not None:
+                found.setdefault(replica, {})[place] = theirs
+        count = mesh_of(self.setting).tp if "sequence" in self.setting["tp"] else 1
+        return {replica: [each[place] for place in range(count)] for replica, each in found.items()}
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return the whole model's state; collective."""
+        with self.sync.full_parameters(self.model):
+            return (self.model if self.pipeline is None else self.pipeline).state_dict()
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Return what a checkpoint holds, rank 0's model and optimizer; collective."""
+        state = self.state()
+        optimizer = gathered_state(self.optimizer)
+        is_own = self.pipeline is not None or self.setting["reduction"] == "local SGD"
+        firsts = (state, optimizer) if is_own else self.comm.all_gather_object((state, optimizer))[0]
+        return {
+            "model": firsts[0],
+            "optimizer": firsts[1],
+            "compression": self.sync.state_dict(self.model),
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+        }
+
+    def restore(self, checkpoint: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint; collective."""
+        self.optimizer.load_state_dict(divided_state(self.optimizer, checkpoint["optimizer"]))
+        (self.model if self.pipeline is None else self.pipeline).load_state_dict(checkpoint["model"])
+        if checkpoint.get("compression"):
+            self.sync.load_state_dict(self.model, checkpoint["compression"])
+        if self.scaler is not None and checkpoint.get("scaler"):
+            self.scaler.load_state_dict(checkpoint["scaler"])
+
+    def close(self) -> None:
+        self.mesh.close()

@@ -1,0 +1,78 @@
+"""A sample of the settings that `make pairs` runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from clcomm import Communicator
+from clcomm.engine.random_stream import RandomStream
+from tests.faults.launch import ROOT, clean_environment, mpiexec
+from tests.helpers import cpu_device
+from tests.pairs.covering import Covering
+from tests.pairs.factors import FACTORS, pairs, pairs_of, setting_of, why_not
+from tests.pairs.outcome import REFUSED, RIGHT, outcome_of
+
+#: Every level alone, with what it needs.
+LEVELS = [
+    {factor: level}
+    | ({"wrapper": "DDP"} if factor in ("inputs", "buffers") else {})
+    | ({"norm": "batch"} if level == "resnet" else {})
+    for factor, levels in FACTORS.items()
+    for level in levels[1:]
+]
+
+
+def test_settings_cover_every_pair_that_may_stand():
+    wanted = [pair for pair in pairs() if not why_not(dict(pair))]
+    covering, count = Covering(wanted, lambda levels: not why_not(levels), seed=1), 0
+    while (setting := covering.next()) is not None:
+        assert not why_not(setting)
+        count += 1
+        for pair in pairs_of(setting):
+            covering.missing.pop(pair, None)
+    assert len(wanted) > 3500 and 40 < count < 150
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("levels", LEVELS, ids=lambda levels: "-".join(levels.values()).replace(" ", "_"))
+def test_every_level_trains_as_one_rank(levels):
+    world, setting = Communicator(stall_warning_s=60, timeout_s=120), setting_of(levels)
+    if why_not(setting, world.size):
+        pytest.skip("needs more ranks")
+    found = outcome_of(setting, world)
+    assert found.kind == RIGHT, found.text
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.timeout(300)
+def test_mended_pairs_train_as_one_rank():
+    """Tied parameters over several steps of a pipeline, 16 bits averaged, dropout after unequal draws."""
+    world = Communicator(stall_warning_s=60, timeout_s=120)
+    for _ in range(world.rank):
+        RandomStream.of(cpu_device("cpu")).ticket()
+    for levels in (
+        {"dp": "1", "pp": "2 gpipe", "batches": "3", "tied": "on"},
+        {"dp": "1", "pp": "2 1f1b", "zero": "1", "batches": "3 no_sync", "tied": "on"},
+        {"precision": "bf16", "reduction": "local SGD"},
+        {"precision": "fp16", "reduction": "local SGD", "optimizer": "adam"},
+        {"dp": "1", "tp": "2", "dropout": "on"},
+    ):
+        found = outcome_of(setting_of(levels), world)
+        assert found.kind == RIGHT, f"{levels}: {found.text}"
+    for zero in ("2", "3"):
+        found = outcome_of(setting_of({"dp": "1", "pp": "2 1f1b", "tied": "on", "zero": zero}), world)
+        assert found.kind == REFUSED and "zero: expected 0 or 1" in found.text, found
+
+
+def test_eight_ranks_train_as_one():
+    """A GPT on dp=2 x tp=2 x pp=2."""
+    setting = "network=gpt,dp=2,tp=2,pp=2 1f1b,wrapper=DDP,optimizer=adam"
+    environment = clean_environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+    command = [mpiexec(), "-n", "8", sys.executable, "-m", "tests.pairs", setting]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 0 and "   right" in ended.stdout, ended.stdout[-2000:] + ended.stderr[-2000:]
