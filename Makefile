@@ -16,7 +16,8 @@ TEST_ARGS ?=
 TEST_WORKERS ?= 2
 # Seconds that one MPI test run may take.
 TEST_LIMIT_S ?= 1200
-RUNS ?= 20
+KILLS ?= 200
+SEED ?= 0
 BENCH ?= all_reduce kernels peers
 
 SETUP_mpich := mnist
@@ -200,8 +201,8 @@ example-report: $(FOR_BENCH) ## take the figures of docs/reading-a-report.md ane
 	$(BIN)/python -m benchmarks.example_report
 
 # Open MPI 5 alone goes on when a rank dies: make elastic MPI=openmpi
-elastic: $(FOR_TEST) ## kill a rank in each of RUNS runs, and see the others go on (MPI=openmpi)
-	$(AS_ROOT) $(BIN)/python -m tests.faults.elastic_runs $(RUNS)
+elastic: $(FOR_TEST) ## kill KILLS ranks, 1 to 3 of 4 in a run, and see the others go on (MPI=openmpi; TEST_EXTRAS=test,torch: with Horovod's calls too)
+	$(AS_ROOT) $(BIN)/python -m tests.faults.elastic_runs $(KILLS) $(SEED)
 
 hosts: $(FOR_TEST) ## the faults that concern hosts, on two hosts made of namespaces (root); writes their page
 	$(BIN)/python -m tests.multihost.host_cases "" 2
@@ -213,7 +214,7 @@ faults: $(FOR_TEST) ## the whole fault matrix; writes docs/faults.md
 
 ulfm: ## jobs that lose ranks under Open MPI's ULFM: a sample, in an environment of its own (TEST_EXTRAS=test,torch-suite: Horovod's calls too)
 	$(MAKE) test-plain MPI=openmpi VENV=$(VENV)-openmpi TEST_EXTRAS=$(TEST_EXTRAS) \
-	  TEST_ARGS="tests/faults/test_elastic.py tests/faults/test_matrix.py tests/horovod/test_jobs.py tests/examples/test_one_idea.py -k 'ulfm or elastic or are_left'"
+	  TEST_ARGS="tests/faults/test_elastic.py tests/faults/test_elastic_waits.py tests/faults/test_matrix.py tests/horovod/test_jobs.py tests/examples/test_one_idea.py -k 'ulfm or elastic or are_left'"
 
 clean: ## remove what builds and tests left (environments stay: they are .venv*)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .test-caches

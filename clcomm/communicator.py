@@ -29,12 +29,13 @@ from clcomm.stats.flight_recorder import FlightRecorder
 from clcomm.transport import mpi_communicators, mpi_runtime
 from clcomm.transport.mapped_files import MappedFile
 from clcomm.transport.memory_transport import MemoryTransport
-from clcomm.transport.mpi_resources import MpiResources, free_dropped
+from clcomm.transport.mpi_resources import MpiResources, closed, free_dropped
 from clcomm.units import format_size, parse_size
 
 #: In place of a bucket size: the Synchronizer looks for the fastest.
 AUTO = "auto"
 _DEFAULT_BUCKET_SIZE = "1MiB"
+_ABANDON = "abandon()"
 _log = logging.getLogger("clcomm")
 
 if mpi_runtime.launched_ranks() > 1 or mpi_runtime.processes_without_mpi() > 1:
@@ -326,15 +327,24 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
 
         Ranks that block in one of its collectives get MPI's error. Its memory stays until the process ends.
         """
+        if self._finalized:
+            return
         for part in self._parts:
             part.abandon()
         transports = self._shared, self._base
-        self._leave("abandon()")
+        self._leave(_ABANDON)
+        while self._pending:
+            self._pending[0].fail(closed(_ABANDON))
         if self._resources is not None:
             self._resources.forget()
         for transport in transports:
             if transport is not None:
                 transport.revoke()
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether `abandon` has closed it, so that what was begun will never be complete."""
+        return self._closed_by == _ABANDON
 
     def leave_program(self) -> None:
         """Notify the other ranks that this rank's program has ended."""

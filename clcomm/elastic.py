@@ -14,7 +14,10 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.errors import LaunchError
+from clcomm.sync.model_sync import forget_abandoned
 from clcomm.transport import mpi_failures
+from clcomm.transport.mpi_communicators import world_ranks
+from clcomm.transport.mpi_resources import owners_among
 
 #: Label under which the stats count a recovery's collectives.
 RECOVERY = "recovery"
@@ -38,10 +41,14 @@ def survivors_of(comm: Communicator) -> Communicator:
     """Return a Communicator of the live ranks, in their old order, and abandon the old one.
 
     Collective over the survivors. It has the old one's settings and the observers given when that was made; observers
-    added later have to be added again. Memory of the old Communicator stays readable until the process ends.
+    added later have to be added again. Memory of the old Communicator stays readable until the process ends. This
+    process's other Communicators with ranks of the old one are abandoned too: one of them may wait there for a rank
+    that has come here.
     """
     old = comm.comm
-    comm.abandon()
+    for each in [comm, *owners_among(() if old is None else world_ranks(old))]:
+        each.abandon()
+    forget_abandoned()
     while True:
         shrunk = mpi_failures.survivors(old)
         try:

@@ -173,12 +173,14 @@ class Session:
         state = self.comm.broadcast_object(state_of(old), root, label=elastic.RECOVERY)
         self.trainer = trainer = self._make_trainer(make_loader(self.options, self.replicas, self.splits.train))
         trainer.optimizer.load_state_dict(optimizer_state)
+        trainer.optimizer.zero_grad()  # those of the interrupted step
         load_state(trainer, state)
         trainer.metrics = old.metrics
         trainer.schedule = parse_schedule(self.options.schedule, trainer.total_steps(self.epochs))
         self._first_steps = FirstSteps(self.comm, self._core_waits)
         self._checkpoints.close()
         self._checkpoints = Checkpoints(self.options, self.comm, self.splits.name)
+        self._evaluated_at = -1  # a death within an evaluation may have let some ranks complete it
 
     @property
     def total_steps(self) -> int:

@@ -282,15 +282,19 @@ class CollectiveRunner(Notifier):
             self.current = outer
 
     @contextmanager
-    def waiting_for(self, operation: str, label: str = "", *, before_next: bool = False) -> Iterator[None]:
+    def waiting_for(
+        self, operation: str, label: str = "", *, before_next: bool = False, peer: int | None = -1
+    ) -> Iterator[None]:
         """Show the watchdog that this rank waits in `operation`, such as a message, unless it is in a collective.
 
         Another thread may run a collective meanwhile.
 
         before_next: whether all ranks have to come to the next collective for the wait to end, so that a rank that
             leaves the program before it ends the job.
+        peer: the one rank that the wait is for, which ends the job if it leaves the program; None: any one; -1: none.
         """
-        call = self._call(operation, self._base, label, is_counted=before_next)
+        whose = {"takes_any": True} if peer is None else {"peer": peer}
+        call = self._call(operation, self._base, label, is_counted=before_next, **whose)
         mine = call, self._sequence + before_next, perf_counter()
         if self.current is None:
             self.current = mine

@@ -17,7 +17,7 @@ from clcomm.job.rank_board import ProgressBoard
 from clcomm.job.running_jobs import about_job
 from clcomm.job.time_limits import Limits
 from clcomm.same_start import require_same_start
-from clcomm.transport import Pending, SoloTransport, Transport, mpi_communicators, mpi_failures, mpi_runtime
+from clcomm.transport import Pending, SoloTransport, Transport, mpi_communicators, mpi_failures
 from clcomm.transport.hierarchical import HierarchicalTransport
 from clcomm.transport.hosts import Hosts
 from clcomm.transport.meeting import Meeting, NoMeeting, WorldMeeting
@@ -51,6 +51,8 @@ class World:
 
     #: The private duplicate of the mpi4py communicator; None without MPI.
     comm: Any = None
+    #: That one and its host's, in which ranks may wait until the world is open.
+    made: list[Any] = field(default_factory=list)
     #: Moves any array between all ranks.
     base: Transport = field(default_factory=SoloTransport)
     #: Reduces arrays that it allocated itself; None without shared memory.
@@ -94,11 +96,11 @@ def open_world(comm: Any, transport: str, limits: Limits, arguments: Mapping[str
     if transport not in TRANSPORTS:
         raise ArgumentError(f"transport: expected one of {', '.join(TRANSPORTS)}, got {transport!r}")
     world = World()
-    if transport != "solo":
-        with mpi_communicators.taking_communicators():
+    with mpi_failures.revoking(world.made), mpi_communicators.taking_communicators():
+        if transport != "solo":
             _connect_ranks(world, comm, transport, limits, arguments)
-    world.cores = _share_of_cores(world.comm)
-    world.checks = _wants_checks(world.comm)
+        world.cores = _share_of_cores(world.comm)
+        world.checks = _wants_checks(world.comm)
     world.meeting = _meeting_of(world)
     if isinstance(world.base, MpiTransport):
         world.base.meeting = world.meeting
@@ -119,11 +121,12 @@ def _meeting_of(world: World) -> Meeting:
 
 def _connect_ranks(world: World, comm: Any, transport: str, limits: Limits, arguments: Mapping[str, object]) -> None:
     try:
-        parent = mpi_runtime.world() if comm is None else mpi_communicators.checked(comm)
+        parent = mpi_failures.live_world() if comm is None else mpi_communicators.checked(comm)
     except ImportError:
         _log.info("mpi4py found no MPI library: a world of one")
         return
     world.comm = comm = mpi_communicators.duplicate(parent)
+    world.made.append(comm)
     try:
         require_same_start(comm, {"transport": transport, **arguments}, limits)
     except MismatchError:
@@ -135,6 +138,7 @@ def _connect_ranks(world: World, comm: Any, transport: str, limits: Limits, argu
         exit_monitor.watch_host(comm, 0)
         return
     host = mpi_communicators.host_of(comm)
+    world.made.append(host)
     mpi_failures.unlink_shared_files()
     exit_monitor.watch_host(host, mpi_failures.place_in_world()[0])
     world.local_rank, world.local_size = host.Get_rank(), host.Get_size()

@@ -264,6 +264,12 @@ class FlatSpace(FlatBuffers):
         if self._on_drop is not None:
             self._on_drop([place.name for place in self.layout.ranges])
 
+    def drop_sent(self) -> None:
+        """Drop the gradients whose all-reduce is in flight, as the ranks of that are lost."""
+        for slot in self.slots:
+            if slot.state == SENT:
+                slot.drop()
+
     def note_states(self) -> None:
         """Notify a recording under way, if any, that states are about to change."""
         self.moves.note_states()

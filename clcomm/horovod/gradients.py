@@ -21,6 +21,7 @@ from clcomm.errors import MismatchError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.layout import FlatLayout
 from clcomm.flat_space.parameters import ParameterSpec
+from clcomm.horovod.lost_ranks import raising_internal_errors
 from clcomm.horovod.tensors import host_tensor
 from clcomm.stats.events import Collective, Phase
 from clcomm.sync.agreement import CHECKS, require_agreement
@@ -89,6 +90,7 @@ class GradientBuckets:
     Raises MismatchError on every rank where names, shapes, dtypes or groups differ.
     """
 
+    @raising_internal_errors()
     def __init__(
         self, comm: Communicator, parameters: Mapping[str, torch.Tensor], op: str, halves: bool, predivide: float,
         groups: Sequence[Sequence[str]] | None = None,
@@ -138,11 +140,17 @@ class GradientBuckets:
     def add(self, name: str) -> None:
         """Note that a gradient is complete, and begin the buckets that are, in their order."""
         self._missing[self._bucket_of[name]].discard(name)
-        before = len(self._handles)
-        while len(self._handles) < len(self.buckets) and not self._missing[len(self._handles)]:
+        if self._is_next_complete():
+            self._begin_complete()
+
+    def _is_next_complete(self) -> bool:
+        return len(self._handles) < len(self.buckets) and not self._missing[len(self._handles)]
+
+    @raising_internal_errors()
+    def _begin_complete(self) -> None:
+        while self._is_next_complete():
             self._begin()
-        if len(self._handles) > before:
-            self._handles[-1].done()  # fold the buckets that all ranks have begun
+        self._handles[-1].done()  # fold the buckets that all ranks have begun
 
     def finish(self) -> None:
         """Begin the rest, a missing gradient being zero, and replace all gradients by the reduced ones; collective."""
@@ -172,6 +180,7 @@ class GradientBuckets:
         finally:
             self._start_over()
 
+    @raising_internal_errors()
     def _complete(self) -> None:
         while len(self._handles) < len(self.buckets):
             self._begin()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from clcomm.errors import ArgumentError
+from clcomm.horovod.lost_ranks import raising_internal_errors
 
 
 class Handle:
@@ -40,7 +41,8 @@ class Handle:
         work, self._work = self._work, None
         assert work is not None
         try:
-            self._result = work()
+            with raising_internal_errors():
+                self._result = work()
         except Exception as error:
             self._error = error
 

@@ -16,6 +16,7 @@ from clcomm.horovod import movement, world
 from clcomm.horovod.calls import Adasum, ReduceOp
 from clcomm.horovod.compression import Compression
 from clcomm.horovod.gradients import GradientBuckets, require_same_start
+from clcomm.horovod.lost_ranks import raising_internal_errors
 from clcomm.horovod.tensors import host_tensor
 from clcomm.horovod.world import ProcessSet, global_process_set
 from clcomm.stats.events import Phase
@@ -138,8 +139,10 @@ class Reduction:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether backward has completed gradients that are not reduced yet."""
-        return self.is_needed and self.op is not Adasum and any(left < self.passes for left in self._left.values())
+        """Whether backward has completed gradients that are not reduced yet; those of lost ranks never will be."""
+        if self._generation != world.generation() or self.op is Adasum or not self.is_needed:
+            return False
+        return any(left < self.passes for left in self._left.values())
 
     def note_complete(self, parameter: torch.Tensor) -> None:
         """Note a gradient that backward has completed."""
@@ -195,6 +198,7 @@ class Reduction:
             for gradient, reduced in zip(gradients, self._compressed(gradients, self.op), strict=True):
                 gradient.copy_(reduced)
 
+    @raising_internal_errors()
     def _compressed(self, tensors: Sequence[torch.Tensor], op: ReduceOp) -> list[torch.Tensor]:
         """Return tensors that were reduced in their compressed form."""
         small = [self.compression.compress(each) for each in tensors]
@@ -238,13 +242,7 @@ def _completed(reduction: weakref.ref[Reduction], parameter: torch.Tensor) -> No
         alive.note_complete(parameter)
 
 
-def abandon_reductions() -> None:
-    """Close the Communicators of all gradients without the other ranks, of which some are lost."""
-    for reduction in _live:
-        if reduction.buckets is not None:
-            reduction.buckets.comm.abandon()
-
-
+@raising_internal_errors()
 def _stepping(number: int) -> int:
     """Tell the other ranks which optimizer this one steps, -1: none, and return which one they step; collective.
 
@@ -260,6 +258,7 @@ def _stepping(number: int) -> int:
     return found[0] if found else -1
 
 
+@raising_internal_errors()
 def join(device: int = -1) -> int:
     """Let the other ranks go on without this one, which has no more batches; return the rank that joined last.
 

@@ -6,7 +6,6 @@ host's board, from which other ranks report a missing rank. A collective costs t
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -64,6 +63,7 @@ class Watchdog:
         self._board, self.limits, self._recorder = board, limits, recorder
         self._elsewhere, self._resources = elsewhere, resources
         self._names = RankNames() if resources is None else resources.names
+        self._ranks = watched.size
         self._program = threading.get_ident()
         self._warned_of: tuple[Any, int, float] | None = None
         self._has_dumped = False
@@ -85,8 +85,10 @@ class Watchdog:
             self._thread.join()
 
     def _release(self, *watched: object) -> None:
-        with contextlib.suppress(RuntimeError):  # already released
+        try:  # noqa: SIM105 - without a module's name: at the end of Python those are gone
             self._stop.release()
+        except RuntimeError:
+            pass  # already released
 
     def _watch(self) -> None:
         while not self._stop.acquire(timeout=min(self.limits.interval_s, threading.TIMEOUT_MAX)):
@@ -114,7 +116,7 @@ class Watchdog:
             self._board.write(call.tag + sequence + 1, int(began_s * 1e9), text, self.place(), figures)
             waited_s = perf_counter() - began_s
             if waited_s > LEFT_S:
-                self._end_if_left(text, sequence)
+                self._end_if_left(call, sequence, text)
         folder = self._board.dump_folder
         if folder:
             self._dump(folder)
@@ -129,14 +131,15 @@ class Watchdog:
         self.stop()
         self._board.write(0, sequence, LEFT, "")
 
-    def _end_if_left(self, text: str, sequence: int) -> None:
-        """End the job if a rank of this host has left the program before the collective in which this rank waits."""
-        lines = self._board.read()
-        left = [line.rank for line in lines if line.text == LEFT and line.began_ns < sequence]
-        if left and is_lowest(self._board.own, lines, LEFT_S) and self._board.claim_end():
+    def _end_if_left(self, call: Any, sequence: int, text: str) -> None:
+        """End the job if this rank waits for one of this host that has left the program."""
+        lines, last_ns = self._board.read(), perf_counter_ns() - AWAITED_S * 1e9
+        left = {line.rank: line.began_ns for line in lines if line.text == LEFT and line.beat_ns < last_ns}
+        missed = call.misses(left, self._ranks, sequence)
+        if missed is not None and is_lowest(self._board.own, lines, LEFT_S) and self._board.claim_end():
             end_by_force_later(endings.FAILURE)
             own = self._names([self._board.own])
-            endings.end(endings.FAILURE, left_while_awaited(own, text, self.place()), self._names.in_world(left[0]))
+            endings.end(endings.FAILURE, left_while_awaited(own, text, self.place()), self._names.in_world(missed))
 
     def look_back(self, sequence: int, deadline: float) -> str:
         """Return the reason to end the job if another rank waits for this one, which has left the program.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -43,6 +43,10 @@ class Call:
     prepared: int = 0
     #: Whether it has a sequence number of its own; ranks compare arguments in collectives that have none.
     is_counted: bool = True
+    #: The rank without whose message it does not end; -1: of all, which have to come to it.
+    peer: int = -1
+    #: Whether it ends by a message of any rank.
+    takes_any: bool = False
     #: What ranks compare, with `nbytes`, in place of label and bucket, which may then differ; None: these.
     compared: str | None = None
     #: Whether its arrays are aligned to their dtype.
@@ -58,6 +62,21 @@ class Call:
             alike = self.operation, self.compared, self.transport, self.op, self.count, str(self.dtype), self.nbytes
         text = repr((*alike, self.shape, self.root, self.prepared, self.is_aligned))
         return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 2
+
+    def misses(self, left: Mapping[int, int], ranks: int, sequence: int) -> int | None:
+        """Return the rank for which this call waits in vain, None if it may end.
+
+        Args:
+            left: the ranks that have left the program, and after how many collectives each.
+            ranks: the number of all ranks, the caller included.
+            sequence: of this call; for one without a number that of the collective before it.
+        """
+        if self.takes_any:
+            return min(left) if 0 < len(left) == ranks - 1 else None
+        if self.peer >= 0:
+            return self.peer if self.peer in left else None
+        before = sequence + (not self.is_counted)
+        return min((rank for rank, done in left.items() if done < before), default=None)
 
     def describe(self, sequence: int) -> str:
         """Return the call in words, e.g. "all_reduce 'gradients' #12 (sum of 1,000 float32, bucket 3)"."""

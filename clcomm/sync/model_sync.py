@@ -28,6 +28,15 @@ Averaging = Callable[[bool, float], None]
 _latest: weakref.WeakValueDictionary[int, ModelSync] = weakref.WeakValueDictionary()
 
 
+def forget_abandoned() -> None:
+    """Stop overlap on Communicators that were abandoned, and drop the gradients whose reduction it has begun."""
+    for each in list(_latest.values()):
+        if each._comm.is_abandoned:
+            each.stop_overlap()
+            if each.space.flat_space is not None:
+                each.space.flat_space.drop_sent()
+
+
 class ModelSync:
     """Averages the gradients of one model by the settings and, where these leave a choice, by what is measured.
 

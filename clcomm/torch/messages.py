@@ -44,14 +44,14 @@ class GroupMessages:
         """Start to send a tensor; it may not be written before the work is complete."""
         values = on_host(tensor)
         message = self._open().send(bytes_of(values), described([tensor]), rank, tag)
-        return MessageWork(self._counted, message, [values], f"send to rank {rank}", lambda: None, self._wait)
+        return MessageWork(self._counted, message, [values], f"send to rank {rank}", lambda: None, rank, self._wait)
 
     def receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> MessageWork:
         """Start to receive a tensor; rank None: from any rank. Waiting raises MismatchError for one of another kind."""
         values = on_host(tensor)
         message = self._open().receive(bytes_of(values), described([tensor]), rank, tag)
         name = "recv from any rank" if rank is None else f"recv from rank {rank}"
-        return MessageWork(self._counted, message, [tensor], name, lambda: give_back(values, tensor), self._wait)
+        return MessageWork(self._counted, message, [tensor], name, lambda: give_back(values, tensor), rank, self._wait)
 
     def _open(self) -> DescribedMessages:
         if self._messages is None:
@@ -94,6 +94,7 @@ class MessageWork(OwnWork):
         outputs: the tensors that belong to it.
         name: what messages of the watchdog call it.
         finish: called once, when it is complete.
+        peer: the other rank; None: any.
         run: calls a function that waits; see Interruptions.
     """
 
@@ -104,10 +105,11 @@ class MessageWork(OwnWork):
         outputs: list[torch.Tensor],
         name: str,
         finish: Callable[[], None],
+        peer: int | None,
         run: Callable[[Callable[[], object]], None],
     ):
         super().__init__(outputs, name)
-        self._counted, self._message, self._run = counted, message, run
+        self._counted, self._message, self._peer, self._run = counted, message, peer, run
         self._finish: Callable[[], None] | None = finish
         self._began_s, self._sequence = time.perf_counter(), counted.comm.sequence
         self._waits_from_s = math.inf
@@ -116,7 +118,7 @@ class MessageWork(OwnWork):
         """Block until it is complete, and raise its error; a timeout above 0 raises one too."""
         if not self.is_completed():
             self._waits_from_s = time.perf_counter()
-            with self._counted.comm.waiting_for(self._name):
+            with self._counted.comm.waiting_for(self._name, peer=self._peer):
                 self._run(partial(self._wait, timeout.total_seconds()))
         if self._error is not None:
             raise self._error

@@ -7,14 +7,14 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from clcomm.errors import LaunchError
 from clcomm.launcher import launched_rank
-from clcomm.transport.mpi_runtime import is_finalized, is_running, launched_ranks, load_mpi
+from clcomm.transport.mpi_runtime import is_finalized, is_running, launched_ranks, load_mpi, world
 
 
 def unlink_shared_files() -> None:
@@ -40,18 +40,39 @@ def tolerates_failures() -> bool:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Return whether this is MPI's error for a dead rank or a revoked communicator."""
+    """Return whether this is MPI's error for a dead rank or a revoked communicator, or was raised from such a one."""
     mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is None or not isinstance(error, mpi.Exception):
+    if mpi is None:
         return False
-    return error.Get_error_class() in (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
+    own = error if isinstance(error, mpi.Exception) else error.__cause__
+    lost = mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED
+    return isinstance(own, mpi.Exception) and own.Get_error_class() in lost
+
+
+def require_live_ranks() -> None:
+    """Raise MPI's error for a dead rank if one of the job's is dead, where another error may be due to that."""
+    if tolerates_failures() and (_job().Is_revoked() or _job().Get_failed().Get_size()):
+        from mpi4py import MPI
+
+        raise MPI.Exception(MPI.ERR_PROC_FAILED)
 
 
 def revoke(*comms: Any) -> None:
     """Revoke these communicators: every call on them, on any rank, raises an error."""
     for comm in comms:
-        if not comm.Is_revoked():
+        if comm and not comm.Is_revoked():  # a freed one is false
             comm.Revoke()
+
+
+@contextlib.contextmanager
+def revoking(comms: Sequence[Any]) -> Iterator[None]:
+    """Revoke what the block has appended to `comms` if it loses a rank, as others may wait in one of them."""
+    try:
+        yield
+    except Exception as error:
+        if is_lost_peer(error):
+            revoke(*comms)
+        raise
 
 
 def survivors(comm: Any) -> Any:
@@ -67,6 +88,12 @@ class _Job:
     """The job's live ranks after losses; None: all of COMM_WORLD."""
 
     comm: Any = None
+
+
+def live_world() -> Any:
+    """Return COMM_WORLD, or after losses a communicator of the surviving ranks; raises as `mpi_runtime.world`."""
+    everyone = world()
+    return everyone if _Job.comm is None else _Job.comm
 
 
 def _job() -> Any:

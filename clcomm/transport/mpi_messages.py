@@ -10,6 +10,7 @@ import numpy as np
 
 from clcomm.errors import ArgumentError, MismatchError
 from clcomm.transport.mpi_communicators import byte
+from clcomm.transport.mpi_failures import is_lost_peer
 from clcomm.transport.pending import advance_started
 
 #: The most bytes of one MPI message: MPI before version 4 of the standard counts with 32 bits.
@@ -76,7 +77,7 @@ class Message:
                 if not self._requests[at].Test(self._statuses[at]):
                     return False
             except Exception as error:
-                if self._expected:
+                if self._expected and not is_lost_peer(error):
                     raise MismatchError(
                         f"recv: expected {sum(self._expected):,} bytes, got an error: {error}"
                     ) from None

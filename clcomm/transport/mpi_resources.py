@@ -135,6 +135,12 @@ def free_dropped(comm: Any, is_short: bool = False) -> None:
             mine[key].free()
 
 
+def owners_among(ranks: Sequence[int]) -> list[Any]:
+    """Return this process's open Communicators of which some of these ranks of COMM_WORLD are members."""
+    owners = [each._owner() for each in list(_Process.open) if not set(each.members).isdisjoint(ranks)]
+    return [each for each in owners if each is not None]
+
+
 def closed(by: str) -> ArgumentError:
     """Return the error for a call after `by` has closed the Communicator."""
     advice = "call that last" if by == mpi_runtime.FINALIZE else "make a new one"

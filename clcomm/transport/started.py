@@ -13,12 +13,13 @@ from time import perf_counter, perf_counter_ns
 
 import numpy as np
 
-from clcomm.transport.bell import POLLS_BETWEEN_PROGRESS
 from clcomm.transport.host_memory import HostMemory
 from clcomm.transport.pending import Pending
 
 #: Bytes of a rank's two counters and the time of each one's last advance, on a cache line of their own.
 _LINE = 64
+#: Between two calls into MPI of a rank that polls, however it does: MPI alone knows of ranks that died.
+_PROGRESS_NS = 100_000
 #: Number of reductions whose counters are in one window: MPI has few windows, a model may have many buckets.
 _REDUCTIONS_PER_WINDOW = 256
 
@@ -110,20 +111,25 @@ class _Reached:
     ):
         self._counters, self._times, self._count = counters, times, count
         self._fence, self._progress, self._notify = fence, progress, notify
+        self._progressed_ns = 0
 
     def Test(self) -> bool:
         count = self._count
         for counter in self._counters:
             if counter < count:
+                self._progress_now_and_then()
                 return False
         self._fence()
         self._notify(self._times.tolist())  # before any rank can start again, which needs this rank's next advance
         return True
 
     def Wait(self) -> None:
-        polls = 0
         while not self.Test():
             os.sched_yield()  # there may be more ranks than cores
-            polls += 1
-            if polls % POLLS_BETWEEN_PROGRESS == 0:
-                self._progress()
+
+    def _progress_now_and_then(self) -> None:
+        """Let MPI progress earlier operations, and raise its error for a rank that died."""
+        now_ns = perf_counter_ns()
+        if now_ns - self._progressed_ns > _PROGRESS_NS:
+            self._progressed_ns = now_ns
+            self._progress()

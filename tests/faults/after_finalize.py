@@ -18,7 +18,7 @@ LOCAL = {
     "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "collectives_begun", "communicated",
     "finalize", "fold_with",
     "get_bucket_stats", "get_rank", "get_world_size", "holds", "holds_at", "host_memory",
-    "in_collectives", "is_common", "is_common_on_host",
+    "in_collectives", "is_abandoned", "is_common", "is_common_on_host",
     "leave_mpi", "leave_program", "look_back", "notify_collective", "notify_message", "notify_phase", "phase",
     "reduces_within_hosts", "remove_observer", "sequence", "settings", "shares_memory", "sums",
     "total_allreduce_calls", "total_bytes_sent", "waiting_for",

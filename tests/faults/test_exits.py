@@ -70,6 +70,40 @@ def test_a_plain_script_that_exits_ends_the_job_when_another_rank_waits_for_it(t
     assert re.fullmatch(r"clcomm: rank 1: left while rank 0 waits for it in barrier #\d+, called at \S*job.py.*", line)
 
 
+@pytest.mark.parametrize("waits", ["allocate(8)", "rendezvous()"])
+def test_a_rank_that_left_is_missed_in_collectives_without_a_number_too(tmp_path, waits):
+    ended = job(tmp_path, f"comm = Communicator()\nif comm.rank == 1: sys.exit(0)\nfailing(); comm.{waits}", ranks=2)
+    assert ended.code == 1
+    (line,) = ended.clcomm_lines()
+    assert line.startswith(f"clcomm: rank 1: left while rank 0 waits for it in {waits.split('(')[0]} after #0")
+
+
+@pytest.mark.parametrize("waits", ["all_reduce(tensor)", "all_reduce(tensor, async_op=True).wait()", "recv(tensor, 1)"])
+def test_a_rank_that_left_a_script_of_pytorch_is_missed(tmp_path, waits):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    script = f"""
+import torch, torch.distributed as dist, clcomm.torch
+dist.init_process_group("clcomm")
+tensor = torch.ones(4)
+dist.all_reduce(tensor)
+if dist.get_rank() == 1: sys.exit(0)
+dist.{waits}
+"""
+    ended = job(tmp_path, script, ranks=2)
+    assert ended.code == 1
+    (line,) = ended.clcomm_lines()
+    assert line.startswith("clcomm: rank 1: left while rank 0 waits for it in ")
+
+
+@pytest.mark.parametrize("communicator", ["comm", "comm = Communicator(); comm"])
+def test_an_exception_is_all_that_a_program_ends_with(tmp_path, communicator):
+    """Nothing that is collected as Python ends adds lines of its own."""
+    script = f"comm = Communicator()\ndef main():\n    {communicator}.barrier()\n    raise KeyError('mine')\nmain()"
+    ended = job(tmp_path, script, ranks=2)
+    assert ended.code == 1 and "KeyError: 'mine'" in ended.err
+    assert "Exception ignored" not in ended.err
+
+
 def test_a_plain_script_that_exits_alike_on_all_ranks_keeps_its_code(tmp_path):
     ended = job(tmp_path, on_all("sys.exit(5)", "main()"), ranks=2)
     assert (ended.code, ended.err) == (5, "")

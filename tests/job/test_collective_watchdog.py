@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
+from clcomm.job import collective_watchdog
 from clcomm.job.collective_watchdog import Watchdog
 from clcomm.job.rank_board import ProgressBoard
 from clcomm.job.stall_message import describe
@@ -23,6 +24,7 @@ NO_LOOKING = Limits(1000.0, math.inf)  # the tests look by themselves
 
 class Watched:
     current = interrupt = None
+    size = 3
 
 
 @pytest.fixture
@@ -108,12 +110,38 @@ def test_a_rank_that_comes_late_is_named(transport, capfd) -> None:
             )
 
 
+UNCOUNTED, RECV = Call("adopt", "", "mpi", is_counted=False), Call("recv", "", "mpi", is_counted=False, peer=1)
+RECV_FROM_ANY = Call("recv", "", "mpi", is_counted=False, takes_any=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "left", "missed"),
+    [
+        (CALL, {1: 11, 2: 12}, 1),
+        (CALL, {1: 12, 2: 13}, None),
+        (UNCOUNTED, {2: 12}, 2),
+        (UNCOUNTED, {2: 13}, None),
+        (RECV, {1: 99}, 1),
+        (RECV, {2: 0}, None),
+        (RECV_FROM_ANY, {1: 99}, None),
+        (RECV_FROM_ANY, {1: 99, 2: 0}, 1),
+    ],
+)
+def test_a_rank_that_has_left_is_missed_where_a_call_needs_it(call: Call, left: dict, missed: int | None) -> None:
+    assert call.misses(left, 3, 12) == missed
+
+
 def test_its_own_failure_is_no_reason_for_the_job_to_end(monkeypatch, caplog) -> None:
     watched = Watched()
     dog = Watchdog(watched, ProgressBoard.alone(0), Limits(0.04, math.inf), FlightRecorder())
     monkeypatch.setattr(dog, "look", lambda current: 1 / 0)
     dog._thread.join(20)
     assert not dog._thread.is_alive() and "goes on unwatched" in caplog.text
+
+
+def test_its_release_uses_no_name_of_its_module() -> None:
+    """What it watches may end with Python itself, when the names of modules are gone."""
+    assert not set(Watchdog._release.__code__.co_names) & set(vars(collective_watchdog))
 
 
 def test_it_does_not_keep_what_it_watches_alive() -> None:

@@ -9,10 +9,10 @@ import weakref
 import numpy as np
 import pytest
 
-from clcomm import Communicator, Synchronizer
+from clcomm import Communicator, Synchronizer, elastic
 from clcomm.engine import CrossEntropyLoss, Replay, Tensor
 from clcomm.errors import ArgumentError, NonFiniteError
-from clcomm.transport import mpi_communicators
+from clcomm.transport import mpi_communicators, mpi_failures
 from tests.helpers import Recorder, one_line
 from tests.sync import overlap_sides
 from tests.sync.overlap_sides import KINDS, Net, batch, begun, trained
@@ -112,6 +112,27 @@ def test_gradients_on_their_way_are_not_forgotten_or_stepped_with(comm, device, 
             refused()
     sync.sync_gradients(side.model)
     side.update()
+
+
+@pytest.mark.parametrize("kind", ["native", "torch"])
+def test_gradients_on_their_way_to_lost_ranks_are_dropped(device, monkeypatch, kind):
+    """The interrupted step is repeated among the ranks that are left: here this one, which was alone before too."""
+    results = []
+    monkeypatch.setattr(device, "runs_in_caller", True)
+    monkeypatch.setattr(mpi_failures, "survivors", lambda comm: comm)
+    for is_lost in (False, True):
+        comm = Communicator(transport="solo")
+        side, sync = begun(kind, comm, device, steps=3, bucket_size=1500, overlap=True)
+        if is_lost:
+            side.backward(3)
+            sync = Synchronizer(elastic.survivors_of(comm), overlap=True)
+            side.optimizer.zero_grad()
+        for step in (3, 4, 5):
+            side.backward(step)
+            sync.sync_gradients(side.model)
+            side.update()
+        results.append(side.bits())
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("kind", ["native", "torch"])

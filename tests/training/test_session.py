@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from clcomm import checkpoint, elastic
 from clcomm.communicator import Communicator
+from clcomm.synchronizer import Synchronizer
 from tests.training.trainers import assert_same_bits
 from training.console import make_console
 from training.data.datasets import load_synthetic
@@ -71,6 +73,24 @@ def test_a_run_goes_on_where_it_lost_ranks(
     _, undisturbed = trained(auto, options)
     session, found = trained(auto, options, lost_at)
     assert survivors == [session.comm] and session.trainer.progress.step == STEPS
+    assert_same_bits(found, undisturbed)
+
+
+@pytest.mark.parametrize("at", [1, 5, STEPS])
+def test_a_step_that_was_interrupted_has_its_gradients_once(
+    survivors: list[Communicator], monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    average, calls = Synchronizer.sync_gradients, iter(range(1, 99))
+
+    def lost(self: Synchronizer, *arguments: Any, **named: Any) -> None:
+        if next(calls) == at:
+            raise LostPeer
+        average(self, *arguments, **named)
+
+    _, undisturbed = trained(Communicator(transport="solo"), OPTIONS)
+    monkeypatch.setattr(Synchronizer, "sync_gradients", lost)
+    _, found = trained(Communicator(transport="solo"), OPTIONS)
+    assert len(survivors) == 1
     assert_same_bits(found, undisturbed)
 
 

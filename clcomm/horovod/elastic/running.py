@@ -10,13 +10,9 @@ from typing import Any
 
 from clcomm.elastic import is_lost_peer, survivors_of
 from clcomm.horovod import handles, world
-from clcomm.horovod.reduction import abandon_reductions
+from clcomm.horovod.lost_ranks import HorovodInternalError
 
 _log = logging.getLogger("clcomm")
-
-
-class HorovodInternalError(RuntimeError):
-    """A collective that failed because a rank was lost; a program may raise it to go back to the last commit."""
 
 
 class HostsUpdatedInterrupt(Exception):
@@ -78,9 +74,15 @@ def _resume(state: Any, ended: Exception) -> None:
 def _go_on_without_the_lost() -> None:
     """Replace the Communicator by one of the ranks that are left; collective over these."""
     handles.forget_started()
-    abandon_reductions()
-    lost = world.communicator()
-    left = survivors_of(lost)
+    left = world.communicator()
+    size = left.size
+    while True:
+        left = survivors_of(left)
+        try:
+            world.replace_communicator(left)
+            break
+        except Exception as error:
+            if not is_lost_peer(error):
+                raise
     if left.rank == 0:
-        _log.warning("elastic: %d of %d ranks go on from the last commit", left.size, lost.size)
-    world.replace_communicator(left)
+        _log.warning("elastic: %d of %d ranks go on from the last commit", left.size, size)

@@ -12,6 +12,7 @@ from clcomm.elastic import newest
 from clcomm.horovod import world
 from clcomm.horovod.elastic.sampler import ElasticSampler
 from clcomm.horovod.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from clcomm.horovod.lost_ranks import raising_internal_errors
 
 
 class State:
@@ -43,6 +44,7 @@ class State:
     def check_host_updates(self) -> None:
         """Hosts are not added here: nothing to check."""
 
+    @raising_internal_errors()
     def sync(self) -> None:
         """Take the newest commit of all ranks, of equally new ones the lowest rank's, and keep it; collective."""
         comm = world.communicator()
