@@ -154,7 +154,8 @@ class Trainer:
         """
         while self.progress.epoch < epochs:
             self.metrics.start_epoch()
-            self._epoch_batches = self.loader.most_batches  # fewer than before if the run resumed on other ranks
+            self.loader.sampler.set_epoch(self.progress.epoch)
+            self._epoch_batches = self.loader.most_batches  # fewer than before in an epoch that other ranks began
             with self.comm.phase("epoch", epoch=self.progress.epoch + 1):
                 for group in self._timed_groups():
                     if max_steps is not None and self.progress.step >= max_steps:

@@ -106,7 +106,7 @@ def _stamps(text: str, what: str) -> list[tuple[float, int]]:
 def _until_next_steps(killed: list[tuple[float, int]], went_on: list[tuple[float, int]]) -> list[float]:
     """Return for each death the time until the last of the survivors began a step, before the next death."""
     found, bounds = [], [at for at, _ in killed[1:]] + [float("inf")]
-    for (at, _), until in zip(killed, bounds, strict=True):
+    for (at, _), until in zip(killed, bounds, strict=False):
         first = {rank: when for when, rank in reversed(went_on) if at < when < until}
         if first:
             found.append(max(first.values()) - at)

@@ -19,6 +19,7 @@ from training.metrics import StepRecord
 from training.options import TrainingOptions
 from training.session import Session
 from training.trainer import Callback
+from training.trainer_state import load_state, state_of
 
 STEPS = 12
 SPLITS = load_synthetic(240, 16, shape=(1, 8, 8))
@@ -92,6 +93,19 @@ def test_a_step_that_was_interrupted_has_its_gradients_once(
     _, found = trained(Communicator(transport="solo"), OPTIONS)
     assert len(survivors) == 1
     assert_same_bits(found, undisturbed)
+
+
+@pytest.mark.parametrize("done", [1, 4, 19])
+def test_an_epoch_that_other_ranks_began_leaves_the_next_one_whole(done: int) -> None:
+    options = replace(OPTIONS, epochs=3, max_steps=None)
+    session = Session(options, Communicator(transport="solo"), SPLITS)
+    state = state_of(session.trainer)
+    state["sampler"]["world_size"], state["progress"]["batch"] = 3, done
+    load_state(session.trainer, state)
+    ends = [session.trainer.epoch_done for _ in session.steps()]
+    left = -(-(240 - 3 * 4 * done) // 4)
+    assert [at for at, ended in enumerate(ends, 1) if ended] == [left, left + 60, left + 120]
+    assert len(ends) == left + 120
 
 
 @pytest.mark.parametrize("lost_at", [3, 4, STEPS])
