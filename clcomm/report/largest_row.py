@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from clcomm.report.analysis import Analysis, mean_step_by_rank
@@ -22,6 +22,7 @@ from clcomm.report.step_parts import (
     UNPACK,
     WAIT,
     own_phases,
+    reducing,
 )
 from clcomm.stats.comm_stats import CommStats
 from clcomm.units import format_size
@@ -48,14 +49,12 @@ _MEANING = {
 class Cause(NamedTuple):
     """A sentence, and the seconds of a mean step that it explains.
 
-    rank: the rank that it names, -1: none. part: what takes that rank longer. explained: other parts that follow from
-    it.
+    rank: the rank that it names, -1: none. explained: parts that follow from it.
     """
 
     sentence: str
     seconds: float
     rank: int = -1
-    part: str = ""
     explained: frozenset[str] = frozenset()
 
 
@@ -68,14 +67,16 @@ def largest_row(analysis: Analysis, others: Sequence[Cause]) -> Cause | None:
         for (record, _), parts in zip(analysis.warm, mean_step_by_rank(analysis), strict=True)
         if record["rank"] not in slow and parts
     ]
-    names = {name for parts in ranks for name in parts}
-    if not names - explained:
-        return None
+    names = dict.fromkeys(name for parts in ranks for name in parts)
     means = {name: statistics.mean(parts.get(name, 0.0) for parts in ranks) for name in names}
-    name = max(names - explained, key=lambda each: (means[each], each))
+    name = max((each for each in means if each not in explained), key=means.__getitem__, default="")
+    if not name:
+        return None
     share = means[name] / (sum(means.values()) or 1.0)
+    larger = [each for each in means if means[each] > means[name]]
+    begin = f"Apart from {' and '.join(larger)}, the" if larger else "The"
     meaning = _meaning(analysis, name, means[name])
-    return Cause(f"The largest part of a step is {meaning}: {milliseconds(means[name])}, {share:.0%}.", means[name])
+    return Cause(f"{begin} largest part of a step is {meaning}: {milliseconds(means[name])}, {share:.0%}.", means[name])
 
 
 def _meaning(analysis: Analysis, name: str, seconds: float) -> str:
@@ -97,9 +98,13 @@ def _computing(analysis: Analysis, name: str, seconds: float) -> str:
     return f"the kernels of {name}"
 
 
-def compression(analysis: Analysis) -> Cause | None:
-    """Return a cause where compressed gradients take longer than their bytes would without compression."""
-    moved_s = analysis.per_step(analysis.reducing["transfer_s"])
+def compression(analysis: Analysis, slow: Collection[int]) -> Cause | None:
+    """Return a cause where compressed gradients take longer than their bytes would without compression.
+
+    slow: ranks that another cause names, whose time is theirs alone.
+    """
+    moved = [reducing(stats)["transfer_s"] for record, stats in analysis.warm if record["rank"] not in slow]
+    moved_s = analysis.per_step(statistics.mean(moved)) if moved else None
     step_s = analysis.per_step(analysis.training_s)
     calls = [row for row in analysis.buckets if row["calls"]]
     if not (analysis.compressed and analysis.several and moved_s and step_s and analysis.steps and calls):

@@ -26,9 +26,8 @@ def causes(analysis: Analysis) -> list[Cause]:
     if not analysis.training_s or not analysis.steps:
         return []
     waiting = _of_waiting(analysis)
-    found = [*waiting, evaluation(analysis)]
-    if not any(cause.part == analysis.moving for cause in waiting if cause is not None):
-        found.append(compression(analysis))
+    slow = {cause.rank for cause in waiting if cause is not None}
+    found = [*waiting, evaluation(analysis), compression(analysis, slow)]
     named = [cause for cause in found if cause is not None]
     largest = largest_row(analysis, named)
     return sorted([*named, *([largest] if largest else [])], key=lambda cause: -cause.seconds)
@@ -130,7 +129,7 @@ def _slow_rank(analysis: Analysis, crowd: list[dict[str, Any]]) -> Cause | None:
     why = _launches(analysis, slow, by_part[part]) if computes else ""
     shares = any(record["rank"] == slow for record in crowd)
     sentence = f"Rank {slow} keeps the others waiting: {why or _why(part, values, slow, shares)}"
-    return Cause(f"{sentence}{_came_last(analysis, slow)}.", longer_s, slow, part, _WAITING)
+    return Cause(f"{sentence}{_came_last(analysis, slow)}.", longer_s, slow, _WAITING)
 
 
 def _excess(values: dict[int, float], rank: int) -> float:

@@ -48,17 +48,25 @@ def first_causes(ranks: int, rounds: int, plants) -> list[tuple[str, str, list[s
     return [(each["plant"], each["sentences"][1], each["sentences"]) for each in found]
 
 
+def is_disturbed(plant: str, told: list[str]) -> bool:
+    """Return whether other programs had the core that a plant of processor time needs: then that is the cause."""
+    return plant.startswith("kernels") and any("without a core" in line or "without one" in line for line in told)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_planted_causes_are_named_first(ranks):
     plants = [each for each in (SAID if ROUNDS else SAMPLE) if ranks > 1 or each.endswith("@all")]
-    if ranks == 1:
-        plants = [each for each in plants if not each.startswith("compression")]
-    for _attempt in range(1 if ROUNDS else 3):
-        found = first_causes(ranks, ROUNDS or 1, plants)
-        missed = [(plant, told) for plant, first, told in found if not first.startswith(SAID[plant])]
-        for _, _, told in found:
+    left = {each: ROUNDS or 1 for each in plants if ranks > 1 or not each.startswith("compression")}
+    missed: list[tuple[str, list[str]]] = []
+    for _attempt in range(5):
+        for plant, first, told in first_causes(ranks, max(left.values()), list(left)):
             assert "each on average without the first 10" in told[0]
-        if not missed:
-            return
-        plants = [] if ROUNDS else [plant for plant, _ in missed]
-    pytest.fail(f"{len(missed)} of {len(found)} runs named another cause first: {missed}")
+            if first.startswith(SAID[plant]):
+                left[plant] -= 1
+            elif not is_disturbed(plant, told):
+                missed.append((plant, told))
+        left = {plant: rounds for plant, rounds in left.items() if rounds > 0}
+        if not left or (ROUNDS and missed):
+            break
+    assert not (missed if ROUNDS else left), missed
+    assert not left, f"other programs had the cores in the runs of {list(left)}: repeat it on a calm machine"
