@@ -15,7 +15,7 @@ import numpy as np
 from clcomm.clipping import averaged_part, divided_parameters, scale_averaged
 from clcomm.communicator import Communicator
 from clcomm.distributed_optimizer import DistributedOptimizer
-from clcomm.engine import Tensor
+from clcomm.engine import Device, Tensor
 from clcomm.errors import ArgumentError
 from clcomm.optim import Optimizer
 from clcomm.sync.agreement import CHECKS
@@ -60,6 +60,7 @@ class GradScaler:
         self.sync, self._enabled, self._ranks = sync, bool(enabled), ranks or sync.comm
         self._settings = _checked(init_scale, growth_factor, backoff_factor, growth_interval)
         self._scale, self._steps = self._settings.pop("scale"), 0
+        self._device: Device | None = None  # of the losses
         self._found: dict[int, tuple[Any, bool, bool]] = {}  # by id: optimizer, whether it overflowed, has stepped
         if self._enabled:
             self._refuse_settings()
@@ -74,7 +75,10 @@ class GradScaler:
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return the loss times the scale; `loss.backward(scaler.get_scale())` computes the same gradients."""
-        return loss * self.get_scale() if self._enabled else loss
+        if not self._enabled:
+            return loss
+        self._device = loss.device
+        return loss * self.get_scale()
 
     def unscale_(self, optimizer: Optimizer | DistributedOptimizer) -> None:
         """Divide the averaged gradients by the scale, once a step; where one has overflowed, leave them. Collective.
@@ -108,11 +112,12 @@ class GradScaler:
         if not self._enabled:
             return
         if new_scale is not None:
-            self._scale = _positive("new_scale", new_scale)
+            self._use(_positive("new_scale", new_scale))
         elif not self._found:
             raise ArgumentError("update: expected step() or unscale_() before, got none since the last update()")
         elif any(overflowed for _, overflowed, _ in self._found.values()):
-            self._scale, self._steps = np.float32(self.get_scale() * self._settings["backoff_factor"]), 0
+            self._use(np.float32(self.get_scale() * self._settings["backoff_factor"]))
+            self._steps = 0
         else:
             self._grow()
         self._found.clear()
@@ -122,7 +127,14 @@ class GradScaler:
         if self._steps == self._settings["growth_interval"]:
             with np.errstate(over="ignore"):
                 grown = np.float32(self.get_scale() * self._settings["growth_factor"])
-            self._scale, self._steps = grown if np.isfinite(grown) else self._scale, 0
+            self._use(grown if np.isfinite(grown) else self._scale)
+            self._steps = 0
+
+    def _use(self, scale: np.float32) -> None:
+        """Scale losses by another number from now on; a Replay records their steps anew."""
+        if scale != self._scale and self._device is not None:
+            self._device.revision += 1
+        self._scale = scale
 
     def _unscale(self, optimizer: Optimizer | DistributedOptimizer, factor: float) -> bool:
         """Multiply the averaged gradients by a factor, unless one on any rank holds NaN or Inf; return whether so."""
@@ -187,7 +199,8 @@ class GradScaler:
         steps = _whole("state_dict['_growth_tracker']", state[_TRACKER], 0)
         given = (state["scale"], state["growth_factor"], state["backoff_factor"], state["growth_interval"])
         self._settings = _checked(*given)
-        self._scale, self._steps = self._settings.pop("scale"), steps
+        self._use(self._settings.pop("scale"))
+        self._steps = steps
         self._found.clear()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from tests.pairs.factors import FACTORS, Level, Pair, pairs, why_not
 from tests.pairs.search import Findings, Levels
 
-RIGHT, IMPOSSIBLE, UNKNOWN = "+", ".", "?"
+RIGHT, WRONG, IMPOSSIBLE, UNKNOWN = "+", "!", ".", "?"
 _LETTERS = string.ascii_lowercase + string.ascii_uppercase
 _LEVELS: list[Level] = [(factor, level) for factor, levels in FACTORS.items() for level in levels]
 
@@ -24,7 +24,8 @@ moved it; where values are rounded on purpose more: bf16 0.2, fp16 0.03, compres
 PowerSGD 0.01; ResNet, whose batch norm makes rounding grow, 0.05. Parameters have to have the same bits on every rank.
 
 `+` is right, a letter is refused by the line below, on every rank, and `.` does not exist, such as more than 8 ranks
-or a network without that feature. Rows and columns are numbered alike.
+or a network without that feature; `!` is wrong, and `?` occurred in no setting that ended. Rows and columns have the
+same numbers. What is refused or wrong only with a third level stands below too.
 
 """
 
@@ -36,9 +37,15 @@ def page_of(findings: Findings) -> str:
     lines = [_HEAD + "```", *_table(findings, refused), "```", "", "## Refusals", ""]
     lines += ["| | levels | message |", "|---|---|---|"]
     for cause, text in findings.refused.items():
-        levels = " with ".join(" ".join(level) for level in sorted(cause, key=_LEVELS.index))
-        lines.append(f"| {letters[_key(text)]} | {levels} | `{text.partition(': ')[2]}` |")
+        lines.append(f"| {letters[_key(text)]} | {_words(cause)} | `{text.partition(': ')[2]}` |")
+    if findings.wrong:
+        lines += ["", "## Wrong", ""]
+        lines += [f"- {_words(cause)}" for cause in findings.wrong]
     return "\n".join(lines) + "\n"
+
+
+def _words(cause: Levels) -> str:
+    return " with ".join(" ".join(level) for level in sorted(cause, key=_LEVELS.index))
 
 
 def _letters(findings: Findings) -> dict[str, str]:
@@ -68,6 +75,7 @@ def _cell(pair: Pair, findings: Findings, refused: dict[Levels, str]) -> str:
     if why_not(dict(pair)):
         return IMPOSSIBLE
     letters = [letter for cause, letter in refused.items() if cause <= set(pair)]
+    letters += [WRONG for cause in findings.wrong if cause <= set(pair)]
     return letters[0] if letters else UNKNOWN
 
 
@@ -88,5 +96,14 @@ def cells_of(text: str) -> dict[Pair, str]:
 def refusals_of(text: str) -> dict[Levels, str]:
     """Return a page's refused levels and the message of each."""
     rows = re.findall(r"^\| \S \| (.*) \| `(.*)` \|$", text, re.MULTILINE)
+    return {_cause_of(levels): message for levels, message in rows}
+
+
+def wrong_of(text: str) -> dict[Levels, str]:
+    """Return a page's wrong levels."""
+    return {_cause_of(levels): "" for levels in re.findall(r"^- (.*)$", text.partition("## Wrong")[2], re.MULTILINE)}
+
+
+def _cause_of(words: str) -> Levels:
     by_words = {" ".join(level): level for level in _LEVELS}
-    return {frozenset(by_words[each] for each in levels.split(" with ")): message for levels, message in rows}
+    return frozenset(by_words[each] for each in words.split(" with "))

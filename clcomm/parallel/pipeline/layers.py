@@ -39,6 +39,17 @@ def layers_of(model: Any) -> list[Module]:
     return layers
 
 
+def require_own_forwards(model: Module, layers: Sequence[Module]) -> None:
+    """Raise ArgumentError where a module around the layers has a `forward` of its own, which stages would leave out."""
+    inside = {id(each) for layer in layers for _, each in layer.named_modules()}
+    for name, module in model.named_modules():
+        if id(module) not in inside and "forward" in module.__dict__:
+            raise ArgumentError(
+                f"model: expected layers that compute alone, got {name or type(model).__name__!r} around some of them "
+                "with a forward of its own, such as SequenceParallel's; divide the sequence in each layer"
+            )
+
+
 def parameter_costs(layers: Sequence[Module]) -> list[float]:
     """Return the number of each layer's trainable values, as a rough estimate of what it computes."""
     return [float(layer.parameter_count()) for layer in layers]

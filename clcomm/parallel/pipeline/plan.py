@@ -9,7 +9,7 @@ from clcomm.communicator import Communicator
 from clcomm.engine.nn import Module
 from clcomm.errors import ArgumentError, ClcommError, MismatchError
 from clcomm.parallel.pipeline import cut as cuts
-from clcomm.parallel.pipeline.layers import layers_of, parameter_costs
+from clcomm.parallel.pipeline.layers import layers_of, parameter_costs, require_own_forwards
 from clcomm.parallel.pipeline.stage import Names
 from clcomm.schedules.pipeline import PipelineSchedule, pipeline_schedule
 from clcomm.sync.agreement import CHECKS
@@ -32,6 +32,7 @@ def agreed_plan(
     try:
         layers = layers_of(model)
         Names(model).require_all(layers)
+        require_own_forwards(model, layers)
         if not callable(loss):
             raise ArgumentError(f"loss: expected a function of a result and its target, got {type(loss).__name__}")
         name, parts, chunks = asked

@@ -30,6 +30,13 @@ def refused(comm, error, make) -> str:
     return messages[0]
 
 
+def with_its_own_forward() -> Sequential:
+    """Return a model that SequenceParallel, say, has changed as a whole."""
+    model = perceptron()
+    model.forward = model.forward
+    return model
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -48,6 +55,7 @@ def refused(comm, error, make) -> str:
         ({"costs": [-1.0] * 15}, "costs: expected numbers from 0 up"),
         ({"model": Linear(3, 3, device=cpu_device("cpu"))}, "model: expected a Sequential, or a Module with pipeline"),
         ({"model": Sequential()}, "pipeline_layers: expected modules, got none"),
+        ({"model": with_its_own_forward()}, "model: expected layers that compute alone, got 'Sequential' around some"),
         ({"loss": None}, "loss: expected a function of a result and its target, got NoneType"),
     ],
 )
