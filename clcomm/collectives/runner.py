@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pickle import UnpicklingError
 from time import perf_counter, perf_counter_ns
 from typing import Any, NoReturn, Protocol
 
@@ -19,7 +20,7 @@ from clcomm.errors import ArgumentError, RankNames, no_copy
 from clcomm.stats.call import Call, disagreement
 from clcomm.stats.comm_stats import CommStats
 from clcomm.stats.events import Collective, Observer
-from clcomm.transport import Pending, Transport
+from clcomm.transport import Pending, Transport, mpi_failures
 from clcomm.transport.base import misaligned
 from clcomm.transport.fused import (
     ARRIVED_NS,
@@ -235,6 +236,9 @@ class CollectiveRunner(Notifier):
             return move(*args)
         except DifferentOperations:
             raise self._disagreement(call, sequence) from None
+        except (UnpicklingError, EOFError):
+            mpi_failures.require_live_ranks()  # MPI gives what a dead rank was to send as garbage, without an error
+            raise
         finally:
             self.current = None
 

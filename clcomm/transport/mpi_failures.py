@@ -66,9 +66,17 @@ def revoke(*comms: Any) -> None:
 
 @contextlib.contextmanager
 def revoking(comms: Sequence[Any]) -> Iterator[None]:
-    """Revoke what the block has appended to `comms` if it loses a rank, as others may wait in one of them."""
+    """Revoke what the block has appended to `comms` if it loses a rank, as others may wait in one of them.
+
+    MPI may give what a dead rank was to send as garbage, without an error: the error that follows is then MPI's too.
+    """
     try:
-        yield
+        try:
+            yield
+        except Exception as error:
+            if not is_lost_peer(error):
+                require_live_ranks()
+            raise
     except Exception as error:
         if is_lost_peer(error):
             revoke(*comms)

@@ -100,10 +100,17 @@ class Ends(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path) -> Ends:
-        """Read a directory. A step that one of the survivors has done is not done again by the others."""
+        """Read a directory.
+
+        A step that one of the survivors has done is not done again by the others. One that none of them has was done by
+        ranks that died later: by the fewest that did, as each time after the first there are fewer.
+        """
         finals, found = sorted(folder.glob("final-*")), {}
-        for path in finals:
-            for line in (folder / path.name.replace("final", "steps")).read_text().splitlines():
+        logs = {path.name.replace("steps", "final"): path.read_text().splitlines() for path in folder.glob("steps-*")}
+        survivors = {path.name for path in finals}
+        for name in sorted(logs, key=lambda name: name in survivors):
+            for line in logs[name]:
                 step, ranks, place = json.loads(line)
-                found[step] = ranks, place
+                if name in survivors or step not in found or ranks < found[step][0]:
+                    found[step] = ranks, place
         return cls([found[step] for step in sorted(found)], [dict(np.load(path)) for path in finals])
