@@ -15,6 +15,9 @@ from clcomm.commands.listing import COMMANDS, DESCRIPTION, EPILOG, Listed, add
 from clcomm.launcher import launched_rank
 from clcomm.option_types import OneLineParser
 
+#: The command that runs where others cannot.
+DOCTOR = "doctor"
+
 
 class Parser(OneLineParser):
     """A parser that prints once for all ranks."""
@@ -43,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, the process's own by default; return the exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     options = make_parser(given).parse_args(given)
+    if options.command == DOCTOR:  # no job, and NumPy may be missing
+        return options.run(options) or 0
     from clcomm.same_start import declared  # here, because help does not need it
 
     with declared(f"clcomm {options.command}", options):
@@ -53,6 +58,15 @@ def entry() -> NoReturn:
     """Run this process's command line and exit; errors are one line."""
     if {"--version", "--help", "-h"} & set(sys.argv[1:2]) or sys.argv[2:] in (["--help"], ["-h"]):
         sys.exit(main())  # these need no slow imports
+    if sys.argv[1:2] == [DOCTOR] and _lacks_numpy():
+        sys.exit(main())
     from clcomm.job import endings
 
     endings.run(main)
+
+
+def _lacks_numpy() -> bool:
+    """Return whether NumPy cannot be used, so that the doctor has to run without all that needs it."""
+    from clcomm.doctor import modules
+
+    return bool(modules.numpy_failure())

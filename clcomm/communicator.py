@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from clcomm import variables
 from clcomm.collectives.all_reduce import AllReduces
 from clcomm.collectives.arguments import address_of, agreed_size, size_or_error
 from clcomm.collectives.arrays import ArrayCollectives
@@ -90,6 +91,7 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         self.transport, self.name = transport, name
         self._given_observers = tuple(observers)
         self._warned_fallback = False
+        variables.require_valid()
         self.limits = limits = Limits.of(stall_warning_s, timeout_s)
         with StartWatch(limits):
             compared = {"bucket_size": bucket_size, "use_bucketing": bool(use_bucketing), "name": name}

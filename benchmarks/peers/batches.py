@@ -5,12 +5,12 @@ B: images of a batch. Each system converts them to its own host tensors before i
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from clcomm import variables
 from clcomm.host_arrays import aligned_empty
 from training.data.open_data import open_data
 
@@ -22,7 +22,7 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 def default_data() -> str:
     """Return "mnist" where CLCOMM_DATA or ./data/mnist has it, else "synthetic"."""
-    return "mnist" if os.environ.get("CLCOMM_DATA") or Path("data/mnist").is_dir() else "synthetic"
+    return "mnist" if variables.text("CLCOMM_DATA") or Path("data/mnist").is_dir() else "synthetic"
 
 
 def write_batches(path: Path, data: str, ranks: int, size: int, report: Any) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from clcomm import variables
 from clcomm.errors import ArgumentError, MismatchError
 from clcomm.job import exit_monitor
 from clcomm.job.other_hosts import OtherHosts
@@ -192,5 +193,5 @@ def _share_of_cores(comm: Any) -> int:
 
 def _wants_checks(comm: Any) -> bool:
     """Return whether ranks compare their calls: they do unless all have CLCOMM_CHECKS=off. The same on every rank."""
-    wants = os.environ.get("CLCOMM_CHECKS", "on") != "off"
+    wants = variables.is_on("CLCOMM_CHECKS")
     return wants if comm is None else any(comm.allgather(wants))

@@ -27,24 +27,26 @@ def run(options: argparse.Namespace) -> int:
     """Examine, print, and return FOUND if there is a problem; under mpiexec rank 0 prints, and all return the same."""
     from clcomm.doctor import examine, network, show, start
     from clcomm.doctor.job import Job
-    from clcomm.engine import selection
     from clcomm.launch.mpiexec import require_hostfile
-    from clcomm.launcher import launched_rank
-    from clcomm.transport import mpi_runtime
+    from clcomm.launcher import launched_rank, launched_ranks, local_place
 
     if options.hostfile:
         require_hostfile(options.hostfile)
-    probes = examine.probes(options.directory, selection.local_place()[0])
+    probes = examine.probes(options.directory, local_place()[0])
     names = network.named_hosts(options.hosts, options.hostfile)
     if names:
         probes["hosts"] = lambda: network.probe(names)
-    launched = mpi_runtime.launched_ranks()
+    launched = launched_ranks()
     if launched == 1:
         probes["start"] = start.probe
         return _shown(examine.judge(Job([examine.look(probes)], False)), options.json)
-    prints = not launched_rank()
+    prints, facts = not launched_rank(), examine.look(probes)
+    if examine.lacks_numpy(facts):  # without it no messages can be exchanged: the first rank speaks
+        return _shown(examine.judge(Job([facts], True)), options.json) if prints else FOUND
+    from clcomm.transport import mpi_runtime
+
     render = show.as_json if options.json else show.as_text
-    job = examine.together(examine.look(probes), launched, render if prints else None)
+    job = examine.together(facts, launched, render if prints else None)
     code = 0 if job is None else _shown(examine.judge(job), options.json)
     if not mpi_runtime.is_running():
         os._exit(code)  # another end would start MPI, to agree with ranks that it cannot reach
@@ -52,27 +54,42 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _shown(findings: list[Finding], as_json: bool) -> int:
-    """Print findings and return the exit code."""
+    """Print findings and return the exit code; where the output cannot be written, they go to standard error."""
     from clcomm.doctor import show
-    from clcomm.doctor.finding import PROBLEM
+    from clcomm.doctor.finding import PROBLEM, problem
+
+    try:
+        _print(findings, as_json)
+        sys.stdout.flush()
+    except BrokenPipeError:  # its reader has seen enough
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is in the buffer still
+        findings = [*findings, problem("output", f"could not be written: {error.strerror}", "name a file elsewhere")]
+        sys.stderr.write(show.as_text(findings))
+    return FOUND if any(finding.level == PROBLEM for finding in findings) else 0
+
+
+def _print(findings: list[Finding], as_json: bool) -> None:
+    from clcomm.doctor import show
 
     if as_json:
         sys.stdout.write(show.as_json(findings))
-        sys.stdout.flush()
-    else:
+        return
+    try:
         from clcomm.console.output import make_console
 
         make_console(highlight=False, soft_wrap=False).print(show.table(findings))
-        sys.stdout.flush()
-    return FOUND if any(finding.level == PROBLEM for finding in findings) else 0
+    except ImportError:  # Rich is hidden or missing, which is one of the findings
+        sys.stdout.write(show.as_text(findings))
 
 
 COMMAND = Command(
     "doctor",
     "find out what is wrong with an installation, a host or a job's ranks",
-    "Look at MPI, its mpiexec, OpenCL, cores, /dev/shm, caches, locks and what other jobs left, and say what to do "
-    "about what is wrong. Under mpiexec it looks at all ranks too: mpiexec -n 4 clcomm doctor compares their versions, "
-    "devices and clocks, and times messages between hosts. Exit code 1: a problem was found.",
+    "Look at modules, variables, limits, MPI, its mpiexec, OpenCL, cores, /dev/shm, caches, locks and what other jobs "
+    "left, and say what to do about what is wrong. Under mpiexec it looks at all ranks too: mpiexec -n 4 clcomm doctor "
+    "compares their versions, devices and clocks, and times messages between hosts. Exit code 1: a problem was found.",
     add_arguments,
     run,
     (

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from clcomm import variables
 from clcomm.doctor.finding import Finding, note, ok, problem
 from clcomm.doctor.job import Job
+from clcomm.doctor.limits import temporary
 from clcomm.units import format_size
 
 _SEAL = re.compile(r"clcomm-[0-9a-f]{32}")
@@ -18,21 +21,39 @@ _LEAST_BYTES = 64 << 20
 
 
 def probe() -> dict[str, Any]:
-    """Return the caches' directories, why they can't be used, and the damaged programs in them."""
-    wanted, used, reason = _directories()
-    return {"wanted": wanted, "used": used, "reason": reason, "free": _free(used), "damaged": _damaged()}
+    """Return the caches' directories, why they can't be used, and the damaged programs in them; nothing is made."""
+    wanted = own_directory()
+    reason, pocl = _unfit(wanted), os.environ.get("POCL_CACHE_DIR", "")
+    used = wanted if not reason or variables.text("CLCOMM_CACHE_DIR") else Path(temporary(), f"clcomm-{os.geteuid()}")
+    return {
+        "wanted": str(wanted), "used": os.path.realpath(used), "reason": reason, "free": _free(str(used)),
+        "pocl": pocl, "pocl reason": _unfit(Path(pocl)) if pocl else "", "damaged": _damaged(used),
+    }  # fmt: skip
 
 
-def _directories() -> tuple[str, str, str]:
-    """Return the cache directory that the environment asks for, that in use, and why it is another one."""
-    from clcomm.storage.cache import cache_directory
+def own_directory() -> Path:
+    """Return the cache directory that the environment asks for."""
+    own = variables.text("CLCOMM_CACHE_DIR")
+    return Path(own) if own else _common() / "clcomm"
+
+
+def _common() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"))
+
+
+def _unfit(directory: Path) -> str:
+    """Return why a directory cannot be used, which is not made: a missing one is judged by what is there above it."""
     from clcomm.storage.private import unfit
 
-    asked = os.environ.get("XDG_CACHE_HOME")
-    given = os.environ.get("CLCOMM_CACHE_DIR") or (asked and os.path.join(asked, "clcomm"))
-    wanted = Path(given) if given else Path(os.path.expanduser("~")) / ".cache" / "clcomm"
-    used = Path(os.path.realpath(cache_directory()))
-    return str(wanted), str(used), unfit(Path(os.path.realpath(wanted)), chosen=True)
+    path = Path(os.path.realpath(directory))
+    there = next(each for each in (path, *path.parents) if os.path.lexists(each))
+    if there == path:
+        return unfit(path, chosen=True)
+    if not there.is_dir():
+        return f"{there} is not a directory"
+    if os.access(there, os.W_OK | os.X_OK):
+        return ""
+    return os.strerror(errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES)
 
 
 def _free(directory: str) -> int:
@@ -46,13 +67,13 @@ def _free(directory: str) -> int:
     return room.f_bavail * room.f_frsize
 
 
-def _damaged() -> list[str]:
+def _damaged(own: Path) -> list[str]:
     """Return the folders of stored programs whose files differ from those that were built."""
     from clcomm.engine import kernel_cache, program_cache
 
     found = []
     given = os.environ.get("POCL_CACHE_DIR")
-    for cache in {Path(os.path.realpath(path)) for path in (given, Path.home() / ".cache" / "pocl" / "kcache") if path}:
+    for cache in {Path(os.path.realpath(path)) for path in (given, _common() / "pocl" / "kcache") if path}:
         for seal in cache.glob("clcomm-*") if cache.is_dir() else ():
             if not _SEAL.fullmatch(seal.name):
                 continue
@@ -60,7 +81,8 @@ def _damaged() -> list[str]:
                 found += kernel_cache.damaged(cache, kernel_cache.read_seal(seal), seal.stat().st_mtime)
             except (OSError, ValueError, RecursionError):
                 found.append(seal)
-    found += program_cache.damaged()
+    if (own / "programs").is_dir():
+        found += program_cache.damaged()
     return sorted({str(path) for path in found})
 
 
@@ -80,6 +102,11 @@ def check(job: Job) -> Iterator[Finding]:
             )  # fmt: skip
         else:
             yield ok("caches", f"{facts['used']}{where}, {format_size(facts['free'])} free", **facts)
+        if facts["pocl reason"]:
+            yield problem(
+                "caches", f"POCL_CACHE_DIR={facts['pocl']}{where} cannot be used: {facts['pocl reason']}",
+                "unset POCL_CACHE_DIR, or name a directory to which you alone can write", pocl=facts["pocl"],
+            )  # fmt: skip
         if facts["damaged"]:
             first, count = facts["damaged"][0], len(facts["damaged"])
             yield problem(

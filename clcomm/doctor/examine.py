@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,8 +13,11 @@ from clcomm.doctor import (
     caches,
     clocks,
     cores,
+    environment,
     leftovers,
+    limits,
     locks,
+    modules,
     mpi,
     network,
     opencl,
@@ -34,9 +38,11 @@ LIMIT_S = 75.0
 START_S, STAGE_S = 150.0, 60.0
 #: The checks, in the order in which they are shown.
 CHECKS: tuple[Callable[[Job], Iterator[Finding]], ...] = (
-    place.check, mpi.check, start.check, versions.check, cores.check, opencl.check, shared_memory.check, caches.check,
-    locks.check, leftovers.check, other_jobs.check, clocks.check, network.check,
+    place.check, modules.check, environment.check, limits.check, mpi.check, start.check, versions.check, cores.check,
+    opencl.check, shared_memory.check, caches.check, locks.check, leftovers.check, other_jobs.check, clocks.check,
+    network.check,
 )  # fmt: skip
+_FIRST = "mend the {} first, as said above"
 _REPORT = "report it with the output of clcomm doctor --json"
 
 
@@ -44,11 +50,12 @@ def probes(directory: str, local_rank: int = 0) -> dict[str, Probe]:
     """Return the probes of a rank, by name; the first one of a host looks at the host too.
 
     Args:
-        directory: where locks are looked for.
+        directory: where locks are looked for, and modules that hide others.
         local_rank: among the ranks of this host.
     """
     own: dict[str, Probe] = {
-        "place": place.probe, "versions": versions.probe, "cores": cores.probe, "opencl": opencl.probe,
+        "place": place.probe, "modules": partial(modules.probe, directory), "limits": limits.probe,
+        "variables": environment.probe, "versions": versions.probe, "cores": cores.probe, "opencl": opencl.probe,
         "shared memory": shared_memory.probe,
     }  # fmt: skip
     if local_rank:
@@ -81,6 +88,11 @@ def _facts(probe: Probe, limit_s: float) -> dict[str, Any]:
     return dict(found)
 
 
+def lacks_numpy(facts: Mapping[str, Any]) -> bool:
+    """Return whether this rank cannot use NumPy, without which ranks cannot exchange what they found."""
+    return bool(facts["modules"].get("numpy"))
+
+
 def judge(job: Job, checks: Sequence[Callable[[Job], Iterator[Finding]]] = CHECKS) -> list[Finding]:
     """Return the findings of all checks; a check that fails is one itself."""
     found: list[Finding] = []
@@ -89,8 +101,11 @@ def judge(job: Job, checks: Sequence[Callable[[Job], Iterator[Finding]]] = CHECK
     silent = {name for facts in job.ranks for name in facts} - {"caches", "start", "world"}
     for name in sorted(silent):
         for rank, reason in list(job.failures(name).items())[:1]:
-            found.append(note(name, f"{job.who([rank])}could not be examined: {reason}", _REPORT))
-    return found
+            remedy = _FIRST.format("modules") if "numpy" in modules.broken(job) else _REPORT
+            found.append(note(name, f"{job.who([rank])}could not be examined: {reason}", remedy))
+    first = dict.fromkeys(limits.blamed(job), "limits") | dict.fromkeys(modules.blamed(job), "modules")
+    return [replace(each, remedy=_FIRST.format(first[each.check])) if each.remedy and each.check in first else each
+            for each in found]  # fmt: skip
 
 
 def _judged(check: Callable[[Job], Iterator[Finding]], job: Job) -> list[Finding]:

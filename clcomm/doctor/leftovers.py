@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from clcomm.doctor.finding import Finding, note, ok
 from clcomm.doctor.job import Job
+from clcomm.doctor.limits import temporary
 from clcomm.units import format_size
 
 #: Files of MPICH, Open MPI and Intel MPI in /dev/shm.
@@ -34,7 +34,7 @@ def probe() -> dict[str, Any]:
         if stat.S_ISREG(info.st_mode) and (info.st_dev, info.st_ino) not in used
     ]  # fmt: skip
     folders = [
-        [str(path), 0] for path, info in _own(Path(tempfile.gettempdir()), _TEMPORARY)
+        [str(path), 0] for path, info in _own(Path(temporary()), _TEMPORARY)
         if (info.st_dev, info.st_ino) not in used and not _holds_used(path, used) and _is_old(info)
     ]  # fmt: skip
     return {"windows": windows, "folders": folders}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import socket
+import statistics
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from clcomm.doctor.finding import Finding, note, ok, problem
 from clcomm.doctor.job import Job
@@ -76,7 +75,7 @@ def measure(world: Any, hosts: list[str]) -> dict[str, Any]:
 
 def _half_round_trip(world: Any, peer: int, nbytes: int, count: int) -> float:
     """Return half of the median round trip between rank 0 and a peer; both call it."""
-    message, times = np.zeros(nbytes, np.uint8), []
+    message, times = bytearray(nbytes), []
     for _ in range(count + 2):
         began_s = time.perf_counter()
         if world.Get_rank() == 0:
@@ -86,7 +85,7 @@ def _half_round_trip(world: Any, peer: int, nbytes: int, count: int) -> float:
             world.Recv(message, 0, _TAG)
             world.Send(message, 0, _TAG)
         times.append(time.perf_counter() - began_s)
-    return float(np.median(times[2:])) / 2
+    return statistics.median(times[2:]) / 2
 
 
 def check(job: Job) -> Iterator[Finding]:

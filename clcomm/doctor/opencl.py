@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from clcomm.doctor import caches
 from clcomm.doctor.finding import Finding, note, ok, problem
 from clcomm.doctor.job import Facts, Job
-from clcomm.errors import name_ranks
+from clcomm.errors import ClcommError, name_ranks
+from clcomm.storage.scratch import scratch_directory
 
 #: How long the device may take, with the building of its kernels.
 _LIMIT_S = 60.0
@@ -32,16 +36,17 @@ def probe() -> dict[str, Any]:
 
     local_rank, local_size = selection.local_place()
     cores = max(1, selection.core_share(local_size))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
     command = [sys.executable, "-m", "clcomm.doctor.opencl_probe", str(local_rank), str(local_size), str(cores)]
     found: dict[str, Any] = {"cores": cores, "peak": cores * core_peak()}
-    try:
-        ended = subprocess.run(
-            command, capture_output=True, text=True, timeout=_LIMIT_S, check=False, env=environment,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return {**found, "device": "", "reason": f"no answer within {_LIMIT_S:g} s"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
+    with _caches_apart() as apart:
+        try:
+            ended = subprocess.run(
+                command, capture_output=True, text=True, timeout=_LIMIT_S, check=False, env={**environment, **apart},
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return {**found, "device": "", "reason": f"no answer within {_LIMIT_S:g} s"}
     for line in ended.stdout.splitlines():
         if line.startswith("{"):
             return {**found, **json.loads(line)}
@@ -49,6 +54,24 @@ def probe() -> dict[str, Any]:
         return {**found, "device": "", "reason": "", "crashed": signal.Signals(-ended.returncode).name}
     last = (ended.stderr.strip().splitlines() or ["no output"])[-1]
     return {**found, "device": "", "reason": f"exit code {ended.returncode}: {last}"}
+
+
+@contextmanager
+def _caches_apart() -> Iterator[dict[str, str]]:
+    """Yield the variables by which a process keeps what it builds to itself, with this user's tuned sizes to read.
+
+    Where no temporary directory can be used, which is a finding of its own, it keeps nothing.
+    """
+    with ExitStack() as opened:
+        try:
+            folder = opened.enter_context(scratch_directory("run"))
+            with suppress(OSError):  # most have none
+                shutil.copytree(caches.own_directory() / "tuning", folder / "clcomm" / "tuning")
+        except (ClcommError, OSError):
+            yield {"POCL_KERNEL_CACHE": "0"}
+            return
+        yield {"XDG_CACHE_HOME": str(folder), "CLCOMM_CACHE_DIR": str(folder / "clcomm"),
+               "POCL_CACHE_DIR": str(folder / "pocl")}  # fmt: skip
 
 
 def core_peak() -> float:

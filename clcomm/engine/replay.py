@@ -5,13 +5,13 @@ CUDA graphs do the same; this works on any OpenCL device. In a small model Pytho
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
+from clcomm import variables
 from clcomm.engine.autograd import is_recording
 from clcomm.engine.device import Device
 from clcomm.engine.guards import Guards
@@ -74,7 +74,7 @@ class Replay:
         if check_every < 1:
             raise ArgumentError(f"check_every: expected a number of replays from 1 up, got {check_every}")
         self.function, self.limit, self.check_every = function, limit, check_every
-        self.enabled = os.environ.get("CLCOMM_REPLAY", "1") != "0"
+        self.enabled = variables.is_on("CLCOMM_REPLAY")
         self.recorded = self.replayed = self.checked = 0
         self.refusal: str | None = None
         self._signatures: OrderedDict[Any, _Signature] = OrderedDict()

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from clcomm import variables
 from clcomm.engine import intel_runtime, pocl_cache
 from clcomm.errors import ClcommError, DeviceError
+from clcomm.launcher import local_place as local_place
 from clcomm.usable_cores import usable_cores
 
 if TYPE_CHECKING:
@@ -21,8 +23,6 @@ KINDS = ("gpu", "cpu", "accelerator")
 SIMULATORS = ("Oclgrind",)
 #: What names a kind, or the first device of one.
 _KIND_OR_FIRST = re.compile(rf"\s*({'|'.join(KINDS)})(:0*)?\s*", re.IGNORECASE)
-_RANK_VARIABLES = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
-_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
 
 
 @dataclass(frozen=True)
@@ -42,21 +42,6 @@ class Candidate:
     def is_simulator(self) -> bool:
         """Whether this is a simulator that checks kernels, thousands of times slower than a device."""
         return self.cl_device.platform.name.strip() in SIMULATORS
-
-
-def local_place(local_rank: int | None = None, local_size: int | None = None) -> tuple[int, int]:
-    """Return this process's (rank, count) among the job's processes on its host, from the launcher's variables."""
-    rank = _first_integer(_RANK_VARIABLES, 0) if local_rank is None else local_rank
-    size = _first_integer(_SIZE_VARIABLES, 1) if local_size is None else local_size
-    return rank, max(size, rank + 1)
-
-
-def _first_integer(names: tuple[str, ...], otherwise: int) -> int:
-    for name in names:
-        value = os.environ.get(name, "")
-        if value.isdigit():
-            return int(value)
-    return otherwise
 
 
 def core_share(local_size: int) -> int:
@@ -183,8 +168,8 @@ def _unloaded(found: list[Candidate]) -> str:
 
 def _asked(spec: str | None) -> tuple[str | None, str]:
     """Return what a device is chosen by, `spec` or else CLCOMM_DEVICE, and the name of that in messages."""
-    if spec is None and os.environ.get("CLCOMM_DEVICE"):
-        return os.environ["CLCOMM_DEVICE"], "CLCOMM_DEVICE"
+    if spec is None and variables.text("CLCOMM_DEVICE"):
+        return variables.text("CLCOMM_DEVICE"), "CLCOMM_DEVICE"
     return spec, "device"
 
 

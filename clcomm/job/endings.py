@@ -20,6 +20,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import NoReturn, TextIO
 
+from clcomm import variables
 from clcomm.errors import ClcommError
 from clcomm.job import background, exit_monitor, restarts
 from clcomm.stats import now
@@ -137,7 +138,7 @@ def _report(error: BaseException) -> int:
         return _report_exit(error)
     if mpi_failures.is_lost_peer(error):
         return _follow_lost_peer()
-    if isinstance(error, ClcommError) and not os.environ.get("CLCOMM_TRACEBACK"):
+    if isinstance(error, ClcommError) and not variables.seems_on("CLCOMM_TRACEBACK"):
         return _report_together(f"clcomm: {{where}}{error}", error.exit_code)
     if isinstance(error, KeyboardInterrupt):
         text = "clcomm: {where}interrupted"

@@ -19,6 +19,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from clcomm import variables
 from clcomm.job.common_memory import common_memory
 from clcomm.job.exit_monitor_process import (
     FAILING,
@@ -57,7 +58,7 @@ class _Own:
 
 def wants_hooks() -> bool:
     """Return whether clcomm may hook this process's exits, signals and forks: not with CLCOMM_HOOKS=off."""
-    return os.environ.get("CLCOMM_HOOKS", "on") != "off"
+    return variables.seems_on("CLCOMM_HOOKS")
 
 
 def note_step(step: int) -> None:

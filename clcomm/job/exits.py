@@ -14,6 +14,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, ClassVar
 
+from clcomm import variables
 from clcomm.errors import ClcommError
 from clcomm.job import background, endings, exit_monitor, restarts, termination_signals
 from clcomm.job.last_resort import end_by_force_later
@@ -62,7 +63,7 @@ def hook_errors() -> None:
 
 
 def _print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if isinstance(error, ClcommError) and not os.environ.get("CLCOMM_TRACEBACK"):
+    if isinstance(error, ClcommError) and not variables.seems_on("CLCOMM_TRACEBACK"):
         endings.print_line(f"clcomm: {error}")
     else:
         sys.__excepthook__(kind, error, trace)

@@ -12,6 +12,8 @@ import contextlib
 import os
 import sys
 
+from clcomm import variables
+
 RESTART, PROGRESS = "CLCOMM_RESTART", "CLCOMM_PROGRESS"
 #: The file's words (int64): the current step; the newest saved step; whether a rank has started; whether one has
 #: completed.
@@ -29,8 +31,7 @@ class _File:
 
 def restart_number() -> int:
     """Return how often `clcomm run` has restarted this job; 0 for a first start, and without it."""
-    text = os.environ.get(RESTART, "")
-    return int(text) if text.isdigit() else 0
+    return variables.count(RESTART)
 
 
 def note(word: int, step: int, rank: int) -> None:
@@ -58,7 +59,7 @@ def note_completed() -> None:
 def _write(word: int, value: int) -> None:
     if not _File.is_open:
         _File.is_open = True
-        path = os.environ.get(PROGRESS)
+        path = variables.text(PROGRESS)
         if path:
             with contextlib.suppress(OSError):  # `clcomm run` is on another host
                 _File.descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

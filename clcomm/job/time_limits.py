@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 
+from clcomm import variables
 from clcomm.errors import ArgumentError
 
 #: The longest interval between a watchdog's checks; limits of a few seconds shorten it.
@@ -42,12 +42,11 @@ class Limits:
 
 
 def _limit(name: str, value: float, variable: str) -> float:
-    given = os.environ.get(variable)
+    given = variables.seconds(variable)
     try:
-        seconds = float(value if given is None else given)
+        seconds = float(value) if given is None else given
     except (TypeError, ValueError):
         seconds = -1.0
     if not seconds >= 0:
-        subject = f"{name}: " if given is None else f"{variable}: "
-        raise ArgumentError(f"{subject}expected seconds, 0 for no limit, got {value if given is None else given!r}")
+        raise ArgumentError(f"{name}: expected seconds, 0 for no limit, got {value}")
     return seconds or math.inf

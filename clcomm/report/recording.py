@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 
+from clcomm import variables
 from clcomm.communicator import Communicator
-from clcomm.report.record import gather_records, run_document, write_document
+from clcomm.output_files import check_writable
+from clcomm.report.record import RANK, gather_records, run_document, write_document
 from clcomm.report.warm_steps import FirstSteps
 from clcomm.stats.events import Phase
 from clcomm.trace import Trace
@@ -34,12 +36,17 @@ class Recording:
         """Return a recording where rank 0's environment asks for one; collective.
 
         others: variables that name the timeline's file besides CLCOMM_TRACE.
+
+        Raises ArgumentError on every rank where a file could not be written.
         """
-        timelines = [os.environ[name] for name in (TIMELINE, *others) if os.environ.get(name)]
-        asked = os.environ.get(REPORT, ""), timelines[0] if timelines else ""
+        timelines = [variables.text(TIMELINE), *(os.environ.get(name, "") for name in others)]
+        asked = variables.text(REPORT), next(filter(None, timelines), "")
         report, timeline = comm.broadcast_object(asked)
         if not report and not timeline:
             return None
+        if report:
+            own, whole = (report.replace(RANK, str(comm.rank)), None) if RANK in report else (None, report)
+            check_writable(comm, {REPORT: whole}, of_each_rank={REPORT: own})
         recording = cls(comm, report)
         if timeline:
             recording.start_trace(timeline)

@@ -8,6 +8,7 @@ import tempfile
 from collections import deque
 from typing import Any
 
+from clcomm import variables
 from clcomm.stats.events import Collective
 
 SCHEMA = 1
@@ -54,7 +55,7 @@ class FlightRecorder:
 def new_dump_folder() -> str:
     """Create a folder private to this user in CLCOMM_DUMP_DIR or the temporary directory; return "" on failure."""
     try:
-        return tempfile.mkdtemp(prefix="clcomm-dump-", dir=os.environ.get("CLCOMM_DUMP_DIR") or None)
+        return tempfile.mkdtemp(prefix="clcomm-dump-", dir=variables.text("CLCOMM_DUMP_DIR") or None)
     except OSError:
         return ""
 

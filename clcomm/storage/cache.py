@@ -7,6 +7,7 @@ import os
 from functools import cache
 from pathlib import Path
 
+from clcomm import variables
 from clcomm.launcher import launched_rank
 from clcomm.storage.private import make_private, private_temporary
 
@@ -18,7 +19,7 @@ def cache_directory() -> Path:
 
     Raises ArgumentError as `user_cache` does.
     """
-    own = os.environ.get("CLCOMM_CACHE_DIR")
+    own = variables.text("CLCOMM_CACHE_DIR")
     return Path(own) if own else user_cache() / "clcomm"
 
 

@@ -8,6 +8,7 @@ import warnings
 from typing import Any
 
 from clcomm.errors import ArgumentError, LaunchError
+from clcomm.launcher import launched_ranks as launched_ranks
 
 #: The program's call after which no other MPI call is allowed, as messages name it.
 FINALIZE = "MPI.Finalize()"
@@ -69,13 +70,6 @@ def load_mpi() -> Any:
                 ) from None
             raise ImportError(reason) from None
     return MPI
-
-
-def launched_ranks() -> int:
-    """Return the number of ranks according to the launcher's environment variables; 1 without them."""
-    names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE", "PALS_SIZE")
-    values = [os.environ.get(name, "") for name in names]
-    return max([int(value) for value in values if value.isdigit()], default=1)
 
 
 def processes_without_mpi() -> int:

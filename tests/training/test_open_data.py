@@ -88,6 +88,7 @@ def test_auto_with_nothing_at_all(machine, monkeypatch):
 
 def test_a_named_set_never_becomes_another(machine, monkeypatch, tmp_path):
     monkeypatch.setenv("CLCOMM_DATA", str(tmp_path / "nowhere"))
+    (tmp_path / "nowhere").mkdir()
     for name in ("mnist", "fashion-mnist"):
         text = refusal(open_data, name)
         assert f"no {name} files in" in text and "nowhere" in text and "--data or CLCOMM_DATA" in text

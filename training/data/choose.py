@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from clcomm import variables
 from clcomm.errors import DataError
 from clcomm.storage.cache import cache_directory
 from training.data import cifar, download
@@ -89,7 +89,7 @@ def load(choice: Choice, with_test: bool = True) -> Splits:
 
 def _choose_cifar(spec: str, report: Callable[[str], object]) -> Choice:
     cached = cache_directory() / "cifar10"
-    root = Path(os.environ.get("CLCOMM_DATA") or "data").expanduser().absolute()
+    root = Path(variables.directory("CLCOMM_DATA") or "data").expanduser().absolute()
     for place in (root / "cifar10", root, Path("data", "cifar10").absolute(), cached):
         found = cifar.find_cifar10(place)
         if found is not None:
@@ -121,8 +121,9 @@ def _choose_path(spec: str) -> Choice:
 def _find_locally(name: str, any_set: bool) -> Choice | None:
     """Return the set `name` from the first directory that holds it; with `any_set` any set with MNIST's file names."""
     candidates = []
-    if os.environ.get("CLCOMM_DATA"):
-        root = Path(os.environ["CLCOMM_DATA"]).expanduser().absolute()
+    named = variables.directory("CLCOMM_DATA")
+    if named:
+        root = Path(named).expanduser().absolute()
         candidates += [root / name, root, root / _TORCHVISION[name]]
     candidates += [Path("data", name).absolute(), Path("data", _TORCHVISION[name]).absolute()]
     for candidate in candidates:
@@ -166,9 +167,9 @@ def _downloaded(name: str, report: Callable[[str], object]) -> Choice:
 
 
 def _is_offline() -> bool:
-    return os.environ.get("CLCOMM_OFFLINE", "0") not in ("", "0")
+    return variables.is_on("CLCOMM_OFFLINE")
 
 
 def _places(name: str) -> str:
-    first = f"CLCOMM_DATA ({os.environ['CLCOMM_DATA']})" if os.environ.get("CLCOMM_DATA") else "CLCOMM_DATA (unset)"
+    first = f"CLCOMM_DATA ({variables.text('CLCOMM_DATA') or 'unset'})"
     return f"{first}, {Path('data', name)}, {cache_directory() / name}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from clcomm import variables
 from clcomm.adapters.torch import TorchAdapter
 from clcomm.errors import ArgumentError, CheckpointError, DeviceError
 
@@ -133,7 +133,7 @@ def choose_device(spec: str | None, local_rank: int, cores: int | None) -> torch
 
     On the CPU, PyTorch then uses `cores` threads in this process. Raises DeviceError if there is no such device.
     """
-    spec = os.environ.get("CLCOMM_DEVICE") or None if spec is None else spec
+    spec = variables.text("CLCOMM_DEVICE") or None if spec is None else spec
     count = torch.cuda.device_count()
     kind, _, index = (spec or ("gpu" if count else "cpu")).lower().partition(":")
     if kind == "cpu":

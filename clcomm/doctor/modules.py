@@ -1,0 +1,128 @@
+"""Modules: where Python imports the packages from that clcomm needs, and what stands in their way."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from clcomm.doctor.finding import Finding, ok, problem
+from clcomm.doctor.job import Job
+
+#: The packages of every installation, as they are imported and as they are called.
+PACKAGES = {"numpy": "NumPy", "mpi4py": "mpi4py", "pyopencl": "PyOpenCL", "rich": "Rich", "pooch": "Pooch"}
+#: The checks that fail for lack of a package, whatever else they say.
+_NEED = {
+    "numpy": ("start", "OpenCL", "device"), "mpi4py": ("MPI", "start"), "pyopencl": ("OpenCL", "device"),
+}  # fmt: skip
+
+
+def probe(directory: str) -> dict[str, Any]:
+    """Return where each package is imported from and where it is installed, and what would hide one in a directory.
+
+    directory: in which programs are started, so that their modules come before those that are installed.
+    """
+    found = {name: {"from": _origin(name), "installed": _installed(name)} for name in PACKAGES}
+    return {"packages": found, "numpy": numpy_failure(), "here": _hiding(Path(os.path.abspath(directory)))}
+
+
+def numpy_failure() -> str:
+    """Return why NumPy cannot be used; "" if it can. Without it little of clcomm can be imported."""
+    try:
+        import numpy
+
+        numpy.dtype  # noqa: B018 - another module of this name has none
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    return ""
+
+
+def _origin(name: str) -> str:
+    """Return the file that `import name` runs; "" if there is none."""
+    try:
+        spec = PathFinder.find_spec(name) or find_spec(name)  # the second knows packages installed in their sources
+    except (ImportError, ValueError):
+        return ""
+    return os.path.realpath(spec.origin) if spec is not None and spec.origin else ""
+
+
+def _installed(name: str) -> str:
+    """Return the folder of an installed package; "" if it is not installed, or in a way of its own."""
+    try:
+        folder = os.path.realpath(str(metadata.distribution(name).locate_file(name)))
+    except metadata.PackageNotFoundError:
+        return ""
+    return folder if os.path.isdir(folder) else ""
+
+
+def _hiding(directory: Path) -> list[str]:
+    """Return the files in a directory that hide a package, or a module of Python's own that is in use."""
+    names = sorted({*PACKAGES, *(sys.stdlib_module_names & sys.modules.keys())} - {"__main__"})
+    files = [file for name in names for file in (directory / f"{name}.py", directory / name / "__init__.py")]
+    return [str(file) for file in files if file.is_file()]
+
+
+def broken(job: Job) -> set[str]:
+    """Return the packages that some rank does not import as they are installed."""
+    found: set[str] = set()
+    for facts in job.of("modules").values():
+        found |= {name for name, its in facts["packages"].items() if _is_hidden(its) or not its["from"]}
+        found |= {"numpy"} if facts["numpy"] else set()
+        found |= {name for name in PACKAGES for path in facts["here"] if _module_of(path) == name}
+    return found
+
+
+def blamed(job: Job) -> set[str]:
+    """Return the checks that cannot succeed before the modules are right."""
+    return {check for name in broken(job) for check in _NEED.get(name, ())}
+
+
+def _is_hidden(its: Any) -> bool:
+    return bool(its["from"] and its["installed"]) and not its["from"].startswith(its["installed"] + os.sep)
+
+
+def _module_of(path: str) -> str:
+    """Return the module's name: of numpy.py and of numpy/__init__.py it is "numpy"."""
+    file = Path(path)
+    return file.parent.name if file.name == "__init__.py" else file.stem
+
+
+def check(job: Job) -> Iterator[Finding]:
+    """Judge the modules of all ranks, each statement once with the ranks that it is about."""
+    said: dict[tuple[str, str], list[int]] = {}
+    everyone = job.of("modules")
+    for rank, facts in everyone.items():
+        for statement in _statements(facts):
+            said.setdefault(statement, []).append(rank)
+    for (what, remedy), ranks in said.items():
+        yield problem("modules", f"{job.who(ranks)}{what}", remedy, ranks=ranks)
+    if everyone and not said:
+        folders = {os.path.dirname(its["installed"]) for facts in everyone.values()
+                   for its in facts["packages"].values() if its["installed"]}  # fmt: skip
+        yield ok("modules", f"imported from {', '.join(sorted(folders)) or 'where they are installed'}")
+
+
+def _statements(facts: Any) -> Iterator[tuple[str, str]]:
+    hidden = set()
+    for name, its in facts["packages"].items():
+        if not its["from"]:
+            yield f"{sys.executable} has no {PACKAGES[name]}", f"{sys.executable} -m pip install {name}"
+        elif _is_hidden(its):
+            hidden.add(its["from"])
+            yield (
+                f"{PACKAGES[name]} is imported from {its['from']}, not from the package in {its['installed']}",
+                f"rename {its['from']}, or take its folder out of PYTHONPATH",
+            )
+    its = facts["packages"]["numpy"]
+    if facts["numpy"] and its["from"] and its["from"] not in hidden:
+        yield f"NumPy cannot be imported: {facts['numpy']}", "pip install --force-reinstall numpy"
+    for path in facts["here"]:
+        if os.path.realpath(path) not in hidden:
+            own = PACKAGES.get(_module_of(path), f"Python's own module {_module_of(path)}")
+            yield f"{path} hides {own} from programs that are started there", f"rename {path}"
