@@ -180,6 +180,7 @@ def broadcast(comm: Communicator, tensors: Sequence[torch.Tensor], root: int, la
         whole = np.concatenate([array_of(tensor) for tensor in chosen])
         if len(chosen) == 1:
             whole = whole.reshape(chosen[0].shape)  # which ranks compare
-        sent = as_tensor(comm.broadcast(whole, root, label=label), chosen[0]).split([each.numel() for each in chosen])
+        sent = as_tensor(comm.broadcast(whole, root, label=label), chosen[0])
+        sent = sent.reshape(-1).split([each.numel() for each in chosen])
         found |= {at: part.reshape(tensors[at].shape) for at, part in zip(places, sent, strict=True)}
     return [found[index] for index in range(len(tensors))]

@@ -52,6 +52,7 @@ class ClcommProcessGroup(ProcessGroup):
 
     def __init__(self, comm: Communicator, store: Any, name: str):
         super().__init__(comm.rank, comm.size)
+        self._place = comm.rank, comm.size
         for device in ("cpu", "cuda", "xpu"):
             register_device(self, torch.device(device), ProcessGroup.BackendType.CUSTOM, None)
         set_default_backend(self, ProcessGroup.BackendType.CUSTOM)
@@ -111,6 +112,12 @@ class ClcommProcessGroup(ProcessGroup):
         return self._open
 
     # --- what PyTorch asks ---
+
+    def getRank(self) -> int:
+        return self._place[0]
+
+    def getSize(self) -> int:
+        return self._place[1]
 
     def getBackendName(self) -> str:
         return "clcomm"

@@ -13,7 +13,7 @@ PROGRAMS = {
     for name in ("accelerate", "transformers", "Lightning")
 }
 #: Put before the end of a program: what it has trained, and how much went through clcomm.
-REPORT = """
+REPORT = r"""
 import hashlib, sys
 import torch.distributed as dist
 trained = torch.cat([each.detach().flatten() for each in getattr(model, "module", model).parameters()])
@@ -26,7 +26,7 @@ sys.stdout.flush()
 END = "dist.destroy_process_group()\n"
 
 
-@pytest.mark.parametrize(("name", "ranks"), list(zip(PROGRAMS, (2, 2, 3), strict=True)))
+@pytest.mark.parametrize(("name", "ranks"), [(name, 2) for name in PROGRAMS])  # two ranks' sums have one order on gloo
 def test_a_trainer_s_program(tmp_path, name, ranks):
     pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip(name.lower(), reason=f"{name} is not installed; pip install 'clcomm[trainers]'")

@@ -49,7 +49,8 @@ are on PyPI (newest) or at the lower bounds of pyproject.toml (oldest allowed). 
 - on {ranks} ranks: {ranks_tests},
 - a training on {ranks} ranks to 90% of the bundled digits.
 
-Where PyTorch is among the versions, {torch_tests} run on {ranks} ranks instead.
+Where PyTorch is among the versions, {torch_tests}
+run on {ranks} ranks instead.
 `make unpack-debian` first brings Debian's MPIs and PoCL. The whole suite runs in one environment, that of `make test`.
 
 Taken on {machine}.
