@@ -22,6 +22,7 @@ def train(zero: int) -> bytes:
         plain, loss_fn = Adam(model, lr=0.001), CrossEntropyLoss()
         optimizer = DistributedOptimizer(plain, sync) if zero else plain
         sync.broadcast_parameters(model)
+        gradients = sum(parameter.numpy().nbytes for parameter in model.parameters())
         random = np.random.default_rng(comm.rank)
         for _ in range(10):
             images = Tensor(random.standard_normal((32, 128), np.float32))
@@ -30,9 +31,13 @@ def train(zero: int) -> bytes:
             optimizer.step()
             optimizer.zero_grad()
         if isinstance(optimizer, DistributedOptimizer):
-            print(f"rank {comm.rank}, stage {zero}: {optimizer.memory()}")
+            gradients = optimizer.memory().gradients
+        state = optimizer.state_nbytes
+        print(
+            f"rank {comm.rank}, stage {zero}: {gradients:,} bytes of gradients, {state:,} of Adam's state", flush=True
+        )
         comm.barrier()
         return b"".join(parameter.numpy().tobytes() for parameter in model.parameters())
 
 
-print(f"same bits: {train(2) == train(0)}")
+print(f"same bits: {train(0) == train(2)}")
