@@ -98,7 +98,7 @@ def test_spec_of_a_wrong_type():
     ({"MPI_LOCALRANKID": "3"}, (3, 4)),
 ])  # fmt: skip
 def test_local_place_from_the_launcher(monkeypatch, variables, place):
-    for name in (*selection._RANK_VARIABLES, *selection._SIZE_VARIABLES):
+    for name in (*launcher._LOCAL_RANKS, *launcher._LOCAL_SIZES):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
