@@ -7,7 +7,7 @@ whatever the bucket size and the transport, and with a sharded update the same a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.layout import FlatLayout, shard_bounds
 
 if TYPE_CHECKING:
-    from clcomm.engine.parameter import Part
+    from clcomm.engine.parameter import Parameter, Part, Stages
+    from clcomm.sync.sharded_update import ShardedUpdate
     from clcomm.sync.shared_space import SharedSpace
     from clcomm.synchronizer import Synchronizer
 
@@ -33,7 +34,8 @@ def clip_grad_norm(sync: Synchronizer, model: Any, max_norm: float) -> float:
 
     Call it on every rank between `sync_gradients` and the optimizer's step. The norm is the 2-norm of all gradients
     as one vector; where it is NaN or Inf the gradients are not finite afterwards either, as in PyTorch. With a sharded
-    update this call averages the gradients, and `step` uses the clipped ones.
+    update this call averages the gradients, and `step` uses the clipped ones. Of a model that tensor-parallel ranks
+    divide, or the stages of a pipeline, the gradients of all ranks count, and a parameter that several have once.
 
     The formula is that of torch.nn.utils.clip_grad_norm_: gradients times max_norm / (norm + 1e-6), if that is below 1.
 
@@ -44,48 +46,92 @@ def clip_grad_norm(sync: Synchronizer, model: Any, max_norm: float) -> float:
 
     Raises ArgumentError for a `max_norm` that is not above 0.
     """
-    if not isinstance(max_norm, (int, float)) or not 0 < max_norm < math.inf:
+    check_max_norm(max_norm)
+    return clip_averaged(sync.comm, sync.space_for(model), sync.sharded_update_of(model), max_norm)
+
+
+def check_max_norm(max_norm: float) -> None:
+    """Raise ArgumentError unless it is a number above 0."""
+    if isinstance(max_norm, bool) or not isinstance(max_norm, (int, float)) or not 0 < max_norm < math.inf:
         raise ArgumentError(f"max_norm: expected a number above 0, got {max_norm!r}")
-    sharded = sync.sharded_update_of(model)
+
+
+def clip_averaged(comm: Communicator, space: SharedSpace, sharded: ShardedUpdate | None, max_norm: float) -> float:
+    """Clip a model's averaged gradients, with a sharded update its; return the norm before. Collective."""
     if sharded is not None:
         return sharded.clip_grad_norm(max_norm)
-    space = sync.space_for(model)
-    part, written = averaged_part(sync.comm, space)
-    norm = global_norm(sync.comm, space, named_parts(space.layout, part, sync.comm.rank * space.shard_nbytes))
+    part, written = averaged_part(comm, space)
+    norm = global_norm(comm, space, named_parts(space.layout, part, comm.rank * space.shard_nbytes))
     coefficient = clip_coefficient(norm, max_norm)
     if coefficient != 1.0:
-        scale_averaged(sync.comm, space, coefficient, written)
+        scale_averaged(comm, space, coefficient, written)
     return norm
 
 
 def global_norm(comm: Communicator, space: SharedSpace, parts: Iterable[tuple[str, np.ndarray]]) -> float:
-    """Return the norm of all gradients together, the same bits on every rank; collective.
-
-    Of parameters that are divided between further ranks the gradients of all of these count.
+    """Return the norm of a model's gradients together, the same bits on every rank; collective.
 
     Args:
         comm: the ranks that each have a part of the flat space.
         parts: what this rank has of each parameter's gradient, by name.
     """
-    divided = divided_parameters(space)
-    squares: dict[bool, list[float]] = {False: [], True: []}
-    for name, values in parts:
-        squares[name in divided].append(sum_of_squares(values))
-    if not divided:
-        return math.sqrt(math.fsum(comm.all_gather(np.array([math.fsum(squares[False])]), label=CLIPPING)[:, 0]))
-    own = np.array([math.fsum(squares[False]), math.fsum(squares[True])])
-    sums = np.array([math.fsum(column) for column in comm.all_gather(own, label=CLIPPING).T])
-    everyone = next(iter(divided.values())).gather_numbers(sums)
-    return math.sqrt(math.fsum([everyone[0, 0], *everyone[:, 1]]))
+    model = ModelRanks.of(space)
+    sums = model.own_squares(parts)
+    return model.norm([math.fsum(column) for column in comm.all_gather(sums, label=CLIPPING).T])
 
 
-def divided_parameters(space: SharedSpace) -> dict[str, Part]:
-    """Return the parameters of which this rank has a part, by name."""
-    flat = space.flat_space
-    if flat is None:
-        return {}
-    pairs = zip(flat.layout.ranges, flat.parameters, strict=True)
-    return {place.name: parameter.part for place, parameter in pairs if parameter.part is not None}
+class ModelRanks:
+    """The ranks that together have one replica of a model: those with parts of its parameters, and with its stages.
+
+    Where this rank has the whole model there are no others, and nothing is communicated.
+
+    Args:
+        parameters: this rank's, by name; of another library's model none are needed.
+    """
+
+    def __init__(self, parameters: Mapping[str, Parameter]):
+        self._parameters = parameters
+        members = parameters.values()
+        self.part: Part | None = next((each.part for each in members if each.part is not None), None)
+        self.stages: Stages | None = next((each.stages for each in members if each.stages is not None), None)
+
+    @classmethod
+    def of(cls, space: SharedSpace) -> ModelRanks:
+        """Return those of the model in a flat space."""
+        flat = space.flat_space
+        if flat is None:
+            return cls({})
+        return cls({place.name: each for place, each in zip(flat.layout.ranges, flat.parameters, strict=True)})
+
+    def own_squares(self, parts: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
+        """Return the sums of the squares of gradients by parameters' names: of whole parameters, and of divided ones.
+
+        What counts on another stage's rank is left out.
+        """
+        squares: tuple[list[float], list[float]] = [], []
+        for name, values in parts:
+            parameter = self._parameters.get(name)
+            if parameter is None or parameter.stages is None or parameter.stages.counts(parameter):
+                squares[parameter is not None and parameter.part is not None].append(sum_of_squares(values))
+        return np.array([math.fsum(each) for each in squares])
+
+    def norm(self, squares: Sequence[float]) -> float:
+        """Return the norm of all ranks' gradients; squares: as `own_squares` returns them. Collective."""
+        whole, divided = squares
+        if self.part is not None:
+            everyone = self.part.gather_numbers(np.array([whole, divided]))
+            whole, divided = everyone[0, 0], math.fsum(everyone[:, 1])
+        total = math.fsum([whole, divided])
+        if self.stages is not None:
+            total = math.fsum(self.stages.gather_numbers(np.array([total]))[:, 0])
+        return math.sqrt(total)
+
+    def anywhere(self, here: bool) -> bool:
+        """Return whether something is true on any of the ranks; collective."""
+        for ranks in (self.part, self.stages):
+            if ranks is not None:
+                here = bool(ranks.gather_numbers(np.array([here])).any())
+        return here
 
 
 def clip_coefficient(norm: float, max_norm: float) -> float:

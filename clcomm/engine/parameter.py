@@ -28,18 +28,30 @@ class Part(Protocol):
         """Return the numbers of all ranks that hold parts, a row for each; collective."""
 
 
+class Stages(Protocol):
+    """The ranks that have the stages of a pipeline, of which this rank's parameters are one: see `clcomm.parallel`."""
+
+    def counts(self, parameter: Parameter) -> bool:
+        """Return whether a parameter counts here, and not on another stage's rank that has it too."""
+
+    def gather_numbers(self, own: np.ndarray) -> np.ndarray:
+        """Return the numbers of all ranks, a row for each; collective."""
+
+
 class Parameter(Tensor):
     """A tensor that a module trains; its gradient lies in the flat space once the module has one.
 
     Attributes:
         part: which part of a whole array it is, as which a module's `state_dict` has it; None: it is a whole itself.
+        stages: the ranks with the other stages of the model that it is from; None: this rank has the model.
     """
 
-    __slots__ = ("part", "slot")
+    __slots__ = ("part", "slot", "stages")
 
     def __init__(self, array_like: Any, device: Device | str | None = None, requires_grad: bool = True):
         self.slot: GradSlot | None = None
         self.part: Part | None = None
+        self.stages: Stages | None = None
         super().__init__(array_like, device, requires_grad)
 
     @property

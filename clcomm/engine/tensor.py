@@ -298,8 +298,10 @@ def empty(device: Device, shape: Shape, dtype: np.dtype = FLOAT32) -> Tensor:
 
 
 def copy_into(target: Tensor, source: Tensor) -> None:
-    """Queue a copy of the elements of one tensor to another of the same size."""
+    """Queue a copy of the elements of one tensor to another of the same size; ArgumentError for another size."""
     device, size = target.device, target.size
+    if source.size != size:
+        raise ArgumentError(f"copy: expected {size} elements, as {target.shape} has, got {source.shape}")
     device.launch(device.kernel("elementwise", "copy"), *device.grid(size), target.buffer, source.buffer, size)
 
 

@@ -111,7 +111,7 @@ class Exchange:
             return _copied(part, out)
         shape = (*part.shape[:axis], part.shape[axis] * self.size, *part.shape[axis + 1 :])
         block = _padded(part.size)
-        blocks, own, run = self._once(("gather", block, label), self._prepare_gather)
+        blocks, own, run = self._once(("gather", block, part.size, label), self._prepare_gather)
         self.device.on_host(self._fence, "gathered")
         copy_into(own.alias(part.shape), part)
         self.device.on_host(run)
@@ -120,9 +120,10 @@ class Exchange:
         copy_part(sizes, target, Block(0, whole), blocks, Block(0, (block, *apart[1:])))
         return target
 
-    def _prepare_gather(self, _: str, block: int, label: str) -> tuple[Any, ...]:
+    def _prepare_gather(self, _: str, block: int, size: int, label: str) -> tuple[Any, ...]:
         region, first, count = self._region("gathered", 4 * block * self.size), self.rank * block, self.size * block
-        gather = self.comm.all_gather_in_place_init(region.values[:count], label=label)
+        nbytes = 4 * size * self.size  # is compared too: parts of other sizes may have blocks of one
+        gather = self.comm.all_gather_in_place_init(region.values[:count], label=label, nbytes=nbytes)
 
         def run() -> None:
             region.pull(first, block)
@@ -136,7 +137,7 @@ class Exchange:
         """Return this rank's part along `axis` of the sum of all ranks' x, valid until the next exchange."""
         sizes, whole, part = self._strides(x.shape, axis)
         block = _padded(x.size // self.size)
-        own, total, run = self._once(("sum_part", block, label), self._prepare_sum_part)
+        own, total, run = self._once(("sum_part", block, x.size, label), self._prepare_sum_part)
         self.device.on_host(self._fence, "rows")
         copy_part(sizes, own, Block(0, (block, *part[1:])), x, Block(0, whole))
         self.device.on_host(run)
@@ -147,18 +148,18 @@ class Exchange:
         """Return this rank's part along `axis` of the sum of all ranks' x; `out`: as for `summed`."""
         return _copied(x if self.size == 1 else self._sum_part(x, axis, label), out)
 
-    def _prepare_sum_part(self, _: str, block: int, label: str) -> tuple[Any, ...]:
-        count, comm = self.size * block, self.comm
+    def _prepare_sum_part(self, _: str, block: int, size: int, label: str) -> tuple[Any, ...]:
+        count, comm, nbytes = self.size * block, self.comm, 4 * size
         sums, at = self._region("sums", 4 * count), self.rank * block
         target = sums.values[at : at + block]
         if comm.is_common(sums.array):
             summands, first = self._region("rows", 4 * count * self.size), self.rank * count
             rows = summands.values[: self.size * count].reshape(self.size, count)
-            reduce: Callable[[], Any] = comm.reduce_scatter_init(rows, out=target, label=label, nbytes=4 * count)
+            reduce: Callable[[], Any] = comm.reduce_scatter_init(rows, out=target, label=label, nbytes=nbytes)
         else:
             summands, first = self._region("summands", 4 * count), 0
             blocks = summands.values[:count].reshape(self.size, block)
-            reduce = partial(comm.reduce_scatter, blocks, out=target.reshape(1, block), label=label)
+            reduce = partial(comm.reduce_scatter, blocks, out=target.reshape(1, block), label=label, nbytes=nbytes)
 
         def run() -> None:
             summands.pull(first, count)

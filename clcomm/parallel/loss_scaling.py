@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.clipping import averaged_part, divided_parameters, scale_averaged
+from clcomm.clipping import ModelRanks, averaged_part, scale_averaged
 from clcomm.communicator import Communicator
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Device, Tensor
@@ -40,8 +40,8 @@ class GradScaler:
         backoff_factor: by which it shrinks after a skipped step.
         growth_interval: a number of steps.
         enabled: False: losses stay as they are, and every step is taken.
-        ranks: those that skip a step together, by default the Synchronizer's: with tensor or pipeline parallelism all
-            that have a part of the model or of its replicas.
+        ranks: those that skip a step together; None: the Synchronizer's, and with tensor or pipeline parallelism all
+            that have a part of the model.
 
     Raises ArgumentError for a number outside its range, for `check_finite`, which would end the run, and for
     compression that keeps residuals, which are at the scale of their step.
@@ -57,7 +57,7 @@ class GradScaler:
         enabled: bool = True,
         ranks: Communicator | None = None,
     ):
-        self.sync, self._enabled, self._ranks = sync, bool(enabled), ranks or sync.comm
+        self.sync, self._enabled, self._ranks = sync, bool(enabled), ranks
         self._settings = _checked(init_scale, growth_factor, backoff_factor, growth_interval)
         self._scale, self._steps = self._settings.pop("scale"), 0
         self._device: Device | None = None  # of the losses
@@ -140,8 +140,8 @@ class GradScaler:
         """Multiply the averaged gradients by a factor, unless one on any rank holds NaN or Inf; return whether so."""
         comm = self.sync.comm
         if isinstance(optimizer, DistributedOptimizer):
-            self._require_all_ranks(self.sync.space_of(optimizer.optimizer.space))
-            if self._anywhere(not optimizer.has_finite_gradients()):
+            space = self.sync.space_of(optimizer.optimizer.space)
+            if self._anywhere(not optimizer.has_finite_gradients(), space):
                 return True
             optimizer.scale_gradients(factor)
             return False
@@ -151,24 +151,16 @@ class GradScaler:
                 "with PyTorch's, use torch.amp.GradScaler after sync_gradients"
             )
         space = self.sync.space_of(optimizer.space)
-        self._require_all_ranks(space)
         part, written = averaged_part(comm, space)
-        if self._anywhere(not np.isfinite(part.view(np.float32)).all()):
+        if self._anywhere(not np.isfinite(part.view(np.float32)).all(), space):
             return True
         scale_averaged(comm, space, factor, written)
         return False
 
-    def _require_all_ranks(self, space: SharedSpace) -> None:
-        divided = divided_parameters(space)
-        if divided and self._ranks is self.sync.comm:
-            raise ArgumentError(
-                f"ranks: expected all ranks that have parts of parameters, such as of {next(iter(divided))!r}, got the "
-                f"Synchronizer's {self._ranks.size}; use GradScaler(sync, ranks=comm)"
-            )
-
-    def _anywhere(self, here: bool) -> bool:
+    def _anywhere(self, here: bool, space: SharedSpace) -> bool:
         """Return whether something is true on any rank; collective."""
-        return bool(self._ranks.all_gather(np.array([here]), label=CHECKS).any())
+        found = (self._ranks or self.sync.comm).all_gather(np.array([here]), label=CHECKS)
+        return bool(found.any()) if self._ranks is not None else ModelRanks.of(space).anywhere(bool(found.any()))
 
     def _refuse_settings(self) -> None:
         if self.sync.check_finite:

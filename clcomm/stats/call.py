@@ -25,7 +25,7 @@ class Call:
     label: str
     #: Name of the transport that moves the data.
     transport: str
-    #: Its size for the stats, in bytes.
+    #: Its size for the stats, in bytes, without padding; ranks compare it where they compare `count`.
     nbytes: int = 0
     #: Whether MPI moves the data, which compares nothing; the ranks then meet before the call.
     through_mpi: bool = False
@@ -47,7 +47,7 @@ class Call:
     peer: int = -1
     #: Whether it ends by a message of any rank.
     takes_any: bool = False
-    #: What ranks compare, with `nbytes`, in place of label and bucket, which may then differ; None: these.
+    #: What ranks compare, in place of label and bucket, which may then differ; None: these.
     compared: str | None = None
     #: Whether its arrays are aligned to their dtype.
     is_aligned: bool = True
@@ -59,8 +59,9 @@ class Call:
         if self.compared is None:
             alike = self.operation, self.label, self.transport, self.op, self.count, str(self.dtype), self.bucket
         else:
-            alike = self.operation, self.compared, self.transport, self.op, self.count, str(self.dtype), self.nbytes
-        text = repr((*alike, self.shape, self.root, self.prepared, self.is_aligned))
+            alike = self.operation, self.compared, self.transport, self.op, self.count, str(self.dtype)
+        nbytes = self.nbytes if self.count >= 0 else 0
+        text = repr((*alike, nbytes, self.shape, self.root, self.prepared, self.is_aligned))
         return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 2
 
     def misses(self, left: Mapping[int, int], ranks: int, sequence: int) -> int | None:
@@ -92,6 +93,8 @@ class Call:
             details.append(f"from {self.compared}")
         if self.compared and self.dtype is not None and self.nbytes > self.count * self.dtype.itemsize:
             details.append(f"a piece of {self.nbytes:,} bytes")
+        if self.dtype is not None and 0 < self.nbytes < self.count * self.dtype.itemsize:
+            details.append(f"{self.nbytes:,} bytes without padding")
         if self.bucket >= 0:
             details.append(f"bucket {self.bucket}")
         if self.root >= 0:

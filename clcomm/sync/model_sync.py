@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from clcomm.communicator import AUTO, Communicator
 from clcomm.errors import ArgumentError
@@ -31,10 +32,16 @@ _latest: weakref.WeakValueDictionary[int, ModelSync] = weakref.WeakValueDictiona
 def forget_abandoned() -> None:
     """Stop overlap on Communicators that were abandoned, and drop the gradients whose reduction it has begun."""
     for each in list(_latest.values()):
-        if each._comm.is_abandoned:
+        if each.comm.is_abandoned:
             each.stop_overlap()
             if each.space.flat_space is not None:
                 each.space.flat_space.drop_sent()
+
+
+def averaging_of(model: Any) -> ModelSync | None:
+    """Return what averages a model's gradients, of the Synchronizer that was used last; None: nothing does."""
+    found = _latest.get(id(model))
+    return found if found is not None and found.space.model is model else None
 
 
 class ModelSync:
@@ -67,7 +74,7 @@ class ModelSync:
         self.chosen_bucket_size: int | None = None
         #: What reduces the gradients in place of `average`; None: `average` does.
         self.sharded_update: ShardedUpdate | None = None
-        self._comm, self._settings, self._decisions = comm, settings, decisions
+        self.comm, self._settings, self._decisions = comm, settings, decisions
         self._is_paused = is_paused
         self._plans: dict[PlanSettings, BucketPlan] = {}
         self._averagings: dict[bool | None, Averaging] = {}  # by use_bucketing, until something changes
@@ -95,7 +102,7 @@ class ModelSync:
         except ArgumentError as error:
             if self._overlap is not None:
                 raise
-            self._comm.refuse(str(error))
+            self.comm.refuse(str(error))
 
     def average(self, use_bucketing: bool | None, check_finite: bool, weight: float) -> None:
         """Replace each gradient by its mean over the ranks; collective.
@@ -191,7 +198,7 @@ class ModelSync:
         return partial(self._try_overlap, choice, self._plan(use_bucketing, False), self._plan(use_bucketing, True))
 
     def _start_overlap(self, setting: bool | str) -> None:
-        choice = OverlapChoice(self._comm, self.space, self._order, setting, self.synchronisations + 1)
+        choice = OverlapChoice(self.comm, self.space, self._order, setting, self.synchronisations + 1)
         choice.pause(self._is_paused)
         self._overlap = choice
         if choice.decision is not None:
@@ -235,7 +242,7 @@ class ModelSync:
             hook = self._settings.hook
             may_try = hook is None or getattr(hook, "elementwise", False)
             overlap = self._overlap.overlap if overlaps and self._overlap is not None else None
-            tuning = self._tunings[overlaps] = AutoBuckets(self._comm, self.space, may_try, overlap)
+            tuning = self._tunings[overlaps] = AutoBuckets(self.comm, self.space, may_try, overlap)
         return tuning
 
     def _try_size(self, tuning: AutoBuckets, check_finite: bool, weight: float) -> None:
@@ -260,7 +267,7 @@ class ModelSync:
         self._decisions.add(decision)
         self._averagings.clear()
         if any(trial.steps for trial in decision.evidence):
-            self._comm.stats.merge_buckets(GRADIENTS)  # the trials used buckets other than the chosen ones
+            self.comm.stats.merge_buckets(GRADIENTS)  # the trials used buckets other than the chosen ones
 
     # --- plans ---
 
@@ -282,6 +289,6 @@ class ModelSync:
         plan = self._plans.get(cut)
         if plan is None:
             if self._plans:
-                self._comm.stats.merge_buckets(GRADIENTS)
-            plan = self._plans[cut] = BucketPlan(self._comm, self.space, cut, self._settings.hook)
+                self.comm.stats.merge_buckets(GRADIENTS)
+            plan = self._plans[cut] = BucketPlan(self.comm, self.space, cut, self._settings.hook)
         return plan

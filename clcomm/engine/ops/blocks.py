@@ -55,8 +55,19 @@ def _plan(sizes: Shape, out: tuple[int, ...], x: tuple[int, ...]) -> tuple[np.nd
     return np.ascontiguousarray(plan.T).reshape(-1), len(plan)
 
 
+@lru_cache(maxsize=2048)
+def _reach(sizes: Shape, strides: tuple[int, ...]) -> tuple[int, int]:
+    """Return how many elements a part extends before its first one, and how many behind it."""
+    ends = [(size - 1) * stride for size, stride in zip(sizes, strides, strict=True)]
+    return -sum(min(end, 0) for end in ends), sum(max(end, 0) for end in ends)
+
+
 def copy_part(sizes: Shape, out: Tensor, to: Block, x: Tensor, part: Block) -> None:
-    """Queue a copy of a part of x to a part of out, both of `sizes`."""
+    """Queue a copy of a part of x to a part of out, both of `sizes`; ArgumentError for one that leaves its tensor."""
+    for tensor, block in ((out, to), (x, part)):
+        before, behind = _reach(sizes, block.strides)
+        if block.first < before or block.first + behind >= tensor.size:
+            raise ArgumentError(f"copy: expected a part within {tensor.shape}, got one of {sizes} at {block}")
     device = x.device
     plan, dims = _plan(sizes, to.strides, part.strides)
     buffer = device.keep(("block", sizes, to.strides, part.strides), lambda: plan)

@@ -25,6 +25,8 @@ def _plan(shape: Shape, a: Shape, b: Shape) -> tuple[np.ndarray, int, int, int]:
 
     Neighbouring dimensions are merged where both operands allow it, so that the inner loop is as long as possible.
     """
+    if any(broadcast_shape("broadcast", shape, each) != shape for each in (a, b)):
+        raise ArgumentError(f"broadcast: shapes {a} and {b} do not give {shape}")
     sizes: list[int] = []
     strides: list[list[int]] = []
     for size, *steps in zip(shape, _strides(a, shape), _strides(b, shape), strict=True):

@@ -12,7 +12,7 @@ from clcomm.engine.autograd import Op
 from clcomm.engine.device import Device
 from clcomm.engine.ops.reduce import sum_over
 from clcomm.engine.ops.shape import reshape
-from clcomm.engine.tensor import Tensor, empty, float_tensor
+from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
 _DEPTH = 512  # rows of a panel in local memory; not tunable, as it decides where long sums are split
@@ -89,18 +89,32 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool 
 
     Raises ArgumentError unless the shapes fit and all are float32 tensors on one device.
     """
-    float_tensor("linear: x", x)
-    _matrix("linear", "weight", weight)
-    if not x.ndim or x.shape[-1] != weight.shape[1]:
-        raise ArgumentError(
-            f"linear: expected x with {weight.shape[1]} columns, as weight {weight.shape} has, got x {x.shape}"
-        )
-    check_bias("linear", bias, weight.shape[0])
-    same_device("linear", x, weight, bias)
-    if x.ndim == 2:
-        return LinearOp.apply(x, weight, bias, relu=relu)
-    rows = reshape(x, (x.size // x.shape[-1], x.shape[-1]))
-    return reshape(LinearOp.apply(rows, weight, bias, relu=relu), (*x.shape[:-1], weight.shape[0]))
+    rows = checked_rows("linear", x, weight, bias)
+    y = LinearOp.apply(rows, weight, bias, relu=relu)
+    return y if x.ndim == 2 else reshape(y, (*x.shape[:-1], weight.shape[0]))
+
+
+def checked_rows(
+    function: str, x: Tensor, weight: Tensor, bias: Tensor | None, columns: int | None = None, remedy: str = ""
+) -> Tensor:
+    """Return x [..., in] as rows [*, in], to be multiplied with weight [out, in].
+
+    Args:
+        function: is named in errors.
+        columns: that x has; None: as many as the weight.
+        remedy: ends the error where x has others.
+
+    Raises ArgumentError unless the shapes fit and all are float32 tensors on one device.
+    """
+    float_tensor(f"{function}: x", x)
+    _matrix(function, "weight", weight)
+    wanted = weight.shape[1] if columns is None else columns
+    if not x.ndim or x.shape[-1] != wanted:
+        source = f", as weight {weight.shape} has" if columns is None else ""
+        raise ArgumentError(f"{function}: expected x with {wanted} columns{source}, got x {x.shape}{remedy}")
+    check_bias(function, bias, weight.shape[0])
+    same_device(function, x, weight, bias)
+    return x if x.ndim == 2 else reshape(x, (x.size // wanted, wanted))
 
 
 def multiply(
@@ -113,7 +127,13 @@ def multiply(
     bias: Tensor | None = None,
     relu: bool = False,
 ) -> None:
-    """Queue out = op(a) op(b) (+ bias, then ReLU), where op may transpose; not differentiable."""
+    """Queue out = op(a) op(b) (+ bias, then ReLU), where op may transpose; not differentiable.
+
+    Raises ArgumentError for shapes that do not fit, as the kernels would read and write elsewhere.
+    """
+    _require_product(a.shape, b.shape, out.shape, transpose_a, transpose_b)
+    if bias is not None and bias.size != out.shape[1]:
+        raise ArgumentError(f"multiply: expected a bias of {out.shape[1]} elements, got {bias.size}")
     device = out.device
     rows, columns = out.shape
     depth = a.shape[0] if transpose_a else a.shape[1]
@@ -146,6 +166,7 @@ def multiply_batch(
 
     `firsts` is a buffer with the first elements of each product's two factors in `a` and `b`.
     """
+    _require_product(a.shape[-2:], b.shape[-2:], out.shape[-2:], transpose_a, transpose_b)
     device = out.device
     rows, columns = out.shape[-2:]
     count, depth = out.size // (rows * columns), a.shape[-2] if transpose_a else a.shape[-1]
@@ -163,6 +184,14 @@ def multiply_batch(
     transposed = _A_TRANSPOSED * transpose_a + _B_TRANSPOSED * transpose_b
     sizes = (*global_size, count), (*local_size, 1)
     device.launch(kernel, *sizes, a, b, out, a, rows, columns, depth, transposed, firsts)
+
+
+def _require_product(a: Shape, b: Shape, out: Shape, transpose_a: bool, transpose_b: bool) -> None:
+    rows, depth = a[::-1] if transpose_a else a
+    terms, columns = b[::-1] if transpose_b else b
+    if depth != terms or out != (rows, columns):
+        turned = [" transposed" * each for each in (transpose_a, transpose_b)]
+        raise ArgumentError(f"multiply: shapes {a}{turned[0]} and {b}{turned[1]} do not give {out}")
 
 
 def _kernel(device: Device, name: str, bias: Tensor | None = None, relu: bool = False) -> Any:
@@ -298,7 +327,10 @@ def chosen_block(
 
 
 def column_sums(matrix: Tensor, sums: Tensor) -> None:
+    """Queue the sums of a matrix's columns."""
     device = sums.device
+    if sums.size != matrix.shape[1]:
+        raise ArgumentError(f"column_sums: expected {matrix.shape[1]} sums of {matrix.shape}, got {sums.size}")
     if not device.is_cpu:
         sum_over(matrix, (0,), out=sums)
         return

@@ -34,6 +34,8 @@ class Sum(Op):
 
 def sum_over(x: Tensor, axes: Shape, scale: float = 1.0, out: Tensor | None = None) -> Tensor:
     """Return scale * sum of x over the sorted dimensions `axes`, which stay as size 1; written to `out` if given."""
+    if out is not None and out.size != math.prod([1 if d in axes else n for d, n in enumerate(x.shape)]):
+        raise ArgumentError(f"sum: expected a result for {x.shape} summed over {axes}, got one of shape {out.shape}")
     runs = _adjacent_runs(axes)
     if not runs:
         return expand(x, x.shape, scale, out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from time import perf_counter
@@ -10,7 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from clcomm.clipping import CLIPPING, clip_coefficient, sum_of_squares
+from clcomm.clipping import CLIPPING, ModelRanks, check_max_norm, clip_averaged, clip_coefficient
 from clcomm.communicator import Communicator
 from clcomm.engine import functional as F
 from clcomm.engine.autograd import no_grad
@@ -28,6 +27,7 @@ from clcomm.parallel.pipeline.stage import ModelPart, Stage, tied_parameters
 from clcomm.parallel.pipeline.tied import TiedParameters
 from clcomm.parallel.pipeline.times import Bubble, StepTimes
 from clcomm.schedules.pipeline import INTERLEAVED, ONE_F_ONE_B, PipelineSchedule
+from clcomm.sync.model_sync import averaging_of
 from clcomm.sync.overlap import begins_in_backward
 
 #: The name of a mesh's axis of pipeline-parallel ranks, in any case of letters.
@@ -96,6 +96,8 @@ class Pipeline:
         self.device = next(model.parameters()).device
         self._tied = _tied(comm, self.schedule, per_stage)
         self._tied.give_values()
+        for parameter in self.parameters():
+            parameter.stages = self._tied
         used = [id(each) for number in own for each in _parameters_of(per_stage[number])]
         #: Whether a gradient is complete after the backwards of several stages alone.
         self._has_shared = self._tied.are_here or len({*used}) < len(used)
@@ -225,23 +227,27 @@ class Pipeline:
     def clip_grad_norm(self, max_norm: float) -> float:
         """Scale the gradients so that the norm of all stages' together is at most `max_norm`; return it before.
 
-        Collective; after the data-parallel mean, if there is one. See `clcomm.clip_grad_norm`.
+        Collective; after the data-parallel mean, if there is one. With a DistributedDataParallel of `module` its
+        `clip_grad_norm` does the same. See `clcomm.clip_grad_norm`.
         """
-        if isinstance(max_norm, bool) or not isinstance(max_norm, (int, float)) or not 0 < max_norm < np.inf:
-            raise ArgumentError(f"max_norm: expected a number above 0, got {max_norm!r}")
-        if any(each.part is not None for each in self.parameters()):
-            raise ArgumentError("clip_grad_norm: expected whole parameters, got some divided by parallelize_module")
-        own = [(each, each.grad.numpy()) for each in self.parameters() if each.grad is not None]
-        counted = [values for each, values in own if not self._tied.is_counted_elsewhere(each)]
+        check_max_norm(max_norm)
+        averaging = averaging_of(self.module)
         with self.comm.phase(CLIPPING):
-            squares = np.array([math.fsum(sum_of_squares(values.reshape(-1)) for values in counted)])
-            norm = math.sqrt(math.fsum(self.comm.all_gather(squares, label=CLIPPING)[:, 0]))
-            coefficient = clip_coefficient(norm, max_norm)
-            if coefficient != 1.0:
-                for parameter, values in own:
-                    gradient = parameter.grad
-                    assert gradient is not None
-                    gradient.copy_from(values * np.float32(coefficient))
+            if averaging is None:
+                return self._clip_own(max_norm)
+            return clip_averaged(averaging.comm, averaging.space, averaging.sharded_update, max_norm)
+
+    def _clip_own(self, max_norm: float) -> float:
+        """Clip gradients that no Synchronizer averages."""
+        ranks = ModelRanks(dict(self.module.named_parameters()))
+        ranks.stages = self._tied  # also where this rank has no parameters
+        own = [(name, each, each.grad) for name, each in self.module.named_parameters()]
+        values = {name: gradient.numpy().reshape(-1) for name, _, gradient in own if gradient is not None}
+        norm = ranks.norm(ranks.own_squares(values.items()).tolist())
+        coefficient = clip_coefficient(norm, max_norm)
+        for name, parameter, gradient in own if coefficient != 1.0 else ():
+            if gradient is not None:
+                gradient.copy_from((values[name] * np.float32(coefficient)).reshape(parameter.shape))
         return norm
 
     def state_dict(self) -> dict[str, np.ndarray]:

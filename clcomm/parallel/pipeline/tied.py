@@ -11,10 +11,12 @@ from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor
 
 TIED = "tied gradients"
+#: The label of numbers about the whole model.
+WHOLE = "whole model"
 
 
 class TiedParameters:
-    """This rank's parameters that other ranks have too. Creating it is collective.
+    """This rank's parameters that other ranks have too: the `Stages` of a parameter. Creating it is collective.
 
     After `sum_gradients` each has the sum of all its uses, with the same bits on each of its ranks: the ranks of a
     parameter begin alike and step alike. Where gradients add up over several steps of a pipeline, `begin_step` lets the
@@ -27,6 +29,7 @@ class TiedParameters:
     """
 
     def __init__(self, comm: Communicator, shared: Sequence[Sequence[int]], own: Mapping[int, Parameter]):
+        self._comm = comm
         self._groups: list[tuple[Communicator, Parameter, np.ndarray, np.ndarray]] = []
         self._follows: set[int] = set()
         parts: dict[tuple[int, ...], Communicator | None] = {}
@@ -76,6 +79,10 @@ class TiedParameters:
             part.broadcast(mine, label=TIED)
             parameter.copy_from(mine.reshape(parameter.shape))
 
-    def is_counted_elsewhere(self, parameter: Parameter) -> bool:
-        """Return whether a rank before this one has the parameter too, so that it counts there."""
-        return id(parameter) in self._follows
+    def counts(self, parameter: Parameter) -> bool:
+        """Return whether a parameter counts here, and not on a rank before this one that has it too."""
+        return id(parameter) not in self._follows
+
+    def gather_numbers(self, own: np.ndarray) -> np.ndarray:
+        """Return the numbers of all ranks, a row for each; collective."""
+        return self._comm.all_gather(own, label=WHOLE)

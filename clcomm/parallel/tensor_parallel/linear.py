@@ -12,7 +12,7 @@ from clcomm.engine import functional as F
 from clcomm.engine.autograd import Op
 from clcomm.engine.nn.layers import Linear
 from clcomm.engine.ops.broadcasting import launch_broadcast
-from clcomm.engine.ops.matmul import LinearOp, column_sums, multiply
+from clcomm.engine.ops.matmul import LinearOp, checked_rows, column_sums, multiply
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor, empty
 from clcomm.parallel.exchange import ACTIVATIONS, INPUT_GRADIENTS, Exchange
@@ -102,11 +102,14 @@ class RowParallelLinear(Linear):
         self._ranks, self._sequence, self._scatters = ranks, sequence, scatters
 
     def forward(self, x: Tensor) -> Tensor:
-        ranks = self._ranks
+        ranks, columns = self._ranks, self.weight.shape[1]
         if self._scatters:
+            checked_rows("RowParallel(split_input=True)", x, self.weight, self.bias, columns * ranks.size)
             x = scatter_to_ranks(x, ranks)
+        remedy = f", of {columns * ranks.size} for {ranks.size} ranks; a whole x takes split_input=True"
+        rows = checked_rows("RowParallel", x, self.weight, self.bias, columns, remedy)
         if self._sequence is None:
-            y = RowLinear.apply(_rows(x), self.weight, self.bias, ranks=ranks)
+            y = RowLinear.apply(rows, self.weight, self.bias, ranks=ranks)
             return F.reshape(y, (*x.shape[:-1], self.weight.shape[0]))
         part = reduce_scatter_to_ranks(F.linear(x, self.weight), ranks, self._sequence)
         with shared_gradients([(self, "bias")], ranks):
@@ -122,8 +125,5 @@ def column_linear(
     """
     if sequence is not None:
         return F.linear(gather_from_ranks(x, ranks, sequence, sums=True), weight, bias)
-    return F.reshape(ColumnLinear.apply(_rows(x), weight, bias, ranks=ranks), (*x.shape[:-1], weight.shape[0]))
-
-
-def _rows(x: Tensor) -> Tensor:
-    return F.reshape(x, (x.size // x.shape[-1], x.shape[-1]))
+    rows = checked_rows("ColumnParallel", x, weight, bias)
+    return F.reshape(ColumnLinear.apply(rows, weight, bias, ranks=ranks), (*x.shape[:-1], weight.shape[0]))
