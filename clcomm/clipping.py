@@ -68,6 +68,20 @@ def clip_averaged(comm: Communicator, space: SharedSpace, sharded: ShardedUpdate
     return norm
 
 
+def clip_own(parameters: Mapping[str, Parameter], stages: Stages, max_norm: float) -> float:
+    """Clip gradients that no Synchronizer averages, of a stage's parameters, if it has any; return the norm before."""
+    ranks = ModelRanks(parameters)
+    ranks.stages = stages
+    gradients = {name: each.grad for name, each in parameters.items()}
+    values = {name: each.numpy() for name, each in gradients.items() if each is not None}
+    norm = ranks.norm(ranks.own_squares((name, each.reshape(-1)) for name, each in values.items()).tolist())
+    coefficient = clip_coefficient(norm, max_norm)
+    for name, gradient in gradients.items() if coefficient != 1.0 else ():
+        if gradient is not None:
+            gradient.copy_from(values[name] * np.float32(coefficient))
+    return norm
+
+
 def global_norm(comm: Communicator, space: SharedSpace, parts: Iterable[tuple[str, np.ndarray]]) -> float:
     """Return the norm of a model's gradients together, the same bits on every rank; collective.
 

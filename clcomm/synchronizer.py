@@ -31,7 +31,7 @@ from clcomm.sync.parameter_broadcast import PARAMETERS, average_parameters, broa
 from clcomm.sync.settings import SyncSettings
 from clcomm.sync.sharded_update import ShardedUpdate
 from clcomm.sync.shared_space import SharedSpace
-from clcomm.sync.uneven_inputs import gradient_weight, total_inputs
+from clcomm.sync.uneven_inputs import gradient_weight, mixing_weight, require_equal_samples, total_inputs
 from clcomm.units import parse_size
 
 if TYPE_CHECKING:
@@ -207,24 +207,62 @@ class Synchronizer:
             model: whose gradients are averaged.
             use_bucketing: True: in buckets of up to `bucket_size` bytes; False: single tensors; the bits are the same.
             samples: how many samples this rank's gradient is the mean of; the result is then the mean over all ranks'
-                samples. Every rank gives its number, or none does.
+                samples. Every rank gives its number, or none does; None after `expect_samples`.
             of: the number of samples to divide by instead of all ranks' together; the same on every rank. Where they
                 know that of all ranks, it saves the small all-reduce that adds them up.
 
         Raises:
             MismatchError: on every rank, in a model's first call where the replicas differ.
+            ArgumentError: on every rank, where `samples` differ and a SyncBatchNorm has added up the ranks' gradients.
             NonFiniteError: on every rank, if `check_finite` is set and a mean holds NaN or Inf.
         """
         if self._models.is_paused:
             return
-        if samples is not None:
+        expected = self._model(model).expected_weight
+        if expected is not None:
+            if samples is not None:
+                raise ArgumentError(f"samples: expected None after expect_samples(), got {samples!r}")
+            self._weigh(model, None)
+            self._synchronise(model, use_bucketing, expected)
+        elif samples is not None:
             self._refuse_overlap()
             self._refuse_weights(model)
+            if self._model(model).space.mixing_layers():
+                require_equal_samples(self.comm, samples)
             self._synchronise(model, use_bucketing, gradient_weight(self.comm, samples, of, in_join=self._in_join))
         elif self._in_join:
             raise ArgumentError("samples: expected this rank's number of samples within join(), got None")
         else:
             self._synchronise(model, use_bucketing, 1.0)
+
+    def expect_samples(self, model: Any, samples: float, *, of: float | None = None) -> None:
+        """Set, before a step's first backward, of how many samples this rank's gradient will be the mean.
+
+        `sync_gradients(model)` then averages over all ranks' samples. Where numbers differ and the model has a
+        SyncBatchNorm it has to be known before backward, which adds up the ranks' gradients there. Every rank calls it.
+
+        Args:
+            model: whose gradients are averaged.
+            samples, of: as for `sync_gradients`.
+
+        Raises ArgumentError, on every rank, for a rank without samples where the model has a SyncBatchNorm.
+        """
+        self._refuse_overlap()
+        self._refuse_weights(model)
+        if self._in_join:
+            raise ArgumentError(
+                "expect_samples: expected no join() around it, where ranks may have no samples, got one"
+            )
+        layers = self._model(model).space.mixing_layers()
+        weight = (mixing_weight if layers else gradient_weight)(self.comm, samples, of)
+        self._weigh(model, weight)
+
+    def _weigh(self, model: Any, weight: float | None) -> None:
+        """Let this rank's gradients count `weight` times, from this step's first backward on; None: as any rank's."""
+        ours = self._model(model)
+        ours.expected_weight = weight
+        for layer in ours.space.mixing_layers():
+            layer.weigh(1.0 if weight is None else weight, next(model.parameters()).device)
 
     def _refuse_overlap(self) -> None:
         """Exclude overlap, or raise ArgumentError where it was used already."""

@@ -114,6 +114,9 @@ class Context(Node):
 class Op:
     """An operation: `forward(ctx, *inputs, **attrs)` and `backward(ctx, grad)`, called through `apply`."""
 
+    #: Whether a result with as many columns as an input has that input's: of divided rows it is divided, too.
+    keeps_columns = False
+
     @staticmethod
     def forward(ctx: Any, *inputs: Any, **attrs: Any) -> Tensor:
         """Queue the kernels of the result and return it."""
@@ -134,6 +137,10 @@ class Op:
             needs, recorded = (False,) * len(inputs), False
         ctx = Context(inputs, needs)
         result = cls.forward(ctx, *inputs, **attrs)
+        if cls.keeps_columns:
+            for x in inputs:
+                if x is not None and x.whole_columns and result.shape[-1:] == x.shape[-1:]:
+                    result.whole_columns = x.whole_columns
         if recorded:
             if any(kept is result for kept in ctx.saved):  # a node that holds its own result would be a reference cycle
                 ctx.saved = tuple([result.detach() if kept is result else kept for kept in ctx.saved])

@@ -41,7 +41,7 @@ class Gradient(Tensor):
         gradient = cls.__new__(cls)
         gradient._owner, gradient._number = slot, slot.dropped
         gradient.device, gradient.shape = slot.local.device, shape
-        gradient.dtype, gradient._requires_grad = FLOAT32, False
+        gradient.dtype, gradient._requires_grad, gradient.whole_columns = FLOAT32, False, 0
         gradient._grad = gradient._node = gradient._hooks = None
         return gradient
 

@@ -54,12 +54,15 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
 
     __slots__ = (
         "__weakref__", "_bounds", "_grad", "_hooks", "_node", "_requires_grad", "buffer", "device", "dtype", "shape",
+        "whole_columns",
     )  # fmt: skip
 
     #: `backward` of autograd.py, which imports this file and sets it.
     _backward: ClassVar[Any]
 
     buffer: Any
+    #: How many columns the rows have of which ranks have a part each; 0: the rows are whole.
+    whole_columns: int
     _grad: Tensor | None
     _node: Node | None
     _hooks: list[tuple[Callable[[Tensor], Any], bool]] | None  # (hook, planned)
@@ -82,6 +85,7 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
         self._requires_grad = False
         if copy and array.dtype == INT32:
             self._bounds = np.array([array.min(), array.max()])
+        self.whole_columns = 0
         if requires_grad:
             self.requires_grad = True
 
@@ -249,7 +253,9 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
 
     def detach(self) -> Tensor:
         """Return a tensor on the same memory that is not on the tape."""
-        return self.alias(self.shape)
+        detached = self.alias(self.shape)
+        detached.whole_columns = self.whole_columns
+        return detached
 
     def alias(self, shape: Shape) -> Tensor:
         """Return a tensor of another shape and as many elements, on the same memory, that is not on the tape."""
@@ -289,6 +295,7 @@ def wrap(device: Device, buffer: Any, shape: Shape, dtype: np.dtype = FLOAT32) -
     tensor.dtype = dtype
     tensor._grad = tensor._node = tensor._hooks = None
     tensor._requires_grad = False
+    tensor.whole_columns = 0
     return tensor
 
 
@@ -321,6 +328,16 @@ def constant(device: Device, value: float) -> Tensor:
 def is_one(tensor: Tensor) -> bool:
     """Return whether a tensor is the `constant` 1.0, from which backward() of a loss starts."""
     return tensor.buffer is tensor.device.kept.get(_ONE)
+
+
+def whole_rows(name: str, x: Tensor) -> None:
+    """Raise ArgumentError for a tensor whose rows are divided between ranks, as the result would be a part's."""
+    if x.whole_columns:
+        raise ArgumentError(
+            f"{name}: expected whole rows of {x.whole_columns} columns, got this rank's {x.shape[-1]}, of a "
+            "ColumnParallel layer; use ColumnParallel(gather_output=True), or VocabularyParallelCrossEntropyLoss for "
+            "a loss of parts"
+        )
 
 
 def float_tensor(name: str, value: Any) -> Tensor:

@@ -108,12 +108,20 @@ class DistributedDataParallel:
     def finish_grad_sync(self, *, samples: float | None = None) -> None:
         """Replace each gradient by its mean over the ranks, after backward; collective. Nothing within `no_sync()`.
 
-        samples: how many samples this rank's gradient is the mean of: see `Synchronizer.sync_gradients`.
+        samples: how many samples this rank's gradient is the mean of: see `Synchronizer.sync_gradients`; None after
+            `expect_samples`.
         """
         if self._joining is None:
             self.synchronizer.sync_gradients(self.module, samples=samples)
         elif not self._is_paused:
             self._joining.finish(samples)
+
+    def expect_samples(self, samples: float) -> None:
+        """Set, before a step's first backward, what `finish_grad_sync(samples=...)` takes after it; collective.
+
+        A SyncBatchNorm needs it there: see `Synchronizer.expect_samples`.
+        """
+        self.synchronizer.expect_samples(self.module, samples)
 
     def clip_grad_norm(self, max_norm: float) -> float:
         """Scale the averaged gradients so that their norm is at most `max_norm`; return the norm before."""

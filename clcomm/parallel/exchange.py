@@ -12,12 +12,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
+
 from clcomm.collectives.handle import Handle
 from clcomm.communicator import Communicator
 from clcomm.engine.device import Device
 from clcomm.engine.fold import DeviceFold
 from clcomm.engine.host_buffer import HostBuffer, sees_writes
 from clcomm.engine.ops.blocks import Block, copy_part
+from clcomm.engine.ops.broadcasting import launch_broadcast
 from clcomm.engine.tensor import Shape, Tensor, copy_into, empty
 from clcomm.flat_space.layout import ALIGNMENT
 
@@ -47,6 +50,8 @@ class Exchange:
         self._sees_writes = sees_writes(device)
         self._regions: dict[str, HostBuffer] = {}
         self._prepared: dict[tuple[Any, ...], Any] = {}
+        self._weight = 1.0  # this rank's in `weighted`
+        self._weights: tuple[Tensor, Tensor] | None = None  # it and its reciprocal; None: it has always been 1
         self._met = 0  # collectives so far, at each of which no rank had kernels in its queue
         self._read_after: dict[str, int] = {}  # by region: the collective after which other ranks read it
         comm.fold_with(DeviceFold.on(device))
@@ -69,6 +74,27 @@ class Exchange:
         pending = self.sum(x.shape, label)
         copy_into(pending.own, x)
         return pending.copied(out)
+
+    def weigh(self, weight: float) -> None:
+        """Let the ranks' parts count by their weights in `weighted` from now on; above 0, 1 if all are equal."""
+        if weight == self._weight:
+            return
+        self._weight, values = weight, np.array([[weight], [1 / weight]], np.float32)
+        if self._weights is None:
+            own, reciprocal = (Tensor(each, self.device) for each in values)
+            self._weights = own, reciprocal
+            self.device.revision += 1  # recordings so far do without
+        for tensor, value in zip(self._weights, values, strict=True):  # recordings read them
+            tensor.copy_from(value)
+
+    def weighted(self, x: Tensor, label: str) -> Tensor:
+        """Return the sum of all ranks' x times their weights, divided by this rank's."""
+        if self._weights is None:
+            return self.summed(x, label)
+        pending, result = self.sum(x.shape, label), empty(self.device, x.shape)
+        launch_broadcast("mul_broadcast", pending.own, x, self._weights[0])
+        launch_broadcast("mul_broadcast", result, pending.total(), self._weights[1])
+        return result
 
     def _prepare_sum(self, _: str, count: int, label: str) -> tuple[Any, ...]:
         summands, sums = self._region("summands", 4 * _padded(count)), self._region("sums", 4 * _padded(count))

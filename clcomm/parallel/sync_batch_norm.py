@@ -19,8 +19,9 @@ class SyncBatchNorm(BatchNorm):
     """x [N, C, ...] -> the same, normalised in each channel over the batches of all ranks, as PyTorch's SyncBatchNorm.
 
     Ranks that share a batch then train as one rank with all of it. In training, forward and backward are collective;
-    batches may differ in size. In `eval()` it is a BatchNorm. Statistics are exchanged in shared memory on one host,
-    and summed in rank order.
+    batches may differ in size: `expect_samples` of the Synchronizer or DistributedDataParallel, before backward, then
+    weighs the ranks' losses. In `eval()` it is a BatchNorm. Statistics are exchanged in shared memory on one host, and
+    summed in rank order.
 
     Args:
         num_features: the channels of x.
@@ -49,9 +50,22 @@ class SyncBatchNorm(BatchNorm):
         self._comm = _checked(comm)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._ranks is None:
-            self._ranks = Exchange(self._comm, x.device)
+        self._exchange(x.device)
         return super().forward(x)
+
+    @property
+    def mixes_ranks(self) -> bool:
+        """Whether its backward adds up gradients of several ranks, as it trains now."""
+        return self._comm.size > 1 and (self.training or self.running_mean is None)
+
+    def weigh(self, weight: float, device: Device) -> None:
+        """Let this rank's loss count `weight` times in the gradients to come: see `Synchronizer.expect_samples`."""
+        self._exchange(device).weigh(weight)
+
+    def _exchange(self, device: Device) -> Exchange:
+        if self._ranks is None:
+            self._ranks = Exchange(self._comm, device)
+        return self._ranks  # type: ignore[return-value]
 
     @classmethod
     def convert_sync_batchnorm(cls, module: M, comm: Communicator) -> M:

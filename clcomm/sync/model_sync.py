@@ -72,6 +72,8 @@ class ModelSync:
         self.has_started = False
         #: The bucket size in bytes that was found to be the fastest; None: none was looked for, or none is found yet.
         self.chosen_bucket_size: int | None = None
+        #: The factor for this rank's gradients that was set before backward; None: none was.
+        self.expected_weight: float | None = None
         #: What reduces the gradients in place of `average`; None: `average` does.
         self.sharded_update: ShardedUpdate | None = None
         self.comm, self._settings, self._decisions = comm, settings, decisions

@@ -58,6 +58,11 @@ class SharedSpace:
         """Bytes of the parameters as they are stored, without padding."""
         return self.precision.nbytes(self.layout.nbytes)
 
+    def mixing_layers(self) -> list[Any]:
+        """Return the model's layers whose backward adds up gradients of several ranks, such as SyncBatchNorm."""
+        named: Any = getattr(self.model, "named_modules", tuple)
+        return [each for _, each in named() if getattr(type(each), "mixes_ranks", None) and each.mixes_ranks]
+
     @property
     def has_parameters(self) -> bool:
         """Whether this rank has all parameters, and not a shard of them."""

@@ -26,6 +26,39 @@ def total_inputs(comm: Communicator, samples: float | None) -> InputTotals:
     return InputTotals(int(ranks), float(total))
 
 
+def check_samples(samples: float) -> None:
+    """Raise ArgumentError unless it is a number from 0 up."""
+    if isinstance(samples, bool) or not isinstance(samples, (int, float, np.number)) or not 0 <= samples < math.inf:
+        raise ArgumentError(f"samples: expected this rank's number of samples, from 0 up, got {samples!r}")
+
+
+def require_equal_samples(comm: Communicator, samples: float) -> None:
+    """Raise ArgumentError on every rank where backward has mixed gradients that should have had weights. Collective."""
+    check_samples(samples)
+    everyone = comm.all_gather(np.array([float(samples)]), label=CHECKS)[:, 0]
+    if (everyone != everyone[0]).any():
+        raise ArgumentError(
+            f"samples: expected them before backward, by expect_samples(), as SyncBatchNorm's backward adds up the "
+            f"ranks' gradients, got {_listed(everyone)} after it"
+        )
+
+
+def mixing_weight(comm: Communicator, samples: float, of: float | None) -> float:
+    """Return the factor for this rank's gradient as `gradient_weight`, for layers that divide by it. Collective."""
+    check_samples(samples)
+    everyone = comm.all_gather(np.array([float(samples)]), label=CHECKS)[:, 0]
+    if not everyone.all():
+        raise ArgumentError(
+            "samples: expected some on every rank with SyncBatchNorm, whose statistics are of all ranks' batches, got "
+            f"{_listed(everyone)}"
+        )
+    return float(samples) * comm.size / (float(everyone.sum()) if of is None else of)
+
+
+def _listed(samples: np.ndarray) -> str:
+    return f"{', '.join(f'{each:g}' for each in samples)} on ranks 0 to {len(samples) - 1}"
+
+
 def gradient_weight(comm: Communicator, samples: float, of: float | None = None, *, in_join: bool = False) -> float:
     """Return the factor for this rank's gradient that makes the mean over ranks the mean over samples.
 
@@ -38,8 +71,7 @@ def gradient_weight(comm: Communicator, samples: float, of: float | None = None,
         samples: this rank's.
         of: the number of samples to divide by; None: that of all ranks.
     """
-    if isinstance(samples, bool) or not isinstance(samples, (int, float, np.number)) or not 0 <= samples < math.inf:
-        raise ArgumentError(f"samples: expected this rank's number of samples, from 0 up, got {samples!r}")
+    check_samples(samples)
     total = of
     if of is None or in_join:
         found = total_inputs(comm, float(samples)).samples

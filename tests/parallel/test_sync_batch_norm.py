@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from clcomm import Communicator
+from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import (
     BatchNorm1d,
     BatchNorm2d,
@@ -171,6 +172,94 @@ def test_a_converted_model_trains_as_one_rank_with_the_whole_batch(ranks, make, 
         np.testing.assert_allclose(value, state[name], rtol=5e-3, atol=2e-3, err_msg=name)
     everyone = ranks.all_gather_object({name: value.tobytes() for name, value in found.items()})
     assert everyone == everyone[:1] * ranks.size
+
+
+def uneven(ranks: int, step: int) -> list[int]:
+    """Return each rank's samples of a step; rank 0's are as many in all, so that its recordings serve all."""
+    return [
+        3 if rank == 0 else 1 + (3 * rank + step + rank * step) % 5 + 4 * (rank == ranks - 1) for rank in range(ranks)
+    ]
+
+
+def clipped_alone(model, largest: float) -> float:
+    """Clip one rank's gradients; return their norm before."""
+    gradients = [each.grad for each in model.parameters()]
+    norm = np.sqrt(sum((each.numpy().astype(np.float64) ** 2).sum() for each in gradients))
+    for each in gradients:
+        each.copy_from((each.numpy() * min(1.0, largest / (norm + 1e-6))).astype(np.float32))
+    return norm
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("way", ["plain", "replayed", "zero", "accumulated", "clipped"])
+def test_batches_of_other_sizes_weigh_the_ranks_as_one_rank_with_all_samples(ranks, way):
+    model, steps, parts = network(), 20, 2 if way == "accumulated" else 1
+    alone, rng = copy.deepcopy(model), np.random.default_rng(11)
+    model = SyncBatchNorm.convert_sync_batchnorm(model, ranks)
+    ddp = DistributedDataParallel(model, ranks, broadcast_buffers=False, zero=int(way == "zero"))
+    optimizers = [SGD(each, 0.05, momentum=0.9) for each in (alone, model)]
+    if way == "zero":
+        optimizers[1] = DistributedOptimizer(optimizers[1], ddp.synchronizer)
+    loss_fn = CrossEntropyLoss()
+
+    def forward_backward(x, y):
+        loss_fn(model(x), y).backward(1 / parts)
+
+    run = Replay(forward_backward) if way == "replayed" else forward_backward
+    for step in range(steps):
+        counts = uneven(ranks.size, step % 4)
+        if step > 3 and step % 3:
+            ddp.expect_samples(counts[ranks.rank])
+        else:  # what was expected is one step's
+            counts = [3] * ranks.size
+        for part in range(parts):
+            x, y = drawn([12, step, part], (sum(counts), 2, 6, 6)), rng.integers(0, 5, sum(counts)).astype(np.int32)
+            loss_fn(alone(Tensor(x)), Tensor(y)).backward(1 / parts)
+            own = slice(sum(counts[: ranks.rank]), sum(counts[: ranks.rank + 1]))
+            run(Tensor(x[own]), Tensor(y[own]))
+        ddp.finish_grad_sync()
+        if way == "clipped":
+            assert ddp.clip_grad_norm(0.5) == pytest.approx(clipped_alone(alone, 0.5), rel=1e-3)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    expected, found = alone.state_dict(), model.state_dict()
+    for name, value in found.items():
+        apart = np.linalg.norm(value.astype(np.float64) - expected[name])
+        assert apart <= 1e-4 * max(np.linalg.norm(expected[name]), 0.1), (name, apart)  # biases before batch norm are 0
+    everyone = ranks.all_gather_object({name: value.tobytes() for name, value in found.items()})
+    assert everyone == everyone[:1] * ranks.size
+
+
+@pytest.mark.mpi(min_size=2)
+def test_samples_that_come_after_backward_are_refused_on_every_rank_where_they_differ(ranks):
+    model = SyncBatchNorm.convert_sync_batchnorm(network(), ranks)
+    ddp, plain = DistributedDataParallel(model, ranks), DistributedDataParallel(network(), ranks)
+
+    def step(of, count: int, samples: float | None) -> str:
+        CrossEntropyLoss()(of(Tensor(drawn([13, ranks.rank], (count, 2, 6, 6)))), Tensor(np.zeros(count, np.int32))
+                           ).backward()  # fmt: skip
+        try:
+            of.finish_grad_sync(samples=samples)
+        except ArgumentError as error:
+            return str(error)
+        return ""
+
+    sizes = [2 + rank for rank in range(ranks.size)]
+    text = step(ddp, sizes[ranks.rank], sizes[ranks.rank])
+    assert text == (
+        "samples: expected them before backward, by expect_samples(), as SyncBatchNorm's backward adds up the ranks' "
+        f"gradients, got {', '.join(map(str, sizes))} on ranks 0 to {ranks.size - 1} after it"
+    )
+    assert step(ddp, 3, 3) == step(ddp, sizes[ranks.rank], None) == step(plain, sizes[ranks.rank], ranks.rank + 1) == ""
+    with pytest.raises(ArgumentError, match="samples: expected some on every rank with SyncBatchNorm") as caught:
+        ddp.expect_samples(ranks.rank)
+    one_line(caught)
+    ddp.expect_samples(2)
+    assert "samples: expected None after expect_samples()" in step(ddp, 2, 2)
+    model.eval()  # nothing is mixed
+    ddp.finish_grad_sync()
+    assert step(ddp, sizes[ranks.rank], sizes[ranks.rank]) == ""
 
 
 @pytest.mark.mpi(min_size=4)

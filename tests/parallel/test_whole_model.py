@@ -9,10 +9,12 @@ import pytest
 
 from clcomm import DistributedDataParallel, Mesh, clip_grad_norm
 from clcomm.distributed_optimizer import DistributedOptimizer
+from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
 from clcomm.parallel import parallelize_module
 from clcomm.parallel.loss_scaling import GradScaler
 from clcomm.parallel.pipeline import Pipeline
+from tests.helpers import one_line
 from tests.parallel.pipeline.cases import CASES, bits, tensor
 from tests.parallel.pipeline.test_divided_stages import PLANS
 
@@ -106,3 +108,17 @@ def test_a_gradient_that_overflows_on_one_rank_skips_the_step_on_all(auto, zero)
         everyone = auto.all_gather_object((taken, states, scaler.get_scale()))
         assert all(each == everyone[0] for each in everyone), axes
         training.close()
+
+
+@pytest.mark.mpi(min_size=4)
+@pytest.mark.parametrize("zero", [2, 3])
+def test_tied_stages_refuse_gradients_that_are_averaged_in_backward(auto, zero):
+    training = Training(auto, {"dp": 2, "tp": 1, "pp": auto.size // 2}, zero)
+    training.ddp.synchronizer.broadcast_parameters(training.pipeline.module)
+    with pytest.raises(ArgumentError) as caught:
+        training.backward(0)
+    text = one_line(caught)
+    assert text.startswith("zero: expected 0 or 1 with parameters that several stages share")
+    stages = training.mesh["pp"]  # of one replica, which the text names
+    assert stages.all_gather_object(text) == [text] * stages.size
+    training.close()

@@ -15,6 +15,8 @@ class Activation(Op):
     count.
     """
 
+    keeps_columns = True
+
     source = "activation"
     kernel_name: str
     keeps_result = True

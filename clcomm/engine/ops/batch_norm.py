@@ -35,8 +35,8 @@ class Ranks(Protocol):
     def gather(self, part: Tensor, axis: int, label: str) -> Tensor:
         """Return all ranks' parts one after the other along `axis`; collective."""
 
-    def summed(self, x: Tensor, label: str) -> Tensor:
-        """Return the sum of all ranks' x; collective."""
+    def weighted(self, x: Tensor, label: str) -> Tensor:
+        """Return the sum of all ranks' x times the weights of their losses, divided by this rank's; collective."""
 
 
 def _count(weight: Tensor | None, bias: Tensor | None) -> int:
@@ -157,7 +157,7 @@ class BatchNormOfRanks(Op):
             sums = empty(device, (2 * channels,))
             for number, each in enumerate((own[1], own[0])):
                 copy_part((channels,), sums, Block(number * channels, (1,)), each, Block(0, (1,)))
-            sums, dx = ctx.ranks.summed(sums, STATISTICS), ctx.out(0)
+            sums, dx = ctx.ranks.weighted(sums, STATISTICS), ctx.out(0)
             device.launch(
                 device.kernel("batch_norm", "batch_norm_dx"), *_grid(grad),
                 dx, grad, x, means, scales, factors, sums, total, ctx.parameters, *ctx.sizes,

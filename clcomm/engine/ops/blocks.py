@@ -85,6 +85,8 @@ def _fill(x: Tensor, value: float) -> None:
 class Slice(Op):
     """The part of x that begins at `starts`, of `sizes`, with every `steps`-th element."""
 
+    keeps_columns = True
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, *, starts: Shape, steps: Shape, sizes: Shape) -> Tensor:
         out = empty(x.device, sizes)

@@ -10,7 +10,7 @@ from clcomm.engine.autograd import Op
 from clcomm.engine.ops import loss
 from clcomm.engine.ops.reduce import sum_over
 from clcomm.engine.targets import note_of
-from clcomm.engine.tensor import Tensor, empty, float_tensor, wrap
+from clcomm.engine.tensor import Tensor, empty, float_tensor, whole_rows, wrap
 from clcomm.errors import ArgumentError
 
 NONE_IGNORED = -(2**31)
@@ -145,6 +145,7 @@ def _settings(
     """Return the checked arguments of a loss."""
     if float_tensor(name, x).ndim != 2:
         raise ArgumentError(f"{name}: expected rows of classes, (rows, classes), got {x.shape}")
+    whole_rows(name, x)
     loss.check_reduction(name, reduction)
     if weight is not None:
         if float_tensor(f"{name}: weight", weight).shape != x.shape[1:]:

@@ -17,6 +17,8 @@ _GROUP = 32
 class DropoutOp(Op):
     """x / (1 - p) where an element is kept, else 0; `p` is below 1."""
 
+    keeps_columns = True
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, *, p: float, stream: RandomStream | None) -> Tensor:
         ctx.p, ticket = p, (RandomStream.of(x.device) if stream is None else stream).ticket()

@@ -52,6 +52,8 @@ def _folded(ctx: Any, index: int, grad: Tensor, scale: float = 1.0) -> Tensor:
 class Add(Op):
     """a + b"""
 
+    keeps_columns = True
+
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
         return _binary("add", a, b)
@@ -64,6 +66,8 @@ class Add(Op):
 class Sub(Op):
     """a - b"""
 
+    keeps_columns = True
+
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
         return _binary("sub", a, b)
@@ -75,6 +79,8 @@ class Sub(Op):
 
 class Mul(Op):
     """a * b"""
+
+    keeps_columns = True
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -93,6 +99,8 @@ class Mul(Op):
 
 class Div(Op):
     """a / b"""
+
+    keeps_columns = True
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -117,6 +125,8 @@ class Div(Op):
 class Affine(Op):
     """scale * x + shift, where scale and shift are numbers."""
 
+    keeps_columns = True
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, *, scale: float, shift: float) -> Tensor:
         ctx.scale, ctx.shift = scale, shift
@@ -129,6 +139,8 @@ class Affine(Op):
 
 class DivideNumber(Op):
     """number / x"""
+
+    keeps_columns = True
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *, number: float) -> Tensor:

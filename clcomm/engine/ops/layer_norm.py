@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from clcomm.engine.autograd import Op
-from clcomm.engine.tensor import Tensor, empty, float_tensor
+from clcomm.engine.tensor import Tensor, empty, float_tensor, whole_rows
 from clcomm.errors import ArgumentError
 
 #: Rows that one work unit sums; a constant, so that results do not depend on the device.
@@ -88,6 +88,7 @@ def layer_norm(
     Raises ArgumentError for other shapes, for a bias without a weight, and for an `eps` that is negative.
     """
     float_tensor("layer_norm", x)
+    whole_rows("layer_norm", x)
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     if not shape or x.shape[-len(shape) :] != shape or not math.prod(shape):
         raise ArgumentError(f"layer_norm: expected x to end in the dimensions {shape}, got shape {x.shape}")

@@ -10,7 +10,7 @@ from clcomm.engine.autograd import Op
 from clcomm.engine.ops.broadcasting import broadcast_shape, expand
 from clcomm.engine.ops.reduce import ROW_BLOCK, sum_over
 from clcomm.engine.targets import note_of, require_classes
-from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor, is_one, wrap
+from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor, is_one, whole_rows, wrap
 from clcomm.errors import ArgumentError
 
 _BLOCK = 4096  # elements that one work unit of the squared error sums
@@ -103,6 +103,7 @@ def cross_entropy(logits: Tensor, targets: Tensor | np.ndarray, reduction: str =
             the loss, NaN, is read.
     """
     float_tensor("cross_entropy", logits)
+    whole_rows("cross_entropy", logits)
     if logits.ndim != 2:
         raise ArgumentError(f"cross_entropy: expected logits of shape (rows, classes), got {logits.shape}")
     check_reduction("cross_entropy", reduction)

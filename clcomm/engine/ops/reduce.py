@@ -8,7 +8,7 @@ from typing import Any
 
 from clcomm.engine.autograd import Op
 from clcomm.engine.ops.broadcasting import expand
-from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor, wrap
+from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor, whole_rows, wrap
 from clcomm.errors import ArgumentError
 
 #: Elements of a row, and of a column, that one work unit sums; constants, so that results do not depend on the device.
@@ -112,6 +112,7 @@ def reduced(name: str, x: Tensor, axis: int | Sequence[int] | None, keepdims: bo
 def argmax(x: Tensor) -> Tensor:
     """Return the int32 index of the largest element along the last dimension, the first of equals."""
     float_tensor("argmax", x)
+    whole_rows("argmax", x)
     if not x.ndim:
         raise ArgumentError("argmax: expected a tensor with dimensions, got shape ()")
     device, columns = x.device, x.shape[-1]

@@ -16,6 +16,8 @@ from clcomm.errors import ArgumentError
 class Reshape(Op):
     """The same memory in another shape."""
 
+    keeps_columns = True
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, *, shape: Shape) -> Tensor:
         return x.alias(shape)

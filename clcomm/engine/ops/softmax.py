@@ -8,7 +8,7 @@ from typing import Any
 
 from clcomm.engine.autograd import Op
 from clcomm.engine.ops.shape import reshape, transpose
-from clcomm.engine.tensor import Tensor, empty, float_tensor
+from clcomm.engine.tensor import Tensor, empty, float_tensor, whole_rows
 from clcomm.errors import ArgumentError
 
 
@@ -78,6 +78,8 @@ def logsumexp(x: Tensor, axis: int | Sequence[int] = -1, keepdims: bool = False)
     axes = tuple([a + x.ndim if a < 0 else a for a in given])
     if not axes or len(set(axes)) != len(axes) or any(not 0 <= a < x.ndim for a in axes):
         raise ArgumentError(f"logsumexp: axis {axis} does not fit a tensor of shape {x.shape}")
+    if x.ndim - 1 in axes:
+        whole_rows("logsumexp", x)
     others = [d for d in range(x.ndim) if d not in axes]
     order, kept = (*others, *sorted(axes)), tuple([x.shape[d] for d in others])
     lying = x if order == tuple(range(x.ndim)) else transpose(x, order)
@@ -101,6 +103,7 @@ def _along(op: type[_RowOp], name: str, x: Tensor, axis: int) -> Tensor:
     if not -x.ndim <= axis <= last:
         raise ArgumentError(f"{name}: axis {axis} does not fit a tensor of shape {x.shape}")
     if axis in (-1, last):
+        whole_rows(name, x)
         return op.apply(x)
     order = list(range(x.ndim))
     order[axis], order[last] = order[last], order[axis]

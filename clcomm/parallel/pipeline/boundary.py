@@ -27,7 +27,7 @@ class Arrived(Tensor):
         leaf = cls.__new__(cls)
         leaf.device, leaf.buffer, leaf.shape, leaf.dtype = tensor.device, tensor.buffer, tensor.shape, tensor.dtype
         leaf._grad = leaf._node = leaf._hooks = leaf.gradient_place = None
-        leaf._requires_grad = tensor.dtype == FLOAT32
+        leaf._requires_grad, leaf.whole_columns = tensor.dtype == FLOAT32, tensor.whole_columns
         return leaf
 
     def claim_gradient(self) -> Tensor | None:

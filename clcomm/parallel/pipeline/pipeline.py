@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from clcomm.clipping import CLIPPING, ModelRanks, check_max_norm, clip_averaged, clip_coefficient
+from clcomm.clipping import CLIPPING, check_max_norm, clip_averaged, clip_own
 from clcomm.communicator import Communicator
 from clcomm.engine import functional as F
 from clcomm.engine.autograd import no_grad
@@ -234,21 +234,8 @@ class Pipeline:
         averaging = averaging_of(self.module)
         with self.comm.phase(CLIPPING):
             if averaging is None:
-                return self._clip_own(max_norm)
+                return clip_own(dict(self.module.named_parameters()), self._tied, max_norm)
             return clip_averaged(averaging.comm, averaging.space, averaging.sharded_update, max_norm)
-
-    def _clip_own(self, max_norm: float) -> float:
-        """Clip gradients that no Synchronizer averages."""
-        ranks = ModelRanks(dict(self.module.named_parameters()))
-        ranks.stages = self._tied  # also where this rank has no parameters
-        own = [(name, each, each.grad) for name, each in self.module.named_parameters()]
-        values = {name: gradient.numpy().reshape(-1) for name, _, gradient in own if gradient is not None}
-        norm = ranks.norm(ranks.own_squares(values.items()).tolist())
-        coefficient = clip_coefficient(norm, max_norm)
-        for name, parameter, gradient in own if coefficient != 1.0 else ():
-            if gradient is not None:
-                gradient.copy_from((values[name] * np.float32(coefficient)).reshape(parameter.shape))
-        return norm
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the whole model's parameters and buffers, on every rank, by their names there; collective."""

@@ -54,7 +54,7 @@ class TiedParameters:
     def begin_step(self) -> None:
         """Drop the gradients that earlier steps have summed, on all ranks of a parameter but its first."""
         for _, parameter, _, _ in self._groups:
-            if self.is_counted_elsewhere(parameter) and parameter.grad is not None:
+            if not self.counts(parameter) and parameter.grad is not None:
                 parameter.grad = None
 
     def sum_gradients(self) -> None:

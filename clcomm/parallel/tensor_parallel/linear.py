@@ -82,7 +82,11 @@ class ColumnParallelLinear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         y = column_linear(x, self.weight, self.bias, self._ranks, self._sequence)
-        return gather_from_ranks(y, self._ranks) if self._gathers else y
+        if self._gathers:
+            return gather_from_ranks(y, self._ranks)
+        if self._ranks.size > 1:
+            y.whole_columns = self._ranks.size * y.shape[-1]
+        return y
 
 
 class RowParallelLinear(Linear):

@@ -1,11 +1,15 @@
-"""Layers of which each rank has a part refuse inputs of other widths on every rank, before a kernel reads anything."""
+"""Divided layers refuse inputs of other widths, and rows that ranks have parts of are refused where all count."""
 
 from __future__ import annotations
+
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 from clcomm.engine import Linear, MultiheadAttention, Sequential, Tensor
+from clcomm.engine import functional as F
+from clcomm.engine.autograd import no_grad
 from clcomm.engine.ops.blocks import Block, copy_part
 from clcomm.engine.ops.broadcasting import launch_broadcast
 from clcomm.engine.ops.matmul import column_sums, multiply
@@ -20,6 +24,7 @@ from clcomm.parallel.tensor_parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from models.gpt import next_token_loss
 from tests.helpers import one_line
 from tests.parallel.tensor_parallel.tasks import device, drawn
 
@@ -140,3 +145,44 @@ def test_other_inner_functions_refuse_what_leaves_their_tensors():
             run()
         one_line(caught)
     copy_part((3,), of(3), Block(0, (1,)), of(3), Block(2, (-1,)))
+
+
+#: What compares the columns of a row with each other.
+CONSUMERS = {
+    "cross_entropy": lambda y, labels: F.cross_entropy(y, labels),
+    "smoothed cross_entropy": lambda y, labels: F.cross_entropy(y, labels, label_smoothing=0.1),
+    "nll_loss": lambda y, labels: F.nll_loss(y, labels),
+    "softmax": lambda y, labels: F.softmax(y),
+    "log_softmax": lambda y, labels: F.log_softmax(y * 0.5 + 1.0),
+    "logsumexp": lambda y, labels: F.logsumexp(F.gelu(y)),
+    "argmax": lambda y, labels: F.argmax(y.detach()),
+    "layer_norm": lambda y, labels: F.layer_norm(y[:2], y.shape[-1]),
+    "loss of a sequence": lambda y, labels: next_token_loss(
+        F.reshape(y, (3, 1, -1)), Tensor(labels.reshape(3, 1), device())
+    ),
+}
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("name", CONSUMERS)
+def test_rows_of_which_ranks_have_parts_are_refused_where_columns_are_compared(several, name):
+    """A head without `gather_output` under a plain cross-entropy: half of the classes would count."""
+    labels = np.zeros(3, np.int32)
+    for gathers in (False, True):
+        head = Sequential(Linear(_IN, _OUT, device=device()))
+        model = parallelize_module(head, several, {"0": ColumnParallel(gather_output=gathers)})
+        for context in (nullcontext, no_grad):
+            with context():
+                errors = refusals(several, lambda model=model: CONSUMERS[name](model(of(3, _IN)), labels))
+            part = f"expected whole rows of {_OUT} columns, got this rank's {_OUT // several.size}"
+            assert all(("" if gathers else part) in each and bool(each) != gathers for each in errors), errors
+
+
+@pytest.mark.mpi(min_size=2)
+def test_heads_and_layers_behind_a_divided_one_compare_their_own_columns(several):
+    """What a rank may compute of its part: attention within its heads, and all behind the sum."""
+    x = parallelize_module(Linear(_IN, _OUT, device=device()), several, ColumnParallel())(of(3, _IN))
+    own = F.transpose(F.reshape(x, (3, 1, 1, -1)), (0, 2, 1, 3))
+    F.softmax(F.matmul(own, own, transpose_b=True))
+    whole = parallelize_module(Linear(_OUT, 4, device=device()), several, RowParallel())(F.relu(x))
+    F.cross_entropy(whole, np.zeros(3, np.int32))
