@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 from clcomm.transport.pending import Span
@@ -16,7 +17,7 @@ class ExposedTime:
     """Spans of time, (begin, end) by time.perf_counter(), in order; one log for all collectives in flight."""
 
     def __init__(self) -> None:
-        self._spans: list[Span] = []
+        self._spans: deque[Span] = deque()
         #: Total length of all spans so far, including those already taken.
         self.seconds = 0.0
 
@@ -32,9 +33,14 @@ class ExposedTime:
 
     def take(self, begin_s: float, end_s: float) -> tuple[Span, ...]:
         """Return the spans between two times, cut to them, and drop everything up to the second."""
-        taken = intersection(self._spans, [(begin_s, end_s)])
-        self._spans = [(max(begin, end_s), end) for begin, end in self._spans if end > end_s]
-        return taken
+        spans, taken = self._spans, []
+        while spans and spans[0][0] < end_s:  # the first ones alone: there may be thousands behind them
+            begin, end = spans.popleft()
+            if end > end_s:
+                spans.appendleft((end_s, end))
+            if max(begin, begin_s) < min(end, end_s):
+                taken.append((max(begin, begin_s), min(end, end_s)))
+        return tuple(taken)
 
 
 def intersection(spans: Iterable[Span], others: Iterable[Span]) -> tuple[Span, ...]:

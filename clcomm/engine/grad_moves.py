@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Sequence
 
 from clcomm.engine.flat_buffers import FlatBuffers
 from clcomm.engine.grad_slot import LOCAL, REDUCED, SENT, GradSlot
@@ -19,6 +20,8 @@ class GradMoves:
 
     def __init__(self, buffers: FlatBuffers, slots: tuple[GradSlot, ...]):
         self._buffers, self._slots = buffers, slots
+        ranges = buffers.layout.ranges  # in ascending order
+        self._starts, self._stops = [place.start for place in ranges], [place.stop for place in ranges]
         self._kept: dict[tuple[int, int], tuple[Callable[[], None], Callable[[], None]]] = {}  # by range
 
     def forget(self) -> None:
@@ -37,7 +40,7 @@ class GradMoves:
         """Return functions that do `pull` and `push` of a range, to be called any number of times."""
         found = self._kept.get((start, stop))
         if found is None:
-            closing = [slot for place, slot in self._places() if start < place.stop <= stop]
+            closing = self._slots[bisect_right(self._stops, start) : bisect_right(self._stops, stop)]
             pull, push = self._pull(self._opening(start, stop), start, stop), self._push(closing, start, stop)
             found = self._kept[start, stop] = pull, push
         return found
@@ -85,10 +88,10 @@ class GradMoves:
     def _places(self) -> zip[tuple[ParameterRange, GradSlot]]:
         return zip(self._buffers.layout.ranges, self._slots, strict=True)
 
-    def _opening(self, start: int, stop: int) -> list[GradSlot]:
-        return [slot for place, slot in self._places() if start <= place.start < stop]
+    def _opening(self, start: int, stop: int) -> Sequence[GradSlot]:
+        return self._slots[bisect_left(self._starts, start) : bisect_left(self._starts, stop)]
 
-    def _pull(self, opening: list[GradSlot], start: int, stop: int) -> Callable[[], None]:
+    def _pull(self, opening: Sequence[GradSlot], start: int, stop: int) -> Callable[[], None]:
         def pull() -> None:
             for slot in opening:
                 if slot.state != LOCAL:
@@ -100,7 +103,7 @@ class GradMoves:
 
         return pull
 
-    def _push(self, closing: list[GradSlot], start: int, stop: int) -> Callable[[], None]:
+    def _push(self, closing: Sequence[GradSlot], start: int, stop: int) -> Callable[[], None]:
         def push() -> None:
             if self._buffers.is_staged:
                 self._buffers.write_grads(start, stop, "reduced")
