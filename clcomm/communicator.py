@@ -291,6 +291,11 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
         self._planned.clear()
         return self._has_room(self._shared, sum(sizes), common=False) and self._shared.adopt(move())
 
+    def free_unused(self) -> None:
+        """Free shared memory in which no rank has an array left, as `allocate` does first; collective."""
+        if self._shared is not None:
+            self._run_uncounted("free_unused", self._shared.memory.free_unused)
+
     def _has_room(self, shared: MemoryTransport, nbytes: int, common: bool) -> bool:
         """Return whether there is room for an allocation, after freeing dropped Communicators if needed."""
         if shared.make_room(nbytes, common):

@@ -150,8 +150,9 @@ class HostMemory:
         """Return `nbytes` zeroed bytes: this rank's, readable by the others, or common to all; collective."""
         window = self._windows.make(nbytes if self.rank == 0 or not common else 0)
         parts = [_pages(window, rank, nbytes) for rank in ([0] if common else range(self.ranks))]
-        if not common or self.rank == 0:
-            parts[0 if common else self.rank][:] = 0
+        # Of common memory each rank zeroes a part: the pages that a rank has written to count as its own.
+        first, last = [at * nbytes // self.ranks for at in (self.rank, self.rank + 1)] if common else (0, nbytes)
+        parts[0 if common else self.rank][first:last] = 0
         self.comm.Barrier()
         # Every view of this array refers to it, so it lives as long as the memory is used; `parts` does not count.
         mine = _pages(window, 0 if common else self.rank, nbytes)

@@ -1,6 +1,7 @@
-"""What a rank's process grows by when its model is divided: `mpiexec -n 3 python -m tests.zero.resident 3`.
+"""What a rank's process grows by when its model is divided: `mpiexec -n 3 python -m tests.zero.resident 3 48 auto`.
 
-Each rank of a fresh job writes one line of JSON. Memory is not shared here, so that all of it counts for its rank.
+Each rank of a fresh job writes one line of JSON. Pages that several ranks have mapped count in equal parts for each
+(PSS, proc_pid_smaps(5)).
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import contextlib
 import ctypes
 import gc
 import json
-import os
 import sys
 
 import numpy as np
@@ -17,45 +17,53 @@ import numpy as np
 from clcomm import Communicator, Synchronizer
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Device, Linear, Sequential, Tensor
-from clcomm.optim import SGD
+from clcomm.flat_space.memory import MemoryUse
+from clcomm.optim import Adam
 
 WIDTH = 512
 LAYER_BYTES = 4 * WIDTH * WIDTH
 
 
 def resident() -> int:
-    """Return the bytes of this process that are in memory and its own, without what malloc keeps for later."""
+    """Return the bytes of this process's memory, without what malloc keeps for later."""
     gc.collect()
     with contextlib.suppress(AttributeError):  # of glibc
         ctypes.CDLL(None).malloc_trim(0)
-    with open("/proc/self/statm") as file:
-        _, all_pages, shared, *_ = map(int, file.read().split())
-    return (all_pages - shared) * os.sysconf("SC_PAGE_SIZE")
+    with open("/proc/self/smaps_rollup") as file:
+        return 1024 * next(int(line.split()[1]) for line in file if line.startswith("Pss:"))
 
 
-def trained(comm: Communicator, device: Device, stage: int, layers: int) -> DistributedOptimizer:
-    """Return the optimizer of a model of so many layers after two steps."""
+def trained(comm: Communicator, device: Device, stage: int, layers: int) -> tuple[object, MemoryUse]:
+    """Return the optimizer of a model of so many layers after two steps, and the bytes that a rank is said to have."""
     model = Sequential(*(Linear(WIDTH, WIDTH, bias=False, device=device) for _ in range(layers)))
-    sync = Synchronizer(comm, zero=stage, bucket_size=LAYER_BYTES)
-    optimizer = DistributedOptimizer(SGD(model, 0.01), sync)
+    sync = Synchronizer(comm, zero=stage or 1, bucket_size=LAYER_BYTES)
+    plain = Adam(model, 1e-4)
+    optimizer = DistributedOptimizer(plain, sync) if stage else plain
     sync.broadcast_parameters(model)
     for number in range(2):
         model(Tensor(np.full((2, WIDTH), 0.01 * number, np.float32), device)).sum().backward()
         sync.sync_gradients(model)
         optimizer.step()
         optimizer.zero_grad()
-    return optimizer
+    said = optimizer.memory() if stage else sync.expected_memory(model, len(plain.state_names))
+    assert said is not None
+    return (sync, model, optimizer), said
 
 
 def main() -> None:
-    stage, layers = map(int, sys.argv[1:])
-    comm, device = Communicator(transport="mpi"), Device.select("cpu")
+    stage, layers = map(int, sys.argv[1:3])
+    comm, device = Communicator(transport=sys.argv[3]), Device.select("cpu")
     trained(comm, device, stage, 2)  # what stays of the first use: programs, MPI's buffers
     device.memory.release_unused()
+    comm.barrier()
     before = resident()
-    optimizer = trained(comm, device, stage, layers)
+    comm.barrier()
+    kept, said = trained(comm, device, stage, layers)
     device.memory.release_unused()
-    print(json.dumps({"taken": resident() - before, **optimizer.memory()._asdict()}) + "\n", end="", flush=True)
+    comm.barrier()
+    print(json.dumps({"taken": resident() - before, **said._asdict()}) + "\n", end="", flush=True)
+    comm.barrier()
+    del kept
     comm.finalize()
 
 
