@@ -8,15 +8,17 @@ rank also holds 1/N of the gradients, in stage 3 of the parameters too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
+from clcomm.flat_space.layout import FlatLayout
 from clcomm.flat_space.memory import MemoryUse
 from clcomm.flat_space.shards import Part, ShardPlan
 from clcomm.optim import Optimizer
+from clcomm.optim.groups import ParamGroup
 from clcomm.sync.agreement import require_agreement
 from clcomm.sync.shared_space import SharedSpace
 from clcomm.synchronizer import Synchronizer
@@ -65,13 +67,17 @@ class DistributedOptimizer:
         if known is not None and known.shards is not None:  # an earlier optimizer's
             self._plan: ShardPlan = known.shards.plan
         else:
-            self._plan = ShardPlan(layout, comm.size, *((layout.span, None) if sync.zero == 1 else sync.unit_sizes))
+            self._plan = self._plan_of(layout)
         parts = self._plan.parts(comm.rank)
         optimizer.restrict_to([Part(*(value // _ITEM for value in part)) for part in parts])
         self._shard: Update | None = None
         self._weight = 1.0  # of this rank's gradients in the next mean
         self._is_reduced = False  # whether the gradients are averaged already, before the step
         sync.delegate_reduction(optimizer.space, self)
+
+    def _plan_of(self, layout: FlatLayout) -> ShardPlan:
+        sizes = (layout.span, None) if self.sync.zero == 1 else self.sync.unit_sizes
+        return ShardPlan(layout, self.sync.comm.size, *sizes)
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -85,12 +91,23 @@ class DistributedOptimizer:
 
     @property
     def lr(self) -> float:
-        """The learning rate."""
+        """The learning rate: that of the first group. Setting it sets those of all groups."""
         return self.optimizer.lr
 
     @lr.setter
     def lr(self, value: float) -> None:
         self.optimizer.lr = value
+
+    @property
+    def param_groups(self) -> list[ParamGroup]:
+        """The optimizer's groups; their hyper-parameters can be set at any time, the same on every rank."""
+        return self.optimizer.param_groups
+
+    def add_param_group(self, group: Mapping[str, Any]) -> None:
+        """Raise ArgumentError: groups are added to the optimizer, before its state is divided."""
+        raise ArgumentError(
+            "param_groups: expected all before the DistributedOptimizer is made, got another; add it to the optimizer"
+        )
 
     @property
     def steps(self) -> int:
@@ -125,6 +142,7 @@ class DistributedOptimizer:
             self.require_same_settings()
             self.sync.guard.require_alike(space)
             if space.shards is None:
+                self._plan = self._plan_of(self.optimizer.space.layout)  # with the names that the model has given it
                 space.shards = UnitUpdate(self.sync, space, self._plan)
             self._shard = space.shards
 

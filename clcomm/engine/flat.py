@@ -109,11 +109,11 @@ class FlatSpace(FlatBuffers):
                 parameter.slot = None
 
     def rename(self, named_parameters: Iterable[tuple[str, Parameter]]) -> None:
-        """Rename the parameters in the layout; raises ArgumentError for other parameters or another order of them."""
-        named = list(named_parameters)
-        if [id(p) for _, p in reversed(named)] != [id(p) for p in self.parameters]:
-            raise ArgumentError("parameters: they lie in a flat space in another order; give the module itself")
-        self.layout = FlatLayout([ParameterSpec(name, p.shape) for name, p in named])
+        """Rename the parameters in the layout, whose order stays; raises ArgumentError for other parameters."""
+        names = {id(parameter): name for name, parameter in named_parameters}
+        if names.keys() != {id(parameter) for parameter in self.parameters}:
+            raise ArgumentError("parameters: some are in a flat space with others; give all of a model's together")
+        self.layout = FlatLayout([ParameterSpec(names[id(p)], p.shape) for p in reversed(self.parameters)])
 
     # -- buffers
 

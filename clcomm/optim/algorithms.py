@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from clcomm.engine.nn.module import Module
-from clcomm.engine.parameter import Parameter
 from clcomm.errors import ArgumentError
-from clcomm.optim.checks import checked
-from clcomm.optim.optimizer import Optimizer
+from clcomm.optim.optimizer import Optimizer, Params
 
 
 class SGD(Optimizer):
@@ -20,57 +17,53 @@ class SGD(Optimizer):
 
     def __init__(
         self,
-        params: Module | Iterable[Parameter],
+        params: Params,
         lr: float,
         momentum: float = 0.0,
         nesterov: bool = False,
         weight_decay: float = 0.0,
     ):
-        checked("momentum", momentum)
-        checked("weight_decay", weight_decay)
-        self._buffer_names = self._buffers_for({"momentum": momentum, "nesterov": nesterov})
-        super().__init__(params, lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
+        super().__init__(params, lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
 
-    def _buffers_for(self, hyper: Mapping[str, float]) -> tuple[str, ...]:
+    @classmethod
+    def _buffers_for(cls, hyper: Mapping[str, float]) -> tuple[str, ...]:
         if hyper["nesterov"] and not hyper["momentum"]:
             raise ArgumentError("nesterov: expected a momentum above 0 with it, got momentum 0")
         return ("velocity",) if hyper["momentum"] else ()
 
-    def _kernel_call(self, steps: int) -> tuple[str, tuple[Any, ...]]:
-        hyper = self._hyper
-        if not self._buffer_names:
-            return "sgd", (self._lr, hyper["weight_decay"])
-        numbers = (self._lr, hyper["weight_decay"], hyper["momentum"], int(hyper["nesterov"]))
+    def _kernel_call(self, hyper: Mapping[str, float], steps: int) -> tuple[str, tuple[Any, ...]]:
+        if not hyper["momentum"]:
+            return "sgd", (hyper["lr"], hyper["weight_decay"])
+        numbers = (hyper["lr"], hyper["weight_decay"], hyper["momentum"], int(hyper["nesterov"]))
         return "sgd_momentum", (self._state["velocity"], *numbers)
 
 
 class Adam(Optimizer):
     """Adam (Kingma and Ba, 2015) with weight decay added to the gradient, like torch.optim.Adam."""
 
-    _buffer_names = ("mean", "square")
     _limits: ClassVar = {"beta1": 1.0, "beta2": 1.0}
     _decoupled = False
 
     def __init__(
         self,
-        params: Module | Iterable[Parameter],
+        params: Params,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ):
-        for index, beta in enumerate(betas):
-            checked(f"betas[{index}]", beta, below=self._limits[f"beta{index + 1}"])
-        checked("eps", eps)
-        checked("weight_decay", weight_decay)
-        super().__init__(params, lr, beta1=betas[0], beta2=betas[1], eps=eps, weight_decay=weight_decay)
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
-    def _kernel_call(self, steps: int) -> tuple[str, tuple[Any, ...]]:
-        beta1, beta2, decay = self._hyper["beta1"], self._hyper["beta2"], self._hyper["weight_decay"]
-        step_size = self._lr / (1.0 - beta1**steps)
+    @classmethod
+    def _buffers_for(cls, hyper: Mapping[str, float]) -> tuple[str, ...]:
+        return "mean", "square"
+
+    def _kernel_call(self, hyper: Mapping[str, float], steps: int) -> tuple[str, tuple[Any, ...]]:
+        lr, beta1, beta2, decay = hyper["lr"], hyper["beta1"], hyper["beta2"], hyper["weight_decay"]
+        step_size = lr / (1.0 - beta1**steps)
         root_correction = math.sqrt(1.0 - beta2**steps)
-        added, shrink = (0.0, 1.0 - self._lr * decay) if self._decoupled else (decay, 1.0)
-        numbers = (beta1, beta2, self._hyper["eps"], added, shrink, step_size, root_correction)
+        added, shrink = (0.0, 1.0 - lr * decay) if self._decoupled else (decay, 1.0)
+        numbers = (beta1, beta2, hyper["eps"], added, shrink, step_size, root_correction)
         return "adam", (self._state["mean"], self._state["square"], *numbers)
 
 
@@ -81,7 +74,7 @@ class AdamW(Adam):
 
     def __init__(
         self,
-        params: Module | Iterable[Parameter],
+        params: Params,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -97,7 +90,7 @@ class RMSProp(Optimizer):
 
     def __init__(
         self,
-        params: Module | Iterable[Parameter],
+        params: Params,
         lr: float = 1e-2,
         alpha: float = 0.99,
         eps: float = 1e-8,
@@ -105,20 +98,17 @@ class RMSProp(Optimizer):
         momentum: float = 0.0,
         centered: bool = False,
     ):
-        checked("alpha", alpha)
-        for name, value in (("eps", eps), ("weight_decay", weight_decay), ("momentum", momentum)):
-            checked(name, value)
-        self._buffer_names = self._buffers_for({"momentum": momentum, "centered": centered})
         super().__init__(
-            params, lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered
+            params, lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered
         )
 
-    def _buffers_for(self, hyper: Mapping[str, float]) -> tuple[str, ...]:
+    @classmethod
+    def _buffers_for(cls, hyper: Mapping[str, float]) -> tuple[str, ...]:
         return ("square", *["mean"] * bool(hyper["centered"]), *["velocity"] * bool(hyper["momentum"]))
 
-    def _kernel_call(self, steps: int) -> tuple[str, tuple[Any, ...]]:
-        hyper, state = self._hyper, self._state
+    def _kernel_call(self, hyper: Mapping[str, float], steps: int) -> tuple[str, tuple[Any, ...]]:
+        state, names = self._state, self._buffers_for(hyper)
         square = state["square"]
-        buffers = (square, *[state[name] if name in self._buffer_names else square for name in ("mean", "velocity")])
-        numbers = (self._lr, hyper["alpha"], hyper["eps"], hyper["weight_decay"], hyper["momentum"])
+        buffers = (square, *[state[name] if name in names else square for name in ("mean", "velocity")])
+        numbers = (hyper["lr"], hyper["alpha"], hyper["eps"], hyper["weight_decay"], hyper["momentum"])
         return "rmsprop", (*buffers, *numbers, int(hyper["centered"]))

@@ -13,6 +13,8 @@ from clcomm.errors import ArgumentError
 
 #: The entry of a state_dict with the number of steps that each parameter missed.
 MISSED = "missed"
+#: That with each parameter's group, where there are several.
+GROUPS = "groups"
 
 
 def checked(name: str, value: float, below: float = math.inf) -> float:
@@ -55,6 +57,39 @@ def hyper_parameter_of(state: Mapping[str, np.ndarray], name: str, below: float 
     array = np.asarray(state[name])
     value: Any = array.item() if array.dtype.kind in "fiu" else str(array)
     return checked(f"state_dict[{name!r}]", value, below)
+
+
+def numbers_of_groups(
+    state: Mapping[str, np.ndarray], own: Mapping[str, Any], limits: Mapping[str, float], switches: Iterable[str]
+) -> list[dict[str, float]]:
+    """Return each group's hyper-parameters in a state_dict; ArgumentError for invalid ones and for other groups.
+
+    Args:
+        state: with the entries of `own`.
+        own: the optimizer's `settings()`.
+        limits: what some hyper-parameters stay below.
+        switches: those that are 0 or 1.
+    """
+    names = [name for name in own if name not in ("kind", "steps", GROUPS)]
+    groups = [{name: state[name] for name in names}]
+    if GROUPS in own:
+        if np.asarray(state[GROUPS]).tolist() != own[GROUPS]:
+            raise ArgumentError(f"state_dict[{GROUPS!r}]: expected those of this optimizer's parameters, got others")
+        count = len(own["lr"])
+        for name in names:
+            if np.shape(state[name]) != (count,):
+                raise ArgumentError(
+                    f"state_dict[{name!r}]: expected {count} numbers, got shape {np.shape(state[name])}"
+                )
+        groups = [{name: state[name][at] for name in names} for at in range(count)]
+    found = []
+    for group in groups:
+        require_numbers(group, names)
+        found.append({name: hyper_parameter_of(group, name, limits.get(name, math.inf)) for name in names})
+        for name in switches:
+            if found[-1][name] not in (0.0, 1.0):
+                raise ArgumentError(f"state_dict[{name!r}]: expected 0 or 1, got {found[-1][name]!r}")
+    return found
 
 
 def missed_steps_of(state: Mapping[str, np.ndarray], count: int) -> list[int]:

@@ -1,14 +1,14 @@
 """The base of the optimizers: the parameters, their state in flat device buffers, and a step as a few launches.
 
-Neighbouring parameters with the same number of steps share a launch: as long as none is frozen, that is one launch.
+Neighbouring parameters of one group and the same number of steps share a launch: without groups, as long as none is
+frozen, that is one launch.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -20,16 +20,20 @@ from clcomm.engine.parameter import Parameter
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.shards import Part
 from clcomm.optim.checks import (
+    GROUPS,
     MISSED,
     checked,
-    hyper_parameter_of,
     missed_steps_of,
+    numbers_of_groups,
     require_numbers,
-    require_parameters,
     steps_of,
 )
 from clcomm.optim.flat_state import ITEM, MASTER, FlatState
+from clcomm.optim.groups import group_of, groups_of, members_of
 from clcomm.optim.runs import runs_of
+
+#: What an optimizer trains: a dict has "params", and hyper-parameters of these parameters' own.
+Params: TypeAlias = Module | Iterable[Parameter] | Iterable[Mapping[str, Any]]
 
 
 class Optimizer:
@@ -42,28 +46,27 @@ class Optimizer:
     masters, and rounds them to what is stored. A value that the program has stored becomes its master in the next step.
 
     Args:
-        params: a Module, or an iterable of Parameters that share a flat space or have none yet.
-        lr: the learning rate, which can be set at any time.
+        params: a Module, or an iterable of Parameters that share a flat space or have none yet; or, as with PyTorch's,
+            an iterable of dicts: each has such "params", and the hyper-parameters in which they differ.
+        defaults: the hyper-parameters of groups that do not have their own.
+
+    Attributes:
+        param_groups: the groups, whose hyper-parameters can be set at any time; one without dicts.
 
     Raises:
         ArgumentError: a hyper-parameter outside its range; in a step, a Module whose parameters were replaced.
     """
 
-    #: Names of the state buffers for these hyper-parameters.
-    _buffer_names: tuple[str, ...] = ()
     #: The hyper-parameters with an upper limit, which they stay below.
     _limits: ClassVar[Mapping[str, float]] = {}
     #: The hyper-parameters that are on or off: 1 or 0.
     _switches: tuple[str, ...] = ()
-    _lr = math.nan  # none is set yet
 
-    def __init__(self, params: Module | Iterable[Parameter], lr: float, **hyper: float):
-        require_parameters(params)
-        self._params_given = params if isinstance(params, Module) else list(params)
-        self._members = self._named_members()
+    def __init__(self, params: Params, **defaults: Any):
+        self._defaults = defaults
+        self.param_groups = groups_of(type(self), params, defaults)
+        self._members = members_of(self.param_groups)
         self.space = self._find_space()
-        self._hyper = {name: float(value) for name, value in hyper.items()}
-        self.lr = lr
         self.steps = 0
         self._missed: dict[Parameter, int] = {}  # steps taken while a parameter was frozen
         self._state = FlatState(self.space)
@@ -91,14 +94,30 @@ class Optimizer:
 
     @property
     def lr(self) -> float:
-        """The learning rate."""
-        return self._lr
+        """The learning rate: that of the first group. Setting it sets those of all groups."""
+        return self.param_groups[0].numbers["lr"]
 
     @lr.setter
     def lr(self, value: float) -> None:
-        found = checked("lr", value)
-        if found != self._lr:  # a launch takes longer with another object, even an equal one
-            self._lr = found
+        for group in self.param_groups:
+            group["lr"] = value
+
+    def add_param_group(self, group: Mapping[str, Any]) -> None:
+        """Add a group, a dict as in `params`, whose steps begin now; the same on every rank.
+
+        Raises ArgumentError for parameters of another group, and once the state is divided between ranks.
+        """
+        if not self._state.is_whole:
+            raise ArgumentError("param_groups: expected all before the DistributedOptimizer is made, got another")
+        groups = [*self.param_groups, group_of(type(self), group, self._defaults)]
+        before, members = set(self._members.values()), members_of(groups)
+        space = FlatSpace.holding(members.items(), self.space)
+        self.param_groups, self._members = groups, members
+        if space is not self.space:
+            self._move(space)
+        for parameter in set(members.values()) - before:
+            self._missed[parameter] = self.steps
+        self._checked_revision = -1
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
@@ -127,8 +146,8 @@ class Optimizer:
         self.steps += 1
         device, state = self.space.device, self._state
         state.reconcile(params)
-        for (first, count, missed, part), launch in zip(self._runs, self._launches, strict=True):
-            name, arguments = self._kernel_call(self.steps - missed)
+        for (first, count, missed, part, group), launch in zip(self._runs, self._launches, strict=True):
+            name, arguments = self._kernel_call(self.param_groups[group].numbers, self.steps - missed)
             kernel, own = device.kernel("optim", name), state.updated(part, params)
             launch(kernel, *device.grid(count), own, gradients, *arguments, first, count)
         state.narrow(params)
@@ -137,15 +156,10 @@ class Optimizer:
 
     # -- trained parameters
 
-    def _named_members(self) -> dict[str, Parameter]:
-        """Return the optimizer's parameters by name or, without names, by position."""
-        if isinstance(self._params_given, Module):
-            return dict(self._params_given.named_parameters())
-        return {str(index): parameter for index, parameter in enumerate(self._params_given)}
-
     def _find_space(self) -> FlatSpace:
-        if isinstance(self._params_given, Module):
-            return self._params_given.flat_space()
+        given = self.param_groups[0].given
+        if len(self.param_groups) == 1 and isinstance(given, Module):
+            return given.flat_space()
         return FlatSpace.holding(self._members.items())
 
     def _find_trained(self) -> None:
@@ -155,7 +169,7 @@ class Optimizer:
             return
         made_for = "the one that the optimizer was made for"
         require_same_parameters(
-            self._named_members(), self._members, made_for, "make a new one after replacing a layer"
+            members_of(self.param_groups), self._members, made_for, "make a new one after replacing a layer"
         )
         space = self._find_space()
         if space is not self.space:
@@ -164,10 +178,15 @@ class Optimizer:
         pairs = [(slot, p) for slot, p in zip(space.slots, space.parameters, strict=True) if p in ours]
         self._trained = [slot for slot, parameter in pairs if parameter.requires_grad]
         self._frozen = [parameter for _, parameter in pairs if not parameter.requires_grad]
-        trained = {parameter for _, parameter in pairs if parameter.requires_grad}
+        groups = self._groups()
+        trained = {parameter: groups[parameter] for _, parameter in pairs if parameter.requires_grad}
         self._runs = runs_of(self._state, trained, self._missed)
         self._launches = [device.repeated_launch() for _ in self._runs]
         self._checked_revision = device.revision
+
+    def _groups(self) -> dict[Parameter, int]:
+        """Return each parameter's group, by its position."""
+        return {each: at for at, group in enumerate(self.param_groups) for each in group.members().values()}
 
     def _move(self, space: FlatSpace) -> None:
         """Move the state to another flat space, which has the same parameters and more."""
@@ -180,8 +199,11 @@ class Optimizer:
             self._missed[parameter] = self.steps
         self.space, self._state = space, self._state.moved_to(space)
 
-    def _kernel_call(self, steps: int) -> tuple[str, tuple[Any, ...]]:
-        """Return the kernel's name, and its arguments between gradients and range, for step number `steps`."""
+    def _kernel_call(self, hyper: Mapping[str, float], steps: int) -> tuple[str, tuple[Any, ...]]:
+        """Return the kernel's name, and its arguments between gradients and range, for step number `steps`.
+
+        hyper: of the parameters' group.
+        """
         raise TypeError(f"{type(self).__name__} defines no step")
 
     # -- copies
@@ -194,7 +216,8 @@ class Optimizer:
         """
         found_anew = ("_trained", "_frozen", "_runs", "_launches")
         kept = {name: value for name, value in self.__dict__.items() if name not in found_anew}
-        own = {"_hyper": dict(self._hyper), "_missed": dict(self._missed), "_state": copy(self._state)}
+        groups = [copy(group) for group in self.param_groups]
+        own = {"param_groups": groups, "_missed": dict(self._missed), "_state": copy(self._state)}
         return {**kept, **own, "_checked_revision": -1}
 
     # -- checkpoints
@@ -202,11 +225,22 @@ class Optimizer:
     @property
     def state_names(self) -> tuple[str, ...]:
         """Names of the flat state buffers."""
-        return (*self._buffer_names, *[MASTER] * (self.space.storage is not None))
+        return (*self._buffer_names(self._numbers), *[MASTER] * (self.space.storage is not None))
 
     def settings(self) -> dict[str, Any]:
-        """Return kind, number of steps and hyper-parameters by name."""
-        return {"kind": type(self).__name__, "steps": self.steps, "lr": self._lr, **self._hyper}
+        """Return kind, number of steps and hyper-parameters by name.
+
+        Of several groups there is a list of each, and "groups": each parameter's, in the flat space's order.
+        """
+        kind, numbers = {"kind": type(self).__name__, "steps": self.steps}, self._numbers
+        if len(numbers) == 1:
+            return {**kind, **numbers[0]}
+        groups = self._groups()
+        return {
+            **kind,
+            **{name: [each[name] for each in numbers] for name in numbers[0]},
+            GROUPS: [groups.get(parameter, -1) for parameter in self.space.parameters],
+        }
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return kind, number of steps, hyper-parameters (arrays without dimensions) and the flat state buffers.
@@ -229,30 +263,53 @@ class Optimizer:
         if kind != type(self).__name__:
             raise ArgumentError(f"state_dict: expected the state of {type(self).__name__}, got {kind}")
         self._find_trained()  # unfrozen parameters have a place in the state
-        expected = {"kind", "steps", "lr", *self._hyper, *self.state_names}
+        expected = {*self.settings(), *self.state_names}
         if set(state) - {MISSED} != expected:
             raise ArgumentError(f"state_dict: expected the entries {sorted(expected)}, got {sorted(state)}")
-        require_numbers(state, ("steps", "lr", *self._hyper))
-        steps, lr, hyper = steps_of(state), hyper_parameter_of(state, "lr"), self._hyper_of(state)
+        require_numbers(state, ("steps",))
+        steps, numbers = steps_of(state), numbers_of_groups(state, self.settings(), self._limits, self._switches)
+        ours, theirs = list(self._buffer_names(self._numbers)), list(self._buffer_names(numbers))
+        if ours != theirs:
+            raise ArgumentError(
+                f"state_dict: expected hyper-parameters with the buffers {ours}, got some with {theirs}"
+            )
         missed = missed_steps_of(state, len(self.space.parameters))
         values = {name: self._state.own_values(name, state[name]) for name in self.state_names}
         for name in self.state_names:
             self._state.write(name, values[name])
-        self.steps, self.lr, self._hyper = steps, lr, hyper
+        self.steps = steps
+        for group, own in zip(self.param_groups, numbers, strict=True):
+            group.numbers.update(own)
         self._missed = dict(zip(self.space.parameters, missed, strict=True))
         self._checked_revision = -1
 
-    def _hyper_of(self, state: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Return the hyper-parameters in a state_dict; ArgumentError for invalid ones."""
-        hyper = {name: hyper_parameter_of(state, name, self._limits.get(name, math.inf)) for name in self._hyper}
-        for name in self._switches:
-            if hyper[name] not in (0.0, 1.0):
-                raise ArgumentError(f"state_dict[{name!r}]: expected 0 or 1, got {hyper[name]!r}")
-        own, theirs = list(self._buffer_names), list(self._buffers_for(hyper))
-        if own != theirs:
-            raise ArgumentError(f"state_dict: expected hyper-parameters with the buffers {own}, got some with {theirs}")
-        return hyper
+    # -- hyper-parameters
 
-    def _buffers_for(self, hyper: Mapping[str, float]) -> tuple[str, ...]:
+    @property
+    def _numbers(self) -> list[dict[str, float]]:
+        return [group.numbers for group in self.param_groups]
+
+    @classmethod
+    def numbers_of(cls, arguments: Mapping[str, Any]) -> dict[str, float]:
+        """Return an optimizer's arguments as numbers; ArgumentError for invalid ones."""
+        numbers = {}
+        for name, value in arguments.items():
+            if name == "betas":
+                if np.shape(value) != (2,):
+                    raise ArgumentError(f"betas: expected two numbers, got {value!r}")
+                for index, beta in enumerate(value):
+                    numbers[f"beta{index + 1}"] = checked(f"betas[{index}]", beta, below=1.0)
+            else:
+                numbers[name] = checked(name, value)
+        cls._buffers_for(numbers)
+        return numbers
+
+    @classmethod
+    def _buffer_names(cls, groups: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
+        """Return the names of the state buffers that any of these groups needs."""
+        return tuple(dict.fromkeys(name for hyper in groups for name in cls._buffers_for(hyper)))
+
+    @classmethod
+    def _buffers_for(cls, hyper: Mapping[str, float]) -> tuple[str, ...]:
         """Return the names of the state buffers for these hyper-parameters; ArgumentError for ones at odds."""
-        return self._buffer_names
+        return ()

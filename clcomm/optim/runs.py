@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from clcomm.engine.parameter import Parameter
@@ -10,16 +10,23 @@ from clcomm.optim.flat_state import ITEM, FlatState
 
 
 class Run(NamedTuple):
-    """Elements [first, first + length) of the state, of parameters that missed as many steps, in one part of it."""
+    """Elements [first, first + length) of the state, in one part of it, of one group that missed as many steps."""
 
     first: int
     length: int
     missed: int
     part: int
+    group: int
 
 
-def runs_of(state: FlatState, trained: Collection[Parameter], missed: Mapping[Parameter, int]) -> list[Run]:
-    """Return the runs of the trained parameters; missed: the steps for which each was frozen, 0 for others."""
+def runs_of(state: FlatState, trained: Mapping[Parameter, int], missed: Mapping[Parameter, int]) -> list[Run]:
+    """Return the runs of the trained parameters.
+
+    Args:
+        state: of all parameters.
+        trained: the group of each.
+        missed: the steps for which each was frozen, 0 for others.
+    """
     runs: list[Run] = []
     places = state.space.layout.ranges
     ends = [*(place.start // ITEM for place in places[1:]), state.span]
@@ -27,7 +34,8 @@ def runs_of(state: FlatState, trained: Collection[Parameter], missed: Mapping[Pa
         for place, end, parameter in zip(places, ends, state.space.parameters, strict=True):
             first, last = max(place.start // ITEM, start), min(end, stop)
             if first < last and parameter in trained:
-                _add(runs, Run(first - start + offset, last - first, missed.get(parameter, 0), part))
+                kind = missed.get(parameter, 0), part, trained[parameter]
+                _add(runs, Run(first - start + offset, last - first, *kind))
     return runs
 
 

@@ -288,8 +288,8 @@ def test_refuses(model, device):
     with pytest.raises(ArgumentError, match="some are in a flat space with others"):
         FlatSpace.holding([("p", p), *model.named_parameters(), ("q", next(iter(in_a_space(device).parameters)))])
     space = flat_space_of(reversed(list(model.parameters())))
-    with pytest.raises(ArgumentError, match="another order"):
-        model.flat_space()
+    assert model.flat_space() is space  # in the order in which they were given, under the model's names
+    assert [place.name for place in space.layout.ranges] == [name for name, _ in model.named_parameters()]
     with pytest.raises(ArgumentError, match=r"call rebind\(\) first"):
         space.moves.pull(0, space.layout.span)
     good = page_aligned(space.layout.span)

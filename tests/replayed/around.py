@@ -186,7 +186,7 @@ class LearningRateInTheStep(Net):
 
 class WeightDecayInTheStep(LearningRateInTheStep):
     def change(self, value):
-        self.optimizer._hyper["weight_decay"] = 0.01 * RATES[value]
+        self.optimizer.param_groups[0]["weight_decay"] = 0.01 * RATES[value]
 
 
 class LearningRateRead(Net):

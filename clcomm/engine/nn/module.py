@@ -191,7 +191,8 @@ class Module:
         space = FlatSpace.holding(named, self._flat_space)
         members = [(name, p) for name, p in named if p.slot is not None]
         if len(members) == len(space.parameters):  # else it is the space of a larger model
-            if [place.name for place in space.layout.ranges] != [name for name, _ in reversed(members)]:
+            names = dict(zip(map(id, space.parameters), (place.name for place in space.layout.ranges), strict=True))
+            if any(names.get(id(p)) != name for name, p in members):
                 space.rename(members)
             object.__setattr__(self, "_flat_space", space)
         return space
