@@ -1,6 +1,6 @@
-"""Run every pair of levels on 8 ranks, and write docs/pairs.md; or named settings alone. `make pairs` starts it.
+"""Run every pair of levels on 8 ranks, and write the table of pairs; or named settings alone. `make pairs` starts it.
 
-mpiexec -n 8 python -m tests.pairs [--seed 1] [--page docs/pairs.md] [--keep FILE] ["dp=3,zero=1" ...]
+mpiexec -n 8 python -m tests.pairs [--seed 1] [--page FILE] [--keep FILE] ["dp=3,zero=1" ...]
 
 With --keep each outcome is kept in a file, and a job that did not end goes on from there when it is started again: a
 setting that had begun then counts as wrong.

@@ -1,4 +1,4 @@
-"""docs/pairs.md: the table of pairs, from what a search has found, and back."""
+"""The table of pairs, from what a search has found, and back."""
 
 from __future__ import annotations
 
