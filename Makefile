@@ -137,7 +137,7 @@ causes: $(FOR_TEST) ## 16 things that slow a training down, on every rank and on
 	CLCOMM_CAUSES=10 $(BIN)/python -m pytest -o timeout=3000 tests/report/test_planted_causes.py
 
 # 8 ranks share this machine's cores; settings of fewer ranks leave some waiting.
-pairs: $(FOR_TEST) ## every strategy, option and model feature with every other, beside one rank: some 10 minutes; writes VENV/pairs.md (ARGS="--seed 2")
+pairs: $(FOR_TEST) ## every strategy, option and model feature with every other, beside one rank: some 10 minutes; the table goes to pairs.md in VENV (ARGS="--seed 2")
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(LAUNCH) -n 8 $(BIN)/python -m tests.pairs --page $(VENV)/pairs.md $(ARGS)
 
 orders: $(FOR_TEST) ## 1,200 rounds of waiting in random orders, 3,000 dropped Communicators, all of LizarDist's settings
@@ -201,7 +201,7 @@ example-report: $(FOR_BENCH) ## take the figures of docs/reading-a-report.md ane
 	$(BIN)/python -m benchmarks.example_report
 
 # Open MPI 5 alone goes on when a rank dies: make elastic MPI=openmpi
-elastic: $(FOR_TEST) ## kill KILLS ranks, 1 to 3 of 4 in a run, and see the others go on (MPI=openmpi; TEST_EXTRAS=test,torch: with Horovod's calls too)
+elastic: $(FOR_TEST) ## kill KILLS ranks, 1 to 3 of 4 in a run, and see the others go on (MPI=openmpi; TEST_EXTRAS=test,torch-suite: with Horovod's calls too)
 	$(AS_ROOT) $(BIN)/python -m tests.faults.elastic_runs $(KILLS) $(SEED)
 
 hosts: $(FOR_TEST) ## the faults that concern hosts, on two hosts made of namespaces (root); writes their page

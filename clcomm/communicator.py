@@ -293,8 +293,8 @@ class Communicator(AllReduces, ArrayCollectives, LizarDistCalls):
 
     def free_unused(self) -> None:
         """Free shared memory in which no rank has an array left, as `allocate` does first; collective."""
-        if self._shared is not None:
-            self._run_uncounted("free_unused", self._shared.memory.free_unused)
+        free = (lambda: None) if self._shared is None else self._shared.memory.free_unused
+        self._run_uncounted("free_unused", free)
 
     def _has_room(self, shared: MemoryTransport, nbytes: int, common: bool) -> bool:
         """Return whether there is room for an allocation, after freeing dropped Communicators if needed."""

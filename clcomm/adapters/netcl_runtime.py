@@ -24,6 +24,7 @@ def prepare(device: Device | str | None = None) -> Device:
     # netcl's tuner picks kernels by timing them: ranks would pick differently, and so would two runs of one seed.
     os.environ.setdefault("NETCL_AUTOTUNE", "0")
     with needed("netcl"):
+        import netcl
         import netcl.autograd.ops
         import netcl.core.device as devices
         from netcl.core.backend.opencl import OpenCLBackend

@@ -37,8 +37,12 @@ def nearest_processor(features: Iterable[str]) -> str:
 def name_processor(cl_device: Any) -> bool:
     """Make PoCL 3 compile for the nearest processor that it knows, if it does not know this one; return whether it did.
 
-    Devices of other drivers, and those with a processor's name, are left unchanged.
+    Devices of other drivers, and those with a processor's name, are left unchanged. For a part of a device PoCL asks
+    the whole one.
     """
+    whole = cl_device.parent_device
+    if whole is not None:
+        name_processor(whole)
     if not _is_unnamed(cl_device):
         return False
     field = ctypes.c_void_p.from_address(cl_device.int_ptr + _LLVM_CPU)

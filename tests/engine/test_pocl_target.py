@@ -21,6 +21,8 @@ DISTRO = "OpenCL 3.0 PoCL 3.0-rc2  Linux, Release, RELOC, LLVM 14.0.6, SLEEF, DI
 class FakeDevice:
     """A device of PoCL's wheel, with memory where that keeps the processor's name."""
 
+    parent_device = None
+
     def __init__(self, processor: bytes, **other):
         self._name = ctypes.create_string_buffer(processor)
         self._struct = (ctypes.c_void_p * 128)()
@@ -38,6 +40,13 @@ class FakeDevice:
 @pytest.fixture(autouse=True)
 def on_x86(monkeypatch):
     monkeypatch.setattr(pocl_target.platform, "machine", lambda: "x86_64")
+
+
+def test_a_part_of_a_device_names_the_whole_ones_processor():
+    whole, part = FakeDevice(b"generic"), FakeDevice(b"generic")
+    part.parent_device = whole
+    assert name_processor(part)
+    assert whole.processor == part.processor != b"generic"
 
 
 def test_every_set_of_features_has_the_best_processor_that_fits():

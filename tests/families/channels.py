@@ -42,7 +42,7 @@ class _Alike:
     def gather(self, part: Tensor, axis: int, label: str) -> Tensor:
         return F.concat([part, part], axis)
 
-    def summed(self, x: Tensor, label: str) -> Tensor:
+    def weighted(self, x: Tensor, label: str) -> Tensor:
         return x + x
 
 

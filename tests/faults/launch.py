@@ -65,7 +65,8 @@ def mpiexec() -> str:
 
 def clean_environment(**extra: str) -> dict[str, str]:
     """Return the environment without launchers' variables, as in a shell."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    everything = {name: os.environ.get(name, "") for name in list(os.environ)}  # pytest changes it in another thread
+    kept = {name: value for name, value in everything.items() if not name.startswith(LAUNCHERS)}
     kept = {name: value for name, value in kept.items() if name not in OF_TORCH}  # importing clcomm.torch sets them
     kept.pop("CI", None)  # no live displays
     kept.pop("PYTHONUNBUFFERED", None)  # ranks whose every piece of a line is written at once mix their lines
