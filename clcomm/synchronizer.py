@@ -287,7 +287,8 @@ class Synchronizer:
     def _synchronise(self, model: Any, use_bucketing: bool | None, weight: float) -> None:
         ours = self._model(model)
         ours.require_unchanged()
-        if self.check_start and not ours.has_started:
+        # Of a model whose gradients were reduced in backward, broadcast_parameters has divided the replicas.
+        if self.check_start and not ours.has_started and ours.space.arrays.grads.size:
             self.guard.check_start(ours.space, lambda root: self.broadcast_parameters(model, root))
             self._expect_gradients(ours.space)
         ours.has_started = True
@@ -299,8 +300,6 @@ class Synchronizer:
 
     def _expect_gradients(self, space: SharedSpace) -> None:
         """Log a warning where no rank has a gradient; collective."""
-        if not space.arrays.grads.size:
-            return  # reduced during backward
         counts = self.comm.all_gather(np.array([space.adapter.has_gradients()], np.uint8), label=CHECKS)
         if not counts.any() and self.comm.rank == 0:
             _log.warning("sync_gradients: expected gradients, got none on any rank; call loss.backward() before it")
