@@ -109,7 +109,7 @@ def _ranks(options: argparse.Namespace, ranks: int) -> Part:
 
 def _part(name: str, python: list[str], flags: list[str], options: argparse.Namespace) -> Part:
     outcomes = options.record / f"{name.replace(' ', '-')}.json"
-    tests = ["--outcomes", str(outcomes), *flags, *shlex.split(os.environ.get("TEST_ARGS", ""))]
+    tests = [f"--outcomes={outcomes}", *flags, *shlex.split(os.environ.get("TEST_ARGS", ""))]
     return Part(name, [*python, "-m", "pytest", *tests], outcomes)
 
 
@@ -123,7 +123,8 @@ def _again(part: Part, pattern: str) -> Part | None:
     listed.write_text("\n".join(names))
     outcomes = part.outcomes.with_suffix(".again.json")
     command = [argument.replace(str(part.outcomes), str(outcomes)) for argument in part.command]
-    return Part(part.name, [*command, "--only-listed", str(listed)], outcomes)
+    # With "=": pytest takes a path by itself for a folder of tests, and looks for options there.
+    return Part(part.name, [*command, f"--only-listed={listed}"], outcomes)
 
 
 def _verdict(code: int) -> str:
