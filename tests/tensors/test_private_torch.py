@@ -44,6 +44,6 @@ def test_a_release_without_one_is_named(module):
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False,
                            env=clean_environment(), cwd=ROOT)  # fmt: skip
     assert ended.stderr.splitlines()[-1] == (
-        "clcomm.errors.ArgumentError: PyTorch 9.8.7: expected torch._C._storage_Use_Count, to count what uses a "
+        "clcomm: PyTorch 9.8.7: expected torch._C._storage_Use_Count, to count what uses a "
         "tensor's memory, but this version has none; pip install 'clcomm[torch]' brings one that was tested"
     )
