@@ -293,9 +293,11 @@ class CollectiveRunner(Notifier):
 
         Another thread may run a collective meanwhile.
 
-        before_next: whether all ranks have to come to the next collective for the wait to end, so that a rank that
-            leaves the program before it ends the job.
-        peer: the one rank that the wait is for, which ends the job if it leaves the program; None: any one; -1: none.
+        Args:
+            before_next: whether all ranks have to come to the next collective for the wait to end, so that a rank that
+                leaves the program before it ends the job.
+            peer: the one rank that the wait is for, which ends the job if it leaves the program; None: any one; -1:
+                none.
         """
         whose = {"takes_any": True} if peer is None else {"peer": peer}
         call = self._call(operation, self._base, label, is_counted=before_next, **whose)
