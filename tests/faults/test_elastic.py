@@ -39,7 +39,7 @@ DIGITS = ("--data", "digits", "--batch-size", "16", "--epochs", "8")
 def test_the_others_go_on_when_a_rank_is_killed(mpiexec: str):
     outcome = train(mpiexec, "1:step:30:0.002", *DIGITS)
     assert outcome.code == 0, outcome.output
-    assert "clcomm: rank 1 died at step 3" in outcome.output
+    assert re.search(r"clcomm: rank 1 died at step \d+ of SIGKILL", outcome.output), outcome.output
     assert "1 rank of 4 lost; going on with 3 from step " in outcome.output
     assert outcome.accuracy > 93
 
