@@ -298,7 +298,8 @@ class Optimizer:
                 if np.shape(value) != (2,):
                     raise ArgumentError(f"betas: expected two numbers, got {value!r}")
                 for index, beta in enumerate(value):
-                    numbers[f"beta{index + 1}"] = checked(f"betas[{index}]", beta, below=1.0)
+                    name = f"beta{index + 1}"
+                    numbers[name] = checked(f"betas[{index}]", beta, below=cls._limits[name])
             else:
                 numbers[name] = checked(name, value)
         cls._buffers_for(numbers)
