@@ -7,7 +7,7 @@ from typing import Any
 
 from clcomm.report import run_costs
 from clcomm.report.reading import Run
-from clcomm.report.step_parts import PART_KEYS, moving, parts_of, reducing, synchronisation
+from clcomm.report.step_parts import OFTEN, PART_KEYS, moving, parts_of, reducing, synchronisation
 from clcomm.report.warm_steps import warm
 from clcomm.stats.comm_stats import MOST_TALLIES
 from clcomm.synchronizer import GRADIENTS
@@ -32,7 +32,11 @@ class Analysis:
         self.several = run.world_size > 1
         self.compressed = any(row["wire_bytes"] != row["bytes"] for row in self.counts["operations"])
         self.moving = moving(self.several, self.compressed)
-        self.parts = [parts_of(record, stats, self.moving) for record, stats in self.warm]
+        last = {row["rank"]: row["share"] for row in self.counts["stragglers"]}
+        mostly = {rank: share for rank, share in last.items() if share >= max(0.5, OFTEN / run.world_size)}
+        self.parts = [
+            parts_of(record, stats, self.moving, mostly.get(record["rank"], 0.0)) for record, stats in self.warm
+        ]
         self.reducing = _mean_of([reducing(stats) for _, stats in self.warm])
         self.sync = _mean_of([synchronisation(stats) for _, stats in self.warm])
         self.overflows = len(self.stats.tallies) >= MOST_TALLIES

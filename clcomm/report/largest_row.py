@@ -40,7 +40,7 @@ _MEANING = {
     CORE: "waiting for a core, which other processes or ranks have",
     PACK: "packing gradients into buckets",
     UNPACK: "unpacking gradients from buckets",
-    WAIT: "waiting for other ranks, which take turns at being late",
+    WAIT: "waiting for other ranks",
     EITHER: "waiting for other ranks or moving data, not known which",
     REST: "the rest: Python between the parts, such as logging, callbacks and schedules",
 }

@@ -21,6 +21,8 @@ CORE, REST, COMPUTING_TOO = "wait for a core", "the rest", "computing and the re
 _PHASES = ("forward_backward", "sync", "loss", CLIPPING, "optimizer")
 #: Phases in which time without a core is counted; in the others a rank polls for the others' arrival.
 _WAITING = ("data", "forward_backward", "loss", CLIPPING, "optimizer")
+#: A rank comes last often if it does so at least this many times as often as its even share.
+OFTEN = 1.5
 #: Labels of other collectives within steps, and the names of their parts.
 OTHER_LABELS = {CHECKS: "checks and join", TUNING: "trying bucket sizes"}
 
@@ -32,10 +34,13 @@ def moving(several: bool, compressed: bool) -> str:
     return "compress, move and add" if compressed else "move and add"
 
 
-def parts_of(record: dict[str, Any], stats: CommStats, moving: str) -> dict[str, float]:
+def parts_of(record: dict[str, Any], stats: CommStats, moving: str, last: float = 0.0) -> dict[str, float]:
     """Return the parts of all of a rank's steps by name, in the order in which they occur; {} if steps were not timed.
 
-    `moving` is the name of the part in which data moves.
+    Args:
+        record, stats: the rank's.
+        moving: the name of the part in which data moves.
+        last: the share of collectives, 0 to 1, in which the others waited for this rank, if they mostly did.
     """
     if not record["training_s"] or not record["steps"]:
         return {}
@@ -43,19 +48,21 @@ def parts_of(record: dict[str, Any], stats: CommStats, moving: str) -> dict[str,
     sync, reduced, clipped = synchronisation(stats), reducing(stats), labelled(stats, CLIPPING)
     own = {name: seconds - core.get(name, 0.0) for name, seconds in own.items()}
     computes_apart = record["device_in_caller"] is False
+    # A rank that comes last waits for no other: in a collective without a core it waits for that.
+    held_up = last * min(sync["wait_s"], (record["core_waits_s"] or {}).get("sync", 0.0))
     known = {
         DATA: (record["data_wait_s"] or 0.0) - core.get("data", 0.0),
         COMPUTING: own.get("forward_backward", 0.0),
         **{part: labelled(stats, label)["transfer_s"] for label, part in OTHER_LABELS.items()},
         PACK: reduced["pack_s"],
-        WAIT: sync["wait_s"] + clipped["wait_s"],
+        WAIT: sync["wait_s"] + clipped["wait_s"] - held_up,
         moving: reduced["transfer_s"],
         EITHER: sync["wait_unknown_s"] + clipped["wait_unknown_s"],
         UNPACK: reduced["unpack_s"],
         DEVICE: own.get("sync", 0.0) + own.get("loss", 0.0) if computes_apart else 0.0,
         CLIPPING: own.get(CLIPPING, 0.0) + clipped["transfer_s"],
         OPTIMIZER: own.get("optimizer", 0.0),
-        CORE: sum(core.values()),
+        CORE: sum(core.values()) + held_up,
     }
     known = {name: max(0.0, seconds) for name, seconds in known.items()}
     rest = record["training_s"] - sum(known.values())

@@ -8,15 +8,13 @@ from typing import Any
 from clcomm.report.analysis import Analysis
 from clcomm.report.elements import milliseconds
 from clcomm.report.largest_row import Cause, compression, evaluation, largest_row
-from clcomm.report.step_parts import COMPUTING, COMPUTING_TOO, CORE, DATA, EITHER, REST, WAIT
+from clcomm.report.step_parts import COMPUTING, COMPUTING_TOO, CORE, DATA, EITHER, OFTEN, REST, WAIT
 from clcomm.stats.cores import parse_cpus
 
 #: A rank is slow if its own work takes longer than the others' by this share of a mean step.
 _SLOW = 0.1
 #: Waits for a core are reported if they take at least this share of a step.
 _BUSY = 0.1
-#: A rank comes last often if it does so at least this many times as often as its even share.
-_OFTEN = 1.5
 #: Parts that a slow rank, or too few cores, explain.
 _WAITING = frozenset({WAIT, EITHER})
 
@@ -162,7 +160,7 @@ def _launches(analysis: Analysis, slow: int, longer_s: float) -> str:
 
 def _came_last(analysis: Analysis, rank: int) -> str:
     rows = {row["rank"]: row for row in analysis.counts["stragglers"]}
-    if rank not in rows or rows[rank]["share"] * analysis.run.world_size < _OFTEN:
+    if rank not in rows or rows[rank]["share"] * analysis.run.world_size < OFTEN:
         return ""
     seen = sum(row["last"] for row in rows.values())
     late = milliseconds(rows[rank]["mean_late_s"])

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from clcomm import cli
+from clcomm.report.analysis import Analysis
 from clcomm.report.elements import Bars, milliseconds
 from clcomm.report.html import as_html
 from clcomm.report.reading import read_runs
 from clcomm.report.report import Report, build
+from clcomm.report.step_parts import CORE, WAIT, parts_of
 from clcomm.report.text_formats import as_json
 from tests.faults.launch import HUNG_S, clean_environment, mpiexec
 from tests.report.conftest import table
@@ -205,6 +207,18 @@ def test_ranks_bound_to_one_core_are_named(tmp_path):
         record["cpus"] = cpus
     told = sentences(build(read_runs(written(tmp_path, [document]))))[:3]
     assert any(line.startswith("More ranks than cores: ranks 1 and 2 share 1 core") for line in told)
+
+
+@pytest.mark.parametrize("last", [0.0, 0.6, 1.0])
+def test_a_rank_that_comes_last_waits_for_a_core_in_collectives_not_for_others(tmp_path, last):
+    document, _ = drawn(Case(3))
+    analysis = Analysis(read_runs(written(tmp_path, [document])))
+    record, stats = analysis.by_rank[0]
+    before = parts_of(record, stats, analysis.moving)
+    held_s = before[WAIT] / 2
+    found = parts_of({**record, "core_waits_s": {"sync": held_s}}, stats, analysis.moving, last)
+    assert (found[CORE], found[WAIT]) == pytest.approx((last * held_s, before[WAIT] - last * held_s))
+    assert sum(found.values()) == pytest.approx(sum(before.values()))
 
 
 def test_mpi_on_one_host_suggests_shared_memory(run):
