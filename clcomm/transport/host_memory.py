@@ -39,18 +39,15 @@ class _Windows:
 
     def __init__(self, comm: Any):
         self._comm, self._open, self._is_closed = comm, 0, False
-        self._spare_bytes = 0
 
     def make(self, own_bytes: int) -> Any:
-        """Return a window with so many bytes of this rank, in whole pages; collective."""
-        window = shared_window(self._comm, -(-own_bytes // _PAGE) * _PAGE + (self._spare_bytes if own_bytes else 0))
-        self._open += 1
-        return window
+        """Return a window that holds so many bytes of this rank from a page's start on; collective.
 
-    def make_first(self, own_bytes: int) -> Any:
-        """Return the first window, with a page to spare; note whether parts start at a page, as Open MPI 4's do not."""
-        window = self.make(own_bytes + _PAGE if own_bytes else 0)
-        self._spare_bytes = _PAGE if _memory(window, 0, 1).ctypes.data % _PAGE else 0
+        A part may start anywhere in a page: Open MPI 4's do, and those of a host's only rank, which MPICH takes from
+        malloc. So there is a page more, which takes no memory as nothing is written to it.
+        """
+        window = shared_window(self._comm, -(-own_bytes // _PAGE) * _PAGE + _PAGE if own_bytes else 0)
+        self._open += 1
         return window
 
     def free(self, window: Any) -> None:
@@ -116,7 +113,7 @@ class HostMemory:
         self._kept: dict[tuple, Any] = {}
         nbytes = desk_bytes + MeetingPoint.nbytes(self.ranks)
         self._windows = _Windows(comm)
-        self._window = self._windows.make_first(nbytes if self.rank == 0 else 0)
+        self._window = self._windows.make(nbytes if self.rank == 0 else 0)
         memory = _pages(self._window, 0, nbytes)
         if self.rank == 0:
             memory[:] = 0
@@ -301,10 +298,6 @@ class HostMemory:
             else [array] * self.ranks
             for array, column in zip(arrays, zip(*places, strict=True), strict=True)
         ]
-
-
-def _memory(window: Any, rank: int, nbytes: int) -> np.ndarray:
-    return np.frombuffer(window.Shared_query(rank)[0], np.uint8, nbytes)
 
 
 def _pages(window: Any, rank: int, nbytes: int) -> np.ndarray:

@@ -147,10 +147,7 @@ def lane_of(comm: Any, lane: int | None, position: int) -> Any | None:
 
 
 def shared_window(comm: Any, nbytes: int) -> Any:
-    """Return a window with `nbytes` of this rank, readable by all ranks of the host; collective.
-
-    Each rank's part starts at a page boundary, but Open MPI 4's a few cache lines after one.
-    """
+    """Return a window with `nbytes` of this rank, readable by all ranks of the host; collective."""
     from mpi4py import MPI
 
     comm.Dup().Free()  # MPICH 5 crashes instead of raising where it has no communicator left for the window
