@@ -12,7 +12,7 @@ from clcomm import Synchronizer
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Linear, Module, Parameter, Replay, Sequential, Tanh, Tensor
 from clcomm.errors import ArgumentError
-from clcomm.optim import SGD
+from clcomm.optim import SGD, Adam
 from tests.helpers import one_line
 from tests.numpy_models import Model, set_gradients
 from tests.numpy_models import Parameter as ArrayParameter
@@ -57,6 +57,7 @@ def _swap(a: Any, b: Any, name: str) -> None:
 MODULE_WAYS: dict[str, tuple[Callable[[Any, dict[str, Any]], Any], str]] = {
     "an attribute": (lambda m, s: setattr(m.body, "first", s[SPARE]), "body.first.weight"),
     "a Sequential's item": (lambda m, s: setattr(m.head, "0", s.get("linear", Linear)(4, 4)), "head.0.weight"),
+    "a layer of the model itself": (lambda m, s: setattr(m, "head", s[SPARE]), "head.0.weight"),
     "a nested module": (lambda m, s: setattr(m.body.first, "inner", s[SPARE]), "body.first.inner.weight"),
     "a parameter": (lambda m, s: setattr(m.body.second, "weight", s["weight"]), "body.second.weight"),
     "a tied parameter": (lambda m, s: setattr(m.body.second, "weight", m.body.first.weight), "body.second.weight"),
@@ -172,18 +173,32 @@ def test_an_optimizer_alone(device, way, replayed):
 
 
 @pytest.mark.mpi(min_size=1)
-def test_a_new_synchronizer_and_optimizer_train_the_replaced_layer(comm):
-    model, _ = engine_model()
-    for _ in range(3):
-        sync, optimizer = Synchronizer(comm), SGD(model, 0.1)
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_a_new_synchronizer_and_optimizer_train_replaced_layers_as_one_rank(comm, is_sharded, overlap):
+    """The layers are a Sequential's item and one of the model itself; the optimizers before are still there."""
+    if is_sharded and overlap:
+        pytest.skip("a sharded update is refused with overlap")
+    (model, _), (alone, _), kept = engine_model(), engine_model(), []
+    for change in (None, lambda m: setattr(m.head, "0", Linear(4, 4)), lambda m: setattr(m, "head", Linear(4, 4))):
+        if change is not None:
+            change(model), change(alone)
+        sync = Synchronizer(comm, overlap=overlap)
         sync.broadcast_parameters(model)
-        before = model.head[0].weight.numpy()
-        model.forward(Tensor(np.full((2, 4), comm.rank + 1.0))).sum().backward()
-        sync.sync_gradients(model)
-        optimizer.step(), optimizer.zero_grad()
-        assert (model.head[0].weight.numpy() != before).any()
-        sync.check_replicas(model)
-        setattr(model.head, "0", Linear(4, 4))
+        alone.load_state_dict(model.state_dict())
+        optimizer, expected = Adam(model, 0.01, eps=1e-2), Adam(alone, 0.01, eps=1e-2)
+        if is_sharded:
+            optimizer = DistributedOptimizer(optimizer, sync)
+        kept.append((sync, optimizer))
+        for step in range(3):
+            x = np.random.default_rng(step).standard_normal((comm.size, 4, 4)).astype(np.float32)
+            model.forward(Tensor(x[comm.rank])).sum().backward()
+            sync.sync_gradients(model)
+            optimizer.step(), optimizer.zero_grad()
+            (alone.forward(Tensor(x.reshape(-1, 4))).sum() * (1 / comm.size)).backward()
+            expected.step(), expected.zero_grad()
+        for name, values in alone.state_dict().items():
+            np.testing.assert_allclose(model.state_dict()[name], values, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 ARRAY_WAYS: dict[str, tuple[Callable[[Model], Any], str]] = {

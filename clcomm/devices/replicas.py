@@ -18,6 +18,7 @@ from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.replay import Replay
 from clcomm.engine.tensor import Tensor
 from clcomm.errors import ArgumentError
+from clcomm.optim import Optimizer
 from clcomm.synchronizer import Synchronizer
 
 #: What makes a tensor one of another replica: its memory, its device, and the state of its gradient.
@@ -51,6 +52,8 @@ class Replicas(list[list[Parameter]]):
         #: What averages the gradients.
         self.mean = GradientMean(self.spaces, model, synchronizer)
         self._revision = -1  # of the first device, when its parameters were last compared with the others
+        #: Of each device, where netcl's words made them.
+        self.optimizers: list[Optimizer] | None = None
         #: Of each device, the function of the latest recorded steps, and their Replay.
         self.recorded: dict[int, tuple[Any, Replay]] = {}
 

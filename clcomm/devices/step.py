@@ -128,7 +128,7 @@ def _forward_backward(forward_fn: ForwardFn, device: Device, params: list[Parame
 def _recorded(forward_fn: ForwardFn, replicas: Replicas, index: int) -> Replay:
     """Return the Replay of a function's steps on a device."""
     function, replay = replicas.recorded.get(index, (None, None))
-    if replay is None or function is not forward_fn:
+    if replay is None or function != forward_fn:
         replay = Replay(_forward_backward(forward_fn, replicas.devices[index], replicas[0]))
         replicas.recorded[index] = forward_fn, replay
     return replay

@@ -1,11 +1,13 @@
-"""netcl's `nn`: layers whose first argument is a queue, which here is a Device."""
+"""netcl's `nn`: layers whose first argument is a queue: a Device, or the OpenCL queue of `DeviceManager.default`."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from clcomm.engine import nn
-from clcomm.engine.device import Device
 from clcomm.engine.functional import cross_entropy, mse_loss
 from clcomm.engine.nn import Dropout, Flatten, MaxPool2d, Module, ReLU, Sequential, Sigmoid, Tanh
+from clcomm.netcl.distributed.manager import device_of
 
 __all__ = [
     "Conv2d",
@@ -23,13 +25,13 @@ __all__ = [
 ]
 
 
-def Linear(queue: Device | None, in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
+def Linear(queue: Any, in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
     """Return the engine's Linear on a device; None: on the default one."""
-    return nn.Linear(in_features, out_features, bias, device=queue)
+    return nn.Linear(in_features, out_features, bias, device=device_of(queue))
 
 
 def Conv2d(
-    queue: Device | None,
+    queue: Any,
     in_channels: int,
     out_channels: int,
     kernel_size: int,
@@ -40,4 +42,4 @@ def Conv2d(
     groups: int = 1,
 ) -> nn.Conv2d:
     """Return the engine's Conv2d on a device; None: on the default one."""
-    return nn.Conv2d(in_channels, out_channels, kernel_size, stride, pad, bias, groups=groups, device=queue)
+    return nn.Conv2d(in_channels, out_channels, kernel_size, stride, pad, bias, groups=groups, device=device_of(queue))

@@ -29,7 +29,7 @@ from clcomm.optim.checks import (
     steps_of,
 )
 from clcomm.optim.flat_state import ITEM, MASTER, FlatState
-from clcomm.optim.groups import group_of, groups_of, members_of
+from clcomm.optim.groups import PARAMS, group_of, groups_of, members_of
 from clcomm.optim.runs import runs_of
 
 #: What an optimizer trains: a dict has "params", and hyper-parameters of these parameters' own.
@@ -118,6 +118,16 @@ class Optimizer:
         for parameter in set(members.values()) - before:
             self._missed[parameter] = self.steps
         self._checked_revision = -1
+
+    def like_this(self, others: Mapping[Parameter, Parameter]) -> Optimizer:
+        """Return an optimizer of this kind, with its groups, for others in place of its parameters.
+
+        Raises ArgumentError after the first step.
+        """
+        if self.steps:
+            raise ArgumentError(f"optimizer: expected one before its first step, got {self.steps} steps")
+        groups = [{**group, PARAMS: [others[each] for each in group[PARAMS]]} for group in self.param_groups]
+        return type(self)(groups, **self._defaults)
 
     def zero_grad(self) -> None:
         """Drop all gradients."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
+from types import NoneType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -123,10 +125,11 @@ class Mesh:
 class DeviceMesh(Mesh):
     """A Mesh whose ranks are given one by one, with the names of veScale's and PyTorch's DeviceMesh.
 
-    `DeviceMesh([[0, 1], [2, 3]], mesh_dim_names=("DP", "TP"))`; each rank has a device of its own, so that the device
-    type, their first argument, is left out.
+    `DeviceMesh("cuda", [[0, 1], [2, 3]], mesh_dim_names=("DP", "TP"))`; the device type may be left out, as each rank
+    has a device of its own.
 
     Args:
+        device_type: changes nothing, which rank 0 logs once; or `mesh`, where that is left out.
         mesh: the rank at each coordinate, each rank once.
         mesh_dim_names: the axes, one for each dimension of `mesh`.
         comm: the ranks; None: all of the job.
@@ -136,8 +139,21 @@ class DeviceMesh(Mesh):
         MismatchError: ranks differ in an argument; on every rank.
     """
 
-    def __init__(self, mesh: Any, *, mesh_dim_names: Sequence[str], comm: Communicator | None = None):
+    def __init__(
+        self,
+        device_type: Any = None,
+        mesh: Any = None,
+        *,
+        mesh_dim_names: Sequence[str],
+        comm: Communicator | None = None,
+    ):
         comm = Communicator() if comm is None else comm
+        if mesh is None:
+            mesh = device_type
+        elif not isinstance(device_type, (str, NoneType)):
+            raise ArgumentError(f"device_type: expected a word such as 'cuda', got {device_type!r}")
+        elif device_type and comm.rank == 0:
+            _say_type_is_unused(device_type)
         grid, names = np.array(mesh), [str(name) for name in mesh_dim_names]
         hosts = _agreed_hosts(comm, f"{grid.tolist()} with the names {', '.join(names)}")
         if grid.ndim != len(names) or len(set(names)) < len(names):
@@ -147,6 +163,16 @@ class DeviceMesh(Mesh):
         if sorted(grid.reshape(-1).tolist()) != list(range(comm.size)):
             raise ArgumentError(f"mesh: expected each of {comm.size} ranks once, got {grid.tolist()}")
         self._open(comm, checked_sizes(dict(zip(names, grid.shape, strict=True)), comm.size), grid, hosts)
+
+
+@cache
+def _say_type_is_unused(device_type: str) -> None:
+    """Say once in a process that a DeviceMesh does not choose devices."""
+    _log.warning(
+        "DeviceMesh: device type %r changes nothing, as each rank computes on its own device, which --device or "
+        "CLCOMM_DEVICE chooses",
+        device_type,
+    )
 
 
 def _agreed_hosts(comm: Communicator, wanted: str) -> list[list[int]]:

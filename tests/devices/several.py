@@ -8,7 +8,7 @@ import numpy as np
 
 from clcomm.devices import DeviceManager, data_parallel_step, prepare_replicas
 from clcomm.engine import CrossEntropyLoss, Device, Generator, Linear, Module, Tensor, functional
-from clcomm.optim import SGD
+from clcomm.optim import SGD, AdamW, RMSProp
 from tests.helpers import cpu_device
 
 FEATURES, CLASSES = 5, 3
@@ -56,6 +56,14 @@ def batch_of(samples: int, step: int, part: int = 0) -> tuple[np.ndarray, np.nda
 
 def sgd(params) -> SGD:
     return SGD(params, 0.1, momentum=0.9, weight_decay=1e-3)
+
+
+OPTIMIZERS = {
+    "sgd": sgd,
+    "nesterov": lambda params: SGD(params, 0.05, momentum=0.9, nesterov=True),
+    "adamw": lambda params: AdamW(params, 1e-3, eps=1e-4),
+    "rmsprop": lambda params: RMSProp(params, 1e-3, eps=1e-3),
+}
 
 
 def train(devices, batches, sizes=None, skips=(), optimizer=sgd, synchronizer=None, seed=0):

@@ -13,10 +13,11 @@ from clcomm.devices import data_parallel_step, prepare_replicas, shard_batch
 from clcomm.engine import BatchNorm1d, CrossEntropyLoss, Dropout, Linear, Sequential, Tensor, no_grad
 from clcomm.netcl import autograd
 from clcomm.netcl import nn as netcl_nn
-from clcomm.optim import SGD, AdamW, RMSProp
+from clcomm.optim import AdamW
 from tests.devices.several import (
     CLASSES,
     FEATURES,
+    OPTIMIZERS,
     Network,
     batch_of,
     bits,
@@ -28,13 +29,6 @@ from tests.devices.several import (
     train_alone,
 )
 from tests.helpers import cpu_device
-
-OPTIMIZERS = {
-    "sgd": sgd,
-    "nesterov": lambda params: SGD(params, 0.05, momentum=0.9, nesterov=True),
-    "adamw": lambda params: AdamW(params, 1e-3, eps=1e-4),
-    "rmsprop": lambda params: RMSProp(params, 1e-3, eps=1e-3),
-}
 
 
 @st.composite

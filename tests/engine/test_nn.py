@@ -89,12 +89,13 @@ def test_state_of_another_model_changes_nothing(device):
     assert all(np.array_equal(value, state[name]) for name, value in net.state_dict().items())
 
 
-def test_no_new_parameters_after_flattening(device):
+def test_a_new_parameter_joins_the_flat_space(device):
     net = Net(device)
-    net.flat_space()
-    net.factor = 3.0
-    with pytest.raises(ArgumentError, match="late: the module already has its flat space"):
-        net.late = Parameter([1.0], device)
+    before = net.flat_space()
+    net.late = Parameter([1.0], device)
+    space = net.flat_space()
+    assert space is not before and {p.name for p in space.layout.ranges} == {n for n, _ in net.named_parameters()}
+    assert net.flat_space() is space and net.late.slot in space.slots
 
 
 def test_layers_are_their_functions(device):

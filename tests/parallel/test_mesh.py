@@ -13,6 +13,7 @@ from clcomm import Communicator, Mesh
 from clcomm.errors import ArgumentError, MismatchError
 from clcomm.parallel import DeviceMesh
 from clcomm.parallel.grid import layout
+from clcomm.parallel.mesh import _say_type_is_unused
 from clcomm.transport import mpi_communicators
 from tests.helpers import one_line
 from tests.transport.references import layout_hosts, pretended_host
@@ -147,6 +148,18 @@ def test_a_device_mesh_has_the_ranks_that_it_is_given(comm):
     mesh = DeviceMesh(grid.tolist(), mesh_dim_names=("DP", "TP"), comm=comm)
     assert mesh["DP"].all_gather_object(comm.rank) == grid[:, 0].tolist() and mesh["TP"].size == 1
     assert mesh.shape == {"DP": comm.size, "TP": 1} and math.prod(mesh.shape.values()) == comm.size
+
+
+def test_a_device_meshs_device_type_is_said_once_to_be_unused(comm, caplog):
+    grid = np.arange(comm.size).reshape(-1, 1)
+    _say_type_is_unused.cache_clear()
+    first = DeviceMesh("cuda", grid, mesh_dim_names=("DP", "TP"), comm=comm)
+    named = DeviceMesh(device_type="cuda", mesh=grid, mesh_dim_names=("DP", "TP"), comm=comm)
+    assert np.array_equal(first.ranks, grid) and np.array_equal(named.ranks, grid)
+    said = [record.getMessage() for record in caplog.records if "device type 'cuda'" in record.getMessage()]
+    assert len(said) == (comm.rank == 0)
+    with pytest.raises(ArgumentError, match=r"^device_type: expected a word such as 'cuda', got 3$"):
+        DeviceMesh(3, grid, mesh_dim_names=("DP", "TP"), comm=comm)
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,6 @@ class Module:
         return module
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, (Parameter, Module)):
-            self._refuse_after_flattening(name)
         if name in self._buffers:
             if isinstance(value, Parameter) or not (value is None or isinstance(value, Tensor)):
                 raise ArgumentError(f"{name}: expected a Tensor or None for a buffer, got {type(value).__name__}")
@@ -62,10 +60,6 @@ class Module:
             for tensor in (*member.parameters(), *member.buffers()) if isinstance(member, Module) else (member,):
                 if isinstance(tensor, Tensor):
                     tensor.device.revision += 1
-
-    def _refuse_after_flattening(self, name: str) -> None:
-        if self._flat_space is not None:
-            raise ArgumentError(f"{name}: the module already has its flat space; assign parameters before that")
 
     def __delattr__(self, name: str) -> None:
         self._note_change(self._parameters.get(name), self._buffers.get(name), self._modules.get(name))

@@ -1,0 +1,34 @@
+"""netcl's DeviceManager, which has the process's own device too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clcomm import devices
+from clcomm.engine.device import Device, default_device
+
+#: The devices that `default` returned, by name.
+_named: dict[str, Device] = {}
+
+
+class DeviceManager(devices.DeviceManager):
+    """clcomm's DeviceManager with netcl's `default`."""
+
+    @staticmethod
+    def default(device: str | None = "auto") -> Device:
+        """Return the process's device: the same one at each call with a name.
+
+        device: a name as for `Device.select`; "auto" or None: NETCL_DEVICE's or CLCOMM_DEVICE's, else the rank's own,
+        on which layers without a queue lie. Raises DeviceError if no device fits.
+        """
+        if device is None or device == "auto":
+            return default_device()
+        if device not in _named:
+            own, found = default_device(), Device.select(device)
+            _named[device] = own if own.cl_device == found.cl_device else found
+        return _named[device]
+
+
+def device_of(queue: Any) -> Any:
+    """Return the Device with this OpenCL queue, of those that `default` returned; anything else as it is."""
+    return next((each for each in (*_named.values(), default_device()) if each.queue is queue), queue)

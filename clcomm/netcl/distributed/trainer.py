@@ -1,0 +1,119 @@
+"""netcl's two ways to train on several devices: with lists, as clcomm.devices has it, and with a model and its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import clcomm.devices as on_devices
+from clcomm.devices import Replicas
+from clcomm.engine.device import Device
+from clcomm.engine.nn.module import Module
+from clcomm.engine.parameter import Parameter
+from clcomm.errors import ArgumentError
+from clcomm.netcl.distributed.manager import DeviceManager
+from clcomm.optim import Optimizer
+from clcomm.synchronizer import Synchronizer
+
+
+def prepare_replicas(
+    params: Any,
+    opt: Any,
+    synchronizer: Synchronizer | None = None,
+    *,
+    n_replicas: int | None = None,
+    devices: Sequence[Any] | None = None,
+) -> Replicas:
+    """Copy a model to several devices, each with an optimizer like the model's; or as `clcomm.devices` has it.
+
+    Args:
+        params: the model.
+        opt: the optimizer of its parameters, before the first step. Queues: `clcomm.devices.prepare_replicas`.
+        synchronizer: as there.
+        n_replicas: the number of devices; None: of all of `devices`.
+        devices: as DeviceManager takes them, the model's first; None: those of this process.
+
+    Raises:
+        ArgumentError: no model, other numbers of devices, a model that is not on the first, an optimizer that has
+            made steps, or queues together with the last two arguments.
+    """
+    if not isinstance(opt, Optimizer):
+        if n_replicas is not None or devices is not None:
+            raise ArgumentError(f"opt: expected an optimizer with n_replicas or devices, got {type(opt).__name__}")
+        return on_devices.prepare_replicas(params, opt, synchronizer)
+    if not isinstance(params, Module):
+        raise ArgumentError(f"params: expected the model with an optimizer, got {type(params).__name__}")
+    replicas = on_devices.prepare_replicas(params, _queues(params, n_replicas, devices), synchronizer)
+    others = [dict(zip(replicas[0], copies, strict=True)) for copies in replicas[1:]]
+    replicas.optimizers = [opt, *(opt.like_this(copies) for copies in others)]
+    return replicas
+
+
+def data_parallel_step(
+    *arguments: Any,
+    loss_fn: Callable[[Any, Any], Any] | None = None,
+    tape_factory: Callable[[], Any] = nullcontext,
+    **hooks: Any,
+) -> float:
+    """Train one step and return the mean loss.
+
+    Args:
+        arguments: replicas with optimizers, and a batch whose last array has the targets; the model takes the others.
+            Without `loss_fn`: those of `clcomm.devices.data_parallel_step`.
+        loss_fn: (outputs, targets) -> the mean loss.
+        tape_factory: makes the block in which a device computes it, such as `autograd.Tape`.
+        hooks: the further arguments of `clcomm.devices.data_parallel_step`.
+
+    Raises ArgumentError as that does, and for replicas without optimizers.
+    """
+    if loss_fn is None:
+        return on_devices.data_parallel_step(*arguments, **hooks)
+    if len(arguments) != 2:
+        raise ArgumentError(f"data_parallel_step: expected replicas and a batch with loss_fn, got {len(arguments)}")
+    replicas, batch = Replicas.checked(arguments[0]), arguments[1]
+    if replicas.optimizers is None or replicas.model is None:
+        raise ArgumentError("replicas: expected optimizers with loss_fn, got none; call prepare_replicas(model, opt)")
+    forward = _Forward(replicas.model, loss_fn, tape_factory)
+    return on_devices.data_parallel_step(forward, replicas, replicas.optimizers, batch, **hooks)
+
+
+def broadcast_params(
+    src_params: Any, dst_param_groups: Sequence[Sequence[Parameter]] | None = None, root: int = 0
+) -> None:
+    """Give all replicas the parameters of replica `root`; with two arguments as `clcomm.devices.broadcast_params`."""
+    if dst_param_groups is None:
+        on_devices.broadcast_params(None, Replicas.checked(src_params), root)
+    else:
+        on_devices.broadcast_params(src_params, dst_param_groups, root)
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """Computes a shard's loss and its tape; equal ones are one function to a recorded step."""
+
+    model: Module
+    loss_fn: Callable[[Any, Any], Any]
+    tape_factory: Callable[[], Any]
+
+    def __call__(self, device: Device, *arguments: Any) -> Any:
+        *inputs, targets, _ = arguments
+        with self.tape_factory() as tape:
+            loss = self.loss_fn(self.model(*inputs), targets)
+        return loss if tape is None else (loss, tape)
+
+
+def _queues(model: Module, count: int | None, devices: Sequence[Any] | None) -> list[Device]:
+    """Return the replicas' devices: the model's own in place of one that is the same to OpenCL, as the first."""
+    found = DeviceManager(devices).get_queues()
+    if count is not None and (count > len(found) or (devices is not None and count != len(found))):
+        raise ArgumentError(
+            f"n_replicas: expected {len(found)}, the number of devices, got {count!r}; a name given several times in "
+            'devices makes several queues on that device, as ["cpu:0", "cpu:0"] does'
+        )
+    own = next(iter(model.parameters())).device
+    same = next((at for at, each in enumerate(found) if each.cl_device == own.cl_device), None)
+    if same != 0:
+        raise ArgumentError(f"devices[0]: expected the model's, {own}, got {found[0]}; build the model on devices[0]")
+    return [own, *found[1:count]]
