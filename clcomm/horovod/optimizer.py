@@ -22,6 +22,15 @@ class _Distributed:
 
     _reduction: Reduction
 
+    @property
+    def backward_passes_per_step(self) -> int:
+        """How many backwards come before a step; settable, as by `set_backward_passes_per_step`."""
+        return self._reduction.passes
+
+    @backward_passes_per_step.setter
+    def backward_passes_per_step(self, passes: int) -> None:
+        self.set_backward_passes_per_step(passes)
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Reduce the gradients, unless that is to be skipped, and step; collective."""
         reduction = self._reduction

@@ -28,9 +28,12 @@ _live: weakref.WeakSet[Reduction] = weakref.WeakSet()
 
 
 class _Numbered:
-    """Reductions of all ranks' optimizers, by the order in which they were made, which is the same on every rank."""
+    """Reductions of all ranks' optimizers, by the order in which they were made, which is the same on every rank.
 
-    made = 0
+    `several`: whether another was alive on any rank when the last one was made; the same on every rank, too.
+    """
+
+    made, several = 0, False
     alive: ClassVar[weakref.WeakValueDictionary[int, Reduction]] = weakref.WeakValueDictionary()
 
 
@@ -68,13 +71,27 @@ class Reduction:
         self._hooked: set[torch.Tensor] = set()
         self._step_ended_s = 0.0
         self._communicated_s = 0.0
+        self._unhook: list[weakref.finalize] = []
+        self.is_replaced = False
+        taken = {id(each) for each in self.trained().values()}
+        for each in list(_live):
+            each.leave(taken)
         if self.is_needed:
             self._prepare()
         _live.add(self)
         self._number = -1
         if self._buckets is not None and process_set is global_process_set:
+            _Numbered.several = any(world.communicator().all_gather_object(bool(_Numbered.alive), label="join"))
             self._number, _Numbered.made = _Numbered.made, _Numbered.made + 1
             _Numbered.alive[self._number] = self
+
+    def leave(self, taken: set[int]) -> None:
+        """Leave the gradients to an optimizer that is made later, where it has some of the parameters; `taken`: ids."""
+        if any(id(each) in taken for each in self._left):
+            self.is_replaced = True
+            _Numbered.alive.pop(self._number, None)
+            for unhook in self._unhook:
+                unhook()
 
     @property
     def is_needed(self) -> bool:
@@ -112,7 +129,8 @@ class Reduction:
             if parameter not in self._hooked:
                 self._hooked.add(parameter)
                 hook = parameter.register_post_accumulate_grad_hook(partial(_completed, weakref.ref(self)))
-                weakref.finalize(self, hook.remove)  # a hook that held this object would outlive the optimizer
+                # a hook that held this object would outlive the optimizer
+                self._unhook.append(weakref.finalize(self, hook.remove))
         self._buckets = None
         if self.op is not Adasum and self.compression in (Compression.none, Compression.fp16) and trained:
             comm, halves = self._process_set.communicator(), self.compression is Compression.fp16
@@ -162,6 +180,8 @@ class Reduction:
 
     def finish(self) -> None:
         """Replace the gradients by the reduced ones; collective."""
+        if self.is_replaced:
+            raise UsageError("step: expected the DistributedOptimizer that these parameters got last, got an older one")
         if self.is_needed and self.op is not Adasum:
             self._prepare()
             try:
@@ -175,7 +195,7 @@ class Reduction:
             self.require_same_start()
             self._reduce_compressed()
             return
-        if self._number >= 0 and _Numbered.made > 1:
+        if self._number >= 0 and _Numbered.several:
             _stepping(self._number)
         self._buckets.finish()
         world.note_joined(not self._buckets.all_took_part)
@@ -268,13 +288,13 @@ def join(device: int = -1) -> int:
     which one is of a process set.
     """
     comm = world.communicator()
-    reductions = [each for each in _live if each.optimizer() is not None and each.is_needed]
+    reductions = [each for each in _live if each.optimizer() and each.is_needed and not each.is_replaced]
     for reduction in reductions:
         if reduction.buckets is None:
             raise ArgumentError("join: expected op Average or Sum and no compressor of your own, got another")
         if len(reductions) > 1 and not reduction.is_numbered:
             raise ArgumentError("join: expected one DistributedOptimizer, or several of all ranks, got a process set's")
-    numbered = bool(reductions) and all(each.is_numbered for each in reductions) and _Numbered.made > 1
+    numbered = bool(reductions) and all(each.is_numbered for each in reductions) and _Numbered.several
     steps = _take_part_in_turn() if numbered else sum(_take_part(each) for each in reductions)
     for reduction in reductions:
         reduction.start_over()

@@ -13,6 +13,7 @@ from clcomm.horovod.handles import complete_started
 from clcomm.job import endings
 from clcomm.report.recording import Recording
 from clcomm.sync.agreement import require_agreement
+from clcomm.transport.mpi_communicators import checked
 
 
 class _World:
@@ -175,20 +176,29 @@ class ProcessSet:
     """Some of the ranks; a member of all collectives' arguments once `add_process_set` has made its Communicator.
 
     Args:
-        ranks_or_comm: numbers of ranks, in any order.
+        ranks_or_comm: numbers of ranks, in any order; or an mpi4py communicator, then each rank gives the one that it
+            belongs to: these may be several, such as those of MPI.COMM_WORLD.Split.
+
+    Attributes:
+        ranks: the numbers; of a communicator, once it is added, in its order.
     """
 
     process_set_id: int | None = None
 
-    def __init__(self, ranks_or_comm: Iterable[int]):
-        ranks = list(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else [ranks_or_comm]
-        if not all(isinstance(each, int) for each in ranks):
-            raise ArgumentError(
-                f"process set: expected numbers of ranks, got {ranks_or_comm!r}; an mpi4py communicator is taken by "
-                "hvd.init alone"
-            )
-        self.ranks: list[int] | None = sorted(set(ranks))
+    def __init__(self, ranks_or_comm: Any):
+        self.ranks: list[int] | None = None
+        self.mpi_comm: Any = None
+        if isinstance(ranks_or_comm, Iterable):
+            ranks = list(ranks_or_comm)
+            if not all(isinstance(each, int) for each in ranks):
+                raise ArgumentError(f"process set: expected numbers of ranks, got {ranks_or_comm!r}")
+            self.ranks = sorted(set(ranks))
+        elif hasattr(ranks_or_comm, "Get_group"):
+            self.mpi_comm = checked(ranks_or_comm)
+        else:
+            raise ArgumentError(f"process set: expected numbers of ranks or a communicator, got {ranks_or_comm!r}")
         self._comm: Communicator | None = None
+        self._made: set[frozenset[int]] = set()  # the sets that the ranks added in the same call
 
     def _require_added(self) -> list[int]:
         if self.process_set_id is None or self.ranks is None:
@@ -224,25 +234,26 @@ class ProcessSet:
         self._drop()
 
     def __str__(self) -> str:
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
 
 class _GlobalSet(ProcessSet):
-    """All ranks."""
+    """All ranks; none before `init`."""
 
     process_set_id = 0
 
     def __init__(self) -> None:
-        super().__init__([])
+        self.mpi_comm = None
+
+    @property
+    def ranks(self) -> list[int]:  # type: ignore[override]
+        return list(range(size())) if is_initialized() else []
 
     def _require_added(self) -> list[int]:
         return list(range(size()))
 
     def communicator(self) -> Communicator:
         return communicator()
-
-    def __str__(self) -> str:
-        return "ProcessSet(process_set_id=0, all ranks)"
 
 
 global_process_set = _GlobalSet()
@@ -257,25 +268,40 @@ def _sets() -> Iterable[ProcessSet]:
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Register a set of ranks and return it; collective over all ranks, which pass the same numbers.
 
-    Raises ArgumentError for numbers that are no ranks and for a set that was added already, MismatchError where ranks
-    pass different numbers; on every rank.
+    Raises ArgumentError for numbers that are no ranks and for a set whose ranks are another's, MismatchError where
+    ranks pass different numbers; on every rank.
     """
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    comm, ranks = communicator(), added.ranks
-    if added.process_set_id is not None or not ranks or ranks[0] < 0 or ranks[-1] >= comm.size:
+    comm, ranks = communicator(), added.ranks if added.mpi_comm is None else _ranks_of(added.mpi_comm)
+    if added.process_set_id is not None or not ranks or min(ranks) < 0 or max(ranks) >= comm.size:
         comm.refuse(f"process_set: expected new ranks from 0 to {comm.size - 1}, got {added}")
-    require_agreement(comm, "process_set", [str(ranks)], "add the same sets in the same order on every rank")
-    if comm.comm is None or len(ranks) == comm.size:
-        added._comm = Communicator(comm.comm, **comm.settings()) if comm.comm is not None else comm
+    given = str(ranks) if added.mpi_comm is None else "a communicator"
+    require_agreement(comm, "process_set", [given], "add the same sets in the same order on every rank")
+    made = {frozenset(each) for each in comm.all_gather_object(ranks, label="process_set")}
+    for known in [frozenset(range(comm.size)), *(each for one in _sets() for each in one._made)]:
+        if known in made:
+            raise ArgumentError(f"process_set: expected ranks of no other set, got a duplicate of {sorted(known)}")
+    if added.mpi_comm is not None:
+        added._comm = Communicator(added.mpi_comm, **comm.settings())
     else:
         part = comm.comm.Split(int(comm.rank in ranks), comm.rank)
         if comm.rank in ranks:
             added._comm = Communicator(part, **comm.settings())
         else:
             part.Free()
-    added.process_set_id = next(_numbers)
+    added.ranks, added._made, added.process_set_id = ranks, made, next(_numbers)
     _ADDED[id(added)] = added
     return added
+
+
+def _ranks_of(mpi_comm: Any) -> list[int]:
+    """Return the numbers of a communicator's ranks, in its order; below 0: one that does not belong to us."""
+    own, all_ranks = mpi_comm.Get_group(), communicator().comm.Get_group()
+    try:
+        return own.Translate_ranks(None, all_ranks)
+    finally:
+        own.Free()
+        all_ranks.Free()
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from clcomm.errors import LaunchError
 from clcomm.launcher import launched_rank
-from clcomm.transport.mpi_runtime import is_finalized, is_running, launched_ranks, load_mpi, world
+from clcomm.transport.mpi_runtime import Started, is_finalized, is_running, launched_ranks, load_mpi, world
 
 
 def unlink_shared_files() -> None:
@@ -142,7 +142,7 @@ def take_over_finalize() -> None:
 
 def finalize_after_python() -> None:
     """Register MPI_Finalize for the end of Python; not where ranks may die, as it would wait for them."""
-    if not _Finalize.is_ours or not is_running() or tolerates_failures():
+    if not (_Finalize.is_ours or Started.is_ours) or not is_running() or tolerates_failures():
         return
     import ctypes
 

@@ -50,6 +50,12 @@ def bindings_version() -> str:
     return mpi4py.__version__
 
 
+class Started:
+    """Whether `load_mpi` called MPI_Init, as the program has set mpi4py.rc.initialize to False."""
+
+    is_ours = False
+
+
 def load_mpi() -> Any:
     """Import and start MPI, without mpi4py's warning about another MPI's launcher: `world` raises an error instead.
 
@@ -69,6 +75,9 @@ def load_mpi() -> Any:
                     f"`pip install 'clcomm[mpich]'` or see docs/mpi.md"
                 ) from None
             raise ImportError(reason) from None
+    if not MPI.Is_initialized():
+        MPI.Init_thread()
+        Started.is_ours = True
     return MPI
 
 

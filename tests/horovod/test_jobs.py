@@ -78,6 +78,27 @@ def test_reports_and_timelines_need_no_line_in_the_program(tmp_path, ends):
     assert any("all_reduce" in name for name in names), names
 
 
+LEAVES_MPI_TO_HOROVOD = """
+import mpi4py
+mpi4py.rc.initialize = False  # as Horovod's documentation has it, before MPI is imported
+from mpi4py import MPI
+import torch
+import clcomm.horovod as hvd
+
+assert not MPI.Is_initialized()
+hvd.init()
+print("sum", hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist(), MPI.COMM_WORLD.Get_size())
+"""
+
+
+def test_mpi_that_the_program_has_not_started_is_started_and_ended(tmp_path):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    (tmp_path / "leaves.py").write_text(LEAVES_MPI_TO_HOROVOD)
+    ended = subprocess.run([mpiexec(), "-n", "2", sys.executable, "leaves.py"], cwd=tmp_path, text=True,
+                           env=clean_environment(), capture_output=True, timeout=HUNG_S, check=False)  # fmt: skip
+    assert (ended.returncode, ended.stdout.count("sum [2.0, 2.0] 2")) == (0, 2), ended.stdout + ended.stderr
+
+
 LOSES_A_RANK = """
 import os
 import torch

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from clcomm.errors import ArgumentError  # noqa: E402
+from tests.helpers import one_line  # noqa: E402
 from tests.horovod.training import OPTIMIZERS, STEPS, batch_of, bits_of, gradients_of, net, reference  # noqa: E402
 from tests.horovod.values import folded, same_bits  # noqa: E402
 from tests.sync.adaptive_sum import adaptive_sum  # noqa: E402
@@ -125,7 +128,7 @@ def test_what_is_frozen_stays_and_what_is_unfrozen_later_is_reduced(hvd):
 
 @pytest.mark.parametrize("op", ["Average", "Adasum"])
 def test_a_rank_outside_of_the_process_set_steps_by_itself(hvd, op):
-    members = hvd.add_process_set(range(max(1, hvd.size() - 1)))
+    members = hvd.add_process_set(range(hvd.size() - 1)) if hvd.size() > 1 else hvd.global_process_set
     model, twin = net(), net()
     optimizer = hvd.DistributedOptimizer(
         OPTIMIZERS["momentum"](model.parameters()), op=getattr(hvd, op), process_set=members
@@ -287,3 +290,34 @@ def test_gradients_count_in_the_programs_stats(hvd):
         assert total["pack_s"] > 0 and total["unpack_s"] > 0
     else:
         assert total["calls"] == 0
+
+
+def test_an_optimizer_made_anew_takes_the_older_ones_place(hvd):
+    """Schedulers keep the older one alive: it must neither raise in backward nor count as a second one."""
+    gc.collect()  # other tests' optimizers
+    model = net()
+    older = hvd.DistributedOptimizer(OPTIMIZERS["adam"](model.parameters()))
+    optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()))
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        model(batch_of(hvd.rank(), step)).square().sum().backward()
+        optimizer.step()
+    assert same_bits(bits_of(model), bits_of(reference("sgd", hvd.size(), torch.float32, "Average", 1, False)))
+    assert not any(label == "join" for _, label, *_ in hvd.communicator().stats.tallies)
+    if hvd.size() > 1:
+        with pytest.raises(ArgumentError) as caught:
+            older.step()
+        assert "expected the DistributedOptimizer that these parameters got last" in one_line(caught)
+    assert hvd.join() == hvd.size() - 1
+
+
+def test_backward_passes_per_step_is_an_attribute(hvd):
+    model = net()
+    optimizer = hvd.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()), backward_passes_per_step=2)
+    assert optimizer.backward_passes_per_step == 2
+    optimizer.backward_passes_per_step = 3
+    for _ in range(optimizer.backward_passes_per_step):
+        model(batch_of(hvd.rank(), 0)).square().sum().backward()
+    optimizer.step()
+    optimizer.set_backward_passes_per_step(1)
+    assert optimizer.backward_passes_per_step == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+MPI = pytest.importorskip("mpi4py.MPI", reason="no MPI library", exc_type=ImportError)
 
 from clcomm.errors import ArgumentError, MismatchError  # noqa: E402
 from tests.helpers import one_line  # noqa: E402
@@ -12,12 +13,19 @@ from tests.helpers import one_line  # noqa: E402
 pytestmark = pytest.mark.mpi(min_size=1)
 
 
-def test_a_process_set_is_a_world_of_its_own(hvd):
-    halves = [[rank for rank in range(hvd.size()) if rank % 2 == parity] for parity in (0, 1)]
-    sets = [hvd.add_process_set(ranks) for ranks in halves if ranks]
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("given", ["numbers", "communicators"])
+def test_a_process_set_is_a_world_of_its_own(hvd, given):
+    """Of one communicator for each rank Horovod makes sets that differ by rank."""
+    ranks = list(range(hvd.rank() % 2, hvd.size(), 2))
+    if given == "numbers":
+        sets = [hvd.add_process_set(range(parity, hvd.size(), 2)) for parity in (0, 1)]
+    else:
+        part = MPI.COMM_WORLD.Split(hvd.rank() % 2, hvd.rank())
+        sets = [hvd.add_process_set(hvd.ProcessSet(part))]
+        part.Free()  # Horovod's sets outlive it too
     mine = next(each for each in sets if each.included())
-    ranks = mine.ranks
-    assert (mine.size(), mine.rank()) == (len(ranks), ranks.index(hvd.rank()))
+    assert (mine.ranks, mine.size(), mine.rank()) == (ranks, len(ranks), ranks.index(hvd.rank()))
     own = torch.tensor([float(hvd.rank())])
     assert hvd.allreduce(own, op=hvd.Sum, process_set=mine).item() == sum(ranks)
     assert hvd.allgather(own, process_set=mine).tolist() == ranks
@@ -29,9 +37,27 @@ def test_a_process_set_is_a_world_of_its_own(hvd):
                 hvd.allreduce(own, process_set=other)
             assert "expected a call by its ranks" in one_line(caught)
     hvd.barrier(process_set=mine)
+    for known in ([0], [1], range(0, hvd.size(), 2)):
+        if set(known) in [set(range(parity, hvd.size(), 2)) for parity in (0, 1)]:
+            with pytest.raises(ValueError, match="duplicate") as caught:
+                hvd.add_process_set(known)
+            assert len(set(hvd.allgather_object(one_line(caught)))) == 1
     assert all(hvd.remove_process_set(each) for each in sets) and not hvd.remove_process_set(mine)
     with pytest.raises(ArgumentError):
         hvd.allreduce(own, process_set=mine)
+    assert hvd.add_process_set(range(0, hvd.size(), 2)).process_set_id is not None
+
+
+def test_the_global_set_has_all_ranks(hvd):
+    everyone = list(range(hvd.size()))
+    assert hvd.global_process_set.ranks == everyone and hvd.rank() in hvd.global_process_set.ranks
+    assert str(hvd.global_process_set) == f"ProcessSet(process_set_id=0, ranks={everyone}, mpi_comm=None)"
+    with pytest.raises(ValueError, match="duplicate") as caught:
+        hvd.add_process_set(everyone)
+    one_line(caught)
+    hvd.shutdown()
+    assert hvd.global_process_set.ranks == []
+    hvd.init()
 
 
 @pytest.mark.mpi(min_size=2)
@@ -51,10 +77,11 @@ def test_sets_may_be_announced(hvd):
         hvd.init(process_sets="static")
     assert "got 'static'" in one_line(caught)
     hvd.init(process_sets="dynamic")
-    added = hvd.ProcessSet([0])
-    hvd.shutdown()
-    hvd.init(process_sets=[added])
-    assert added.size() == 1
+    if hvd.size() > 1:
+        added = hvd.ProcessSet([0])
+        hvd.shutdown()
+        hvd.init(process_sets=[added])
+        assert added.size() == 1
 
 
 def test_queries(hvd):
