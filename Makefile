@@ -12,8 +12,8 @@ ARGS ?=
 TEST_EXTRAS ?= test
 TEST_RANKS ?= 2 3 4
 TEST_ARGS ?=
-# Processes among which the files of the plain tests are divided; many of them start several ranks.
-TEST_WORKERS ?= 2
+# Processes among which the files of the plain tests are divided; many of them start several ranks and wait.
+TEST_WORKERS ?= 3
 # Seconds that one MPI test run may take.
 TEST_LIMIT_S ?= 1200
 KILLS ?= 200

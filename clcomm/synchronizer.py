@@ -469,7 +469,8 @@ class Synchronizer:
         stage = 0 if ours.sharded_update is None else self.zero
         sizes = self.unit_sizes if stage > 1 else (layout.span, None)
         plan, shares = ShardPlan(layout, self.comm.size, *sizes), self.comm.shares_memory and self.comm.hosts == 1
-        return MemoryUse.expected(plan, stage, state_buffers, shares, not flat.is_staged, flat.precision)
+        kind = plan, stage, state_buffers, shares, not flat.is_staged, flat.precision
+        return MemoryUse.expected(*kind, receives=self.comm.transport == "mpi")
 
     def sharded_update_of(self, model: Any) -> ShardedUpdate | None:
         """Return the DistributedOptimizer that reduces a model's gradients, None where `sync_gradients` does."""

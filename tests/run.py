@@ -87,7 +87,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 3, 4])
     parser.add_argument("--no-plain", action="store_true", help="run only what needs ranks")
     parser.add_argument("--launch", default="mpiexec", help="the launcher, before -n")
-    parser.add_argument("--workers", default="2", help="processes among which the plain tests are divided")
+    parser.add_argument("--workers", default="3", help="processes among which the plain tests are divided")
     parser.add_argument("--limit-s", default="1200", help="seconds that a part on several ranks may take")
     parser.add_argument("--record", type=Path, default=Path(".test-caches/outcomes"), help="folder of the outcomes")
     parser.add_argument("--only-skipped-for", help="run what was skipped for this reason, a pattern")

@@ -101,7 +101,7 @@ def test_dropped_communicators_take_nothing_for_good(monkeypatch):
     kept: list[tuple[int, object]] = []  # until when, which each rank draws for itself
     first, most, spare = used_of_shared_memory(), 0, spare_communicators()
     size = world().Get_size()
-    for number in range(DROPPED // 2 if ARE_FEW and size > 2 else DROPPED):
+    for number in range(DROPPED // size if ARE_FEW else DROPPED):
         kept = [(until, thing) for until, thing in kept if until > number]
         kept.append((number + int(own.integers(0, 9)), one_of(str(common.choice(KINDS)))))
         if own.integers(20) == 0:

@@ -67,7 +67,7 @@ def lines_of_a_step(count: int, stage: int, **options: Any) -> int:
         return lines_of(step)
 
 
-@pytest.mark.parametrize(("stage", "options"), [(0, {"overlap": True}), (0, {}), (1, {})])
+@pytest.mark.parametrize(("stage", "options"), [(0, {"overlap": True}), (0, {}), (1, {}), (2, {}), (3, {})])
 def test_a_step_of_eight_times_the_parameters_runs_eight_times_the_lines(stage, options):
     few, many = 25, 200
     assert lines_of_a_step(many, stage, **options) <= 1.2 * many / few * lines_of_a_step(few, stage, **options)

@@ -16,7 +16,8 @@ class GradUnit:
 
     def __init__(self, unit: Unit, slots: Sequence[GradSlot]):
         self.unit, self.slots = unit, tuple(slots)
-        self.block: Any = None  # the one it had last
+        self.block: Any = None  # the one it had last, and its number
+        self.number = -1
 
     @property
     def is_open(self) -> bool:
@@ -49,6 +50,7 @@ class GradBlocks:
         self._unit_of = {slot: unit for unit in self.units for slot in unit.slots}
         self._block_nbytes = max(unit.nbytes for unit in units)
         self._blocks: list[Any] = []
+        self._holders: list[GradUnit] = []  # of each block, the unit that was in it last
         for slot in slots:
             slot.local = slot.reduced = None  # type: ignore[assignment]
 
@@ -61,18 +63,22 @@ class GradBlocks:
         own = self._unit_of[slot]
         if own.is_open:
             return
-        taken = [unit.block for unit in self.units if unit is not own and unit.is_open]
-        if own.block is None or any(own.block is block for block in taken):
-            free = (block for block in self._blocks if not any(block is other for other in taken))
-            self._move_in(own, next(free, None) or self._new_block())
+        if own.number < 0 or self._is_taken(own.number, own):
+            free = (at for at in range(len(self._blocks)) if not self._is_taken(at, own))
+            self._move_in(own, next(free, len(self._blocks)))
+        self._holders[own.number] = own
 
-    def _new_block(self) -> Any:
-        self._blocks.append(self._device.memory.exact(self._block_nbytes))
-        return self._blocks[-1]
+    def _is_taken(self, number: int, own: GradUnit) -> bool:
+        holder = self._holders[number]
+        return holder is not own and holder.is_open
 
-    def _move_in(self, unit: GradUnit, block: Any) -> None:
-        unit.block = block
+    def _move_in(self, unit: GradUnit, number: int) -> None:
+        """Let a unit's gradients lie in a block, a new one if the number is the next."""
+        if number == len(self._blocks):
+            self._blocks.append(self._device.memory.exact(self._block_nbytes))
+            self._holders.append(unit)
+        unit.number, unit.block = number, self._blocks[number]
         self._device.revision += 1  # recordings write to the block that it had
         for place, slot in zip(unit.unit.ranges, unit.slots, strict=True):
-            region = block.get_sub_region(place.start - unit.unit.start, place.nbytes)
+            region = unit.block.get_sub_region(place.start - unit.unit.start, place.nbytes)
             slot.local = slot.reduced = wrap(self._device, region, place.shape)

@@ -22,7 +22,15 @@ class MemoryUse(NamedTuple):
 
     @classmethod
     def expected(
-        cls, plan: ShardPlan, stage: int, buffers: int, shares: bool, in_place: bool, precision: Precision = FLOAT32
+        cls,
+        plan: ShardPlan,
+        stage: int,
+        buffers: int,
+        shares: bool,
+        in_place: bool,
+        precision: Precision = FLOAT32,
+        *,
+        receives: bool = False,
     ) -> MemoryUse:
         """Return what a run will have, if backward completes gradients in the layout's order.
 
@@ -33,13 +41,14 @@ class MemoryUse(NamedTuple):
             shares: whether all ranks have memory in common.
             in_place: whether their devices compute in it.
             precision: what parameters are stored and gathered in.
+            receives: whether gradients that are not divided come through MPI, which has a place for all of them.
         """
         whole, part, ranks = plan.layout.span, plan.shard_nbytes, plan.ranks
         means = 0 if ranks == 1 else whole // ranks if shares else whole
         gathers = ranks > 1 and not (shares and in_place)
         parameters = precision.nbytes(part if stage > 2 or (stage > 0 and not gathers) else whole)
         gradients = part if stage > 1 else whole + means
-        in_flight = 0
+        in_flight = whole if receives and not stage else 0
         if stage > 1:
             row = ranks * plan.largest_part
             writing = min(2, len(plan.units)) * plan.largest

@@ -211,10 +211,10 @@ class _ShardExchange:
         counts = [(cut.stop - cut.start) * itemsize for cut in cuts]
         starts = [cut.start * itemsize for cut in cuts]
         own = cuts[rank].stop - cuts[rank].start
-        rows, shard = np.empty((world_size, own), source.dtype), np.empty(own, source.dtype)
+        rows = np.empty((world_size, own), source.dtype)
         own_starts = [own * itemsize * each for each in range(world_size)]
         self.sent = [source, counts, starts, byte]
         self.received = [rows, [own * itemsize] * world_size, own_starts, byte]
-        self.fold = transport.prepare_fold(list(rows), shard, op)
-        self.shard = [shard, byte]
+        self.fold = transport.prepare_fold(list(rows), rows[0], op)
+        self.shard = [rows[0], byte]
         self.gathered = [out, counts, starts, byte]

@@ -24,7 +24,7 @@ from tests.oclgrind.simulate import CASE, PLANTED, RUNS
 
 CASES = os.environ.get("CLCOMM_OCLGRIND_CASES")
 #: Cases of each family, and their longest side: a GPU's work-groups take long to simulate.
-SIZES = {"cpu": (int(CASES or 2), 9), "gpu": (int(CASES or 1), 4)}
+SIZES = {"cpu": (int(CASES or 1), 9), "gpu": (int(CASES or 1), 4)}
 #: Runs in which Oclgrind also tracks what is initialised.
 TRACKED = ("cpu, tracked", "gpu", "gpu, blocks", "gpu, outputs")
 KERNELS = Path(program.__file__).with_name("kernels")

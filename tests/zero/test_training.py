@@ -22,7 +22,7 @@ alone = functools.cache(trained_alone)
 STEPS = 50
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("micro", [1, 3])
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("kind", MODELS)
@@ -175,7 +175,7 @@ def test_ranks_may_leave_out_different_layers_and_complete_them_in_any_order(aut
 # --- replays ---
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("micro", [1, 2])
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("kind", MODELS)
