@@ -37,7 +37,7 @@ from training.run_callbacks import run_callbacks
 from training.schedules import parse_schedule
 from training.start import start
 from training.trainer import Progress, Trainer
-from training.trainer_state import load_state, state_of
+from training.trainer_state import MovingState, load_state
 from training.windows import StepWindows
 
 if TYPE_CHECKING:
@@ -151,10 +151,12 @@ class Session:
     def _go_on_with_survivors(self) -> None:
         """Move the run to the remaining ranks, at the newest step that one of them completed."""
         began, ranks, old = time.perf_counter(), self.comm.size, self.trainer
+        state = MovingState.of(old)
         while True:
             self.comm = elastic.survivors_of(self.comm)
             try:
-                self._take_over(old)
+                state = state.newest(self.comm)
+                self._take_over(old, state)
                 break
             except Exception as error:
                 if not elastic.is_lost_peer(error):
@@ -165,16 +167,13 @@ class Session:
             f"{self.trainer.progress.step}, after {time.perf_counter() - began:.2f} s", highlight=False,
         )  # fmt: skip
 
-    def _take_over(self, old: Trainer) -> None:
-        """Make a trainer for the current ranks, with the state of the rank with the most steps; collective."""
-        root = elastic.newest(self.comm, old.progress.step)
-        old.model.load_state_dict(elastic.send_arrays(self.comm, old.model.state_dict(), root))
-        optimizer_state = elastic.send_arrays(self.comm, old.optimizer.state_dict(), root)
-        state = self.comm.broadcast_object(state_of(old), root, label=elastic.RECOVERY)
+    def _take_over(self, old: Trainer, state: MovingState) -> None:
+        """Make a trainer for the current ranks, which all have this state; collective."""
+        old.model.load_state_dict(state.model)
         self.trainer = trainer = self._make_trainer(make_loader(self.options, self.replicas, self.splits.train))
-        trainer.optimizer.load_state_dict(optimizer_state)
+        trainer.optimizer.load_state_dict(state.optimizer)
         trainer.optimizer.zero_grad()  # those of the interrupted step
-        load_state(trainer, state)
+        load_state(trainer, state.training)
         trainer.metrics = old.metrics
         trainer.schedule = parse_schedule(self.options.schedule, trainer.total_steps(self.epochs))
         self._first_steps = FirstSteps(self.comm, self._core_waits)

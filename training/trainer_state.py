@@ -1,13 +1,17 @@
-"""The state of a Trainer in a checkpoint: its progress, its sampler and its learning rate, checked before it is set."""
+"""The state of a Trainer in a checkpoint, checked before it is set, and as it goes on where ranks were lost."""
 
 from __future__ import annotations
 
 import copy
 import sys
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from clcomm import elastic
 from clcomm.checkpoint import invalid_entry, whole_number
+from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError, CheckpointError
 from clcomm.parallel.loss_scaling import GradScaler
 from clcomm.sampler import DistributedSampler, Sampler
@@ -88,3 +92,32 @@ def _entries(entry: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise invalid_entry(entry, "its entries by name", value)
     return value
+
+
+class MovingState(NamedTuple):
+    """What a rank brings along when ranks were lost: all that decides the course of the training.
+
+    It replaces another whole or not at all, as the rank that sends it may be lost meanwhile.
+
+    Attributes:
+        model, optimizer: their arrays by name.
+        training: see `state_of`.
+    """
+
+    model: dict[str, np.ndarray]
+    optimizer: dict[str, np.ndarray]
+    training: dict[str, Any]
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> MovingState:
+        """Return the trainer's state after its last complete step; not collective."""
+        return cls(trainer.model.state_dict(), trainer.optimizer.state_dict(), state_of(trainer))
+
+    def newest(self, comm: Communicator) -> MovingState:
+        """Return the state of the lowest of the ranks that have completed the most steps; collective."""
+        root = elastic.newest(comm, self.training["progress"]["step"])
+        return MovingState(
+            elastic.send_arrays(comm, self.model, root),
+            elastic.send_arrays(comm, self.optimizer, root),
+            comm.broadcast_object(self.training, root, label=elastic.RECOVERY),
+        )

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.faults.elastic_runs import (
-    FLOAT32,
     FLOAT64,
     HOROVOD,
     MNIST,
+    SAME_BITS,
     drawn,
     find_mpiexec,
     problems,
@@ -56,7 +56,7 @@ def test_drawn_deaths_leave_the_numbers_of_the_same_steps_on_one_rank(mpiexec: s
     """A sample of `make elastic`."""
     if program == "horovod":
         pytest.importorskip("torch", reason="PyTorch is not installed")
-    run, places, bar = (run_mnist, MNIST, FLOAT32) if program == "mnist" else (run_horovod, HOROVOD, FLOAT64)
+    run, places, bar = (run_mnist, MNIST, SAME_BITS) if program == "mnist" else (run_horovod, HOROVOD, FLOAT64)
     deaths = drawn(random.Random(f"{program} {number}"), places, number)
     outcome, distance = run(mpiexec, deaths, number)
     assert not problems(deaths, outcome, distance, bar), (deaths, outcome.output)

@@ -156,6 +156,22 @@ def test_ranks_take_the_newest_commit(hvd, newest):
     assert alike(contents(state), everyone[wanted])
 
 
+def test_a_commit_whose_sender_is_lost_does_not_count(hvd, monkeypatch):
+    def lost(root):
+        raise hvd.elastic.HorovodInternalError("a rank was lost")
+
+    last = hvd.size() - 1
+    state = hvd.elastic.ObjectState(step=0)
+    if hvd.rank() == last:
+        state.step = 1
+        state.commit()
+    with monkeypatch.context() as patched, pytest.raises(hvd.elastic.HorovodInternalError):
+        patched.setattr(state, "take_from", lost)
+        state.sync()
+    state.sync()
+    assert state.step == 1  # and not what rank 0 has
+
+
 def test_a_new_model_takes_the_place_of_the_old_one(hvd):
     state = state_of(hvd, 0)
     state.model = model_of(5)

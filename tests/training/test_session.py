@@ -95,6 +95,25 @@ def test_a_step_that_was_interrupted_has_its_gradients_once(
     assert_same_bits(found, undisturbed)
 
 
+def test_nothing_stays_of_a_state_whose_sender_is_lost_too(
+    survivors: list[Communicator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that had completed a step more sends its parameters, and no more."""
+    send_arrays, calls = elastic.send_arrays, iter(range(99))
+
+    def sent(comm: Communicator, arrays: dict[str, np.ndarray], root: int) -> dict[str, np.ndarray]:
+        call = next(calls)
+        if call == 1:
+            raise LostPeer
+        return {name: 2 * array for name, array in arrays.items()} if call == 0 else send_arrays(comm, arrays, root)
+
+    _, undisturbed = trained(Communicator(transport="solo"), OPTIONS)
+    monkeypatch.setattr(elastic, "send_arrays", sent)
+    _, found = trained(Communicator(transport="solo"), OPTIONS, 5)
+    assert len(survivors) == 2
+    assert_same_bits(found, undisturbed)
+
+
 @pytest.mark.parametrize("done", [1, 4, 19])
 def test_an_epoch_that_other_ranks_began_leaves_the_next_one_whole(done: int) -> None:
     options = replace(OPTIONS, epochs=3, max_steps=None)

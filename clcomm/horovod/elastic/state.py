@@ -49,9 +49,10 @@ class State:
         """Take the newest commit of all ranks, of equally new ones the lowest rank's, and keep it; collective."""
         comm = world.communicator()
         root = newest(comm, self._commits)
-        self._commits = comm.broadcast_object(self._commits, root)
+        commits = comm.broadcast_object(self._commits, root)
         self.take_from(root)
         self.save()
+        self._commits = commits  # not before: root may have been lost meanwhile
 
     def save(self) -> None:
         """Keep the state in this process."""
