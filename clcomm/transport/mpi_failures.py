@@ -40,21 +40,28 @@ def tolerates_failures() -> bool:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Return whether this is MPI's error for a dead rank or a revoked communicator, or was raised from such a one."""
+    """Return whether this is MPI's error for a dead rank or a revoked communicator, or was raised from such a one.
+
+    Of a rank that dies within a collective Open MPI may report an unknown or internal error instead.
+    """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None:
         return False
     own = error if isinstance(error, mpi.Exception) else error.__cause__
     lost = mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED
-    return isinstance(own, mpi.Exception) and own.Get_error_class() in lost
+    return isinstance(own, mpi.Exception) and (own.Get_error_class() in lost or _has_lost_ranks())
 
 
 def require_live_ranks() -> None:
     """Raise MPI's error for a dead rank if one of the job's is dead, where another error may be due to that."""
-    if tolerates_failures() and (_job().Is_revoked() or _job().Get_failed().Get_size()):
+    if _has_lost_ranks():
         from mpi4py import MPI
 
         raise MPI.Exception(MPI.ERR_PROC_FAILED)
+
+
+def _has_lost_ranks() -> bool:
+    return tolerates_failures() and bool(_job().Is_revoked() or _job().Get_failed().Get_size())
 
 
 def revoke(*comms: Any) -> None:

@@ -1,7 +1,8 @@
 """Training with Horovod's elastic calls and dying ranks, at the places and with the log of `elastic_log.py`.
 
 Places: "data", "forward", "backward", "sync", "commit", "evaluate" and "checkpoint" when the phase of that name begins;
-"bucket" when backward has a gradient; "recovery" when the rank goes on without others.
+"bucket" when backward has a gradient; "recovery" when the rank goes on without others; "send" when ranks take the
+newest state, at first and then.
 """
 
 from __future__ import annotations
@@ -63,14 +64,18 @@ def main() -> None:
     optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
     state = hvd.elastic.TorchState(model, optimizer, step=0)
     recovered: list[bool] = []
-    survivors_of = running.survivors_of
+    survivors_of, take_from = running.survivors_of, state.take_from
 
     def noted_recovery(comm):
         recovered.append(True)
         at("recovery")
         return survivors_of(comm)
 
-    running.survivors_of = noted_recovery
+    def noted_send(root):
+        at("send")
+        take_from(root)
+
+    running.survivors_of, state.take_from = noted_recovery, noted_send
 
     @hvd.elastic.run
     def train(state) -> None:

@@ -39,9 +39,11 @@ TRAINING = ("--model", "mlp", "--quiet")
 DIGITS = ("--data", "digits", "--batch-size", "16", "--epochs", "3", "--bucket-size", "32KiB", "--no-eval")
 #: The places of deaths in each program, and the latest arrival drawn for each.
 MNIST = {"step": 60, "data": 60, "forward_backward": 60, "bucket": 200, "sync": 60, "loss": 60, "optimizer": 60,
-         "evaluate": 3, "checkpoint": 8, "recovery": 1}  # fmt: skip
+         "evaluate": 3, "checkpoint": 8, "recovery": 1, "send": 2}  # fmt: skip
 HOROVOD = {"data": 60, "forward": 60, "bucket": 300, "backward": 60, "sync": 60, "commit": 60, "evaluate": 8,
-           "checkpoint": 8, "recovery": 1}  # fmt: skip
+           "checkpoint": 8, "recovery": 1, "send": 2}  # fmt: skip
+#: The places after another rank's death.
+LATER = "recovery", "send"
 
 
 @dataclass
@@ -123,7 +125,7 @@ def drawn(chance: random.Random, places: dict[str, int], number: int) -> list[De
     for rank in chance.sample(range(RANKS), 1 + number % (RANKS - 1)):
         place = names[number % len(names)] if not deaths or chance.random() < 0.3 else chance.choice(names)
         turn = chance.randint(1, places[place])
-        if place == "recovery" and not deaths:
+        if place in LATER and not deaths:
             place, turn = names[0], chance.randint(1, places[names[0]])
         deaths.append(Death(rank, place, turn, chance.choice([0.0, chance.uniform(0, 0.02)])))
     return deaths

@@ -2,9 +2,10 @@
 
 Places: "step" when a rank notes a step; "data" when it has a step's data; "forward_backward", "sync", "loss",
 "optimizer", "checkpoint" and "evaluate" when the phase of that name begins; "bucket" when a bucket is reduced;
-"recovery" when the rank goes on without others; "report" while the report is written; "exit" when the program has
-ended. A rank dies DELAY_S after its TURN-th arrival at the place. `elastic_log.py` has what ranks write of steps and
-their end. PLANTED_ERROR=STEP raises on all ranks, PLANTED_RMDIR=DIRECTORY replaces the directory by a file at step 20.
+"recovery" when the rank goes on without others; "send" when ranks send a part of the state then; "report" while the
+report is written; "exit" when the program has ended. A rank dies DELAY_S after its TURN-th arrival at the place.
+`elastic_log.py` has what ranks write of steps and their end. PLANTED_ERROR=STEP raises on all ranks,
+PLANTED_RMDIR=DIRECTORY replaces the directory by a file at step 20.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import os
 import shutil
 import time
 from typing import Any
+
+import numpy as np
 
 from clcomm import Communicator, elastic
 from clcomm.job.endings import note_step, run
@@ -25,7 +28,8 @@ from training.session import Session
 from training.trainer import Trainer
 
 recovered: list[bool] = []
-survivors_of, finish, record = elastic.survivors_of, Session.finish, Trainer._record
+survivors_of, send_arrays = elastic.survivors_of, elastic.send_arrays
+finish, record = Session.finish, Trainer._record
 enter, notify_phase, write_document = TimedPhase.__enter__, Communicator.notify_phase, mnist.write_document
 make_trainer = Session._make_trainer
 
@@ -49,6 +53,11 @@ def noted_recovery(comm: Communicator) -> Communicator:
     recovered.append(True)
     at("recovery")
     return survivors_of(comm)
+
+
+def noted_send(*arguments: Any) -> dict[str, np.ndarray]:
+    at("send")
+    return send_arrays(*arguments)
 
 
 def noted_phase(phase: TimedPhase) -> None:
@@ -102,7 +111,8 @@ def main() -> int:
     return code
 
 
-trainer.note_step, elastic.survivors_of = noted, noted_recovery
+trainer.note_step = noted
+elastic.survivors_of, elastic.send_arrays = noted_recovery, noted_send
 TimedPhase.__enter__, Communicator.notify_phase = noted_phase, noted_data  # type: ignore[method-assign]
 Session._make_trainer, Trainer._record, Session.finish = noted_trainer, noted_record, noted_finish  # type: ignore[method-assign]
 mnist.write_document = noted_report

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.elastic_log import Death
 from tests.faults.elastic_runs import (
     FLOAT64,
     HOROVOD,
@@ -60,6 +61,13 @@ def test_drawn_deaths_leave_the_numbers_of_the_same_steps_on_one_rank(mpiexec: s
     deaths = drawn(random.Random(f"{program} {number}"), places, number)
     outcome, distance = run(mpiexec, deaths, number)
     assert not problems(deaths, outcome, distance, bar), (deaths, outcome.output)
+
+
+def test_a_rank_may_die_within_a_broadcast_of_the_state(mpiexec: str):
+    """For which Open MPI has an unknown error; then the rank dies that sends it."""
+    deaths = [Death(1, "step", 20, 0.0), Death(2, "send", 1, 0.002), Death(0, "send", 2, 0.0)]
+    outcome, distance = run_mnist(mpiexec, deaths, 1)
+    assert not problems(deaths, outcome, distance, SAME_BITS), outcome.output
 
 
 def test_after_a_loss_the_end_is_reported_as_ever(mpiexec: str):
