@@ -137,7 +137,7 @@ causes: $(FOR_TEST) ## 16 things that slow a training down, on every rank and on
 	CLCOMM_CAUSES=10 $(BIN)/python -m pytest -o timeout=3000 tests/report/test_planted_causes.py
 
 # 8 ranks share this machine's cores; settings of fewer ranks leave some waiting.
-pairs: $(FOR_TEST) ## every strategy, option and model feature with every other, beside one rank: some 10 minutes; the table goes to pairs.md in VENV (ARGS="--seed 2")
+pairs: $(VENV)/.has-$(SETUP),$(TEST_EXTRAS),torch-suite ## every strategy, option and model feature with every other, beside one rank and PyTorch: half an hour; the table goes to pairs.md in VENV (ARGS="--seed 2", "--keep FILE")
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(LAUNCH) -n 8 $(BIN)/python -m tests.pairs --page $(VENV)/pairs.md $(ARGS)
 
 orders: $(FOR_TEST) ## 1,200 rounds of waiting in random orders, 3,000 dropped Communicators, all of LizarDist's settings

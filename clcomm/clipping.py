@@ -16,9 +16,11 @@ from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.layout import FlatLayout, shard_bounds
+from clcomm.hashing import hash_words
+from clcomm.sync.model_ranks import ModelRanks
 
 if TYPE_CHECKING:
-    from clcomm.engine.parameter import Parameter, Part, Stages
+    from clcomm.engine.parameter import Parameter, Stages
     from clcomm.sync.sharded_update import ShardedUpdate
     from clcomm.sync.shared_space import SharedSpace
     from clcomm.synchronizer import Synchronizer
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 #: The name of clipping as a phase, the label of what it communicates, and the part of a step that it is.
 CLIPPING = "clipping"
 _EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_
-_CHUNK = 1 << 14  # elements that stay in the cache as float64
 
 
 def clip_grad_norm(sync: Synchronizer, model: Any, max_norm: float) -> float:
@@ -94,60 +95,6 @@ def global_norm(comm: Communicator, space: SharedSpace, parts: Iterable[tuple[st
     return model.norm([math.fsum(column) for column in comm.all_gather(sums, label=CLIPPING).T])
 
 
-class ModelRanks:
-    """The ranks that together have one replica of a model: those with parts of its parameters, and with its stages.
-
-    Where this rank has the whole model there are no others, and nothing is communicated.
-
-    Args:
-        parameters: this rank's, by name; of another library's model none are needed.
-    """
-
-    def __init__(self, parameters: Mapping[str, Parameter]):
-        self._parameters = parameters
-        members = parameters.values()
-        self.part: Part | None = next((each.part for each in members if each.part is not None), None)
-        self.stages: Stages | None = next((each.stages for each in members if each.stages is not None), None)
-
-    @classmethod
-    def of(cls, space: SharedSpace) -> ModelRanks:
-        """Return those of the model in a flat space."""
-        flat = space.flat_space
-        if flat is None:
-            return cls({})
-        return cls({place.name: each for place, each in zip(flat.layout.ranges, flat.parameters, strict=True)})
-
-    def own_squares(self, parts: Iterable[tuple[str, np.ndarray]]) -> np.ndarray:
-        """Return the sums of the squares of gradients by parameters' names: of whole parameters, and of divided ones.
-
-        What counts on another stage's rank is left out.
-        """
-        squares: tuple[list[float], list[float]] = [], []
-        for name, values in parts:
-            parameter = self._parameters.get(name)
-            if parameter is None or parameter.stages is None or parameter.stages.counts(parameter):
-                squares[parameter is not None and parameter.part is not None].append(sum_of_squares(values))
-        return np.array([math.fsum(each) for each in squares])
-
-    def norm(self, squares: Sequence[float]) -> float:
-        """Return the norm of all ranks' gradients; squares: as `own_squares` returns them. Collective."""
-        whole, divided = squares
-        if self.part is not None:
-            everyone = self.part.gather_numbers(np.array([whole, divided]))
-            whole, divided = everyone[0, 0], math.fsum(everyone[:, 1])
-        total = math.fsum([whole, divided])
-        if self.stages is not None:
-            total = math.fsum(self.stages.gather_numbers(np.array([total]))[:, 0])
-        return math.sqrt(total)
-
-    def anywhere(self, here: bool) -> bool:
-        """Return whether something is true on any of the ranks; collective."""
-        for ranks in (self.part, self.stages):
-            if ranks is not None:
-                here = bool(ranks.gather_numbers(np.array([here])).any())
-        return here
-
-
 def clip_coefficient(norm: float, max_norm: float) -> float:
     """Return the factor for gradients of this norm; 1.0: they stay unchanged."""
     coefficient = max_norm / (norm + _EPS)
@@ -171,24 +118,19 @@ def named_parts(layout: FlatLayout, part: np.ndarray, start: int) -> Iterator[tu
             yield place.name, part[first:last].view(np.empty(0, place.dtype).real.dtype)
 
 
-def sum_of_squares(part: np.ndarray) -> float:
-    """Return the sum of an array's squares, computed in float64."""
-    total = 0.0
-    with np.errstate(over="ignore", invalid="ignore"):
-        for begin in range(0, part.size, _CHUNK):
-            chunk = part[begin : begin + _CHUNK].astype(np.float64)
-            chunk *= chunk  # not a dot product: BLAS threads would compete with the other ranks for their cores
-            total += float(chunk.sum())
-    return total
-
-
 def averaged_part(comm: Communicator, space: SharedSpace) -> tuple[np.ndarray, Sequence[str]]:
-    """Return this rank's shard of the averaged gradients, and the names of those that the program has changed since."""
+    """Return this rank's shard of the averaged gradients, and the names of those that the program has changed since.
+
+    Raises ArgumentError, on every rank, where the changed ones differ between ranks, as they have not been averaged.
+    """
     start = comm.rank * space.shard_nbytes
     written = space.adapter.pull_written()
     if space.padded.reduced is space.padded.grads:
         written = ()  # one rank: its own gradients are the averaged ones
-    return _current(space, written)[start : start + space.shard_nbytes], written
+    gradients = _current(space, written)
+    if written:
+        _require_alike(comm, gradients)
+    return gradients[start : start + space.shard_nbytes], written
 
 
 def scale_averaged(comm: Communicator, space: SharedSpace, coefficient: float, written: Sequence[str]) -> None:
@@ -205,6 +147,16 @@ def _current(space: SharedSpace, written: Iterable[str]) -> np.ndarray:
         for name in written:
             space.layout.view(gradients, name)[...] = space.layout.view(space.arrays.grads, name)
     return gradients
+
+
+def _require_alike(comm: Communicator, gradients: np.ndarray) -> None:
+    hashes = comm.all_gather(np.array([hash_words(gradients)], np.uint64), label=CLIPPING)[:, 0]
+    others = np.flatnonzero(hashes != hashes[0])
+    if others.size:
+        raise ArgumentError(
+            "gradients: expected sync_gradients() after the last backward, or the same changes of the averages on "
+            f"every rank, got others on rank {others[0]} than on rank 0"
+        )
 
 
 def _scale_written(space: SharedSpace, written: Sequence[str], coefficient: float) -> None:

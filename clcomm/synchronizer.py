@@ -26,6 +26,7 @@ from clcomm.sync.decision import Decision
 from clcomm.sync.divergence import ReplicaGuard
 from clcomm.sync.hook_choice import hook_of
 from clcomm.sync.known_models import KnownModels
+from clcomm.sync.model_ranks import ModelRanks
 from clcomm.sync.model_sync import ModelSync
 from clcomm.sync.parameter_broadcast import PARAMETERS, average_parameters, broadcast_buffers, broadcast_parameters
 from clcomm.sync.settings import SyncSettings
@@ -167,7 +168,8 @@ class Synchronizer:
 
         For local SGD (Stich, "Local SGD converges fast and communicates little", ICLR 2019): ranks take steps of their
         own, without `sync_gradients`, and call it after every K-th. Optimizers' state and buffers stay each rank's own.
-        Raises ArgumentError where a DistributedOptimizer divides the parameters' update.
+        Raises ArgumentError where a DistributedOptimizer divides the parameters' update, within `join()`, after
+        `expect_samples`, as all ranks' parameters count alike, and for a model with a SyncBatchNorm.
         """
         ours = self._model(model)
         ours.require_unchanged()
@@ -176,6 +178,12 @@ class Synchronizer:
                 "average_parameters: expected a model without a DistributedOptimizer, which keeps the parameters alike "
                 "in each step, got one with it"
             )
+        if self._in_join or ours.expected_weight is not None:
+            call = "join() around it" if self._in_join else "expect_samples() before it"
+            raise ArgumentError(
+                f"average_parameters: expected no {call}, as all ranks' parameters count alike, got one"
+            )
+        self._refuse_mixing(model, "average_parameters", "whose backward adds up gradients of ranks that differ")
         average_parameters(self.comm, ours.space)
 
     def full_parameters(self, model: Any) -> AbstractContextManager[None]:
@@ -227,7 +235,7 @@ class Synchronizer:
         elif samples is not None:
             self._refuse_overlap()
             self._refuse_weights(model)
-            if self._model(model).space.mixing_layers():
+            if self._mixes_ranks(model):
                 require_equal_samples(self.comm, samples)
             self._synchronise(model, use_bucketing, gradient_weight(self.comm, samples, of, in_join=self._in_join))
         elif self._in_join:
@@ -253,8 +261,7 @@ class Synchronizer:
             raise ArgumentError(
                 "expect_samples: expected no join() around it, where ranks may have no samples, got one"
             )
-        layers = self._model(model).space.mixing_layers()
-        weight = (mixing_weight if layers else gradient_weight)(self.comm, samples, of)
+        weight = (mixing_weight if self._mixes_ranks(model) else gradient_weight)(self.comm, samples, of)
         self._weigh(model, weight)
 
     def _weigh(self, model: Any, weight: float | None) -> None:
@@ -263,6 +270,28 @@ class Synchronizer:
         ours.expected_weight = weight
         for layer in ours.space.mixing_layers():
             layer.weigh(1.0 if weight is None else weight, next(model.parameters()).device)
+
+    def _mixes_ranks(self, model: Any) -> bool:
+        """Return whether backward adds up gradients of several ranks, in any stage; collective over the stages."""
+        space = self._model(model).space
+        return ModelRanks.of(space).anywhere(bool(space.mixing_layers()))
+
+    def _refuse_mixing(self, model: Any, call: str, reason: str) -> None:
+        if self._mixes_ranks(model):
+            raise ArgumentError(f"{call}: expected a model without SyncBatchNorm, {reason}, got one with it")
+
+    def _refuse_hook(self, model: Any) -> None:
+        """Raise ArgumentError, in all stages, where what reduces the buckets does not go with the model."""
+        hook = self._settings.hook
+        if isinstance(hook, AdasumHook):
+            self._refuse_mixing(model, "combination='adasum'", "whose backward adds up gradients of several ranks")
+        reason = getattr(hook, "refuses_parts", "")
+        ranks = ModelRanks.of(self._model(model).space) if reason else None
+        if ranks is not None and ranks.anywhere(ranks.part is not None and ranks.part.ranks > 1):
+            raise ArgumentError(
+                f"model: expected one that tensor-parallel ranks do not divide with {hook_name(hook)}, as {reason}, "
+                "got one that they do"
+            )
 
     def _refuse_overlap(self) -> None:
         """Exclude overlap, or raise ArgumentError where it was used already."""
@@ -287,6 +316,7 @@ class Synchronizer:
     def _synchronise(self, model: Any, use_bucketing: bool | None, weight: float) -> None:
         ours = self._model(model)
         ours.require_unchanged()
+        self._refuse_hook(model)
         # Of a model whose gradients were reduced in backward, broadcast_parameters has divided the replicas.
         if self.check_start and not ours.has_started and ours.space.arrays.grads.size:
             self.guard.check_start(ours.space, lambda root: self.broadcast_parameters(model, root))
@@ -329,6 +359,7 @@ class Synchronizer:
             raise ArgumentError("join: expected to be entered once, got a join() within another")
         self._refuse_overlap()
         self._refuse_weights(model)
+        self._refuse_mixing(model, "join", "whose statistics are of all ranks' batches")
         self._in_join = True
         try:
             yield

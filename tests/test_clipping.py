@@ -10,11 +10,12 @@ import sys
 import numpy as np
 import pytest
 
-from clcomm import Synchronizer, clip_grad_norm, clipping
+from clcomm import Synchronizer, clip_grad_norm
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Tensor
 from clcomm.errors import ArgumentError
 from clcomm.optim import SGD
+from clcomm.sync import model_ranks
 from models import MLP
 from tests.helpers import cpu_device, one_line
 from tests.numpy_models import Model, set_gradients, small_model
@@ -164,7 +165,7 @@ import pathlib
 
 import numpy as np
 
-from clcomm.clipping import sum_of_squares
+from clcomm.sync.model_ranks import sum_of_squares
 
 
 def switches():
@@ -197,4 +198,4 @@ def test_sums_of_squares_over_sizes_are_those_of_exact_arithmetic(dtype):
     for size in [1, 2, 3, 7, 8, 127, 128, 129, 16_383, 16_384, 16_385, 40_000, *rng.integers(1, 70_000, 20)]:
         part = (rng.standard_normal(size) * 10.0 ** rng.integers(-3, 4)).astype(dtype)
         exact = math.fsum(float(value) ** 2 for value in part)
-        assert clipping.sum_of_squares(part) == pytest.approx(exact, rel=1e-14)
+        assert model_ranks.sum_of_squares(part) == pytest.approx(exact, rel=1e-14)

@@ -21,6 +21,7 @@ import pytest
 from clcomm import Communicator
 from clcomm.errors import ArgumentError, ClcommError
 from clcomm.transport import Pending, mpi_communicators
+from clcomm.transport.mpi_resources import MpiResources
 from clcomm.transport.mpi_runtime import world
 from tests.transport.references import FOLDS, drawn, folded, layout_hosts, pretended_host, same_bits
 
@@ -179,6 +180,20 @@ def test_without_checks_too(monkeypatch):
         handle.wait()
     second.all_reduce(np.ones(50_000))
     assert (handle.wait() == first.size).all()
+
+
+def test_one_in_the_making_waits_in_nothing(monkeypatch):
+    """A watchdog's thread may look at all of a process's Communicators at any time."""
+    with Communicator() as first:
+        made, seen = MpiResources.__init__, []
+
+        def look(*given, **named) -> None:
+            made(*given, **named)
+            seen.append(first._resources.others_wait())
+
+        monkeypatch.setattr(MpiResources, "__init__", look)
+        with Communicator():
+            assert seen == [""]
 
 
 def test_the_stall_message_names_what_the_others_wait_for(capfd):

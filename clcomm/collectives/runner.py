@@ -55,6 +55,10 @@ class Named(Protocol):
 class CollectiveRunner(Notifier):
     """Runs every collective of the Communicator (a base class of it)."""
 
+    #: The collective that this rank is in: call, sequence number, begin (perf_counter); None: in none. Other threads
+    #: read it, of a Communicator in the making too.
+    current: tuple[Call, int, float] | None = None
+
     def __init__(self, world: World, observers: Iterable[Observer], name_ranks: RankNames):
         self.comm, self._base, self._shared = world.comm, world.base, world.shared
         self.local_rank, self.local_size = world.local_rank, world.local_size
@@ -74,8 +78,6 @@ class CollectiveRunner(Notifier):
         self._completes_first = not self._checked and self.size > 1
         #: Names ranks of this Communicator in messages: `RankNames`.
         self.name_ranks = name_ranks
-        #: The collective that this rank is in: call, sequence number, begin (perf_counter); None: in none.
-        self.current: tuple[Call, int, float] | None = None
         super().__init__(CommStats(self.size, name_ranks.name), observers)
 
     def __reduce__(self) -> NoReturn:

@@ -15,6 +15,8 @@ A hook that keeps state between steps is a `StatefulHook`, so that checkpoints c
 - between_hosts: it needs no more of a Communicator than `clcomm.compression.ranks.Ranks`, and accepts the same memory
   as gradient and out. Where hosts reduce in shared memory, it runs on each host's first rank only, on the host's sum.
 
+- refuses_parts: why it does not reduce a model that tensor-parallel ranks divide, in words; without it, it does.
+
 A hook that can prepare its calls for fixed memory is a `clcomm.compression.task.PreparedHook`.
 """
 

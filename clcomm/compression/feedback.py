@@ -12,6 +12,9 @@ from clcomm.flat_space.buckets import Bucket
 from clcomm.flat_space.layout import FlatLayout
 from clcomm.host_arrays import aligned_zeros
 
+#: Why a scheme that looks at a bucket's elements together does not go with tensor parallelism.
+COPIES_DIFFER = "what it rounds off a parameter depends on others, so that tensor-parallel ranks' copies would differ"
+
 
 class FlatMemory:
     """One value for each element of a model's gradients, zero at first; a flat array for each model.

@@ -9,7 +9,7 @@ import numpy as np
 
 from clcomm.compression.coding import Coding, Work, chars_nbytes
 from clcomm.compression.exchange import prepare_exchange
-from clcomm.compression.feedback import Feedback, require_known
+from clcomm.compression.feedback import COPIES_DIFFER, Feedback, require_known
 from clcomm.compression.task import PreparedHook, Task
 from clcomm.flat_space.layout import FlatLayout
 
@@ -18,6 +18,7 @@ class Int8(PreparedHook):
     """Each block is scaled to [-127, 127]; the rounding error is added to the next step's gradient."""
 
     between_hosts = True
+    refuses_parts = COPIES_DIFFER
 
     def __init__(self) -> None:
         self.feedback = Feedback()

@@ -14,7 +14,7 @@ import numpy as np
 
 from clcomm.compression.coding import Coding, Work, largest_nbytes
 from clcomm.compression.exchange import prepare_exchange
-from clcomm.compression.feedback import Feedback, address, checked_entry, model_of, require_known
+from clcomm.compression.feedback import COPIES_DIFFER, Feedback, address, checked_entry, model_of, require_known
 from clcomm.compression.task import PreparedHook, Task
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.layout import FlatLayout
@@ -30,6 +30,7 @@ class TopK(PreparedHook):
     """
 
     between_hosts = True
+    refuses_parts = COPIES_DIFFER
 
     def __init__(self, share: float, warm_up: int = WARM_UP_STEPS):
         self.share, self.warm_up = share, warm_up

@@ -24,6 +24,10 @@ class Part(Protocol):
     def own(self, whole: np.ndarray) -> np.ndarray:
         """Return this rank's part of the whole."""
 
+    @property
+    def ranks(self) -> int:
+        """How many ranks hold parts."""
+
     def gather_numbers(self, own: np.ndarray) -> np.ndarray:
         """Return the numbers of all ranks that hold parts, a row for each; collective."""
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.clipping import ModelRanks, averaged_part, scale_averaged
+from clcomm.clipping import averaged_part, scale_averaged
 from clcomm.communicator import Communicator
 from clcomm.distributed_optimizer import DistributedOptimizer
 from clcomm.engine import Device, Tensor
 from clcomm.errors import ArgumentError
 from clcomm.optim import Optimizer
 from clcomm.sync.agreement import CHECKS
+from clcomm.sync.model_ranks import ModelRanks
 from clcomm.sync.shared_space import SharedSpace
 from clcomm.synchronizer import Synchronizer
 

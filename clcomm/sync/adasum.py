@@ -37,6 +37,7 @@ class AdasumHook:
     """
 
     elementwise = True  # in the sense that any buckets give the same result
+    refuses_parts = "its scalar products are of whole tensors"
 
     def __call__(self, gradient: np.ndarray, comm: Communicator, out: np.ndarray, bucket: Bucket) -> None:
         np.copyto(out, gradient)

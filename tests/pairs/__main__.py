@@ -1,15 +1,16 @@
 """Run every pair of levels on 8 ranks, and write the table of pairs; or named settings alone. `make pairs` starts it.
 
-mpiexec -n 8 python -m tests.pairs [--seed 1] [--page FILE] [--keep FILE] ["dp=3,zero=1" ...]
+mpiexec -n 8 python -m tests.pairs [--seed 1] [--page FILE] [--keep FILE [--limit-s 600]] ["dp=3,zero=1" ...]
 
 With --keep each outcome is kept in a file, and a job that did not end goes on from there when it is started again: a
-setting that had begun then counts as wrong.
+setting that had begun then counts as wrong. After --limit-s the job ends between two settings, with exit code 3.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--page", type=Path)
     parser.add_argument("--keep", type=Path)
+    parser.add_argument("--limit-s", type=float, default=math.inf)
     parser.add_argument("settings", nargs="*")
     options = parser.parse_args()
     world = Communicator(stall_warning_s=40, timeout_s=80)
@@ -39,7 +41,7 @@ def main() -> int:
     def run_anew(setting: Setting) -> Outcome:
         return outcome_of(setting, world)
 
-    run = run_anew if options.keep is None else _kept(options.keep, world, run_anew)
+    run = run_anew if options.keep is None else _kept(options.keep, world, options.limit_s, run_anew)
     for text in options.settings:
         setting = setting_of(dict(each.split("=") for each in text.split(",") if each))
         tell(f"{words(setting)}:")
@@ -57,12 +59,15 @@ def main() -> int:
     for cause, text in findings.wrong.items():
         tell(f"WRONG {', '.join(map(' '.join, sorted(cause)))}: {text}")
     if options.page is not None and world.rank == 0:
-        options.page.write_text(page_of(findings), encoding="utf-8")
+        options.page.write_text(page_of(findings, options.seed), encoding="utf-8")
     return 1 if findings.wrong else 0
 
 
-def _kept(path: Path, world: Communicator, run: Callable[[Setting], Outcome]) -> Callable[[Setting], Outcome]:
-    """Return what runs a setting unless the file has its outcome; collective."""
+def _kept(
+    path: Path, world: Communicator, limit_s: float, run: Callable[[Setting], Outcome]
+) -> Callable[[Setting], Outcome]:
+    """Return what runs a setting unless the file has its outcome, and ends the job after limit_s; collective."""
+    began_s = time.perf_counter()
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     known = {each["setting"]: Outcome(each["kind"], each["text"]) for each in map(json.loads, lines)}
     world.barrier()  # all have read it
@@ -74,6 +79,8 @@ def _kept(path: Path, world: Communicator, run: Callable[[Setting], Outcome]) ->
 
     def run_or_read(setting: Setting) -> Outcome:
         if words(setting) not in known:
+            if world.broadcast_object(time.perf_counter() - began_s > limit_s):
+                sys.exit(3)
             note(setting, Outcome(WRONG, "did not end"))
             known[words(setting)] = outcome = run(setting)
             note(setting, outcome)

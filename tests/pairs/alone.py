@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
+from clcomm import optim
 from clcomm.clipping import clip_coefficient
 from clcomm.engine import Module
 from clcomm.engine.random_stream import RandomStream
 from clcomm.flat_space.precision import PRECISIONS
-from clcomm.optim import SGD, Adam, AdamW, Optimizer, RMSProp
 from tests.helpers import cpu_device
 from tests.pairs.course import (
     LOCAL_STEPS,
@@ -28,20 +29,32 @@ from tests.pairs.networks import Replicas, Slice, model_of, network_of, tensor
 Gradients = dict[str, np.ndarray]
 
 
-def optimizer_of(setting: Setting, params) -> Optimizer:
-    """Return a setting's optimizer; eps is large, so that no rounding of small gradients is amplified."""
-    lr = network_of(setting).lr
-    match setting["optimizer"]:
-        case "sgd":
-            return SGD(params, lr)
-        case "nesterov":
-            return SGD(params, lr, momentum=0.9, nesterov=True, weight_decay=0.01)
-        case "adam":
-            return Adam(params, lr / 5, eps=1e-2, weight_decay=0.01)
-        case "adamw":
-            return AdamW(params, lr / 5, eps=1e-2)
-        case _:
-            return RMSProp(params, lr / 5, eps=1e-2, momentum=0.5)
+#: Class, share of the network's learning rate and other arguments of an optimizer. A large eps amplifies no rounding of
+#: small gradients.
+_OPTIMIZERS: dict[str, tuple[str, float, dict[str, Any]]] = {
+    "sgd": ("SGD", 1, {}),
+    "nesterov": ("SGD", 1, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    "adam": ("Adam", 0.2, {"eps": 1e-2, "weight_decay": 0.01}),
+    "adamw": ("AdamW", 0.2, {"eps": 1e-2}),
+    "rmsprop": ("RMSProp", 0.2, {"eps": 1e-2, "momentum": 0.5}),
+}
+
+
+def optimizer_of(setting: Setting, params: Any, library: Any = optim) -> Any:
+    """Return a setting's optimizer of a library; params: a Module, or a list without groups of its own.
+
+    With groups, biases and the like learn at twice the rate, with another weight decay.
+    """
+    name, share, arguments = _OPTIMIZERS[setting["optimizer"]]
+    lr = network_of(setting).lr * share
+    if setting["groups"] == "on":
+        everything = params.parameters() if isinstance(params, Module) else params
+        parts = {is_vector: [] for is_vector in (False, True)}
+        for each in everything:
+            parts[len(each.shape) == 1].append(each)
+        own = {False: {}, True: {"lr": 2 * lr, "weight_decay": 0.02}}
+        params = [{"params": part, **own[is_vector]} for is_vector, part in parts.items() if part]
+    return getattr(library, name)(params, lr, **arguments)
 
 
 class Alone:
@@ -78,8 +91,9 @@ class Alone:
         return {replica: [each.state() for each in own] for replica, own in self.replicas.streams.items()}
 
     def load(self, state: Mapping[str, np.ndarray], optimizer: Mapping[str, np.ndarray]) -> None:
-        self.optimizers[0].load_state_dict(optimizer)
-        self.model.load_state_dict(state)
+        for own, model in zip(self.optimizers, self.models, strict=True):
+            own.load_state_dict(optimizer)
+            model.load_state_dict(state)
 
     def step(self, number: int, shares: Shares) -> None:
         """Train on a step's samples of all replicas."""
@@ -89,21 +103,15 @@ class Alone:
             self._local_step(number, shares)
             return
         found = self._gradients(number, shares)
-        if self.setting["scaler"] == "overflow" and number == OVERFLOW:
-            self.model.zero_grad()
-            return
         for name, parameter in self.model.named_parameters():
             if name in found:
                 parameter.grad = tensor(found[name])
-        self._clip()
-        self.optimizers[0].step()
-        self.optimizers[0].zero_grad()
+        self._finish(number, self.model, self.optimizers[0])
 
     def _local_step(self, number: int, shares: Shares) -> None:
         for replica, (model, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True)):
             self._backward(model, number, {replica: (shares[replica], 1.0)})
-            optimizer.step()
-            optimizer.zero_grad()
+            self._finish(number, model, optimizer)
         if (number + 1) % LOCAL_STEPS == 0:
             every = [dict(model.named_parameters()) for model in self.models]
             for name in every[0]:
@@ -117,7 +125,8 @@ class Alone:
         active = {r: (rows, weights[r]) for r, rows in enumerate(shares) if rows is not None}
         if self.setting["reduction"] == "adasum":
             own = [self._backward(self.model, number, {r: (rows, 1.0)}) for r, (rows, _) in active.items()]
-            return {name: _adasum([each[name] for each in own]) for name in own[0]}
+            found = {name: gradient for each in own for name, gradient in each.items()}
+            return {name: _adasum([each.get(name, 0 * found[name]) for each in own]) for name in found}
         if self._is_joint():
             return self._backward(self.model, number, active)
         sums: Gradients = {}
@@ -166,10 +175,16 @@ class Alone:
     def _loss(self, logits, y, rows: Slice):
         return self.network.loss(logits[rows.start : rows.stop], tensor(y[rows.start : rows.stop]))
 
-    def _clip(self) -> None:
-        if self.setting["clip"] == "off":
-            return
-        gradients = [each for each in {id(p): p for p in self.model.parameters()}.values() if each.grad is not None]
+    def _finish(self, number: int, model: Module, optimizer: optim.Optimizer) -> None:
+        """Take a step with the model's gradients, unless one has overflowed."""
+        if self.setting["scaler"] != "overflow" or number != OVERFLOW:
+            if self.setting["clip"] == "on":
+                self._clip(model)
+            optimizer.step()
+        optimizer.zero_grad()
+
+    def _clip(self, model: Module) -> None:
+        gradients = [each for each in {id(p): p for p in model.parameters()}.values() if each.grad is not None]
         values = [each.grad.numpy() for each in gradients]
         norm = float(np.sqrt(sum(float(np.square(each.astype(np.float64)).sum()) for each in values)))
         self.norms.append(norm)

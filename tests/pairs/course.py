@@ -58,7 +58,7 @@ def shares_of(setting: Setting, step: int) -> Shares:
     """Return the replicas' rows of a step, where no measurement decides."""
     replicas, size = mesh_of(setting).dp, equal_batch(setting)
     counts = [size] * replicas
-    if setting["inputs"] in ("samples", "join"):
+    if setting["inputs"] in ("samples", "expected", "join"):
         counts = [size // 2 * (1 + (rank + 1) % 3) for rank in range(replicas)]
     if "join" in setting["inputs"] and step == steps_of(setting) - 1:
         counts = [0 if rank % 2 else count for rank, count in enumerate(counts)]

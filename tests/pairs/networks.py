@@ -213,7 +213,7 @@ NETWORKS = {
         lambda setting, _: ConvNet((1, 8, 8), CLASSES, device=cpu_device("cpu"), seed=2),
         images,
         F.cross_entropy,
-        {},
+        {"fc1": ColumnParallel(), "fc2": RowParallel()},
         {},
         {},
         ("conv2.weight",),

@@ -5,23 +5,25 @@ from __future__ import annotations
 import itertools
 import re
 import string
+from collections import Counter
 from collections.abc import Iterator
 
 from tests.pairs.factors import FACTORS, Level, Pair, pairs, why_not
 from tests.pairs.search import Findings, Levels
 
 RIGHT, WRONG, IMPOSSIBLE, UNKNOWN = "+", "!", ".", "?"
-_LETTERS = string.ascii_lowercase + string.ascii_uppercase
+_LETTERS = string.ascii_lowercase + string.ascii_uppercase + "αβγδεζηθικλμνξοπρστυφχψω"
 _LEVELS: list[Level] = [(factor, level) for factor, levels in FACTORS.items() for level in levels]
 
 _HEAD = """\
 # Pairs of strategies, options and model features
 
 Written by `make pairs`: every level of every factor below with every other, in settings drawn so that all pairs occur.
-Each setting trains on up to 8 ranks and is compared with one rank that has all of their samples: parameters, buffers,
-each rank's losses and the clipped norms. A tensor may be as far from one rank's as 1e-3 of the way that training has
-moved it; where values are rounded on purpose more: bf16 0.2, fp16 0.03, compression fp16 0.01, bf16 0.05, int8 0.2,
-PowerSGD 0.01; ResNet, whose batch norm makes rounding grow, 0.05. Parameters have to have the same bits on every rank.
+Each setting trains on up to 8 ranks and is compared with one rank that has all of their samples, and with PyTorch in
+float64 where that has what it asks for: parameters, buffers, each rank's losses and the clipped norms. A tensor may be
+as far from one rank's as 1e-3 of the way that training has moved it; where values are rounded on purpose more: bf16
+0.3, fp16 0.03, compression fp16 0.01, bf16 0.05, int8 0.2, PowerSGD 0.01; ResNet, whose batch norm makes rounding grow,
+0.05, and 0.3 with bf16 or int8. Parameters have to have the same bits on every rank.
 
 `+` is right, a letter is refused by the line below, on every rank, and `.` does not exist, such as more than 8 ranks
 or a network without that feature; `!` is wrong, and `?` occurred in no setting that ended. Rows and columns have the
@@ -30,11 +32,16 @@ same numbers. What is refused or wrong only with a third level stands below too.
 """
 
 
-def page_of(findings: Findings) -> str:
-    """Return the page for what a search has found."""
+def page_of(findings: Findings, seed: int) -> str:
+    """Return the page for what a search has found; seed: of its draws."""
     letters = _letters(findings)
     refused = {cause: letters[_key(text)] for cause, text in findings.refused.items()}
-    lines = [_HEAD + "```", *_table(findings, refused), "```", "", "## Refusals", ""]
+    cells = Counter(_cell(pair, findings, refused) for pair in pairs())
+    others = {RIGHT: "right", IMPOSSIBLE: "not there", WRONG: "wrong", UNKNOWN: "unknown"}
+    counts = [f"{cells.pop(cell)} {name}" for cell, name in others.items() if cell in cells]
+    counts.insert(1, f"{cells.total()} refused")
+    lines = [f"{_HEAD}Seed {seed}, {findings.settings} settings. Pairs: {', '.join(counts)}.", ""]
+    lines += ["```", *_table(findings, refused), "```", "", "## Refusals", ""]
     lines += ["| | levels | message |", "|---|---|---|"]
     for cause, text in findings.refused.items():
         lines.append(f"| {letters[_key(text)]} | {_words(cause)} | `{text.partition(': ')[2]}` |")

@@ -37,9 +37,11 @@ from tests.pairs.course import (
 from tests.pairs.factors import Setting, mesh_of
 from tests.pairs.networks import Branch, Dropping, Replicas, model_of, network_of, tensor
 
-#: Of a loss, so that float32 cannot hold the gradients at a scale of 65,536.
+#: Of a loss, so that float32 cannot hold the gradients at that scale.
 _HUGE = 1e38
-_COMPRESSION = {"topk": "topk:1.0", "powersgd": "powersgd:8"}
+_COMPRESSION = {"topk": "topk:1.0", "powersgd": "powersgd:128"}  # of full rank
+#: At which fp16 holds all gradients.
+_SCALE = 2.0**12
 _REDUCTION = {"ring": {"algorithm": "ring"}, "tree": {"algorithm": "tree"}, "adasum": {"combination": "adasum"}}
 _BUCKETS: dict[str, dict[str, Any]] = {
     "1 MiB": {},
@@ -85,9 +87,10 @@ class Job:
         self.optimizer = DistributedOptimizer(optimizer, self.sync) if setting["zero"] != "0" else optimizer
         if self.ddp is None or setting["zero"] != "0":
             self.sync.broadcast_parameters(self.model)
-        self.scaler = None if setting["scaler"] == "off" else GradScaler(self.sync, ranks=comm)
+        self.scaler = None if setting["scaler"] == "off" else GradScaler(self.sync, _SCALE, ranks=comm)
         self.balancer = AtOnce(self.mesh["dp"], equal_batch(setting), window=1, least_gain=1)
-        self._run = Replay(self._forward_backward) if setting["replay"] == "on" else self._forward_backward
+        run = self._forward_backward if self.pipeline is None else self._pipeline_step
+        self._run: Any = Replay(run) if setting["replay"] == "on" else run
         self._factor, self._has_overflow = 1.0, False
         self.losses: list[float | None] = []
         self.norms: list[float] = []
@@ -160,6 +163,11 @@ class Job:
     def _step(self, step: int, own: tuple[int, int]) -> None:
         x, y = samples_of(self.setting, step, own)
         self._has_overflow = self.setting["scaler"] == "overflow" and step == OVERFLOW and self.replica == 0
+        if self.setting["inputs"] == "expected":
+            if self.ddp is not None:
+                self.ddp.expect_samples(len(x))
+            else:
+                self.sync.expect_samples(self.model, len(x))
         parts, loss = parts_of(self.setting, len(x)), 0.0
         for part in parts:
             is_held = self.setting["reduction"] == "local SGD"
@@ -167,14 +175,11 @@ class Job:
             with (self.ddp or self.sync).no_sync() if is_held else nullcontext():
                 loss += part.weight * self._backward(x[part.start : part.stop], y[part.start : part.stop], part)
         self.losses.append(loss)
-        if self.setting["reduction"] == "local SGD":
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            if (step + 1) % LOCAL_STEPS == 0:
-                self.sync.average_parameters(self.model)
-            return
-        self._average(len(x), step)
+        if self.setting["reduction"] != "local SGD":
+            self._average(len(x), step)
         self._finish()
+        if self.setting["reduction"] == "local SGD" and (step + 1) % LOCAL_STEPS == 0:
+            self.sync.average_parameters(self.model)
         if self.setting["inputs"] == "balance":
             self.balancer.step_finished(len(x), len(x) * (1.0 + 0.5 * self.replica))
 
@@ -182,16 +187,18 @@ class Job:
         """Add the gradients of a part of the batch, and return its loss."""
         self._factor = part.weight
         if self.pipeline is None:
-            loss = self._run(tensor(x), tensor(y), part.weight)
-            assert isinstance(loss, Tensor)
-            return loss.item()
-        scaled = self.pipeline.step(x, y, self.ddp)
+            return self._run(tensor(x), tensor(y), part.weight).item()
+        scaled = self._run(tensor(x), tensor(y))
         return scaled / self._factor / (self.scaler.get_scale() if self.scaler is not None else 1.0)
 
     def _forward_backward(self, x: Tensor, y: Tensor, weight: float) -> Tensor:
         loss = self.network.loss((self.ddp or self.model)(x), y)
         self._scaled(loss).backward(weight)
         return loss
+
+    def _pipeline_step(self, x: Tensor, y: Tensor) -> float:
+        assert self.pipeline is not None
+        return self.pipeline.step(x, y, self.ddp)
 
     def _scaled_loss(self, output: Tensor, target: Tensor) -> Tensor:
         return self._scaled(self.network.loss(output, target)) * self._factor
@@ -203,16 +210,20 @@ class Job:
 
     def _average(self, samples: int, step: int) -> None:
         inputs = self.setting["inputs"]
-        given = {} if inputs in ("equal", "join all") else {"samples": samples}
+        given: dict[str, float] = {} if inputs in ("equal", "expected", "join all") else {"samples": samples}
         if self.ddp is not None:
             self.ddp.finish_grad_sync(**given)
             return
         if inputs == "balance":
             given["of"] = self._sampler().samples_of_all(step, 1)
+        elif inputs == "join all":
+            given = {"samples": 1, "of": self.mesh["dp"].size}
         self.sync.sync_gradients(self.model, **given)
 
     def _finish(self) -> None:
         """Do what follows an average of gradients."""
+        if self.ddp is None and self.setting["buffers"] == "sent":
+            self.sync.broadcast_buffers(self.model)
         if self.scaler is not None:
             if self.setting["clip"] == "on":
                 self.scaler.unscale_(self.optimizer)

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tests.pairs.covering import Covering
-from tests.pairs.factors import Level, Pair, Setting, named, pairs, pairs_of, ranks_of, setting_of, why_not, words
+from tests.pairs.factors import (
+    FACTORS,
+    Level,
+    Pair,
+    Setting,
+    named,
+    pairs,
+    pairs_of,
+    ranks_of,
+    setting_of,
+    why_not,
+    words,
+)
 from tests.pairs.outcome import REFUSED, RIGHT, Outcome, without_numbers
 
 Levels = frozenset[Level]
@@ -54,25 +66,54 @@ def search(
         tell(f"known: {outcome.kind}: {words(dict(cause))}")
         if outcome.kind == REFUSED:
             found.refused[cause] = outcome.text
+    run = _remembering(run)
     wanted = [pair for pair in pairs() if not why_not(dict(pair), most_ranks)]
     covering = Covering(wanted, lambda levels: found.may_stand(levels, most_ranks), seed)
     rng = random.Random(seed)
-    while (setting := covering.next()) is not None:
-        found.settings += 1
-        tell(f"{found.settings}: {len(covering.missing)} pairs left: {words(setting)}")
+
+    def causes_of(setting: Setting) -> Iterator[Setting]:
+        """Run a setting; where it is not right, find the fewest levels behind it, and yield settings next to them."""
         outcome = run(setting)
-        tell(f"   {outcome.kind}: {outcome.text}")
+        tell(f"   {outcome.kind}: {words(setting)}: {outcome.text}")
         if outcome.kind == RIGHT:
             found.right.update(pairs_of(setting))
             for pair in pairs_of(setting):
                 covering.missing.pop(pair, None)
-            continue
+            return
         cause = _smallest(run, setting, outcome, most_ranks, rng)
-        causes = found.refused if outcome.kind == REFUSED else found.wrong
         levels = _levels_of(run, cause)
-        causes[levels] = cause.outcome.text
+        (found.refused if outcome.kind == REFUSED else found.wrong)[levels] = cause.outcome.text
         tell(f"   by {words(dict(levels))}: {cause.outcome.text}")
+        yield from _next_to(levels)
+
+    while (setting := covering.next()) is not None:
+        found.settings += 1
+        tell(f"{found.settings}: {len(covering.missing)} pairs left")
+        further = [*causes_of(setting)]
+        while further:
+            setting = further.pop()
+            if found.may_stand(setting, most_ranks):
+                further += causes_of(setting)
     return found
+
+
+def _remembering(run: Callable[[Setting], Outcome]) -> Callable[[Setting], Outcome]:
+    known: dict[str, Outcome] = {}
+
+    def run_once(setting: Setting) -> Outcome:
+        if words(setting) not in known:
+            known[words(setting)] = run(setting)
+        return known[words(setting)]
+
+    return run_once
+
+
+def _next_to(levels: Levels) -> Iterator[Setting]:
+    """Yield settings with another level of one factor, which tend to come out alike."""
+    for factor, level in sorted(levels):
+        for other in FACTORS[factor][1:]:
+            if other != level:
+                yield setting_of({**dict(levels), factor: other})
 
 
 @dataclass

@@ -12,14 +12,12 @@ from clcomm.engine.random_stream import RandomStream
 from tests.faults.launch import ROOT, clean_environment, mpiexec
 from tests.helpers import cpu_device
 from tests.pairs.covering import Covering
-from tests.pairs.factors import FACTORS, pairs, pairs_of, setting_of, why_not
+from tests.pairs.factors import FACTORS, pairs, pairs_of, ranks_of, setting_of, why_not
 from tests.pairs.outcome import REFUSED, RIGHT, outcome_of
 
 #: Every level alone, with what it needs.
 LEVELS = [
-    {factor: level}
-    | ({"wrapper": "DDP"} if factor in ("inputs", "buffers") else {})
-    | ({"norm": "batch"} if level == "resnet" else {})
+    {factor: level} | ({"norm": "batch"} if level == "resnet" else {})
     for factor, levels in FACTORS.items()
     for level in levels[1:]
 ]
@@ -64,9 +62,41 @@ def test_mended_pairs_train_as_one_rank():
     ):
         found = outcome_of(setting_of(levels), world)
         assert found.kind == RIGHT, f"{levels}: {found.text}"
-    for zero in ("2", "3"):
-        found = outcome_of(setting_of({"dp": "1", "pp": "2 1f1b", "tied": "on", "zero": zero}), world)
-        assert found.kind == REFUSED and "zero: expected 0 or 1" in found.text, found
+
+
+#: Levels that give no right numbers together, and the argument or call that the line names.
+REFUSALS = [
+    ({"dp": "1", "pp": "2 1f1b", "tied": "on", "zero": "2"}, "zero: "),
+    ({"dp": "1", "pp": "2 1f1b", "tied": "on", "zero": "3"}, "zero: "),
+    ({"clip": "on", "reduction": "local SGD"}, "gradients: expected sync_gradients() after the last backward"),
+    ({"scaler": "on", "reduction": "local SGD"}, "gradients: expected sync_gradients() after the last backward"),
+    ({"inputs": "expected", "reduction": "local SGD"}, "average_parameters: expected no expect_samples()"),
+    ({"inputs": "join", "reduction": "local SGD"}, "average_parameters: expected no join()"),
+    ({"norm": "sync", "reduction": "local SGD"}, "average_parameters: expected a model without SyncBatchNorm"),
+    ({"norm": "sync", "reduction": "adasum"}, "combination='adasum': expected a model without SyncBatchNorm"),
+    ({"norm": "sync", "inputs": "join all", "wrapper": "DDP"}, "join: expected a model without SyncBatchNorm"),
+    ({"norm": "sync", "inputs": "join", "pp": "2 1f1b"}, "join: expected a model without SyncBatchNorm"),
+    ({"norm": "sync", "inputs": "samples", "pp": "2 1f1b"}, "samples: expected them before backward"),
+    ({"tp": "2", "compression": "int8"}, "model: expected one that tensor-parallel ranks do not divide with int8"),
+    ({"tp": "2", "compression": "topk"}, "model: expected one that tensor-parallel ranks do not divide with topk"),
+    ({"tp": "2", "reduction": "adasum"}, "model: expected one that tensor-parallel ranks do not divide with adasum"),
+    ({"dp": "1", "tp": "2", "network": "convnet"}, "linear: expected the layer to be called"),
+    ({"dp": "1", "pp": "2 1f1b", "optimizer": "adam", "checkpoint": "from one rank"}, "state_dict['mean']: expected"),
+    ({"dp": "1", "pp": "2 1f1b", "optimizer": "adam", "checkpoint": "to one rank"}, "state_dict['mean']: expected"),
+    ({"norm": "sync", "reduction": "adasum", "pp": "2 gpipe"}, "combination='adasum': "),
+]
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("levels", "line"), REFUSALS)
+def test_what_would_be_wrong_is_refused_on_every_rank(levels, line):
+    """Also where the layer that is in the way is another stage's."""
+    world, setting = Communicator(stall_warning_s=60, timeout_s=120), setting_of(levels)
+    if ranks_of(setting) > world.size:
+        pytest.skip("needs more ranks")
+    found = outcome_of(setting, world)
+    assert found.kind == REFUSED and f": {line}" in found.text, found
 
 
 def test_eight_ranks_train_as_one():

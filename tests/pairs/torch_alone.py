@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from tests.pairs.alone import pieces_of
+from tests.pairs.alone import optimizer_of, pieces_of
 from tests.pairs.course import MAX_NORM, OVERFLOW, Shares, samples_of, weights_of
 from tests.pairs.factors import Setting
 from tests.pairs.networks import TOKENS, WIDTH, network_of
 
 State = dict[str, torch.Tensor]
+#: PyTorch's optimizers, by the names of clcomm's.
+_OPTIMIZERS = SimpleNamespace(**vars(torch.optim), RMSProp=torch.optim.RMSprop)
 
 
 def follows(setting: Setting) -> bool:
@@ -37,7 +40,8 @@ def trained(setting: Setting, initial: Mapping[str, np.ndarray], shares: Sequenc
     own = [state[name] for name in initial if "running" not in name and "num_" not in name and name not in frozen]
     for each in own:
         each.requires_grad_()
-    optimizer = _optimizer(setting, list({id(each): each for each in own}.values()))
+    parameters = list({id(each): each for each in own}.values())
+    optimizer = optimizer_of(setting, parameters, _OPTIMIZERS)
     for step, rows in enumerate(shares):
         optimizer.zero_grad(set_to_none=False)
         _backward(setting, state, step, rows)
@@ -46,7 +50,7 @@ def trained(setting: Setting, initial: Mapping[str, np.ndarray], shares: Sequenc
         for each in own:
             each.grad = torch.zeros_like(each) if each.grad is None else each.grad
         if setting["clip"] == "on":
-            torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], MAX_NORM)
+            torch.nn.utils.clip_grad_norm_(parameters, MAX_NORM)
         optimizer.step()
     return {name: state[name].detach().numpy() for name in initial}
 
@@ -104,18 +108,3 @@ def _forward(setting: Setting, s: State, x: torch.Tensor, used: torch.Tensor, ke
     x = linear("8", torch.tanh(linear("6", torch.tanh(x))))
     x = x + linear("9.linear", x) * used[:, None, None]
     return linear("11", norm("10", x))
-
-
-def _optimizer(setting: Setting, params: list[torch.Tensor]) -> torch.optim.Optimizer:
-    lr = network_of(setting).lr
-    match setting["optimizer"]:
-        case "sgd":
-            return torch.optim.SGD(params, lr)
-        case "nesterov":
-            return torch.optim.SGD(params, lr, momentum=0.9, nesterov=True, weight_decay=0.01)
-        case "adam":
-            return torch.optim.Adam(params, lr / 5, eps=1e-2, weight_decay=0.01)
-        case "adamw":
-            return torch.optim.AdamW(params, lr / 5, eps=1e-2)
-        case _:
-            return torch.optim.RMSprop(params, lr / 5, eps=1e-2, momentum=0.5)

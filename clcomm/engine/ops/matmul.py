@@ -87,8 +87,20 @@ class LinearOp(Op):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
     """Return x[..., in] weight[out, in]^T + bias[out], followed by ReLU when `relu` is set.
 
-    Raises ArgumentError unless the shapes fit and all are float32 tensors on one device.
+    Raises ArgumentError unless the shapes fit and all are float32 tensors on one device, and for the weight of a layer
+    that tensor-parallel ranks divide: only the layer itself exchanges what its gradients need.
     """
+    part = getattr(weight, "part", None)
+    if part is not None and part.ranks > 1:
+        raise ArgumentError(
+            f"linear: expected the layer to be called, such as self.fc(x), as {part.ranks} ranks divide its weight, "
+            "got the weight itself"
+        )
+    return linear_of_part(x, weight, bias, relu=relu)
+
+
+def linear_of_part(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
+    """Return what `linear` does, for a weight of which each rank has a part too."""
     rows = checked_rows("linear", x, weight, bias)
     y = LinearOp.apply(rows, weight, bias, relu=relu)
     return y if x.ndim == 2 else reshape(y, (*x.shape[:-1], weight.shape[0]))

@@ -12,7 +12,7 @@ from clcomm.engine import functional as F
 from clcomm.engine.autograd import Op
 from clcomm.engine.nn.layers import Linear
 from clcomm.engine.ops.broadcasting import launch_broadcast
-from clcomm.engine.ops.matmul import LinearOp, checked_rows, column_sums, multiply
+from clcomm.engine.ops.matmul import LinearOp, checked_rows, column_sums, linear_of_part, multiply
 from clcomm.engine.parameter import Parameter
 from clcomm.engine.tensor import Tensor, empty
 from clcomm.parallel.exchange import ACTIVATIONS, INPUT_GRADIENTS, Exchange
@@ -115,7 +115,7 @@ class RowParallelLinear(Linear):
         if self._sequence is None:
             y = RowLinear.apply(rows, self.weight, self.bias, ranks=ranks)
             return F.reshape(y, (*x.shape[:-1], self.weight.shape[0]))
-        part = reduce_scatter_to_ranks(F.linear(x, self.weight), ranks, self._sequence)
+        part = reduce_scatter_to_ranks(linear_of_part(x, self.weight), ranks, self._sequence)
         with shared_gradients([(self, "bias")], ranks):
             return part if self.bias is None else part + self.bias
 
@@ -128,6 +128,6 @@ def column_linear(
     sequence: the dimension along which x is divided between the ranks, and gathered first; None: x is whole.
     """
     if sequence is not None:
-        return F.linear(gather_from_ranks(x, ranks, sequence, sums=True), weight, bias)
+        return linear_of_part(gather_from_ranks(x, ranks, sequence, sums=True), weight, bias)
     rows = checked_rows("ColumnParallel", x, weight, bias)
     return F.reshape(ColumnLinear.apply(rows, weight, bias, ranks=ranks), (*x.shape[:-1], weight.shape[0]))

@@ -50,6 +50,10 @@ class Shard:
         sections = zip(*(np.split(each, self.cut.sections, axis) for each in parts), strict=True)
         return np.concatenate([each for section in sections for each in section], axis)
 
+    @property
+    def ranks(self) -> int:
+        return self.comm.size
+
     def gather_numbers(self, own: np.ndarray) -> np.ndarray:
         """Return the numbers of all ranks, a row for each; collective."""
         return self.comm.all_gather(own, label=PARAMETERS)

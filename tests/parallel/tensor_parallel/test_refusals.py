@@ -16,6 +16,7 @@ from clcomm.parallel.tensor_parallel import (
     VocabularyParallel,
     parallelize_module,
 )
+from models import ConvNet
 from tests.helpers import one_line
 from tests.parallel.tensor_parallel.tasks import TOKENS, GPTTask, MLPTask, device
 
@@ -104,3 +105,16 @@ def test_a_sequence_that_the_ranks_do_not_divide_is_refused_with_the_numbers(sev
         with pytest.raises(ArgumentError, match=f"{several.size} ranks divide, got {length} in shape") as caught:
             model(Tensor(np.zeros((2, length), np.int32), device()))
         one_line(caught)
+
+
+def test_a_model_that_uses_the_weight_of_a_divided_layer_itself_is_refused(several):
+    """Its result would be right, and the gradients of what comes before the layer a part of theirs."""
+    model = ConvNet((1, 8, 8), 4, device=device())
+    model = parallelize_module(model, several, {"fc1": ColumnParallel(gather_output=True)})
+    x = Tensor(np.zeros((2, 1, 8, 8), np.float32), device())
+    if several.size == 1:
+        model(x)
+        return
+    with pytest.raises(ArgumentError, match=f"linear: expected the layer to be called.*{several.size} ranks") as caught:
+        model(x)
+    one_line(caught)
