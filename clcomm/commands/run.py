@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 from typing import Any
 
+from clcomm.commands import horovodrun
 from clcomm.commands.command import Command
 from clcomm.errors import ArgumentError
 from clcomm.launch import rank_logs
 from clcomm.launch.mpiexec import BINDINGS, find_mpiexec, require_hostfile
 from clcomm.launch.rank import CHOSEN
-from clcomm.launch.supervisor import LONGEST_PAUSE_S, Supervisor
+from clcomm.launch.supervisor import LONGEST_PAUSE_S, Supervisor, print_notice
 from clcomm.option_types import number, whole_number
 from clcomm.transport.mpi_runtime import launched_ranks
 
@@ -41,19 +43,25 @@ class _Refuse(argparse.Action):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     own = parser.add_argument_group("a script on some ranks")
     own.add_argument(
-        *("-n", "-np", *_spellings("--nproc-per-node")), dest="ranks", type=whole_number(1), metavar="N",
+        *("-n", "-np", "--num-proc", *_spellings("--nproc-per-node")), dest="ranks", type=whole_number(1), metavar="N",
         help="number of ranks; the job is then a Python script and its arguments",
     )  # fmt: skip
     own.add_argument("-m", "--module", action="store_true", help="what follows is a module's name, as with python -m")
-    own.add_argument("--hosts", default="", metavar="A,B:2", help="where ranks run, as this MPI writes it")
-    own.add_argument("--hostfile", default="", metavar="FILE", help="a file of hosts, as this MPI writes it")
+    own.add_argument("-H", "--hosts", default="", metavar="A,B:2", help="where ranks run, as this MPI writes it")
+    own.add_argument(
+        "-hostfile", "--hostfile", default="", metavar="FILE", help="a file of hosts, as this MPI writes it"
+    )
     own.add_argument(
         "-x", "--env", action="append", type=_variable, metavar="NAME[=VALUE]",
         help="set a variable, or pass on the shell's, on all hosts; may be repeated",
     )  # fmt: skip
     own.add_argument("--bind-to", choices=BINDINGS, help="bind each rank to this; default: what the MPI does, none")
     own.add_argument(
-        *_spellings("--log-dir"), default="", metavar="DIR", help="each rank's output goes to DIR/rank-N.log instead"
+        *_spellings("--log-dir"),
+        "--output-filename",
+        default="",
+        metavar="DIR",
+        help="each rank's output goes to DIR/rank-N.log instead",
     )
     own.add_argument(
         *_spellings("--master-addr"), default=CHOSEN, metavar="HOST", help="MASTER_ADDR; default: rank 0's"
@@ -80,6 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         for option in options:
             spelt = _spellings(option) if option.startswith("--") else (option,)
             own.add_argument(*spelt, action=_Refuse, const=remedy, nargs="?", help=argparse.SUPPRESS)
+    horovodrun.add_arguments(own)
     parser.add_argument(
         "job", nargs=argparse.REMAINDER, metavar="script ... | -- command",
         help="such as train.py --epochs 3 or, without -n, -- mpiexec -n 4 python train.py",
@@ -114,10 +123,16 @@ def run(options: argparse.Namespace) -> int:
     """Run the job until it succeeds or a restart would not help; return its last exit code."""
     if launched_ranks() > 1:
         raise ArgumentError("run: expected to be outside mpiexec, as in clcomm run -- mpiexec ..., got a rank")
+    if options.check_build:
+        return subprocess.run([sys.executable, "-m", "clcomm", "doctor"], check=False).returncode
     job = options.job[1:] if options.job[:1] == ["--"] else options.job
+    if options.ignored:
+        print_notice(f"ignored: {', '.join(dict.fromkeys(options.ignored))}; docs/horovod.md has horovodrun's options")
     if options.ranks is None:
         restarts = RESTARTS if options.restarts is None else options.restarts
         return Supervisor(_command(options, job), restarts, options.pause).run()
+    if not options.module:
+        job, options.module = horovodrun.without_python(job)
     _require_script(job, options.module)
     if options.hostfile:
         require_hostfile(options.hostfile)

@@ -175,6 +175,25 @@ def test_variables_are_passed_on_and_ranks_bound(tmp_path):
     assert (code, err, set(out.splitlines())) == (0, "", {"['a=b c', '7'] 1"})
 
 
+@pytest.mark.parametrize("command", [["python", "-u", "job.py"], ["python3", "-m", "job"]])
+def test_horovodruns_options_are_taken_and_those_without_effect_named(tmp_path, command):
+    names = ("HOROVOD_TIMELINE", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_LOG_LEVEL", "HOROVOD_CYCLE_TIME")
+    (tmp_path / "job.py").write_text(f"import os, sys\nprint([os.environ[name] for name in {names}], sys.argv[1:])\n")
+    options = ["-np", "2", "-H", "localhost:2", "--output-filename", "logs", "--timeline-filename", "t.json"]
+    options += ["--verbose", "--fusion-threshold-mb", "32", "--cycle-time-ms", "2.5", "--min-np", "1", "--gloo"]
+    code, out, err = run(tmp_path, [*options, "-p", "22", *command, "--lr", "1"])
+    assert (code, out) == (0, ""), err
+    assert err == "clcomm run: ignored: --min-np, --gloo, -p; docs/horovod.md has horovodrun's options\n"
+    for rank in range(2):
+        text = (tmp_path / "logs" / f"rank-{rank}.log").read_text()
+        assert text == "['t.json', '33554432', 'info', '2.5'] ['--lr', '1']\n"
+
+
+def test_horovodruns_check_of_its_build_is_the_doctor(tmp_path):
+    _, out, err = run(tmp_path, ["--check-build"])
+    assert "MPI" in out and "Traceback" not in err
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_logs_have_each_ranks_output_and_the_terminal_how_it_ended(tmp_path, fails):
     (tmp_path / "job.py").write_text(
