@@ -152,6 +152,7 @@ class AllReduces(CollectiveRunner):
         label: str = "",
         nbytes: int | None = None,
         bucket: int = -1,
+        compared: str | None = None,
     ) -> Handle:
         """Start an all-reduce in the background; arguments as for `all_reduce`, the array contiguous.
 
@@ -161,7 +162,7 @@ class AllReduces(CollectiveRunner):
         spends in this call and in `wait()` and `done()` of any of this Communicator's handles.
         """
         source, target = self._contiguous_operands(array, op, out, "non-blocking")
-        call, chosen = self._plan(array, source, target, op, label, nbytes, bucket)
+        call, chosen = self._plan(array, source, target, op, label, nbytes, bucket, compared=compared)
         result = array if out is None else out
         return self._start(call, partial(chosen.start_all_reduce, source, target, op), result)
 

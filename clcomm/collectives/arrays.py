@@ -92,6 +92,23 @@ class ArrayCollectives(ObjectCollectives):
         call = self._call("all_gather", self._base, label, array=array, nbytes=out.nbytes, bucket=bucket)
         return self._start(call, partial(self._base.start_all_gather, source, out.reshape(-1)), out)
 
+    def all_gather_rows_async(
+        self, array: np.ndarray, *, label: str = "", operation: str = "all_gather", **compared: Any
+    ) -> Handle:
+        """Start gathering bytes, of any length on each rank, in the background, through MPI; 1 GiB together at most.
+
+        Args:
+            array: flat, uint8; not to be changed before `wait()` of the handle returns the list of all ranks' bytes,
+                each of which begins at a multiple of 64.
+            label: the name under which it is counted.
+            operation: the collective that this one implements.
+            compared: what else ranks compare: `dtype`, `shape` and `root`, as in a Call.
+        """
+        self._require_open()
+        rows: list[np.ndarray] = []
+        call = self._call(operation, self._base, label, nbytes=array.nbytes, **compared)
+        return self._start(call, partial(self._base.start_gather_rows, array, rows), rows)
+
     def all_gather_in_place(self, array: np.ndarray, *, label: str = "", nbytes: int | None = None) -> np.ndarray:
         """Gather, in place, an array of which rank r has written block r, and return it.
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
-
 from clcomm.collectives.in_flight import InFlightTimes
 from clcomm.transport import Pending
 
@@ -18,7 +16,7 @@ class Handle:
 
     Args:
         pending: the operation.
-        result: the array that `wait` returns.
+        result: what `wait` returns: an array, or a list of them.
         began_s: when the caller entered the call that started it (perf_counter).
         in_flight: records that call, and each call of `wait` and `done`.
         waiting: returns a context for the time in which the caller blocks, for the watchdog.
@@ -28,7 +26,7 @@ class Handle:
     def __init__(
         self,
         pending: Pending,
-        result: np.ndarray,
+        result: Any,
         began_s: float,
         in_flight: InFlightTimes,
         waiting: Callable[[], AbstractContextManager[None]],
@@ -38,8 +36,8 @@ class Handle:
         self._in_flight, self._waiting, self._computes = in_flight, waiting, computes
         self._record(began_s, time.perf_counter())
 
-    def wait(self) -> np.ndarray:
-        """Block until the reduced array is complete on this rank, and return it."""
+    def wait(self) -> Any:
+        """Block until the result is complete on this rank, and return it."""
         with self._waiting():
             self._timed(self._pending.wait)
         return self._result
@@ -47,6 +45,11 @@ class Handle:
     def done(self) -> bool:
         """Make progress and return whether the result is complete."""
         return self._timed(self._pending.done)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended with an error, which `wait` raises."""
+        return self._pending.failed
 
     def _timed(self, advance: Callable[[], Any]) -> Any:
         if self._pending.finished:

@@ -136,7 +136,7 @@ class CollectiveRunner(Notifier):
         self,
         call: Call,
         start: Callable[[], Pending],
-        result: np.ndarray,
+        result: Any,
         computes: Callable[[], bool] | None = None,
     ) -> Handle:
         self._require_open()

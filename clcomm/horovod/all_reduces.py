@@ -7,14 +7,30 @@ from typing import Any
 
 import torch
 
-from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
-from clcomm.horovod import movement
-from clcomm.horovod.calls import Average, ReduceOp, Sum, chosen_op, copied_onto, listed, single, start
+from clcomm.horovod.calls import Average, Operation, ReduceOp, Sum, chosen_op, like, listed
 from clcomm.horovod.compression import Compression
-from clcomm.horovod.handles import Handle, synchronize
+from clcomm.horovod.handles import Handle
 from clcomm.horovod.tensors import host_tensor
 from clcomm.horovod.world import ProcessSet, global_process_set
+
+
+def _operation(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None,
+    name: str | None,
+    op: ReduceOp | None,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+    *,
+    in_place: bool = False,
+) -> Operation:
+    """Return the operation of the arguments of `grouped_allreduce_async`."""
+    wanted, given = chosen_op(op, average), listed(tensors)
+    sources = [host_tensor(each, "tensors") for each in given]
+    arguments = sources, wanted, name or "", prescale_factor, postscale_factor
+    return Operation(process_set, "all_reduce", arguments, like(given, in_place))
 
 
 def grouped_allreduce_async(
@@ -36,13 +52,7 @@ def grouped_allreduce_async(
         prescale_factor, postscale_factor: numbers by which the operands and the result are multiplied.
         process_set: the ranks.
     """
-    wanted, sources = chosen_op(op, average), [host_tensor(each, "tensors") for each in listed(tensors)]
-
-    def work(comm: Communicator) -> list[torch.Tensor]:
-        found = movement.all_reduce(comm, sources, wanted, name or "", prescale_factor, postscale_factor)
-        return [each.to(tensor.device) for each, tensor in zip(found, tensors, strict=True)]
-
-    return start(process_set, work)
+    return _operation(tensors, average, name, op, prescale_factor, postscale_factor, process_set).start()
 
 
 def grouped_allreduce_async_(
@@ -55,16 +65,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start an all-reduce of several tensors in place; arguments as for `grouped_allreduce_async`."""
-    wanted, targets = chosen_op(op, average), listed(tensors)
-    for each in targets:
-        host_tensor(each, "tensors")
-
-    def work(comm: Communicator) -> list[torch.Tensor]:
-        sources = [host_tensor(each) for each in targets]
-        found = movement.all_reduce(comm, sources, wanted, name or "", prescale_factor, postscale_factor)
-        return [copied_onto(target, each) for target, each in zip(targets, found, strict=True)]
-
-    return start(process_set, work)
+    return _operation(tensors, average, name, op, prescale_factor, postscale_factor, process_set, in_place=True).start()
 
 
 class _GroupedAllreduce(torch.autograd.Function):
@@ -73,11 +74,11 @@ class _GroupedAllreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, arguments: dict[str, Any], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.arguments = arguments
-        return tuple(synchronize(grouped_allreduce_async(tensors, **arguments)))
+        return tuple(_operation(tensors, None, **arguments).run())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        return (None, *synchronize(grouped_allreduce_async(gradients, **ctx.arguments)))
+        return (None, *_operation(gradients, None, **ctx.arguments).run())
 
 
 def grouped_allreduce(
@@ -110,9 +111,7 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Reduce several tensors over the ranks, in place, and return them."""
-    return synchronize(
-        grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
-    )
+    return _operation(tensors, average, name, op, prescale_factor, postscale_factor, process_set, in_place=True).run()
 
 
 def allreduce_async(
@@ -125,7 +124,7 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start an all-reduce; arguments as for `grouped_allreduce_async`, of one tensor."""
-    return single(grouped_allreduce_async([tensor], average, name, op, prescale_factor, postscale_factor, process_set))
+    return _operation([tensor], average, name, op, prescale_factor, postscale_factor, process_set).single().start()
 
 
 def allreduce_async_(
@@ -138,7 +137,11 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start an all-reduce in place; arguments as for `grouped_allreduce_async`, of one tensor."""
-    return single(grouped_allreduce_async_([tensor], average, name, op, prescale_factor, postscale_factor, process_set))
+    return (
+        _operation([tensor], average, name, op, prescale_factor, postscale_factor, process_set, in_place=True)
+        .single()
+        .start()
+    )
 
 
 def allreduce(
@@ -167,7 +170,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Reduce a tensor over the ranks, in place, and return it."""
-    return synchronize(allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set))
+    return grouped_allreduce_([tensor], average, name, op, prescale_factor, postscale_factor, process_set)[0]
 
 
 def sparse_allreduce_async(
@@ -178,12 +181,12 @@ def sparse_allreduce_async(
         raise ArgumentError(f"op: expected Average or Sum for a sparse tensor, got {op}")
     own = tensor.detach().coalesce()
 
-    def work(comm: Communicator) -> torch.Tensor:
-        indices = movement.all_gather(comm, host_tensor(own.indices().t()), name or "")
-        values = movement.all_gather(comm, host_tensor(own.values()), name or "")
-        total = torch.sparse_coo_tensor(
+    def total(found: Sequence[torch.Tensor]) -> torch.Tensor:
+        indices, values = found
+        summed = torch.sparse_coo_tensor(
             indices.t(), values, own.shape, device=own.device, check_invariants=True
         ).coalesce()
-        return total / comm.size if op is Average else total
+        return summed / process_set.size() if op is Average else summed
 
-    return start(process_set, work)
+    sent = [host_tensor(own.indices().t()), host_tensor(own.values())]
+    return Operation(process_set, "all_gathers", (sent, name or ""), total).start()

@@ -1,4 +1,4 @@
-"""What Horovod's operations share: how they are queued, and the checks of their arguments.
+"""What Horovod's operations share: how they run and are started, and the checks of their arguments.
 
 Names are labels of the Communicator's stats. Unlike Horovod, which matches operations by their names, ranks call them
 in the same order; where they do not, every rank raises the same MismatchError.
@@ -7,15 +7,14 @@ in the same order; where they do not, every rank raises the same MismatchError.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
-from clcomm.horovod import handles, world
-from clcomm.horovod.handles import Handle, synchronize
+from clcomm.horovod import background, movement, world
+from clcomm.horovod.handles import Handle
+from clcomm.horovod.lost_ranks import raising_internal_errors
 from clcomm.horovod.movement import ReduceOp
 from clcomm.horovod.world import ProcessSet, global_process_set
 
@@ -23,10 +22,36 @@ Average, Sum, Adasum = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum
 Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
 
 
-def start(process_set: ProcessSet, work: Callable[[Communicator], Any]) -> Handle:
-    """Queue an operation on a set's ranks."""
-    world.require_all()
-    return handles.start(partial(work, process_set.communicator()))
+class Operation(NamedTuple):
+    """An operation on a set's ranks: a function of `movement`, and of `background` where it can be started.
+
+    Attributes:
+        process_set: the ranks.
+        name: the function's.
+        arguments: the function's, after the Communicator.
+        change: makes the program's result of the function's.
+    """
+
+    process_set: ProcessSet
+    name: str
+    arguments: tuple[Any, ...]
+    change: Callable[[Any], Any]
+
+    def single(self) -> Operation:
+        """Return the same of a group of one, whose result is that tensor instead of a list."""
+        return self._replace(change=lambda found: self.change(found)[0])
+
+    def start(self) -> Handle:
+        """Start it in the background."""
+        world.require_all()
+        comm = self.process_set.communicator()
+        return Handle(getattr(background, self.name)(comm, *self.arguments).then(self.change))
+
+    @raising_internal_errors()
+    def run(self) -> Any:
+        """Run it and return the result."""
+        world.require_all()
+        return self.change(getattr(movement, self.name)(self.process_set.communicator(), *self.arguments))
 
 
 def chosen_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
@@ -40,10 +65,15 @@ def chosen_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
     return op
 
 
-def copied_onto(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Copy a value to a tensor, and return that."""
-    with torch.no_grad():
-        return target.copy_(value)
+def like(tensors: Sequence[torch.Tensor], in_place: bool = False) -> Callable[[Sequence[torch.Tensor]], Any]:
+    """Return what brings results, in a list, to the devices of these tensors; in place: to these tensors themselves."""
+
+    @torch.no_grad()
+    def change(found: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        pairs = zip(tensors, found, strict=True)
+        return [each.copy_(value) if in_place else value.to(each.device) for each, value in pairs]
+
+    return change
 
 
 def listed(tensors: Any) -> list[torch.Tensor]:
@@ -51,12 +81,6 @@ def listed(tensors: Any) -> list[torch.Tensor]:
     if isinstance(tensors, torch.Tensor) or not isinstance(tensors, Sequence):
         raise ArgumentError(f"tensors: expected a list of tensors, got {type(tensors).__name__}")
     return list(tensors)
-
-
-def single(handle: Handle) -> Handle:
-    """Let a handle of a group of one return its tensor instead of a list."""
-    handle.take_first()
-    return handle
 
 
 def root_in(process_set: ProcessSet, root_rank: int) -> int:
@@ -69,4 +93,4 @@ def root_in(process_set: ProcessSet, root_rank: int) -> int:
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every rank of the set has called it."""
-    synchronize(start(process_set, lambda comm: comm.barrier()))
+    Operation(process_set, "barrier", (), lambda found: found).run()

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
-from clcomm.horovod import movement, world
+from clcomm.horovod import world
 from clcomm.horovod.all_reduces import allreduce
-from clcomm.horovod.calls import Average, copied_onto, listed, root_in, start
-from clcomm.horovod.handles import Handle, synchronize
+from clcomm.horovod.calls import Average, Operation, like, listed, root_in
+from clcomm.horovod.handles import Handle
 from clcomm.horovod.tensors import host_tensor
 from clcomm.horovod.world import ProcessSet, global_process_set
 
@@ -23,8 +22,12 @@ def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start gathering the ranks' tensors, which may differ in their first dimension; see `allgather`."""
-    source, device = host_tensor(tensor), tensor.device
-    return start(process_set, lambda comm: movement.all_gather(comm, source, name or "").to(device))
+    return _gathering([tensor], name, process_set).single().start()
+
+
+def _gathering(tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet) -> Operation:
+    sources = [host_tensor(each, "tensors") for each in tensors]
+    return Operation(process_set, "all_gathers", (sources, name or ""), like(tensors))
 
 
 class _Allgather(torch.autograd.Function):
@@ -33,7 +36,7 @@ class _Allgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
         ctx.shape, ctx.process_set = tensor.shape, process_set
-        return synchronize(allgather_async(tensor, name, process_set))
+        return _gathering([tensor], name, process_set).single().run()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
@@ -58,14 +61,7 @@ def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start gathering several tensors; `synchronize` returns the list of results."""
-    given = listed(tensors)
-    sources = [host_tensor(each, "tensors") for each in given]
-
-    def work(comm: Communicator) -> list[torch.Tensor]:
-        gathered = (movement.all_gather(comm, each, name or "") for each in sources)
-        return [each.to(tensor.device) for each, tensor in zip(gathered, given, strict=True)]
-
-    return start(process_set, work)
+    return _gathering(listed(tensors), name, process_set).start()
 
 
 def grouped_allgather(
@@ -82,21 +78,21 @@ def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start sending root's tensor to all ranks of the set; root_rank is its rank in the world."""
-    source, root, device = host_tensor(tensor), root_in(process_set, root_rank), tensor.device
-    return start(process_set, lambda comm: movement.broadcast(comm, [source], root, name or "")[0].to(device))
+    return _sending(tensor, root_rank, name, process_set).start()
+
+
+def _sending(
+    tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, *, in_place: bool = False
+) -> Operation:
+    arguments = [host_tensor(tensor)], root_in(process_set, root_rank), name or ""
+    return Operation(process_set, "broadcast", arguments, like([tensor], in_place)).single()
 
 
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start replacing a tensor by root's."""
-    host_tensor(tensor)
-    root = root_in(process_set, root_rank)
-
-    def work(comm: Communicator) -> torch.Tensor:
-        return copied_onto(tensor, movement.broadcast(comm, [host_tensor(tensor)], root, name or "")[0])
-
-    return start(process_set, work)
+    return _sending(tensor, root_rank, name, process_set, in_place=True).start()
 
 
 class _Broadcast(torch.autograd.Function):
@@ -105,7 +101,7 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, root: int, name: str | None, process_set: ProcessSet) -> torch.Tensor:
         ctx.root, ctx.process_set = root, process_set
-        return synchronize(broadcast_async(tensor, root, name, process_set))
+        return _sending(tensor, root, name, process_set).run()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
@@ -124,7 +120,7 @@ def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """Replace a tensor by root's, in place, and return it."""
-    return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+    return _sending(tensor, root_rank, name, process_set, in_place=True).run()
 
 
 # --- all-to-all ---
@@ -140,14 +136,17 @@ def alltoall_async(
 
     splits: integers, how many rows go to each rank; None: equally many, where their number allows.
     """
+    return _exchange(tensor, splits, name, process_set).start()
+
+
+def _exchange(tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> Operation:
     source = host_tensor(tensor)
     counts = _splits(source, splits, process_set.size())
 
-    def work(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, received = movement.all_to_all(comm, source, counts, name or "")
-        return rows.to(tensor.device), torch.tensor(received, dtype=torch.int32)
+    def change(found: tuple[torch.Tensor, list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        return found[0].to(tensor.device), torch.tensor(found[1], dtype=torch.int32)
 
-    return start(process_set, work)
+    return Operation(process_set, "all_to_all", (source, counts, name or ""), change)
 
 
 def _splits(tensor: torch.Tensor, splits: Any, ranks: int) -> list[int]:
@@ -169,14 +168,14 @@ class _Alltoall(torch.autograd.Function):
     def forward(
         ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, received = synchronize(alltoall_async(tensor, splits, name, process_set))
+        rows, received = _exchange(tensor, splits, name, process_set).run()
         ctx.received, ctx.process_set = received, process_set
         ctx.mark_non_differentiable(received)
         return rows, received
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple[Any, ...]:
-        rows, _received = synchronize(alltoall_async(gradient, ctx.received, process_set=ctx.process_set))
+        rows, _received = _exchange(gradient, ctx.received, None, ctx.process_set).run()
         return rows, None, None, None
 
 

@@ -8,12 +8,9 @@ from typing import Any
 import torch
 
 from clcomm.errors import ArgumentError
-from clcomm.horovod import movement
-from clcomm.horovod.calls import root_in, start
-from clcomm.horovod.handles import synchronize
+from clcomm.horovod.calls import Operation, like, root_in
 from clcomm.horovod.tensors import host_tensor
 from clcomm.horovod.world import ProcessSet, global_process_set
-from clcomm.sync.agreement import require_agreement
 from clcomm.synchronizer import PARAMETERS
 
 
@@ -32,16 +29,11 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
     tensors = {name: each for name, each in pairs if isinstance(each, torch.Tensor)}
     root = root_in(process_set, root_rank)
 
-    def work(comm: Any) -> None:
-        lines = [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in tensors.items()]
-        require_agreement(comm, "parameters", lines, "build the same model on every rank")
-        sent = movement.broadcast(comm, [host_tensor(each) for each in tensors.values()], root, PARAMETERS)
-        with torch.no_grad():
-            for tensor, value in zip(tensors.values(), sent, strict=True):
-                tensor.copy_(value)
-
     if tensors:
-        synchronize(start(process_set, work))
+        lines = [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in tensors.items()]
+        sources = [host_tensor(each) for each in tensors.values()]
+        change = like(list(tensors.values()), in_place=True)
+        Operation(process_set, "broadcast", (sources, root, PARAMETERS, lines), change).run()
 
 
 def broadcast_optimizer_state(
@@ -64,7 +56,7 @@ def broadcast_object(
 ) -> Any:
     """Return root's object on every rank; it is pickled. Collective."""
     root = root_in(process_set, root_rank)
-    return synchronize(start(process_set, lambda comm: comm.broadcast_object(obj, root, label=name or "")))
+    return Operation(process_set, "broadcast_object", (obj, root, name or ""), lambda found: found).run()
 
 
 def broadcast_object_fn(
@@ -76,4 +68,4 @@ def broadcast_object_fn(
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Return every rank's object, in rank order; they are pickled. Collective."""
-    return synchronize(start(process_set, lambda comm: comm.all_gather_object(obj, label=name or "")))
+    return Operation(process_set, "all_gather_object", (obj, name or ""), lambda found: found).run()

@@ -1,104 +1,70 @@
-"""Operations that a program starts and completes later: a queue, which every rank works through in the same order.
+"""Handles of operations that a program starts and completes later.
 
-Ranks may wait for their handles in any order and at any time. An operation runs when it, or a later one, is waited for,
-or when a blocking one comes: always in the order in which they were started, and all ranks start the same.
+Ranks may poll their handles and wait for them in any order and at any time, but all ranks start the same operations in
+the same order. A started operation advances in every call that waits for other ranks, and in `poll`.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from clcomm.errors import ArgumentError
+from clcomm.horovod.background import Started
 from clcomm.horovod.lost_ranks import raising_internal_errors
 
 
 class Handle:
     """A started operation; `poll` and `synchronize` take it."""
 
-    def __init__(self, work: Callable[[], Any]):
-        self._work: Callable[[], Any] | None = work
+    def __init__(self, started: Started):
+        self._started: Started | None = started
         self._result: Any = None
-        self._error: Exception | None = None
-        self._takes_first = False
 
     def __call__(self) -> Any:
         """Return `synchronize` of it: Horovod's handle of a sparse all-reduce is a function."""
         return synchronize(self)
 
-    def take_first(self) -> None:
-        """Let `result` return the first of the results."""
-        self._takes_first = True
-
-    @property
+    @raising_internal_errors()
     def is_done(self) -> bool:
-        """Whether it has run."""
-        return self._work is None
+        """Advance it without blocking, and return whether it is complete."""
+        if self._started is None:
+            return True
+        if not all(each.done() for each in self._started.handles):
+            return False
+        if not any(each.failed for each in self._started.handles):  # else the one who waits gets the error
+            self._finish()
+        return True
 
-    def run(self) -> None:
-        """Run it; an error is kept for the one who waits."""
-        work, self._work = self._work, None
-        assert work is not None
-        try:
-            with raising_internal_errors():
-                self._result = work()
-        except Exception as error:
-            self._error = error
-
+    @raising_internal_errors()
     def result(self) -> Any:
-        """Return the result, or raise the error; both once."""
-        result, error = self._result, self._error
-        self._result = self._error = None
-        if error is not None:
-            raise error
-        return result[0] if self._takes_first and result is not None else result
+        """Wait for it and return its result, or raise its error; both once."""
+        if self._started is not None:
+            self._finish()
+        result, self._result = self._result, None
+        return result
 
-
-_queue: deque[Handle] = deque()
-
-
-def start(work: Callable[[], Any]) -> Handle:
-    """Put an operation into the queue."""
-    handle = Handle(work)
-    _queue.append(handle)
-    return handle
-
-
-def complete_started() -> None:
-    """Run all operations of the queue."""
-    while _queue:
-        _queue.popleft().run()
-
-
-def forget_started() -> None:
-    """Drop all operations: the ranks that they were for are gone."""
-    _queue.clear()
+    def _finish(self) -> None:
+        started, self._started = self._started, None
+        assert started is not None
+        for each in started.handles:
+            each.wait()
+        self._result = started.finish()
 
 
 def poll(handle: Handle) -> bool:
-    """Return True: the operation, and those started before it, are complete now; blocks for the other ranks."""
-    _require_handle(handle)
-    _run_until(handle)
-    return True
+    """Return whether an operation is complete on this rank; never blocks.
+
+    It becomes True once all ranks have started the operation and call `poll`, `synchronize` or a blocking operation.
+    """
+    return _checked(handle).is_done()
 
 
 def synchronize(handle: Handle | None) -> Any:
     """Complete an operation and return its result; None for a handle that was synchronized before."""
-    if handle is None:
-        return None
-    _require_handle(handle)
-    _run_until(handle)
-    return handle.result()
+    return None if handle is None else _checked(handle).result()
 
 
-def _run_until(handle: Handle) -> None:
-    while not handle.is_done:
-        if not _queue:
-            raise ArgumentError("handle: expected one of this Communicator, got one whose ranks were lost")
-        _queue.popleft().run()
-
-
-def _require_handle(handle: object) -> None:
+def _checked(handle: object) -> Handle:
     if not isinstance(handle, Handle):
         raise ArgumentError(f"handle: expected what an asynchronous call returned, got {type(handle).__name__}")
+    return handle

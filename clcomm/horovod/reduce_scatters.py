@@ -7,15 +7,32 @@ from typing import Any
 
 import torch
 
-from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
-from clcomm.horovod import movement
-from clcomm.horovod.calls import Adasum, Average, ReduceOp, Sum, chosen_op, listed, single, start
+from clcomm.horovod.calls import Adasum, Average, Operation, ReduceOp, Sum, chosen_op, like, listed
 from clcomm.horovod.compression import Compression
 from clcomm.horovod.copies import allgather
-from clcomm.horovod.handles import Handle, synchronize
+from clcomm.horovod.handles import Handle
 from clcomm.horovod.tensors import host_tensor, scaled
 from clcomm.horovod.world import ProcessSet, global_process_set
+
+
+def _operation(
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    op: ReduceOp,
+    process_set: ProcessSet,
+    prescale_factor: float,
+    postscale_factor: float,
+) -> Operation:
+    wanted, given = chosen_op(op, None), listed(tensors)
+    sources = [host_tensor(each, "tensors") for each in given]
+    if wanted is Adasum:
+        raise ArgumentError("op: expected another than Adasum for a reduce-scatter, got Adasum")
+    for each in sources:
+        if each.dim() == 0:
+            raise ArgumentError("tensor: expected at least one dimension to scatter, got a number")
+    arguments = sources, wanted, name or "", prescale_factor, postscale_factor
+    return Operation(process_set, "reduce_scatters", arguments, like(given))
 
 
 def reducescatter_async(
@@ -27,7 +44,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start an all-reduce of which each rank gets its rows; see `reducescatter`."""
-    return single(grouped_reducescatter_async([tensor], name, op, process_set, prescale_factor, postscale_factor))
+    return _operation([tensor], name, op, process_set, prescale_factor, postscale_factor).single().start()
 
 
 def grouped_reducescatter_async(
@@ -39,22 +56,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """Start `reducescatter` of several tensors; `synchronize` returns the list of results."""
-    wanted, given = chosen_op(op, None), listed(tensors)
-    sources = [host_tensor(each, "tensors") for each in given]
-    if wanted is Adasum:
-        raise ArgumentError("op: expected another than Adasum for a reduce-scatter, got Adasum")
-    for each in sources:
-        if each.dim() == 0:
-            raise ArgumentError("tensor: expected at least one dimension to scatter, got a number")
-
-    def work(comm: Communicator) -> list[torch.Tensor]:
-        found = []
-        for source, tensor in zip(sources, given, strict=True):
-            rows = movement.reduce_scatter(comm, scaled(source, prescale_factor), wanted, name or "")
-            found.append(scaled(rows, postscale_factor).to(tensor.device))
-        return found
-
-    return start(process_set, work)
+    return _operation(tensors, name, op, process_set, prescale_factor, postscale_factor).start()
 
 
 class _Reducescatter(torch.autograd.Function):
@@ -63,7 +65,7 @@ class _Reducescatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
         ctx.arguments = arguments
-        return synchronize(reducescatter_async(tensor, **arguments))
+        return _operation([tensor], **arguments).single().run()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
-from clcomm.horovod.handles import complete_started
+from clcomm.horovod import environment
 from clcomm.job import endings
 from clcomm.report.recording import Recording
 from clcomm.sync.agreement import require_agreement
@@ -43,7 +43,9 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = Non
         process_sets = None
     if _World.comm is None:
         ranks = comm if isinstance(comm, Sequence) else None
-        _open(Communicator(None if ranks is not None else comm))
+        _open(Communicator(None if ranks is not None else comm, **environment.communicator_options()))
+        if rank() == 0 and _World.generation == 1:
+            environment.name_ignored()
         if ranks and list(ranks) != list(range(size())):
             raise ArgumentError(f"comm: expected all ranks, got {list(ranks)}; for some of them use process_sets")
         if not _World.registers_exit:
@@ -70,7 +72,6 @@ def shutdown() -> None:
     """Finish what was started and close the Communicator; collective. Files of CLCOMM_REPORT are written now."""
     if _World.comm is None:
         return
-    complete_started()
     if _World.recording is not None:
         _World.recording.write()
         _World.recording = None
@@ -158,7 +159,7 @@ def is_homogeneous() -> bool:
 
 def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> None:
     """Record a timeline from now on, for ui.perfetto.dev; collective. `mark_cycles`: there are no cycles here."""
-    recording = _World.recording = _World.recording or Recording(communicator(), "")
+    recording = _World.recording = _World.recording or Recording(communicator(), "", live=True)
     recording.start_trace(os.fspath(file_path))
 
 

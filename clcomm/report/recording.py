@@ -21,10 +21,11 @@ class Recording:
     Args:
         comm: the ranks.
         report: the file for `clcomm report`; "": none.
+        live: whether timelines can be read while the job runs; see `Trace`.
     """
 
-    def __init__(self, comm: Communicator, report: str):
-        self._comm, self._report = comm, report
+    def __init__(self, comm: Communicator, report: str, *, live: bool = False):
+        self._comm, self._report, self._live = comm, report, live
         self._trace: Trace | None = None
         self._steps, self._training_s = 0, 0.0
         self._first_steps = FirstSteps(comm)
@@ -35,19 +36,23 @@ class Recording:
     def wanted(cls, comm: Communicator, *others: str) -> Recording | None:
         """Return a recording where rank 0's environment asks for one; collective.
 
-        others: variables that name the timeline's file besides CLCOMM_TRACE.
+        others: variables that name the timeline's file besides CLCOMM_TRACE, or Horovod's word "DYNAMIC" for one that
+            the program begins later; with any, timelines can be read while the job runs.
 
         Raises ArgumentError on every rank where a file could not be written.
         """
-        timelines = [variables.text(TIMELINE), *(os.environ.get(name, "") for name in others)]
-        asked = variables.text(REPORT), next(filter(None, timelines), "")
+        named = [os.environ.get(name, "") for name in others]
+        asked = (
+            variables.text(REPORT),
+            variables.text(TIMELINE) or next((each for each in named if each not in ("", "DYNAMIC")), ""),
+        )
         report, timeline = comm.broadcast_object(asked)
         if not report and not timeline:
             return None
         if report:
             own, whole = (report.replace(RANK, str(comm.rank)), None) if RANK in report else (None, report)
             check_writable(comm, {REPORT: whole}, of_each_rank={REPORT: own})
-        recording = cls(comm, report)
+        recording = cls(comm, report, live=bool(others))
         if timeline:
             recording.start_trace(timeline)
         return recording
@@ -64,7 +69,7 @@ class Recording:
     def start_trace(self, path: str) -> None:
         """Begin a timeline; collective."""
         if self._trace is None:
-            self._trace = Trace(self._comm, path)
+            self._trace = Trace(self._comm, path, live=self._live)
 
     def stop_trace(self) -> None:
         """Write the timeline; collective."""

@@ -68,7 +68,7 @@ def adasum(comm: Communicator, vectors: Sequence[np.ndarray], operation: str, la
             sent += own.nbytes
             cuts = np.cumsum([each.size for each in together])[:-1]
             for vector, rows in zip(together, np.split(everyone, cuts, axis=1), strict=True):
-                vector[...] = _of_rows(list(rows))
+                vector[...] = of_rows(list(rows))
     return sent
 
 
@@ -84,7 +84,7 @@ def _batches(vectors: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
         yield batch
 
 
-def _of_rows(rows: list[np.ndarray]) -> np.ndarray:
+def of_rows(rows: list[np.ndarray]) -> np.ndarray:
     """Return the adaptive sum of all ranks' vectors."""
     paired = 1 << (len(rows).bit_length() - 1)
     rows = [_combination(a, b) for a, b in zip(rows, rows[paired:], strict=False)] + rows[len(rows) - paired : paired]

@@ -93,6 +93,13 @@ class TracePart:
         if not is_ours or not self.rows["clocks"]:
             raise ArgumentError(f"{path}: expected a part of a trace, found something else")
 
+    @classmethod
+    def of(cls, header: Mapping[str, Any], rows: Mapping[str, Rows]) -> TracePart:
+        """Return records that are in no file."""
+        part = cls.__new__(cls)
+        part.header, part.rows = dict(header), {kind: list(rows.get(kind, ())) for kind in KINDS}
+        return part
+
     @property
     def rank(self) -> int:
         """The rank that wrote the part."""

@@ -14,7 +14,8 @@ from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.stats.events import Collective, Phase
 from clcomm.storage.files import check_writable, unwritable
-from clcomm.trace.clocks import read_clock
+from clcomm.trace.clocks import ClockReading, read_clock
+from clcomm.trace.live import LIVE_S, LiveFile
 from clcomm.trace.merge import LABEL, write_together
 from clcomm.trace.part_file import DEFAULT_LIMIT, PartWriter, Rows, part_path
 from clcomm.units import format_size, parse_size
@@ -62,6 +63,8 @@ class Trace:
             between steps belong to the next one.
         limit: the size of the file before compression, over all ranks, in bytes or such as "16MiB"; a rank that has
             used its share stops recording and notes that in the trace.
+        live: while the job runs the file has rank 0's events up to the last second, as an array without its closing
+            bracket; not in one that is compressed.
 
     Raises:
         ArgumentError: on every rank, for an invalid argument or a file that cannot be written.
@@ -75,6 +78,7 @@ class Trace:
         device: TimedDevice | None = None,
         every: int = 1,
         limit: int | str = DEFAULT_LIMIT,
+        live: bool = False,
     ):
         if not isinstance(every, int) or every < 1:
             raise ArgumentError(f"every: expected a number of steps from 1 up, got {every!r}")
@@ -92,11 +96,12 @@ class Trace:
         self._log: KernelSource | None = None
         if device is not None:
             self._log = self._stack.enter_context(device.log_kernels())
-        self._part = self._open_part(device)
+        self._live: LiveFile | None = None
+        self._part = self._open_part(device, clock if live and self.path.suffix != ".gz" else None)
         self._append(clocks=[clock])
         comm.add_observer(self)
 
-    def _open_part(self, device: TimedDevice | None) -> PartWriter:
+    def _open_part(self, device: TimedDevice | None, live: ClockReading | None) -> PartWriter:
         header = {
             "job": self.comm.broadcast_object(time.time_ns(), label=LABEL),
             "rank": self.comm.rank, "name": self.comm.name, "world_size": self.comm.size, "host": os.uname().nodename,
@@ -106,7 +111,8 @@ class Trace:
         part, problem = None, None
         try:
             if self.comm.rank == 0:
-                check_writable(self.path)
+                target = check_writable(self.path)
+                self._live = None if live is None else LiveFile(target, header, live)
             part = PartWriter(part_path(self.path, self.comm.rank), header)
         except OSError as error:
             problem = unwritable("trace", self.path, error)
@@ -124,7 +130,7 @@ class Trace:
         if self._is_recording:
             self._collectives.append(event)
             self._room_bytes -= _COLLECTIVE_BYTES + _EXPOSED_BYTES * (len(event.exposed) + len(event.waits))
-            if self._room_bytes < 0:
+            if self._room_bytes < 0 or self._is_stale(event.began_s + event.seconds):
                 self._flush()
 
     def phase_finished(self, phase: Phase) -> None:
@@ -140,10 +146,13 @@ class Trace:
         self._steps += 1
         if self._is_recording:
             self._take_kernels()
-            if now_s - self._flushed_s > _FLUSH_S:
+            if now_s - self._flushed_s > _FLUSH_S or self._is_stale(now_s):
                 self._flush()
         if self.every > 1:
             self._record(self._steps % self.every == 0)
+
+    def _is_stale(self, now_s: float) -> bool:
+        return self._live is not None and now_s - self._flushed_s > LIVE_S
 
     def _record(self, wanted: bool) -> None:
         wanted = wanted and self._left_bytes > 0
@@ -172,6 +181,8 @@ class Trace:
     def _append(self, **rows: Rows) -> None:
         try:
             self._part.append(**rows)
+            if self._live is not None and "clocks" not in rows:
+                self._live.append(rows)
         except OSError as error:  # a full disk must not end the training
             if self._is_recording:
                 self._end_early(f"{self._part.path}: {error.strerror}")
@@ -195,6 +206,8 @@ class Trace:
         self._stop()
         self._append(clocks=[read_clock(self.comm)])
         self._part.close()
+        if self._live is not None:
+            self._live.close()
         problem = write_together(self.comm, self._part.path, self.path, self.limit_bytes)
         if not problem:
             self._part.remove()

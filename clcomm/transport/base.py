@@ -60,6 +60,10 @@ class Transport(ABC):
         """Start an all-gather; the caller must not touch `source` and `out` before the Pending's wait() returns."""
         raise TypeError(f"transport {self.name!r} gathers in the foreground only")
 
+    def start_gather_rows(self, source: np.ndarray, rows: list[np.ndarray]) -> Pending:
+        """Start to append each rank's `source` to `rows`, in rank order; bytes, of any length on each rank."""
+        raise TypeError(f"transport {self.name!r} gathers in the foreground only")
+
     @abstractmethod
     def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
         """Reduce block r of `source` over the ranks into `out` of rank r."""

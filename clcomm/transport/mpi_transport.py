@@ -25,6 +25,10 @@ from clcomm.transport.same_arrays import places_elsewhere, require_alike
 
 #: Up to this many bytes of all ranks' data, one all-gather and a local fold are faster than two phases.
 GATHER_LIMIT_BYTES = 64 << 10
+#: Where the rows of `start_gather_rows` begin, so that they can be read as any dtype.
+ROW_ALIGNMENT_BYTES = 64
+#: The lengths of the two arrays in a row of the comparisons, after its tag; see `places_elsewhere`.
+_LENGTHS = [3, 7]
 
 
 class MpiTransport(Transport):
@@ -159,6 +163,20 @@ class MpiTransport(Transport):
         def compare_and_begin() -> Any:
             require_alike(everyone, arrays=2)
             return self._second_comm.Iallgather([source, self._byte], [out, self._byte])
+
+        return Pending(self.pending, compared, compare_and_begin, meets=True)
+
+    def start_gather_rows(self, source: np.ndarray, rows: list[np.ndarray]) -> Pending:
+        compared, everyone = self.comparisons.begin(self.meeting.tag, places_elsewhere(source, source))
+
+        def compare_and_begin() -> Any:
+            counts = everyone[:, _LENGTHS[0]].tolist()
+            everyone[:, _LENGTHS] = 0  # these may differ
+            require_alike(everyone, arrays=2)
+            starts = np.cumsum([0, *(count + -count % ROW_ALIGNMENT_BYTES for count in counts)]).tolist()
+            whole = np.empty(starts.pop(), np.uint8)
+            rows.extend(whole[start : start + count] for start, count in zip(starts, counts, strict=True))
+            return self._second_comm.Iallgatherv([source, self._byte], [whole, counts, starts, self._byte])
 
         return Pending(self.pending, compared, compare_and_begin, meets=True)
 

@@ -40,6 +40,10 @@ class SoloTransport(Transport):
     def start_all_gather(self, source: np.ndarray, out: np.ndarray) -> Pending:
         return self.start_all_reduce(source, out, "sum")
 
+    def start_gather_rows(self, source: np.ndarray, rows: list[np.ndarray]) -> Pending:
+        rows.append(np.empty_like(source))
+        return self.start_all_reduce(source, rows[0], "sum")
+
     def reduce_scatter(self, source: np.ndarray, out: np.ndarray, op: str) -> None:
         _copy(source, out)
 

@@ -43,6 +43,33 @@ def test_several_are_complete_in_any_order_with_other_collectives_between(comm):
         np.testing.assert_array_equal(found if out is None else out, expected)
 
 
+@pytest.mark.parametrize("longest", [0, 1, 100_000])
+def test_rows_may_have_any_length_on_each_rank(comm, longest):
+    rows = [np.arange(longest if rank == comm.size - 1 else 3 * rank, dtype=np.uint8) for rank in range(comm.size)]
+    handle = comm.all_gather_rows_async(rows[comm.rank], label="rows", dtype=np.dtype(np.uint8))
+    while not handle.done():
+        pass
+    assert not handle.failed
+    for found, row in zip(handle.wait(), rows, strict=True):
+        np.testing.assert_array_equal(found, row)
+        assert found.ctypes.data % 8 == 0
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("differs", ["dtype", "shape", "root", "operation"])
+def test_rows_are_compared_in_what_the_caller_says_of_them(several, differs):
+    odd = several.rank == 1
+    compared = {"dtype": np.dtype(np.float32), "shape": (-1, 2), "root": 0, "operation": "broadcast"}
+    others = {"dtype": np.dtype(np.int32), "shape": (-1, 3), "root": 1, "operation": "all_gather"}
+    handle = several.all_gather_rows_async(
+        np.ones(8, np.uint8), **compared | ({differs: others[differs]} if odd else {})
+    )
+    with pytest.raises(MismatchError) as caught:
+        handle.wait()
+    assert handle.failed and len(set(several.all_gather_object(one_line(caught)))) == 1
+    np.testing.assert_array_equal(several.all_reduce(np.ones(3, np.float32)), np.full(3, several.size))
+
+
 def test_an_array_of_another_length_is_refused(comm):
     with pytest.raises(ArgumentError) as caught:
         comm.all_gather_async(np.ones(4, np.float32), out=np.empty(4 * comm.size + 1, np.float32))

@@ -99,6 +99,40 @@ def test_mpi_that_the_program_has_not_started_is_started_and_ended(tmp_path):
     assert (ended.returncode, ended.stdout.count("sum [2.0, 2.0] 2")) == (0, 2), ended.stdout + ended.stderr
 
 
+READS_ITS_TIMELINE = """
+import json
+from pathlib import Path
+import torch
+import clcomm.horovod as hvd
+
+hvd.init()
+path = Path("timeline.json")
+hvd.allreduce(torch.ones(1), name="before")
+hvd.start_timeline(path)
+seen = torch.zeros(1)
+while not seen:
+    hvd.allreduce(torch.ones(1), name="counted")
+    if hvd.rank() == 0:
+        seen += any("counted" in each["name"] for each in json.loads(path.read_text() + "]"))
+    seen = hvd.broadcast(seen, 0)
+hvd.stop_timeline()
+whole = json.loads(path.read_text())["traceEvents"]
+print("ranks", len({each["pid"] for each in whole}), any("before" in each["name"] for each in whole))
+"""
+
+
+def test_a_timeline_can_be_read_while_the_job_runs(tmp_path):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    (tmp_path / "reads.py").write_text(READS_ITS_TIMELINE)
+    variables = {"HOROVOD_TIMELINE": "DYNAMIC", "HOROVOD_CYCLE_TIME": "1", "HOROVOD_STALL_CHECK_TIME_SECONDS": "60"}
+    ended = subprocess.run([mpiexec(), "-n", "2", sys.executable, "reads.py"], cwd=tmp_path, capture_output=True,
+                           env=clean_environment(**variables), text=True, timeout=HUNG_S, check=False)  # fmt: skip
+    assert (ended.returncode, ended.stdout.count("ranks 2 False")) == (0, 2), ended.stdout + ended.stderr
+    assert not (tmp_path / "DYNAMIC").exists()
+    ignored = [line for line in ended.stderr.splitlines() if "ignored" in line]
+    assert len(ignored) == 1 and "ignored: HOROVOD_CYCLE_TIME; docs" in ignored[0], ended.stderr
+
+
 LOSES_A_RANK = """
 import os
 import torch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+MPI = pytest.importorskip("mpi4py.MPI", reason="no MPI library", exc_type=ImportError)
 
 from clcomm.errors import ArgumentError  # noqa: E402
 from tests.helpers import one_line  # noqa: E402
@@ -91,13 +92,56 @@ def test_handles_may_be_waited_for_in_any_order(hvd):
     started.append(hvd.allgather_async(torch.tensor([hvd.rank()])))
     order = list(range(len(started)))
     order = order[hvd.rank() % len(order) :] + order[: hvd.rank() % len(order)]  # another on each rank
-    assert hvd.poll(started[order[0]])
+    while not hvd.poll(started[order[0]]):
+        pass
     found = {at: hvd.synchronize(started[at]) for at in order}
     for at, tensors in enumerate(everyone):
         assert same_bits(found[at], folded(tensors, "Sum"))
     assert found[6].tolist() == list(range(hvd.size()))
     with pytest.raises(ArgumentError):
         hvd.synchronize(7)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["allreduce", "in place", "grouped", "adasum", "sparse", "allgather", "broadcast", "alltoall", "reducescatter"],
+)
+@pytest.mark.parametrize("ends", ["all poll", "one waits"])
+def test_poll_does_not_block_and_ends_on_every_rank(hvd, kind, ends):
+    """The other ranks start only after rank 0 has polled; then each polls as often as it likes."""
+    rank, ranks = hvd.rank(), hvd.size()
+    everyone = [torch.arange(2.0 * ranks).reshape(ranks, 2) + each for each in range(ranks)]
+    total, own = sum(everyone), everyone[rank].clone()
+    start, expected = {
+        "allreduce": (lambda: hvd.allreduce_async(own, op=hvd.Sum), total),
+        "in place": (lambda: hvd.allreduce_async_(own, op=hvd.Sum), total),
+        "grouped": (
+            lambda: hvd.grouped_allreduce_async([own.int(), own, own], op=hvd.Sum),
+            [total.int(), total, total],
+        ),
+        "adasum": (lambda: hvd.allreduce_async(everyone[0], op=hvd.Adasum), everyone[0]),
+        "sparse": (lambda: hvd.sparse_allreduce_async(own.to_sparse(), op=hvd.Sum), total.to_sparse()),
+        "allgather": (lambda: hvd.allgather_async(own[:rank]), torch.cat([x[:at] for at, x in enumerate(everyone)])),
+        "broadcast": (lambda: hvd.broadcast_async(own, ranks - 1), everyone[-1]),
+        "alltoall": (
+            lambda: hvd.alltoall_async(own),
+            (torch.stack([each[rank] for each in everyone]), torch.ones(ranks, dtype=torch.int32)),
+        ),
+        "reducescatter": (lambda: hvd.reducescatter_async(own, op=hvd.Sum), total[rank : rank + 1]),
+    }[kind]
+    if rank == 0:
+        handle = start()
+        assert hvd.poll(handle) == (ranks == 1)
+    MPI.COMM_WORLD.bcast(None, 0)
+    if rank:
+        handle = start()
+    if ends == "all poll" or rank < ranks - 1:
+        while not hvd.poll(handle):
+            pass
+        if kind == "in place":
+            assert torch.equal(own, total)
+        assert hvd.poll(handle)
+    torch.testing.assert_close(hvd.synchronize(handle), expected, rtol=0, atol=0)
 
 
 @pytest.mark.sampled(40)

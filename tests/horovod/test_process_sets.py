@@ -48,6 +48,25 @@ def test_a_process_set_is_a_world_of_its_own(hvd, given):
     assert hvd.add_process_set(range(0, hvd.size(), 2)).process_set_id is not None
 
 
+@pytest.mark.mpi(min_size=2)
+def test_operations_of_several_sets_are_under_way_together(hvd):
+    """Every rank starts its operations in the program's order, and waits for them in its own."""
+    sets = [hvd.add_process_set([0, rank]) for rank in range(1, hvd.size())] if hvd.size() > 2 else []
+    mine = [hvd.global_process_set, *(each for each in sets if each.included()), hvd.global_process_set]
+    own = torch.tensor([float(hvd.rank())])
+    handles = [hvd.allreduce_async(own, op=hvd.Sum, process_set=each) for each in mine]
+    handles += [hvd.allgather_async(own, process_set=each) for each in mine]
+    order = list(range(len(handles)))[:: -1 if hvd.rank() % 2 else 1]
+    for each in mine[1:]:
+        hvd.barrier(process_set=each)
+    for at in order:
+        while hvd.rank() == 0 and not hvd.poll(handles[at]):
+            pass
+    found = {at: hvd.synchronize(handles[at]).tolist() for at in order}
+    for at, each in enumerate(mine):
+        assert (found[at], found[at + len(mine)]) == ([sum(each.ranks)], each.ranks)
+
+
 def test_the_global_set_has_all_ranks(hvd):
     everyone = list(range(hvd.size()))
     assert hvd.global_process_set.ranks == everyone and hvd.rank() in hvd.global_process_set.ranks

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from clcomm.elastic import is_lost_peer, survivors_of
-from clcomm.horovod import handles, world
+from clcomm.horovod import world
 from clcomm.horovod.lost_ranks import HorovodInternalError
 
 _log = logging.getLogger("clcomm")
@@ -73,7 +73,6 @@ def _resume(state: Any, ended: Exception) -> None:
 
 def _go_on_without_the_lost() -> None:
     """Replace the Communicator by one of the ranks that are left; collective over these."""
-    handles.forget_started()
     left = world.communicator()
     size = left.size
     while True:
