@@ -219,12 +219,18 @@ class CollectiveRunner(Notifier):
         """Raise ArgumentError on every rank, in the collective in which the others meet this one; collective."""
         self._complete_in_flight()
         call = self._call("refusal", self._base, reason, is_counted=False)
+        with self.refusing(reason):
+            self._compare_and_move(call, self._sequence, perf_counter(), lambda: None, ())
+        raise ArgumentError(reason)  # on all ranks alike
+
+    @contextmanager
+    def refusing(self, reason: str) -> Iterator[None]:
+        """Let a collective of other ranks that this one does not call raise ArgumentError on all, within the block."""
         self._refusal = reason
         try:
-            self._compare_and_move(call, self._sequence, perf_counter(), lambda: None, ())
+            yield
         finally:
             self._refusal = ""
-        raise ArgumentError(reason)  # on all ranks alike
 
     def _compare_and_move(self, call: Call, sequence: int, begin: float, move: Callable[..., Any], args: tuple) -> Any:
         meeting = self._meeting

@@ -45,6 +45,7 @@ from clcomm.horovod.functions import (
     broadcast_parameters,
 )
 from clcomm.horovod.handles import poll, synchronize
+from clcomm.horovod.join import join
 from clcomm.horovod.optimizer import DistributedOptimizer
 from clcomm.horovod.reduce_scatters import (
     grouped_reducescatter,
@@ -52,7 +53,6 @@ from clcomm.horovod.reduce_scatters import (
     reducescatter,
     reducescatter_async,
 )
-from clcomm.horovod.reduction import join
 from clcomm.horovod.sync_batch_norm import SyncBatchNorm
 from clcomm.horovod.world import (
     ProcessSet,

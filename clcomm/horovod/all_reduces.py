@@ -16,16 +16,9 @@ from clcomm.horovod.world import ProcessSet, global_process_set
 
 
 def _operation(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None,
-    name: str | None,
-    op: ReduceOp | None,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
-    *,
-    in_place: bool = False,
-) -> Operation:
+    tensors: Sequence[torch.Tensor], average: bool | None, name: str | None, op: ReduceOp | None,
+    prescale_factor: float, postscale_factor: float, process_set: ProcessSet, *, in_place: bool = False,
+) -> Operation:  # fmt: skip
     """Return the operation of the arguments of `grouped_allreduce_async`."""
     wanted, given = chosen_op(op, average), listed(tensors)
     sources = [host_tensor(each, "tensors") for each in given]

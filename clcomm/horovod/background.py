@@ -1,8 +1,8 @@
-"""What Horovod's asynchronous calls move: `movement`'s operations as the Communicator's collectives in the background.
+"""What Horovod's asynchronous calls move: operations as the Communicator's collectives in the background.
 
 An all-reduce is one; the others gather what each rank has for the others, which may be nothing, and each rank takes its
-part. Results have the same bits as those of `movement`, but for Adasum's of long tensors, whose scalar products are
-summed in another order.
+part. `movement` has the blocking forms of those that have faster ones. Results have the same bits, but for Adasum's of
+long tensors, whose scalar products are summed in another order.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from clcomm.communicator import Communicator
+from clcomm.horovod import movement
 from clcomm.horovod.movement import ReduceOp, Whole, adaptive_dtype, by_dtype, rows_of
 from clcomm.horovod.tensors import scaled
 from clcomm.sync.adasum import of_rows
@@ -30,6 +31,17 @@ class Started(NamedTuple):
     def then(self, change: Callable[[Any], Any]) -> Started:
         """Return the same with a result that is changed in the end."""
         return Started(self.handles, lambda: change(self.finish()))
+
+
+def run(comm: Communicator, name: str, arguments: Sequence[Any]) -> Any:
+    """Return the result of an operation by its name: of `movement`'s function, else of one of this module."""
+    function = getattr(movement, name, None)
+    if function is not None:
+        return function(comm, *arguments)
+    started = globals()[name](comm, *arguments)
+    for handle in started.handles:
+        handle.wait()
+    return started.finish()
 
 
 def _together(started: Sequence[Started]) -> Started:
@@ -82,7 +94,7 @@ def _rows(comm: Communicator, sent: torch.Tensor, label: str, operation: str, **
 
 
 def all_gathers(comm: Communicator, tensors: Sequence[torch.Tensor], label: str) -> Started:
-    """Start `movement.all_gathers`."""
+    """Start to put ranks' tensors after one another, which may differ in their first dimension; a number is a row."""
     return _together([_all_gather(comm, each, label) for each in tensors])
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from clcomm.errors import ArgumentError
-from clcomm.horovod import background, movement, world
+from clcomm.horovod import background, joined, world
 from clcomm.horovod.handles import Handle
 from clcomm.horovod.lost_ranks import raising_internal_errors
 from clcomm.horovod.movement import ReduceOp
@@ -42,16 +42,29 @@ class Operation(NamedTuple):
         return self._replace(change=lambda found: self.change(found)[0])
 
     def start(self) -> Handle:
-        """Start it in the background."""
-        world.require_all()
+        """Start it in the background; it runs at once while ranks have joined."""
         comm = self.process_set.communicator()
+        if world.some_joined():
+            result = self.run()
+            return Handle(background.Started((), lambda: result))
         return Handle(getattr(background, self.name)(comm, *self.arguments).then(self.change))
 
     @raising_internal_errors()
     def run(self) -> Any:
-        """Run it and return the result."""
-        world.require_all()
-        return self.change(getattr(movement, self.name)(self.process_set.communicator(), *self.arguments))
+        """Run it and return the result; again, if it told this rank that others have joined."""
+        comm = self.process_set.communicator()
+        if not world.some_joined():
+            try:
+                return self.change(background.run(comm, self.name, self.arguments))
+            except ArgumentError as error:
+                if not joined.is_notice(error):
+                    raise
+        if self.process_set is not global_process_set:
+            raise ArgumentError(
+                "process_set: expected all ranks while some have joined, got a set; call it after join()"
+            )
+        joined.announce(self.name, self.arguments)
+        return self.change(background.run(comm, self.name, self.arguments))
 
 
 def chosen_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:

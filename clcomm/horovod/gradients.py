@@ -169,11 +169,27 @@ class GradientBuckets:
         finally:
             self._start_over()
 
-    def take_part(self) -> bool:
-        """Reduce with zeros in place of this rank's gradients; return whether another rank has some. Collective."""
+    @raising_internal_errors()
+    def begin_without(self) -> None:
+        """Begin with zeros in place of this rank's gradients."""
         for own in self._own.values():
             own.zero_()
         self._present = 0.0
+        while len(self._handles) < len(self.buckets):
+            self._begin()
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether an all-reduce was begun since the last `finish`."""
+        return bool(self._handles)
+
+    def is_complete(self) -> bool:
+        """Advance what was begun without blocking, and return whether all of it is complete."""
+        return self._handles[-1].done()
+
+    def take_part(self) -> bool:
+        """Reduce with zeros in place of this rank's gradients; return whether another rank has some. Collective."""
+        self.begin_without()
         try:
             self._complete()
             return bool(self._reduced[_PRESENCE][0] > 0)

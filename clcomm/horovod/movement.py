@@ -12,15 +12,13 @@ import numpy as np
 import torch
 
 from clcomm.communicator import Communicator
-from clcomm.errors import ArgumentError, MismatchError
+from clcomm.errors import ArgumentError
 from clcomm.horovod.tensors import divided, scaled
+from clcomm.stats.call import describe_shapes
 from clcomm.sync.adasum import adasum
 from clcomm.sync.agreement import require_agreement
 from clcomm.tensors.arrays import array_of, as_tensor, described, flat, require_summable
 from clcomm.tensors.staging import Staging
-
-#: How many dimensions a header of `gathered_shapes` holds.
-_MOST_DIMENSIONS = 30
 
 
 class ReduceOp(Enum):
@@ -116,52 +114,6 @@ def adaptive_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype == torch.bfloat16 else dtype
 
 
-def gathered_shapes(comm: Communicator, tensor: torch.Tensor, label: str) -> list[list[int]]:
-    """Return every rank's shape, in rank order; collective.
-
-    Raises MismatchError on every rank where dtypes, numbers of dimensions or lengths beyond the first dimension differ.
-    """
-    if tensor.dim() > _MOST_DIMENSIONS:
-        raise ArgumentError(f"tensor: expected at most {_MOST_DIMENSIONS} dimensions, got {tensor.dim()}")
-    kind = int.from_bytes(str(tensor.dtype).removeprefix("torch.").encode()[:7], "little")
-    header = np.zeros(_MOST_DIMENSIONS + 2, np.int64)
-    header[: tensor.dim() + 2] = [kind, tensor.dim(), *tensor.shape]
-    headers = comm.all_gather(header, label=label)
-    shapes = [[int(length) for length in row[2 : 2 + row[1]]] for row in headers]
-    for rank, shape in enumerate(shapes):
-        if headers[rank][0] != headers[0][0] or len(shape) != len(shapes[0]) or shape[1:] != shapes[0][1:]:
-            raise MismatchError(
-                f"tensor: expected the same dtype and shape, but for the first dimension, on every rank, "
-                f"got {shapes[0]} of {_dtype_named(headers[0][0])} on rank 0, {shape} of "
-                f"{_dtype_named(headers[rank][0])} on rank {rank}"
-            )
-    return shapes
-
-
-def _dtype_named(kind: int) -> str:
-    return int(kind).to_bytes(8, "little").rstrip(b"\0").decode()
-
-
-def all_gathers(comm: Communicator, tensors: Sequence[torch.Tensor], label: str) -> list[torch.Tensor]:
-    """Return `all_gather` of several tensors."""
-    return [all_gather(comm, each, label) for each in tensors]
-
-
-def all_gather(comm: Communicator, tensor: torch.Tensor, label: str) -> torch.Tensor:
-    """Return all ranks' tensors, concatenated along the first dimension, which may differ; a number is one row."""
-    own = tensor.reshape(1) if tensor.dim() == 0 else tensor
-    lengths = [shape[0] for shape in gathered_shapes(comm, own, label)]
-    rows = _gathered_rows(comm, own, max(lengths), label)
-    return torch.cat([row[:length] for row, length in zip(rows, lengths, strict=True)])
-
-
-def _gathered_rows(comm: Communicator, own: torch.Tensor, length: int, label: str) -> torch.Tensor:
-    """Return all ranks' tensors, filled up to `length` in the first dimension, stacked."""
-    if own.shape[0] < length:
-        own = torch.cat([own, own.new_zeros((length - own.shape[0], *own.shape[1:]))])
-    return as_tensor(comm.all_gather(array_of(own), label=label).reshape(-1), own).reshape(comm.size, *own.shape)
-
-
 def all_to_all(
     comm: Communicator, tensor: torch.Tensor, splits: Sequence[int], label: str
 ) -> tuple[torch.Tensor, list[int]]:
@@ -169,8 +121,8 @@ def all_to_all(
 
     splits: how many rows go to each rank; their sum is the tensor's first dimension.
     """
-    gathered_shapes(comm, tensor, label)
-    received = comm.all_gather(np.array(splits, np.int64), label=label)[:, comm.rank].tolist()
+    kind = f"{label} {describe_shapes([(-1, *tensor.shape[1:])])} {tensor.dtype}".strip()
+    received = comm.all_gather(np.array(splits, np.int64), label=kind)[:, comm.rank].tolist()
     found = tensor.new_empty((sum(received), *tensor.shape[1:]))
     sends, receives = (
         [array_of(part) for part in whole.split(rows)] for whole, rows in ((tensor, splits), (found, received))

@@ -17,13 +17,9 @@ from clcomm.horovod.world import ProcessSet, global_process_set
 
 
 def _operation(
-    tensors: Sequence[torch.Tensor],
-    name: str | None,
-    op: ReduceOp,
-    process_set: ProcessSet,
-    prescale_factor: float,
+    tensors: Sequence[torch.Tensor], name: str | None, op: ReduceOp, process_set: ProcessSet, prescale_factor: float,
     postscale_factor: float,
-) -> Operation:
+) -> Operation:  # fmt: skip
     wanted, given = chosen_op(op, None), listed(tensors)
     sources = [host_tensor(each, "tensors") for each in given]
     if wanted is Adasum:

@@ -1,4 +1,4 @@
-"""The reduction of an optimizer's gradients, as backward completes them; and `join`, for ranks without more batches."""
+"""The reduction of an optimizer's gradients, as backward completes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from clcomm.errors import ArgumentError
-from clcomm.horovod import movement, world
+from clcomm.horovod import joined, movement, world
 from clcomm.horovod.calls import Adasum, ReduceOp
 from clcomm.horovod.compression import Compression
 from clcomm.horovod.gradients import GradientBuckets, require_same_start
@@ -24,10 +24,10 @@ from clcomm.stats.now import count_step
 from clcomm.synchronizer import GRADIENTS
 
 #: Reductions of live optimizers, for `join`.
-_live: weakref.WeakSet[Reduction] = weakref.WeakSet()
+live: weakref.WeakSet[Reduction] = weakref.WeakSet()
 
 
-class _Numbered:
+class Numbered:
     """Reductions of all ranks' optimizers, by the order in which they were made, which is the same on every rank.
 
     `several`: whether another was alive on any rank when the last one was made; the same on every rank, too.
@@ -35,6 +35,12 @@ class _Numbered:
 
     made, several = 0, False
     alive: ClassVar[weakref.WeakValueDictionary[int, Reduction]] = weakref.WeakValueDictionary()
+
+    @classmethod
+    def buckets_of(cls, number: int) -> GradientBuckets | None:
+        """Return the gradients of a reduction; None where it is not alive."""
+        found = cls.alive.get(number)
+        return None if found is None else found.buckets
 
 
 class UsageError(ArgumentError, AssertionError):
@@ -74,22 +80,22 @@ class Reduction:
         self._unhook: list[weakref.finalize] = []
         self.is_replaced = False
         taken = {id(each) for each in self.trained().values()}
-        for each in list(_live):
+        for each in list(live):
             each.leave(taken)
         if self.is_needed:
             self._prepare()
-        _live.add(self)
+        live.add(self)
         self._number = -1
         if self._buckets is not None and process_set is global_process_set:
-            _Numbered.several = any(world.communicator().all_gather_object(bool(_Numbered.alive), label="join"))
-            self._number, _Numbered.made = _Numbered.made, _Numbered.made + 1
-            _Numbered.alive[self._number] = self
+            Numbered.several = any(world.communicator().all_gather_object(bool(Numbered.alive), label="join"))
+            self._number, Numbered.made = Numbered.made, Numbered.made + 1
+            Numbered.alive[self._number] = self
 
     def leave(self, taken: set[int]) -> None:
         """Leave the gradients to an optimizer that is made later, where it has some of the parameters; `taken`: ids."""
         if any(id(each) in taken for each in self._left):
             self.is_replaced = True
-            _Numbered.alive.pop(self._number, None)
+            Numbered.alive.pop(self._number, None)
             for unhook in self._unhook:
                 unhook()
 
@@ -195,10 +201,11 @@ class Reduction:
             self.require_same_start()
             self._reduce_compressed()
             return
-        if self._number >= 0 and _Numbered.several:
+        if self._number >= 0 and (Numbered.several or world.some_joined()):
             _stepping(self._number)
         self._buckets.finish()
-        world.note_joined(not self._buckets.all_took_part)
+        if self.is_numbered:
+            world.note_joined(not self._buckets.all_took_part)
 
     def require_same_start(self) -> None:
         """Compare the ranks' parameters before the first reduction without buckets; collective then."""
@@ -263,60 +270,15 @@ def _completed(reduction: weakref.ref[Reduction], parameter: torch.Tensor) -> No
 
 
 @raising_internal_errors()
-def _stepping(number: int) -> int:
-    """Tell the other ranks which optimizer this one steps, -1: none, and return which one they step; collective.
+def _stepping(number: int) -> None:
+    """Tell the other ranks which optimizer this one steps; collective.
 
     Ranks that have joined learn from it in which order a program with several optimizers steps them.
     """
-    everyone = world.communicator().all_gather(np.array([number]), label="join").reshape(-1).tolist()
-    found = sorted({each for each in everyone if each >= 0})
+    everyone = joined.tell(number).wait().reshape(-1).tolist()
+    found = sorted({each for each in everyone if each != joined.HAS_JOINED})
     if len(found) > 1:
         raise UsageError(
             f"step: expected the same DistributedOptimizer on every rank, got numbers {found} in the order in which "
-            "they were made; step them in the same order"
+            f"they were made ({joined.OPERATES}: another operation); step them in the same order"
         )
-    return found[0] if found else -1
-
-
-@raising_internal_errors()
-def join(device: int = -1) -> int:
-    """Let the other ranks go on without this one, which has no more batches; return the rank that joined last.
-
-    Until all ranks have joined, this one takes part in the steps of their DistributedOptimizers with zeros, and makes
-    no steps itself: send the parameters of the rank that joined last to the others afterwards. device: ignored.
-    Collective. Raises ArgumentError with Adasum, with a compressor of the program's own, and with several optimizers of
-    which one is of a process set.
-    """
-    comm = world.communicator()
-    reductions = [each for each in _live if each.optimizer() and each.is_needed and not each.is_replaced]
-    for reduction in reductions:
-        if reduction.buckets is None:
-            raise ArgumentError("join: expected op Average or Sum and no compressor of your own, got another")
-        if len(reductions) > 1 and not reduction.is_numbered:
-            raise ArgumentError("join: expected one DistributedOptimizer, or several of all ranks, got a process set's")
-    numbered = bool(reductions) and all(each.is_numbered for each in reductions) and _Numbered.several
-    steps = _take_part_in_turn() if numbered else sum(_take_part(each) for each in reductions)
-    for reduction in reductions:
-        reduction.start_over()
-    world.note_joined(False)
-    waited = comm.all_gather_object(steps, label="join")
-    return max(rank for rank in range(comm.size) if waited[rank] == min(waited))
-
-
-def _take_part(reduction: Reduction) -> int:
-    """Take part in the steps of one optimizer until all ranks have joined; return their number."""
-    steps = 0
-    while reduction.buckets is not None and reduction.buckets.take_part():
-        steps += 1
-    return steps
-
-
-def _take_part_in_turn() -> int:
-    """Take part in the steps of several optimizers until all ranks have joined; return their number."""
-    steps = 0
-    while (number := _stepping(-1)) >= 0:
-        buckets = _Numbered.alive[number].buckets
-        assert buckets is not None
-        buckets.take_part()
-        steps += 1
-    return steps

@@ -88,17 +88,13 @@ def _at_exit() -> None:
 
 
 def note_joined(some_joined: bool) -> None:
-    """Note whether ranks have joined, which take part in the optimizer's steps alone."""
+    """Note whether ranks have joined, which have to be told what the others do."""
     _World.some_joined = some_joined
 
 
-def require_all() -> None:
-    """Raise ArgumentError where ranks have joined: they would not meet this one in another operation."""
-    if _World.some_joined:
-        raise ArgumentError(
-            "join: expected steps of the DistributedOptimizer alone while ranks have joined, got another operation; "
-            "call it after join(), or before the ranks' batches differ"
-        )
+def some_joined() -> bool:
+    """Return whether ranks are known to have joined; the same on all others."""
+    return _World.some_joined
 
 
 def communicator() -> Communicator:

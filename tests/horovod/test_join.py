@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -82,18 +84,118 @@ def test_optimizers_stepped_in_different_orders_are_an_error(hvd):
     assert "expected the same DistributedOptimizer on every rank" in one_line(caught)
 
 
+OPERATIONS = {
+    "sum": lambda hvd, own: (hvd.allreduce(own, op=hvd.Sum), sum),
+    "mean": lambda hvd, own: (hvd.allreduce(own), lambda rows: sum(rows) / hvd.size()),
+    "least": lambda hvd, own: (hvd.allreduce(own, op=hvd.Min), lambda rows: torch.stack(rows).amin(0)),
+    "most": lambda hvd, own: (hvd.allreduce(-own.int(), op=hvd.Max), lambda rows: (-torch.stack(rows).int()).amax(0)),
+    "product": lambda hvd, own: (hvd.allreduce(own, op=hvd.Product), lambda rows: torch.stack(rows).prod(0)),
+    "group": lambda hvd, own: (
+        hvd.grouped_allreduce([own, own.double()], op=hvd.Sum)[1],
+        lambda rows: sum(rows).double(),
+    ),
+    "rows": lambda hvd, own: (hvd.allgather(own[None]), torch.stack),
+    "root": lambda hvd, own: (hvd.broadcast(own, hvd.size() - 1), lambda rows: rows[-1]),
+    "object": lambda hvd, own: (hvd.broadcast_object(own, hvd.size() - 1), lambda rows: rows[-1]),
+}
+
+
+def value_of(rank):
+    return torch.arange(3.0) + rank + 1
+
+
+def operate(hvd, kinds, active):
+    """Run operations of the ranks that go on, and compare them with what these ranks alone have."""
+    for kind in kinds:
+        found, expected = OPERATIONS[kind](hvd, value_of(hvd.rank()))
+        torch.testing.assert_close(found, expected([value_of(rank) for rank in active]))
+    hvd.barrier()
+
+
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("op", ["Average", "Sum"])
-def test_another_operation_while_ranks_have_joined_is_an_error(hvd, op):
-    model = net()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), op=getattr(hvd, op))
-    for step in range(2 if hvd.rank() else 1):
-        optimizer.zero_grad()
-        model(batch_of(hvd.rank(), step)).square().sum().backward()
-        optimizer.step()
-        if step:
-            with pytest.raises(ArgumentError) as caught:
-                hvd.allreduce(torch.ones(2))
-            assert "while ranks have joined" in one_line(caught)
-    assert hvd.join() == hvd.size() - 1
+@pytest.mark.parametrize("first", OPERATIONS)
+@pytest.mark.parametrize("order", ["rising", "falling"])
+def test_operations_of_ranks_that_go_on_leave_out_those_that_have_joined(hvd, first, order):
+    """Without any optimizer; the first operation is the one that finds out."""
+    ranks = list(range(hvd.size()))
+    leaves = ranks if order == "rising" else [*reversed(ranks[:-1]), ranks[-1]]
+    for joined in range(1, hvd.size()):
+        if hvd.rank() in leaves[:joined]:
+            break
+        operate(hvd, [first, *OPERATIONS], sorted(leaves[joined:]))
+    assert hvd.join() == ranks[-1]
     assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("before", ["step", "metric"])
+def test_steps_and_metrics_come_in_any_order(hvd, several, before):
+    """Rank r has r + 1 batches; each is a step and metrics; a twin in one process has the same bits."""
+    gc.collect()
+    ranks, models, twin = hvd.size(), [net() for _ in range(1 + several)], net()
+    optimizers = [hvd.DistributedOptimizer(torch.optim.SGD(each.parameters(), 0.1), op=hvd.Sum) for each in models]
+    other = torch.optim.SGD(twin.parameters(), 0.1)
+    for step in range(hvd.rank() + 1):
+        if before == "metric":
+            operate(hvd, ["mean", "rows"], range(step, ranks))
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            model(batch_of(hvd.rank(), step)).square().sum().backward()
+            optimizer.step()
+        if before == "step":
+            operate(hvd, ["root", "sum"], range(step, ranks))
+    assert hvd.join() == ranks - 1
+    for step in range(ranks):
+        everyone = [gradients_of(twin, rank, [step], torch.float32) for rank in range(ranks)]
+        for rank in range(step):
+            everyone[rank] = [torch.zeros_like(each) for each in everyone[rank]]
+        for parameter, own in zip(twin.parameters(), zip(*everyone, strict=True), strict=True):
+            parameter.grad = folded(list(own), "Sum")
+        other.step()
+    for model in models:
+        hvd.broadcast_parameters(model.state_dict(), ranks - 1)
+        assert same_bits(bits_of(model), bits_of(twin))
+
+
+@pytest.mark.mpi(min_size=3)
+def test_metrics_go_on_where_a_process_set_has_an_optimizer(hvd):
+    members, rank, ranks = hvd.add_process_set([0, 1]), hvd.rank(), hvd.size()
+    model = net()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), process_set=members)
+    for step in range(2):
+        if step and rank == 0:
+            break
+        if members.included():
+            optimizer.zero_grad()
+            model(batch_of(rank, step)).square().sum().backward()
+            optimizer.step()
+        operate(hvd, ["mean", "rows"], range(step, ranks))
+    assert hvd.join() == ranks - 1
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_ranks_that_have_joined_cannot_do_is_an_error_of_one_line(hvd):
+    if hvd.rank():
+        for call, said in (
+            (lambda: hvd.alltoall(torch.ones(hvd.size())), "no all_to_all while ranks have joined"),
+            (lambda: hvd.reducescatter(torch.ones(hvd.size())), "no reduce_scatters while ranks have joined"),
+            (lambda: hvd.allgather_object(1), "no all_gather_object while ranks have joined"),
+            (lambda: hvd.broadcast(torch.ones(2), 0), "a root that has not joined, got rank 0"),
+        ):
+            with pytest.raises(ArgumentError) as caught:
+                call()
+            assert said in one_line(caught)
+        assert hvd.synchronize(hvd.allreduce_async(torch.ones(1), op=hvd.Sum)).item() == hvd.size() - 1
+    assert hvd.join() == hvd.size() - 1
+
+
+@pytest.mark.mpi(min_size=2)
+def test_started_operations_end_with_the_notice_of_a_rank_that_joins(hvd):
+    if hvd.rank():
+        handles = [hvd.allreduce_async(torch.ones(1)) for _ in range(2)]
+        for handle in handles:
+            with pytest.raises(ArgumentError) as caught:
+                hvd.synchronize(handle)
+            assert "expected operations that are waited for at once while ranks have joined" in one_line(caught)
+    assert hvd.join() == hvd.size() - 1
