@@ -31,7 +31,8 @@ class GradientMean:
         self._spaces, self._model, self._synchronizer = tuple(spaces), model, synchronizer
         first, span = spaces[0], spaces[0].layout.span
         if synchronizer is None:
-            self._grads = self._mean = aligned_zeros(span)
+            # The mean has memory of its own: other devices may still read it when the first one's next backward writes.
+            self._grads, self._mean = aligned_zeros(span), aligned_zeros(span)
             first.rebind(aligned_zeros(span), self._grads, self._mean)
         else:
             arrays = synchronizer.space_for(model).arrays
@@ -42,7 +43,8 @@ class GradientMean:
             space.rebind(aligned_zeros(span), rows[-1], self._mean)
         self._names = frozenset(place.name for place in first.layout.ranges)
         self._rows = [row.view(np.float32) for row in rows]
-        self._fold: Callable[[], None] = prepared_reduction(self._rows, self._rows[0], "mean")
+        total = self._rows[0] if synchronizer is not None else self._mean.view(np.float32)
+        self._fold: Callable[[], None] = prepared_reduction(self._rows, total, "mean")
 
     def run(self, samples: Sequence[float] | None) -> None:
         """Average; a missing gradient counts as zero.
@@ -59,7 +61,7 @@ class GradientMean:
             space.moves.pull(0, space.layout.span)
         for row, weight in zip(self._rows, _weights(samples, len(self._rows)), strict=True):
             apply_weight(row, weight)
-        if others:
+        if others or self._synchronizer is None:
             self._fold()
         if self._synchronizer is None:
             first.moves.push(0, first.layout.span)

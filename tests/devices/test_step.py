@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clcomm.devices import data_parallel_step, prepare_replicas, shard_batch
+from clcomm.devices import data_parallel_step, prepare_replicas, shard_batch, sync_grads
 from clcomm.engine import BatchNorm1d, CrossEntropyLoss, Dropout, Linear, Sequential, Tensor, no_grad
 from clcomm.netcl import autograd
 from clcomm.netcl import nn as netcl_nn
@@ -170,6 +170,25 @@ def test_freezing_between_steps_holds_on_all_devices():
     data_parallel_step(forward, replicas, optimizers, batch_of(6, 1))
     assert [params[0].numpy().tobytes() for params in replicas] == before
     assert bits(replicas[0]) == bits(replicas[1])
+
+
+def test_a_backward_on_the_first_device_leaves_the_mean_to_the_others():
+    """Their optimizers may still read it then: a device without samples is not waited for."""
+    devices = queues(2)
+    model, (x, y) = Network(devices[0]), batch_of(4, 0)
+    replicas = prepare_replicas(model, devices)
+
+    def backward():
+        CrossEntropyLoss()(model(Tensor(x, devices[0])), Tensor(y, devices[0])).backward()
+
+    backward()
+    sync_grads(replicas)
+    mean = [parameter.grad.numpy() for parameter in replicas[1]]
+    model.zero_grad()
+    backward()
+    devices[0].finish()
+    for parameter, expected in zip(replicas[1], mean, strict=True):
+        np.testing.assert_array_equal(parameter.grad.numpy(), expected)
 
 
 def test_netcl_s_program_trains():

@@ -16,11 +16,11 @@ from clcomm.optim import SGD
 #: Methods of the Communicator and the Synchronizer that need no other rank (for a whole model without buffers).
 LOCAL = {
     "abandon", "add_observer", "auto_bucket_size", "average_bytes_per_call", "collectives_begun", "communicated",
-    "finalize", "fold_with",
+    "current", "finalize", "fold_with",
     "get_bucket_stats", "get_rank", "get_world_size", "holds", "holds_at", "host_memory",
     "in_collectives", "is_abandoned", "is_common", "is_common_on_host",
     "leave_mpi", "leave_program", "look_back", "notify_collective", "notify_message", "notify_phase", "phase",
-    "reduces_within_hosts", "remove_observer", "sequence", "settings", "shares_memory", "sums",
+    "reduces_within_hosts", "refusing", "remove_observer", "sequence", "settings", "shares_memory", "sums",
     "total_allreduce_calls", "total_bytes_sent", "waiting_for",
     "world_size",
     "attach_optimizer", "broadcast_buffers", "bucket_size", "check_state_dict", "completion_order", "compression",
@@ -43,6 +43,7 @@ def calls_of(comm: Communicator) -> dict[str, Callable[[], object]]:
         "all_agree": lambda: comm.all_agree(True, "all_agree"),
         "all_gather": lambda: comm.all_gather(x),
         "all_gather_async": lambda: comm.all_gather_async(x, out=np.ones(6 * comm.size)),
+        "all_gather_rows_async": lambda: comm.all_gather_rows_async(np.ones(3, np.uint8)),
         "all_gather_in_place": lambda: comm.all_gather_in_place(np.ones(2 * comm.size)),
         "all_gather_in_place_init": lambda: comm.all_gather_in_place_init(np.ones(2 * comm.size)),
         "all_gather_object": lambda: comm.all_gather_object(x),
