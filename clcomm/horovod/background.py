@@ -1,4 +1,4 @@
-"""What Horovod's asynchronous calls move: operations as the Communicator's collectives in the background.
+"""Horovod's asynchronous calls as collectives of the Communicator in the background.
 
 An all-reduce is one; the others gather what each rank has for the others, which may be nothing, and each rank takes its
 part. `movement` has the blocking forms of those that have faster ones. Results have the same bits, but for Adasum's of

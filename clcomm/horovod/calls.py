@@ -1,4 +1,4 @@
-"""What Horovod's operations share: how they run and are started, and the checks of their arguments.
+"""How Horovod's operations run and are started, and the checks of their arguments.
 
 Names are labels of the Communicator's stats. Unlike Horovod, which matches operations by their names, ranks call them
 in the same order; where they do not, every rank raises the same MismatchError.

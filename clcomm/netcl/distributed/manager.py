@@ -31,4 +31,6 @@ class DeviceManager(devices.DeviceManager):
 
 def device_of(queue: Any) -> Any:
     """Return the Device with this OpenCL queue, of those that `default` returned; anything else as it is."""
+    if queue is None or isinstance(queue, Device):
+        return queue
     return next((each for each in (*_named.values(), default_device()) if each.queue is queue), queue)
