@@ -28,8 +28,7 @@ from clcomm.report.field_checks import (
     whole,
 )
 from clcomm.report.last_steps import MOST_SPANS, STEPS, Span, parse_span
-from clcomm.report.old_schemas import READABLE, upgraded
-from clcomm.report.record import COMPARISON_SCHEMA, FORMAT
+from clcomm.report.record import COMPARISON_SCHEMA, FORMAT, SCHEMA
 from clcomm.stats.comm_stats import Histogram
 from clcomm.stats.cores import parse_cpus
 from clcomm.sync.decision import Decision, Trial
@@ -39,10 +38,10 @@ def checked_run(document: dict[str, Any]) -> dict[str, Any]:
     """Return the known fields of a run's document; raises ValueError for one that breaks a rule."""
     if document.get("format") != FORMAT:
         raise ValueError("expected the JSON of a run's --report")
-    if document.get("schema") not in READABLE:
-        expected, got = " or ".join(map(str, READABLE)), shown(document.get("schema"))
-        raise ValueError(f"schema: expected {expected}, got {got}; repeat the run to write a new file")
-    checked = checked_fields(upgraded(document), _DOCUMENT, "")
+    if document.get("schema") != SCHEMA:
+        got = shown(document.get("schema"))
+        raise ValueError(f"schema: expected {SCHEMA}, got {got}; repeat the run to write a new file")
+    checked = checked_fields(document, _DOCUMENT, "")
     world_size, ranks = checked["world_size"], [record["rank"] for record in checked["ranks"]]
     if not ranks or len(set(ranks)) < len(ranks) or max(ranks) >= world_size:
         raise ValueError(f"ranks: expected distinct numbers from 0 to {world_size - 1}, at least one")
@@ -129,23 +128,11 @@ def _stats(value: Any, name: str) -> dict[str, Any]:
 
 
 _COUNT, _INDEX = whole(), whole(-1, 1 << 31)
-
-
-def _later_count(value: Any, name: str) -> int:
-    """Return a count that older files do not have."""
-    return _COUNT(0 if value is None else value, name)
-
-
-def _later_text(value: Any, name: str) -> str:
-    """Return a text that older files do not have."""
-    return text("" if value is None else value, name)
-
-
 _TALLY: dict[str, Check] = {
-    "operation": text, "label": text, "bucket": _INDEX, "part": _later_text, "transport": text, "calls": _COUNT,
+    "operation": text, "label": text, "bucket": _INDEX, "part": text, "transport": text, "calls": _COUNT,
     "nbytes": _COUNT, "wire_nbytes": _COUNT, "failures": _COUNT, "ns": _COUNT, "wait_ns": _COUNT,
     "wait_unknown_ns": _COUNT, "hidden_ns": _COUNT, "max_ns": _COUNT, "histogram": lambda value, name: value,
-    "ranks": _later_count, "messages": _later_count, "message_nbytes": _later_count,
+    "ranks": _COUNT, "messages": _COUNT, "message_nbytes": _COUNT,
 }  # fmt: skip
 _STATS: dict[str, Check] = {
     "tallies": list_of(_tally, 2048),
@@ -158,7 +145,7 @@ _TRIAL: dict[str, Check] = {
 }  # fmt: skip
 _DECISION: dict[str, Check] = {
     "what": text, "chosen": text, "measures": long_text, "evidence": list_of(object_of(**_TRIAL), 100),
-    "at_step": _COUNT, "reason": lambda value, name: "" if value is None else long_text(value, name),
+    "at_step": _COUNT, "reason": long_text,
 }  # fmt: skip
 _HISTORY: dict[str, Check] = {
     "first_step": _COUNT, "steps_a_point": whole(1), "loss": list_of(or_none(signed_number), 1024),

@@ -34,7 +34,7 @@ class Kind:
     in_caller: bool = True
     scale: float = 1.0
     missing: bool = False
-    old: bool = False
+    timings_alone: bool = False
     loss: float = 2.3
 
 
@@ -55,7 +55,7 @@ KINDS = (
     Kind("slow", scale=3000.0),
     Kind("fast", scale=0.002),
     Kind("a rank's file missing", missing=True),
-    Kind("an old file", old=True),
+    Kind("timings alone", timings_alone=True),
     Kind("loss that is no number", loss=float("nan")),
 )
 
@@ -80,7 +80,7 @@ def drawn(kind: Kind, ranks: int) -> dict[str, Any]:
         history=histories[0],
     )  # fmt: skip
     found["ranks"] = [each for each in found["ranks"] if each["rank"] < len(kept)]
-    if kind.old:
+    if kind.timings_alone:
         for name in ("date", "history"):
             found.pop(name)
         for each in found["ranks"]:

@@ -90,7 +90,7 @@ def test_a_page_of_any_run(kind: Kind, ranks: int, tmp_path: Path) -> None:
         check_texts(figures[chart["title"]])
     assert re.findall(r'(?:src|href)="([^"]*)"', page) == ["data:,"]
     assert not re.search(r"<(script|img|iframe|object|embed)\b|@import|url\(|\bnan\b|\binf\b", page)
-    assert {chart["kind"] for chart in charts} >= ({"bars"} if kind.old else {"bars", "timeline", "curves"})
+    assert {chart["kind"] for chart in charts} >= ({"bars"} if kind.timings_alone else {"bars", "timeline", "curves"})
 
 
 def check_texts(elements: list[tuple[str, dict[str, str], str]]) -> None:

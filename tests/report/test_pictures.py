@@ -39,7 +39,7 @@ ALL = bool(os.environ.get("CLCOMM_PAGE_FAMILY"))
 CASES = (
     [(kind, ranks) for kind in KINDS for ranks in (1, 2, 4, 12, 16)]
     if ALL
-    else [(OF["overlap"], 12), (OF["per tensor"], 2), (OF["one step"], 1), (OF["an old file"], 4)]
+    else [(OF["overlap"], 12), (OF["per tensor"], 2), (OF["one step"], 1), (OF["timings alone"], 4)]
 )
 
 

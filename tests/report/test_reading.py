@@ -17,8 +17,8 @@ from clcomm.errors import DataError
 from clcomm.report import text_formats
 from clcomm.report.field_checks import MOST_ITEMS, signed_number
 from clcomm.report.html import as_html
-from clcomm.report.old_schemas import READABLE
 from clcomm.report.reading import MOST_BYTES, parse, read_runs
+from clcomm.report.record import SCHEMA
 from clcomm.report.report import build
 from tests.report.runs import apart, document, written
 
@@ -134,7 +134,7 @@ def test_a_field_of_another_kind_is_refused_and_named(path, value):
         ("ranks.1.rank", 0, "ranks: expected distinct numbers from 0 to 2, at least one"),
         ("ranks.1.rank", 3, "ranks: expected distinct numbers from 0 to 2, at least one"),
         ("ranks", [], "ranks: expected distinct numbers from 0 to 2, at least one"),
-        ("schema", 2, f"schema: expected {' or '.join(map(str, READABLE))}, got 2; repeat the run to write a new file"),
+        ("schema", 2, f"schema: expected {SCHEMA}, got 2; repeat the run to write a new file"),
     ],
 )
 def test_a_message_names_the_bounds_that_hold(path, value, said):
