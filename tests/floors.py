@@ -12,7 +12,7 @@ PACKAGES = ("clcomm", "models", "training", "examples", "benchmarks")
 #: or training/ have no place of their own: each is as high as the highest package that it imports.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("clcomm/storage", "clcomm/console", "clcomm/flat_space", "clcomm/schedules"),
-    ("clcomm/transport", "clcomm/engine"),
+    ("clcomm/transport", "clcomm/engine", "clcomm/drawing"),
     ("clcomm/stats",),
     ("clcomm/job",),
     ("clcomm/collectives",),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from clcomm.report.axes import time_text
+from clcomm.drawing.axes import time_text
 from clcomm.units import format_number, format_size
 
 #: The most rows of a table, bars of a chart and rows of a timeline that are shown; JSON and CSV have all.

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
-from typing import Any
 
-from clcomm.report import colours, html_bars, svg
-from clcomm.report.elements import Bars, Chart, Curves, Distribution, Intervals, Points, Table, Timeline
+from clcomm.drawing.svg import as_svg
+from clcomm.report.drawings import scene_of
+from clcomm.report.elements import Chart, Table
 from clcomm.report.report import Report
 
 # No text of a file can make the page fetch or run anything.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 #: Tables wider than this, in characters, take the page's whole width; cells of text wider than this are wrapped.
 _WIDE_TABLE, _LONG_TEXT = 46, 24
-_DRAW: dict[type, Callable[[Any], str]] = {
-    Bars: html_bars.bars, Timeline: html_bars.timeline, Curves: svg.curves, Distribution: svg.distribution,
-    Points: svg.points, Intervals: svg.intervals,
-}  # fmt: skip
 
 
 def as_html(report: Report) -> str:
     """Return the report as an HTML page."""
-    style = files("clcomm.report").joinpath("page.css").read_text(encoding="utf-8") + colours.css()
+    style = files("clcomm.report").joinpath("page.css").read_text(encoding="utf-8")
     body = [
         f"<h1>{escape(report.title)}</h1>",
         f'<p class="subtitle">{escape(report.subtitle)}</p>' if report.subtitle else "",
@@ -111,7 +107,7 @@ def _grid(table: Table, cells: list[list[str]]) -> str:
 
 
 def _chart(chart: Chart) -> str:
-    note = f" <span>{escape(chart.note)}</span>" if chart.note else ""
-    wide = ' class="wide"' if isinstance(chart, Timeline) else ""
-    caption = f"<figcaption>{escape(chart.title)}{note}</figcaption>"
-    return f"<figure{wide}>{caption}\n{_DRAW[type(chart)](chart)}</figure>"
+    scene = scene_of(chart)
+    note = f" <span>{escape(scene.note)}</span>" if scene.note else ""
+    wide = ' class="wide"' if scene.wide else ""
+    return f"<figure{wide}><figcaption>{escape(scene.title)}{note}</figcaption>\n{as_svg(scene)}</figure>"

@@ -14,8 +14,8 @@ frame.onload = () => {
     while (element && !opaque(view.getComputedStyle(element).backgroundColor)) element = element.parentElement;
     return view.getComputedStyle(element || page.body).backgroundColor;
   };
-  const contrast = (element, property) => {
-    const light = [luminance(view.getComputedStyle(element)[property]), luminance(behind(element))].sort((a, b) => b - a);
+  const contrast = (element, property, back) => {
+    const light = [luminance(view.getComputedStyle(element)[property]), luminance(back || behind(element))].sort((a, b) => b - a);
     return (light[0] + 0.05) / (light[1] + 0.05);
   };
   const texts = all("h1, h2, li, p, th, td, span, b, figcaption").filter((element) => element.textContent.trim());
@@ -25,11 +25,14 @@ frame.onload = () => {
     const meet = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 2 && b.top < a.bottom - 2;
     return own.filter((_, i) => boxes.some((box, j) => j < i && meet(box, boxes[i]))).map((text) => text.textContent);
   };
+  const pieces = all("figure:not(.wide) > svg > rect > title").map((title) => title.parentElement);
+  const inside = (a, b) => a.left >= b.left - 1 && a.right <= b.right + 1;
+  const onPieces = svgTexts.filter((text) => text.style.fill.startsWith("rgb")).map((text) => [text.textContent, text.getBoundingClientRect()]);
   const found = {
     onEachOther: all("svg").flatMap(onEachOther),
-    onBars: all(".bar i").filter((piece) => piece.textContent && piece.scrollWidth > piece.clientWidth).map((piece) => piece.textContent),
-    stretches: boxes(".track i").map((box) => [box.left, box.right]),
-    tracks: boxes(".track").map((box) => [box.left, box.right]),
+    onBars: onPieces.filter(([_, box]) => !pieces.some((piece) => inside(box, piece.getBoundingClientRect()))).map(([text]) => text),
+    stretches: boxes(".wide > svg > rect:has(title)").map((box) => [box.left, box.right]),
+    tracks: boxes(".wide > svg > rect[fill-opacity]").filter((box) => box.height > 10).map((box) => [box.left, box.right]),
     dark: view.matchMedia("(prefers-color-scheme: dark)").matches,
     width: view.innerWidth,
     pageWidth: page.documentElement.scrollWidth,
@@ -38,12 +41,12 @@ frame.onload = () => {
     boxesInside: boxes(".scroll, figure, .tiles div").every((box) => box.left >= 0 && box.right <= view.innerWidth),
     scrolling: all(".scroll").filter((box) => box.scrollWidth > box.clientWidth).length,
     figures: boxes("figure").map((box) => [box.width, box.height]),
-    bars: boxes(".bar i").map((box) => [box.width, box.height]),
+    bars: pieces.map((piece) => piece.getBoundingClientRect()).map((box) => [box.width, box.height]),
     columns: boxes("svg rect, svg circle").map((box) => [box.width, box.height]),
     smallest: Math.min(...texts.map((element) => parseFloat(view.getComputedStyle(element).fontSize))),
-    smallestInCharts: Math.min(...svgTexts.map((text) => parseFloat(view.getComputedStyle(text).fontSize) * text.ownerSVGElement.getBoundingClientRect().width / 480)),
+    smallestInCharts: Math.min(...svgTexts.map((text) => parseFloat(view.getComputedStyle(text).fontSize))),
     overflowing: texts.filter((e) => !e.closest(".scroll") && e.scrollWidth > e.clientWidth + 1 && view.getComputedStyle(e).display !== "inline").map((e) => e.textContent),
-    contrast: Math.min(...texts.map((element) => contrast(element, "color")), ...svgTexts.map((text) => contrast(text, "fill"))),
+    contrast: Math.min(...texts.map((element) => contrast(element, "color")), ...svgTexts.map((text) => contrast(text, "fill", view.getComputedStyle(text).stroke))),
   };
   document.getElementById("found").textContent = JSON.stringify(found);
 };

@@ -9,7 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from clcomm.report.axes import CALLS, SIZE, TIME, count_text, log_ticks, size_text, size_ticks, time_text
+from clcomm.drawing.axes import count_text, log_ticks, size_text, size_ticks, time_text
+from clcomm.report.drawings import CALLS, SIZE, TIME
 from clcomm.report.elements import Bars, Distribution, Points
 from clcomm.report.html import as_html
 from tests.report.conftest import table

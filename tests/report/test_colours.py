@@ -6,8 +6,10 @@ from itertools import combinations
 
 import pytest
 
+from clcomm.drawing.colours import ink_on, luminance, stripe_of
+from clcomm.drawing.scene import painted, text_on
 from clcomm.report import step_parts
-from clcomm.report.colours import PAINTS, class_of, css, ink_on, luminance, paint_of, stripe_of
+from clcomm.report.colours import PAINTS, paint_of
 from tests.colour_vision import APART, distance, rgb
 
 #: Parts that stand for one thing and never in one chart: a run's data moves compressed, or not, or to itself.
@@ -42,7 +44,8 @@ def test_figures_are_legible_on_every_part(part: str) -> None:
     for colour in behind:
         light, dark = sorted((luminance(colour), luminance(ink)), reverse=True)
         assert (light + 0.05) / (dark + 0.05) >= (3.0 if paint.striped else 4.5)  # stripes have a halo behind figures
-    assert f".{class_of(part)} {{" in css()
+    assert {each.fill for each in painted(0, 0, 1, 20, paint)} == set(behind)
+    assert text_on(paint, 0, 0, "1")[5:] == (ink, behind[-1])
 
 
 def test_the_simulation_sees_what_is_known() -> None:

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from clcomm.report import build, read_runs, svg
+from clcomm.drawing.axes import NARROWEST
+from clcomm.drawing.scene import FONT, text_width
+from clcomm.report import build, read_runs
 from clcomm.report.html import as_html
 from clcomm.report.text_formats import as_json
 from tests.report.families import KINDS, Kind, reported
@@ -56,14 +58,15 @@ class Figures(HTMLParser):
         return {title: elements for title, elements in self.found if title}
 
 
-def boxes(elements: list[tuple[str, dict[str, str], str]]) -> list[tuple[str, Box]]:
-    """Return each text of an SVG with the box that it fills at the largest size that page.css gives it."""
+def boxes(elements: list[tuple[str, dict[str, str], str]], room: float) -> list[tuple[str, Box]]:
+    """Return each text of an SVG with the box that it fills where the plot is `room` pixels wide."""
     found = []
     for tag, attributes, text in elements:
         if tag == "text":
-            x, y, width = float(attributes["x"]), float(attributes["y"]), svg.text_width(text)
+            x = float(attributes["x"].removesuffix("%")) / 100 * room + float(attributes.get("dx", 0))
+            y, width = float(attributes["y"]), text_width(text)
             left = {"start": x, "middle": x - width / 2, "end": x - width}[attributes["text-anchor"]]
-            found.append((text, (left, y - 0.75 * svg.FONT, left + width, y + 0.2 * svg.FONT)))
+            found.append((text, (left, y - 0.75 * FONT, left + width, y + 0.2 * FONT)))
     return found
 
 
@@ -72,8 +75,12 @@ def overlap(a: Box, b: Box) -> bool:
 
 
 def percent(attributes: dict[str, str], what: str) -> float:
-    match = re.search(rf"{what}:([\d.]+)%", attributes.get("style", ""))
-    return float(match[1]) if match else 0.0
+    return float(attributes[what].removesuffix("%"))
+
+
+def with_notes(elements: list[tuple[str, dict[str, str], str]]) -> list[tuple[dict[str, str], str]]:
+    """Return the attributes of each rectangle that has a note, and the note."""
+    return [(one[1], other[2]) for one, other in pairwise(elements) if (one[0], other[0]) == ("rect", "title")]
 
 
 @pytest.mark.sampled(24)
@@ -94,18 +101,21 @@ def test_a_page_of_any_run(kind: Kind, ranks: int, tmp_path: Path) -> None:
 
 
 def check_texts(elements: list[tuple[str, dict[str, str], str]]) -> None:
-    found = boxes(elements)
-    height = max(
-        (float(attributes["viewbox"].split()[3]) for tag, attributes, _ in elements if tag == "svg"), default=0
-    )
-    for number, (text, box) in enumerate(found):
-        assert box[0] >= -1 and box[1] >= -1 and box[2] <= svg.WIDTH + 1 and box[3] <= height + 1, text
-        for other, theirs in found[:number]:
-            assert not overlap(box, theirs), (text, other)
+    (drawn,) = (attributes for tag, attributes, _ in elements if tag == "svg" and "aria-label" in attributes)
+    padding = re.fullmatch(r"padding:0 (\d+)px 0 (\d+)px", drawn["style"])
+    assert padding
+    right, left = map(int, padding.groups())
+    for room in (NARROWEST + 96 - left - right, 500, 1100):  # the page is 96 pixels wider at least
+        found = boxes(elements, room)
+        for number, (text, box) in enumerate(found):
+            assert box[0] >= -left - 1 and box[1] >= -1, (text, room)
+            assert box[2] <= room + right + 1 and box[3] <= float(drawn["height"]) + 1, (text, room)
+            for other, theirs in found[:number]:
+                assert not overlap(box, theirs), (text, other, room)
 
 
 def check_bars(chart: dict[str, Any], elements: list[tuple[str, dict[str, str], str]]) -> None:
-    pieces = [(attributes, text) for tag, attributes, text in elements if tag == "i" and "title" in attributes]
+    pieces = with_notes(elements)
     whole = max([*map(sum, chart["values"]), (chart["mark"] or ["", 0])[1]])
     expected = [
         (f"{bar}, {part}: {value:.3f} {chart['unit']}", 100 * value / whole)
@@ -113,22 +123,31 @@ def check_bars(chart: dict[str, Any], elements: list[tuple[str, dict[str, str], 
         for part, value in zip(chart["parts"], values, strict=True)
         if value > 0
     ]
-    assert expected and [attributes["title"] for attributes, _ in pieces] == [title for title, _ in expected]
+    assert expected and [note for _, note in pieces] == [note for note, _ in expected]
     assert [percent(attributes, "width") for attributes, _ in pieces] == pytest.approx(
         [share for _, share in expected], abs=1e-3
     )
-    for attributes, text in pieces:  # what stands on a bar is its value, and has room
-        if text:
-            value = float(attributes["title"].rsplit(": ")[-1].split()[0])
+    on_bars = {
+        (attributes["y"], attributes["x"]): text
+        for tag, attributes, text in elements
+        if tag == "text" and attributes["text-anchor"] == "middle"
+    }
+    for attributes, note in pieces:  # what stands on a bar is its value, and has room
+        middle = percent(attributes, "x") + percent(attributes, "width") / 2
+        y = float(attributes["y"])
+        texts = [key for key in on_bars if y < float(key[0]) < y + 20 and abs(float(key[1][:-1]) - middle) < 2e-3]
+        for text in map(on_bars.pop, texts):
+            value = float(note.rsplit(": ")[-1].split()[0])
             assert float(text.replace(",", "")) == pytest.approx(value, rel=6e-3, abs=6e-4)
             assert percent(attributes, "width") >= 4 * len(text)
+    assert not on_bars
 
 
 def check_timeline(chart: dict[str, Any], elements: list[tuple[str, dict[str, str], str]]) -> None:
-    drawn = [attributes for tag, attributes, _ in elements if tag == "i" and "title" in attributes]
+    drawn = [attributes for attributes, _ in with_notes(elements)]
     stretches = [*chart["stretches"], *chart["behind"]]
     assert len(drawn) == len(stretches) > 0
-    assert all(percent(each, "left") + percent(each, "width") <= 100.2 for each in drawn)
+    assert all(percent(each, "x") + percent(each, "width") <= 100.2 for each in drawn)
     assert {part for _, part, *_ in stretches} == set(chart["parts"])
     for row in range(len(chart["rows"])):
         own = [each for each in chart["stretches"] if each[0] == row]
@@ -138,28 +157,34 @@ def check_timeline(chart: dict[str, Any], elements: list[tuple[str, dict[str, st
 
 def check_curves(chart: dict[str, Any], elements: list[tuple[str, dict[str, str], str]]) -> None:
     lines = [attributes["points"].split() for tag, attributes, _ in elements if tag == "polyline"]
+    dots = [(percent(each, "cx"), float(each["cy"])) for tag, each, _ in elements if tag == "circle"]
+    dotted = len(chart["steps"]) <= 30
     for name, values in chart["curves"]:
         known = [value for value in values if value is not None]
         assert len(values) == len(chart["steps"]) > 0
         if not known:
             assert any(text == f"{name}: not known" for tag, _, text in elements if tag == "text")
             continue
-        points = [tuple(map(float, point.split(","))) for point in lines.pop(0)]
+        if dotted:
+            points, dots = dots[: len(known)], dots[len(known) :]
+        joined = [tuple(map(float, point.split(","))) for point in lines.pop(0)] if len(known) > 2 else []
+        points = points if dotted else joined
+        assert len(joined) == (len(known) if len(known) > 2 else 0)
         heights = [-y for _, y in points]
         assert len(points) == len(known) and [x for x, _ in points] == sorted(x for x, _ in points)
         assert heights[known.index(max(known))] == max(heights) and heights[known.index(min(known))] == min(heights)
-    assert not lines
+    assert not lines and not dots
 
 
 def check_distribution(chart: dict[str, Any], elements: list[tuple[str, dict[str, str], str]]) -> None:
-    columns = [attributes for tag, attributes, _ in elements if tag == "rect"]
+    columns = [attributes for attributes, _ in with_notes(elements)]
     counts = [count for count in chart["counts"] if count]
     assert len(columns) == len(counts) > 0
     heights = [float(each["height"]) for each in columns]
     assert [height / max(heights) for height in heights] == pytest.approx(
         [count / max(counts) for count in counts], abs=0.01
     )
-    assert sum(1 for tag, attributes, _ in elements if attributes.get("class") == "mark") == len(chart["marks"])
+    assert sum(1 for tag, attributes, _ in elements if attributes.get("stroke-dasharray")) == len(chart["marks"])
 
 
 def check_points(chart: dict[str, Any], elements: list[tuple[str, dict[str, str], str]]) -> None:
@@ -175,11 +200,11 @@ CHECKS = {
 
 def test_the_checks_would_have_seen() -> None:
     """The tests above can fail: labels that lie on each other are seen, and those that do not are not."""
-    near = [("text", {"x": "10", "y": "20", "text-anchor": "start"}, "p95 1 ms")]
-    below = [("text", {"x": "10", "y": "33", "text-anchor": "start"}, "p99 2 ms")]
-    (_, first), (_, second) = boxes(near + below)
+    near = [("text", {"x": "2%", "y": "20", "text-anchor": "start"}, "p95 1 ms")]
+    below = [("text", {"x": "2%", "y": "31", "text-anchor": "start"}, "p99 2 ms")]
+    (_, first), (_, second) = boxes(near + below, 500)
     assert overlap(first, second)
-    (_, first), (_, second) = boxes([*near, ("text", {**below[0][1], "y": "38"}, "p99 2 ms")])
+    (_, first), (_, second) = boxes([*near, ("text", {**below[0][1], "y": "38"}, "p99 2 ms")], 500)
     assert not overlap(first, second)
 
 

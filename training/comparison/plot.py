@@ -11,10 +11,10 @@ import numpy as np
 from clcomm.communicator import Communicator
 from clcomm.costs.forecast import recommend
 from clcomm.costs.model import Fit, fit, plan_s
+from clcomm.drawing.colours import BLUE, GREEN, VERMILLION
 from clcomm.measure.collective_cases import PreparedAllReduce
 from clcomm.measure.intervals import METHOD, Estimate
 from clcomm.measure.timing import MeasuredTransport, Schedule, sizes_between, time_calls
-from clcomm.report.colours import BLUE, GREEN, VERMILLION
 from clcomm.storage.files import replacing, unwritable
 from clcomm.units import format_number, format_size
 from training.comparison.outcome import Outcome, reference_of

@@ -1,14 +1,18 @@
-"""The ticks of charts' axes and their labels."""
+"""The axes of charts: their scales, ticks and labels."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+from clcomm.drawing.scene import CHARACTER, Mark, Text, level, text_width, upright
 from clcomm.units import format_size
 
-TIME, SIZE, CALLS = "time of an all-reduce", "size of an all-reduce", "calls"
-#: A curve whose values span more than this has a logarithmic axis.
-WIDE_SPAN = 20.0
+#: The narrowest plot, in pixels, in which labels have to fit beside each other.
+NARROWEST = 230.0
+#: The pixels that an axis takes below the plot, those from one label to the next, and those beside a plot for labels.
+BELOW, LINE, BESIDE = 46, 18, (66.0, 30.0)
 #: The fewest ticks from which an axis can be read.
 _FEWEST_TICKS = 3
 #: The units of counts and of times, largest first, and their factors.
@@ -80,3 +84,50 @@ def _in_unit(value: float, units: tuple[tuple[float, str], ...]) -> str:
 def size_text(nbytes: float) -> str:
     """Return a size as a tick's label."""
     return format_size(nbytes)
+
+
+class Scale:
+    """Maps values from `low` to `high` to places from `begin` to `end`."""
+
+    def __init__(self, low: float, high: float, begin: float = 0.0, end: float = 1.0, *, logarithmic: bool = False):
+        self._of: Callable[[float], float] = math.log if logarithmic else float
+        if self._of(high) - self._of(low) < 1e-4:
+            high = high * 1.0001 if logarithmic else high + 1.0
+        self._low = self._of(low)
+        self._per, self._begin = (end - begin) / (self._of(high) - self._low), begin
+
+    def __call__(self, value: float) -> float:
+        return self._begin + (self._of(value) - self._low) * self._per
+
+
+class Axis(NamedTuple):
+    """A scale with its ticks, how their values are written, and the axis's name."""
+
+    scale: Scale
+    ticks: Sequence[float]
+    write: Callable[[float], str]
+    name: str
+
+    def at_left(self) -> list[Mark]:
+        """Return a vertical axis: lines across the plot and labels, as many as have room, beside it."""
+        marks: list[Mark] = []
+        taken = math.inf
+        for tick in self.ticks:
+            y = self.scale(tick)
+            marks.append(level(0.0, 1.0, y, "line"))
+            if y <= taken - LINE:
+                marks.append(Text(0.0, y + 4, self.write(tick), "end", -6.0))
+                taken = y
+        return marks
+
+    def at_bottom(self, y: float, room: float = NARROWEST) -> list[Mark]:
+        """Return a horizontal axis in BELOW pixels from `y`, with the labels that fit into `room` pixels."""
+        marks: list[Mark] = [level(0.0, 1.0, y, "soft")]
+        taken = -math.inf
+        for tick in self.ticks:
+            x, half = self.scale(tick), text_width(self.write(tick)) / 2
+            marks.append(upright(x, y, y + 4, "soft"))
+            if room * x - half >= taken:
+                marks.append(Text(x, y + 18, self.write(tick), "middle"))
+                taken = room * x + half + CHARACTER
+        return [*marks, Text(0.5, y + 38, self.name, "middle")]

@@ -1,0 +1,136 @@
+"""What a drawing consists of: rectangles, paths, dots and texts.
+
+Across, places are shares of the plot, from 0 at its left end to 1, so that a drawing fills any width; down, and beside
+the plot, they are pixels. Colours are #rrggbb or a role in ROLES, whose colour depends on the reader's theme.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from clcomm.drawing.colours import BLUE, VERMILLION, Paint, ink_on, stripe_of
+
+#: The size of texts and the largest mean width of their characters, in pixels.
+FONT, CHARACTER = 13, 7.8
+#: Each role's colour on a light background.
+ROLES = {
+    "ink": "#1c2126", "soft": "#5a6570", "line": "#dfe3e7", "card": "#ffffff", "measured": BLUE, "beside": VERMILLION,
+}  # fmt: skip
+DASHED = (4.0, 3.0)
+#: The distance of a paint's stripes, and the thickness of one, in pixels.
+_STRIPES, _STRIPE = 6, 3
+#: The height and width of a key's sample.
+SAMPLE = 11
+
+
+class Rect(NamedTuple):
+    """A filled rectangle; readers of a page see the note when they point at it."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    fill: str
+    note: str = ""
+    opacity: float = 1.0
+
+
+class Path(NamedTuple):
+    """A line through points, or with `fill` the area that it encloses."""
+
+    points: Sequence[tuple[float, float]]
+    colour: str = ""
+    width: float = 1.0
+    dash: tuple[float, ...] = ()
+    fill: str = ""
+    opacity: float = 1.0
+
+
+class Dot(NamedTuple):
+    """A filled circle."""
+
+    x: float
+    y: float
+    radius: float
+    colour: str
+    note: str = ""
+
+
+class Text(NamedTuple):
+    """A line of text, moved `shift` pixels to the right; `halo` surrounds it, so that no line crosses it."""
+
+    x: float
+    y: float
+    words: str
+    anchor: str = "start"
+    shift: float = 0.0
+    colour: str = "soft"
+    halo: str = "card"
+
+
+Mark = Rect | Path | Dot | Text
+
+
+class Key(NamedTuple):
+    """An entry of a legend: a sample of SAMPLE pixels, a name, and its value if it has one."""
+
+    sample: Sequence[Mark]
+    name: str
+    value: str = ""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A drawing with its title, legend and note; `left` and `right` are the pixels beside the plot for texts.
+
+    A wide one deserves a page's whole width.
+    """
+
+    title: str
+    height: float
+    marks: Sequence[Mark]
+    left: float = 0.0
+    right: float = 0.0
+    keys: Sequence[Key] = ()
+    note: str = ""
+    wide: bool = False
+
+
+def text_width(words: str) -> float:
+    """Return a text's largest width in pixels."""
+    return CHARACTER * len(words)
+
+
+def upright(x: float, top: float, bottom: float, colour: str, width: float = 1.0, dash: tuple[float, ...] = ()) -> Path:
+    """Return a line from `top` to `bottom`."""
+    return Path([(x, top), (x, bottom)], colour, width, dash)
+
+
+def level(left: float, right: float, y: float, colour: str, width: float = 1.0) -> Path:
+    """Return a line from `left` to `right`."""
+    return Path([(left, y), (right, y)], colour, width)
+
+
+def painted(x: float, y: float, width: float, height: float, paint: Paint, note: str = "") -> list[Mark]:
+    """Return a rectangle in a paint, with its stripes if it has some."""
+    stripes = range(_STRIPE, round(height) - 1, _STRIPES) if paint.striped else ()
+    return [
+        Rect(x, y, width, height, paint.colour, note),
+        *(Rect(x, y + at, width, min(_STRIPE, height - at), stripe_of(paint)) for at in stripes),
+    ]
+
+
+def text_on(paint: Paint, x: float, y: float, words: str) -> Text:
+    """Return a centred text that is legible on a paint."""
+    return Text(x, y, words, "middle", 0.0, ink_on(paint), stripe_of(paint) if paint.striped else paint.colour)
+
+
+def paint_key(paint: Paint, name: str, value: str = "") -> Key:
+    return Key(painted(0.0, 0.0, 1.0, SAMPLE, paint), name, value)
+
+
+def line_key(colour: str, name: str, value: str = "", dash: tuple[float, ...] = ()) -> Key:
+    """Return a legend's entry for an upright line."""
+    return Key([upright(0.5, 0.0, SAMPLE, colour, 2.0, dash)], name, value)
