@@ -9,6 +9,7 @@ from clcomm.console.table import Column, TextTable
 from clcomm.costs.model import Cost, terms
 from clcomm.costs.traffic import traffic
 from clcomm.errors import ArgumentError
+from clcomm.measure.schedule_plot import draw_schedule
 from clcomm.option_types import number, whole_number
 from clcomm.schedules import ALGORITHMS, schedule_of
 from clcomm.units import format_number, format_size, parse_size
@@ -44,8 +45,6 @@ def run(options: argparse.Namespace) -> None:
     schedule = schedule_of(options.draw, ranks)
     print(f"\n{options.draw}: what each rank sends, block > receiver, + where it is added\n{schedule.drawing()}")
     if options.plot:
-        from clcomm.measure.schedule_plot import draw_schedule  # imported here: matplotlib is an extra
-
         draw_schedule(schedule, options.plot)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import io
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clcomm.console.terminal import plain_width
+from clcomm.drawing.png import draw, require_matplotlib
 from clcomm.errors import ArgumentError
 from clcomm.storage.files import write_whole
 
@@ -40,8 +40,7 @@ def form_of(options: argparse.Namespace) -> str:
     if form == "png":
         if not options.output:
             raise ArgumentError("--format png: needs -o OUT to say where")
-        if importlib.util.find_spec("matplotlib") is None:
-            raise ArgumentError("--format png: needs matplotlib, which is not installed; pip install 'clcomm[plot]'")
+        require_matplotlib("--format png")
     return form
 
 
@@ -59,7 +58,6 @@ def write_report(report: Report, form: str, output: str | None) -> None:
     if form == "terminal":
         _write_for_terminal(report, output)
     elif form == "png":
-        from clcomm.drawing.png import draw
         from clcomm.report.drawings import scene_of
 
         assert output is not None  # form_of requires -o for this format

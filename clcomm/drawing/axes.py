@@ -131,3 +131,33 @@ class Axis(NamedTuple):
                 marks.append(Text(x, y + 18, self.write(tick), "middle"))
                 taken = room * x + half + CHARACTER
         return [*marks, Text(0.5, y + 38, self.name, "middle")]
+
+
+def log_axes(
+    sizes: Sequence[float],
+    values: Sequence[float],
+    bottom: float,
+    size_name: str,
+    name: str,
+    write: Callable[[float], str],
+    most: int = 5,
+) -> tuple[Axis, Axis]:
+    """Return logarithmic axes of sizes in bytes and of values, which have a margin around them.
+
+    Args:
+        bottom: where the plot ends, in pixels.
+        size_name, name: the axes' names.
+        write: returns a value as text.
+        most: the most ticks of an axis.
+    """
+    low, high = min(values) / 1.3, max(values) * 1.3
+    across = Scale(min(sizes) / 1.3, max(sizes) * 1.3, logarithmic=True)
+    return (
+        Axis(across, size_ticks(min(sizes), max(sizes), most), size_text, size_name),
+        Axis(Scale(low, high, bottom, 28.0, logarithmic=True), log_ticks(low, high, most), write, name),
+    )
+
+
+def frame(x: Axis, y: Axis, bottom: float, room: float = NARROWEST) -> list[Mark]:
+    """Return both axes, with the vertical one's name above it."""
+    return [*y.at_left(), *x.at_bottom(bottom, room), Text(0.0, 12.0, y.name, shift=-BESIDE[0])]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 ORANGE, SKY, GREEN, YELLOW = "#e69f00", "#56b4e9", "#009e73", "#f0e442"
 BLUE, VERMILLION, PURPLE, GREY = "#0072b2", "#d55e00", "#cc79a7", "#cccccc"
+OKABE_ITO = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, "#000000")
 
 
 class Paint(NamedTuple):

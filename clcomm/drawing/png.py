@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
 from clcomm.drawing.scene import FONT, ROLES, SAMPLE, Dot, Mark, Path, Rect, Scene, Text, text_width
+from clcomm.errors import ArgumentError
 from clcomm.storage.files import replacing, unwritable
 
 #: Pixels: around and between scenes, a scene's title, a row of its legend, and a legend's sample with its gap.
@@ -27,6 +29,12 @@ def draw(scenes: Sequence[Scene], path: str, option: str, title: str = "", *, wi
             figure.savefig(file, dpi=120, format="png")
     except OSError as error:
         raise unwritable(option, path, error) from None
+
+
+def require_matplotlib(option: str) -> None:
+    """Raise ArgumentError where matplotlib is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ArgumentError(f"{option}: needs matplotlib, which is not installed; pip install 'clcomm[plot]'")
 
 
 def figure_of(scenes: Sequence[Scene], title: str, width: float) -> Any:

@@ -6,6 +6,7 @@ the plot, they are pixels. Colours are #rrggbb or a role in ROLES, whose colour 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -111,6 +112,18 @@ def upright(x: float, top: float, bottom: float, colour: str, width: float = 1.0
 def level(left: float, right: float, y: float, colour: str, width: float = 1.0) -> Path:
     """Return a line from `left` to `right`."""
     return Path([(left, y), (right, y)], colour, width)
+
+
+def arrow(
+    begin: tuple[float, float], end: tuple[float, float], colour: str, room: float, dash: tuple[float, ...] = ()
+) -> list[Mark]:
+    """Return a line with a head at its end, in a plot of `room` pixels."""
+    across, down = room * (end[0] - begin[0]), end[1] - begin[1]
+    along, side = 8 / (math.hypot(across, down) or 1.0), 3.5 / (math.hypot(across, down) or 1.0)
+    foot = end[0] - along * across / room, end[1] - along * down
+    wing = side * down / room, side * across
+    head = [end, (foot[0] + wing[0], foot[1] - wing[1]), (foot[0] - wing[0], foot[1] + wing[1])]
+    return [Path([begin, foot], colour, 1.5, dash), Path(head, fill=colour)]
 
 
 def painted(x: float, y: float, width: float, height: float, paint: Paint, note: str = "") -> list[Mark]:

@@ -6,7 +6,6 @@ clcomm/measure/timing.py describes how calls are timed, docs/bench.md the column
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,10 +14,12 @@ from clcomm._version import __version__
 from clcomm.collectives.world import TRANSPORTS
 from clcomm.communicator import Communicator
 from clcomm.console.output import make_console
+from clcomm.drawing.png import require_matplotlib
 from clcomm.errors import ArgumentError
 from clcomm.host_arrays import require_memory
 from clcomm.measure.bench_report import Printer, average_busbw, header
 from clcomm.measure.collective_cases import CASES, OPS
+from clcomm.measure.plot import draw_bench
 from clcomm.measure.summation import add_sums_option, agreed_fold
 from clcomm.measure.timing import MeasuredTransport, Row, Schedule, measure, sizes_between
 from clcomm.option_types import number, whole_number
@@ -101,8 +102,8 @@ def run(options: argparse.Namespace) -> int:
     sizes = sizes_between(parse_size(options.min, "--min"), parse_size(options.max, "--max"), options.factor)
     if options.plot is not None and not options.plot.lower().endswith(".png"):
         raise ArgumentError(f"--plot: expected a file whose name ends in .png, got {options.plot!r}")
-    if options.plot and importlib.util.find_spec("matplotlib") is None:
-        raise ArgumentError("--plot: needs matplotlib, which is not installed; pip install 'clcomm[plot]'")
+    if options.plot:
+        require_matplotlib("--plot")
     with Communicator(transport="mpi") as control:
         check_writable(control, {"--json": options.json, "--plot": options.plot})
         require_memory("--max", options.max, _ARRAYS * sizes[-1] * len(set(options.transport)), control.local_size)
@@ -179,6 +180,4 @@ def write_results(document: dict[str, Any], options: argparse.Namespace) -> None
     if options.json:
         write_whole(options.json, json.dumps(document, indent=1) + "\n", "--json")
     if options.plot:
-        from clcomm.measure.plot import draw_bench  # imported here: matplotlib is an extra
-
         draw_bench(document, options.plot)

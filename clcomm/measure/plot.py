@@ -1,14 +1,22 @@
-"""Charts of `clcomm bench`; needs matplotlib, which is an extra."""
+"""Charts of `clcomm bench` as a PNG."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from clcomm.storage.files import replacing, unwritable
+from clcomm.drawing.axes import BELOW, BESIDE, frame, log_axes
+from clcomm.drawing.colours import OKABE_ITO
+from clcomm.drawing.png import draw
+from clcomm.drawing.scene import SAMPLE, Dot, Key, Path, Scene
 
-_LEGEND_COLUMNS = 4
-#: The number of colours through which lines cycle, and the line styles, one for each cycle.
-_COLORS, _STYLES = 10, ("-", "--", ":")
+#: The styles of lines: all colours, then all again dashed and dotted.
+_STYLES = [(colour, dash) for dash in ((), (6.0, 3.0), (2.0, 2.0)) for colour in OKABE_ITO]
+#: Pixels: the height of a plot, the least width in which its labels fit, and the distance of the axes' names.
+_BOTTOM, _ROOM = 440, 500
+_Lines = dict[tuple[str, str], list[dict[str, Any]]]
 
 
 def draw_bench(document: dict[str, Any], path: str) -> None:
@@ -17,61 +25,46 @@ def draw_bench(document: dict[str, Any], path: str) -> None:
     A band shows the range from the fastest call to the 99th percentile. With one rank, where nothing crosses a link,
     only times are drawn. `document` is the content of --json's file. Raises ArgumentError if `path` cannot be written.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context({"axes.grid": True, "grid.alpha": 0.3, "font.size": 10}):
-        figure = Figure(figsize=(12, 6), layout="constrained")
-        crosses_links = any(row["busbw_gb_s"] > 0 for row in document["rows"])
-        times, *bandwidths = figure.subplots(1, 1 + crosses_links, squeeze=False)[0]
-        for index, ((operation, transport), rows) in enumerate(_lines(document["rows"]).items()):
-            style = {"marker": "o", "markersize": 4, "color": f"C{index}", "linestyle": _STYLES[index // _COLORS % 3]}
-            sizes = [row["bytes"] for row in rows]
-            times.plot(sizes, [row["p50_us"] for row in rows], label=f"{operation}, {transport}", **style)
-            low, high = [row["min_us"] for row in rows], [row["p99_us"] for row in rows]
-            times.fill_between(sizes, low, high, color=f"C{index}", alpha=0.15, linewidth=0)
-            rates = [row["busbw_gb_s"] for row in rows]
-            if all(rate > 0 for rate in rates):
-                bandwidths[0].plot(sizes, rates, **style)
-        _label(times, "time of a call (us): median, band from min to p99", document["rows"])
-        for axes in bandwidths:
-            _label(axes, "bus bandwidth (GB/s, 10^9 bytes)", document["rows"])
-        figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS)
-        ranks = document["world_size"]
-        figure.suptitle("1 rank" if ranks == 1 else f"{ranks} ranks, {document['ranks_per_host']} a host")
-        try:
-            with replacing(path) as file:
-                figure.savefig(file, dpi=120, format="png")
-        except OSError as error:
-            raise unwritable("--plot", path, error) from None
+    ranks = document["world_size"]
+    title = "1 rank" if ranks == 1 else f"{ranks} ranks, {document['ranks_per_host']} a host"
+    draw(scenes(document["rows"]), path, "--plot", title)
 
 
-def _lines(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    lines: dict[tuple[str, str], list[dict[str, Any]]] = {}
+def scenes(rows: Sequence[dict[str, Any]]) -> list[Scene]:
+    """Return the charts of the rows in --json's file."""
+    lines: _Lines = {}
     for row in rows:
         lines.setdefault((row["operation"], row["transport"]), []).append(row)
-    return lines
+    crossing = {name: each for name, each in lines.items() if all(row["busbw_gb_s"] > 0 for row in each)}
+    styles = dict(zip(lines, itertools.cycle(_STYLES), strict=False))
+    keys = [
+        Key([Path([(0.0, SAMPLE / 2), (1.0, SAMPLE / 2)], *_pen(style))], ", ".join(name))
+        for name, style in styles.items()
+    ]
+    times = _scene("Time of a call", "us: median, band from min to p99", lines, styles, "p50_us", "min_us", "p99_us")
+    found = [replace(times, keys=keys)]
+    return [*found, _scene("Bus bandwidth", "GB/s, 10^9 bytes", crossing, styles, "busbw_gb_s")] if crossing else found
 
 
-def _label(axes: Any, what: str, rows: list[dict[str, Any]]) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator
-
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel(f"size ({rows[0]['dtype']} array, bytes)")
-    axes.set_ylabel(what)
-    axes.xaxis.set_major_locator(LogLocator(base=4, numticks=16))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda nbytes, _: _short(nbytes)))
-    low, high = axes.get_ylim()
-    decades_alone = high > 100 * low
-    axes.yaxis.set_major_locator(LogLocator(subs=(1,) if decades_alone else (1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter("")
+def _pen(style: tuple[str, tuple[float, ...]]) -> tuple[str, float, tuple[float, ...]]:
+    return style[0], 2.0, style[1]
 
 
-def _short(nbytes: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:g} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:g} GiB"
+def _scene(title: str, name: str, lines: _Lines, styles: dict[tuple[str, str], Any], figure: str, *band: str) -> Scene:
+    """Return a chart of a figure of the rows, with a band between two others."""
+    rows = list(itertools.chain(*lines.values()))
+    values = [row[each] for row in rows for each in (figure, *band)]
+    size = f"size ({rows[0]['dtype']} array, bytes)"
+    x, y = log_axes([row["bytes"] for row in rows], values, _BOTTOM, size, name, "{:g}".format, 16)
+
+    def places(line: Sequence[dict[str, Any]], figure: str) -> list[tuple[float, float]]:
+        return [(x.scale(row["bytes"]), y.scale(row[figure])) for row in line]
+
+    marks = frame(x, y, _BOTTOM, _ROOM)
+    for each, line in lines.items() if band else ():
+        low, high = (places(line, edge) for edge in band)
+        marks.append(Path([*low, *high[::-1]], fill=styles[each][0], opacity=0.15))
+    for each, line in lines.items():
+        marks.append(Path(places(line, figure), *_pen(styles[each])))
+        marks += [Dot(*place, 3.0, styles[each][0]) for place in places(line, figure)]
+    return Scene(title, _BOTTOM + BELOW, marks, *BESIDE)

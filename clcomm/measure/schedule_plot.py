@@ -1,15 +1,14 @@
-"""A drawing of a schedule as a space-time diagram; needs matplotlib, which is an extra."""
+"""A drawing of a schedule as a space-time diagram."""
 
 from __future__ import annotations
 
-import importlib.util
-
-from clcomm.errors import ArgumentError
+from clcomm.drawing.colours import OKABE_ITO
+from clcomm.drawing.png import draw, require_matplotlib
+from clcomm.drawing.scene import DASHED, Mark, Scene, Text, arrow, upright
 from clcomm.schedules import Schedule
-from clcomm.storage.files import replacing, unwritable
 
-#: The number of colours through which blocks cycle.
-_COLORS = 10
+#: Pixels: from a rank to the next, a round, and the names of ranks above and of rounds beside.
+_RANK, _ROUND, _ABOVE, _BESIDE = 140.0, 84.0, 24.0, 70.0
 
 
 def draw_schedule(schedule: Schedule, path: str) -> None:
@@ -18,30 +17,26 @@ def draw_schedule(schedule: Schedule, path: str) -> None:
     Solid arrows are added by the receiver, dashed ones copied. Raises ArgumentError without matplotlib, and if `path`
     cannot be written.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ArgumentError("--plot: needs matplotlib, which is not installed; pip install 'clcomm[plot]'")
-    from matplotlib.figure import Figure
+    require_matplotlib("--plot")
+    draw([scene_of(schedule)], path, "--plot", width=max(620.0, 2 * _BESIDE + _RANK * schedule.ranks))
 
-    rounds = len(schedule.rounds)
-    figure = Figure(figsize=(2 + 1.2 * schedule.ranks, 1.5 + 0.7 * max(1, rounds)), layout="constrained")
-    axes = figure.subplots()
+
+def scene_of(schedule: Schedule) -> Scene:
+    """Return the diagram."""
+    bottom, room = _ABOVE + _ROUND * len(schedule.rounds), _RANK * max(1, schedule.ranks - 1)
+
+    def x(rank: int) -> float:
+        return rank / max(1, schedule.ranks - 1)
+
+    marks: list[Mark] = [Text(0.0, _ABOVE + 14, "round", shift=-_BESIDE)]
     for rank in range(schedule.ranks):
-        axes.axvline(rank, color="0.7", zorder=0)
+        marks += [upright(x(rank), _ABOVE, bottom, "soft"), Text(x(rank), 12.0, f"rank {rank}", "middle")]
     for number, messages in enumerate(schedule.rounds):
+        top = _ABOVE + _ROUND * number
+        marks.append(Text(0.0, top + _ROUND / 2 + 4, str(number + 1), shift=-_BESIDE + 8))
         for each in messages:
-            style = {"arrowstyle": "->", "color": f"C{each.first % _COLORS}", "linestyle": "-" if each.adds else "--"}
-            axes.annotate("", (each.receiver, number + 0.9), (each.sender, number + 0.1), arrowprops=style)
-    axes.set_xlim(-0.5, schedule.ranks - 0.5)
-    axes.set_ylim(max(1, rounds), 0)
-    axes.set_xticks(range(schedule.ranks), [f"rank {rank}" for rank in range(schedule.ranks)])
-    axes.xaxis.tick_top()
-    axes.set_yticks([number + 0.5 for number in range(rounds)], [str(number + 1) for number in range(rounds)])
-    axes.set_ylabel("round")
-    axes.set_title(
-        f"{schedule.name}: {schedule.messages} messages; colour: first block; solid: added, dashed: copied", fontsize=9
-    )
-    try:
-        with replacing(path) as file:
-            figure.savefig(file, dpi=120, format="png")
-    except OSError as error:
-        raise unwritable("--plot", path, error) from None
+            begin, end = (x(each.sender), top + 0.1 * _ROUND), (x(each.receiver), top + 0.9 * _ROUND)
+            colour = OKABE_ITO[each.first % len(OKABE_ITO)]
+            marks += arrow(begin, end, colour, room, () if each.adds else DASHED)
+    title, note = f"{schedule.name}: {schedule.messages} messages", "colour: first block; solid: added, dashed: copied"
+    return Scene(title, bottom, marks, _BESIDE, _BESIDE / 2, (), note)

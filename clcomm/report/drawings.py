@@ -14,9 +14,10 @@ from clcomm.drawing.axes import (
     Scale,
     count_text,
     even_ticks,
+    frame,
+    log_axes,
     log_ticks,
     size_text,
-    size_ticks,
     time_text,
 )
 from clcomm.drawing.scene import (
@@ -170,10 +171,8 @@ def _distribution(chart: Distribution) -> Scene:
 def _points(chart: Points) -> Scene:
     """Measured times by size and the fitted line, both axes logarithmic."""
     sizes, times = zip(*chart.points, *chart.line, strict=True)
-    low, high, low_s, high_s = min(sizes), max(sizes), min(times) / 1.3, max(times) * 1.3
-    x = Axis(Scale(low / 1.3, high * 1.3, logarithmic=True), size_ticks(low, high, 5), size_text, SIZE)
-    y = Axis(Scale(low_s, high_s, _BOTTOM, 28, logarithmic=True), log_ticks(low_s, high_s, 5), time_text, TIME)
-    marks = [*y.at_left(), *x.at_bottom(_BOTTOM), Text(0.0, 12.0, y.name, shift=-BESIDE[0])]
+    x, y = log_axes(sizes, times, _BOTTOM, SIZE, TIME, time_text)
+    marks = frame(x, y, _BOTTOM)
     marks.append(Path([(x.scale(nbytes), y.scale(seconds)) for nbytes, seconds in chart.line], "beside", 2.0))
     marks += [
         Dot(x.scale(nbytes), y.scale(seconds), 5.0, "measured", f"{size_text(nbytes)}: {time_text(seconds)}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 
-from clcomm.measure.plot import draw_bench
+from clcomm.drawing import png
+from clcomm.drawing.scene import Dot, Path, Text
+from clcomm.measure.plot import draw_bench, scenes
 
-figures = pytest.importorskip("matplotlib.figure", reason="matplotlib is not installed; pip install 'clcomm[plot]'")
 TRANSPORTS = ("shared", "mpi", "solo")
 
 
@@ -16,43 +19,38 @@ def row(operation: str, transport: str, nbytes: int, busbw: float) -> dict:
     return {**names, **times, "bytes": nbytes, "busbw_gb_s": busbw}
 
 
-@pytest.fixture(name="drawn")
-def make_drawn(monkeypatch, tmp_path):
-    """Return a function that draws rows and returns the figure."""
-    kept, save = [], figures.Figure.savefig
-
-    def save_and_keep(self, *arguments, **keywords):
-        kept.append(self)
-        save(self, *arguments, **keywords)
-
-    monkeypatch.setattr(figures.Figure, "savefig", save_and_keep)
-
-    def drawn(rows: list[dict], ranks: int):
-        draw_bench({"rows": rows, "world_size": ranks, "ranks_per_host": ranks}, str(tmp_path / "rows.png"))
-        return kept.pop()
-
-    return drawn
-
-
-def test_many_lines_differ_and_their_legend_covers_none(drawn):
+def test_many_lines_differ_and_the_legend_names_them():
     operations = ("all_reduce", "broadcast", "all_gather", "gather")
     rows = [row(name, each, nbytes, 1.0) for name in operations for each in TRANSPORTS for nbytes in (256, 1024)]
-    figure = drawn(rows, 4)
-    times, bandwidths = figure.axes
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()][:2] == ["all_reduce, shared", "all_reduce, mpi"]
-    for axes in (times, bandwidths):
-        assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == len(axes.lines) == 12
-        assert not legend.get_window_extent().overlaps(axes.get_window_extent())
+    times, bandwidths = scenes(rows)
+    assert [key.name for key in times.keys][:2] == ["all_reduce, shared", "all_reduce, mpi"]
+    samples = [(line.colour, line.dash) for key in times.keys for line in key.sample]
+    assert len(set(samples)) == len(samples) == 12
+    for scene in (times, bandwidths):
+        lines = [mark for mark in scene.marks if isinstance(mark, Path) and mark.width == 2]
+        assert [(line.colour, line.dash) for line in lines] == samples
+        assert sum(isinstance(mark, Dot) for mark in scene.marks) == len(rows)
+    assert sum(isinstance(mark, Path) and bool(mark.fill) for mark in times.marks) == 12
 
 
-def test_where_nothing_crosses_a_link_there_are_times_alone(drawn):
-    figure = drawn([row("all_reduce", "auto", nbytes, 0.0) for nbytes in (256, 1024)], 1)
-    assert len(figure.axes) == 1
-    assert figure.get_suptitle() == "1 rank"
+def test_where_nothing_crosses_a_link_there_are_times_alone():
+    assert [scene.title for scene in scenes([row("all_reduce", "auto", nbytes, 0.0) for nbytes in (256, 1024)])] == [
+        "Time of a call"
+    ]
 
 
-def test_one_size_has_plain_numbers_at_its_axes(drawn):
-    for axes in drawn([row("all_reduce", "shared", 256, 0.03)], 2).axes:
-        labels = [text.get_text() for which in ("major", "minor") for text in axes.get_yticklabels(which=which)]
-        assert "".join(labels) and all(label == "" or float(label) > 0 for label in labels)
+def test_one_size_has_plain_numbers_at_its_axes():
+    for scene in scenes([row("all_reduce", "shared", 256, 0.03)]):
+        labels = [mark.words for mark in scene.marks if isinstance(mark, Text) and mark.anchor == "end"]
+        assert labels and all(float(label) > 0 for label in labels)
+
+
+def test_the_picture_has_everything_and_no_texts_on_each_other(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install 'clcomm[plot]'")
+    rows = [row("all_reduce", each, 4**power, 1.0) for each in TRANSPORTS for power in range(4, 13)]
+    figure = png.figure_of(scenes(rows), "4 ranks, 4 a host", 1300)
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent().shrunk(0.95, 0.8) for text in figure.axes[0].texts if text.get_text()]
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+    draw_bench({"rows": rows, "world_size": 4, "ranks_per_host": 4}, str(tmp_path / "rows.png"))
+    assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")

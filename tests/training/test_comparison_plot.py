@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from clcomm.costs.model import Cost, Fit
+from clcomm.drawing import png
+from clcomm.drawing.scene import Dot, Path, Scene, Text
 from tests.training.test_comparison import outcome
 from training.comparison.outcome import Outcome
-from training.comparison.plot import alone_curves, figure_of
+from training.comparison.plot import alone_curves, scenes
 from training.comparison.variants import Variant
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install 'clcomm[plot]'")
@@ -40,26 +42,44 @@ def outcomes(spread: float, world: int = 2) -> list[Outcome]:
     return found
 
 
+def written(scene: Scene) -> dict[str, Text]:
+    """Return the notes beside points by the variant's name."""
+    notes = [mark for mark in scene.marks if isinstance(mark, Text) and mark.shift == 8]
+    found = {note.words.rsplit(" ", 1)[0]: note for note in notes}
+    assert len(found) == len(notes)
+    return found
+
+
+def axis(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places and the values of the ticks at the left."""
+    ticks = [mark for mark in scene.marks if isinstance(mark, Text) and mark.anchor == "end"]
+    return np.array([tick.y - 4 for tick in ticks]), np.array([float(tick.words) for tick in ticks])
+
+
 @pytest.mark.parametrize("spread", [0.0, 0.001, 0.05, 3.0])
 def test_every_variant_is_named_once_in_each_panel_and_no_name_is_on_another(spread: float) -> None:
     drawn = outcomes(spread)
-    figure = figure_of(drawn, COSTS, "a title")
-    names = ("time of a step (ms)", "a step's reductions alone (ms)")
-    assert tuple(axes.get_ylabel() for axes in figure.axes) == names
-    for axes, of in zip(figure.axes, ("step_s", "alone_s"), strict=True):
-        shown = {note.get_text().rsplit(" ", 1)[0]: note for note in axes.texts}
-        assert set(shown) == {each.variant.name for each in drawn} and len(axes.texts) == len(drawn)
-        for each in drawn:
-            median = 1e3 * float(np.median(getattr(each, of)))
-            assert shown[each.variant.name].xy[1] == pytest.approx(median)
-            assert float(shown[each.variant.name].get_text().rsplit(" ", 1)[1]) == pytest.approx(median, rel=0.01)
-        boxes = [note.get_window_extent().shrunk(0.99, 0.95) for note in axes.texts]
-        assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
-    (line,) = (line for line in figure.axes[1].lines if line.get_label() == "mpi (shared): cost model")
-    predicted = [1e3 * seconds for _, seconds in alone_curves(drawn, COSTS)["mpi"]]
-    assert list(line.get_ydata())[:-1] == pytest.approx(predicted)
+    panels = scenes(drawn, COSTS)
+    assert [scene.title for scene in panels] == ["Time of a step", "A step's reductions alone"]
+    figure = png.figure_of(panels, "a title", 1000)
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent().shrunk(0.99, 0.8) for text in figure.axes[0].texts if text.get_text()]
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+    for scene, of in zip(panels, ("step_s", "alone_s"), strict=True):
+        shown, (places, values) = written(scene), axis(scene)
+        per_pixel, origin = np.polyfit(places, values, 1)
+        dots = {round(mark.y, 6) for mark in scene.marks if isinstance(mark, Dot)}
+        assert set(shown) == {each.variant.name for each in drawn}
+        medians = [1e3 * float(np.median(getattr(each, of))) for each in drawn]
+        assert sorted(origin + per_pixel * y for y in dots) == pytest.approx(sorted(set(medians)), abs=1e-4)
+        for each, median in zip(drawn, medians, strict=True):
+            assert float(shown[each.variant.name].words.rsplit(" ", 1)[1]) == pytest.approx(median, rel=0.01)
+    names = [key.name for key in panels[1].keys]
+    assert names == [f"{name} (shared): {kind}" for name in ("auto", "mpi") for kind in ("cost model", "measured")]
+    curve = [mark for mark in panels[1].marks if isinstance(mark, Path) and len(mark.points) > 2][-1]
+    predicted = [1e3 * seconds for _, seconds in alone_curves(drawn, COSTS)["mpi"] for _ in (0, 1)]
+    assert [origin + per_pixel * y for _, y in curve.points] == pytest.approx(predicted, abs=1e-4)
 
 
 def test_a_world_of_one_has_a_step_alone() -> None:
-    figure = figure_of(outcomes(0.1, world=1), {}, "a title")
-    assert [axes.get_ylabel() for axes in figure.axes] == ["time of a step (ms)"]
+    assert [scene.title for scene in scenes(outcomes(0.1, world=1), {})] == ["Time of a step"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clcomm.drawing.png import require_matplotlib
 from clcomm.errors import ArgumentError
 from training.option_fields import option_group
 from training.options import JobOptions
@@ -40,5 +40,5 @@ class ComparisonOptions(JobOptions):
         super().check()
         if self.zero_stage:
             raise ArgumentError(f"{self._sharded_by}: expected none in a comparison of buckets, as it has no buckets")
-        if self.plot and importlib.util.find_spec("matplotlib") is None:
-            raise ArgumentError("--plot: needs matplotlib, which is not installed; pip install 'clcomm[plot]'")
+        if self.plot:
+            require_matplotlib("--plot")

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.costs.forecast import recommend
 from clcomm.costs.model import Fit, fit, plan_s
+from clcomm.drawing import png
+from clcomm.drawing.axes import BELOW, BESIDE, Axis, Scale, even_ticks, frame
 from clcomm.drawing.colours import BLUE, GREEN, VERMILLION
+from clcomm.drawing.scene import FONT, SAMPLE, Dot, Key, Path, Scene, Text, level, text_width, upright
 from clcomm.measure.collective_cases import PreparedAllReduce
 from clcomm.measure.intervals import METHOD, Estimate
 from clcomm.measure.timing import MeasuredTransport, Schedule, sizes_between, time_calls
-from clcomm.storage.files import replacing, unwritable
 from clcomm.units import format_number, format_size
 from training.comparison.outcome import Outcome, reference_of
 
@@ -23,6 +24,8 @@ from training.comparison.outcome import Outcome, reference_of
 _SMALLEST, _FACTOR = 1 << 10, 4.0
 #: The place of single tensors on the axis of bucket sizes.
 _PER_TENSOR_AT = 1 << 8
+#: Pixels: the picture's width, that of a plot, and where a plot ends.
+_WIDTH, _ROOM, _BOTTOM = 1000, 850, 400
 
 
 def measure_costs(outcomes: Sequence[Outcome]) -> dict[str, Fit]:
@@ -77,60 +80,61 @@ def curves(outcomes: Sequence[Outcome], costs: Mapping[str, Fit]) -> dict[str, l
     return {name: [(size, rest_s + s) for size, s in points] for name, points in alone_curves(outcomes, costs).items()}
 
 
-def draw(outcomes: Sequence[Outcome], costs: Mapping[str, Fit], title: str, path: str) -> None:
-    """Draw both charts as a PNG file; raises ArgumentError if it can't be written. Needs matplotlib, an extra."""
-    import matplotlib
-
-    with matplotlib.rc_context({"axes.grid": True, "grid.alpha": 0.3, "font.size": 10}):
-        figure = figure_of(outcomes, costs, title)
-        try:
-            with replacing(path) as file:
-                figure.savefig(file, dpi=120, format="png")
-        except OSError as error:
-            raise unwritable("--plot", path, error) from None
-
-
-def figure_of(outcomes: Sequence[Outcome], costs: Mapping[str, Fit], title: str) -> Any:
-    """Return the figure: step time, and below it, where measured, the time of the reductions alone."""
-    from matplotlib.figure import Figure
-
-    panels: list[tuple[str, Figures, Predicted]] = [
-        ("time of a step (ms)", lambda outcome: outcome.timing(outcome).step_s, curves(outcomes, costs))
-    ]
-    if any(np.isfinite(outcome.alone_s).any() for outcome in outcomes):
-        alone: Figures = lambda outcome: outcome.timing(outcome).alone_s  # noqa: E731
-        panels.append(("a step's reductions alone (ms)", alone, alone_curves(outcomes, costs)))
-    figure = Figure(figsize=(9, 4.8 * len(panels)), layout="constrained")
-    all_axes = figure.subplots(len(panels), squeeze=False)[:, 0]
-    for axes, (name, figures, predicted) in zip(all_axes, panels, strict=True):
-        notes = _draw_panel(axes, outcomes, figures, predicted)
-        axes.set_ylabel(name)
-        _label_sizes(axes)
-        _separate(figure, notes)
-    all_axes[0].set_title(title, fontsize=11)
-    all_axes[0].legend()
-    all_axes[-1].set_xlabel(f"bucket size; bars: {METHOD}", fontsize=8)
-    return figure
-
-
 #: Returns the figure of an outcome to draw, in seconds.
 Figures = Callable[[Outcome], Estimate]
 
 
-def _draw_panel(axes: Any, outcomes: Sequence[Outcome], figures: Figures, predicted: Predicted) -> list[Any]:
-    """Draw each transport's points, and its curve if there is one; return the points' labels."""
+def draw(outcomes: Sequence[Outcome], costs: Mapping[str, Fit], title: str, path: str) -> None:
+    """Draw both charts as a PNG file; raises ArgumentError if it can't be written. Needs matplotlib, an extra."""
+    png.draw(scenes(outcomes, costs), path, "--plot", title, width=_WIDTH)
+
+
+def scenes(outcomes: Sequence[Outcome], costs: Mapping[str, Fit]) -> list[Scene]:
+    """Return the charts: step time, and, where measured, the time of the reductions alone."""
+    step = _panel("Time of a step", outcomes, lambda each: each.timing(each).step_s, curves(outcomes, costs))
+    if not any(np.isfinite(outcome.alone_s).any() for outcome in outcomes):
+        return [step]
+    alone: Figures = lambda each: each.timing(each).alone_s  # noqa: E731
+    return [step, _panel("A step's reductions alone", outcomes, alone, alone_curves(outcomes, costs))]
+
+
+def _panel(title: str, outcomes: Sequence[Outcome], figures: Figures, predicted: Predicted) -> Scene:
+    """Return each transport's points, and its curve if there is one, over bucket sizes."""
     names = sorted({outcome.variant.transport for outcome in outcomes})
     colours = dict(zip(names, (BLUE, VERMILLION, GREEN), strict=False))  # at most three: auto, mpi and shared
     end = max(sum(outcomes[0].buckets), *map(_place, outcomes))
-    notes: list[Any] = []
-    for name in names:
-        own, colour = [each for each in outcomes if each.variant.transport == name], colours[name]
-        label = _in_legend(own[-1])
-        if name in predicted:
-            at, shown_ms = _steps(predicted[name], end)
-            axes.plot(at, shown_ms, color=colour, drawstyle="steps-post", alpha=0.6, label=f"{label}: cost model")
-        notes += _draw_points(axes, own, figures, colour, f"{label}: measured")
-    return notes
+    found = [(each, figures(each).scaled(1e3)) for each in outcomes]
+    found = [(each, ms) for each, ms in found if np.isfinite(ms.median)]  # auto may not have decided
+    shown = {name: _steps(points, end) for name, points in predicted.items()}
+    measured = [value for _, ms in found for value in (ms.median, ms.high or 0.0)]
+    x, y = _axes(end, max([*measured, *(ms for points in shown.values() for _, ms in points)]))
+    marks = frame(x, y, _BOTTOM, _ROOM)
+    keys, notes = [], []
+    for name, colour in colours.items():
+        label = _in_legend([each for each in outcomes if each.variant.transport == name][-1])
+        if name in shown:
+            marks.append(Path([(x.scale(at), y.scale(ms)) for at, ms in shown[name]], colour, 1.5, opacity=0.6))
+            keys.append(Key([level(0.0, 1.0, SAMPLE / 2, colour, 1.5)], f"{label}: cost model"))
+        keys.append(Key([Dot(0.5, SAMPLE / 2, 4.0, colour)], f"{label}: measured"))
+    for outcome, ms in found:
+        place, colour = (x.scale(_place(outcome)), y.scale(ms.median)), colours[outcome.variant.transport]
+        if ms.low is not None and ms.high is not None:
+            marks.append(upright(place[0], y.scale(ms.high), y.scale(ms.low), colour, 2.0))
+        marks.append(Dot(*place, 4.0, colour))
+        marks += [Dot(*place, 2.0, "card")] if outcome.variant.overlap else []
+        notes.append(Text(*place, f"{outcome.variant.name} {format_number(ms.median)}", shift=8.0))
+    note = f"bars: {METHOD}; hollow: with overlap"
+    return Scene(title, _BOTTOM + BELOW, [*marks, *_separated(notes)], *BESIDE, keys, note, wide=True)
+
+
+def _axes(end: int, most_ms: float) -> tuple[Axis, Axis]:
+    sizes = [_PER_TENSOR_AT, *(1 << exponent for exponent in range(10, 40, 2) if 1 << exponent <= 2 * end)]
+    across = Scale(_PER_TENSOR_AT / 2, 16 * end, logarithmic=True)  # at the right is room for the points' names
+    down = Scale(0.0, 1.1 * most_ms, _BOTTOM, 28.0)
+    return (
+        Axis(across, sizes, lambda at: "per tensor" if at < 1000 else format_size(round(at)), "bucket size"),
+        Axis(down, even_ticks(0.0, 1.1 * most_ms, 7), format_number, "ms"),
+    )
 
 
 def _in_legend(outcome: Outcome) -> str:
@@ -139,58 +143,29 @@ def _in_legend(outcome: Outcome) -> str:
     return asked if outcome.moved_by == asked else f"{asked} ({outcome.moved_by})"
 
 
-def _draw_points(axes: Any, outcomes: Sequence[Outcome], figures: Figures, colour: str, label: str) -> list[Any]:
-    notes: list[Any] = []
-    for outcome in outcomes:
-        found = figures(outcome).scaled(1e3)
-        if not np.isfinite(found.median):  # not measured: auto had not decided
-            continue
-        below = above = 0.0
-        if found.low is not None and found.high is not None:
-            below, above = found.median - found.low, found.high - found.median
-        at = _place(outcome)
-        axes.errorbar(
-            [at], [found.median], [[below], [above]], color=colour, capsize=4, linestyle="none",
-            marker="^" if outcome.variant.overlap else "o", label=None if notes else label,
-        )  # fmt: skip
-        text, place = f"{outcome.variant.name} {format_number(found.median)}", (at, found.median)
-        notes.append(axes.annotate(text, place, (6, 4), textcoords="offset points", fontsize=8))
-    return notes
+def _separated(notes: Sequence[Text]) -> list[Text]:
+    """Return the notes, moved towards the middle until none overlaps with another."""
+
+    def overlap(one: Text, other: Text) -> bool:
+        left, right = sorted((one, other), key=lambda note: note.x)
+        return _ROOM * (right.x - left.x) < text_width(left.words) and abs(one.y - other.y) < FONT + 2
+
+    placed: list[Text] = []
+    for note in sorted(notes, key=lambda note: note.y):
+        move = 1.0 if note.y < _BOTTOM / 2 else -1.0
+        while any(overlap(note, other) for other in placed):
+            note = note._replace(y=note.y + move)
+        placed.append(note)
+    return placed
 
 
-def _separate(figure: Any, notes: Sequence[Any]) -> None:
-    """Move labels up until none overlaps with another."""
-    figure.draw_without_rendering()
-    placed: list[Any] = []
-    for note in sorted(notes, key=lambda note: note.xy[1]):
-        box, lift = note.get_window_extent(), 0.0
-        while any(box.translated(0, lift).overlaps(other) for other in placed):
-            lift += 1.0
-        placed.append(box.translated(0, lift))
-        right, up = note.xyann
-        note.xyann = (right, up + lift * 72 / figure.dpi)
-
-
-def _steps(points: Sequence[tuple[int | None, float]], end: int) -> tuple[list[int], list[float]]:
+def _steps(points: Sequence[tuple[int | None, float]], end: int) -> list[tuple[float, float]]:
     """Return the curve's places and milliseconds: a plan holds from its size up to the next."""
     at = [size or _PER_TENSOR_AT for size, _ in points]
-    shown_ms = [seconds * 1e3 for _, seconds in points]
-    return [*at, max(end, at[-1])], [*shown_ms, shown_ms[-1]]
+    stretches = zip(at, [*at[1:], max(end, at[-1])], (seconds * 1e3 for _, seconds in points), strict=True)
+    return [(place, ms) for begin, stop, ms in stretches for place in (begin, stop)]
 
 
 def _place(outcome: Outcome) -> int:
     """Return an outcome's place on the axis of bucket sizes."""
     return outcome.bucket_size or _PER_TENSOR_AT
-
-
-def _label_sizes(axes: Any) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter
-
-    axes.set_xscale("log", base=2)
-    axes.margins(x=0.2, y=0.12)  # room for the points' names
-    axes.set_ylim(bottom=0)
-    _, high = axes.get_xlim()
-    marks = [1 << exponent for exponent in range(10, 40, 2) if 1 << exponent <= high]
-    axes.xaxis.set_major_locator(FixedLocator([_PER_TENSOR_AT, *marks]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: "per tensor" if at < 1000 else format_size(at)))
-    axes.xaxis.minorticks_off()
