@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,11 @@ from typing import Any
 from clcomm.costs.model import Cost, Fit, MeasuredFit
 from clcomm.errors import DataError
 from clcomm.storage.cache import cache_directory
+from clcomm.storage.field_checks import Check, checked_fields, number, whole
 from clcomm.storage.files import read_regular, write_whole
 
 FORMAT = 2  # of the file; files with another number are refused
 _MOST_BYTES = 1 << 20
-_FIELDS = {"transport", "ranks", "hosts", "sums", "alpha_s", "beta_s_per_byte", "median_error", "max_error", "points"}
 _TRANSPORTS, _SUMS = ("shared", "mpi", "hierarchical"), ("device", "numpy")
 
 
@@ -74,38 +73,38 @@ def parse(text: str) -> list[MeasuredFit]:
 
 
 def _measured(entry: Any) -> MeasuredFit:
-    if not isinstance(entry, dict) or entry.keys() != _FIELDS:
+    if not isinstance(entry, dict) or entry.keys() != _FIELDS.keys():
         raise ValueError(f"expected fits with {', '.join(sorted(_FIELDS))}")
-    if entry["transport"] not in _TRANSPORTS:
-        raise ValueError(f"expected a transport of {', '.join(_TRANSPORTS)}")
-    if entry["sums"] not in _SUMS:
-        raise ValueError(f"expected sums {' or '.join(_SUMS)}")
-    ranks, hosts = _whole(entry, "ranks", 2), _whole(entry, "hosts", 1)
-    if hosts > ranks:
-        raise ValueError(f"expected at most {ranks} hosts, got {hosts}")
-    numbers = [_number(entry[name], name) for name in ("alpha_s", "beta_s_per_byte", "median_error", "max_error")]
-    fit = Fit(Cost(numbers[0], numbers[1]), numbers[2], numbers[3], _points(entry["points"]))
-    return MeasuredFit(entry["transport"], ranks, hosts, fit, entry["sums"])
+    each = checked_fields(entry, _FIELDS, "")
+    if each["hosts"] > each["ranks"]:
+        raise ValueError(f"expected at most {each['ranks']} hosts, got {each['hosts']}")
+    cost = Cost(each["alpha_s"], each["beta_s_per_byte"])
+    fit = Fit(cost, each["median_error"], each["max_error"], each["points"])
+    return MeasuredFit(each["transport"], each["ranks"], each["hosts"], fit, each["sums"])
 
 
-def _points(value: Any) -> tuple[tuple[int, float], ...]:
+def _one_of(names: Sequence[str], expected: str) -> Check:
+    def check(value: Any, name: str) -> str:
+        if value not in names:
+            raise ValueError(f"expected {expected}")
+        return str(value)
+
+    return check
+
+
+def _points(value: Any, name: str) -> tuple[tuple[int, float], ...]:
     if not isinstance(value, list) or not all(isinstance(point, list) and len(point) == 2 for point in value):
         raise ValueError("expected points of bytes and seconds")
     if not all(type(nbytes) is int and nbytes >= 0 for nbytes, _ in value):
         raise ValueError("expected points of whole bytes")
-    return tuple((nbytes, _number(seconds, "points")) for nbytes, seconds in value)
+    return tuple((nbytes, number(seconds, name)) for nbytes, seconds in value)
 
 
-def _whole(entry: dict[str, Any], name: str, least: int) -> int:
-    if type(entry[name]) is not int or entry[name] < least:
-        raise ValueError(f"{name}: expected a whole number from {least} up")
-    return entry[name]
-
-
-def _number(value: Any, name: str) -> float:
-    if type(value) not in (int, float) or not 0 <= value <= sys.float_info.max:
-        raise ValueError(f"{name}: expected finite numbers from 0 up")
-    return float(value)
+_FIELDS: dict[str, Check] = {
+    "transport": _one_of(_TRANSPORTS, f"a transport of {', '.join(_TRANSPORTS)}"), "ranks": whole(2),
+    "hosts": whole(1), "sums": _one_of(_SUMS, f"sums {' or '.join(_SUMS)}"), "alpha_s": number,
+    "beta_s_per_byte": number, "median_error": number, "max_error": number, "points": _points,
+}  # fmt: skip
 
 
 def _refuse_constant(text: str) -> float:

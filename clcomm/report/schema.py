@@ -9,12 +9,17 @@ from typing import Any
 
 from clcomm.measure.intervals import Estimate
 from clcomm.measure.summation import SUMMED_BY
-from clcomm.report.field_checks import (
+from clcomm.report.last_steps import MOST_SPANS, STEPS, Span, parse_span
+from clcomm.report.record import COMPARISON_SCHEMA, FORMAT, SCHEMA
+from clcomm.stats.comm_stats import Histogram
+from clcomm.stats.cores import parse_cpus
+from clcomm.storage.field_checks import (
     MOST_ITEMS,
     Check,
     boolean,
     by_name,
     checked_fields,
+    instance_of,
     list_of,
     long_text,
     number,
@@ -27,10 +32,6 @@ from clcomm.report.field_checks import (
     text,
     whole,
 )
-from clcomm.report.last_steps import MOST_SPANS, STEPS, Span, parse_span
-from clcomm.report.record import COMPARISON_SCHEMA, FORMAT, SCHEMA
-from clcomm.stats.comm_stats import Histogram
-from clcomm.stats.cores import parse_cpus
 from clcomm.sync.decision import Decision, Trial
 
 
@@ -92,16 +93,6 @@ def _setting(value: Any, name: str) -> str:
     return text("-" if value is None else str(value), name)
 
 
-def _estimate(value: Any, name: str) -> Estimate:
-    return Estimate(**checked_fields(value, {"median": number, "low": or_none(number), "high": or_none(number)}, name))
-
-
-def _decision(value: Any, name: str) -> str:
-    """Return a decision as a line of text."""
-    decision = checked_fields(value, _DECISION, name)
-    return str(Decision(**{**decision, "evidence": tuple(Trial(**trial) for trial in decision["evidence"])}))
-
-
 def _tally(value: Any, name: str) -> dict[str, Any]:
     tally = checked_fields(value, _TALLY, name)
     histogram = tally["histogram"]
@@ -127,7 +118,8 @@ def _stats(value: Any, name: str) -> dict[str, Any]:
     return stats
 
 
-_COUNT, _INDEX = whole(), whole(-1, 1 << 31)
+_COUNT, _INDEX, _estimate = whole(), whole(-1, 1 << 31), instance_of(Estimate)
+_decision = instance_of(Decision, measures=long_text, reason=long_text, evidence=list_of(instance_of(Trial), 100))
 _TALLY: dict[str, Check] = {
     "operation": text, "label": text, "bucket": _INDEX, "part": text, "transport": text, "calls": _COUNT,
     "nbytes": _COUNT, "wire_nbytes": _COUNT, "failures": _COUNT, "ns": _COUNT, "wait_ns": _COUNT,
@@ -140,13 +132,6 @@ _STATS: dict[str, Check] = {
     "late": list_of(row_of(whole(0, MOST_ITEMS), whole(1), _COUNT, _COUNT)),
     "events": row_of(_COUNT, _COUNT),
 }
-_TRIAL: dict[str, Check] = {
-    "name": text, "measured_s": or_none(number), "predicted_s": or_none(number), "steps": _COUNT,
-}  # fmt: skip
-_DECISION: dict[str, Check] = {
-    "what": text, "chosen": text, "measures": long_text, "evidence": list_of(object_of(**_TRIAL), 100),
-    "at_step": _COUNT, "reason": long_text,
-}  # fmt: skip
 _HISTORY: dict[str, Check] = {
     "first_step": _COUNT, "steps_a_point": whole(1), "loss": list_of(or_none(signed_number), 1024),
     "step_ms": list_of(number, 1024), "communication_ms": list_of(number, 1024),
@@ -181,7 +166,7 @@ _DOCUMENT: dict[str, Check] = {
     "ceilings": or_empty(
         list_of(object_of(transport=text, sums=_sums, alpha_s=number, beta_s_per_byte=number, median_error=number), 100)
     ),
-    "decisions": or_empty(list_of(_decision, 1000)),
+    "decisions": or_empty(list_of(lambda value, name: str(_decision(value, name)), 1000)),
     "ranks": list_of(lambda value, name: checked_fields(value, _RANK, name)),
 }  # fmt: skip
 _ESTIMATES = ("step_ms", "communication_ms", "images_per_s", "step_ratio", "alone_ms", "alone_ratio")

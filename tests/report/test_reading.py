@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from clcomm.errors import DataError
 from clcomm.report import text_formats
-from clcomm.report.field_checks import MOST_ITEMS, signed_number
 from clcomm.report.html import as_html
 from clcomm.report.reading import MOST_BYTES, parse, read_runs
 from clcomm.report.record import SCHEMA
 from clcomm.report.report import build
+from clcomm.storage.field_checks import MOST_ITEMS, signed_number
 from tests.report.runs import apart, document, written
 
 WHOLE = document(3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 #: The longest list, the longest text, the largest number and the most entries by name that a field may hold.
 MOST_ITEMS, MOST_TEXT, MOST_COUNT, MOST_NAMES = 1 << 16, 200, 1 << 62, 100
@@ -45,7 +45,7 @@ def whole(least: int = 0, most: int = MOST_COUNT) -> Check:
 
 def number(value: Any, name: str) -> float:
     if type(value) not in (int, float) or not 0 <= value < 1e300 or not math.isfinite(value):
-        raise ValueError(f"{name}: expected a number from 0 up, got {shown(value)}")
+        raise ValueError(f"{name}: expected finite numbers from 0 up, got {shown(value)}")
     return float(value)
 
 
@@ -101,6 +101,20 @@ def object_of(**checks: Check) -> Check:
     return lambda value, name: checked_fields(value, checks, name)
 
 
+def instance_of(kind: type, **own: Check) -> Check:
+    """Return a check of an object with the fields of a dataclass or a named tuple, which it becomes.
+
+    A field is checked by its type unless `own` has a check for it; numbers are from 0 up.
+    """
+    checks = {name: own.get(name) or _of_type(each) for name, each in get_type_hints(kind).items()}
+    return lambda value, name: kind(**checked_fields(value, checks, name))
+
+
+def _of_type(kind: Any) -> Check:
+    types = get_args(kind)
+    return or_none(_of_type(types[0])) if type(None) in types else _BY_TYPE[kind]
+
+
 def by_name(check: Check) -> Check:
     """Return a check of an object with any names and values of one kind."""
 
@@ -110,3 +124,6 @@ def by_name(check: Check) -> Check:
         return {text(key, name): check(each, f"{name}.{key}") for key, each in value.items()}
 
     return check_values
+
+
+_BY_TYPE: dict[Any, Check] = {int: whole(), float: number, str: text}
