@@ -58,13 +58,11 @@ def write_report(report: Report, form: str, output: str | None) -> None:
     if form == "terminal":
         _write_for_terminal(report, output)
     elif form == "png":
-        from clcomm.report.drawings import scene_of
-
         assert output is not None  # form_of requires -o for this format
         if not report.charts:
             raise ArgumentError("--format png: this run has nothing to draw")
         title = "\n".join(text for text in (report.title, report.subtitle) if text)
-        draw([scene_of(chart) for chart in report.charts], output, "-o", title)
+        draw([chart.scene() for chart in report.charts], output, "-o", title)
     else:
         from clcomm.report import html, text_formats
 

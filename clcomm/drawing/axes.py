@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from clcomm.drawing.scene import CHARACTER, Mark, Text, level, text_width, upright
+from clcomm.drawing.scene import CHARACTER, Mark, Scene, Text, level, text_width, upright
 from clcomm.units import format_size
 
 #: The narrowest plot, in pixels, in which labels have to fit beside each other.
 NARROWEST = 230.0
-#: The pixels that an axis takes below the plot, those from one label to the next, and those beside a plot for labels.
-BELOW, LINE, BESIDE = 46, 18, (66.0, 30.0)
+#: The pixels from one label to the next, and those beside a plot for labels.
+LINE, BESIDE = 18, (66.0, 30.0)
 #: The fewest ticks from which an axis can be read.
 _FEWEST_TICKS = 3
 #: The units of counts and of times, largest first, and their factors.
@@ -61,9 +61,9 @@ def even_ticks(low: float, high: float, most: int = 5) -> list[float]:
     return _multiples(step, low, high)
 
 
-def count_text(number: int) -> str:
+def count_text(number: float) -> str:
     """Return a count below 10^16 in at most six characters."""
-    return f"{number:,}" if number < _FULL_COUNTS else _in_unit(number, _COUNT_UNITS)
+    return f"{number:,.0f}" if number < _FULL_COUNTS else _in_unit(number, _COUNT_UNITS)
 
 
 def time_text(seconds: float) -> str:
@@ -79,11 +79,6 @@ def _in_unit(value: float, units: tuple[tuple[float, str], ...]) -> str:
         return f"{value / factor:,.0f}{unit}"
     # The smallest unit has no other below it: three decimal places instead of an exponent.
     return f"{rounded / factor if rounded >= factor else round(rounded / factor, 3):.3g}{unit}"
-
-
-def size_text(nbytes: float) -> str:
-    """Return a size as a tick's label."""
-    return format_size(nbytes)
 
 
 class Scale:
@@ -108,9 +103,9 @@ class Axis(NamedTuple):
     write: Callable[[float], str]
     name: str
 
-    def at_left(self) -> list[Mark]:
-        """Return a vertical axis: lines across the plot and labels, as many as have room, beside it."""
-        marks: list[Mark] = []
+    def at_left(self, top: float = 0.0) -> list[Mark]:
+        """Return a vertical axis: its name at `top`, lines across the plot, and beside it the labels that have room."""
+        marks: list[Mark] = [Text(0.0, top + 13, self.name, shift=-BESIDE[0])]
         taken = math.inf
         for tick in self.ticks:
             y = self.scale(tick)
@@ -120,44 +115,49 @@ class Axis(NamedTuple):
                 taken = y
         return marks
 
-    def at_bottom(self, y: float, room: float = NARROWEST) -> list[Mark]:
-        """Return a horizontal axis in BELOW pixels from `y`, with the labels that fit into `room` pixels."""
-        marks: list[Mark] = [level(0.0, 1.0, y, "soft")]
-        taken = -math.inf
-        for tick in self.ticks:
-            x, half = self.scale(tick), text_width(self.write(tick)) / 2
-            marks.append(upright(x, y, y + 4, "soft"))
-            if room * x - half >= taken:
-                marks.append(Text(x, y + 18, self.write(tick), "middle"))
-                taken = room * x + half + CHARACTER
-        return [*marks, Text(0.5, y + 38, self.name, "middle")]
-
 
 def log_axes(
-    sizes: Sequence[float],
-    values: Sequence[float],
+    points: Sequence[tuple[float, float]],
     bottom: float,
-    size_name: str,
-    name: str,
+    names: tuple[str, str],
     write: Callable[[float], str],
     most: int = 5,
 ) -> tuple[Axis, Axis]:
-    """Return logarithmic axes of sizes in bytes and of values, which have a margin around them.
+    """Return logarithmic axes with a margin around points of (bytes, value).
 
     Args:
+        points: what the axes have to hold.
         bottom: where the plot ends, in pixels.
-        size_name, name: the axes' names.
+        names: the axes' names.
         write: returns a value as text.
         most: the most ticks of an axis.
     """
+    sizes, values = zip(*points, strict=True)
     low, high = min(values) / 1.3, max(values) * 1.3
     across = Scale(min(sizes) / 1.3, max(sizes) * 1.3, logarithmic=True)
     return (
-        Axis(across, size_ticks(min(sizes), max(sizes), most), size_text, size_name),
-        Axis(Scale(low, high, bottom, 28.0, logarithmic=True), log_ticks(low, high, most), write, name),
+        Axis(across, size_ticks(min(sizes), max(sizes), most), format_size, names[0]),
+        Axis(Scale(low, high, bottom, 28.0, logarithmic=True), log_ticks(low, high, most), write, names[1]),
     )
 
 
-def frame(x: Axis, y: Axis, bottom: float, room: float = NARROWEST) -> list[Mark]:
-    """Return both axes, with the vertical one's name above it."""
-    return [*y.at_left(), *x.at_bottom(bottom, room), Text(0.0, 12.0, y.name, shift=-BESIDE[0])]
+def plot(
+    title: str,
+    marks: Sequence[Mark],
+    x: Axis,
+    bottom: float,
+    note: str = "",
+    *,
+    left: float = BESIDE[0],
+    room: float = NARROWEST,
+) -> Scene:
+    """Return a scene of marks above a horizontal axis, which has the labels that fit into a plot of `room` pixels."""
+    axis: list[Mark] = [level(0.0, 1.0, bottom, "soft"), Text(0.5, bottom + 38, x.name, "middle")]
+    taken = -math.inf
+    for tick in x.ticks:
+        place, half = x.scale(tick), text_width(x.write(tick)) / 2
+        axis.append(upright(place, bottom, bottom + 4, "soft"))
+        if room * place - half >= taken:
+            axis.append(Text(place, bottom + 18, x.write(tick), "middle"))
+            taken = room * place + half + CHARACTER
+    return Scene(title, bottom + 46, [*marks, *axis], left, BESIDE[1], note=note)

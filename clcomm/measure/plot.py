@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from clcomm.drawing.axes import BELOW, BESIDE, frame, log_axes
+from clcomm.drawing.axes import log_axes, plot
 from clcomm.drawing.colours import OKABE_ITO
 from clcomm.drawing.png import draw
 from clcomm.drawing.scene import SAMPLE, Dot, Key, Path, Scene
@@ -53,18 +53,17 @@ def _pen(style: tuple[str, tuple[float, ...]]) -> tuple[str, float, tuple[float,
 def _scene(title: str, name: str, lines: _Lines, styles: dict[tuple[str, str], Any], figure: str, *band: str) -> Scene:
     """Return a chart of a figure of the rows, with a band between two others."""
     rows = list(itertools.chain(*lines.values()))
-    values = [row[each] for row in rows for each in (figure, *band)]
-    size = f"size ({rows[0]['dtype']} array, bytes)"
-    x, y = log_axes([row["bytes"] for row in rows], values, _BOTTOM, size, name, "{:g}".format, 16)
+    points = [(row["bytes"], row[each]) for row in rows for each in (figure, *band)]
+    x, y = log_axes(points, _BOTTOM, (f"size ({rows[0]['dtype']} array, bytes)", name), "{:g}".format, 16)
 
     def places(line: Sequence[dict[str, Any]], figure: str) -> list[tuple[float, float]]:
         return [(x.scale(row["bytes"]), y.scale(row[figure])) for row in line]
 
-    marks = frame(x, y, _BOTTOM, _ROOM)
+    marks = y.at_left()
     for each, line in lines.items() if band else ():
         low, high = (places(line, edge) for edge in band)
         marks.append(Path([*low, *high[::-1]], fill=styles[each][0], opacity=0.15))
     for each, line in lines.items():
         marks.append(Path(places(line, figure), *_pen(styles[each])))
         marks += [Dot(*place, 3.0, styles[each][0]) for place in places(line, figure)]
-    return Scene(title, _BOTTOM + BELOW, marks, *BESIDE)
+    return plot(title, marks, x, _BOTTOM, room=_ROOM)

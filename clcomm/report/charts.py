@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from clcomm.report import run_costs
 from clcomm.report.analysis import Analysis, mean_step, mean_step_by_rank, per_call
-from clcomm.report.elements import (
-    Bars,
-    Chart,
-    Curve,
-    Curves,
-    Distribution,
-    Points,
-)
+from clcomm.report.chart_kinds import Bars, Chart, Curve, Curves, Distribution, Points
 from clcomm.report.step_parts import EITHER, HIDDEN, PACK, UNPACK, WAIT
 from clcomm.report.timeline import timeline_chart
 from clcomm.stats.histogram import Histogram

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from clcomm.measure.intervals import Estimate
+from clcomm.report.chart_kinds import Intervals
 from clcomm.report.differences import Change, Subject, figures_changed, machine_changed, settings_changed
-from clcomm.report.elements import Column, Intervals, Table
+from clcomm.report.elements import Column, Table
 from clcomm.report.provenance import provenance
 from clcomm.report.report import Report
 

@@ -7,8 +7,8 @@ from html import escape
 from importlib.resources import files
 
 from clcomm.drawing.svg import as_svg
-from clcomm.report.drawings import scene_of
-from clcomm.report.elements import Chart, Table
+from clcomm.report.chart_kinds import Chart
+from clcomm.report.elements import Table
 from clcomm.report.report import Report
 
 # No text of a file can make the page fetch or run anything.
@@ -107,7 +107,7 @@ def _grid(table: Table, cells: list[list[str]]) -> str:
 
 
 def _chart(chart: Chart) -> str:
-    scene = scene_of(chart)
+    scene = chart.scene()
     note = f" <span>{escape(scene.note)}</span>" if scene.note else ""
     wide = ' class="wide"' if scene.wide else ""
     return f"<figure{wide}><figcaption>{escape(scene.title)}{note}</figcaption>\n{as_svg(scene)}</figure>"

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from clcomm.report import charts, provenance, run_costs, sentences, tables
 from clcomm.report.analysis import Analysis
-from clcomm.report.elements import Chart, Table
+from clcomm.report.chart_kinds import Chart
+from clcomm.report.elements import Table
 from clcomm.report.reading import Run
 from clcomm.report.sentences import Tile
 from clcomm.synchronizer import GRADIENTS

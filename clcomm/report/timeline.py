@@ -6,8 +6,9 @@ from functools import partial
 
 from clcomm.report import last_steps
 from clcomm.report.analysis import Analysis
+from clcomm.report.chart_kinds import Stretch, Timeline
 from clcomm.report.colours import PAINTS
-from clcomm.report.elements import MOST_SHOWN, Stretch, Timeline, count
+from clcomm.report.elements import MOST_SHOWN, count
 from clcomm.report.last_steps import Span, flattened, uncovered
 from clcomm.report.step_parts import (
     CLIPPING,

@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import pytest
 
-from clcomm.drawing.axes import count_text, log_ticks, size_text, size_ticks, time_text
-from clcomm.report.drawings import CALLS, SIZE, TIME
-from clcomm.report.elements import Bars, Distribution, Points
+from clcomm.drawing.axes import count_text, log_ticks, size_ticks, time_text
+from clcomm.report.chart_kinds import CALLS, SIZE, TIME, Bars, Distribution, Points
 from clcomm.report.html import as_html
+from clcomm.units import format_size
 from tests.report.conftest import table
 from tests.report.runs import LAYOUT, STEPS
 
@@ -97,4 +97,4 @@ def test_times_of_any_length_are_right() -> None:
 def test_sizes_close_to_each_other_have_ticks_too(low, high):
     ticks = size_ticks(low, high, 5)
     assert 2 <= len(ticks) <= 6 and all(low <= tick <= high for tick in ticks)
-    assert len({size_text(tick) for tick in ticks}) == len(ticks)
+    assert len({format_size(tick) for tick in ticks}) == len(ticks)

@@ -13,8 +13,7 @@ import pytest
 
 from clcomm.drawing.axes import NARROWEST
 from clcomm.drawing.scene import Scene, Text
-from clcomm.report.drawings import scene_of
-from clcomm.report.elements import Bars, Curve, Curves, Timeline
+from clcomm.report.chart_kinds import Bars, Curve, Curves, Timeline
 from tests.report.families import KINDS, Kind, reported
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install 'clcomm[plot]'")
@@ -48,7 +47,7 @@ def drawn_texts(scenes: list[Scene], title: str = "") -> dict[str, list[Any]]:
 @pytest.mark.parametrize(("kind", "ranks"), CASES, ids=lambda each: str(getattr(each, "name", each)))
 def test_a_picture_of_any_run(kind: Kind, ranks: int, tmp_path: Path) -> None:
     report = reported(kind, ranks, tmp_path)
-    scenes = [scene_of(chart) for chart in report.charts]
+    scenes = [chart.scene() for chart in report.charts]
     texts = drawn_texts(scenes, f"{report.title}\n{report.subtitle}")
     assert {report.title, report.subtitle, *(chart.title for chart in report.charts)} <= set(texts)
     for chart, scene in zip(report.charts, scenes, strict=True):
@@ -71,7 +70,7 @@ def test_curves_over_any_span_have_ticks_to_read() -> None:
         low, decades = 10 ** rng.uniform(-3, 3), rng.uniform(0.01, 6)
         values = [float(low * 10 ** (decades * share)) for share in (0, *rng.uniform(0, 1, 10), 1)]
         names = ("loss", "step (ms)", "more (ms)")
-        scene = scene_of(Curves("Steps", range(12), [Curve(name, values) for name in names]))
+        scene = Curves("Steps", range(12), [Curve(name, values) for name in names]).scene()
         drawn_texts([scene])
         ticks = [mark.words for mark in scene.marks if isinstance(mark, Text) and mark.anchor == "end"]
         assert len(ticks) >= 2 * len(names), (low, decades)

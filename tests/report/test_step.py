@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clcomm.report.elements import Bars
+from clcomm.report.chart_kinds import Bars
 from clcomm.report.reading import read_runs
 from clcomm.report.report import build
 from clcomm.stats.comm_stats import Collective, CommStats, Phase

@@ -14,7 +14,8 @@ import pytest
 
 from clcomm import cli
 from clcomm.report.analysis import Analysis
-from clcomm.report.elements import Bars, milliseconds
+from clcomm.report.chart_kinds import Bars
+from clcomm.report.elements import milliseconds
 from clcomm.report.html import as_html
 from clcomm.report.reading import read_runs
 from clcomm.report.report import Report, build

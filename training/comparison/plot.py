@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from clcomm.communicator import Communicator
 from clcomm.costs.forecast import recommend
 from clcomm.costs.model import Fit, fit, plan_s
 from clcomm.drawing import png
-from clcomm.drawing.axes import BELOW, BESIDE, Axis, Scale, even_ticks, frame
+from clcomm.drawing.axes import Axis, Scale, even_ticks, plot
 from clcomm.drawing.colours import BLUE, GREEN, VERMILLION
 from clcomm.drawing.scene import FONT, SAMPLE, Dot, Key, Path, Scene, Text, level, text_width, upright
 from clcomm.measure.collective_cases import PreparedAllReduce
@@ -108,7 +109,7 @@ def _panel(title: str, outcomes: Sequence[Outcome], figures: Figures, predicted:
     shown = {name: _steps(points, end) for name, points in predicted.items()}
     measured = [value for _, ms in found for value in (ms.median, ms.high or 0.0)]
     x, y = _axes(end, max([*measured, *(ms for points in shown.values() for _, ms in points)]))
-    marks = frame(x, y, _BOTTOM, _ROOM)
+    marks = y.at_left()
     keys, notes = [], []
     for name, colour in colours.items():
         label = _in_legend([each for each in outcomes if each.variant.transport == name][-1])
@@ -123,8 +124,8 @@ def _panel(title: str, outcomes: Sequence[Outcome], figures: Figures, predicted:
         marks.append(Dot(*place, 4.0, colour))
         marks += [Dot(*place, 2.0, "card")] if outcome.variant.overlap else []
         notes.append(Text(*place, f"{outcome.variant.name} {format_number(ms.median)}", shift=8.0))
-    note = f"bars: {METHOD}; hollow: with overlap"
-    return Scene(title, _BOTTOM + BELOW, [*marks, *_separated(notes)], *BESIDE, keys, note, wide=True)
+    scene = plot(title, [*marks, *_separated(notes)], x, _BOTTOM, f"bars: {METHOD}; hollow: with overlap", room=_ROOM)
+    return replace(scene, keys=keys, wide=True)
 
 
 def _axes(end: int, most_ms: float) -> tuple[Axis, Axis]:
