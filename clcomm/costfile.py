@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from clcomm.costs.model import Cost, Fit, MeasuredFit
 from clcomm.errors import DataError
 from clcomm.storage.cache import cache_directory
-from clcomm.storage.field_checks import Check, checked_fields, number, whole
+from clcomm.storage.field_checks import Check, checked_fields, number, refuse_constant, whole
 from clcomm.storage.files import read_regular, write_whole
 
 FORMAT = 2  # of the file; files with another number are refused
@@ -29,23 +29,16 @@ def path_of_host(host: str | None = None) -> Path:
 def store(fits: Sequence[MeasuredFit], path: Path | None = None) -> Path:
     """Replace a host's fits and return the file's path; raises ArgumentError if it cannot be written."""
     target = path or path_of_host()
-    entries = [
-        {
-            "transport": each.transport,
-            "ranks": each.ranks,
-            "hosts": each.hosts,
-            "sums": each.sums,
-            "alpha_s": each.fit.cost.alpha_s,
-            "beta_s_per_byte": each.fit.cost.beta_s_per_byte,
-            "median_error": each.fit.median_error,
-            "max_error": each.fit.max_error,
-            "points": [list(point) for point in each.fit.points],
-        }
-        for each in fits
-    ]
+    entries = [as_dict(each, _FIELDS) for each in fits]
     text = json.dumps({"format": FORMAT, "operation": "all_reduce", "fits": entries}, indent=1, allow_nan=False)
     write_whole(target, text + "\n", "CLCOMM_CACHE_DIR")
     return target
+
+
+def as_dict(fit: MeasuredFit, names: Iterable[str]) -> dict[str, Any]:
+    """Return these fields of a fit and of its parts."""
+    known = {**fit._asdict(), **vars(fit.fit), **vars(fit.fit.cost)}
+    return {name: known[name] for name in names}
 
 
 def load(path: Path | None = None) -> list[MeasuredFit] | None:
@@ -62,7 +55,7 @@ def load(path: Path | None = None) -> list[MeasuredFit] | None:
 
 def parse(text: str) -> list[MeasuredFit]:
     """Return the fits in a file's text; raises ValueError for missing, unknown or invalid fields."""
-    table = json.loads(text, parse_constant=_refuse_constant)
+    table = json.loads(text, parse_constant=refuse_constant)
     if not isinstance(table, dict) or table.keys() != {"format", "operation", "fits"}:
         raise ValueError("expected format, operation and fits")
     if type(table["format"]) is not int or table["format"] != FORMAT:
@@ -105,7 +98,3 @@ _FIELDS: dict[str, Check] = {
     "hosts": whole(1), "sums": _one_of(_SUMS, f"sums {' or '.join(_SUMS)}"), "alpha_s": number,
     "beta_s_per_byte": number, "median_error": number, "max_error": number, "points": _points,
 }  # fmt: skip
-
-
-def _refuse_constant(text: str) -> float:
-    raise ValueError(f"expected finite numbers, got {text}")

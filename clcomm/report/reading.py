@@ -16,6 +16,7 @@ from typing import Any
 from clcomm.errors import DataError
 from clcomm.report.schema import checked_run
 from clcomm.stats.comm_stats import CommStats
+from clcomm.storage.field_checks import refuse_constant
 
 MOST_BYTES = 256 << 20
 
@@ -104,7 +105,7 @@ def parse(content: bytes) -> dict[str, Any]:
 
 def _decoded(content: bytes) -> dict[str, Any]:
     try:
-        document = json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
+        document = json.loads(content.decode("utf-8"), parse_constant=refuse_constant)
     except UnicodeDecodeError:
         raise ValueError("expected JSON text in UTF-8") from None
     except json.JSONDecodeError as error:
@@ -112,7 +113,3 @@ def _decoded(content: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ValueError("expected the JSON of a run's --report")
     return document
-
-
-def _refuse_constant(text: str) -> float:
-    raise ValueError(f"expected finite numbers, got {text}")

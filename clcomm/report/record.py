@@ -25,6 +25,8 @@ from clcomm.trace.clocks import read_clock
 
 FORMAT, SCHEMA = "clcomm run", 4
 COMPARISON_FORMAT, COMPARISON_SCHEMA = "clcomm comparison", 1
+#: The fields of a host's fit that a report has.
+_CEILING = ("transport", "sums", "alpha_s", "beta_s_per_byte", "median_error")
 #: The placeholder for the rank's number in a file's name, with which each rank writes its own file.
 RANK = "{rank}"
 
@@ -92,17 +94,8 @@ def _ceilings(world_size: int, hosts: int) -> list[dict[str, Any]]:
         fits = costfile.load() or []
     except (ArgumentError, DataError):
         return []
-    return [
-        {
-            "transport": each.transport,
-            "sums": each.sums,
-            "alpha_s": each.fit.cost.alpha_s,
-            "beta_s_per_byte": each.fit.cost.beta_s_per_byte,
-            "median_error": each.fit.median_error,
-        }
-        for each in fits
-        if (each.ranks, each.hosts) == (world_size, hosts)
-    ]
+    own = [each for each in fits if (each.ranks, each.hosts) == (world_size, hosts)]
+    return [costfile.as_dict(each, _CEILING) for each in own]
 
 
 def write_document(path: str, document: dict[str, Any], comm: Communicator, option: str = "--report") -> None:

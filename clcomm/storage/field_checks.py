@@ -26,6 +26,11 @@ def checked_fields(value: Any, checks: Mapping[str, Check], where: str) -> dict[
     return {name: check(value.get(name), prefix + name) for name, check in checks.items()}
 
 
+def refuse_constant(text: str) -> float:
+    """Refuse the constants that JSON lacks, as json.loads's `parse_constant`."""
+    raise ValueError(f"expected finite numbers, got {text}")
+
+
 def shown(value: Any) -> str:
     """Return a value for a message, in at most 40 characters."""
     text = repr(value) if isinstance(value, (str, int, float, type(None))) else type(value).__name__
