@@ -68,7 +68,7 @@ def _placed(scenes: Sequence[Scene], top: float, width: float) -> tuple[list[tup
 
 
 def _scene(axes: Any, scene: Scene, left: float, top: float, across: float) -> None:
-    _text(axes, Text(0.0, FONT, scene.title, colour="ink"), left, top, across, weight="bold")
+    _text(axes, Text(0.0, FONT, scene.title, colour="ink", bold=True), left, top, across)
     _text(axes, Text(0.0, FONT, scene.note, shift=text_width(scene.title) + 16), left, top, across)
     top += _TITLE
     _draw(axes, scene.marks, left + scene.left, top, across - scene.left - scene.right)
@@ -125,6 +125,7 @@ def _text(axes: Any, mark: Text, left: float, top: float, across: float, **style
 
     axes.text(
         left + across * mark.x + mark.shift, top + mark.y, mark.words, parse_math=False, fontsize=FONT * _POINT,
+        weight="bold" if mark.bold else "normal",
         color=_colour(mark.colour), ha={"start": "left", "middle": "center", "end": "right"}[mark.anchor],
         path_effects=[withStroke(linewidth=4 * _POINT, foreground=_colour(mark.halo))], **style,
     )  # fmt: skip

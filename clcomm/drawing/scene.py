@@ -69,6 +69,7 @@ class Text(NamedTuple):
     shift: float = 0.0
     colour: str = "soft"
     halo: str = "card"
+    bold: bool = False
 
 
 Mark = Rect | Path | Dot | Text

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from clcomm.drawing.scene import SAMPLE, Dot, Mark, Path, Rect, Scene, Text
+from clcomm.drawing.scene import FONT, SAMPLE, Dot, Mark, Path, Rect, Scene, Text
 
 #: The units of a path's width; SVG has shares of the width for all marks but these.
 _ACROSS = 1000
@@ -24,6 +24,12 @@ def as_svg(scene: Scene) -> str:
         f'<svg role="group" aria-label="{escape(scene.title)}" height="{scene.height:.0f}" style="{style}">'
         f"{_marks(scene.marks, scene.height)}</svg>" + (f'<ul class="legend">{keys}</ul>' if keys else "")
     )
+
+
+def as_file(marks: Sequence[Mark], width: float, height: float, style: str) -> str:
+    """Return marks as a file of its own, whose style has the colours of the roles; it may be scaled."""
+    size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" font-size="{FONT}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style}</style>{_marks(marks, height)}</svg>\n'
 
 
 def _marks(marks: Sequence[Mark], height: float) -> str:
@@ -49,7 +55,9 @@ def _with_note(tag: str, note: str) -> str:
 
 def _text(mark: Text) -> str:
     shift = f' dx="{mark.shift:.1f}"' if mark.shift else ""
-    own = f' style="fill:{_colour(mark.colour)};stroke:{_colour(mark.halo)}"' if mark[5:] != ("soft", "card") else ""
+    own = ' font-weight="bold"' if mark.bold else ""
+    if (mark.colour, mark.halo) != ("soft", "card"):
+        own += f' style="fill:{_colour(mark.colour)};stroke:{_colour(mark.halo)}"'
     place = f'x="{_share(mark.x)}" y="{mark.y:.1f}"{shift}'
     return f'<text {place} text-anchor="{mark.anchor}"{own}>{escape(mark.words)}</text>'
 
@@ -57,13 +65,14 @@ def _text(mark: Text) -> str:
 def _path(mark: Path, height: float) -> str:
     dash = f' stroke-dasharray="{" ".join(f"{each:g}" for each in mark.dash)}"' if mark.dash else ""
     style = f'stroke="{_colour(mark.colour)}" stroke-width="{mark.width:g}"{dash}'
+    style = f'fill="{_colour(mark.fill)}" fill-opacity="{mark.opacity:g}"' if mark.fill else f'fill="none" {style}'
     if len(mark.points) == 2:
         (x1, y1), (x2, y2) = mark.points
         return f'<line x1="{_share(x1)}" y1="{y1:.1f}" x2="{_share(x2)}" y2="{y2:.1f}" {style}/>'
     points = " ".join(f"{_ACROSS * x:.1f},{y:.1f}" for x, y in mark.points)
     return (
         f'<svg viewBox="0 0 {_ACROSS} {height:.0f}" width="100%" height="{height:.0f}" preserveAspectRatio="none">'
-        f'<polyline points="{points}" fill="none" {style} vector-effect="non-scaling-stroke"/></svg>'
+        f'<polyline points="{points}" {style} vector-effect="non-scaling-stroke"/></svg>'
     )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from clcomm.drawing.scene import Mark, Path, Rect, Text
 from clcomm.units import format_size
 from docs.draw.measure import ranks_of
-from docs.extensions.svg import BLUE, FONT, GREEN, GREY, LINE, PURPLE, VERMILLION, legend, line, rect, svg, text
+from docs.extensions.svg import BLUE, FONT, GREEN, GREY, LINE, PURPLE, VERMILLION, legend, line, svg
 
 WIDTH, LEFT = 700, 70
 _STEP = {"forward": GREEN, "backward": BLUE}
@@ -32,17 +32,17 @@ def all_drawings(measured: dict[str, Any]) -> dict[str, str]:
 
 
 def data_parallel(slices: Slices) -> str:
-    parts = [legend(0, FONT, _NAMES)]
+    parts = legend(0, FONT, _NAMES)
     bottom, rows = timeline(slices, 30, _end(slices))
     return svg(WIDTH, bottom, parts + rows)
 
 
 def overlap(sides: dict[str, Slices]) -> str:
-    parts, y = [legend(0, FONT, [*_NAMES[:3], ("in the background", GREY)])], 46.0
+    parts, y = legend(0, FONT, [*_NAMES[:3], ("in the background", GREY)]), 46.0
     end = max(map(_end, sides.values()))
     for how, slices in sides.items():
         length = max(each[4] for each in slices if each[2] == "step")
-        parts.append(text(0, y, f"overlap {how}: a step of {length:.1f} ms", bold=True))
+        parts.append(Text(0, y, f"overlap {how}: a step of {length:.1f} ms", bold=True))
         y, rows = timeline(slices, y + 10, end, background=True)
         parts += rows
         y += 24
@@ -53,25 +53,26 @@ def _end(slices: Slices) -> float:
     return max(each[3] + each[4] for each in slices)
 
 
-def timeline(slices: Slices, top: float, end: float, background: bool = False) -> tuple[float, list[str]]:
+def timeline(slices: Slices, top: float, end: float, background: bool = False) -> tuple[float, list[Mark]]:
     """Return where the drawing ends and its parts: two rows a rank, computing above communicating, over one axis."""
-    parts, y = [], top
+    parts: list[Mark] = []
+    y = top
 
     def x(ms: float) -> float:
         return LEFT + (WIDTH - LEFT - 10) * ms / end
 
     for rank in ranks_of(slices):
-        parts.append(text(0, y + 24, f"rank {rank}"))
+        parts.append(Text(0, y + 24, f"rank {rank}"))
         for begin, stop, colour in computing(slices, rank, end / 150):
-            parts.append(rect(x(begin), y, x(stop) - x(begin), 18, colour, f"{stop - begin:.2f} ms"))
+            parts.append(Rect(x(begin), y, x(stop) - x(begin), 18, colour, f"{stop - begin:.2f} ms"))
         for _, thread, name, begin, length in (each for each in slices if each[0] == rank):
             note = f"{name}: {length:.2f} ms"
             if thread == "communication" and name.startswith("all_reduce") and background:
-                parts.append(rect(x(begin), y + 20, x(begin + length) - x(begin), 18, GREY, note, opacity=0.55))
+                parts.append(Rect(x(begin), y + 20, x(begin + length) - x(begin), 18, GREY, note, opacity=0.55))
         for _, thread, name, begin, length in (each for each in slices if each[0] == rank):
             if thread == "communication" and name in _COMMUNICATION:
                 note = f"{name}: {length:.2f} ms"
-                parts.append(rect(x(begin), y + 20, x(begin + length) - x(begin), 18, _COMMUNICATION[name], note))
+                parts.append(Rect(x(begin), y + 20, x(begin + length) - x(begin), 18, _COMMUNICATION[name], note))
         y += 48
     return y + 22, parts + time_axis(x, end, y)
 
@@ -88,14 +89,14 @@ def computing(slices: Slices, rank: int, gap: float) -> list[tuple[float, float,
     return runs
 
 
-def time_axis(x: Any, end: float, y: float) -> list[str]:
+def time_axis(x: Any, end: float, y: float) -> list[Mark]:
     step = 10 ** math.floor(math.log10(end / 3))
     step = next(each for each in (step, 2 * step, 5 * step, 10 * step) if end / each <= 8)
-    parts = [line(x(0), y, x(end), y)]
+    parts: list[Mark] = [line(x(0), y, x(end), y)]
     for number in range(int(end / step) + 1):
         at = number * step
         unit = " ms" if number == int(end / step) else ""
-        parts += [line(x(at), y, x(at), y + 5), text(x(at), y + 19, f"{at:g}{unit}", "middle")]
+        parts += [line(x(at), y, x(at), y + 5), Text(x(at), y + 19, f"{at:g}{unit}", "middle")]
     return parts
 
 
@@ -110,22 +111,22 @@ def buckets(measured: dict[str, Any]) -> str:
         at += share * unit
         edges.append(at)
         total.append(total[-1] + nbytes)
-    parts = [text(0, 34, "flat space")]
+    parts: list[Mark] = [Text(0, 34, "flat space")]
     for (name, nbytes), begin, end in zip(tensors, edges[:-1], edges[1:], strict=True):
-        parts.append(rect(begin, 20, end - begin - 1.5, 20, GREEN, f"{name}: {format_size(nbytes)}"))
-    parts += [text(left, 13, "last layer, which backward completes first"), text(WIDTH - 4, 13, "time of all", "end")]
+        parts.append(Rect(begin, 20, end - begin - 1.5, 20, GREEN, f"{name}: {format_size(nbytes)}"))
+    parts += [Text(left, 13, "last layer, which backward completes first"), Text(WIDTH - 4, 13, "time of all", "end")]
     slowest = max(each["alone_ms"]["median"] for each in variants.values())
     for row, (name, each) in enumerate(sorted(variants.items(), key=lambda item: -len(item[1]["buckets"]))):
         y, begin, done = 58.0 + row * 34, left, 0
-        parts.append(text(0, y + 15, name.replace("KiB", " KiB").replace("MiB", " MiB")))
+        parts.append(Text(0, y + 15, name.replace("KiB", " KiB").replace("MiB", " MiB")))
         for nbytes in each["buckets"]:
             done += nbytes
             end = edges[min(range(len(total)), key=lambda place: abs(total[place] - done))]
-            parts.append(rect(begin, y, end - begin - 1.5, 20, BLUE, format_size(nbytes)))
+            parts.append(Rect(begin, y, end - begin - 1.5, 20, BLUE, format_size(nbytes)))
             begin = end
         length = 70 * each["alone_ms"]["median"] / slowest
-        parts.append(rect(WIDTH - right + 12, y + 4, length, 12, VERMILLION))
-        parts.append(text(WIDTH - right + 18 + length, y + 15, f"{1e3 * each['alone_ms']['median']:.0f} us"))
+        parts.append(Rect(WIDTH - right + 12, y + 4, length, 12, VERMILLION))
+        parts.append(Text(WIDTH - right + 18 + length, y + 15, f"{1e3 * each['alone_ms']['median']:.0f} us"))
     return svg(WIDTH, 58 + 34 * len(variants), parts)
 
 
@@ -141,20 +142,19 @@ def window(rows: Sequence[dict[str, Any]]) -> str:
     def y(us: float) -> float:
         return bottom - (bottom - 20) * math.log(us / low) / math.log(high / low)
 
-    parts = []
+    parts: list[Mark] = []
     for power in range(round(math.log10(low)), round(math.log10(high)) + 1):
         us = 10.0**power
         label = f"{us:g} us" if us < 1000 else f"{us / 1000:g} ms"
-        parts += [line(left, y(us), WIDTH - 120, y(us), dashed=True), text(left - 8, y(us) + 4, label, "end")]
+        parts += [line(left, y(us), WIDTH - 120, y(us), (3.0, 3.0)), Text(left - 8, y(us) + 4, label, "end")]
     for nbytes in sorted(set(sizes))[::2]:
-        parts.append(text(x(nbytes), bottom + 18, format_size(nbytes), "middle"))
+        parts.append(Text(x(nbytes), bottom + 18, format_size(nbytes), "middle"))
     for transport, colour in (("shared", BLUE), ("mpi", VERMILLION)):
         points = [(x(row["bytes"]), y(row["us"])) for row in rows if row["transport"] == transport]
-        for (x1, y1), (x2, y2) in itertools.pairwise(points):
-            parts.append(line(x1, y1, x2, y2, colour=colour))
-        parts += [rect(px - 3, py - 3, 6, 6, colour) for px, py in points]
+        parts.append(Path(points, colour, 2.0))
+        parts += [Rect(px - 3, py - 3, 6, 6, colour) for px, py in points]
         name = "shared memory" if transport == "shared" else "messages"
-        parts.append(text(points[-1][0] + 10, points[-1][1] + 4, name))
+        parts.append(Text(points[-1][0] + 10, points[-1][1] + 4, name))
     return svg(WIDTH, height, parts)
 
 
@@ -162,21 +162,21 @@ def zero(stages: dict[str, dict[str, int]]) -> str:
     """Draw what a rank keeps, a bar a stage."""
     colours = {"parameters": BLUE, "gradients": GREEN, "optimizer_state": VERMILLION}
     whole = max(sum(each.values()) for each in stages.values())
-    parts = [legend(0, FONT, [(name.replace("_", " "), colour) for name, colour in colours.items()])]
+    parts = legend(0, FONT, [(name.replace("_", " "), colour) for name, colour in colours.items()])
     for row, (stage, kept) in enumerate(stages.items()):
         y, x = 32.0 + row * 32, 150.0
-        parts.append(text(0, y + 16, "plain" if stage == "0" else f"ZeRO {stage}"))
+        parts.append(Text(0, y + 16, "plain" if stage == "0" else f"ZeRO {stage}"))
         for name, colour in colours.items():
             width = 400 * kept[name] / whole
-            parts.append(rect(x, y, width, 22, colour, f"{name}: {format_size(kept[name])}"))
+            parts.append(Rect(x, y, width, 22, colour, f"{name}: {format_size(kept[name])}"))
             x += width
-        parts.append(text(x + 8, y + 16, format_size(sum(kept.values()))))
+        parts.append(Text(x + 8, y + 16, format_size(sum(kept.values()))))
     return svg(WIDTH, 32 + 32 * len(stages) + 6, parts)
 
 
 def pipeline(schedules: dict[str, Slices]) -> str:
     """Draw forwards and backwards of each stage, a schedule above the other."""
-    parts, y = [legend(0, FONT, [("forward", GREEN), ("backward", BLUE)])], 42.0
+    parts, y = legend(0, FONT, [("forward", GREEN), ("backward", BLUE)]), 42.0
     end = max(
         each[3] + each[4] for slices in schedules.values() for each in slices if each[2] in ("forward", "backward")
     )
@@ -185,14 +185,14 @@ def pipeline(schedules: dict[str, Slices]) -> str:
         return LEFT + (WIDTH - LEFT - 10) * ms / end
 
     for name, slices in schedules.items():
-        parts.append(text(0, y, name, bold=True))
+        parts.append(Text(0, y, name, bold=True))
         y += 8
         for rank in ranks_of(slices):
-            parts.append(text(0, y + 15, f"rank {rank}"))
+            parts.append(Text(0, y + 15, f"rank {rank}"))
             for each in slices:
                 if each[0] == rank and each[2] in ("forward", "backward"):
                     width = max(x(each[3] + each[4]) - x(each[3]) - 1, 1)
-                    parts.append(rect(x(each[3]), y, width, 20, _STEP[each[2]], f"{each[2]}: {each[4]:.1f} ms"))
+                    parts.append(Rect(x(each[3]), y, width, 20, _STEP[each[2]], f"{each[2]}: {each[4]:.1f} ms"))
             y += 24
         parts += time_axis(x, end, y)
         y += LINE + 28

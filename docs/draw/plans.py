@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from docs.extensions.svg import BLUE, GREEN, GREY, LINE, PURPLE, VERMILLION, arrow, rect, svg, text
+from clcomm.drawing.scene import Mark, Rect, Text, arrow
+from docs.extensions.svg import BLUE, GREEN, GREY, LINE, PURPLE, VERMILLION, svg
 
 #: The page whose table lists the packages by floor.
 ARCHITECTURE = Path(__file__).resolve().parent.parent / "architecture.md"
@@ -16,22 +17,27 @@ def all_drawings() -> dict[str, str]:
     return {"shared-window": shared_window(), "floors": floors(), "life-of-a-gradient": life_of_a_gradient()}
 
 
+def _arrow(x: float, begin: float, end: float) -> list[Mark]:
+    return arrow((x, begin), (x, end), "ink", 1.0)
+
+
 def shared_window() -> str:
     """Four ranks' gradients, of which each rank sums a quarter into one memory."""
-    parts, width, left = [], 130.0, 96.0
+    parts: list[Mark] = []
+    width, left = 130.0, 96.0
     for rank in range(4):
         y = 28 + rank * 30
-        parts.append(text(0, y + 15, f"rank {rank}'s grads"))
+        parts.append(Text(0, y + 15, f"rank {rank}'s grads"))
         places = ((left + 24 + shard * (width + 6), _COLOURS[shard]) for shard in range(4))
-        parts += [rect(x, y, width, 20, colour, opacity=0.35) for x, colour in places]
+        parts += [Rect(x, y, width, 20, colour, opacity=0.35) for x, colour in places]
     for shard in range(4):
         x = left + 24 + shard * (width + 6)
-        parts += [text(x + width / 2, 18, f"shard {shard}", "middle"), arrow(x + width / 2, 150, x + width / 2, 186)]
-        parts.append(text(x + width / 2 + 8, 172, f"rank {shard} adds"))
-        parts.append(rect(x, 190, width, 24, _COLOURS[shard]))
-        parts.append(text(x + width / 2, 207, "mean", "middle", kind="on-dark"))
-    parts.append(text(0, 207, "reduced"))
-    parts.append(text(left + 24, 236, "one memory of the host: every rank reads the mean here, nobody copies it"))
+        parts += [Text(x + width / 2, 18, f"shard {shard}", "middle"), *_arrow(x + width / 2, 150, 186)]
+        parts.append(Text(x + width / 2 + 8, 172, f"rank {shard} adds"))
+        parts.append(Rect(x, 190, width, 24, _COLOURS[shard]))
+        parts.append(Text(x + width / 2, 207, "mean", "middle", colour="#ffffff", halo=_COLOURS[shard]))
+    parts.append(Text(0, 207, "reduced"))
+    parts.append(Text(left + 24, 236, "one memory of the host: every rank reads the mean here, nobody copies it"))
     return svg(690, 246, parts)
 
 
@@ -40,20 +46,21 @@ def floors() -> str:
     by_floor: dict[int, list[str]] = {}
     for floor, package in re.findall(r"^\| (\d+) \| `([\w/]+)` \|", ARCHITECTURE.read_text(), re.MULTILINE):
         by_floor.setdefault(int(floor), []).append(package)
-    rows, y = [], 6.0
+    rows: list[Mark] = []
+    y = 6.0
     for number, packages in sorted(by_floor.items(), reverse=True):
         x = 40.0
-        rows.append(text(0, y + 18, str(number), bold=True))
+        rows.append(Text(0, y + 18, str(number), bold=True))
         for package in packages:
             name = package.removeprefix("clcomm/")
             width = 7.6 * len(name) + 18
             inside = package.startswith("clcomm/")
-            rows.append(rect(x, y, width, 26, BLUE if inside else GREY, package, opacity=0.25))
-            rows.append(text(x + width / 2, y + 17, name, "middle"))
+            rows.append(Rect(x, y, width, 26, BLUE if inside else GREY, package, opacity=0.25))
+            rows.append(Text(x + width / 2, y + 17, name, "middle"))
             x += width + 8
         y += 34
     rows.append(
-        text(0, y + 12, "A package imports from floors below its own only. Grey: built on the wheel, not in it.")
+        Text(0, y + 12, "A package imports from floors below its own only. Grey: built on the wheel, not in it.")
     )
     return svg(690, y + LINE, rows)
 
@@ -72,14 +79,15 @@ def life_of_a_gradient() -> str:
         ("reduced: one memory for all ranks of the host", "", False),
         ("optimizer.step(), on each rank", "Optimizer.update_range queues its kernel, which reads reduced", True),
     ]
-    parts, y = [], 6.0
+    parts: list[Mark] = []
+    y = 6.0
     for number, (title, below, is_function) in enumerate(boxes):
         height = 46 if below else 30
-        parts.append(rect(90, y, 430, height, VERMILLION if is_function else BLUE, opacity=0.18))
-        parts.append(text(305, y + 20, title, "middle", bold=True))
-        parts.append(text(305, y + 37, below, "middle"))
+        parts.append(Rect(90, y, 430, height, VERMILLION if is_function else BLUE, opacity=0.18))
+        parts.append(Text(305, y + 20, title, "middle", bold=True))
+        parts.append(Text(305, y + 37, below, "middle"))
         if number + 1 < len(boxes):
-            parts.append(arrow(305, y + height, 305, y + height + 20))
+            parts += _arrow(305, y + height, y + height + 20)
         y += height + 22
-    parts.append(text(90, y + 8, "With overlap a bucket starts within backward: Overlap._complete."))
+    parts.append(Text(90, y + 8, "With overlap a bucket starts within backward: Overlap._complete."))
     return svg(610, y + LINE, parts)

@@ -7,25 +7,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from clcomm.drawing.scene import CHARACTER, Rect, Text, level
 from docs.extensions import drawings
-from docs.extensions.svg import (
-    BLUE,
-    CHARACTER,
-    FONT,
-    GREEN,
-    LINE,
-    PURPLE,
-    VERMILLION,
-    Bar,
-    legend,
-    line,
-    rect,
-    svg,
-    text,
-)
+from docs.extensions.svg import BLUE, FONT, GREEN, LINE, PURPLE, VERMILLION, legend, line, svg
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MARKER = "<!-- results -->"
@@ -45,6 +33,13 @@ _NAME = 44
 _COLOURS = (BLUE, VERMILLION, GREEN, PURPLE)
 _RATIO = re.compile(r"^([\d,.]+)x \(([\d,.]+)-([\d,.]+)\)$")
 _TABLE = re.compile(r"((?:^\|.*\|(?:\n|\Z))+)", re.MULTILINE)
+
+
+class Bar(NamedTuple):
+    """A row of a chart of ratios: a name, and a median with its range for each series; None: not measured."""
+
+    name: str
+    values: Sequence[tuple[float, float, float] | None]
 
 
 class Run(NamedTuple):
@@ -117,21 +112,21 @@ def ratios(bars: list[Bar], names: list[str]) -> str:
     def x(value: float) -> float:
         return left + (WIDTH - left - 24) * math.log(value / low) / math.log(high / low)
 
-    parts = [legend(0, FONT, list(zip(names, _COLOURS, strict=False)))]
+    parts = legend(0, FONT, list(zip(names, _COLOURS, strict=False)))
     for tick in ticks(low, high):
         parts += [
-            line(x(tick), top, x(tick), bottom, dashed=tick != 1),
-            text(x(tick), bottom + 15, f"{tick:g}x", "middle"),
+            line(x(tick), top, x(tick), bottom, (3.0, 3.0) if tick != 1 else ()),
+            Text(x(tick), bottom + 15, f"{tick:g}x", "middle"),
         ]
     for number, bar in enumerate(bars):
         middle = top + row * (number + 0.5)
-        parts.append(text(left - 8, middle + 4, bar.name[:_NAME], "end"))
+        parts.append(Text(left - 8, middle + 4, bar.name[:_NAME], "end"))
         for series, value in enumerate(bar.values):
             if value:
                 y = middle + (series - (len(names) - 1) / 2) * row * 0.7 / len(names)
                 note = f"{bar.name}, {names[series]}: {value[0]:g}x ({value[1]:g} to {value[2]:g})"
-                parts.append(line(x(value[1]), y, x(value[2]), y, colour=_COLOURS[series]))
-                parts.append(rect(x(value[0]) - 4, y - 4, 8, 8, _COLOURS[series], note))
+                parts.append(level(x(value[1]), x(value[2]), y, _COLOURS[series], 2.0))
+                parts.append(Rect(x(value[0]) - 4, y - 4, 8, 8, _COLOURS[series], note))
     return svg(WIDTH, bottom + 24, parts)
 
 
