@@ -24,7 +24,7 @@ import numpy as np
 
 from clcomm.errors import CheckpointError
 from clcomm.flat_space.parameters import ParameterSpec
-from clcomm.storage.files import destination, open_regular, replacing, saving, unused_name
+from clcomm.storage.files import FilePath, destination, open_regular, replacing, saving, unused_name
 
 FORMAT, VERSION = "clcomm-checkpoint", 1
 _FACTS = "facts.json"
@@ -55,7 +55,7 @@ class Checkpoint:
         self.arrays.update({f"{prefix}/{name}": np.asarray(array) for name, array in arrays.items()})
 
 
-def save(path: str | os.PathLike, checkpoint: Checkpoint, *, keep: int = 1) -> None:
+def save(path: FilePath, checkpoint: Checkpoint, *, keep: int = 1) -> None:
     """Write a checkpoint atomically: at every moment `path` is the complete old file or the complete new one.
 
     keep: number of files to keep: `path`, then path.1 (the one before), path.2, … A symbolic link is followed; only
@@ -74,7 +74,7 @@ def save(path: str | os.PathLike, checkpoint: Checkpoint, *, keep: int = 1) -> N
         _sync_directory(target.parent)
 
 
-def earlier(path: str | os.PathLike, age: int) -> Path:
+def earlier(path: FilePath, age: int) -> Path:
     """Return the path of the checkpoint that was at `path` `age` saves ago; 0: `path` itself."""
     target = Path(path)
     return target.with_name(f"{target.name}.{age}") if age else target
@@ -98,7 +98,7 @@ def _rotate(target: Path, keep: int) -> None:
     link.unlink(missing_ok=True)  # os.replace does nothing where both are names of one file
 
 
-def load(path: str | os.PathLike) -> Checkpoint:
+def load(path: FilePath) -> Checkpoint:
     """Read a checkpoint; CheckpointError if it is missing, damaged, or of another format or version."""
     target = Path(path)
     try:

@@ -42,7 +42,7 @@ class CheckpointSeries:
         ArgumentError: `keep` is out of range; on every rank where rank 0 cannot write to `path` or another job does.
     """
 
-    def __init__(self, comm: Communicator, path: str | os.PathLike, *, keep: int = 1, background: bool = False):
+    def __init__(self, comm: Communicator, path: files.FilePath, *, keep: int = 1, background: bool = False):
         if not isinstance(keep, int) or not 1 <= keep <= _OLDEST:
             raise ArgumentError(f"keep: expected a number of checkpoints from 1 to {_OLDEST}, got {keep!r}")
         self.comm, self.path, self.keep, self.background = comm, Path(path), keep, background
@@ -103,7 +103,7 @@ class CheckpointSeries:
             self._problem = f"checkpoint {self.path}: could not be written ({type(error).__name__}: {error})"
 
 
-def load_newest(comm: Communicator, path: str | os.PathLike) -> tuple[Path, Checkpoint]:
+def load_newest(comm: Communicator, path: files.FilePath) -> tuple[Path, Checkpoint]:
     """Return the newest undamaged checkpoint of the series at `path` and its own path, on every rank; collective.
 
     Damaged ones are skipped with a warning. Where all are damaged or missing, every rank raises the CheckpointError of
@@ -129,12 +129,12 @@ def load_newest(comm: Communicator, path: str | os.PathLike) -> tuple[Path, Chec
     return source, checkpoint
 
 
-def is_there(path: str | os.PathLike) -> bool:
+def is_there(path: files.FilePath) -> bool:
     """Return whether any of a series' files exists, damaged or not."""
     return any(os.path.exists(source) for source in _series(path))
 
 
-def _series(path: str | os.PathLike) -> list[Path]:
+def _series(path: files.FilePath) -> list[Path]:
     """Return the possible paths of a series, the newest first; a link's series is beside the link's target."""
     newest = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
     return [earlier(newest, age) for age in range(_OLDEST + 1)]

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from clcomm.storage.files import open_locked, open_regular
+from clcomm.storage.files import FilePath, open_locked, open_regular
 from training.communication_clock import CommunicationClock, Lap
 from training.evaluate import Evaluation
 from training.metrics import StepRecord
@@ -37,9 +37,7 @@ class CsvLogger(Callback):
     Raises OSError if the file can't be written.
     """
 
-    def __init__(
-        self, path: str | os.PathLike, world_size: int, clock: CommunicationClock, goes_on: bool = False
-    ) -> None:
+    def __init__(self, path: FilePath, world_size: int, clock: CommunicationClock, goes_on: bool = False) -> None:
         self._world_size, self._lap = world_size, Lap(clock)
         goes_on = goes_on and _first_line(path) == ",".join(COLUMNS)
         self._file = open_locked(path, "a" if goes_on else "w", newline="", encoding="utf-8")
@@ -82,7 +80,7 @@ class CsvLogger(Callback):
             self._row = {}
 
 
-def _first_line(path: str | os.PathLike) -> str:
+def _first_line(path: FilePath) -> str:
     with suppress(OSError), open_regular(path) as file:
         return file.readline(_MOST_BYTES).decode(errors="replace").rstrip("\r\n")
     return ""
@@ -130,7 +128,7 @@ class TensorBoardLogger(Callback):
     Needs tensorboardX, the extra `tensorboard`. Raises OSError if the directory can't be written.
     """
 
-    def __init__(self, directory: str | os.PathLike, world_size: int, clock: CommunicationClock) -> None:
+    def __init__(self, directory: FilePath, world_size: int, clock: CommunicationClock) -> None:
         self._writer = _EventFile(os.fspath(directory))
         self._world_size, self._lap = world_size, Lap(clock)
         self._records: list[StepRecord] = []  # since the last point

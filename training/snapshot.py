@@ -67,7 +67,7 @@ def _gathered(comm: Communicator, state: dict[str, np.ndarray]) -> list[dict[str
     return states
 
 
-def restore_snapshot(path: str | os.PathLike, trainer: Trainer, job: dict[str, Any]) -> Path:
+def restore_snapshot(path: str | os.PathLike[str], trainer: Trainer, job: dict[str, Any]) -> Path:
     """Set the trainer to the newest complete checkpoint at `path`, and return the file; collective.
 
     Raises CheckpointError, on every rank and before anything is changed, if there is none, if it belongs to another

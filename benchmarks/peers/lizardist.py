@@ -31,11 +31,11 @@ class LizarDist(TorchSystem):
         self.bucketing = settings.get("bucketing", True)
 
     def synchronise(self) -> None:
-        parameters = [parameter for parameter in self.module.parameters() if parameter.grad is not None]
-        gradients = [parameter.grad.detach().cpu().numpy() for parameter in parameters]
-        averaged = self._bucketed(gradients) if self.bucketing else [self._averaged(each) for each in gradients]
-        for parameter, gradient in zip(parameters, averaged, strict=True):
-            parameter.grad.copy_(torch.from_numpy(gradient).to(parameter.device))
+        gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        arrays = [gradient.detach().cpu().numpy() for gradient in gradients]
+        averaged = self._bucketed(arrays) if self.bucketing else [self._averaged(each) for each in arrays]
+        for gradient, mean in zip(gradients, averaged, strict=True):
+            gradient.copy_(torch.from_numpy(mean).to(gradient.device))
 
     def _averaged(self, array: np.ndarray) -> np.ndarray:
         total = np.empty_like(array)

@@ -23,7 +23,8 @@ def adapter_of(model: Any) -> ModelAdapter:
 
         return NativeAdapter(model)
     if hasattr(model, "as_adapter"):
-        return model.as_adapter()
+        adapter: ModelAdapter = model.as_adapter()
+        return adapter
     netcl = sys.modules.get("netcl.nn")
     if netcl is not None and isinstance(model, netcl.layers.Module):
         from clcomm.adapters.netcl import NetclAdapter

@@ -50,7 +50,8 @@ class NetclOptimizer:
     @property
     def lr(self) -> float:
         """Learning rate of the next step."""
-        return self._optimizer.lr
+        lr: float = self._optimizer.lr
+        return lr
 
     @lr.setter
     def lr(self, value: float) -> None:

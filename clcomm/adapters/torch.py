@@ -138,7 +138,9 @@ class TorchAdapter:
         """Copy these gradients from the flat space into the model."""
         for name in names:
             slot = self._slots[name]
-            real(slot.parameter.grad).copy_(slot.own)
+            gradient = slot.parameter.grad
+            assert gradient is not None
+            real(gradient).copy_(slot.own)
 
     def moves_in_place(self) -> None:
         """Return None: the mean is copied, and most gradients are."""
@@ -204,7 +206,7 @@ def _trainable(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter
 
 
 def _spec(name: str, parameter: torch.nn.Parameter) -> ParameterSpec:
-    if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
+    if torch.nn.parameter.is_lazy(parameter):
         raise ArgumentError(f"parameter {name!r}: expected a shape, got a lazy one; run one batch through the model")
     if parameter.is_meta:
         raise ArgumentError(f"parameter {name!r}: expected values, got one on the meta device; use model.to_empty()")

@@ -89,6 +89,7 @@ class Slot:
 def _references_to_gradient(parameter: torch.Tensor) -> tuple[int, int, int]:
     """Return how many references a gradient has from Python and from PyTorch, and its memory from tensors."""
     gradient = parameter.grad
+    assert gradient is not None
     return sys.getrefcount(gradient), private_torch.tensor_use_count(gradient), _references_to_memory(gradient)
 
 
@@ -106,10 +107,11 @@ def _sole() -> tuple[int, int, int]:
 _SOLE = _sole() if _COUNTS else ()
 
 
-def _is_plain(gradient: torch.Tensor) -> bool:
+def _is_plain(gradient: torch.Tensor | None) -> bool:
     """Return whether a gradient is a tensor in memory that PyTorch allocated, without a graph or hooks of its own."""
     return (
-        type(gradient) is torch.Tensor
+        gradient is not None
+        and type(gradient) is torch.Tensor
         and gradient.layout == torch.strided
         and gradient.is_contiguous()
         and gradient.untyped_storage().resizable()  # an array's memory is not

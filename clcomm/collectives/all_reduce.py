@@ -30,7 +30,7 @@ class AllReduces(CollectiveRunner):
         super().__init__(world, observers, name_ranks)
         self._prepared = 0  # all-reduces prepared so far
         self._scheduled: dict[str, ScheduledAllReduce] = {}  # by algorithm
-        self._planned: dict[tuple, tuple[Call, Transport]] = {}  # valid until memory is allocated
+        self._planned: dict[tuple[object, ...], tuple[Call, Transport]] = {}  # valid until memory is allocated
 
     def fold_with(self, fold: Fold | None) -> None:
         """Reduce in shared memory with `fold` where it supports the arrays, from the next call on; None: with NumPy.
@@ -266,7 +266,7 @@ class AllReduces(CollectiveRunner):
 
     # --- plans, kept for equal arguments ---
 
-    def _key_of(self, array: np.ndarray, into: np.ndarray, op: str, *others: Any) -> tuple | None:
+    def _key_of(self, array: np.ndarray, into: np.ndarray, op: str, *others: Any) -> tuple[object, ...] | None:
         """Return a key for the arguments; None where they are invalid or need copies."""
         if (
             isinstance(array, np.ndarray)

@@ -81,12 +81,12 @@ def agreed_size(asked: list[int | ArgumentError]) -> int:
     return asked[0]  # type: ignore[return-value]
 
 
-def shape_and_dtype(data: Any) -> tuple | None:
+def shape_and_dtype(data: object) -> tuple[tuple[int, ...], str] | None:
     """Return (shape, dtype) of a numeric array, None for anything else."""
     return (data.shape, data.dtype.str) if isinstance(data, np.ndarray) and not data.dtype.hasobject else None
 
 
-def scatter_header(data: Any, size: int) -> tuple:
+def scatter_header(data: Any, size: int) -> tuple[tuple[int, ...] | None, str | None, str]:
     """Return (shape, dtype, problem), to be broadcast before any data moves; shape None: pickle."""
     try:
         length = len(data)
@@ -100,4 +100,5 @@ def scatter_header(data: Any, size: int) -> tuple:
 
 def address_of(array: np.ndarray) -> int:
     """Return the address of the array's first element."""
-    return array.__array_interface__["data"][0]
+    address: int = array.__array_interface__["data"][0]
+    return address

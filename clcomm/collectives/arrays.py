@@ -246,7 +246,7 @@ class ArrayCollectives(ObjectCollectives):
         call = self._call(operation or "all_to_all", self._base, label, nbytes=nbytes, dtype=dtype)
         self._run_counted(call, self._base.all_to_all, sends, receives)
 
-    def gather(self, data: Any, root: int = 0, *, label: str = "") -> list | None:
+    def gather(self, data: Any, root: int = 0, *, label: str = "") -> list[Any] | None:
         """Return the list of all ranks' data on root, None elsewhere.
 
         Arrays of equal shape and dtype are sent as buffers; other arrays and objects are pickled.

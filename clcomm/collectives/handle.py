@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 from clcomm.collectives.in_flight import InFlightTimes
 from clcomm.transport import Pending
+
+T = TypeVar("T")
 
 
 class Handle:
@@ -51,7 +53,7 @@ class Handle:
         """Whether it ended with an error, which `wait` raises."""
         return self._pending.failed
 
-    def _timed(self, advance: Callable[[], Any]) -> Any:
+    def _timed(self, advance: Callable[[], T]) -> T:
         if self._pending.finished:
             self._in_flight.report_finished()
             return advance()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from clcomm.collectives.arguments import check_root, scatter_header
 from clcomm.collectives.runner import CollectiveRunner
 from clcomm.errors import ArgumentError
+
+T = TypeVar("T")
 
 
 class ObjectCollectives(CollectiveRunner):
@@ -18,17 +20,19 @@ class ObjectCollectives(CollectiveRunner):
         check_root(root, self.size)
         return self._run_counted(self._call("broadcast_object", self._base, label, root=root), self._bcast, obj, root)
 
-    def all_gather_object(self, obj: Any, *, label: str = "") -> list:
+    def all_gather_object(self, obj: T, *, label: str = "") -> list[T]:
         """Return every rank's object, in rank order; they are pickled."""
         return self._run_counted(self._call("all_gather_object", self._base, label), self._allgather, obj)
 
-    def gather_object(self, obj: Any, root: int = 0, *, label: str = "") -> list | None:
+    def gather_object(self, obj: T, root: int = 0, *, label: str = "") -> list[T] | None:
         """Return every rank's object on root, None elsewhere; they are pickled."""
         check_root(root, self.size)
-        move = (lambda: [obj]) if self.comm is None else (lambda: self.comm.gather(obj, root))
+        move: Callable[[], list[T] | None] = (
+            (lambda: [obj]) if self.comm is None else (lambda: self.comm.gather(obj, root))
+        )
         return self._run_counted(self._call("gather_object", self._base, label, root=root), move)
 
-    def scatter_object(self, items: Sequence | None, root: int = 0, *, label: str = "") -> Any:
+    def scatter_object(self, items: Sequence[Any] | None, root: int = 0, *, label: str = "") -> Any:
         """Return item `rank` of root's sequence of world_size items; they are pickled.
 
         Every rank raises ArgumentError when root's sequence has another length.
@@ -40,7 +44,7 @@ class ObjectCollectives(CollectiveRunner):
             raise ArgumentError(f"items: {problem} on rank {root}")
         return self._scatter_items(items, root, label)
 
-    def _scatter_items(self, items: Sequence | None, root: int, label: str) -> Any:
+    def _scatter_items(self, items: Sequence[Any] | None, root: int, label: str) -> Any:
         ordered = list(items) if self.rank == root and items is not None else None
         move = (lambda: ordered[0]) if self.comm is None else (lambda: self.comm.scatter(ordered, root))  # type: ignore[index]
         return self._run_counted(self._call("scatter_object", self._base, label, root=root), move)
@@ -48,5 +52,5 @@ class ObjectCollectives(CollectiveRunner):
     def _bcast(self, obj: Any, root: int) -> Any:
         return obj if self.comm is None else self.comm.bcast(obj, root)
 
-    def _allgather(self, obj: Any) -> list:
+    def _allgather(self, obj: T) -> list[T]:
         return [obj] if self.comm is None else self.comm.allgather(obj)

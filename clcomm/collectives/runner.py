@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from pickle import UnpicklingError
 from time import perf_counter, perf_counter_ns
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
@@ -43,6 +43,9 @@ from clcomm.transport.shared import SharedTransport
 #: Bounds the memory for different calls; no program makes so many.
 KEPT_CALLS = 4096
 
+T = TypeVar("T")
+Arguments = tuple[object, ...]
+
 _new = tuple.__new__  # makes a named tuple of all its fields, in half the time
 
 
@@ -69,7 +72,7 @@ class CollectiveRunner(Notifier):
         self._sequence = 0
         self._sent = 0, 0  # messages and their bytes in the collective that runs, where they are counted
         self._refusal = ""  # the reason for which `refuse` ends the others' collective; "" if none
-        self._calls: dict[tuple, Call] = {}
+        self._calls: dict[Arguments, Call] = {}
         self._address = address_of if self.comm is None else address_function()
         self._meeting: Meeting = world.meeting
         self._checked = not isinstance(self._meeting, NoMeeting)
@@ -116,14 +119,14 @@ class CollectiveRunner(Notifier):
             call = self._calls[key] = Call(operation, label, transport.name, through_mpi=through_mpi, **details)
         return call
 
-    def _run_counted(self, call: Call, move: Callable[..., Any], *args: Any) -> Any:
+    def _run_counted(self, call: Call, move: Callable[..., T], *args: object) -> T:
         """Run a collective, notify the observers and return what `move` returns."""
         if self._pending or self._finalized or self._completes_first:
             self._complete_in_flight()
         self._sequence = sequence = self._sequence + 1
         return self._run_numbered(call, sequence, perf_counter(), move, args)
 
-    def _run_numbered(self, call: Call, sequence: int, begin: float, move: Callable[..., Any], args: tuple) -> Any:
+    def _run_numbered(self, call: Call, sequence: int, begin: float, move: Callable[..., T], args: Arguments) -> T:
         try:
             result = self._compare_and_move(call, sequence, begin, move, args)
         except BaseException:
@@ -162,7 +165,7 @@ class CollectiveRunner(Notifier):
         settle = partial(self._disagreement, call, sequence, " in the background")
         return StartGuard(self._meeting, order, sequence, tag, settle)
 
-    def _repeatable(self, call: Call, move: Callable[[], Any]) -> Callable[[], Any]:
+    def _repeatable(self, call: Call, move: Callable[[], T]) -> Callable[[], T | None]:
         """Return a function that runs a prepared collective: `_run_counted` with these arguments."""
         if isinstance(move, FusedReduction) and move.launch is not None and self._checked:
             return self._fused(call, move, move.launch)
@@ -209,7 +212,7 @@ class CollectiveRunner(Notifier):
 
         return run
 
-    def _run_uncounted(self, operation: str, move: Callable[..., Any], *args: Any) -> Any:
+    def _run_uncounted(self, operation: str, move: Callable[..., T], *args: object) -> T:
         """Run a collective that precedes `operation`, such as a comparison of arguments; it is not counted."""
         self._complete_in_flight()
         call = self._call(operation, self._base, is_counted=False)
@@ -232,7 +235,7 @@ class CollectiveRunner(Notifier):
         finally:
             self._refusal = ""
 
-    def _compare_and_move(self, call: Call, sequence: int, begin: float, move: Callable[..., Any], args: tuple) -> Any:
+    def _compare_and_move(self, call: Call, sequence: int, begin: float, move: Callable[..., T], args: Arguments) -> T:
         meeting = self._meeting
         meeting.announce(call.tag + sequence)
         self.current = call, sequence, begin

@@ -20,7 +20,8 @@ class Listed(NamedTuple):
     summary: str
 
     def load(self) -> Command:
-        return import_module(f"clcomm.commands.{self.name.replace('-', '_')}").COMMAND
+        command: Command = import_module(f"clcomm.commands.{self.name.replace('-', '_')}").COMMAND
+        return command
 
 
 #: In the order in which the help shows them.

@@ -23,7 +23,7 @@ A hook that can prepare its calls for fixed memory is a `clcomm.compression.task
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -60,10 +60,12 @@ class StatefulHook(CommHook, Protocol):
 def parse_compression(text: str) -> CommHook | None:
     """Return the hook for "fp16", "bf16", "int8", "topk:SHARE" or "powersgd:RANK"; None for "none"."""
     name, _, argument = text.partition(":") if isinstance(text, str) else ("", "", "")
-    plain: dict[str, Callable[[], Any]] = {"none": lambda: None, "fp16": Float16, "bf16": BFloat16, "int8": Int8}
+    plain: dict[str, Callable[[], CommHook]] = {"fp16": Float16, "bf16": BFloat16, "int8": Int8}
     try:
-        if name in plain and text == name:
-            return plain[name]()
+        if text == "none":
+            return None
+        if text in plain:
+            return plain[text]()
         if name == "topk" and 0 < float(argument) <= 1:
             return TopK(float(argument))
         if name == "powersgd" and int(argument) >= 1:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from clcomm.collectives.arguments import address_of
 from clcomm.compression.task import Task
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.buckets import Bucket
@@ -37,13 +38,13 @@ class FlatMemory:
     def whole(self, flat: np.ndarray) -> np.ndarray:
         """Return a model's values as bytes; flat: its gradients."""
         result = np.zeros(flat.nbytes, np.uint8)
-        kept = self._kept.get(address(flat), result)
+        kept = self._kept.get(address_of(flat), result)
         result[: kept.size] = kept
         return result
 
     def load(self, flat: np.ndarray, values: np.ndarray) -> None:
         """Set what `whole` returned."""
-        self._bytes_of(address(flat), flat.nbytes)[: values.size] = values
+        self._bytes_of(address_of(flat), flat.nbytes)[: values.size] = values
 
     def _bytes_of(self, base: int, nbytes: int) -> np.ndarray:
         """Return a model's memory, enlarged to at least `nbytes`, with its values kept."""
@@ -86,14 +87,9 @@ class Feedback:
         self._residuals.load(flat, state["residual"])
 
 
-def address(flat: np.ndarray) -> int:
-    """Return an array's address."""
-    return flat.__array_interface__["data"][0]
-
-
 def model_of(gradient: np.ndarray, bucket: Bucket) -> int:
     """Return a key for a bucket's model: the address of its flat gradients, which does not change."""
-    return address(gradient) - bucket.start
+    return address_of(gradient) - bucket.start
 
 
 def checked_entry(

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from clcomm.collectives.arguments import address_of
 from clcomm.compression.coding import Coding, Work
-from clcomm.compression.feedback import Feedback, address, checked_entry, model_of, require_known
+from clcomm.compression.feedback import Feedback, checked_entry, model_of, require_known
 from clcomm.compression.ranks import Ranks
 from clcomm.compression.task import PreparedHook, Task
 from clcomm.errors import ArgumentError
@@ -94,7 +95,7 @@ class PowerSGD(PreparedHook):
 
     def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
         """Return this rank's residuals and the factors of the model whose gradients lie in `flat`."""
-        base = address(flat)
+        base = address_of(flat)
         factors = {f"factor/{name}": value for (key, name), value in self._factors.items() if key == base}
         return self.feedback.state_of(flat) | factors
 
@@ -113,7 +114,7 @@ class PowerSGD(PreparedHook):
         self.feedback.load_state_of(flat, state)
         for name, value in state.items():
             if name.startswith("factor/"):
-                self._factors[address(flat), name.removeprefix("factor/")] = value.copy()
+                self._factors[address_of(flat), name.removeprefix("factor/")] = value.copy()
 
     def __str__(self) -> str:
         return f"powersgd:{self.rank}"

@@ -12,9 +12,10 @@ from functools import partial
 
 import numpy as np
 
+from clcomm.collectives.arguments import address_of
 from clcomm.compression.coding import Coding, Work, largest_nbytes
 from clcomm.compression.exchange import prepare_exchange
-from clcomm.compression.feedback import COPIES_DIFFER, Feedback, address, checked_entry, model_of, require_known
+from clcomm.compression.feedback import COPIES_DIFFER, Feedback, checked_entry, model_of, require_known
 from clcomm.compression.task import PreparedHook, Task
 from clcomm.errors import ArgumentError
 from clcomm.flat_space.layout import FlatLayout
@@ -47,12 +48,13 @@ class TopK(PreparedHook):
         encode = partial(coding.to_largest, gradient, self.feedback.residual_of(task))
         decode = partial(coding.mean_of_largest, out=task.out)
         size, dtype = gradient.size, gradient.dtype
-        key, chosen, exchange = (model_of(gradient, task.bucket), task.bucket.start), 0, lambda: None
+        key, chosen = (model_of(gradient, task.bucket), task.bucket.start), 0
+        exchange: Work | None = None
 
         def run() -> None:
             nonlocal chosen, exchange
             count = math.ceil(self._next_share(key) * size)
-            if count != chosen:
+            if exchange is None or count != chosen:
                 chosen, nbytes = count, largest_nbytes(count, dtype)
                 exchange = prepare_exchange(task.ranks, nbytes, np.uint8, encode, decode)
             exchange()
@@ -66,7 +68,7 @@ class TopK(PreparedHook):
 
     def state_of(self, flat: np.ndarray) -> dict[str, np.ndarray]:
         """Return this rank's residuals and the buckets' steps of the model whose gradients lie in `flat`."""
-        base = address(flat)
+        base = address_of(flat)
         steps = [(start, step) for (model, start), step in self._steps.items() if model == base]
         return self.feedback.state_of(flat) | {"steps": np.array(steps, np.int64).reshape(-1, 2)}
 
@@ -84,7 +86,7 @@ class TopK(PreparedHook):
     def load_state_of(self, flat: np.ndarray, state: dict[str, np.ndarray]) -> None:
         """Set what `state_of` returned."""
         self.feedback.load_state_of(flat, state)
-        self._steps.update({(address(flat), start): step for start, step in state["steps"].tolist()})
+        self._steps.update({(address_of(flat), start): step for start, step in state["steps"].tolist()})
 
     def __str__(self) -> str:
         return f"topk:{self.share:g}"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,10 @@ _HUBER = 1.345  # residuals beyond so many standard deviations get less weight (
 _MOST_ROUNDS_OF_FIT = 50
 
 
+#: A number of bytes and its seconds, or arrays of them.
+Bytes = TypeVar("Bytes", float, np.ndarray)
+
+
 @dataclass(frozen=True)
 class Cost:
     """Latency in seconds and seconds a byte, of one message or of a whole collective."""
@@ -33,7 +37,7 @@ class Cost:
     alpha_s: float
     beta_s_per_byte: float
 
-    def seconds(self, nbytes: Any) -> Any:
+    def seconds(self, nbytes: Bytes) -> Bytes:
         """Return the seconds for a number of bytes, or an array of seconds for an array."""
         return self.alpha_s + self.beta_s_per_byte * nbytes
 

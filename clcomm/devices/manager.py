@@ -92,7 +92,7 @@ def _divided(given: Any, parts: int) -> list[Any]:
             f"parts: expected at most {units}, the compute units of {name} that this rank may use, got {parts}; for "
             "several queues on one device give its name several times"
         )
-    counts = [units // parts + (index < units % parts) for index in range(parts)]
+    counts: list[Any] = [units // parts + (index < units % parts) for index in range(parts)]
     by = cl.device_partition_property
     try:
         return list(device.create_sub_devices([by.BY_COUNTS, *counts, by.BY_COUNTS_LIST_END]))

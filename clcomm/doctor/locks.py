@@ -47,7 +47,7 @@ def is_locked(descriptor: int) -> bool:
         answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked)
     except (OSError, AttributeError):  # a file system without locks
         return False
-    return struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK
+    return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
 
 
 def check(job: Job) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import threading
 from contextlib import ContextDecorator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clcomm.engine.ops.broadcasting import expand
 from clcomm.engine.tensor import Node, Shape, Tensor, constant, copy_into, empty, float_tensor
@@ -76,11 +76,17 @@ class Context(Node):
     """
 
     op: type[Op]
+    inputs: Any  # as a Node has them; an op knows which of its inputs there are
 
     def __init__(self, inputs: tuple[Tensor | None, ...], needs: tuple[bool, ...]):
         self.inputs = inputs
         self.needs = needs
         self.saved: tuple[Any, ...] = ()
+
+    if TYPE_CHECKING:  # the op's own attributes
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: object) -> None: ...
 
     def save(self, *tensors: Any) -> None:
         """Keep tensors for backward, after which they are released."""
@@ -91,8 +97,7 @@ class Context(Node):
 
         That is the input's own gradient if it is a leaf without one yet, else a new tensor.
         """
-        source = self.inputs[index]  # type: ignore[index]
-        assert source is not None
+        source: Tensor = self.inputs[index]
         if source._node is None:
             claimed = source.claim_gradient()
             if claimed is not None:
@@ -104,7 +109,7 @@ class Context(Node):
 
         The caller has to set the gradient to 0 where the mask is not positive or NaN.
         """
-        producer = self.inputs[index]._node  # type: ignore[index,union-attr]
+        producer: Node | None = self.inputs[index]._node
         if producer is None or producer.mask is None or producer.grad is not None:
             return None
         producer.is_masked = True
@@ -118,12 +123,12 @@ class Op:
     keeps_columns = False
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any, **attrs: Any) -> Tensor:
+    def forward(ctx: Context, *inputs: Any, **attrs: Any) -> Tensor:
         """Queue the kernels of the result and return it."""
         raise TypeError("an Op defines forward")
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Queue the kernels of the inputs' gradients and return them, None for inputs that need none."""
         raise TypeError("an Op defines backward")
 

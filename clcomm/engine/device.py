@@ -251,10 +251,12 @@ class Device(LaunchQueue):
         import pyopencl as cl
 
         self.not_replayable("hands memory to the host")
-        flags = cl.map_flags.READ | cl.map_flags.WRITE
+        flags: Any = cl.map_flags.READ | cl.map_flags.WRITE
         with self.in_turn:
-            array, _ = cl.enqueue_map_buffer(self.queue, buffer, flags, 0, (nbytes,), np.uint8, is_blocking=True)
-            address = array.__array_interface__["data"][0]
+            array, _ = cl.enqueue_map_buffer(
+                self.queue, buffer, flags, 0, (nbytes,), np.dtype(np.uint8), is_blocking=True
+            )
+            address: int = array.__array_interface__["data"][0]
             array.base.release(self.queue)
             self.queue.finish()
         return address

@@ -78,4 +78,4 @@ __all__ = [
 ]
 
 # A tensor's operators call these functions; tensor.py cannot import this module, which imports it.
-Tensor._functional = sys.modules[__name__]
+Tensor._functional = sys.modules[__name__]  # type: ignore[misc]

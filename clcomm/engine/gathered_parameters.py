@@ -27,7 +27,8 @@ class GatheredParameter(Parameter):
 
     @property
     def _units(self) -> GatheredUnits:
-        return self.slot.space.gathered  # type: ignore[union-attr]
+        units: GatheredUnits = self.slot.space.gathered  # type: ignore[union-attr]
+        return units
 
     def copy_from(self, array_like: Any) -> None:
         """Overwrite the values with a host array of the same shape, the same on every rank."""

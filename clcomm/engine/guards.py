@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import CodeType
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from clcomm.engine.reachable import BOOKKEEPING, PLAIN, ReachableValues
 
 _MISSING = object()
+_BY_IDENTITY: object = object.__eq__
 
 
 class Guards:
@@ -54,7 +55,7 @@ class Guards:
         return next((f"the state of {name}" for name, read, bits in self._generators if _bits(read()) != bits), None)
 
 
-def _difference(read: Callable[[], Any], before: Any, names: Any) -> str | None:
+def _difference(read: Callable[[], Any], before: Any, names: Sequence[str]) -> str | None:
     """Return the name of the first value that is no longer as `before`; None if there is none."""
     try:
         now = read()
@@ -98,7 +99,7 @@ def _comparable(value: Any) -> Any:
 def _comparable_element(value: Any) -> Any:
     if type(value) is tuple:
         return _comparable(value)
-    return value if isinstance(value, PLAIN) or type(value).__eq__ is object.__eq__ else _Identical(value)
+    return value if isinstance(value, PLAIN) or type(value).__eq__ is _BY_IDENTITY else _Identical(value)
 
 
 def _bits(state: Any) -> str:

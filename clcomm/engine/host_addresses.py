@@ -49,4 +49,4 @@ def argument(device: _Device, value: Any) -> Any:
     if not device.takes_addresses or not isinstance(value, cl.MemoryObjectHolder):
         return value
     memory = (ctypes.c_char * value.size).from_address(device.host_address(value, value.size))
-    return cl.SVM(np.frombuffer(memory, np.uint8))
+    return cl.SVM(np.frombuffer(memoryview(memory), np.uint8))

@@ -22,7 +22,7 @@ TOUCHED, _TICK_S = "last_accessed", 1.0
 _PIECE_BYTES = 1 << 20
 
 #: Folders by relative name; in each, [length, digest] of its files by relative name.
-Seal = dict[str, dict[str, list]]
+Seal = dict[str, dict[str, tuple[int, str]]]
 
 
 def used_since(cache: Path, since: float) -> list[Path]:
@@ -83,8 +83,8 @@ def _is_inside(cache: Path, folder: Path) -> bool:
     return not any(map(os.path.islink, (folder, folder.parent))) and folder.parent.parent == cache
 
 
-def _digests(folder: Path) -> dict[str, list]:
-    found: dict[str, list] = {}
+def _digests(folder: Path) -> dict[str, tuple[int, str]]:
+    found: dict[str, tuple[int, str]] = {}
     for directory, _, names in os.walk(folder):
         for name in names:
             path = Path(directory, name)
@@ -94,14 +94,14 @@ def _digests(folder: Path) -> dict[str, list]:
     return found
 
 
-def _digest(path: Path) -> list:
+def _digest(path: Path) -> tuple[int, str]:
     digest = blake2b(digest_size=16)
     with open_regular(path) as file:
         length = 0
         while piece := file.read(_PIECE_BYTES):
             digest.update(piece)
             length += len(piece)
-    return [length, digest.hexdigest()]
+    return length, digest.hexdigest()
 
 
 def _parse(text: str) -> Seal:

@@ -117,7 +117,8 @@ class LaunchQueue:
         """Return another in-order queue of the device, with further properties of OpenCL's."""
         import pyopencl as cl
 
-        return cl.CommandQueue(self.context, properties=self._queue_properties | int(properties))
+        flags = self._queue_properties | int(properties)
+        return cl.CommandQueue(self.context, properties=flags)  # type: ignore[arg-type]
 
     def finish(self) -> None:
         """Wait until everything queued is done."""

@@ -27,7 +27,7 @@ def _exact_buffer_class() -> Any:
 
         def get_sub_region(self, origin: int, size: int, flags: int = 0) -> cl.Buffer:
             part = super().get_sub_region(origin, size, flags)
-            part.whole = self  # OpenCL keeps a part's device memory, but not a host array under it
+            part.whole = self  # type: ignore[attr-defined]  # OpenCL keeps a part's device memory, but not a host array under it
             return part
 
         def __del__(self) -> None:
@@ -94,7 +94,7 @@ class Memory:
         Raises:
             DeviceError: the device has no memory for it.
         """
-        flags, array = self._flags.READ_WRITE, None
+        flags, array = int(self._flags.READ_WRITE), None
         if copy_of is not None:
             flags, array = flags | self._flags.COPY_HOST_PTR, copy_of
         elif on_top_of is not None:

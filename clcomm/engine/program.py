@@ -59,11 +59,12 @@ def build(context: cl.Context, file: str, options: list[str]) -> cl.Program:
     skips_header = _can_skip_header(context.devices[0])
     for _ in range(_TRIES if skips_header else 0):
         with contextlib.suppress(cl.Error):
-            return cl.Program(context, _text_of("builtins") + source).build([*options, "-D_OPENCL_H_"])
+            quickly: cl.Program = cl.Program(context, _text_of("builtins") + source).build([*options, "-D_OPENCL_H_"])
+            return quickly
     try:
         if program_cache.serves(context.devices[0]):
             return _built_once(context, source, options)
-        program = cl.Program(context, source).build(options)
+        program: cl.Program = cl.Program(context, source).build(options)
     except cl.Error as error:
         raise _build_failure(file, options, source, str(error)) from None
     if skips_header:
@@ -82,13 +83,14 @@ def _built_once(context: cl.Context, source: str, options: list[str]) -> cl.Prog
         types, _, binary = (stored.read() or b"").partition(b"\n")
         if binary:
             with contextlib.suppress(cl.Error):  # the driver takes it for another's
-                program = cl.Program(context, [cl_device], [binary]).build(options)
-                program.scalar_types = json.loads(types)
+                program: cl.Program = cl.Program(context, [cl_device], [binary]).build(options)
+                program.scalar_types = json.loads(types)  # type: ignore[attr-defined]
                 return program
         program = cl.Program(context, source).build(options)
-        program.scalar_types = {name: _scalar_types(cl.Kernel(program, name)) for name in _kernels_of(program)}
-    binary = program.get_info(cl.program_info.BINARIES)[0]
-    stored.write(json.dumps(program.scalar_types).encode() + b"\n" + binary)
+        scalar_types = {name: _scalar_types(cl.Kernel(program, name)) for name in _kernels_of(program)}
+        program.scalar_types = scalar_types  # type: ignore[attr-defined]
+    binary = program.get_info(cl.program_info.BINARIES)[0]  # type: ignore[index]
+    stored.write(json.dumps(scalar_types).encode() + b"\n" + binary)
     return program
 
 
@@ -134,7 +136,7 @@ def typed_kernel(program: cl.Program, name: str) -> Any:
         kernel = cl.Kernel(program, name)
         known = getattr(program, "scalar_types", None)  # of a stored program: binaries have no argument information
         if known is not None:
-            kernel.scalar_types = known[name]
+            kernel.scalar_types = known[name]  # type: ignore[attr-defined]
         try:
             types = argument_types(kernel)
         except cl.Error:  # the driver has no argument information

@@ -28,7 +28,7 @@ class QueueMark:
     @property
     def is_reached(self) -> bool:
         """Whether the device has completed everything before the mark."""
-        return self._event.command_execution_status == self._complete
+        return bool(self._event.command_execution_status == self._complete)
 
     def wait(self) -> None:
         """Wait until the mark is reached."""

@@ -60,12 +60,13 @@ def as_tensors(results: Any) -> tuple[Tensor, ...] | None:
     return tensors if all(isinstance(tensor, Tensor) for tensor in tensors) else None
 
 
-def without_tape(results: Any) -> Any:
+def without_tape(results: Results) -> Results:
     """Return a function's results without the tape, which a replay does not have either."""
     tensors = as_tensors(results)
     if not tensors:
         return results
-    return tuple([tensor.detach() for tensor in tensors]) if isinstance(results, tuple) else results.detach()
+    detached = tuple([tensor.detach() for tensor in tensors])
+    return detached if isinstance(results, tuple) else detached[0]
 
 
 class Recording:

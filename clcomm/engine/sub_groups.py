@@ -59,4 +59,4 @@ def _summed(queue: cl.CommandQueue, values: np.ndarray, number: int) -> np.float
     sizes = map(np.int32, (1, count, count, 1))  # rows, columns, block, blocks
     kernel(queue, (count,), (count,), out, given, *sizes, np.float32(1))
     cl.enqueue_copy(queue, total, out)
-    return total[0]
+    return np.float32(total[0])

@@ -132,7 +132,8 @@ class Tensor(TensorOperators["Tensor"], HostExchange):
         """Return the value of a tensor of one element as a Python number; waits for the queue."""
         if self.shape and self.size != 1:
             raise ArgumentError(f"item: expected a tensor of one element, got shape {self.shape}")
-        return self.numpy().item()
+        value: float | int = self.numpy().item()
+        return value
 
     def copy_from(self, array_like: Any) -> None:
         """Overwrite the values with a host array of the same shape; waits for the queue."""

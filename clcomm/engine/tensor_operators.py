@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 AnyTensor = TypeVar("AnyTensor")  # Tensor, whose module imports this one
+Result = TypeVar("Result", covariant=True)
+
+
+class Functions(Protocol[Result]):
+    """The module of differentiable functions."""
+
+    def __getattr__(self, name: str) -> Callable[..., Result]: ...
 
 
 class TensorOperators(Generic[AnyTensor]):
@@ -15,8 +22,7 @@ class TensorOperators(Generic[AnyTensor]):
 
     __slots__ = ()
 
-    #: The module of differentiable functions, which imports this file and sets it.
-    _functional: ClassVar[Any]
+    _functional: Functions[AnyTensor]  # which imports this file and sets it
 
     def __add__(self, other: AnyTensor | float) -> AnyTensor:
         return self._functional.add(self, other)

@@ -136,7 +136,7 @@ class KernelLog:
         return next((n for n, launch in enumerate(launches) if not self._is_complete(launch[2])), 0)
 
     def _is_complete(self, event: Any) -> bool:
-        return event.get_info(self._status) == self._complete
+        return bool(event.get_info(self._status) == self._complete)
 
     def _name(self, kernel: Any) -> str:
         name = self._names.get(kernel)

@@ -131,8 +131,8 @@ def _pinned(context: cl.Context, queue: cl.CommandQueue) -> np.ndarray:
     import pyopencl as cl
 
     buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR, PIECE_NBYTES)
-    flags = cl.map_flags.READ | cl.map_flags.WRITE
-    array: np.ndarray = cl.enqueue_map_buffer(queue, buffer, flags, 0, (PIECE_NBYTES,), np.uint8)[0]
+    flags: Any = cl.map_flags.READ | cl.map_flags.WRITE
+    array: np.ndarray = cl.enqueue_map_buffer(queue, buffer, flags, 0, (PIECE_NBYTES,), np.dtype(np.uint8))[0]
     return array
 
 

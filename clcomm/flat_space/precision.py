@@ -30,7 +30,7 @@ class Precision:
         """Return the bytes that take `nbytes` as float32; so do offsets in the flat space."""
         return nbytes * self.itemsize // 4
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[object, ...]:
         return parse_precision, (self.name,)  # copies are the precision itself
 
     def __str__(self) -> str:

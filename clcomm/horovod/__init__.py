@@ -22,7 +22,7 @@ from clcomm.horovod.all_reduces import (
     grouped_allreduce_async_,
     sparse_allreduce_async,
 )
-from clcomm.horovod.calls import Adasum, Average, Max, Min, Product, ReduceOp, Sum, barrier
+from clcomm.horovod.calls import Adasum, Average, Max, Min, Product, Sum, barrier
 from clcomm.horovod.compression import Compression, Compressor
 from clcomm.horovod.copies import (
     allgather,
@@ -46,6 +46,7 @@ from clcomm.horovod.functions import (
 )
 from clcomm.horovod.handles import poll, synchronize
 from clcomm.horovod.join import join
+from clcomm.horovod.movement import ReduceOp
 from clcomm.horovod.optimizer import DistributedOptimizer
 from clcomm.horovod.reduce_scatters import (
     grouped_reducescatter,

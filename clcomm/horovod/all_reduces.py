@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from clcomm.errors import ArgumentError
-from clcomm.horovod.calls import Average, Operation, ReduceOp, Sum, chosen_op, like, listed
+from clcomm.horovod.calls import Average, Operation, Sum, chosen_op, like, listed
 from clcomm.horovod.compression import Compression
 from clcomm.horovod.handles import Handle
+from clcomm.horovod.movement import ReduceOp
 from clcomm.horovod.tensors import host_tensor
 from clcomm.horovod.world import ProcessSet, global_process_set
 
@@ -18,7 +19,7 @@ from clcomm.horovod.world import ProcessSet, global_process_set
 def _operation(
     tensors: Sequence[torch.Tensor], average: bool | None, name: str | None, op: ReduceOp | None,
     prescale_factor: float, postscale_factor: float, process_set: ProcessSet, *, in_place: bool = False,
-) -> Operation:  # fmt: skip
+) -> Operation[list[torch.Tensor]]:  # fmt: skip
     """Return the operation of the arguments of `grouped_allreduce_async`."""
     wanted, given = chosen_op(op, average), listed(tensors)
     sources = [host_tensor(each, "tensors") for each in given]

@@ -7,7 +7,8 @@ in the same order; where they do not, every rank raises the same MismatchError.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -22,7 +23,12 @@ Average, Sum, Adasum = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum
 Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
 
 
-class Operation(NamedTuple):
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Operation(Generic[R]):
     """An operation on a set's ranks: a function of `movement`, and of `background` where it can be started.
 
     Attributes:
@@ -35,11 +41,11 @@ class Operation(NamedTuple):
     process_set: ProcessSet
     name: str
     arguments: tuple[Any, ...]
-    change: Callable[[Any], Any]
+    change: Callable[[Any], R]
 
-    def single(self) -> Operation:
+    def single(self: Operation[list[T]]) -> Operation[T]:
         """Return the same of a group of one, whose result is that tensor instead of a list."""
-        return self._replace(change=lambda found: self.change(found)[0])
+        return Operation(self.process_set, self.name, self.arguments, lambda found: self.change(found)[0])
 
     def start(self) -> Handle:
         """Start it in the background; it runs at once while ranks have joined."""
@@ -50,7 +56,7 @@ class Operation(NamedTuple):
         return Handle(getattr(background, self.name)(comm, *self.arguments).then(self.change))
 
     @raising_internal_errors()
-    def run(self) -> Any:
+    def run(self) -> R:
         """Run it and return the result; again, if it told this rank that others have joined."""
         comm = self.process_set.communicator()
         if not world.some_joined():
@@ -78,7 +84,7 @@ def chosen_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
     return op
 
 
-def like(tensors: Sequence[torch.Tensor], in_place: bool = False) -> Callable[[Sequence[torch.Tensor]], Any]:
+def like(tensors: Sequence[torch.Tensor], in_place: bool = False) -> Callable[[Any], list[torch.Tensor]]:
     """Return what brings results, in a list, to the devices of these tensors; in place: to these tensors themselves."""
 
     @torch.no_grad()

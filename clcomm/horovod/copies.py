@@ -25,7 +25,9 @@ def allgather_async(
     return _gathering([tensor], name, process_set).single().start()
 
 
-def _gathering(tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet) -> Operation:
+def _gathering(
+    tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet
+) -> Operation[list[torch.Tensor]]:
     sources = [host_tensor(each, "tensors") for each in tensors]
     return Operation(process_set, "all_gathers", (sources, name or ""), like(tensors))
 
@@ -83,7 +85,7 @@ def broadcast_async(
 
 def _sending(
     tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, *, in_place: bool = False
-) -> Operation:
+) -> Operation[torch.Tensor]:
     arguments = [host_tensor(tensor)], root_in(process_set, root_rank), name or ""
     return Operation(process_set, "broadcast", arguments, like([tensor], in_place)).single()
 
@@ -139,7 +141,9 @@ def alltoall_async(
     return _exchange(tensor, splits, name, process_set).start()
 
 
-def _exchange(tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> Operation:
+def _exchange(
+    tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet
+) -> Operation[tuple[torch.Tensor, torch.Tensor]]:
     source = host_tensor(tensor)
     counts = _splits(source, splits, process_set.size())
 

@@ -68,4 +68,4 @@ def broadcast_object_fn(
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Return every rank's object, in rank order; they are pickled. Collective."""
-    return Operation(process_set, "all_gather_object", (obj, name or ""), lambda found: found).run()
+    return Operation(process_set, "all_gather_object", (obj, name or ""), list[Any]).run()

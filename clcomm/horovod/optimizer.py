@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from clcomm.errors import ArgumentError
-from clcomm.horovod.calls import Adasum, Average, ReduceOp, Sum
+from clcomm.horovod.calls import Adasum, Average, Sum
 from clcomm.horovod.compression import Compression
+from clcomm.horovod.movement import ReduceOp
 from clcomm.horovod.reduction import Reduction, UsageError
 from clcomm.horovod.world import ProcessSet, global_process_set
 

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from clcomm.errors import ArgumentError
-from clcomm.horovod.calls import Adasum, Average, Operation, ReduceOp, Sum, chosen_op, like, listed
+from clcomm.horovod.calls import Adasum, Average, Operation, Sum, chosen_op, like, listed
 from clcomm.horovod.compression import Compression
 from clcomm.horovod.copies import allgather
 from clcomm.horovod.handles import Handle
+from clcomm.horovod.movement import ReduceOp
 from clcomm.horovod.tensors import host_tensor, scaled
 from clcomm.horovod.world import ProcessSet, global_process_set
 
@@ -19,7 +20,7 @@ from clcomm.horovod.world import ProcessSet, global_process_set
 def _operation(
     tensors: Sequence[torch.Tensor], name: str | None, op: ReduceOp, process_set: ProcessSet, prescale_factor: float,
     postscale_factor: float,
-) -> Operation:  # fmt: skip
+) -> Operation[list[torch.Tensor]]:  # fmt: skip
     wanted, given = chosen_op(op, None), listed(tensors)
     sources = [host_tensor(each, "tensors") for each in given]
     if wanted is Adasum:

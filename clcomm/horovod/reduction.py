@@ -13,10 +13,11 @@ import torch
 
 from clcomm.errors import ArgumentError
 from clcomm.horovod import joined, movement, world
-from clcomm.horovod.calls import Adasum, ReduceOp
+from clcomm.horovod.calls import Adasum
 from clcomm.horovod.compression import Compression
 from clcomm.horovod.gradients import GradientBuckets, require_same_start
 from clcomm.horovod.lost_ranks import raising_internal_errors
+from clcomm.horovod.movement import ReduceOp
 from clcomm.horovod.tensors import host_tensor
 from clcomm.horovod.world import ProcessSet, global_process_set
 from clcomm.stats.events import Phase
@@ -77,7 +78,7 @@ class Reduction:
         self._hooked: set[torch.Tensor] = set()
         self._step_ended_s = 0.0
         self._communicated_s = 0.0
-        self._unhook: list[weakref.finalize] = []
+        self._unhook: list[weakref.finalize[..., Reduction]] = []
         self.is_replaced = False
         taken = {id(each) for each in self.trained().values()}
         for each in list(live):
@@ -221,7 +222,7 @@ class Reduction:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         for names in self._grouped(trained):
-            gradients = [trained[name].grad for name in names]
+            gradients = [gradient for name in names if (gradient := trained[name].grad) is not None]
             for gradient, reduced in zip(gradients, self._compressed(gradients, self.op), strict=True):
                 gradient.copy_(reduced)
 

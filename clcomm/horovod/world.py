@@ -153,7 +153,7 @@ def is_homogeneous() -> bool:
     return _World.is_homogeneous
 
 
-def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> None:
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
     """Record a timeline from now on, for ui.perfetto.dev; collective. `mark_cycles`: there are no cycles here."""
     recording = _World.recording = _World.recording or Recording(communicator(), "", live=True)
     recording.start_trace(os.fspath(file_path))

@@ -68,7 +68,7 @@ def note_step(step: int) -> None:
 
 def rank() -> int:
     """Return this process's rank in the job; 0 in a job of one rank, and before the first Communicator."""
-    return _Own.records[_Own.start + RANK]
+    return int(_Own.records[_Own.start + RANK])
 
 
 def note_finalized() -> None:

@@ -114,7 +114,7 @@ def _activity() -> int | None:
     communicators = list(_Process.communicators)
     if _Process.is_looking_back or any(communicator.current for communicator in communicators):
         return None
-    return sum(communicator._sequence for communicator in communicators)
+    return sum(int(communicator._sequence) for communicator in communicators)
 
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

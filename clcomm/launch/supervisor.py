@@ -55,7 +55,7 @@ class Supervisor:
 
     def __init__(self, command: list[str], allowed: int, pause_s: float):
         self._command, self._allowed, self._pause_s = command, allowed, pause_s
-        self._process: subprocess.Popen | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._signal, self._signalled_s = 0, 0.0  # the last signal, and when the first one came
         self._unsent = 0  # a signal that came while the job was being started
         self._was_signalled = threading.Event()
@@ -97,7 +97,7 @@ class Supervisor:
                 code = FAILURE
             return End(code, progress[restarts.STEP], progress[restarts.SAVED])
 
-    def _ended(self, process: subprocess.Popen) -> int:
+    def _ended(self, process: subprocess.Popen[bytes]) -> int:
         """Wait for the job and return its exit code; kill it GRACE_S after the first signal if it still runs."""
         while not self._signal or time.monotonic() < self._signalled_s + GRACE_S:
             left_s = self._signalled_s + GRACE_S - time.monotonic() if self._signal else GRACE_S

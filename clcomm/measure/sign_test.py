@@ -37,4 +37,4 @@ def sign_test(default_s: np.ndarray, other_s: np.ndarray) -> SignTest:
 
 def _chance_of(wins: int, turns: int) -> float:
     """Return the probability of so many wins or more where each turn is a coin toss."""
-    return sum(math.comb(turns, count) for count in range(wins, turns + 1)) / 2**turns
+    return sum(math.comb(turns, count) for count in range(wins, turns + 1)) / (1 << turns)

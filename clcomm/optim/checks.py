@@ -99,4 +99,4 @@ def missed_steps_of(state: Mapping[str, np.ndarray], count: int) -> list[int]:
         raise ArgumentError(f"state_dict[{MISSED!r}]: expected {count} numbers of steps, got {missed}")
     if (missed > int(state["steps"])).any():
         raise ArgumentError(f"state_dict[{MISSED!r}]: expected at most {state['steps']} steps, got {missed.max()}")
-    return missed.tolist()
+    return [int(each) for each in missed]

@@ -30,6 +30,8 @@ ACTIVATIONS, INPUT_GRADIENTS, PARAMETER_GRADIENTS = "activations", "input gradie
 _ALIGNED = ALIGNMENT // 4
 
 T = TypeVar("T")
+#: Two tensors in regions, and the collective between them.
+Prepared = tuple[Tensor, Tensor, Callable[[], None]]
 
 
 class Exchange:
@@ -49,7 +51,7 @@ class Exchange:
         self.rank, self.size = comm.rank, comm.size
         self._sees_writes = sees_writes(device)
         self._regions: dict[str, HostBuffer] = {}
-        self._prepared: dict[tuple[Any, ...], Any] = {}
+        self._prepared: dict[tuple[object, ...], Any] = {}
         self._weight = 1.0  # this rank's in `weighted`
         self._weights: tuple[Tensor, Tensor] | None = None  # it and its reciprocal; None: it has always been 1
         self._met = 0  # collectives so far, at each of which no rank had kernels in its queue
@@ -96,7 +98,7 @@ class Exchange:
         launch_broadcast("mul_broadcast", result, pending.total(), self._weights[1])
         return result
 
-    def _prepare_sum(self, _: str, count: int, label: str) -> tuple[Any, ...]:
+    def _prepare_sum(self, _: str, count: int, label: str) -> Prepared:
         summands, sums = self._region("summands", 4 * _padded(count)), self._region("sums", 4 * _padded(count))
         reduce = self.comm.all_reduce_init(summands.values[:count], out=sums.values[:count], label=label)
 
@@ -146,7 +148,7 @@ class Exchange:
         copy_part(sizes, target, Block(0, whole), blocks, Block(0, (block, *apart[1:])))
         return target
 
-    def _prepare_gather(self, _: str, block: int, size: int, label: str) -> tuple[Any, ...]:
+    def _prepare_gather(self, _: str, block: int, size: int, label: str) -> Prepared:
         region, first, count = self._region("gathered", 4 * block * self.size), self.rank * block, self.size * block
         nbytes = 4 * size * self.size  # is compared too: parts of other sizes may have blocks of one
         gather = self.comm.all_gather_in_place_init(region.values[:count], label=label, nbytes=nbytes)
@@ -174,14 +176,14 @@ class Exchange:
         """Return this rank's part along `axis` of the sum of all ranks' x; `out`: as for `summed`."""
         return _copied(x if self.size == 1 else self._sum_part(x, axis, label), out)
 
-    def _prepare_sum_part(self, _: str, block: int, size: int, label: str) -> tuple[Any, ...]:
+    def _prepare_sum_part(self, _: str, block: int, size: int, label: str) -> Prepared:
         count, comm, nbytes = self.size * block, self.comm, 4 * size
         sums, at = self._region("sums", 4 * count), self.rank * block
         target = sums.values[at : at + block]
         if comm.is_common(sums.array):
             summands, first = self._region("rows", 4 * count * self.size), self.rank * count
             rows = summands.values[: self.size * count].reshape(self.size, count)
-            reduce: Callable[[], Any] = comm.reduce_scatter_init(rows, out=target, label=label, nbytes=nbytes)
+            reduce: Callable[[], object] = comm.reduce_scatter_init(rows, out=target, label=label, nbytes=nbytes)
         else:
             summands, first = self._region("summands", 4 * count), 0
             blocks = summands.values[:count].reshape(self.size, block)
@@ -215,7 +217,7 @@ class Exchange:
             found = self._regions[name] = HostBuffer(self.device, array, self._sees_writes)
         return found
 
-    def _once(self, key: tuple[Any, ...], prepare: Callable[..., T]) -> T:
+    def _once(self, key: tuple[object, ...], prepare: Callable[..., T]) -> T:
         """Return what `prepare(*key)` returned the first time; nothing that it queues is recorded."""
         found = self._prepared.get(key)
         if found is None:

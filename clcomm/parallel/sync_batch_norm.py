@@ -82,7 +82,8 @@ class SyncBatchNorm(BatchNorm):
                 if isinstance(inner, BatchNorm) and not isinstance(inner, cls):
                     setattr(each, name, made.setdefault(id(inner), cls._converted(inner, ranks)))
         if isinstance(module, BatchNorm) and not isinstance(module, cls):
-            return cls._converted(module, ranks)
+            replaced: M = cls._converted(module, ranks)
+            return replaced
         return module
 
     @classmethod

@@ -44,7 +44,7 @@ class Analysis:
         ceiling = run_costs.ceiling_of(run.figures["ceilings"], self.reductions["transport"], self.sums)
         if any(row["part"] and row["label"] == GRADIENTS for row in self.counts["operations"]):
             ceiling = "gradients were reduced on a part of the ranks"
-        self.ceiling = ceiling if isinstance(ceiling, run_costs.Cost) else None
+        self.ceiling = None if isinstance(ceiling, str) else ceiling
         self.no_ceiling = ceiling or "no such calls were measured on rank 0's host before"
         self.own_costs = run_costs.own_costs(self.buckets)
         self.costs = self.own_costs if isinstance(self.own_costs, run_costs.Costs) else self.stored_costs()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clcomm.clipping import CLIPPING
 from clcomm.drawing.colours import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, YELLOW, Paint
 from clcomm.report import step_parts
 
@@ -22,7 +23,7 @@ PAINTS = {
     step_parts.OPTIMIZER: Paint(PURPLE),
     step_parts.OTHER_LABELS["checks"]: Paint(PURPLE, striped=True),
     step_parts.HIDDEN: Paint(YELLOW),
-    step_parts.CLIPPING: Paint(YELLOW, striped=True),
+    CLIPPING: Paint(YELLOW, striped=True),
     "came last": Paint(VERMILLION),
     step_parts.COMPUTING_TOO: Paint(GREY, striped=True),
     step_parts.REST: Paint(GREY),

@@ -265,8 +265,8 @@ def _per_step(key: str) -> Callable[[Subject], float | None]:
         rows = [row for row in stats.as_dict()["buckets"] if row["label"] == GRADIENTS]
         synchronisations = sum(row["calls"] for row in rows if row["bucket"] == 0)
         if synchronisations and len(stats.tallies) < MOST_TALLIES:
-            return sum(row[key] for row in rows) / synchronisations
-        return stats.total("all_reduce", GRADIENTS)[key] / steps if steps else None
+            return float(sum(row[key] for row in rows) / synchronisations)
+        return float(stats.total("all_reduce", GRADIENTS)[key] / steps) if steps else None
 
     return count_of
 

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from clcomm.clipping import CLIPPING
 from clcomm.report.analysis import Analysis, mean_step_by_rank
 from clcomm.report.elements import milliseconds, written
 from clcomm.report.step_parts import (
-    CLIPPING,
     COMPUTING,
     COMPUTING_TOO,
     CORE,

@@ -31,7 +31,7 @@ class Run:
 
     @property
     def world_size(self) -> int:
-        return self.figures["world_size"]
+        return int(self.figures["world_size"])
 
     def stats(self, ranks: Iterable[dict[str, Any]] | None = None) -> CommStats:
         """Return the stats of an average rank over these records, by default over all."""

@@ -97,7 +97,7 @@ def _slope_error(found: Fit) -> float:
 
 def moving_s(row: dict[str, Any]) -> float:
     """Return a call's mean time without its wait for other ranks; its median time if that wait is zero or not known."""
-    return row["transfer_s"] / row["calls"] if row["wait_s"] else row["p50_s"]
+    return float(row["transfer_s"] / row["calls"] if row["wait_s"] else row["p50_s"])
 
 
 def ceiling_of(ceilings: list[dict[str, Any]], transport: str, sums: str | None) -> Cost | str | None:

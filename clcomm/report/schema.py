@@ -71,7 +71,7 @@ def _cpus(value: Any, name: str) -> str:
         parse_cpus(long_text(value, name))
     except ValueError as error:
         raise ValueError(f"{name}: {shown(str(error))}") from None
-    return value
+    return str(value)
 
 
 def _spans(value: Any, name: str) -> list[Span]:

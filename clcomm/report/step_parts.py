@@ -123,7 +123,7 @@ def _share_in_steps(stats: CommStats, checks_s: float) -> float:
     reduced = reducing(stats)
     others = reduced["exposed_s"] + reduced["pack_s"] + reduced["unpack_s"]
     others += sum(labelled(stats, label)["seconds"] for label in (TUNING, CLIPPING))
-    return max(0.0, sum(phases.get(name, 0.0) for name in _PHASES) - others) / checks_s
+    return float(max(0.0, sum(phases.get(name, 0.0) for name in _PHASES) - others) / checks_s)
 
 
 def _summed(rows: list[dict[str, Any]]) -> dict[str, float]:

@@ -68,7 +68,7 @@ def _with_ceiling(analysis: Analysis, row: dict[str, Any]) -> dict[str, Any]:
 
 def operations_table(analysis: Analysis) -> Table:
     def is_rare(row: dict[str, Any]) -> bool:
-        return row["calls"] < (analysis.all_steps or 0)
+        return int(row["calls"]) < (analysis.all_steps or 0)
 
     counted = [{**row, "label": named(row)} for row in analysis.counts["operations"]]
     rows = sorted(counted, key=lambda row: (is_rare(row), -row["seconds"], row["operation"], row["label"]))

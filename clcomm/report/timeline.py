@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from clcomm.clipping import CLIPPING
 from clcomm.report import last_steps
 from clcomm.report.analysis import Analysis
 from clcomm.report.chart_kinds import Stretch, Timeline
@@ -11,7 +12,6 @@ from clcomm.report.colours import PAINTS
 from clcomm.report.elements import MOST_SHOWN, count
 from clcomm.report.last_steps import Span, flattened, uncovered
 from clcomm.report.step_parts import (
-    CLIPPING,
     COMPUTING,
     DATA,
     DEVICE,

@@ -37,7 +37,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def whole(least: int = 0, most: int = MOST_COUNT) -> Check:
+def whole(least: int = 0, most: int = MOST_COUNT) -> Callable[[Any, str], int]:
     bounds = f"from {least} up" if most == MOST_COUNT else f"from {least} to {most}"
 
     def check(value: Any, name: str) -> int:

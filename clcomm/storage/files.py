@@ -16,6 +16,8 @@ from typing import Any, BinaryIO
 
 from clcomm.errors import ArgumentError, CheckpointWriteError, OutputError
 
+FilePath = str | os.PathLike[str]
+
 #: Suffix of a file that is not complete yet.
 PARTIAL = ".partial"
 #: The most symbolic links that are followed, as in Linux.
@@ -30,7 +32,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, 
 _SAFE_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-def open_regular(path: str | os.PathLike, most_bytes: int | None = None) -> BufferedReader:
+def open_regular(path: FilePath, most_bytes: int | None = None) -> BufferedReader:
     """Open a regular file of at most `most_bytes` for reading; OSError for anything else, without blocking."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     info = os.fstat(descriptor)
@@ -43,7 +45,7 @@ def open_regular(path: str | os.PathLike, most_bytes: int | None = None) -> Buff
     return open(descriptor, "rb")
 
 
-def read_regular(path: str | os.PathLike, most_bytes: int) -> bytes:
+def read_regular(path: FilePath, most_bytes: int) -> bytes:
     """Return a regular file's content; OSError for anything else and for more than `most_bytes`."""
     with open_regular(path, most_bytes) as file:
         return file.read(most_bytes)
@@ -54,7 +56,7 @@ def kind_of(mode: int) -> str:
     return next((name for is_kind, name in _KINDS if is_kind(mode)), "not a regular file")
 
 
-def destination(path: str | os.PathLike) -> Path:
+def destination(path: FilePath) -> Path:
     """Return the path that a file written to `path` gets: symbolic links are followed, except another user's.
 
     Raises OSError, with the reason as its strerror, if anything but a regular file is there.
@@ -75,7 +77,7 @@ def destination(path: str | os.PathLike) -> Path:
     raise OSError(errno.ELOOP, "a symbolic link that leads in a circle", os.fspath(path))
 
 
-def check_writable(path: str | os.PathLike, *, in_place: bool = False) -> Path:
+def check_writable(path: FilePath, *, in_place: bool = False) -> Path:
     """Return the path that a file written to `path` gets; its directory is created if missing.
 
     Args:
@@ -99,7 +101,7 @@ def check_writable(path: str | os.PathLike, *, in_place: bool = False) -> Path:
     return target
 
 
-def check_directory(path: str | os.PathLike) -> None:
+def check_directory(path: FilePath) -> None:
     """Create a directory if missing; OSError where files cannot be created in it."""
     target = Path(path)
     target.mkdir(parents=True, exist_ok=True)
@@ -109,7 +111,7 @@ def check_directory(path: str | os.PathLike) -> None:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+def replacing(path: FilePath, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Open a file that replaces the one at `path` when the block ends, and is removed when the block raises.
 
     Until then it has a unique name beside `path`; its content is on disk before it is renamed. The directory is created
@@ -136,7 +138,7 @@ def replacing(path: str | os.PathLike, *, mode: int = 0o666) -> Iterator[BinaryI
 
 
 @contextmanager
-def saving(what: str, path: str | os.PathLike) -> Iterator[None]:
+def saving(what: str, path: FilePath) -> Iterator[None]:
     """Raise CheckpointWriteError for an OSError of this block, which replaces the file at `path`.
 
     what: the file's content, such as "weights", with which the error begins.
@@ -157,7 +159,7 @@ def partials_of(target: Path) -> list[Path]:
     return []
 
 
-def write_whole(path: str | os.PathLike, text: str, name: str) -> None:
+def write_whole(path: FilePath, text: str, name: str) -> None:
     """Write a file atomically; its directory is created if missing.
 
     Args:
@@ -176,7 +178,7 @@ def write_whole(path: str | os.PathLike, text: str, name: str) -> None:
         raise unwritable(name, path, error) from None
 
 
-def unwritable(name: str, path: str | os.PathLike, error: OSError) -> ArgumentError | OutputError:
+def unwritable(name: str, path: FilePath, error: OSError) -> ArgumentError | OutputError:
     """Return the error for a file that could not be written: OutputError if a restart may succeed, else ArgumentError.
 
     Args:
@@ -188,7 +190,7 @@ def unwritable(name: str, path: str | os.PathLike, error: OSError) -> ArgumentEr
     return kind(f"{name}: expected a file to write, got {os.fspath(path)!r}: {error.strerror}")
 
 
-def open_locked(path: str | os.PathLike, mode: str, **settings: Any) -> Any:
+def open_locked(path: FilePath, mode: str, **settings: Any) -> Any:
     """Open a file as open(path, mode, **settings) does, and lock it.
 
     The file's directory is created if missing.

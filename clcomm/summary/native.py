@@ -68,18 +68,19 @@ def _walk(result: Tensor) -> list[tuple[Any, tuple[int, ...]]]:
 
 def _flops(node: Any, shape: tuple[int, ...]) -> int:
     """Return the arithmetic of a node's forward pass over a whole batch, with a result of `shape`."""
+    factors: tuple[int, ...] = (0,)
     if node.op in (Conv2dOp, ConvReluPoolOp, ConvTranspose2dOp):
         g = node.geometry
-        return 2 * g.images * g.groups * g.outputs * g.out_height * g.out_width * g.channels * g.taps
-    if node.op in (LinearOp, MatMul):
+        factors = g.images, g.groups, g.outputs, g.out_height, g.out_width, g.channels, g.taps
+    elif node.op in (LinearOp, MatMul):
         a, b = node.inputs[0].shape, node.inputs[1].shape
-        return 2 * a[0] * b[0] * b[1]  # b is K x N or N x K
-    if node.op is BatchedMatMul:
-        return 2 * math.prod(shape) * node.inputs[0].shape[-2 if node.turned[0] else -1]
-    if node.op in (Attention, PackedAttention):
+        factors = a[0], b[0], b[1]  # b is K x N or N x K
+    elif node.op is BatchedMatMul:
+        factors = *shape, node.inputs[0].shape[-2 if node.turned[0] else -1]
+    elif node.op in (Attention, PackedAttention):
         sizes = node.problem.sizes
-        return 2 * sizes.batches * sizes.heads * sizes.queries * sizes.keys * (sizes.head + sizes.value)
-    return 0
+        factors = sizes.batches, sizes.heads, sizes.queries, sizes.keys, sizes.head + sizes.value
+    return 2 * math.prod(factors)
 
 
 def _kind(node: Any) -> str:
@@ -87,7 +88,7 @@ def _kind(node: Any) -> str:
         return "Conv2d+ReLU+Pool"
     if node.op is LinearOp and node.saved[2] is not None:
         return "Linear+ReLU"
-    return node.op.__name__.removesuffix("Op")
+    return str(node.op.__name__).removesuffix("Op")
 
 
 def _common_prefix(names: list[str]) -> str:

@@ -90,7 +90,9 @@ class AutoBuckets:
 def starting_cost(comm: Communicator, space: SharedSpace) -> Callable[[float], float]:
     """Return an all-reduce's seconds as a function of its bytes: stored by `clcomm tune`, or measured. Collective."""
     shared = comm.is_common_on_host(space.arrays.reduced)
-    stored = comm.broadcast_object(_stored(comm.sums if shared else "") if comm.rank == 0 else None, label=TUNING)
+    stored: list[MeasuredFit] = comm.broadcast_object(
+        _stored(comm.sums if shared else "") if comm.rank == 0 else None, label=TUNING
+    )
     in_memory = "shared" if comm.hosts == 1 else "hierarchical"
     for each in stored:
         if (each.transport, each.ranks, each.hosts) == (in_memory if shared else "mpi", comm.size, comm.hosts):
@@ -156,4 +158,5 @@ def _shortest(comm: Communicator, reduce: Callable[[], None], calls: int) -> np.
         begin = time.perf_counter()
         reduce()
         seconds[call] = time.perf_counter() - begin
-    return np.maximum(comm.all_reduce(seconds, "min", label=TUNING), 1e-9)
+    shortest: np.ndarray = comm.all_reduce(seconds, "min", label=TUNING)
+    return shortest.clip(1e-9)

@@ -66,7 +66,8 @@ def elapsed(times: np.ndarray, hosts: Sequence[int] | np.ndarray) -> np.ndarray:
     """
     own = np.asarray(hosts)
     lasts = [times[own == host].max(axis=0) for host in np.unique(own)]
-    return np.mean([last[..., 1] - last[..., 0] for last in lasts], axis=0)
+    means: np.ndarray = np.mean([last[..., 1] - last[..., 0] for last in lasts], axis=0)
+    return means
 
 
 class BucketTuner:

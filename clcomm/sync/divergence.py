@@ -146,7 +146,7 @@ def hashes_of_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
 def _hash_of(space: SharedSpace, on_device: bool) -> int:
     hash_there = getattr(space.adapter, "hash_parameters", None)
     if on_device and hash_there is not None:
-        return hash_there()
+        return int(hash_there())
     space.adapter.pull_parameters()
     return hash_words(space.arrays.params)
 

@@ -60,8 +60,8 @@ def empty(
         ArgumentError: the group is of another backend.
         MismatchError: sizes differ between ranks.
     """
-    shape = tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else tuple(size)
+    shape: tuple[int, ...] = tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else size  # type: ignore[assignment]
     dtype = dtype or torch.get_default_dtype()
-    nbytes = math.prod(shape) * dtype.itemsize  # type: ignore[arg-type]
+    nbytes = math.prod(shape) * dtype.itemsize
     memory = communicator(group).allocate(max(1, nbytes))
     return torch.from_numpy(memory[:nbytes]).view(dtype).view(shape)

@@ -161,16 +161,16 @@ class MessageWork(OwnWork):
 
     _source_rank = source_rank
 
-    def get_future(self) -> torch.futures.Future:
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future of the list of tensors, complete when a thread of its own has seen the message complete."""
-        future: torch.futures.Future = torch.futures.Future()
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
 
         def complete() -> None:
             try:
                 self.wait()
                 future.set_result(self._outputs)
             except Exception as error:
-                future.set_exception(error)
+                future.set_exception(error)  # type: ignore[arg-type]
 
         threading.Thread(target=complete, name="clcomm-message", daemon=True).start()
         return future

@@ -17,6 +17,9 @@ from clcomm.tensors.private_torch import completed_future
 from clcomm.torch.interruptions import Interruptions
 from clcomm.torch.untraced import untraced
 
+#: A collective's outputs, and its error.
+Outcome = tuple[list[torch.Tensor], BaseException | None]
+
 
 @untraced
 class OwnWork(Work):
@@ -57,7 +60,7 @@ class CollectiveWork(OwnWork):
         super().__init__(outputs, name)
         self._is_done = False
         self._ended: threading.Event | None = None  # made for those that have to wait
-        self._future: torch.futures.Future | None = None
+        self._future: torch.futures.Future[Outcome] | None = None
 
     def run(self, move: Callable[[], object]) -> None:
         """Run the collective in this thread; the error is raised by `wait`."""
@@ -94,7 +97,7 @@ class CollectiveWork(OwnWork):
     def is_completed(self) -> bool:
         return self._is_done
 
-    def get_future(self) -> torch.futures.Future:
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future of the list of outputs; if the collective fails, it has the error.
 
         PyTorch's hooks in C++ ask for C++'s own list of tensors, which the future of a complete collective has. They
@@ -116,7 +119,7 @@ class CollectiveWork(OwnWork):
         return f"<{self._name}: {'done' if self._is_done else 'in its turn'}>"
 
 
-def _outputs_or_error(future: torch.futures.Future) -> list[torch.Tensor]:
+def _outputs_or_error(future: torch.futures.Future[Outcome]) -> list[torch.Tensor]:
     outputs, error = future.value()
     if error is not None:
         raise error

@@ -51,7 +51,7 @@ def write_together(comm: Communicator, part: Path, path: Path, limit_bytes: int)
             problem = f"{path}: {error.strerror}"
     for _ in gathered:  # the other ranks, and rank 0 after a failure, take part to the end
         pass
-    return comm.broadcast_object(problem, label=LABEL)
+    return str(comm.broadcast_object(problem, label=LABEL))
 
 
 def write_from_parts(path: Path, limit_bytes: int) -> list[int]:

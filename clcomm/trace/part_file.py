@@ -103,7 +103,7 @@ class TracePart:
     @property
     def rank(self) -> int:
         """The rank that wrote the part."""
-        return self.header["rank"]
+        return int(self.header["rank"])
 
 
 def _chunks(path: Path) -> Iterator[dict[str, Any]]:

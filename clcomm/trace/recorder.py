@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from clcomm.communicator import Communicator
 from clcomm.errors import ArgumentError
 from clcomm.stats.events import Collective, Phase
-from clcomm.storage.files import check_writable, unwritable
+from clcomm.storage.files import FilePath, check_writable, unwritable
 from clcomm.trace.clocks import ClockReading, read_clock
 from clcomm.trace.live import LIVE_S, LiveFile
 from clcomm.trace.merge import LABEL, write_together
@@ -73,7 +73,7 @@ class Trace:
     def __init__(
         self,
         comm: Communicator,
-        path: str | os.PathLike,
+        path: FilePath,
         *,
         device: TimedDevice | None = None,
         every: int = 1,

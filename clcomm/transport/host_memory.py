@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from clcomm.transport.mpi_communicators import address_function, shared_window, 
 from clcomm.transport.pending import advance_started
 from clcomm.transport.same_arrays import mismatch
 from clcomm.usable_cores import usable_cores
+
+T = TypeVar("T")
 
 _PAGE = 4096
 #: Bytes of /dev/shm that stay free for other processes.
@@ -110,7 +112,7 @@ class HostMemory:
         self._members = world_ranks(comm)
         self._regions: list[_Region] = _windows_in_use.pop(self._members, [])
         self._used_bytes = 0  # at the last garbage collection
-        self._kept: dict[tuple, Any] = {}
+        self._kept: dict[tuple[object, ...], Any] = {}
         nbytes = desk_bytes + MeetingPoint.nbytes(self.ranks)
         self._windows = _Windows(comm)
         self._window = self._windows.make(nbytes if self.rank == 0 else 0)
@@ -137,7 +139,7 @@ class HostMemory:
 
         Writing to a window without room ends in SIGBUS.
         """
-        return comm.bcast(_free_shared_memory() >= nbytes + _SPARE_BYTES, 0)
+        return bool(comm.bcast(_free_shared_memory() >= nbytes + _SPARE_BYTES, 0))
 
     def fits(self, nbytes: int, common: bool) -> bool:
         """Return whether `nbytes` fit, for each rank or in common; collective, the same on all ranks of the host."""
@@ -272,7 +274,7 @@ class HostMemory:
         key = (everyone.tobytes(), *(array.dtype for array in arrays))
         return self.kept(key, lambda: self._make_views(arrays, places))
 
-    def kept(self, key: tuple, make: Callable[[], Any]) -> Any:
+    def kept(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
         """Return the cached result of `make` for this key; the cache is cleared when memory is allocated or freed.
 
         For views and reductions: every step reduces the same buckets, and a view costs 2 us.
@@ -288,7 +290,7 @@ class HostMemory:
         """Clear the cache."""
         self._kept.clear()
 
-    def _make_views(self, arrays: Sequence[np.ndarray], places: list) -> list[list[np.ndarray]]:
+    def _make_views(self, arrays: Sequence[np.ndarray], places: list[list[list[int]]]) -> list[list[np.ndarray]]:
         for other in places[1:]:
             if [place[2:] for place in other] != [place[2:] for place in places[0]]:
                 raise mismatch([place[0][2:] for place in places])

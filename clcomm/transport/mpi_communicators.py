@@ -197,7 +197,7 @@ def comparison_between_hosts(comm: Any) -> Callable[[int, int], tuple[bool, None
     return alike
 
 
-def reduction_name(op: Any) -> str:
+def reduction_name(op: Any) -> Any:
     """Return clcomm's name of an mpi4py reduction such as MPI.SUM; any other value is returned as it is.
 
     For an unsupported reduction it returns MPI's name, for the error message.

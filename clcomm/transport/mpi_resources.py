@@ -100,7 +100,7 @@ class MpiResources:
             current = owner.current if owner is not None and other is not self else None
             if current is not None:
                 call, sequence, _ = current
-                return call.describe(sequence) + other.name
+                return str(call.describe(sequence)) + other.name
         return ""
 
 

@@ -69,7 +69,7 @@ class SharedTransport(MemoryTransport):
         # Two slots for each rank, used in turn.
         self._slots = slots.reshape(2, self.world_size, _slot_bytes(self.world_size))
         self._small_bytes = SMALL_ARRAY_BYTES if self._point.polls else self._slots.shape[2]
-        self._slot_reductions: dict[tuple, Callable[[np.ndarray, np.ndarray], None]] = {}
+        self._slot_reductions: dict[tuple[object, ...], Callable[[np.ndarray, np.ndarray], None]] = {}
 
     @staticmethod
     def can_open(comm: Any) -> bool:

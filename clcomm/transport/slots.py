@@ -163,7 +163,7 @@ class SentSlots:
 
     def __init__(self, messages: Messages, receiver: int, tag: int, slots: int, nbytes: int):
         self.slots = [aligned_zeros(nbytes) for _ in range(slots)]
-        self._start = lambda slot: messages.send(slot, receiver, tag)
+        self._start: Callable[[np.ndarray], Message] = lambda slot: messages.send(slot, receiver, tag)
         self._on_way: list[Message | None] = [None] * slots
         self._sent = 0
 
@@ -194,7 +194,7 @@ class ReceivedSlots:
 
     def __init__(self, messages: Messages, sender: int, tag: int, slots: int, nbytes: int):
         self.slots = [aligned_zeros(nbytes) for _ in range(slots)]
-        self._start = lambda slot: messages.receive(slot, sender, tag)
+        self._start: Callable[[np.ndarray], Message] = lambda slot: messages.receive(slot, sender, tag)
         self._on_way: list[Message | None] = [None] * slots
         self._expected = self._started = self._taken = self._released = 0
 

@@ -5,19 +5,18 @@ The number of samples stays open. What a model computes outside the tape, in Num
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 import numpy as np
 
 from clcomm.engine.nn import Module
 from clcomm.errors import ArgumentError, needed
-from clcomm.storage.files import replacing, saving
+from clcomm.storage.files import FilePath, replacing, saving
 from clcomm.weights.onnx_graph import Graph
 from clcomm.weights.onnx_nodes import WRITERS
 
 
-def export_onnx(model: Module, path: str | os.PathLike, in_shape: Iterable[int], *, in_dtype: str = "float32") -> None:
+def export_onnx(model: Module, path: FilePath, in_shape: Iterable[int], *, in_dtype: str = "float32") -> None:
     """Write a model as an ONNX file with the input "x", [N, *in_shape], and the output "y".
 
     Args:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from clcomm.errors import ArgumentError, CheckpointError, needed
-from clcomm.storage.files import open_regular, replacing, saving
+from clcomm.storage.files import FilePath, open_regular, replacing, saving
 
 
 class Model(Protocol):
@@ -25,9 +25,7 @@ class Model(Protocol):
         """Set all weights."""
 
 
-def save(
-    path: str | os.PathLike, weights: Mapping[str, Any] | Model, metadata: Mapping[str, str] | None = None
-) -> None:
+def save(path: FilePath, weights: Mapping[str, Any] | Model, metadata: Mapping[str, str] | None = None) -> None:
     """Write weights, atomically.
 
     Args:
@@ -50,7 +48,7 @@ def save(
         file.write(data)
 
 
-def load(path: str | os.PathLike) -> dict[str, np.ndarray]:
+def load(path: FilePath) -> dict[str, np.ndarray]:
     """Return the arrays of a file, sorted by name. CheckpointError where it is missing, truncated or damaged."""
     library = _library()
     try:
@@ -64,7 +62,7 @@ def load(path: str | os.PathLike) -> dict[str, np.ndarray]:
         ) from None
 
 
-def load_into(model: Model, path: str | os.PathLike) -> None:
+def load_into(model: Model, path: FilePath) -> None:
     """Set a model's weights to those of a file.
 
     Raises CheckpointError, changing nothing, where a name is missing or unexpected, or a shape or dtype differs.

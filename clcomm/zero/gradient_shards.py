@@ -65,7 +65,7 @@ class GradientShards:
     @property
     def in_flight_nbytes(self) -> int:
         """Bytes beside the shard: gradients that are being written, and units that are being reduced."""
-        return self._blocks.nbytes + self._areas.nbytes + self._mean.nbytes
+        return int(self._blocks.nbytes) + self._areas.nbytes + self._mean.nbytes
 
     # --- in backward ---
 

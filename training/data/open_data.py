@@ -16,6 +16,7 @@ from training.data.shared_splits import adopt, publish
 
 if TYPE_CHECKING:
     from clcomm.communicator import Communicator
+    from training.data.shared_splits import Notice
 
 
 def open_data(
@@ -98,20 +99,21 @@ def _load_everywhere(choice: Choice, comm: Communicator, with_test: bool, meanwh
     The last, as rank 0 comes late: it has a console to make, and it chose the files. A rank that cannot map that memory
     reads the files itself. A failure or a difference on one rank is raised on all.
     """
-    attempt, publication, notice = _Attempt(), None, None
+    attempt, publication = _Attempt(), None
+    notice: Notice | None = None
     is_reader = has_read = comm.local_rank == comm.local_size - 1
     if has_read:
         attempt = _Attempt.at(lambda: load(choice, with_test))
         if attempt.splits is not None and comm.local_size > 1:
             publication = publish(attempt.splits)
-            notice = publication and publication.notice
+            notice = publication.notice if publication else None
     else:
         meanwhile()
     comm.rendezvous()
     tried = comm.all_gather_object((is_reader, attempt.failure, notice))
     _stop_at_failure({rank: failure for rank, (has_tried, failure, _) in enumerate(tried) if has_tried}, comm.size)
     if attempt.splits is None or publication is not None:
-        shared = adopt([notice for *_, notice in tried if notice is not None])
+        shared = adopt([notice for _, _, notice in tried if notice is not None])
         has_read = has_read or shared is None
         attempt = _Attempt.at(lambda: load(choice, with_test)) if shared is None else _Attempt(shared)
     reports = comm.all_gather_object((attempt.failure, has_read))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -24,7 +26,7 @@ class TorchGPT(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the logits."""
-        parts = self.transformer
+        parts: Any = self.transformer
         x = parts["wte"](tokens) + parts["wpe"](torch.arange(tokens.shape[-1], device=tokens.device))
         for block in parts["h"]:
             x = block(x)

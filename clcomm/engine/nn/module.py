@@ -108,7 +108,7 @@ class Module:
         """Compute the module's result; subclasses define it."""
         raise TypeError(f"{type(self).__name__} defines no forward()")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         return self.forward(*args, **kwargs)
 
     # -- contents

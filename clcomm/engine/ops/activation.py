@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.tensor import Tensor, empty, float_tensor
 
 
@@ -22,7 +20,7 @@ class Activation(Op):
     keeps_result = True
 
     @classmethod
-    def forward(cls, ctx: Any, x: Tensor, *, settings: tuple[float, ...] = ()) -> Tensor:
+    def forward(cls, ctx: Context, x: Tensor, *, settings: tuple[float, ...] = ()) -> Tensor:
         device, size, y = x.device, x.size, empty(x.device, x.shape)
         device.launch(device.kernel(cls.source, cls.kernel_name), *device.grid(size), y, x, *settings, size)
         ctx.settings = settings
@@ -30,7 +28,7 @@ class Activation(Op):
         return y
 
     @classmethod
-    def backward(cls, ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(cls, ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         (kept,) = ctx.saved
         device, size, dx = grad.device, grad.size, ctx.out(0)
         kernel = device.kernel(cls.source, cls.kernel_name + "_grad")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
 from clcomm.engine.ops.broadcasting import expand
 from clcomm.engine.ops.matmul import same_device
@@ -105,14 +105,14 @@ class Attention(Op):
     """softmax(scale q k^T + mask) v"""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *, problem: Problem) -> Tensor:
+    def forward(ctx: Context, q: Tensor, k: Tensor, v: Tensor, *, problem: Problem) -> Tensor:
         out = empty(q.device, (*q.shape[:-1], v.shape[-1]))
         ctx.problem = problem
         ctx.save(q, k, v, out, _attend(problem, q, k, v, out))
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         outs = [ctx.out(i) if ctx.needs[i] else empty(grad.device, ctx.inputs[i].shape) for i in range(3)]
         _attend_grad(ctx.problem, ctx.saved, grad, *outs)
         return tuple([out if needed else None for out, needed in zip(outs, ctx.needs, strict=True)])
@@ -122,14 +122,14 @@ class PackedAttention(Op):
     """Attention of several heads whose queries, keys and values lie beside each other in each row of one tensor."""
 
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, *, problem: Problem) -> Tensor:
+    def forward(ctx: Context, qkv: Tensor, *, problem: Problem) -> Tensor:
         out = empty(qkv.device, (*qkv.shape[:-1], qkv.shape[-1] // 3))
         ctx.problem = problem
         ctx.save(qkv, qkv, qkv, out, _attend(problem, qkv, qkv, qkv, out))
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         dqkv = ctx.out(0)
         _attend_grad(ctx.problem, ctx.saved, grad, dqkv, dqkv, dqkv)
         return (dqkv,)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.blocks import Block, copy_part
 from clcomm.engine.ops.elementwise import add, mul
 from clcomm.engine.ops.layer_norm import layer_norm
@@ -61,8 +61,8 @@ class BatchNorm(Op):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, running: Running | None, statistics: int,
-        momentum: float, eps: float,
+        ctx: Context, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, running: Running | None,
+        statistics: int, momentum: float, eps: float,
     ) -> Tensor:  # fmt: skip
         device, channels = x.device, x.shape[1]
         ctx.parameters, ctx.statistics, ctx.eps, ctx.running = _count(weight, bias), statistics, eps, running
@@ -81,7 +81,7 @@ class BatchNorm(Op):
         return _turned_back(y, x.shape, empty(device, x.shape)) if ctx.turned else y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         values, weight, means, scales = ctx.saved
         device, channels = grad.device, ctx.sizes[1]
         up = _turned(grad, ctx.sizes) if ctx.turned else grad
@@ -117,8 +117,8 @@ class BatchNormOfRanks(Op):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, running: Running | None, statistics: int,
-        momentum: float, eps: float, ranks: Ranks,
+        ctx: Context, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, running: Running | None,
+        statistics: int, momentum: float, eps: float, ranks: Ranks,
     ) -> Tensor:  # fmt: skip
         device, channels = x.device, x.shape[1]
         ctx.ranks, ctx.parameters = ranks, _count(weight, bias)
@@ -143,7 +143,7 @@ class BatchNormOfRanks(Op):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, means, scales, total = ctx.saved
         device, channels = grad.device, ctx.sizes[1]
         own = [ctx.out(i) if ctx.needs[i] else empty(device, (channels,)) for i in (1, 2)]

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.broadcasting import broadcast_axes, broadcast_shape
 from clcomm.engine.ops.matmul import MatMul, multiply, multiply_batch, same_device
 from clcomm.engine.ops.reduce import sum_over
@@ -24,7 +23,7 @@ class BatchedMatMul(Op):
     """C[..., M, N] = op(A)[..., M, K] op(B)[..., K, N], where op transposes what `turned` says."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, *, turned: tuple[bool, bool]) -> Tensor:
+    def forward(ctx: Context, a: Tensor, b: Tensor, *, turned: tuple[bool, bool]) -> Tensor:
         """Queue the products."""
         ctx.turned = turned
         ctx.save(a, b)
@@ -34,7 +33,7 @@ class BatchedMatMul(Op):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         """dA = dC op(B)^T and dB = op(A)^T dC, turned where A and B are, and summed where they were broadcast."""
         a, b = ctx.saved
         turned_a, turned_b = ctx.turned
@@ -48,7 +47,7 @@ class BatchedMatMul(Op):
         return da, db
 
 
-def _gradient(ctx: Any, index: int, grad: Tensor, left: Tensor, right: Tensor, *turned: bool) -> Tensor:
+def _gradient(ctx: Context, index: int, grad: Tensor, left: Tensor, right: Tensor, *turned: bool) -> Tensor:
     """Return the gradient of input `index`, from products with those of the whole batch."""
     shape, batch = ctx.inputs[index].shape, grad.shape[:-2]
     out = ctx.out(index)

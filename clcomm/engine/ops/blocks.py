@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.shape import reshape
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
@@ -88,14 +88,14 @@ class Slice(Op):
     keeps_columns = True
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *, starts: Shape, steps: Shape, sizes: Shape) -> Tensor:
+    def forward(ctx: Context, x: Tensor, *, starts: Shape, steps: Shape, sizes: Shape) -> Tensor:
         out = empty(x.device, sizes)
         ctx.starts, ctx.steps, ctx.part = starts, steps, _part(x.shape, starts, steps)
         copy_part(sizes, out, _whole(sizes), x, ctx.part)
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         dx = ctx.out(0)
         if grad.size != dx.size:
             _fill(dx, 0.0)
@@ -107,7 +107,7 @@ class Concat(Op):
     """The inputs one after the other along `axis`."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Tensor, axis: int) -> Tensor:
+    def forward(ctx: Context, *inputs: Tensor, axis: int) -> Tensor:
         first = inputs[0]
         length = sum(each.shape[axis] for each in inputs)
         out = empty(first.device, (*first.shape[:axis], length, *first.shape[axis + 1 :]))
@@ -118,7 +118,7 @@ class Concat(Op):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         gradients: list[Tensor | None] = []
         for index, part in enumerate(Concat._parts(ctx, grad.shape)):
             dx = ctx.out(index) if ctx.needs[index] else None
@@ -128,7 +128,7 @@ class Concat(Op):
         return tuple(gradients)
 
     @staticmethod
-    def _parts(ctx: Any, shape: Shape) -> list[Block]:
+    def _parts(ctx: Context, shape: Shape) -> list[Block]:
         return [_part(shape, [start * (d == ctx.axis) for d in range(len(shape))]) for start in ctx.starts]
 
 
@@ -136,7 +136,7 @@ class Pad(Op):
     """x within a tensor of `shape` that holds `value` elsewhere; x begins at `starts`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *, starts: Shape, shape: Shape, value: float) -> Tensor:
+    def forward(ctx: Context, x: Tensor, *, starts: Shape, shape: Shape, value: float) -> Tensor:
         out, ctx.part = empty(x.device, shape), _part(shape, starts)
         ctx.starts, ctx.value = starts, value
         _fill(out, value)
@@ -144,7 +144,7 @@ class Pad(Op):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         dx = ctx.out(0)
         copy_part(dx.shape, dx, _whole(dx.shape), grad, ctx.part)
         return (dx,)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops import loss
 from clcomm.engine.ops.reduce import sum_over
 from clcomm.engine.targets import note_of
@@ -20,7 +20,7 @@ class ClassLoss(Op):
     """A loss for each row, reduced; a mean is weighed by the rows' classes."""
 
     @staticmethod
-    def reduced(ctx: Any, losses: Tensor, weights: Tensor, reduction: str) -> Tensor:
+    def reduced(ctx: Context, losses: Tensor, weights: Tensor, reduction: str) -> Tensor:
         """Return the reduced losses, and keep what the gradient is divided by."""
         ctx.divides, ctx.total = reduction == "mean", losses
         if reduction == "none":
@@ -38,8 +38,9 @@ class SmoothedCrossEntropy(ClassLoss):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, *, targets: Tensor, weight: Tensor | None, smoothing: float, ignored: int, reduction: str
-    ) -> Tensor:
+        ctx: Context, x: Tensor, *, targets: Tensor, weight: Tensor | None, smoothing: float, ignored: int,
+        reduction: str,
+    ) -> Tensor:  # fmt: skip
         device, (rows, columns) = x.device, x.shape
         losses, weights, tops, logs = (empty(device, (rows,)) for _ in range(4))
         own = (x if weight is None else weight, int(weight is not None), smoothing, ignored, rows, columns)
@@ -50,7 +51,7 @@ class SmoothedCrossEntropy(ClassLoss):
         return ClassLoss.reduced(ctx, losses, weights, reduction)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, tops, logs = ctx.saved
         weight, has_weight, *rest = ctx.own
         device, dx = x.device, ctx.out(0)
@@ -65,7 +66,9 @@ class NegativeLogLikelihood(ClassLoss):
     """What each row [classes] of log-probabilities has for its class, negated."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *, targets: Tensor, weight: Tensor | None, ignored: int, reduction: str) -> Tensor:
+    def forward(
+        ctx: Context, x: Tensor, *, targets: Tensor, weight: Tensor | None, ignored: int, reduction: str
+    ) -> Tensor:
         device, (rows, columns) = x.device, x.shape
         losses, weights = empty(device, (rows,)), empty(device, (rows,))
         own = (x if weight is None else weight, int(weight is not None), ignored, rows, columns)
@@ -75,7 +78,7 @@ class NegativeLogLikelihood(ClassLoss):
         return ClassLoss.reduced(ctx, losses, weights, reduction)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x,), dx = ctx.inputs, ctx.out(0)
         weight, *rest = ctx.own
         device = x.device

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
 from clcomm.engine.ops import convolution, convolution_products, convolution_winograd
 from clcomm.engine.ops.activation import relu
@@ -25,7 +25,7 @@ class Conv2dOp(Op):
     """y = conv2d(x, weight) + bias."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *, geometry: Geometry) -> Tensor:
+    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, *, geometry: Geometry) -> Tensor:
         """Queue the convolution."""
         g = geometry
         y = empty(x.device, (g.images, g.groups * g.outputs, g.out_height, g.out_width))
@@ -40,7 +40,7 @@ class Conv2dOp(Op):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Queue dx, dy convolved with the reversed kernel; dw, the correlation of x with dy; and db, the sums of dy."""
         db = ctx.out(2) if ctx.needs[2] else None
         if convolution_products.suit(ctx.geometry, grad.device):
@@ -55,7 +55,7 @@ class ConvTranspose2dOp(Op):
     """The gradient for x of the convolution of `geometry`, as a function of its y."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, *, geometry: Geometry) -> Tensor:
+    def forward(ctx: Context, x: Tensor, weight: Tensor, *, geometry: Geometry) -> Tensor:
         """Queue x convolved with the reversed kernel, spread out by the stride."""
         g = geometry
         y = empty(x.device, (g.images, g.groups * g.channels, g.height, g.width))
@@ -67,7 +67,7 @@ class ConvTranspose2dOp(Op):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Queue dx, the convolution of dy; and dw, the correlation of dy with x."""
         given, weight = ctx.saved
         up = convolution.pack(grad) if ctx.way is convolution else grad
@@ -85,7 +85,7 @@ class ConvReluPoolOp(Op):
     """y = max_pool2d(relu(conv2d(x, weight) + bias), 2)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *, geometry: Geometry) -> Tensor:
+    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, *, geometry: Geometry) -> Tensor:
         """Queue all three in one kernel, which keeps the place of each maximum."""
         g = geometry
         packed = convolution.pack(x)
@@ -96,7 +96,7 @@ class ConvReluPoolOp(Op):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Queue the unpooling of dy to the places of the maxima, then the gradients as in Conv2dOp.
 
         Where dx is not needed and rows of dy fit into local memory, the weight gradient's kernel unpools them there.
@@ -120,7 +120,7 @@ def _products(g: Geometry, device: Device) -> Any:
     return convolution_winograd if convolution_winograd.suit(g, device) else convolution_products
 
 
-def _product_gradients(way: Any, ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:
+def _product_gradients(way: Any, ctx: Context, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:
     """Return dx and dw, None where not needed, from dy and x as this way of computing, a module, has them."""
     dx = dw = None
     if ctx.needs[1]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.elementwise import mul
 from clcomm.engine.random_stream import RandomStream
 from clcomm.engine.tensor import Tensor, empty, float_tensor
@@ -20,13 +18,13 @@ class DropoutOp(Op):
     keeps_columns = True
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *, p: float, stream: RandomStream | None) -> Tensor:
+    def forward(ctx: Context, x: Tensor, *, p: float, stream: RandomStream | None) -> Tensor:
         ctx.p, ticket = p, (RandomStream.of(x.device) if stream is None else stream).ticket()
         ctx.save(ticket)
         return _masked(x, ticket, p, empty(x.device, x.shape))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         (ticket,) = ctx.saved
         return (_masked(grad, ticket, ctx.p, ctx.out(0)),)
 

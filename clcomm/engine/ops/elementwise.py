@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.broadcasting import broadcast_axes, broadcast_shape, expand, launch_broadcast
 from clcomm.engine.ops.reduce import sum_over
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor
@@ -36,12 +36,12 @@ def _affine(x: Tensor, scale: float, shift: float = _NOTHING, out: Tensor | None
     return out
 
 
-def _target(ctx: Any, index: int, shape: Shape) -> Tensor | None:
+def _target(ctx: Context, index: int, shape: Shape) -> Tensor | None:
     """Return the tensor for the gradient of input `index` if that input has this shape, else None."""
     return ctx.out(index) if ctx.inputs[index].shape == shape else None
 
 
-def _folded(ctx: Any, index: int, grad: Tensor, scale: float = 1.0) -> Tensor:
+def _folded(ctx: Context, index: int, grad: Tensor, scale: float = 1.0) -> Tensor:
     """Return a gradient of the result's shape summed to the shape of input `index`."""
     shape = ctx.inputs[index].shape
     if grad.shape == shape:
@@ -55,11 +55,11 @@ class Add(Op):
     keeps_columns = True
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+    def forward(ctx: Context, a: Tensor, b: Tensor) -> Tensor:
         return _binary("add", a, b)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         return tuple([_folded(ctx, i, grad) if ctx.needs[i] else None for i in (0, 1)])
 
 
@@ -69,11 +69,11 @@ class Sub(Op):
     keeps_columns = True
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+    def forward(ctx: Context, a: Tensor, b: Tensor) -> Tensor:
         return _binary("sub", a, b)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         return tuple([_folded(ctx, i, grad, (1.0, -1.0)[i]) if ctx.needs[i] else None for i in (0, 1)])
 
 
@@ -83,12 +83,12 @@ class Mul(Op):
     keeps_columns = True
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+    def forward(ctx: Context, a: Tensor, b: Tensor) -> Tensor:
         ctx.save(a, b)
         return _binary("mul", a, b)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         grads: list[Tensor | None] = [None, None]
         for i in (0, 1):
             if ctx.needs[i]:
@@ -103,12 +103,12 @@ class Div(Op):
     keeps_columns = True
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+    def forward(ctx: Context, a: Tensor, b: Tensor) -> Tensor:
         ctx.save(a, b)
         return _binary("div", a, b)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, b = ctx.saved
         da = db = None
         if ctx.needs[0]:
@@ -128,12 +128,12 @@ class Affine(Op):
     keeps_columns = True
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *, scale: float, shift: float) -> Tensor:
+    def forward(ctx: Context, x: Tensor, *, scale: float, shift: float) -> Tensor:
         ctx.scale, ctx.shift = scale, shift
         return _affine(x, scale, shift)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         return (grad if ctx.scale == 1.0 else _affine(grad, ctx.scale, out=ctx.out(0)),)
 
 
@@ -143,7 +143,7 @@ class DivideNumber(Op):
     keeps_columns = True
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *, number: float) -> Tensor:
+    def forward(ctx: Context, x: Tensor, *, number: float) -> Tensor:
         device, size = x.device, x.size
         out = empty(device, x.shape)
         device.launch(device.kernel("elementwise", "divide_number"), *device.grid(size), out, x, number, size)
@@ -152,7 +152,7 @@ class DivideNumber(Op):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         out, x = ctx.saved
         device, size, dx = x.device, x.size, ctx.out(0)
         kernel = device.kernel("elementwise", "divide_number_grad")

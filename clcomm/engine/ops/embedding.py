@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
@@ -15,7 +15,7 @@ class Embedding(Op):
     """table[indices]; backward adds the gradients of equal indices in their order."""
 
     @staticmethod
-    def forward(ctx: Any, table: Tensor, *, indices: Tensor, padding: int) -> Tensor:
+    def forward(ctx: Context, table: Tensor, *, indices: Tensor, padding: int) -> Tensor:
         device, (entries, columns), rows = table.device, table.shape, indices.size
         y = empty(device, (*indices.shape, columns))
         kernel = device.kernel("embedding", "embedding")
@@ -24,7 +24,7 @@ class Embedding(Op):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         (table,), indices, dtable = ctx.inputs, ctx.indices, ctx.out(0)
         device, (entries, columns) = table.device, table.shape
         device.launch(device.kernel("elementwise", "fill"), *device.grid(dtable.size), dtable.buffer, 0.0, dtable.size)

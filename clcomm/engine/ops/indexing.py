@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.blocks import take
 from clcomm.engine.tensor import INT32, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
@@ -20,7 +20,7 @@ class Gather(Op):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *, axis: int, index: Tensor, each: bool) -> Tensor:
+    def forward(ctx: Context, x: Tensor, *, axis: int, index: Tensor, each: bool) -> Tensor:
         device, shape, count = x.device, x.shape, index.shape[axis] if each else index.size
         outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
         y = empty(device, (*shape[:axis], count, *shape[axis + 1 :]))
@@ -29,7 +29,7 @@ class Gather(Op):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         dx, (_, _, outer, _, inner) = ctx.out(0), ctx.sizes
         device = dx.device
         device.launch(device.kernel("elementwise", "fill"), *device.grid(dx.size), dx.buffer, 0.0, dx.size)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.tensor import Tensor, empty, float_tensor, whole_rows
 from clcomm.errors import ArgumentError
 
@@ -18,7 +17,9 @@ class LayerNorm(Op):
     """(x - mean) / sqrt(variance + eps) * weight + bias, in rows of `columns` elements."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, columns: int, eps: float) -> Tensor:
+    def forward(
+        ctx: Context, x: Tensor, weight: Tensor | None, bias: Tensor | None, *, columns: int, eps: float
+    ) -> Tensor:
         device, rows = x.device, x.size // columns
         y, means, scales = empty(device, x.shape), empty(device, (rows,)), empty(device, (rows,))
         ctx.columns, ctx.eps, ctx.parameters = columns, eps, (weight is not None) + (bias is not None)
@@ -31,7 +32,7 @@ class LayerNorm(Op):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, means, scales = ctx.saved
         device, rows = x.device, means.size
         columns, factors = x.size // rows, x if weight is None else weight
@@ -56,7 +57,7 @@ class LayerNorm(Op):
         return dx, *_totals(ctx, sums)
 
 
-def _totals(ctx: Any, sums: list[Tensor]) -> list[Tensor | None]:
+def _totals(ctx: Context, sums: list[Tensor]) -> list[Tensor | None]:
     """Return the sums of the blocks' sums, as the gradients of the parameters that need them."""
     totals = [ctx.out(index) if ctx.needs[index] else None for index in (1, 2)]
     blocks, columns = sums[0].shape

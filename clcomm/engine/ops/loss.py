@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.broadcasting import broadcast_shape, expand
 from clcomm.engine.ops.reduce import ROW_BLOCK, sum_over
 from clcomm.engine.targets import note_of, require_classes
@@ -24,7 +24,7 @@ class CrossEntropy(Op):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, *, targets: Tensor, reduction: str) -> Tensor:
+    def forward(ctx: Context, logits: Tensor, *, targets: Tensor, reduction: str) -> Tensor:
         device = logits.device
         rows, columns = logits.shape
         losses, dx = empty(device, (rows,)), empty(device, logits.shape)
@@ -41,7 +41,7 @@ class CrossEntropy(Op):
         return wrap(device, sum_over(losses, (0,), scale).buffer, ())
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         (dx,) = ctx.saved
         if is_one(grad):
             return (dx,)
@@ -57,7 +57,7 @@ class SquaredError(Op):
     """(prediction - target)^2, averaged, summed or elementwise."""
 
     @staticmethod
-    def forward(ctx: Any, prediction: Tensor, target: Tensor, *, reduction: str) -> Tensor:
+    def forward(ctx: Context, prediction: Tensor, target: Tensor, *, reduction: str) -> Tensor:
         device, count = prediction.device, prediction.size
         ctx.save(prediction, target)
         ctx.scale = 1.0 / count if reduction == "mean" else 1.0
@@ -76,10 +76,11 @@ class SquaredError(Op):
         return wrap(device, total.buffer, ())
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         prediction, target = ctx.saved
         device, count = prediction.device, prediction.size
-        kernel, grads = device.kernel("loss", "squared_error_grad"), []
+        kernel = device.kernel("loss", "squared_error_grad")
+        grads: list[Tensor | None] = []
         for index, (x, y) in enumerate(((prediction, target), (target, prediction))):
             if ctx.needs[index]:
                 dx = ctx.out(index)
@@ -142,7 +143,7 @@ class _ElementLoss(Op):
     kernel_name: str
 
     @classmethod
-    def forward(cls, ctx: Any, x: Tensor, y: Tensor, *, settings: tuple[Any, ...], reduction: str) -> Tensor:
+    def forward(cls, ctx: Context, x: Tensor, y: Tensor, *, settings: tuple[Any, ...], reduction: str) -> Tensor:
         device, count = x.device, x.size
         losses = empty(device, x.shape)
         kernel = device.kernel("loss", cls.kernel_name)
@@ -154,7 +155,7 @@ class _ElementLoss(Op):
         return wrap(device, sum_over(losses.alias((count,)), (0,), ctx.scale).buffer, ())
 
     @classmethod
-    def backward(cls, ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(cls, ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, y = ctx.saved
         device, kernel = x.device, x.device.kernel("loss", f"{cls.kernel_name}_grad")
         g_step = int(grad.size == x.size)

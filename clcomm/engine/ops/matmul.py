@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.device import Device
 from clcomm.engine.ops.reduce import sum_over
 from clcomm.engine.ops.shape import reshape
@@ -30,7 +30,7 @@ class MatMul(Op):
     """C[M, N] = A[M, K] B[K, N]."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+    def forward(ctx: Context, a: Tensor, b: Tensor) -> Tensor:
         """Queue the product."""
         ctx.save(a, b)
         out = empty(a.device, (a.shape[0], b.shape[1]))
@@ -38,7 +38,7 @@ class MatMul(Op):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         """dA = dC B^T, dB = A^T dC."""
         a, b = ctx.saved
         da = db = None
@@ -55,7 +55,7 @@ class LinearOp(Op):
     """y[M, N] = x[M, K] weight[N, K]^T + bias[N], then ReLU with `relu`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
+    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
         """Queue the product, with bias and ReLU fused into it."""
         out = empty(x.device, (x.shape[0], weight.shape[0]))
         multiply(x, weight, out, transpose_b=True, bias=bias, relu=relu)
@@ -65,7 +65,7 @@ class LinearOp(Op):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         """dx = dy W, dW = dy^T x, db = the column sums of dy."""
         x, weight, activated = ctx.saved
         if activated is not None and not ctx.is_masked:

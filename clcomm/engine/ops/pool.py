@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 
@@ -16,7 +16,7 @@ class MaxPool2dOp(Op):
     """The largest element of each window."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *, window: Window) -> Tensor:
+    def forward(ctx: Context, x: Tensor, *, window: Window) -> Tensor:
         """Queue the maxima; their places are kept for backward."""
         device, shape = x.device, _out_shape(x, window)
         y, places = empty(device, shape), empty(device, shape, INT32)
@@ -28,7 +28,7 @@ class MaxPool2dOp(Op):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Queue dx: each gradient is added at the place of its window's maximum."""
         (places,) = ctx.saved
         dx = ctx.out(0)
@@ -40,7 +40,7 @@ class AvgPool2dOp(Op):
     """The mean of each window, padding counted as zeros."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *, window: Window) -> Tensor:
+    def forward(ctx: Context, x: Tensor, *, window: Window) -> Tensor:
         """Queue the means."""
         device = x.device
         y = empty(device, _out_shape(x, window))
@@ -49,7 +49,7 @@ class AvgPool2dOp(Op):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Queue dx: each gradient is divided evenly over its window."""
         dx = ctx.out(0)
         _launch_gradient("average_pool_gradient", (grad,), dx, ctx.window)
@@ -60,7 +60,7 @@ class AdaptiveAvgPool2dOp(Op):
     """The means of windows that cover the image in `size` rows and columns."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *, size: tuple[int, int]) -> Tensor:
+    def forward(ctx: Context, x: Tensor, *, size: tuple[int, int]) -> Tensor:
         """Queue the means."""
         device, y = x.device, empty(x.device, (*x.shape[:2], *size))
         ctx.sizes = (x.shape[0] * x.shape[1], *x.shape[2:], *size)
@@ -68,7 +68,7 @@ class AdaptiveAvgPool2dOp(Op):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Queue dx: each gradient is divided evenly over its window."""
         dx = ctx.out(0)
         kernel = dx.device.kernel("pool", "adaptive_average_pool_gradient")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.broadcasting import expand
 from clcomm.engine.tensor import INT32, Shape, Tensor, empty, float_tensor, whole_rows, wrap
 from clcomm.errors import ArgumentError
@@ -20,14 +19,14 @@ class Sum(Op):
     """scale * sum of x over `axes`, sorted dimensions; the result has `shape`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *, axes: Shape, shape: Shape, scale: float) -> Tensor:
+    def forward(ctx: Context, x: Tensor, *, axes: Shape, shape: Shape, scale: float) -> Tensor:
         ctx.scale = scale
         ctx.kept = tuple([1 if d in axes else n for d, n in enumerate(x.shape)])
         total = sum_over(x, axes, scale)
         return wrap(x.device, total.buffer, shape)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.inputs
         return (expand(wrap(grad.device, grad.buffer, ctx.kept), x.shape, ctx.scale, ctx.out(0)),)
 

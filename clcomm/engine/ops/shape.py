@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.tensor import Shape, Tensor, empty, float_tensor, wrap
 from clcomm.errors import ArgumentError
 
@@ -19,11 +18,11 @@ class Reshape(Op):
     keeps_columns = True
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *, shape: Shape) -> Tensor:
+    def forward(ctx: Context, x: Tensor, *, shape: Shape) -> Tensor:
         return x.alias(shape)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         return (wrap(grad.device, grad.buffer, ctx.inputs[0].shape),)
 
 
@@ -31,12 +30,12 @@ class Transpose(Op):
     """A copy with the dimensions in the order of `axes`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *, axes: Shape) -> Tensor:
+    def forward(ctx: Context, x: Tensor, *, axes: Shape) -> Tensor:
         ctx.axes = axes
         return permuted(x, axes, empty(x.device, tuple([x.shape[a] for a in axes])))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         inverse = tuple(sorted(range(len(ctx.axes)), key=ctx.axes.__getitem__))
         return (permuted(grad, inverse, ctx.out(0)),)
 

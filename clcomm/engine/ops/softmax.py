@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.ops.shape import reshape, transpose
 from clcomm.engine.tensor import Tensor, empty, float_tensor, whole_rows
 from clcomm.errors import ArgumentError
@@ -18,7 +17,7 @@ class _RowOp(Op):
     kernel_name: str
 
     @classmethod
-    def forward(cls, ctx: Any, x: Tensor) -> Tensor:
+    def forward(cls, ctx: Context, x: Tensor) -> Tensor:
         device, columns = x.device, x.shape[-1]
         rows = x.size // columns
         y = empty(device, x.shape)
@@ -27,7 +26,7 @@ class _RowOp(Op):
         return y
 
     @classmethod
-    def backward(cls, ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(cls, ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         (y,) = ctx.saved
         device, columns = y.device, y.shape[-1]
         rows, dx = y.size // columns, ctx.out(0)
@@ -52,7 +51,7 @@ class LogSumExp(Op):
     """log(sum(exp(x))) along the last dimension."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Context, x: Tensor) -> Tensor:
         device, columns, y = x.device, x.shape[-1], empty(x.device, x.shape[:-1])
         kernel = device.kernel("softmax", "log_sum_exp")
         device.launch(kernel, *device.row_grid(y.size, columns), y, x, y.size, columns)
@@ -60,7 +59,7 @@ class LogSumExp(Op):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, y = ctx.saved
         device, columns, dx = x.device, x.shape[-1], ctx.out(0)
         kernel = device.kernel("softmax", "log_sum_exp_grad")

@@ -11,7 +11,7 @@ import torch
 from clcomm.horovod import world
 
 
-class ElasticSampler(torch.utils.data.Sampler):
+class ElasticSampler(torch.utils.data.Sampler[int]):
     """Gives each rank its part of the samples that this epoch has not processed yet.
 
     Make it part of a TorchState, call `record_batch` after each batch, and `set_epoch` at the end of each epoch.

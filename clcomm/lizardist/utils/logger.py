@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from typing import TextIO
 
 
-class _RankHandler(logging.StreamHandler):
+class _RankHandler(logging.StreamHandler[TextIO]):
     """The handler that `get_logger` adds; its class distinguishes it from the program's own handlers."""
 
 

@@ -9,9 +9,8 @@ different ways, or of which each has a part, has a gradient of its own on each. 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.tensor import Tensor, empty, float_tensor
 from clcomm.errors import ArgumentError
 from clcomm.parallel.exchange import ACTIVATIONS, INPUT_GRADIENTS, Exchange
@@ -21,12 +20,12 @@ class CopyToRanks(Op):
     """x, the same on all ranks; backward sums the ranks' gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *, ranks: Exchange) -> Tensor:
+    def forward(ctx: Context, x: Tensor, *, ranks: Exchange) -> Tensor:
         ctx.ranks = ranks
         return x.alias(x.shape)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.ranks.size == 1:
             return (grad,)
         return (ctx.ranks.summed(grad, INPUT_GRADIENTS, partial(ctx.out, 0)),)
@@ -36,11 +35,11 @@ class ReduceFromRanks(Op):
     """The sum of the ranks' x; its gradient is each rank's."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *, ranks: Exchange) -> Tensor:
+    def forward(ctx: Context, x: Tensor, *, ranks: Exchange) -> Tensor:
         return x.alias(x.shape) if ranks.size == 1 else ranks.summed(x, ACTIVATIONS)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         return (grad,)
 
 
@@ -48,13 +47,13 @@ class ScatterToRanks(Op):
     """Each rank's part of x, which is the same on all ranks; backward gathers the parts' gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *, ranks: Exchange, axis: int) -> Tensor:
+    def forward(ctx: Context, x: Tensor, *, ranks: Exchange, axis: int) -> Tensor:
         ctx.ranks, ctx.axis = ranks, axis
         part = empty(x.device, (*x.shape[:axis], x.shape[axis] // ranks.size, *x.shape[axis + 1 :]))
         return ranks.own_part(x, axis, part)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         return (ctx.ranks.gather(grad, ctx.axis, INPUT_GRADIENTS, partial(ctx.out, 0)),)
 
 
@@ -62,12 +61,12 @@ class GatherFromRanks(Op):
     """All ranks' parts; backward takes this rank's part, of the ranks' sum with `sums`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *, ranks: Exchange, axis: int, sums: bool) -> Tensor:
+    def forward(ctx: Context, x: Tensor, *, ranks: Exchange, axis: int, sums: bool) -> Tensor:
         ctx.ranks, ctx.axis, ctx.sums = ranks, axis, sums
         return ranks.gather(x, axis, ACTIVATIONS)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.sums:
             return (ctx.ranks.summed_part(grad, ctx.axis, INPUT_GRADIENTS, partial(ctx.out, 0)),)
         return (ctx.ranks.own_part(grad, ctx.axis, ctx.out(0)),)
@@ -77,12 +76,12 @@ class ReduceScatterToRanks(Op):
     """Each rank's part of the sum of the ranks' x; backward gathers the parts' gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *, ranks: Exchange, axis: int) -> Tensor:
+    def forward(ctx: Context, x: Tensor, *, ranks: Exchange, axis: int) -> Tensor:
         ctx.ranks, ctx.axis = ranks, axis
         return ranks.summed_part(x, axis, ACTIVATIONS)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         return (ctx.ranks.gather(grad, ctx.axis, INPUT_GRADIENTS, partial(ctx.out, 0)),)
 
 

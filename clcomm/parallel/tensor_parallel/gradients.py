@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
-from clcomm.engine.autograd import Op, is_recording
+from clcomm.engine.autograd import Context, Op, is_recording
 from clcomm.engine.nn.module import Module
 from clcomm.engine.ops.blocks import Block, copy_part
 from clcomm.engine.parameter import Parameter
@@ -25,12 +24,12 @@ class _Group(Op):
     """The parameters of a module, as one node of the tape: it comes last in backward, and sums all their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, *parameters: Tensor, ranks: Exchange, own: dict[int, Tensor]) -> Tensor:
+    def forward(ctx: Context, *parameters: Tensor, ranks: Exchange, own: dict[int, Tensor]) -> Tensor:
         ctx.ranks, ctx.own = ranks, own
         return constant(ranks.device, 0.0)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         parameters, own = ctx.inputs, ctx.own
         starts = [sum(each.size for each in parameters[:number]) for number in range(len(parameters) + 1)]
         pending = ctx.ranks.sum((starts[-1],), PARAMETER_GRADIENTS)
@@ -56,12 +55,12 @@ class _Member(Op):
     """One parameter of a `_Group`."""
 
     @staticmethod
-    def forward(ctx: Any, group: Tensor, *, parameter: Tensor, number: int, own: dict[int, Tensor]) -> Tensor:
+    def forward(ctx: Context, group: Tensor, *, parameter: Tensor, number: int, own: dict[int, Tensor]) -> Tensor:
         ctx.number, ctx.own = number, own
         return parameter.alias(parameter.shape)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         is_first = not ctx.own
         ctx.own[ctx.number] = grad
         return (constant(grad.device, 0.0) if is_first else None,)

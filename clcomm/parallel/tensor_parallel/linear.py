@@ -6,10 +6,9 @@ Source: Shoeybi et al., "Megatron-LM", 2019.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from clcomm.engine import functional as F
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.nn.layers import Linear
 from clcomm.engine.ops.broadcasting import launch_broadcast
 from clcomm.engine.ops.matmul import LinearOp, checked_rows, column_sums, linear_of_part, multiply
@@ -24,7 +23,7 @@ class ColumnLinear(Op):
     """y = x weight^T + bias for x that is the same on all ranks; the gradient of x is summed over them."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *, ranks: Exchange) -> Tensor:
+    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, *, ranks: Exchange) -> Tensor:
         out = empty(x.device, (x.shape[0], weight.shape[0]))
         multiply(x, weight, out, transpose_b=True, bias=bias)
         ctx.ranks = ranks
@@ -32,7 +31,7 @@ class ColumnLinear(Op):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         """dx = the sum of dy W, which may move while dW = dy^T x and db, the column sums of dy, are computed."""
         x, weight = ctx.saved
         dx = dw = db = pending = None
@@ -55,7 +54,7 @@ class RowLinear(LinearOp):
     """y = the sum over the ranks of x weight^T, plus the bias that all have; the gradients need no exchange."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *, ranks: Exchange) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, *, ranks: Exchange) -> Tensor:  # type: ignore[override]
         pending = ranks.sum((x.shape[0], weight.shape[0]), ACTIVATIONS)
         multiply(x, weight, pending.own, transpose_b=True)
         ctx.save(x, weight, None)

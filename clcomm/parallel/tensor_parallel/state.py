@@ -23,7 +23,8 @@ def gathered_state(optimizer: Any) -> dict[str, np.ndarray]:
         optimizer: of `clcomm.optim`, or a DistributedOptimizer of one; another library's, or one of parameters that are
             not divided, gives its own state.
     """
-    state, inner = optimizer.state_dict(), _divided(optimizer)
+    inner = _divided(optimizer)
+    state: dict[str, np.ndarray] = optimizer.state_dict()
     if inner is None:
         return state
     whole = _whole_layout(inner)

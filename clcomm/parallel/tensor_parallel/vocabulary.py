@@ -12,7 +12,7 @@ import numpy as np
 
 from clcomm.communicator import Communicator
 from clcomm.engine import functional as F
-from clcomm.engine.autograd import Op
+from clcomm.engine.autograd import Context, Op
 from clcomm.engine.nn.layers import Embedding
 from clcomm.engine.nn.module import Module
 from clcomm.engine.ops.class_losses import NONE_IGNORED, ClassLoss, check_smoothing
@@ -28,7 +28,7 @@ class EmbeddingOfParts(Op):
     """The rows of a table of which each rank has a part; backward needs no exchange."""
 
     @staticmethod
-    def forward(ctx: Any, table: Tensor, *, indices: Tensor, padding: int, ranks: Exchange) -> Tensor:
+    def forward(ctx: Context, table: Tensor, *, indices: Tensor, padding: int, ranks: Exchange) -> Tensor:
         device, (entries, columns), count = table.device, table.shape, indices.size
         first = ranks.rank * entries
         pending = ranks.sum((*indices.shape, columns), ACTIVATIONS)
@@ -39,7 +39,7 @@ class EmbeddingOfParts(Op):
         return pending.copied()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         (table,), indices, dtable = ctx.inputs, ctx.indices, ctx.out(0)
         device, (entries, columns), count = table.device, table.shape, indices.size
         own = empty(device, indices.shape, INT32)
@@ -77,7 +77,7 @@ class CrossEntropyOfParts(ClassLoss):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, *, targets: Tensor, smoothing: float, ignored: int, reduction: str, ranks: Exchange
+        ctx: Context, x: Tensor, *, targets: Tensor, smoothing: float, ignored: int, reduction: str, ranks: Exchange
     ) -> Tensor:  # fmt: skip
         device, (rows, columns) = x.device, x.shape
         first, classes = ranks.rank * columns, ranks.size * columns
@@ -95,7 +95,7 @@ class CrossEntropyOfParts(ClassLoss):
         return ClassLoss.reduced(ctx, losses, weights, reduction)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, logs = ctx.saved
         device, dx = x.device, ctx.out(0)
         device.launch(
